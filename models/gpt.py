@@ -1,0 +1,131 @@
+"""GPT-2 (Radford et al. 2019): a causal, pre-norm Transformer decoder with learned positions and tied embeddings."""
+
+from functools import partial
+from typing import Literal
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from models.layers.attention import Attention
+from models.layers.block import Block, Stack
+from models.layers.cache import Cache
+from models.layers.embed import Embed
+from models.layers.mlp import ACTIVATIONS, Mlp
+from models.layers.norm import LayerNorm
+from models.layers.position import Learned
+
+VARIANTS = {
+    "small": {"depth": 12, "width": 768, "num_heads": 12},
+    "medium": {"depth": 24, "width": 1024, "num_heads": 16},
+    "large": {"depth": 36, "width": 1280, "num_heads": 20},
+    "xl": {"depth": 48, "width": 1600, "num_heads": 25},
+}
+
+
+class GPT(nn.Module):
+    """A language model: tokens in, logits of the next token out.
+
+    Attributes:
+        vocab_size: V.
+        max_length: the longest sequence, the size of the position table.
+        depth, width, num_heads, hidden: L, D, H and F; hidden None is 4 D.
+        activation: a name of `ACTIVATIONS`.
+        epsilon: of every LayerNorm.
+        dropout: rate on embeddings, attention weights and what each part adds.
+        remat, unroll: see `Stack`.
+        implementation: see `Attention`.
+    """
+
+    vocab_size: int = 50_257
+    max_length: int = 1024
+    depth: int = 12
+    width: int = 768
+    num_heads: int = 12
+    hidden: int | None = None
+    activation: str = "gelu_tanh"
+    epsilon: float = 1e-5
+    dropout: float = 0.0
+    remat: Literal["dots", "full"] | None = None
+    unroll: int = 1
+    implementation: Literal["xla", "cudnn"] = "xla"
+
+    def setup(self):
+        init = nn.initializers.normal(0.02)
+        # Each of the 2 L additions to the residual stream starts smaller, so that their sum does not grow with depth.
+        out_init = nn.initializers.normal(0.02 / (2 * self.depth) ** 0.5)
+        norm = partial(LayerNorm, epsilon=self.epsilon)
+        attention = partial(
+            Attention,
+            num_heads=self.num_heads,
+            causal=True,
+            dropout=self.dropout,
+            implementation=self.implementation,
+            kernel_init=init,
+            out_init=out_init,
+        )
+        mlp = partial(
+            Mlp,
+            hidden=self.hidden or 4 * self.width,
+            activation=ACTIVATIONS[self.activation],
+            kernel_init=init,
+            out_init=out_init,
+        )
+        block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
+        self.embed = Embed(self.vocab_size, self.width)
+        self.position = Learned(self.max_length, self.width)
+        self.embed_dropout = nn.Dropout(self.dropout)
+        self.stack = Stack(block, self.depth, remat=self.remat, unroll=self.unroll)
+        self.norm = norm()
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        *,
+        mask: Bool[Array, "B T"] | None = None,
+        positions: Int[Array, "#B T"] | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Logits of the token after each one.
+
+        Args:
+            tokens: at most `max_length` of them in a row.
+            mask: True = a real token; nothing attends to the others (padding on either side).
+            positions: of the tokens; 0 to T-1 when None.
+
+        Raises:
+            ValueError: the sequence is longer than the model's.
+        """
+        mask = None if mask is None else mask[:, None, None, :]
+        positions = jnp.arange(tokens.shape[1])[None] if positions is None else positions
+        return self._logits(tokens, positions, mask=mask)[0]
+
+    def encode(self, inputs: None = None) -> None:
+        """The decoders' protocol: a decoder-only model has nothing to encode."""
+
+    def init_cache(self, batch_size: int, max_length: int) -> Cache:
+        """An empty cache of the parameters' dtype with room for `max_length` tokens in each row.
+
+        Raises:
+            ValueError: `max_length` is beyond the model's.
+        """
+        self._check_length(max_length)
+        dtype = self.embed.table.dtype
+        return Cache.empty(self.depth, batch_size, max_length, self.num_heads, self.width // self.num_heads, dtype)
+
+    def decode(
+        self, tokens: Int[Array, "B T"], cache: Cache, memory: None = None
+    ) -> tuple[Float[Array, "B T V"], Cache]:
+        """Logits after each of T more tokens in every row, and the cache with them in it."""
+        return self._logits(tokens, cache.positions(tokens.shape[1])[0], cache=cache)
+
+    def _logits(self, tokens, positions, **kwargs):
+        self._check_length(tokens.shape[1])
+        x = self.embed(tokens) + jnp.take(self.position(), positions, axis=0)
+        x = self.embed_dropout(x, deterministic=not self.has_rng("dropout"))
+        self.sow("intermediates", "embedding", x)
+        x, cache = self.stack(x, **kwargs)
+        return self.embed.logits(self.norm(x)), cache
+
+    def _check_length(self, length):
+        if length > self.max_length:
+            raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}.")

@@ -1,0 +1,202 @@
+"""Attention: one module for every kind of it (arXiv 1706.03762), made of score functions and a weighted mean.
+
+Queries come in groups: H = K x G heads, where each of K key/value heads serves G query heads. G = 1 is multi-head
+attention, K = 1 multi-query (arXiv 1911.02150), anything between grouped-query attention (arXiv 2305.13245).
+"""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from models.layers.cache import Cache
+
+Score = Callable[[Float[Array, "B T K G C"], Float[Array, "B S K C"]], Float[Array, "B K G T S"]]
+
+
+def dot_product(query: Float[Array, "B T K G C"], key: Float[Array, "B S K C"]) -> Float[Array, "B K G T S"]:
+    """The inner product of every query with every key; its variance grows as C."""
+    return jnp.einsum("BTKGC,BSKC->BKGTS", query, key)
+
+
+def scaled_dot_product(query: Float[Array, "B T K G C"], key: Float[Array, "B S K C"]) -> Float[Array, "B K G T S"]:
+    """The inner product over sqrt(C), whose variance is 1 for unit-variance inputs (arXiv 1706.03762, equation 1)."""
+    return dot_product(query * query.shape[-1] ** -0.5, key)
+
+
+def gaussian(query: Float[Array, "B T K G C"], key: Float[Array, "B S K C"]) -> Float[Array, "B K G T S"]:
+    """-|q - k|^2 / 2: attention becomes Nadaraya-Watson regression with a Gaussian kernel of unit width."""
+    difference = query[:, :, None] - key[:, None, :, :, None]
+    return jnp.einsum("BTSKGC,BTSKGC->BKGTS", difference, difference) * -0.5
+
+
+class Additive(nn.Module):
+    """v . tanh(W q + U k), Bahdanau's score (arXiv 1409.0473): query and key may differ in size.
+
+    Attributes:
+        hidden: width of the hidden layer.
+    """
+
+    hidden: int
+
+    @nn.compact
+    def __call__(self, query: Float[Array, "B T K G Q"], key: Float[Array, "B S K C"]) -> Float[Array, "B K G T S"]:
+        query = nn.Dense(self.hidden, use_bias=False, name="query")(query)
+        key = nn.Dense(self.hidden, use_bias=False, name="key")(key)
+        hidden = jnp.tanh(query[:, :, None] + key[:, None, :, :, None])
+        scores = nn.Dense(1, use_bias=False, name="score")(hidden)
+        return jnp.einsum("BTSKG->BKGTS", scores[..., 0])
+
+
+def causal_mask(query_positions: Int[Array, "*B T"], key_positions: Int[Array, "S"]) -> Bool[Array, "*B 1 T S"]:
+    """True where a query may see a key: at its own position or before it."""
+    return (query_positions[..., :, None] >= key_positions)[..., None, :, :]
+
+
+def attend(
+    query: Float[Array, "B T H Q"],
+    key: Float[Array, "B S K C"],
+    value: Float[Array, "B S K E"],
+    *,
+    score: Score = scaled_dot_product,
+    mask: Bool[Array, "#B #H #T #S"] | None = None,
+    bias: Float[Array, "#B #H #T #S"] | None = None,
+    transform: Callable[[Array], Array] = lambda weights: weights,
+) -> Float[Array, "B T H E"]:
+    """The mean of the values, weighted by the softmax of each query's scores over the keys.
+
+    Args:
+        query, key, value: H must be a multiple of K: query head h uses key/value head h // (H / K).
+        score: how well a query fits a key.
+        mask: True = may attend. A query that may attend to nothing gets the plain mean of all values.
+        bias: added to the scores.
+        transform: what happens to the weights [B, H, T, S] before they are used (dropout, a look at them).
+    """
+    batch, length, heads, _ = query.shape
+    kv_heads = key.shape[2]
+    grouped = query.reshape(batch, length, kv_heads, heads // kv_heads, -1)
+    scores = score(grouped, key).reshape(batch, heads, length, -1).astype(jnp.float32)
+    if bias is not None:
+        scores = scores + bias
+    if mask is not None:
+        scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
+    weights = transform(jax.nn.softmax(scores).astype(value.dtype))
+    weights = weights.reshape(batch, kv_heads, heads // kv_heads, length, -1)
+    return jnp.einsum("BKGTS,BSKE->BTKGE", weights, value).reshape(batch, length, heads, -1)
+
+
+class Attention(nn.Module):
+    """Projections to heads, attention within each, projection back to the width.
+
+    Keys and values come from the input (self-attention) or from `context` (cross-attention).
+
+    Attributes:
+        num_heads: query heads, H.
+        num_kv_heads: key/value heads, K, a divisor of H; None is H.
+        head_size: C; None is width / H.
+        causal: a query sees no later key (self-attention only).
+        score: a function or a Module, see `Score`.
+        rotary: turns (queries or keys [B, T, H, C], positions [B, T]) by their positions; None leaves them.
+        relative: makes a Module that maps (queries [B, T, H, C], positions [B, T], number of keys S) to a bias
+            [B, H, T, S], such as `partial(RelativeKeys, max_distance=8)`; None adds none.
+        dropout: rate on the attention weights.
+        implementation: "xla" works everywhere; "cudnn" is flash attention on an NVIDIA GPU in bfloat16 or float16, for
+            the scaled dot product without dropout.
+        use_bias, kernel_init, out_init: of the projections; `out_init` is the output's.
+
+    The weights [B, H, T, S] are sown as `intermediates/attention` ("xla" only).
+    """
+
+    num_heads: int
+    num_kv_heads: int | None = None
+    head_size: int | None = None
+    causal: bool = False
+    score: Score = scaled_dot_product
+    rotary: Callable | None = None
+    relative: Callable[..., nn.Module] | None = None
+    dropout: float = 0.0
+    implementation: str = "xla"
+    use_bias: bool = True
+    kernel_init: Callable = nn.initializers.xavier_uniform()
+    out_init: Callable = nn.initializers.xavier_uniform()
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        context: Float[Array, "B S E"] | None = None,
+        *,
+        mask: Bool[Array, "#B #H #T #S"] | None = None,
+        bias: Float[Array, "#B #H #T #S"] | None = None,
+        positions: Int[Array, "#B T"] | None = None,
+        cache: Cache | None = None,
+    ) -> tuple[Float[Array, "B T D"], Cache | None]:
+        """Returns the output and the cache with this call's keys and values appended (None when none was given).
+
+        With a cache, `mask` and `bias` are over all of its positions, and a query sees those up to its own.
+
+        Raises:
+            ValueError: heads do not divide, or the implementation cannot do what is asked of it.
+        """
+        width = x.shape[-1]
+        head_size = self.head_size or width // self.num_heads
+        kv_heads = self.num_kv_heads or self.num_heads
+        if (self.head_size is None and width % self.num_heads) or self.num_heads % kv_heads:
+            raise ValueError(
+                f"width {width}, {self.num_heads} heads and {kv_heads} key/value heads do not fit: "
+                "heads must divide the width, and key/value heads the heads."
+            )
+
+        def project(name, heads, inputs):
+            return nn.DenseGeneral((heads, head_size), use_bias=self.use_bias, kernel_init=self.kernel_init, name=name)(
+                inputs
+            )
+
+        source = x if context is None else context
+        query = project("query", self.num_heads, x)
+        key = project("key", kv_heads, source)
+        value = project("value", kv_heads, source)
+
+        if positions is None:
+            positions = jnp.arange(x.shape[1])[None] if cache is None else cache.positions(x.shape[1])
+        if self.rotary is not None:
+            query, key = self.rotary(query, positions), self.rotary(key, positions)
+        causal = self.causal
+        if cache is not None:
+            # Rows are causal by their places in the cache, which need not be their positions.
+            allowed = causal_mask(cache.positions(x.shape[1]), jnp.arange(cache.max_length))
+            mask = allowed if mask is None else mask & allowed
+            causal = False
+            cache = cache.append(key, value)
+            key, value = cache.key.astype(query.dtype), cache.value.astype(query.dtype)
+        if self.relative is not None:
+            relative = self.relative(name="relative")(query, positions, key.shape[1])
+            bias = relative if bias is None else bias + relative
+
+        if self.implementation == "cudnn":
+            out = self._flash(query, key, value, mask, bias, causal)
+        elif self.implementation == "xla":
+            if causal:
+                allowed = causal_mask(jnp.arange(x.shape[1])[None], jnp.arange(key.shape[1]))
+                mask = allowed if mask is None else mask & allowed
+            out = attend(query, key, value, score=self.score, mask=mask, bias=bias, transform=self._weights)
+        else:
+            raise ValueError(f"attention implementation {self.implementation!r} is unknown: it is 'xla' or 'cudnn'.")
+        out = nn.DenseGeneral(width, axis=(-2, -1), use_bias=self.use_bias, kernel_init=self.out_init, name="out")(out)
+        return out, cache
+
+    def _weights(self, weights: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
+        self.sow("intermediates", "attention", weights)
+        return nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(weights)
+
+    def _flash(self, query, key, value, mask, bias, causal):
+        if self.score is not scaled_dot_product or (self.dropout and self.has_rng("dropout")):
+            raise ValueError(
+                "cuDNN attention computes the scaled dot product without dropout on the weights: "
+                "set attention dropout to 0 or implementation to 'xla'."
+            )
+        return jax.nn.dot_product_attention(
+            query, key, value, bias=bias, mask=mask, is_causal=causal, implementation="cudnn"
+        )

@@ -1,0 +1,118 @@
+"""The residual block and the stack of blocks that every Transformer here is."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from models.layers.cache import Cache
+
+REMAT = {
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+class Block(nn.Module):
+    """Attention, optional cross-attention and feed-forward layer, each added to the input.
+
+    Attributes:
+        attention, mlp, norm: what makes the parts, such as `partial(Attention, num_heads=12)`.
+        cross_attention: what makes the attention to `context`; None leaves it out.
+        placement: "pre" normalises what goes into a part (arXiv 2002.04745), "post" the sum that comes out
+            (arXiv 1706.03762), "none" nothing.
+        dropout: rate on what each part adds.
+    """
+
+    attention: Callable[..., nn.Module]
+    mlp: Callable[..., nn.Module]
+    norm: Callable[..., nn.Module]
+    cross_attention: Callable[..., nn.Module] | None = None
+    placement: Literal["pre", "post", "none"] = "pre"
+    dropout: float = 0.0
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        *,
+        mask: Bool[Array, "#B #H #T #S"] | None = None,
+        bias: Float[Array, "#B #H #T #S"] | None = None,
+        positions: Int[Array, "#B T"] | None = None,
+        cache: Cache | None = None,
+        context: Float[Array, "B M E"] | None = None,
+        context_mask: Bool[Array, "#B #H #T M"] | None = None,
+        drop_path: Float[Array, ""] | None = None,
+    ) -> tuple[Float[Array, "B T D"], Cache | None]:
+        """Returns the output and the cache with this call appended.
+
+        `drop_path` is the probability that an example skips a part (stochastic depth, arXiv 1603.09382).
+        """
+        attention = self.attention(name="attention")
+        branch, cache = attention(self._before("attention", x), mask=mask, bias=bias, positions=positions, cache=cache)
+        x = self._after("attention", x, branch, drop_path)
+        if self.cross_attention is not None:
+            cross_attention = self.cross_attention(name="cross_attention")
+            branch, _ = cross_attention(self._before("cross_attention", x), context, mask=context_mask)
+            x = self._after("cross_attention", x, branch, drop_path)
+        x = self._after("mlp", x, self.mlp(name="mlp")(self._before("mlp", x)), drop_path)
+        self.sow("intermediates", "hidden", x)
+        return x, cache
+
+    def _before(self, part, x):
+        return self.norm(name=f"{part}_norm")(x) if self.placement == "pre" else x
+
+    def _after(self, part, x, branch, drop_path):
+        branch = nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(branch)
+        if drop_path is not None and self.has_rng("dropout"):
+            keep = jax.random.bernoulli(self.make_rng("dropout"), 1 - drop_path, (x.shape[0], 1, 1))
+            branch = jnp.where(keep, branch / (1 - drop_path).astype(branch.dtype), 0)
+        x = x + branch
+        return self.norm(name=f"{part}_norm")(x) if self.placement == "post" else x
+
+
+class Stack(nn.Module):
+    """A block repeated `depth` times by one compiled loop; its parameters have a leading layer axis.
+
+    Attributes:
+        block: what makes a block, such as `partial(Block, ...)`.
+        depth: L, how often it is applied.
+        share: every layer has the same parameters (ALBERT, arXiv 1909.11942).
+        stochastic_depth: the last layer's rate; the first one's is 0 and those between grow evenly.
+        remat: what the backward pass computes again to save memory: None nothing, "dots" all but the matrix products of
+            weights, "full" everything inside a block.
+        unroll: how many layers each turn of the loop holds: more compile longer and may run faster.
+    """
+
+    block: Callable[..., nn.Module]
+    depth: int
+    share: bool = False
+    stochastic_depth: float = 0.0
+    remat: Literal["dots", "full"] | None = None
+    unroll: int = 1
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], *, cache: Cache | None = None, **inputs
+    ) -> tuple[Float[Array, "B T D"], Cache | None]:
+        """Returns the last block's output and the cache [L, ...]; `inputs` go to every block alike."""
+
+        def layer(block, x, cache_and_rate):
+            cache, drop_path = cache_and_rate
+            return block(x, cache=cache, drop_path=drop_path, **inputs)
+
+        if self.remat:
+            layer = nn.remat(layer, policy=REMAT[self.remat], prevent_cse=False)
+        rates = jnp.linspace(0, self.stochastic_depth, self.depth) if self.stochastic_depth else None
+        scan = nn.scan(
+            layer,
+            variable_axes={"intermediates": 0} | ({} if self.share else {"params": 0}),
+            variable_broadcast="params" if self.share else False,
+            split_rngs={"params": not self.share, "dropout": True},
+            length=self.depth,
+            unroll=self.unroll,
+        )
+        return scan(self.block(name="layers"), x, (cache, rates))

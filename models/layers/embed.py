@@ -1,0 +1,57 @@
+"""What turns tokens and images into vectors."""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+class Embed(nn.Module):
+    """A table of token vectors, usable as the output projection too.
+
+    Attributes:
+        vocab_size: V.
+        width: D.
+        scale: multiply by sqrt(width), as the Transformer does (arXiv 1706.03762, section 3.4).
+    """
+
+    vocab_size: int
+    width: int
+    scale: bool = False
+    init: Callable = nn.initializers.normal(0.02)
+
+    def setup(self):
+        self.table = self.param("table", self.init, (self.vocab_size, self.width))
+
+    def __call__(self, tokens: Int[Array, "*B"]) -> Float[Array, "*B D"]:
+        vectors = jnp.take(self.table, tokens, axis=0)
+        return vectors * self.width**0.5 if self.scale else vectors
+
+    def logits(self, x: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
+        """The inner product of each vector with every row of the table."""
+        return x @ self.table.T
+
+
+class PatchEmbed(nn.Module):
+    """Square patches of an image, each projected to the width: a convolution whose stride is its size.
+
+    Attributes:
+        patch_size: side of a patch in pixels.
+        width: D.
+    """
+
+    patch_size: int
+    width: int
+
+    @nn.compact
+    def __call__(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B rows columns D"]:
+        """Raises ValueError for an image whose sides are not multiples of the patch size."""
+        batch, height, width, channels = image.shape
+        size = self.patch_size
+        if height % size or width % size:
+            raise ValueError(f"image {height}x{width} does not divide into patches of {size}x{size} pixels.")
+        patches = image.reshape(batch, height // size, size, width // size, size, channels)
+        patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, height // size, width // size, -1)
+        init = nn.initializers.lecun_normal()
+        return nn.Dense(self.width, kernel_init=init, name="projection")(patches)

@@ -1,0 +1,140 @@
+"""Where a token or a patch stands: fixed tables, learned tables, rotations and relative keys."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+
+def sinusoidal(length: int, width: int, base: float = 10_000.0) -> Float[np.ndarray, "T D"]:
+    """sin and cos of the position at geometrically spaced frequencies, interleaved (arXiv 1706.03762, section 3.5)."""
+    angles = np.arange(length)[:, None] * base ** -(np.arange(0, width, 2) / width)
+    table = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, -1)
+    return table[:, :width].astype(np.float32)
+
+
+def sincos_2d(
+    rows: int, columns: int, width: int, base: float = 10_000.0, endpoint: bool = False
+) -> Float[np.ndarray, "P D"]:
+    """Four quarters of the width: sin and cos of the column, sin and cos of the row, patches in row order.
+
+    Frequencies fall from 1 to 1 / base: without the last one, as MAE has them (arXiv 2111.06377), or with it
+    (`endpoint`), as MoCo v3 and arXiv 2205.01580 have them.
+
+    Raises:
+        ValueError: the width is not a multiple of 4.
+    """
+    if width % 4:
+        raise ValueError(f"2-D sine-cosine positions need a width that is a multiple of 4, not {width}.")
+    frequencies = base ** -np.linspace(0, 1, width // 4, endpoint=endpoint)
+    row, column = np.mgrid[:rows, :columns].reshape(2, -1, 1) * frequencies
+    table = np.concatenate([np.sin(column), np.cos(column), np.sin(row), np.cos(row)], axis=-1)
+    return table.astype(np.float32)
+
+
+def rotary(
+    x: Float[Array, "B T H C"], positions: Int[Array, "#B T"], base: float = 10_000.0
+) -> Float[Array, "B T H C"]:
+    """Turns each pair (i, i + C/2) of a head by its position times its frequency (arXiv 2104.09864).
+
+    The inner product of two turned vectors depends on their distance alone.
+    """
+    frequencies = base ** -(np.arange(0, x.shape[-1], 2) / x.shape[-1])
+    angles = positions[:, :, None, None] * frequencies
+    sin, cos = jnp.sin(angles), jnp.cos(angles)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+class Learned(nn.Module):
+    """A learned vector for each position.
+
+    Attributes:
+        length: how many positions there are.
+        width: D.
+        stddev: of the initial values.
+    """
+
+    length: int
+    width: int
+    stddev: float = 0.02
+
+    @nn.compact
+    def __call__(self) -> Float[Array, "T D"]:
+        return self.param("table", nn.initializers.normal(self.stddev), (self.length, self.width))
+
+
+class Learned2D(nn.Module):
+    """A learned half of the vector for each row, the other for each column (arXiv 2010.11929, appendix D.4)."""
+
+    rows: int
+    columns: int
+    width: int
+    stddev: float = 0.02
+
+    @nn.compact
+    def __call__(self) -> Float[Array, "P D"]:
+        init, half = nn.initializers.normal(self.stddev), self.width // 2
+        row = self.param("row", init, (self.rows, half))
+        column = self.param("column", init, (self.columns, self.width - half))
+        row, column = jnp.repeat(row, self.columns, axis=0), jnp.tile(column, (self.rows, 1))
+        return jnp.concatenate([row, column], axis=-1)
+
+
+class RelativeKeys(nn.Module):
+    """A bias from the query to a learned key of each distance (arXiv 1803.02155; arXiv 2010.11929, appendix D.4).
+
+    Attributes:
+        max_distance: distances beyond it share its key.
+    """
+
+    max_distance: int
+
+    @nn.compact
+    def __call__(
+        self, query: Float[Array, "B T H C"], positions: Int[Array, "#B T"], keys: int
+    ) -> Float[Array, "B H T {keys}"]:
+        """The scaled product of each query with the key of its distance to each of the positions 0 to keys - 1."""
+        size = query.shape[-1]
+        table = self.param("table", nn.initializers.normal(0.02), (2 * self.max_distance + 1, size))
+        distance = positions[:, :, None] - jnp.arange(keys)
+        distance = jnp.clip(distance, -self.max_distance, self.max_distance) + self.max_distance
+        scores = jnp.einsum("BTHC,RC->BHTR", query * size**-0.5, table)
+        return jnp.take_along_axis(scores, distance[:, None], axis=-1)
+
+
+def resample(
+    table: Float[Array, "P D"], old: tuple[int, int], new: tuple[int, int], antialias: bool = False
+) -> Float[Array, "Q D"]:
+    """A table of a grid of `old` (rows, columns) as one of a `new` grid, by bicubic interpolation.
+
+    Without `antialias` it is PyTorch's plain bicubic (Keys' kernel with a = -0.75), as ViT checkpoints are resampled;
+    with it a = -0.5 and the kernel widens when the grid shrinks: PyTorch's antialiased mode and `jax.image.resize`.
+
+    Raises:
+        ValueError: the table's length is not that of the old grid.
+    """
+    if table.shape[0] != old[0] * old[1]:
+        raise ValueError(f"a table of {table.shape[0]} positions is not one of a {old[0]}x{old[1]} grid.")
+    row, column = (_bicubic(before, after, antialias) for before, after in zip(old, new))
+    grid = table.reshape(*old, -1)
+    grid = jnp.einsum("rR,cC,RCD->rcD", row, column, grid.astype(jnp.float32), precision="highest")
+    return grid.reshape(-1, table.shape[-1]).astype(table.dtype)
+
+
+def _bicubic(before: int, after: int, antialias: bool) -> Float[np.ndarray, "{after} {before}"]:
+    """The matrix that interpolates `before` samples to `after`, pixel centres at half-integers."""
+    a, scale = (-0.5, max(before / after, 1.0)) if antialias else (-0.75, 1.0)
+    centre = (np.arange(after) + 0.5) * before / after - 0.5
+    reach = int(np.ceil(2 * scale)) + 1
+    taps = np.floor(centre).astype(int)[:, None] + np.arange(-reach, reach + 1)
+    x = np.abs(taps - centre[:, None]) / scale
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    weights = np.where(x <= 1, near, np.where(x < 2, far, 0.0))
+    if antialias:  # taps outside are left out and the rest renormalised; otherwise they repeat the border
+        weights = weights * ((taps >= 0) & (taps < before))
+        weights = weights / weights.sum(axis=1, keepdims=True)
+    matrix = np.zeros((after, before))
+    np.add.at(matrix, (np.arange(after)[:, None], np.clip(taps, 0, before - 1)), weights)
+    return matrix.astype(np.float32)
