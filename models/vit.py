@@ -30,7 +30,7 @@ class ViT(nn.Module):
     An image of another size than `image_size` is welcome: learned position tables are resampled to its grid.
 
     Attributes:
-        num_classes: V; 0 leaves the head out and returns the pooled features.
+        num_classes: V; 0 leaves the classifier out and returns the features that it would see.
         image_size, patch_size, channels: of the images, in pixels; tables are made for image_size.
         depth, width, num_heads, hidden: L, D, H and F; hidden None is 4 D.
         position: the paper's choices "none", "1d" (learned), "2d" (learned rows and columns) and "relative" (appendix
@@ -95,23 +95,21 @@ class ViT(nn.Module):
         self.norm = norm()
         if self.pooling == "map":
             self.attention_pool = AttentionPool(attention, mlp, norm)
+        if self.head == "mlp":
+            self.pre_logits = nn.Dense(self.width)
         if self.num_classes:
-            if self.head == "mlp":
-                self.pre_logits = nn.Dense(self.width)
             self.classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)
 
     def __call__(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B V"]:
-        """Logits of the classes (or the pooled features [B, D] without a head).
+        """Logits of the classes (or the features [B, D] without a classifier).
 
         Raises:
             ValueError: the image does not divide into patches, or has other channels than the model.
         """
         x = self.pool(self.encode(image))
-        if not self.num_classes:
-            return x
         if self.head == "mlp":
             x = jnp.tanh(self.pre_logits(x))
-        return self.classifier(x)
+        return self.classifier(x) if self.num_classes else x
 
     def encode(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B P D"]:
         """The normalised output tokens: the class token first, if there is one, then the patches in row order."""

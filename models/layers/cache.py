@@ -11,8 +11,7 @@ class Cache:
     """Keys and values of the tokens seen so far, and how many there are of them in each row.
 
     Rows advance on their own, so that prompts of different lengths share a batch: every row writes at its own `length`,
-    and what lies beyond it is never read. Rolling a decoder back is `cache.replace(length=...)`.
-    A stack of layers holds one `Cache` whose arrays have a leading layer axis.
+    and what lies beyond it is never read. A stack of layers holds one `Cache` whose arrays have a leading layer axis.
     """
 
     key: Float[Array, "*L B S K C"]
@@ -43,3 +42,15 @@ class Cache:
             write(self.value, value.astype(self.value.dtype), self.length),
             self.length + key.shape[1],
         )
+
+    def gather(self, rows: Int[Array, "N"]) -> "Cache":
+        """The cache whose row n is this one's row `rows[n]`: rows may be left out, repeated and reordered."""
+        return Cache(
+            jnp.take(self.key, rows, axis=-4, mode="clip"),
+            jnp.take(self.value, rows, axis=-4, mode="clip"),
+            jnp.take(self.length, rows, axis=-1, mode="clip"),
+        )
+
+    def rewind(self, length: Int[Array, "B"]) -> "Cache":
+        """The cache after no more than the first `length` tokens of each row."""
+        return self.replace(length=jnp.broadcast_to(length, self.length.shape))

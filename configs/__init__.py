@@ -1,0 +1,102 @@
+"""Configs: Python files with a `get_config()`, and what the command line changes in them."""
+
+import ast
+import difflib
+import importlib.util
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from configs.base import UNITS
+
+
+def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
+    """The config of a file, and the overrides that its `sweep()` yields (none without one).
+
+    Args:
+        file: path of a Python file, or of a run's `config.json`; "path.py:argument" calls get_config("argument").
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it has no `get_config`, or does not take the argument.
+    """
+    path, _, argument = file.partition(":")
+    if not Path(path).is_file():
+        known = sorted(str(file) for file in Path("configs").glob("*.py") if file.stem not in ("__init__", "base"))
+        raise FileNotFoundError(f"there is no config {path!r}{_nearest(path, known)}.")
+    if path.endswith(".json"):
+        return ConfigDict(_tuples(json.loads(Path(path).read_text(encoding="utf-8")))), []
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise ValueError(f"{path} has no get_config(): it is not a config.")
+    config = module.get_config(argument) if argument else module.get_config()
+    sweep = list(module.sweep()) if hasattr(module, "sweep") else []
+    return config.lock(), sweep
+
+
+def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
+    """Sets dotted keys, such as "optimizer.learning_rate", to values or to texts of them, as the command line has them.
+
+    Raises:
+        ValueError: a key is unknown (the message names the nearest one), or a value has the wrong type.
+    """
+    for key, value in changes.items():
+        *sections, name = key.split(".")
+        section = config
+        for part in sections:
+            section = section.get(part) if isinstance(section, ConfigDict) else None
+        if not isinstance(section, ConfigDict) or name not in section:
+            raise ValueError(f"unknown config key {key!r}{_nearest(key, list(keys(config)))}.")
+        if isinstance(section[name], ConfigDict):
+            raise ValueError(
+                f"{key!r} is a section of the config, not a value: its keys are {', '.join(section[name])}."
+            )
+        duration, _, unit = name.rpartition("_")
+        if unit in UNITS and f"{duration}_steps" in section:
+            for other in UNITS:  # a duration has one unit
+                section[f"{duration}_{other}"] = None
+        section[name] = _typed(key, value, section.get_type(name))
+
+
+def keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:
+    """All dotted keys."""
+    for key, value in config.items(preserve_field_references=True):
+        if isinstance(value, ConfigDict):
+            yield from keys(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _typed(key, value, kind):
+    """A value, or the text of one, as the type that the key has."""
+    given = value
+    if isinstance(value, str) and kind is not str:
+        try:
+            value = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(value.lower(), value))
+        except (ValueError, SyntaxError):
+            value = given
+    if value is None or kind is type(None):
+        return value
+    if kind is float and type(value) is int:
+        value = float(value)
+    if kind is tuple and isinstance(value, list):
+        value = tuple(value)
+    if type(value) is not kind:
+        raise ValueError(f"{key} is {given!r}, but must be of type {kind.__name__}.")
+    return value
+
+
+def _nearest(name, known):
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f": did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def _tuples(value):
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

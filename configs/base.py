@@ -1,0 +1,170 @@
+"""Every key of a config, with its type and its default. An experiment's file starts from here and changes what differs.
+
+A duration (`total`, `warmup`, `log_every`, `evaluate_every`, `save_every`) is given in one unit: `_steps`, `_epochs`,
+`_examples` or `_percent` (of the run). Setting one unit on the command line takes the place of another.
+"""
+
+from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
+
+
+def get_config(model: str) -> ConfigDict:
+    """All keys, for a model of `MODELS`."""
+    config = ConfigDict()
+    config.seed = 0  # of the initial parameters, the order of the data and all that is random
+
+    config.model = ConfigDict(MODELS[model]())
+    config.data = ConfigDict(data())
+
+    config.objective = ConfigDict()
+    config.objective.name = "classification"  # classification | causal_lm
+    config.objective.label_smoothing = 0.0  # this part of the target goes to all classes evenly, in training
+    config.objective.mixup = 0.0  # a of the Beta(a, a) that examples are mixed by (classification); 0 = not
+
+    config.optimizer = ConfigDict()
+    config.optimizer.name = "adamw"  # adamw | sgd | adafactor | lion
+    config.optimizer.learning_rate = 1e-3  # the schedule's peak
+    config.optimizer.schedule = "cosine"  # constant | cosine | linear | rsqrt | transformer
+    config.optimizer.update(duration("warmup"))  # linear, from 0; part of the total
+    config.optimizer.end_factor = 0.0  # cosine and linear end at this part of the peak
+    config.optimizer.b1 = 0.9  # decay of the first moment; momentum of sgd
+    config.optimizer.b2 = 0.999  # decay of the second moment
+    config.optimizer.epsilon = 1e-8  # added to the root of the second moment
+    config.optimizer.weight_decay = 0.0  # decoupled, times the learning rate
+    config.optimizer.no_decay = ("bias$", "scale$")  # no weight decay where one of these is found in the path
+    config.optimizer.clip_norm = 1.0  # of the global gradient; 0 = no clipping
+    config.optimizer.frozen = ()  # parameters in whose path one of these is found are not trained
+    config.optimizer.rates = ()  # (regular expression, factor) pairs of learning rates by path
+
+    config.ema_decay = 0.0  # of an average of the parameters, which is then what is evaluated; 0 = none
+    config.precision = "float32"  # what the model computes in: float32 | bfloat16; parameters stay float32
+    config.accumulate = 1  # parts that a batch is gone through in, to save memory
+
+    config.mesh = ConfigDict()  # the devices; one axis may be -1: what the others leave
+    config.mesh.data = -1  # copies of the model
+    config.mesh.fsdp = 1  # parts that parameters are stored in, gathered when they are used
+    config.mesh.tensor = 1  # parts that heads and hidden layers are computed in
+    config.sharding = SHARDING  # (regular expression, mesh axes of the last dimensions) pairs, the first found counts
+
+    config.update(duration("total"))  # of the training; must be given
+    config.update(duration("log_every"))
+    config.update(duration("evaluate_every"))  # all splits, whole; always at the end
+    config.update(duration("save_every"))  # checkpoints; always at the end
+    config.checkpoint = ConfigDict()
+    config.checkpoint.keep = 1  # how many of the newest stay
+    config.checkpoint.best = ""  # the best by this metric, such as validation/loss, stays too; "" = none
+    config.checkpoint.best_is_highest = False  # more of the metric is better
+
+    config.sampling = ConfigDict()  # what a language model writes at evaluations and with --mode=generate
+    config.sampling.prompt = "\n"
+    config.sampling.num_samples = 0
+    config.sampling.max_new_tokens = 128
+    config.sampling.temperature = 1.0  # 0 = always the likeliest token
+    config.sampling.top_k = 0  # only the k likeliest tokens; 0 = all
+    config.sampling.top_p = 0.0  # only the likeliest tokens that together reach this probability; 0 = all
+    config.sampling.repetition_penalty = 1.0  # above 1, tokens that were there before are less likely
+    config.sampling.num_beams = 1  # above 1: beam search, which needs temperature 0
+    config.sampling.length_penalty = 1.0  # of beam search: above 0 prefers longer texts
+
+    config.wandb = ""  # project of Weights & Biases to write to as well, if it is installed; "" = none
+    return config
+
+
+def duration(name: str) -> dict:
+    """The keys of a duration, all unset."""
+    return {f"{name}_{unit}": placeholder(int if unit in ("steps", "examples") else float) for unit in UNITS}
+
+
+UNITS = ("steps", "epochs", "examples", "percent")
+
+# Tensor parallelism by heads and hidden units (arXiv 1909.08053), FSDP on the other side of each matrix.
+SHARDING = (
+    ("(query|key|value)/kernel", ("fsdp", "tensor", None)),
+    ("(query|key|value)/bias", ("tensor", None)),
+    ("attention/out/kernel", ("tensor", None, "fsdp")),
+    ("(up|gate)/kernel", ("fsdp", "tensor")),
+    ("(up|gate)/bias", ("tensor",)),
+    ("down/kernel", ("tensor", "fsdp")),
+    ("embed/table", ("tensor", "fsdp")),
+    ("kernel|table", (None, "fsdp")),
+)
+
+
+def data() -> dict:
+    """What `data.load` takes."""
+    return {
+        "source": "digits",  # digits | stdlib | text:PATH | folder:PATH | tfds:NAME[/CONFIG][:VERSION]
+        "batch_size": 128,  # examples of a step, on all devices together
+        "evaluation_batch_size": 0,  # 0 = batch_size
+        "train_split": "",  # a split of TFDS such as train[:99%]; "" = the source's own
+        "validation_split": "",  # the same; for text:PATH another path
+        "test_split": "",  # the same
+        "data_dir": "",  # where TFDS data sets are prepared; "" = TFDS's default
+        "in_memory": False,  # decode all images once, at the start
+        "image_key": "image",  # features of a TFDS set
+        "label_key": "label",
+        "text_key": "text",
+        "image_size": 0,  # of the square that images are resized to, pixels; 0 = as they are
+        "evaluation_crop": 1.0,  # the central part of an image that evaluation sees
+        "augment": "",  # of training images, such as "crop | flip | randaugment(2, 10)" or "shift(1)"
+        "mean": (0.5,),  # image = (pixel in 0..1 - mean) / std
+        "std": (0.5,),
+        "tokenizer": "bytes",  # bytes | characters | words | bpe | path of a tokenizer.json
+        "vocab_size": 0,  # of bpe, and of words (0 = all)
+        "sequence_length": 0,  # tokens in a window of text
+        "stride": 0,  # tokens from one training window to the next; 0 = sequence_length, 1 = windows at every offset
+        "validation_fraction": 0.1,  # of a text without a validation split
+        "max_bytes": 0,  # of text, in whole documents; 0 = all
+        "cache_dir": "",  # keeps token ids from run to run; "" = tokenise at each start
+        "workers": 0,  # processes that read ahead
+        "threads": 0,  # threads in each that read ahead; 0 and 0 = read when asked for
+    }
+
+
+def vit() -> dict:
+    """What `models.vit.ViT` takes; None is the variant's or the data's."""
+    return {
+        "name": "vit",
+        "variant": "mu",  # mu | Ti | S | B | L | H
+        "num_classes": placeholder(int),
+        "image_size": placeholder(int),  # pixels
+        "patch_size": 16,  # pixels
+        "channels": placeholder(int),
+        "depth": placeholder(int),
+        "width": placeholder(int),
+        "num_heads": placeholder(int),
+        "hidden": placeholder(int),  # of the feed-forward layers; None = 4 x width
+        "position": "1d",  # none | 1d | 2d | relative | sincos2d
+        "pooling": "token",  # token | gap | map
+        "head": "linear",  # linear | mlp
+        "activation": "gelu",  # gelu | gelu_tanh | relu | silu
+        "epsilon": 1e-6,  # of LayerNorm
+        "dropout": 0.0,
+        "stochastic_depth": 0.0,  # rate of the last layer
+        "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
+        "unroll": 1,  # layers in a turn of the compiled loop
+        "implementation": "xla",  # of attention: xla | cudnn
+    }
+
+
+def gpt() -> dict:
+    """What `models.gpt.GPT` takes; None is the variant's or the data's."""
+    return {
+        "name": "gpt",
+        "variant": "small",  # small | medium | large | xl
+        "vocab_size": placeholder(int),
+        "max_length": placeholder(int),  # tokens
+        "depth": placeholder(int),
+        "width": placeholder(int),
+        "num_heads": placeholder(int),
+        "hidden": placeholder(int),  # of the feed-forward layers; None = 4 x width
+        "activation": "gelu_tanh",  # gelu | gelu_tanh | relu | silu
+        "epsilon": 1e-5,  # of LayerNorm
+        "dropout": 0.0,
+        "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
+        "unroll": 1,  # layers in a turn of the compiled loop
+        "implementation": "xla",  # of attention: xla | cudnn
+    }
+
+
+MODELS = {"gpt": gpt, "vit": vit}

@@ -1,0 +1,28 @@
+"""A small Vision Transformer on scikit-learn's 8x8 handwritten digits."""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config("vit")
+    config.model.variant = "mu"
+    config.model.patch_size = 2
+    config.model.pooling = "gap"
+    config.model.dropout = 0.1
+
+    config.data.source = "digits"
+    config.data.augment = "shift(1)"
+    config.data.batch_size = 128
+    config.objective.label_smoothing = 0.1
+
+    config.optimizer.learning_rate = 2e-3
+    config.optimizer.warmup_percent = 10.0
+    config.optimizer.weight_decay = 0.05
+
+    config.total_epochs = 100.0
+    config.log_every_steps = 10
+    config.evaluate_every_epochs = 10.0
+    config.save_every_epochs = 10.0
+    return config

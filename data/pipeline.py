@@ -1,0 +1,133 @@
+"""Batches as functions of (seed, step): any step costs the same to reach, however the run got there."""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from data import shuffle
+
+Batch = dict[str, np.ndarray]
+
+
+class Source(Protocol):
+    """Random access to examples, many at a time."""
+
+    def __len__(self) -> int:
+        """The number of examples."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """One example."""
+
+    def take(self, indices: np.ndarray) -> dict[str, Any]:
+        """The examples of `indices` int64 [N], each feature stacked on a leading axis (or a list, if shapes differ)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Batches:
+    source: Source
+    batch_size: int
+    transform: Callable[[dict[str, Any], np.ndarray], Batch] | None = None
+    process_index: int = 0
+    process_count: int = 1
+    workers: int = 0
+    threads: int = 0
+
+    def __post_init__(self):
+        if self.batch_size < 1 or self.batch_size % self.process_count:
+            raise ValueError(
+                f"batch size {self.batch_size} does not divide over {self.process_count} processes: "
+                "it must be a positive multiple of their number"
+            )
+        if not 0 <= self.process_index < self.process_count:
+            raise ValueError(f"process_index={self.process_index} must be in 0..{self.process_count - 1}")
+        if min(self.workers, self.threads) < 0:
+            raise ValueError(f"workers={self.workers} and threads={self.threads} must not be negative")
+        if not len(self.source):
+            raise ValueError("the data set is empty: at least one example is needed")
+
+    def _positions(self, number: int) -> np.ndarray:
+        """Positions of this process's rows of global batch `number`: a contiguous part, so that parts concatenate."""
+        rows = self.batch_size // self.process_count
+        return number * self.batch_size + self.process_index * rows + np.arange(rows)
+
+    def _ahead(self, start: int, stop: int) -> Iterator[Batch]:
+        """Batches start..stop-1 in order, made ahead by Grain's worker processes and threads if asked for."""
+        if not self.workers and not self.threads:
+            yield from map(self.__getitem__, range(start, stop))
+            return
+        import grain  # Here, because it imports JAX where that is installed.
+        from absl import flags
+
+        if not flags.FLAGS.is_parsed():  # Grain's workers read its flags, which only an absl main has parsed.
+            flags.FLAGS.mark_as_parsed()
+        options = grain.ReadOptions(num_threads=self.threads, prefetch_buffer_size=2 * self.threads)
+        batches = grain.MapDataset.range(start, stop).map(self.__getitem__).to_iter_dataset(options)
+        if self.workers:
+            batches = batches.mp_prefetch(
+                grain.MultiprocessingOptions(num_workers=self.workers, per_worker_buffer_size=2)
+            )
+        iterator = iter(batches)
+        try:
+            yield from iterator
+        finally:
+            iterator.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainBatches(_Batches):
+    """Endless training batches; `batches[n]` is this process's part of the batch of step n (0-based).
+
+    The stream is the source in a new order in each epoch, epoch after epoch without a gap, so a batch may straddle two.
+    The global batch of a step is the same for any number of processes, workers and threads.
+    """
+
+    seed: int
+
+    @property
+    def examples_per_epoch(self) -> int:
+        """The number of examples in one pass over the source."""
+        return len(self.source)
+
+    def __getitem__(self, step: int) -> Batch:
+        if step < 0:
+            raise IndexError(f"step {step} is negative: steps count from 0")
+        positions = self._positions(step)
+        batch = self.source.take(shuffle.permute(positions, len(self.source), self.seed))
+        batch.setdefault("mask", np.ones(len(positions), bool))
+        return self.transform(batch, shuffle.keys(positions, ~self.seed)) if self.transform else batch
+
+    def iterate(self, start: int = 0) -> Iterator[Batch]:
+        """The batches of steps start, start + 1, ... without end."""
+        return self._ahead(start, sys.maxsize)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationBatches(_Batches):
+    """One pass over the source in its own order, every example once; the last batch is padded with `mask` False.
+
+    Every process yields the same number of batches. It can be iterated again and again.
+    """
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples, padding not counted."""
+        return len(self.source)
+
+    def __len__(self) -> int:
+        return -(-len(self.source) // self.batch_size)
+
+    def __getitem__(self, number: int) -> Batch:
+        if not 0 <= number < len(self):
+            raise IndexError(f"batch {number} of {len(self)}")
+        positions = self._positions(number)
+        real = positions < len(self.source)
+        batch = self.source.take(np.minimum(positions, len(self.source) - 1))
+        mask = batch.get("mask", real)
+        batch["mask"] = mask & real.reshape(-1, *[1] * (mask.ndim - 1))
+        return self.transform(batch, shuffle.keys(positions, 0)) if self.transform else batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._ahead(0, len(self))

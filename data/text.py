@@ -1,0 +1,203 @@
+"""Texts: where they come from, and the windows of tokens that models are trained on."""
+
+import glob
+import hashlib
+import json
+import os
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.tokenizers import Tokenizer
+
+
+class Documents:
+    """Texts in a fixed order; `fingerprint` changes when they do ("" = computed from them)."""
+
+    def __init__(self, texts: Sequence[str], fingerprint: str = ""):
+        self._texts = texts
+        self._fingerprint = fingerprint
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def chunks(self, characters: int = 1 << 22) -> Iterator[list[str]]:
+        """The texts in groups of about so many characters."""
+        group, size = [], 0
+        for text in self:
+            group.append(text)
+            size += len(text)
+            if size >= characters:
+                yield group
+                group, size = [], 0
+        if group:
+            yield group
+
+    def fingerprint(self) -> str:
+        """A digest of the texts."""
+        if not self._fingerprint:
+            digest = hashlib.sha256()
+            for text in self:
+                digest.update(f"{len(text)} {text}".encode())
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+
+class Windows:
+    """A stream of tokens seen through windows: example i predicts the tokens after i * stride.
+
+    An example has `tokens` and `targets` (each token's next), int32 [T], and `mask` bool [T], False past the end of the
+    stream. With a stride of T every token but the first is a target exactly once. Every window but the last is full.
+    """
+
+    def __init__(self, tokens: np.ndarray, length: int, stride: int = 0):
+        self.tokens = tokens
+        self.length = length
+        self.stride = stride or length
+        if length < 1 or not 1 <= self.stride <= length:
+            raise ValueError(f"sequence_length={length} and stride={stride}: need 1 <= stride <= sequence_length")
+        if len(tokens) < 2:
+            raise ValueError(f"a text of {len(tokens)} tokens has nothing to predict: at least 2 are needed")
+
+    def __len__(self) -> int:
+        return -(-max(len(self.tokens) - 1 - self.length, 0) // self.stride) + 1
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {name: value[0] for name, value in self.take(np.array([index])).items()}
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The windows of `indices` int64 [N]: `tokens`, `targets` int32 [N, T] and `mask` bool [N, T]."""
+        starts, width = indices * self.stride, self.length + 1
+        full = starts + width <= len(self.tokens)
+        mask = np.ones((len(starts), self.length), bool)
+        if full.all():
+            block = np.lib.stride_tricks.sliding_window_view(self.tokens, width)[starts].astype(np.int32)
+        else:
+            block = np.zeros((len(starts), width), np.int32)
+            for row, start in enumerate(starts):
+                part = self.tokens[start : start + width]
+                block[row, : len(part)] = part
+                mask[row, len(part) - 1 :] = False
+        return {"tokens": block[:, :-1], "targets": block[:, 1:], "mask": mask}
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if isinstance(self.tokens, np.memmap):  # Worker processes map the file too, rather than receive its content.
+            state["tokens"] = (os.fspath(self.tokens.filename), self.tokens.dtype)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if isinstance(state["tokens"], tuple):
+            state["tokens"] = np.memmap(*state["tokens"], mode="r")
+        self.__dict__.update(state)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The tokens [N] of some documents, with the characters and UTF-8 bytes that they stand for."""
+
+    tokens: np.ndarray
+    characters: int
+    bytes: int
+
+
+def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path = "") -> Stream:
+    """Encodes documents into one stream; where there are several, each is followed by the end of text.
+
+    With a `cache_dir` the stream is kept there and read from there, memory-mapped.
+    """
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
+    counts = {"characters": 0, "bytes": 0}
+    if not cache_dir:
+        return Stream(np.concatenate([np.empty(0, dtype), *_encode(documents, tokenizer, dtype, counts)]), **counts)
+    key = hashlib.sha256(f"{documents.fingerprint()} {tokenizer.to_str()}".encode()).hexdigest()[:24]
+    path, about = (Path(cache_dir) / f"{key}.{suffix}" for suffix in (dtype.name, "json"))
+    if not (path.is_file() and about.is_file()):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        with open(temporary, "wb") as file:
+            for part in _encode(documents, tokenizer, dtype, counts):
+                part.tofile(file)
+        os.replace(temporary, path)
+        temporary.write_text(json.dumps(counts))
+        os.replace(temporary, about)
+    counts = json.loads(about.read_text())
+    return Stream(np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype), **counts)
+
+
+def _encode(
+    documents: Documents, tokenizer: Tokenizer, dtype: np.dtype, counts: dict[str, int]
+) -> Iterator[np.ndarray]:
+    end = np.array([tokenizer.end_of_text] if tokenizer.end_of_text is not None and len(documents) > 1 else [], dtype)
+    for texts in documents.chunks():
+        counts["characters"] += sum(map(len, texts))
+        counts["bytes"] += sum(len(text.encode()) for text in texts)
+        yield np.concatenate([part for ids in tokenizer.encode_batch(texts) for part in (ids.astype(dtype), end)])
+
+
+def read(path: str | Path) -> str:
+    """The text of a file.
+
+    Raises ValueError with the offset of the first byte that is not UTF-8.
+    """
+    content = Path(path).read_bytes()
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8 text: byte {content[error.start]:#04x} at offset {error.start} ({error.reason})"
+        ) from None
+
+
+def files(path: str, max_bytes: int = 0) -> list[str]:
+    """The texts of a file, of the files that match a glob, or of all files in a folder, in the order of their names."""
+    if os.path.isdir(path):
+        found = [file for file in Path(path).rglob("*") if not any(part.startswith(".") for part in file.parts[-1:])]
+    else:
+        found = [Path(path)] if os.path.exists(path) else [Path(name) for name in glob.glob(path, recursive=True)]
+    return _read_all(sorted(file for file in found if file.is_file()), path, max_bytes)
+
+
+def stdlib(max_bytes: int = 0) -> list[str]:
+    """The source text of the running Python's standard library, a document for each module, tests left out."""
+    root, found = sysconfig.get_path("stdlib"), []
+    for folder, names, modules in os.walk(root):
+        names[:] = set(names) - {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+        # _sysconfigdata is no library: it lists the paths and compiler flags of the machine that built Python.
+        found += [Path(folder, name) for name in modules if name.endswith(".py") and name[:14] != "_sysconfigdata"]
+    return _read_all(sorted(found), root, max_bytes)
+
+
+def hold_out(texts: list[str], fraction: float) -> tuple[list[str], list[str]]:
+    """Splits texts into those for training and those for validation, the same ones every time.
+
+    Of a single text the last `fraction` of the characters is held out; of several, every (1 / fraction)-th.
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(f"validation_fraction={fraction} must be between 0 and 1")
+    if len(texts) == 1:
+        cut = int(len(texts[0]) * (1 - fraction))
+        return [texts[0][:cut]], [texts[0][cut:]]
+    every = min(max(round(1 / fraction), 2), len(texts))
+    return [text for i, text in enumerate(texts, 1) if i % every], texts[every - 1 :: every]
+
+
+def _read_all(found: list[Path], where: str, max_bytes: int) -> list[str]:
+    texts, size = [], 0
+    for file in found:
+        size += file.stat().st_size
+        if max_bytes and size > max_bytes:
+            break
+        texts.append(read(file))
+    if not found:
+        raise FileNotFoundError(f"there is no text file at {where}")
+    if not any(texts):
+        raise ValueError(f"there is no text in {where}" + (f" within max_bytes={max_bytes}" if max_bytes else ""))
+    return texts

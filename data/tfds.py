@@ -1,0 +1,122 @@
+"""Data sets that TensorFlow Datasets has prepared as array_record, read without TensorFlow."""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from data.images import decode
+from data.text import Documents
+
+
+@dataclass(frozen=True)
+class Images:
+    """A split of labelled images, decoded when asked for."""
+
+    records: Any
+    image_key: str
+    label_key: str
+    channels: int
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {name: value[0] for name, value in self.take(np.array([index])).items()}
+
+    def take(self, indices: np.ndarray) -> dict[str, Any]:
+        """The examples of `indices` int64 [N]."""
+        records = self.records.__getitems__(indices.tolist())
+        return {
+            "image": [decode(record[self.image_key], self.channels) for record in records],
+            "label": np.array([record[self.label_key] for record in records], np.int32),
+        }
+
+
+@dataclass(frozen=True)
+class Texts:
+    """One text feature of a split."""
+
+    records: Any
+    key: str
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> str:
+        if not 0 <= index < self.length:
+            raise IndexError(index)
+        try:
+            return self.records[index][self.key].decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"feature {self.key!r} of example {index} is not UTF-8 at byte {error.start}") from None
+
+
+def builder(name: str, data_dir: str = "") -> Any:
+    """The read-only builder of a prepared data set NAME[/CONFIG][:VERSION]; the newest version unless told.
+
+    `data_dir` "" is TFDS's own default. Raises FileNotFoundError with the command that prepares the data set.
+    """
+    import tensorflow_datasets
+    from etils import epath
+
+    root = epath.Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+    path, _, version = name.partition(":")
+    folder = root / path
+    versions = []
+    if folder.is_dir():
+        versions = [child.name for child in folder.iterdir() if (child / "features.json").exists()]
+    if version:
+        versions = [found for found in versions if found == version]
+    if not versions:
+        configs = sorted(child.parent.parent.name for child in folder.glob("*/*/features.json"))
+        hint = f"; prepared are its configs {', '.join(configs)}" if configs and not version else ""
+        raise FileNotFoundError(
+            f"the data set {name!r} is not prepared in {root}{hint}: prepare it with "
+            f"`tfds build {name} --data_dir={root} --file_format=array_record` (needs the extra `prepare`)"
+        )
+    newest = max(versions, key=lambda text: [int(part) if part.isdigit() else -1 for part in text.split(".")])
+    found = tensorflow_datasets.builder_from_directory(folder / newest)
+    formats = [form.value for form in found.info.available_file_formats()]
+    if "array_record" not in formats:
+        raise ValueError(
+            f"the data set {name!r} is prepared in {root} as {', '.join(formats)}: prepare it into another data_dir "
+            "with --file_format=array_record"
+        )
+    return found
+
+
+def _records(builder: Any, split: str, key: str, skip_decoding: bool = False) -> Any:
+    import tensorflow_datasets
+
+    if key not in builder.info.features:
+        raise ValueError(f"{builder.info.full_name} has no feature {key!r}: it has {', '.join(builder.info.features)}")
+    decoders = {key: tensorflow_datasets.decode.SkipDecoding()} if skip_decoding else None
+    try:
+        return builder.as_data_source(split, decoders=decoders, file_format="array_record")
+    except ValueError as error:
+        raise ValueError(f"split={split!r} of {builder.info.full_name}: {error}") from None
+
+
+def images(builder: Any, split: str, image_key: str, label_key: str) -> tuple[Images, list[str]]:
+    """The images of a split such as `train[:99%]`, and the names of its classes."""
+    records = _records(builder, split, image_key, skip_decoding=True)
+    _records(builder, split, label_key)
+    label = builder.info.features[label_key]
+    if getattr(label, "num_classes", None) is None:
+        raise ValueError(f"feature {label_key!r} of {builder.info.full_name} is not a class label")
+    source = Images(records, image_key, label_key, builder.info.features[image_key].shape[-1])
+    return source, [str(name) for name in label.names]
+
+
+def texts(builder: Any, split: str, key: str, max_bytes: int = 0) -> Documents:
+    """The texts of a split such as `train[:99%]`: the first that fit in max_bytes (0 = all)."""
+    records = _records(builder, split, key)
+    length = len(records)
+    if max_bytes:
+        size = np.cumsum([len(records[i][key]) for i in range(min(length, max_bytes))])
+        length = int(np.searchsorted(size, max_bytes, side="right"))
+    fingerprint = f"{builder.info.full_name} {builder.info.splits[split].num_bytes} {split} {key} {length}"
+    return Documents(Texts(records, key, length), fingerprint)

@@ -1,0 +1,112 @@
+"""The command line: train, evaluate, generate, describe, report and sweep.
+
+python launch.py                                      trains a Vision Transformer on handwritten digits
+python launch.py --config=configs/gpt_stdlib.py       trains what the config says
+  --workdir=runs/gpt --config.optimizer.learning_rate=1e-3
+python launch.py --mode=generate --workdir=runs/gpt   writes with a trained model
+"""
+
+import argparse
+import json
+import logging
+import os
+import shlex
+import sys
+import traceback
+from pathlib import Path
+
+import configs
+
+DEFAULT = "configs/vit_digits.py"
+MODES = ("train", "evaluate", "generate", "describe", "report")
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command line; returns the exit code."""
+    options, changes = parse(arguments)
+    try:
+        return run(options, changes, arguments)
+    except (ValueError, OSError, ArithmeticError, MemoryError, ModuleNotFoundError) as error:
+        message = str(error) if str(error) else type(error).__name__
+        print(f"\nerror: {message}", file=sys.stderr)
+        if options.traceback:
+            traceback.print_exc()
+        else:
+            print("(--traceback shows where it happened)", file=sys.stderr)
+        return 1
+
+
+def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
+    """The options, and the overrides of the config: `--config.a.b=value` or `--config.a.b value`."""
+    parser = argparse.ArgumentParser(
+        "launch.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--config", metavar="FILE", help=f"a config file, FILE:ARGUMENT for a variant ({DEFAULT})")
+    parser.add_argument("--workdir", metavar="DIR", help="what the run leaves goes there (runs/<name of the config>)")
+    parser.add_argument("--mode", choices=MODES, default="train")
+    parser.add_argument("--sweep", action="store_true", help="run each of the config's sweep(), one after another")
+    parser.add_argument("--prompt", help="what --mode=generate goes on from (the config's)")
+    parser.add_argument("--checkpoint", choices=("latest", "best"), default="latest", help="what is evaluated")
+    parser.add_argument("--traceback", action="store_true", help="show where an error happened")
+    own, changes = [], {}
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith("--config."):
+            own.append(argument)
+            continue
+        key, equals, value = argument.removeprefix("--config.").partition("=")
+        changes[key] = value if equals else next(rest, "")
+    return parser.parse_args(own), changes
+
+
+def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[str]) -> int:
+    """Does what the options say."""
+    file = options.config
+    trained = options.mode in ("evaluate", "generate", "report")
+    if file is None:
+        file = str(Path(options.workdir) / "config.json") if trained and options.workdir else DEFAULT
+    if options.mode == "report":
+        from train.report import write_report
+
+        print(write_report(Path(options.workdir or default_workdir(file))))
+        return 0
+    config, sweep = configs.load(file)
+    configs.override(config, changes)
+    workdir = Path(options.workdir or default_workdir(file))
+    command = "python launch.py " + shlex.join(arguments)
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    if options.sweep:
+        from train.sweep import run_sweep
+
+        settings = [f"--config.{key}={value}" for key, value in changes.items()]
+        return run_sweep([sys.executable, __file__, f"--config={file}", *settings], sweep, workdir)
+
+    from train import guard, loop
+
+    name = Path(file.partition(":")[0]).stem
+    if options.mode == "train":
+        try:
+            metrics = loop.train(config, workdir, name=name, command=command)
+        except guard.Preempted as stopped:
+            print(stopped, file=sys.stderr)
+            return guard.PREEMPTED
+        print(json.dumps(metrics))
+        print(f"report: {workdir / 'report.html'}")
+    elif options.mode == "describe":
+        print(loop.describe(config))
+    elif options.mode == "evaluate":
+        print(json.dumps(loop.evaluate(config, workdir, options.checkpoint), indent=2))
+    elif options.mode == "generate":
+        for text in loop.generate(config, workdir, options.checkpoint, options.prompt):
+            print(text)
+    return 0
+
+
+def default_workdir(file: str) -> str:
+    """runs/<config> or runs/<config>_<argument>."""
+    path, _, argument = file.partition(":")
+    return os.path.join("runs", Path(path).stem + (f"_{argument}" if argument else ""))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,66 @@
+"""Metric states that stream: `empty`, `update`, `merge`, `compute`.
+
+A state is a pytree of sums, so merging two is adding them: in any order, over any split of the data, on any host.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int, Num, Shaped
+
+
+class State:
+    """What every metric state shares."""
+
+    def merge(self, other: "State") -> "State":
+        """The state of both states' data together."""
+        return jax.tree.map(lambda a, b: a + b, self, other)
+
+    def to_host(self) -> "State":
+        """The state as float64 and int64 numpy arrays, in which long sums keep their digits."""
+        wide = {"f": np.float64, "i": np.int64, "u": np.int64}
+        return jax.tree.map(lambda a: np.asarray(a).astype(wide[np.asarray(a).dtype.kind]), jax.device_get(self))
+
+
+@struct.dataclass
+class Mean(State):
+    """The weighted mean of values."""
+
+    total: Shaped[Array | np.ndarray, ""]
+    weight: Shaped[Array | np.ndarray, ""]
+
+    @classmethod
+    def empty(cls) -> "Mean":
+        return cls(jnp.zeros(()), jnp.zeros(()))
+
+    def update(self, values: Num[Array, "*N"], weights: Num[Array, "*N"] | Bool[Array, "*N"]) -> "Mean":
+        """With more values; a value of weight 0 does not count, whatever it is."""
+        values = jnp.where(weights != 0, values, 0).astype(jnp.float32)
+        return Mean(self.total + jnp.sum(values * weights), self.weight + jnp.sum(weights.astype(jnp.float32)))
+
+    def compute(self) -> Float[Array | np.ndarray, ""]:
+        """The mean; nan when nothing has weight."""
+        safe = jnp if isinstance(self.total, jax.Array) else np
+        return safe.where(self.weight != 0, self.total / safe.where(self.weight != 0, self.weight, 1), safe.nan)
+
+
+@struct.dataclass
+class Confusion(State):
+    """How often each class was taken for each: rows are the truth, columns the predictions."""
+
+    counts: Int[Array | np.ndarray, "V V"]
+
+    @classmethod
+    def empty(cls, num_classes: int) -> "Confusion":
+        return cls(jnp.zeros((num_classes, num_classes), jnp.int32))
+
+    def update(
+        self, predictions: Int[Array, "N"], labels: Int[Array, "N"], mask: Bool[Array, "N"] | None = None
+    ) -> "Confusion":
+        """With more predictions; mask False = does not count."""
+        ones = jnp.ones_like(labels) if mask is None else mask.astype(jnp.int32)
+        return Confusion(self.counts.at[labels, predictions].add(ones))
+
+    def compute(self) -> Int[Array | np.ndarray, "V V"]:
+        return self.counts

@@ -1,0 +1,212 @@
+"""Reference checkpoints in and out: folders as `transformers` has them (`config.json` and safetensors)."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.typing import DTypeLike
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+import models
+from models.convert import gpt2, vit
+from models.convert.family import ACTIVATIONS, rearrange
+
+FAMILIES = {"gpt2": gpt2.FAMILY, "vit": vit.FAMILY}
+
+
+def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) -> tuple[nn.Module, dict]:
+    """The model in a folder and its variables, whose dtype is `dtype` whatever the file's.
+
+    The folder has `config.json` and `model.safetensors`, or its shards and `model.safetensors.index.json`.
+    `settings` of our model come before the folder's: `dropout`, `remat`, `implementation`...
+
+    Raises:
+        FileNotFoundError: the folder or one of its files is missing.
+        ValueError: a file is corrupt, or what it holds is no model of ours.
+    """
+    folder = Path(folder)
+    config = _json(folder / "config.json")
+    kind = config.get("model_type")
+    if kind not in FAMILIES:
+        raise ValueError(f"{folder}: model_type is {kind!r}: it must be one of {', '.join(FAMILIES)}.")
+    family, files = FAMILIES[kind], _files(folder)
+    try:
+        model = models.build(family.model, **_settings(family, config, files, settings))
+        shapes = _shapes(family, model)
+        params = {path: np.empty(shape, dtype) for path, shape in shapes.items()}
+        # What tensors there should be follows from where our parameters, without content, would go.
+        hollow = {path: np.broadcast_to(False, shape) for path, shape in shapes.items()}
+        expected = {name: array.shape for name, array in _tensors(family, model, hollow)}
+        copies = dict(family.tied)
+        names = {name: name if name in files else name.removeprefix(family.prefix) for name in [*expected, *copies]}
+        found = {
+            name: tuple(file.get_slice(name).get_shape())
+            for name, file in files.items()
+            if not re.fullmatch(family.ignored, name) and name not in copies
+        }
+        _match({names[name]: shape for name, shape in expected.items()}, found)
+
+        def read(name):
+            array = files[names[name]].get_tensor(names[name])
+            if not jnp.issubdtype(array.dtype, jnp.floating):
+                raise ValueError(f"tensor {name} has dtype {array.dtype}: it must be a floating one.")
+            return array
+
+        for copy, original in copies.items():
+            if copy in files and not np.array_equal(read(copy), read(original)):
+                raise ValueError(f"tensor {copy} differs from {original}, but the model has one for both.")
+        for rule in family.rules(model):
+            for name, paths, index in rule.places(shapes):
+                array = read(name)
+                if rule.layout:
+                    array = rearrange(array, *rule.layout.split("->"), _sizes(family, model) | {"n": len(paths)})
+                for path, part in zip(paths, array if len(paths) > 1 else [array]):
+                    params[path][index] = part
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from None
+    return model, {"params": jax.tree.map(jnp.asarray, unflatten_dict(params, sep="/"))}
+
+
+def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
+    """Writes `config.json` and `model.safetensors`, in the parameters' dtype.
+
+    What matters in training alone (stochastic depth, remat...) is left out.
+
+    Raises:
+        ValueError: `transformers` has no such model, or the variables are not the model's.
+        OSError: the folder cannot be written to; a file that was there is kept.
+    """
+    kinds = {models.MODELS[family.model][0]: kind for kind, family in FAMILIES.items()}
+    if type(model) not in kinds:
+        known = ", ".join(cls.__name__ for cls in kinds)
+        raise ValueError(f"a {type(model).__name__} cannot be written for `transformers`: it must be one of {known}.")
+    kind = kinds[type(model)]
+    family = FAMILIES[kind]
+    config = {name: getattr(model, setting) for name, (setting, _) in family.fields.items()}
+    for name, (setting, _) in family.fields.items():
+        if setting == "activation":
+            config[name] = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == model.activation)
+    params = flatten_dict(variables["params"], sep="/")
+    _match(_shapes(family, model), {path: value.shape for path, value in params.items()})
+    dtype = str(next(iter(params.values())).dtype)
+    config |= {"model_type": kind, "dtype": dtype} | family.fixed | family.config(model)
+    # safetensors writes the memory of an array that is not contiguous in the wrong order.
+    tensors = {name: np.ascontiguousarray(array) for name, array in _tensors(family, model, params)}
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _replace(folder / "model.safetensors", lambda path: save_file(tensors, path, metadata={"format": "pt"}))
+    _replace(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n", "utf-8"))
+
+
+def _shapes(family, model):
+    """The shapes of the model's parameters, by path."""
+    variables = jax.eval_shape(model.init, jax.random.key(0), family.example(model))
+    return {path: value.shape for path, value in flatten_dict(variables["params"], sep="/").items()}
+
+
+def _sizes(family, model):
+    return {letter: getattr(model, setting) for letter, setting in family.sizes.items()}
+
+
+def _tensors(family, model, params):
+    """The name and the content of each of the reference's tensors."""
+    for rule in family.rules(model):
+        for name, paths, index in rule.places({path: value.shape for path, value in params.items()}):
+            parts = [np.asarray(params[path][index]) for path in paths]
+            array = np.stack(parts) if len(parts) > 1 else parts[0]
+            if rule.layout:
+                array = rearrange(array, *rule.layout.split("->")[::-1], _sizes(family, model) | {"n": len(paths)})
+            yield name, array
+
+
+def _settings(family, config, names, overrides):
+    """Our model's settings: those of the reference's config, unless they are overridden."""
+    architecture = (config.get("architectures") or family.architectures)[0]
+    for name, value, allowed in [
+        ("architectures", architecture, family.architectures),
+        *((name, config.get(name, value), (value,)) for name, value in family.fixed.items()),
+    ]:
+        if value not in allowed:
+            raise ValueError(f"{name} is {value!r}: it must be {' or '.join(map(repr, allowed))}.")
+    settings, origin = family.settings(config, architecture, names) | overrides, {}
+    for name, (setting, default) in family.fields.items():
+        if setting in overrides:
+            continue
+        value = _value(name, setting, config.get(name, default), default)
+        if settings.setdefault(setting, value) != value:
+            raise ValueError(
+                f"{origin[setting]} is {settings[setting]!r} and {name} is {value!r}: the model has one setting for "
+                f"both, which load(folder, {setting}=...) can choose."
+            )
+        origin.setdefault(setting, name)
+    return settings
+
+
+def _value(name, setting, value, default):
+    if setting == "activation":
+        if value not in ACTIVATIONS:
+            raise ValueError(f"{name} is {value!r}: it must be one of {', '.join(ACTIVATIONS)}.")
+        return ACTIVATIONS[value]
+    kind, what = (float, "a number of at least 0") if isinstance(default, float) else (int, "an integer of at least 1")
+    if value is None and default is None:
+        return None
+    if type(value) not in (int, kind) or value < (kind is int):
+        raise ValueError(f"{name} is {value!r}: it must be {what}.")
+    return value
+
+
+def _match(expected, found):
+    """Raises ValueError unless the shapes by name are the same."""
+    for names, what in ((expected.keys() - found, "missing"), (found.keys() - expected, "unexpected")):
+        if names:
+            more = ", ..." if len(names) > 3 else "."
+            raise ValueError(f"tensors are {what}: {', '.join(sorted(names)[:3])}{more}")
+    for name, shape in expected.items():
+        if found[name] != shape:
+            raise ValueError(f"tensor {name} has shape {found[name]}: it must be {shape}.")
+
+
+def _json(path):
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist.")
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}.") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}: it must be a JSON object.")
+    return content
+
+
+def _files(folder):
+    """The open file of each tensor, by its name."""
+    paths, index = [folder / "model.safetensors"], folder / "model.safetensors.index.json"
+    if not paths[0].exists() and index.exists():
+        paths = sorted({folder / name for name in _json(index).get("weight_map", {}).values()})
+    files = {}
+    for path in paths:
+        try:
+            file = safe_open(path, "numpy")
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{path} does not exist.") from None
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a safetensors file: {error}.") from None
+        files |= dict.fromkeys(file.keys(), file)
+    return files
+
+
+def _replace(path, write):
+    """Writes a file whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,106 @@
+"""What a family's mapping is made of, and how a tensor goes through it: parameters here <-> tensors of a reference."""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import numpy as np
+
+# Names of `transformers` -> ours; the first of several is written.
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+class Rule(NamedTuple):
+    """One tensor of the reference, or one of every layer.
+
+    Attributes:
+        reference: its name; `*` stands for the number of the layer, and our parameter has a leading layer axis then.
+        ours: the parameter's path; several are packed in one tensor, along the layout's axis `n`.
+        layout: the reference's axes -> ours, such as "(H C) D -> D H C"; without it they are the same.
+    """
+
+    reference: str
+    ours: str | tuple[str, ...]
+    layout: str = ""
+
+    def places(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[str, ...], Any]]:
+        """Each tensor's name, the parameters in it, and its index in them."""
+        paths = (self.ours,) if isinstance(self.ours, str) else self.ours
+        for layer in range(shapes[paths[0]][0]) if "*" in self.reference else [...]:
+            yield self.reference.replace("*", str(layer)), paths, layer
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a `model_type` of `transformers` corresponds to one of our models.
+
+    Attributes:
+        model: the name in `models.MODELS`.
+        architectures: what `config.json` may call it; the first if it says nothing.
+        prefix: what the tensors of a model without its head leave out of their names.
+        fields: fields of `config.json` -> (our setting, the default if absent). Fields of one setting must agree.
+        fixed: fields with the only value that our model knows.
+        tied: pairs of tensors that are one for us; a file may leave out the first.
+        ignored: pattern of tensors that carry nothing.
+        sizes: letters in layouts -> our settings that give their sizes.
+        example: makes a model's input.
+        rules: makes a model's table.
+        settings: (config, architecture, names of tensors) -> settings that no field gives.
+        config: (model) -> fields that no setting gives; raises ValueError for what the reference cannot express.
+    """
+
+    model: str
+    architectures: tuple[str, ...]
+    prefix: str
+    fields: Mapping[str, tuple[str, Any]]
+    fixed: Mapping[str, Any]
+    sizes: Mapping[str, str]
+    example: Callable[[nn.Module], np.ndarray]
+    rules: Callable[[nn.Module], list[Rule]]
+    config: Callable[[nn.Module], dict]
+    settings: Callable[[dict, str, Mapping], dict] = lambda config, architecture, names: {}
+    tied: tuple[tuple[str, str], ...] = ()
+    ignored: str = ""
+
+
+def linear(reference: str, ours: str, layout: str = "F D -> D F") -> list[Rule]:
+    """A PyTorch linear layer, whose weight is (out, in)."""
+    return [Rule(f"{reference}.weight", f"{ours}/kernel", layout), Rule(f"{reference}.bias", f"{ours}/bias")]
+
+
+def heads(reference: str, ours: str) -> list[Rule]:
+    """A PyTorch linear layer that makes heads."""
+    bias = Rule(f"{reference}.bias", f"{ours}/bias", "(H C) -> H C")
+    return [Rule(f"{reference}.weight", f"{ours}/kernel", "(H C) D -> D H C"), bias]
+
+
+def norm(reference: str, ours: str) -> list[Rule]:
+    """A LayerNorm."""
+    return [Rule(f"{reference}.weight", f"{ours}/scale"), Rule(f"{reference}.bias", f"{ours}/bias")]
+
+
+def rearrange(array: np.ndarray, source: str, target: str, sizes: Mapping[str, int]) -> np.ndarray:
+    """The array with its `source` axes in the order and grouping of `target`; "(a b)" is one axis, "1" one of size 1.
+
+    `sizes` gives the sizes of all axes in a group of `source` but one.
+    """
+    source, target = ([group.strip("()1").split() for group in re.findall(r"\(.*?\)|\S+", s)] for s in (source, target))
+    sizes = dict(sizes)
+    for group, size in zip(source, array.shape, strict=True):
+        for axis in set(group) - set(sizes):
+            sizes[axis] = size // math.prod(sizes[other] for other in group if other != axis)
+    before, after = ([axis for group in groups for axis in group] for groups in (source, target))
+    array = array.reshape([sizes[axis] for axis in before]).transpose([before.index(axis) for axis in after])
+    return array.reshape([math.prod(sizes[axis] for axis in group) for group in target])

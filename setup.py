@@ -1,0 +1,46 @@
+"""Installs what Lineage needs. The code itself runs from the checkout: `pip install -e .`."""
+
+from setuptools import setup
+
+setup(
+    name="lineage",
+    version="0.1.0",
+    description="The Transformer and its family in JAX and Flax: one training loop, exact models, trusted metrics.",
+    python_requires=">=3.11",
+    packages=["configs", "data", "metrics", "models", "models.convert", "models.layers", "train"],
+    py_modules=["launch"],
+    install_requires=[
+        "jax>=0.10",
+        "flax>=0.12",
+        "optax>=0.2.8",
+        "orbax-checkpoint>=0.12",
+        "ml-collections>=1.1",
+        "grain>=0.2.18",
+        "tensorflow-datasets>=4.9.10",
+        "array_record>=0.8",
+        "tokenizers>=0.22",
+        "safetensors>=0.6",
+        "jaxtyping>=0.3",
+        "numpy>=2.0",
+        "scipy>=1.14",
+        "scikit-learn>=1.5",
+        "pillow>=11",
+        "matplotlib>=3.9",
+        "tensorboardX>=2.6.4",
+    ],
+    extras_require={
+        "cuda13": ["jax[cuda13]"],
+        "tpu": ["jax[tpu]"],
+        # Preparing a TFDS data set; reading a prepared one needs none of it.
+        "prepare": ["tensorflow-cpu", "importlib_resources"],
+        "test": [
+            "pytest>=8",
+            "pytest-xdist>=3.6",
+            "hypothesis>=6.100",
+            "beartype>=0.21",
+            "ruff>=0.12",
+            "torch==2.13.0",
+            "transformers>=5.20,<6",
+        ],
+    },
+)

@@ -1,0 +1,79 @@
+import io
+import os
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+def png(pixels):
+    file = io.BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="session")
+def prepare():
+    """Writes a TFDS data set as array_record without TensorFlow: prepare(folder, name, features, examples by split)."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+    from array_record.python.array_record_module import ArrayRecordWriter
+    from tensorflow_datasets.core.dataset_info import DatasetIdentity
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    def serialized(example):
+        proto = tf_example_pb2.Example()
+        for name, value in example.items():
+            feature = proto.features.feature[name]
+            if isinstance(value, int):
+                feature.int64_list.value.append(value)
+            else:
+                feature.bytes_list.value.append(value)
+        return proto.SerializeToString()
+
+    def write(folder, name, features, splits, version="1.0.0"):
+        folder = folder / name / version
+        folder.mkdir(parents=True)
+        infos = []
+        for split, examples in splits.items():
+            template = tfds.core.ShardedFileTemplate(
+                data_dir=folder, dataset_name=name, split=split, filetype_suffix="array_record"
+            )
+            records = [serialized(example) for example in examples]
+            writer = ArrayRecordWriter(
+                os.fspath(template.sharded_filepath(shard_index=0, num_shards=1)), "group_size:1"
+            )
+            for record in records:
+                writer.write(record)
+            writer.close()
+            infos.append(
+                tfds.core.SplitInfo(
+                    name=split,
+                    shard_lengths=[len(records)],
+                    num_bytes=sum(map(len, records)),
+                    filename_template=template,
+                )
+            )
+        identity = DatasetIdentity(
+            name=name, version=tfds.core.Version(version), data_dir=os.fspath(folder), module_name=""
+        )
+        info = tfds.core.DatasetInfo(builder=identity, features=tfds.features.FeaturesDict(features(tfds.features)))
+        info.set_file_format("array_record")
+        info.set_splits(tfds.core.splits.SplitDict(infos))
+        info.write_to_directory(folder)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def shapes(prepare, tmp_path_factory):
+    """A data_dir with the image set `shapes`: 40 and 7 grey 8x8 images; image i has all pixels i and class i % 3."""
+    folder = tmp_path_factory.mktemp("tfds")
+
+    def examples(n):
+        return [{"image": png(np.full((8, 8, 1), i, np.uint8)), "label": i % 3} for i in range(n)]
+
+    def features(kinds):
+        return {"image": kinds.Image(shape=(8, 8, 1)), "label": kinds.ClassLabel(names=["circle", "line", "box"])}
+
+    prepare(folder, "shapes", features, {"train": examples(40), "test": examples(7)})
+    return folder

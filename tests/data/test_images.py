@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from data import images
+
+
+def test_digits():
+    splits = images.digits()
+    train, test = splits["train"], splits["test"]
+    assert (len(train), len(test)) == (1438, 359)
+    assert train.take(np.arange(3))["image"].shape == (3, 8, 8, 1)
+    # Every example of the original, once, in one of the two.
+    pixels, labels = load_digits(return_X_y=True)
+    got = np.concatenate([part.features["image"].reshape(-1, 64) for part in splits.values()])
+    np.testing.assert_array_equal(np.unique(np.rint(got / 255 * 16), axis=0), np.unique(pixels, axis=0))
+    assert len(np.unique(got, axis=0)) == 1797
+    # The classes are spread as in the whole.
+    whole = np.bincount(labels) / 5
+    assert np.abs(np.bincount(test.features["label"]) - whole).max() <= 1
+    assert got.min() == 0
+    assert got.max() == 255
+
+
+def write(path, pixels):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for split, count in (("train", 3), ("test", 1)):
+        for label, name in enumerate(("cat", "dog")):
+            for i in range(count):
+                write(tmp_path / split / name / f"{i}.png", np.full((4, 5, 3), 10 * label + i, np.uint8))
+    (tmp_path / "train" / "cat" / "notes.txt").write_text("not an image")
+    return tmp_path
+
+
+def test_folders(folder):
+    splits, names = images.folders(str(folder))
+    assert names == ["cat", "dog"]
+    assert {name: len(part) for name, part in splits.items()} == {"train": 6, "test": 2}
+    batch = splits["train"].take(np.array([1, 5]))
+    assert batch["label"].tolist() == [0, 1]
+    assert [int(image.mean()) for image in batch["image"]] == [1, 12]
+    assert splits["train"][5]["image"].shape == (4, 5, 3)
+    memory = images.in_memory(splits["train"])
+    np.testing.assert_array_equal(memory.take(np.array([1, 5]))["image"], np.stack(batch["image"]))
+    assert memory[5]["label"] == 1
+
+
+def test_grey_folders(tmp_path):
+    write(tmp_path / "train" / "a" / "1.png", np.zeros((3, 3), np.uint8))
+    write(tmp_path / "train" / "a" / "2.png", np.full((3, 3, 3), 7, np.uint8))
+    batch = images.folders(str(tmp_path))[0]["train"].take(np.arange(2))
+    assert [image.shape for image in batch["image"]] == [(3, 3, 1)] * 2
+    assert batch["image"][1].max() == 7
+
+
+def test_folder_errors(folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*/train: images are read from"):
+        images.folders(str(tmp_path / "cat"))
+    (folder / "test" / "horse").mkdir()
+    with pytest.raises(ValueError, match="has the class 'horse', which"):
+        images.folders(str(folder))
+    (folder / "test" / "horse").rmdir()
+    (folder / "train" / "cat" / "0.png").write_bytes(b"torn")
+    with pytest.raises(ValueError, match=r"0\.png cannot be read as an image"):
+        images.decode(folder / "train" / "cat" / "0.png", 3)
+
+
+def test_sizes_differ():
+    with pytest.raises(ValueError, match=r"images differ in size, such as \(2, 2, 1\) and \(3, 2, 1\): image_size"):
+        images.stack([np.zeros((2, 2, 1)), np.zeros((3, 2, 1))])

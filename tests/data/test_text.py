@@ -1,0 +1,145 @@
+import cloudpickle
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data import text, tokenizers
+from data.text import Documents, Windows, tokenize
+
+BYTES = tokenizers.train("bytes", [])
+
+
+@given(n=st.integers(2, 200), length=st.integers(1, 50))
+def test_every_target_once(n, length):
+    tokens = np.arange(n, dtype=np.uint16)
+    windows = Windows(tokens, length)
+    batch = windows.take(np.arange(len(windows)))
+    assert batch["targets"][batch["mask"]].tolist() == list(range(1, n))
+    assert batch["tokens"][batch["mask"]].tolist() == list(range(n - 1))
+    assert not batch["tokens"][:, 1:][~batch["mask"][:, :-1]].any()
+    assert batch["mask"].any(axis=1).all()
+    assert batch["tokens"].dtype == batch["targets"].dtype == np.int32
+
+
+@given(n=st.integers(2, 200), length=st.integers(1, 50), data=st.data())
+def test_windows_of_any_stride(n, length, data):
+    stride = data.draw(st.integers(1, length))
+    windows = Windows(np.arange(n, dtype=np.int32), length, stride)
+    for index in range(len(windows)):
+        window = windows[index]
+        count = window["mask"].sum()
+        assert window["tokens"][:count].tolist() == list(range(index * stride, index * stride + count))
+        assert window["targets"][:count].tolist() == list(range(index * stride + 1, index * stride + count + 1))
+        assert count == length or index == len(windows) - 1
+    assert index * stride + count == n - 1
+
+
+def test_stride_one_is_every_offset():
+    windows = Windows(np.arange(100), 10, stride=1)
+    assert len(windows) == 90  # nanoGPT draws from range(len(tokens) - length).
+    assert windows[89]["targets"].tolist() == list(range(90, 100))
+
+
+@pytest.mark.parametrize(("length", "stride"), [(0, 0), (4, 5), (4, -1)])
+def test_bad_strides(length, stride):
+    with pytest.raises(ValueError, match=f"sequence_length={length} and stride={stride}"):
+        Windows(np.arange(10), length, stride)
+
+
+def test_too_short():
+    with pytest.raises(ValueError, match="a text of 1 tokens"):
+        Windows(np.arange(1), 4)
+
+
+def test_documents_are_joined_by_the_end_of_text():
+    assert tokenize(Documents(["ab", "", "c"]), BYTES).tokens.tolist() == [97, 98, 256, 256, 99, 256]
+    assert tokenize(Documents(["ab"]), BYTES).tokens.tolist() == [97, 98]
+    stream = tokenize(Documents(["aß", "日"]), BYTES)
+    assert (stream.characters, stream.bytes) == (3, 6)
+    assert stream.tokens.dtype == np.uint16
+
+
+def test_chunks_do_not_matter(monkeypatch):
+    documents = Documents([f"text {i} " * (i % 5) for i in range(40)])
+    whole = tokenize(documents, BYTES).tokens
+    monkeypatch.setattr(Documents.chunks, "__defaults__", (20,))
+    assert len(list(documents.chunks())) > 5
+    np.testing.assert_array_equal(tokenize(documents, BYTES).tokens, whole)
+
+
+def test_cache(tmp_path, monkeypatch):
+    documents = Documents(["one", "two"])
+    plain = tokenize(documents, BYTES)
+    for _ in range(2):
+        kept = tokenize(documents, BYTES, tmp_path)
+        np.testing.assert_array_equal(kept.tokens, plain.tokens)
+        assert (kept.characters, kept.bytes) == (6, 6)
+        # The second time it is read, not made.
+        monkeypatch.setattr(text, "_encode", None)
+    assert len(list(tmp_path.iterdir())) == 2
+    monkeypatch.undo()
+    assert len(tokenize(Documents(["one", "twos"]), BYTES, tmp_path).tokens) == 9
+    characters = tokenizers.train("characters", ["onetwo"])
+    assert tokenize(documents, characters, tmp_path).tokens[0] == characters.encode("o")[0]
+    assert len(list(tmp_path.iterdir())) == 6
+    assert len(tokenize(Documents([""]), BYTES, tmp_path).tokens) == 0
+
+
+def test_mapped_tokens_travel_as_a_path(tmp_path):
+    stream = tokenize(Documents(["word " * 100_000]), BYTES, tmp_path)
+    assert isinstance(stream.tokens, np.memmap)
+    windows = Windows(stream.tokens, 16)
+    sent = cloudpickle.dumps(windows)
+    assert len(sent) < 2000
+    received = cloudpickle.loads(sent)
+    np.testing.assert_array_equal(received[1000]["tokens"], windows[1000]["tokens"])
+
+
+def test_files(tmp_path):
+    for name, content in {"b.txt": "b", "a.txt": "a", "sub/c.md": "c", ".hidden": "h", "d.txt": ""}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert text.files(str(tmp_path)) == ["a", "b", "", "c"]
+    assert text.files(str(tmp_path / "*.txt")) == ["a", "b", ""]
+    assert text.files(str(tmp_path / "**/*.md")) == ["c"]
+    assert text.files(str(tmp_path / "a.txt")) == ["a"]
+    assert text.files(str(tmp_path), max_bytes=2) == ["a", "b", ""]
+    with pytest.raises(FileNotFoundError, match=r"there is no text file at .*nothing"):
+        text.files(str(tmp_path / "nothing*"))
+    with pytest.raises(ValueError, match=r"there is no text in .*d\.txt"):
+        text.files(str(tmp_path / "d.txt"))
+
+
+def test_newlines_are_kept(tmp_path):
+    (tmp_path / "a").write_bytes(b"one\r\ntwo\r")
+    assert text.files(str(tmp_path / "a")) == ["one\r\ntwo\r"]
+
+
+def test_not_utf8(tmp_path):
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait")
+    with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8 text: byte 0xe9 at offset 3") as caught:
+        text.read(tmp_path / "latin.txt")
+    assert "\n" not in str(caught.value)
+
+
+def test_stdlib():
+    texts = text.stdlib(1_000_000)
+    assert 500_000 < sum(len(part.encode()) for part in texts) <= 1_000_000
+    assert texts == text.stdlib(1_000_000)
+    everything = text.stdlib()
+    assert everything[: len(texts)] == texts
+    assert any("class OrderedDict" in part for part in everything)
+    assert sum(map(len, everything)) > 5_000_000
+
+
+def test_hold_out():
+    assert text.hold_out(["abcdefghij"], 0.1) == (["abcdefghi"], ["j"])
+    assert len(text.hold_out(["x" * 1115394], 0.1)[0][0]) == 1003854  # nanoGPT's split of its text.
+    parts = [str(i) for i in range(25)]
+    train, held = text.hold_out(parts, 0.1)
+    assert held == ["9", "19"]
+    assert sorted(train + held) == sorted(parts)
+    assert text.hold_out(["a", "b"], 0.1) == (["a"], ["b"])
+    with pytest.raises(ValueError, match=r"validation_fraction=1\.5"):
+        text.hold_out(parts, 1.5)

@@ -1,0 +1,198 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from data import shuffle, transforms
+from data.transforms import OPERATIONS, CentreCrop, Flip, RandAugment, RandomCrop, Shift, Transform, parse
+
+RANDOM = np.random.default_rng(0)
+RGB = RANDOM.integers(0, 256, (16, 20, 24, 3)).astype(np.uint8)
+GREY = RANDOM.integers(0, 256, (16, 20, 24, 1)).astype(np.uint8)
+KEYS = shuffle.keys(np.arange(16), 0)
+ALL = {
+    "crop": RandomCrop(12),
+    "centre": CentreCrop(12, 0.875),
+    "flip": Flip(),
+    "shift": Shift(3),
+    "randaugment": RandAugment(2, 9),
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("images", [RGB, GREY], ids=["rgb", "grey"])
+def test_each_image_depends_on_its_key_alone(name, images):
+    before = images.copy()
+    together = ALL[name](images, KEYS)
+    alone = np.concatenate([ALL[name](images[i : i + 1], KEYS[i : i + 1]) for i in range(16)])
+    np.testing.assert_array_equal(together, alone)
+    np.testing.assert_array_equal(together, ALL[name](images, KEYS))
+    assert together.dtype == np.uint8
+    assert together.shape == (16, 12, 12, images.shape[-1]) if name in ("crop", "centre") else images.shape
+    np.testing.assert_array_equal(images, before)
+    if name != "centre":
+        assert (together != ALL[name](images, shuffle.keys(np.arange(16), 1))).any()
+
+
+def test_flip():
+    keys = shuffle.keys(np.arange(10_000), 0)
+    pixels = np.zeros((10_000, 1, 2, 1), np.uint8)
+    pixels[:, :, 1] = 1
+    flipped = Flip()(pixels, keys)[:, 0, 0, 0]
+    assert flipped.mean() == pytest.approx(0.5, abs=0.02)
+    np.testing.assert_array_equal(Flip()(pixels, keys)[:, 0, 1, 0], 1 - flipped)
+
+
+def test_shift():
+    keys = shuffle.keys(np.arange(5000), 0)
+    pixels = np.zeros((5000, 7, 7, 1), np.uint8)
+    pixels[:, 3, 3] = 9
+    moved = Shift(2)(pixels, keys)
+    _, rows, columns, _ = np.nonzero(moved)
+    assert len(rows) == 5000
+    counts = np.bincount((rows - 1) * 5 + columns - 1, minlength=25)
+    assert counts.min() > 130  # 200 expected in each of the 25 places.
+    assert len(counts) == 25
+    np.testing.assert_array_equal(Shift(0)(RGB, KEYS), RGB)
+    edges = Shift(2)(np.ones((100, 4, 4, 1), np.uint8), keys[:100])
+    assert {int(image.sum()) for image in edges} == {a * b for a in (2, 3, 4) for b in (2, 3, 4)}
+
+
+def test_centre_crop_is_pillows_resize():
+    image = RGB[0]
+    expected = np.asarray(Image.fromarray(image).resize((19, 16), Image.Resampling.BILINEAR))[1:15, 2:16]
+    np.testing.assert_array_equal(CentreCrop(14, 0.875)([image], KEYS[:1])[0], expected)
+    np.testing.assert_array_equal(CentreCrop(20)([image], KEYS[:1])[0], image[:, 2:22])
+    tall = np.swapaxes(image, 0, 1)
+    np.testing.assert_array_equal(CentreCrop(20)([tall], KEYS[:1])[0], tall[2:22])
+    assert CentreCrop(40)([image, tall, GREY[0].repeat(3, -1)], KEYS[:3]).shape == (3, 40, 40, 3)
+    assert CentreCrop(224, 0.875)._one(np.zeros((300, 500, 3), np.uint8)).shape == (224, 224, 3)
+
+
+def test_random_crop():
+    crop = RandomCrop(8, 0.2, 0.6)
+    boxes = [crop.box(100, 150, transforms.generator(key)) for key in shuffle.keys(np.arange(2000), 0)]
+    top, left, height, width = np.array(boxes).T
+    area, aspect = height * width / 15_000, width / height
+    assert 0.19 < area.min() < 0.22
+    assert 0.58 < area.max() < 0.61
+    assert area.mean() == pytest.approx(0.4, abs=0.02)
+    assert 0.73 < aspect.min() < 0.77
+    assert 1.31 < aspect.max() < 1.36
+    assert (top >= 0).all()
+    assert (left >= 0).all()
+    assert (top + height <= 100).all()
+    assert (left + width <= 150).all()
+    assert (top == 0).any()
+    assert (top + height == 100).any()
+    # Where nothing fits, all of it.
+    assert RandomCrop(8, 0.9, 1).box(2, 1000, transforms.generator(KEYS[0])) == (0, 0, 2, 1000)
+    np.testing.assert_array_equal(RandomCrop(20, 1, 1, 1)(RGB[:1, :, :20], KEYS[:1]), RGB[:1, :, :20])
+
+
+def test_randaugment_draws_all_operations():
+    seen = []
+    originals = dict(OPERATIONS)
+    try:
+        for name, operation in originals.items():
+            OPERATIONS[name] = lambda *a, name=name, operation=operation: (seen.append(name), operation(*a))[1]
+        RandAugment(3, 10)(np.repeat(GREY, 20, 0), shuffle.keys(np.arange(320), 0))
+    finally:
+        OPERATIONS.update(originals)
+    assert len(seen) == 960
+    counts = {name: seen.count(name) for name in originals}
+    assert min(counts.values()) > 30  # 60 expected.
+    np.testing.assert_array_equal(RandAugment(0, 10)(RGB, KEYS), RGB)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("strength", [0, 0.5, 1])
+def test_operations_keep_size_and_mode(name, mode, strength):
+    image = Image.fromarray(RGB[0]).convert(mode)
+    before = image.tobytes()
+    result = OPERATIONS[name](image, strength, transforms.generator(KEYS[0]))
+    assert (result.size, result.mode) == (image.size, mode)
+    assert image.tobytes() == before
+
+
+def apply(name, pixels, strength):
+    image = Image.fromarray(np.array(pixels, np.uint8))
+    results = {np.asarray(OPERATIONS[name](image, strength, transforms.generator(key))).tobytes() for key in KEYS}
+    return [np.frombuffer(result, np.uint8).reshape(np.shape(pixels)).tolist() for result in sorted(results)]
+
+
+def test_operations():
+    ramp = [[0, 100, 127, 128, 200, 255]]
+    assert apply("invert", ramp, 1) == [[[255, 155, 128, 127, 55, 0]]]
+    assert apply("posterize", ramp, 1) == [[[0, 96, 112, 128, 192, 240]]]
+    assert apply("posterize", ramp, 0.5) == [[[0, 64, 64, 128, 192, 192]]]
+    assert apply("posterize", ramp, 0) == [[[0] * 6]]
+    assert apply("solarize", ramp, 0.5) == [[[0, 100, 127, 127, 55, 0]]]
+    assert apply("solarize", ramp, 1) == [ramp]
+    assert apply("solarize_add", ramp, 1) == [[[110, 210, 237, 128, 200, 255]]]
+    assert apply("brightness", ramp, 0.5) == [ramp]
+    assert apply("brightness", ramp, 1) == [[[0, 190, 241, 243, 255, 255]]]
+    assert apply("autocontrast", [[50, 100, 150]], 1) == [[[0, 127, 255]]]
+    # One pixel of 224 / 100, either way; grey comes in.
+    assert sorted(apply("translate_x", [[1, 2, 3]], 0.75)) == [[[2, 3, 128]], [[128, 1, 2]]]
+    assert sorted(apply("translate_y", [[1], [2], [3]], 0.75)) == [[[2], [3], [128]], [[128], [1], [2]]]
+    board = np.arange(100).reshape(10, 10).tolist()
+    for name in ("rotate", "shear_x", "shear_y"):
+        assert apply(name, board, 0) == [board]
+        assert len(apply(name, board, 1)) == 2
+    assert all(np.sum(np.array(part) == 128) >= 1 for part in apply("cutout", np.zeros((28, 28)), 0.5))
+    assert all(np.sum(np.array(part) == 128) <= 16 for part in apply("cutout", np.zeros((28, 28)), 0.5))
+
+
+def test_parse():
+    assert parse("crop | flip|randaugment(2, 10)", 224) == [RandomCrop(224), Flip(), RandAugment(2, 10)]
+    assert parse("crop(0.3, 0.9)", 32) == [RandomCrop(32, 0.3, 0.9)]
+    assert parse("shift(1)") == [Shift(1)]
+    assert parse("") == []
+
+
+@pytest.mark.parametrize(
+    ("augment", "message"),
+    [
+        (
+            "flop",
+            r"'flop' is not one of crop\(min_area, max_area, max_aspect\), flip, randaugment\(layers, magnitude\)",
+        ),
+        ("shift()", "'shift()' is not one of"),
+        ("flip(1)", "is not one of"),
+        ("shift(1", "is not one of"),
+        ("shift('a')", "needs a whole number of pixels"),
+        ("1 + 1", "is not one of"),
+        ("__import__('os')", "is not one of"),
+        ("randaugment(2, 11)", "magnitude in 0..10"),
+        ("crop(0)", "min_area"),
+        ("flip | crop", "crop must come first"),
+    ],
+)
+def test_parse_errors(augment, message):
+    with pytest.raises(ValueError, match=message.replace("()", r"\(\)")):
+        parse(augment, 8)
+
+
+def test_crop_needs_a_size():
+    with pytest.raises(ValueError, match="crop needs image_size"):
+        parse("crop")
+
+
+def test_transform():
+    transform = Transform(None, [], (0.5, 0.25, 0.0), (0.5, 1.0, 2.0))
+    result = transform({"image": RGB, "label": np.arange(16)}, KEYS)
+    expected = (RGB / 255 - [0.5, 0.25, 0]) / [0.5, 1, 2]
+    assert result["image"].dtype == np.float32
+    np.testing.assert_allclose(result["image"], expected, atol=1e-6)
+    assert result["label"].tolist() == list(range(16))
+
+
+def test_steps_have_their_own_randomness():
+    pixels = np.zeros((500, 9, 9, 1), np.uint8)
+    pixels[:, 4, 4] = 1
+    keys = shuffle.keys(np.arange(500), 0)
+    twice = Transform(None, [Shift(1), Shift(1)], (0.0,), (1.0,))({"image": pixels}, keys)["image"]
+    _, rows, _, _ = np.nonzero(twice)
+    # Were they the same, no image would have moved by one.
+    assert set(rows.tolist()) == {2, 3, 4, 5, 6}

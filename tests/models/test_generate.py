@@ -1,0 +1,326 @@
+"""Generation: what comes out depends on the model, the prompt and the seed, and on nothing else."""
+
+import logging
+import time
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+from scipy import stats
+
+from models.generate import generate, repetition_penalty, top_k, top_p
+from models.gpt import GPT
+
+VOCAB = 11
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    model = GPT(vocab_size=VOCAB, max_length=32, depth=2, width=16, num_heads=2)
+    variables = model.init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
+    # Larger weights than training starts from, for predictions that differ from one another.
+    return model, jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), variables)
+
+
+@pytest.fixture
+def prompts():
+    rng = np.random.default_rng(0)
+    return rng.integers(0, VOCAB, (4, 6)), np.array([3, 6, 1, 5])
+
+
+@struct.dataclass
+class Last:
+    """The least cache there is: the last token."""
+
+    token: jax.Array
+
+    def gather(self, rows):
+        return Last(self.token[rows])
+
+
+class Bigram(nn.Module):
+    """A decoder with a known distribution: the logits after a token are its row of the table, plus the memory."""
+
+    vocab_size: int = VOCAB
+
+    def setup(self):
+        self.table = self.param("table", nn.initializers.normal(1.5), (self.vocab_size, self.vocab_size))
+
+    def __call__(self, tokens):
+        return self.table[tokens]
+
+    def encode(self, inputs):
+        return inputs
+
+    def init_cache(self, batch_size, max_length):
+        return Last(jnp.zeros(batch_size, jnp.int32))
+
+    def decode(self, tokens, cache, memory):
+        logits = self.table[tokens]
+        return logits if memory is None else logits + memory[:, None], Last(tokens[:, -1])
+
+
+@pytest.fixture(scope="module")
+def bigram():
+    model = Bigram()
+    return model, model.init(jax.random.key(1), jnp.zeros((1, 1), jnp.int32))
+
+
+def test_cached_and_uncached_logits_agree(gpt):
+    model, variables = gpt
+    tokens = jax.random.randint(jax.random.key(2), (3, 32), 0, VOCAB)
+    expected = model.apply(variables, tokens)
+    cache = model.apply(variables, 3, 32, method="init_cache")
+    start, parts = 0, []
+    for count in (5, 1, 1, 9, 1, 15):
+        logits, cache = model.apply(variables, tokens[:, start : start + count], cache, method="decode")
+        parts.append(logits)
+        start += count
+    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), expected, atol=1e-5)
+
+
+def test_greedy_takes_the_likeliest_token_of_the_uncached_model(gpt, prompts):
+    model, variables = gpt
+    out = generate(model, variables, *prompts, max_new_tokens=26, temperature=0)
+    for row, length in enumerate(prompts[1]):
+        text = out.tokens[row : row + 1, : length + 26]
+        log_probabilities = jax.nn.log_softmax(model.apply(variables, text))[0, length - 1 : -1]
+        np.testing.assert_array_equal(text[0, length:], log_probabilities.argmax(axis=-1))
+        np.testing.assert_allclose(out.scores[row], log_probabilities.max(axis=-1).sum(), rtol=1e-5)
+    assert len(np.unique(out.tokens[0])) > 2  # the model does not just repeat itself
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": 0}, {"temperature": 0, "num_beams": 3}, {"temperature": 0, "repetition_penalty": 1.5}],
+    ids=["greedy", "beams", "penalty"],
+)
+def test_ragged_batch_equals_one_prompt_at_a_time(gpt, prompts, options):
+    options |= {"max_new_tokens": 12, "stop_tokens": (1, 4)}
+    garbage = np.where(np.arange(6) < prompts[1][:, None], prompts[0], 10**6)  # whatever stands after the prompts
+    together = generate(*gpt, garbage, prompts[1], pad_token=VOCAB, **options)
+    for row, length in enumerate(prompts[1]):
+        alone = generate(*gpt, prompts[0][row : row + 1, :length], **options)
+        assert alone.lengths[0] == together.lengths[row]
+        np.testing.assert_array_equal(
+            alone.tokens[0, : alone.lengths[0]], together.tokens[row, : together.lengths[row]]
+        )
+        np.testing.assert_allclose(alone.scores[0], together.scores[row], rtol=1e-5)
+        assert (together.tokens[row, together.lengths[row] :] == VOCAB).all()
+
+
+def test_samples_depend_on_seed_prompt_and_row_alone(gpt, prompts):
+    tokens, lengths = prompts
+    options = {"max_new_tokens": 12, "top_p": 0.95, "repetition_penalty": 1.2}
+    whole = generate(*gpt, tokens, lengths, seed=5, **options)
+    again = generate(*gpt, tokens, lengths, seed=5, **options)
+    np.testing.assert_array_equal(whole.tokens, again.tokens)
+    assert (whole.tokens != generate(*gpt, tokens, lengths, seed=6, **options).tokens).any()
+
+    fewer = generate(*gpt, tokens[:2], lengths[:2], seed=5, **options)
+    np.testing.assert_array_equal(whole.tokens[:2], fewer.tokens)
+    others = generate(*gpt, np.concatenate([tokens[:2], tokens[:2] * 0]), lengths, seed=5, **options)
+    np.testing.assert_array_equal(whole.tokens[:2], others.tokens[:2])
+    same = generate(*gpt, np.repeat(tokens[1:2], 4, axis=0), seed=5, **options)
+    assert len(np.unique(same.tokens, axis=0)) == 4
+
+
+def compilations(caplog):
+    names = [record.getMessage() for record in caplog.records if "Finished XLA compilation" in record.getMessage()]
+    caplog.clear()
+    return len(names)
+
+
+@pytest.mark.parametrize("num_beams", [1, 2])
+def test_a_sample_costs_one_compilation_and_the_next_none(gpt, prompts, caplog, num_beams):
+    tokens, lengths = prompts
+    options = {"max_new_tokens": 26 - num_beams, "num_beams": num_beams}  # a shape that no other test has
+    if num_beams > 1:
+        options |= {"temperature": 0}
+        others = {"length_penalty": 2.0}
+    else:
+        options |= {"top_p": 0.9, "top_k": 4, "temperature": 0.9}
+        others = {"top_p": 0.5, "temperature": 1.5, "seed": 3}
+    with caplog.at_level(logging.DEBUG, logger="jax"), jax.log_compiles():
+        generate(*gpt, tokens, lengths, **options)
+        assert compilations(caplog) == 1
+        generate(*gpt, tokens[::-1], lengths[::-1], **options | others)
+        assert compilations(caplog) == 0
+
+
+def test_time_per_token_does_not_grow_with_the_position():
+    times = []
+
+    class Timed(GPT):
+        def decode(self, tokens, cache, memory):
+            jax.debug.callback(lambda: times.append(time.perf_counter()))
+            return super().decode(tokens, cache, memory)
+
+    model = Timed(vocab_size=VOCAB, max_length=1024, depth=2, width=16, num_heads=2)
+    variables = model.init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
+    generate(model, variables, np.zeros((1, 1)), max_new_tokens=1000)
+    jax.effects_barrier()
+    steps = np.diff(times)
+    assert len(steps) == 999  # one decoding step for every token
+    assert np.median(steps[-250:]) < 1.5 * np.median(steps[:250])
+
+
+def test_stop_tokens_end_rows_on_their_own(gpt, prompts):
+    free = generate(*gpt, *prompts, max_new_tokens=12, temperature=0)
+    stops = (1, 4)
+    out = generate(*gpt, *prompts, max_new_tokens=12, temperature=0, stop_tokens=stops, pad_token=VOCAB)
+    for row, length in enumerate(prompts[1]):
+        expected = free.tokens[row, : length + 12].tolist()
+        places = [place for place in range(length, length + 12) if expected[place] in stops]
+        end = places[0] + 1 if places else length + 12
+        assert out.lengths[row] == end
+        assert out.tokens[row].tolist() == expected[:end] + [VOCAB] * (18 - end)
+    assert len(set((out.lengths - prompts[1]).tolist())) > 1
+
+
+def test_the_loop_ends_with_the_last_row(bigram):
+    calls = []
+
+    class Counted(Bigram):
+        def decode(self, tokens, cache, memory):
+            jax.debug.callback(lambda: calls.append(1))
+            return super().decode(tokens, cache, memory)
+
+    always = np.full((2, VOCAB), 0.0)
+    always[0, 3] = always[1, 4] = 1e6
+    out = generate(Counted(), bigram[1], [[0], [0]], max_new_tokens=20, inputs=always, stop_tokens=(3, 4))
+    jax.effects_barrier()
+    assert (out.lengths == 2).all()
+    assert len(calls) == 1
+
+
+def first_tokens(bigram, count=4000, **options):
+    out = generate(*bigram, np.full((count, 1), 2), max_new_tokens=1, **options)
+    return np.bincount(np.asarray(out.tokens[:, 1]), minlength=VOCAB)
+
+
+def chi_square(counts, probabilities):
+    expected = np.asarray(probabilities, np.float64) / np.sum(probabilities, dtype=np.float64) * counts.sum()
+    assert (counts[expected == 0] == 0).all()
+    return stats.chisquare(counts[expected > 0], expected[expected > 0]).pvalue
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_sampling_frequencies(bigram, temperature):
+    logits = bigram[1]["params"]["table"][2]
+    counts = first_tokens(bigram, temperature=temperature)
+    assert chi_square(counts, jax.nn.softmax(logits / temperature)) > 0.01
+    assert chi_square(counts, jax.nn.softmax(logits / temperature / 1.3)) < 0.01  # it would tell
+
+
+@pytest.mark.parametrize("k", [1, 3, 11, 50])
+def test_top_k_frequencies(bigram, k):
+    probabilities = np.array(jax.nn.softmax(bigram[1]["params"]["table"][2]))
+    probabilities[np.argsort(-probabilities)[k:]] = 0
+    assert not chi_square(first_tokens(bigram, top_k=k), probabilities) < 0.01  # NaN if but one token is left
+
+
+@pytest.mark.parametrize("p", [1e-6, 0.5, 0.8, 1.0])
+def test_top_p_frequencies(bigram, p):
+    probabilities = np.array(jax.nn.softmax(bigram[1]["params"]["table"][2]))
+    order = np.argsort(-probabilities)
+    kept = order[: 1 + np.searchsorted(probabilities[order].cumsum(), p)]
+    probabilities[np.setdiff1d(order, kept)] = 0
+    assert not chi_square(first_tokens(bigram, top_p=p), probabilities) < 0.01
+
+
+def test_successive_tokens_are_independent_draws(bigram):
+    """Every step has its own noise: of tokens drawn from one distribution, neighbours are unrelated."""
+    table = {"params": {"table": jnp.zeros((VOCAB, VOCAB))}}
+    tokens = np.asarray(generate(bigram[0], table, np.zeros((400, 1)), max_new_tokens=20).tokens)[:, 1:]
+    pairs = np.zeros((VOCAB, VOCAB))
+    np.add.at(pairs, (tokens[:, :-1], tokens[:, 1:]), 1)
+    assert stats.chi2_contingency(pairs).pvalue > 0.01
+    assert stats.chi2_contingency(np.stack([np.bincount(row, minlength=VOCAB) for row in tokens])).pvalue > 0.01
+
+
+def test_top_k_and_top_p_keep_the_smallest_set():
+    logits = jnp.log(jnp.array([[0.1, 0.4, 0.2, 0.3], [0.25, 0.25, 0.25, 0.25]]))
+    assert jnp.isfinite(top_k(logits, 2)[0]).tolist() == [False, True, False, True]
+    assert jnp.isfinite(top_p(logits, 0.39)).sum(axis=-1).tolist() == [1, 2]
+    assert jnp.isfinite(top_p(logits, 0.41)).sum(axis=-1).tolist() == [2, 2]
+    assert jnp.isfinite(top_p(logits, 0.99)).sum(axis=-1).tolist() == [4, 4]
+
+
+def test_repetition_penalty_is_for_the_tokens_of_the_row():
+    logits = jnp.array([[2.0, -2.0, 3.0, 4.0], [2.0, -2.0, 3.0, 4.0]])
+    out = repetition_penalty(logits, jnp.array([[0, 1, 3], [2, 0, 0]]), jnp.array([2, 1]), 2.0)
+    assert out.tolist() == [[1.0, -4.0, 3.0, 4.0], [2.0, -2.0, 1.5, 4.0]]
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
+def test_a_wide_beam_finds_the_best_of_all_continuations(length_penalty):
+    model = Bigram(4)
+    variables = model.init(jax.random.key(3), jnp.zeros((1, 1), jnp.int32))
+    table = np.asarray(jax.nn.log_softmax(variables["params"]["table"]))
+    for start in range(4):
+        options = {"max_new_tokens": 4, "num_beams": 64, "length_penalty": length_penalty, "stop_tokens": (3,)}
+        out = generate(model, variables, [[start]], temperature=0, **options)
+        found, open_ = [], [([start], 0.0)]
+        for step in range(1, 5):
+            grown = [(path + [token], score + table[path[-1], token]) for path, score in open_ for token in range(4)]
+            ended = [step == 4 or path[-1] == 3 for path, _ in grown]
+            found += [(score / step**length_penalty, path) for (path, score), end in zip(grown, ended) if end]
+            open_ = [one for one, end in zip(grown, ended) if not end]
+        score, path = max(found)
+        assert out.tokens[0, : out.lengths[0]].tolist() == path
+        np.testing.assert_allclose(out.scores[0], score, rtol=1e-5)
+
+
+def test_memory_follows_its_row(bigram):
+    """`inputs` are encoded once; beams share their prompt's memory."""
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(3, VOCAB)).astype(np.float32) * 3
+    for beams in (1, 3):
+        options = {"max_new_tokens": 5, "temperature": 0, "num_beams": beams}
+        together = generate(*bigram, np.full((3, 1), 2), inputs=inputs, **options)
+        for row in range(3):
+            alone = generate(*bigram, np.full((1, 1), 2), inputs=inputs[row : row + 1], **options)
+            np.testing.assert_array_equal(alone.tokens[0], together.tokens[row])
+        assert len(np.unique(together.tokens, axis=0)) > 1
+
+
+def test_cache_rewinds_and_gathers(gpt):
+    model, variables = gpt
+    tokens = jax.random.randint(jax.random.key(4), (2, 8), 0, VOCAB)
+    cache = model.apply(variables, 2, 12, method="init_cache")
+    _, cache = model.apply(variables, tokens, cache, method="decode")
+    rows, kept = jnp.array([1, 0, 1]), jnp.array([3, 8, 5])
+    cache = cache.gather(rows).rewind(kept)
+    logits, _ = model.apply(variables, jnp.full((3, 1), 7), cache, method="decode")
+    for row, (source, length) in enumerate(zip(rows, kept)):
+        text = jnp.append(tokens[source, :length], 7)[None]
+        np.testing.assert_allclose(logits[row, 0], model.apply(variables, text)[0, -1], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 27}, "a sequence of 33 tokens is longer than the model's 32"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0"),
+        ({"lengths": [3, 0, 1, 2]}, "prompt 1 is empty"),
+        ({"lengths": [3, 7, 1, 2]}, "a prompt of 7 tokens does not fit an array of 6"),
+        ({"lengths": [3, 2]}, "4 prompts need as many lengths"),
+        ({"prompts": np.zeros((4, 0))}, "not empty"),
+        ({"temperature": -0.5}, "temperature must be 0 .* or more, not -0.5"),
+        ({"temperature": float("nan")}, "temperature must be"),
+        ({"top_k": 0}, "top_k must be at least 1"),
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, not 0.0"),
+        ({"top_p": 1.5}, "top_p must be above 0 and at most 1, not 1.5"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0"),
+        ({"num_beams": 0}, "num_beams must be at least 1"),
+        ({"num_beams": 2}, "beam search does not sample: set temperature to 0, not 1.0"),
+    ],
+)
+def test_errors(gpt, prompts, options, message):
+    arguments = {"prompts": prompts[0], "max_new_tokens": 4} | options
+    with pytest.raises(ValueError, match=message):
+        generate(*gpt, **{name: np.asarray(x) if name in ("lengths", "prompts") else x for name, x in arguments.items()})

@@ -1,0 +1,120 @@
+"""ViT computes what `transformers` computes, from its weights."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from models import convert, vit
+
+SEEDS = range(4)
+
+
+def reference_of(seed, randomise, cls=transformers.ViTForImageClassification, **kwargs):
+    rng = np.random.default_rng(seed)
+    heads = int(rng.integers(1, 5))
+    patch = int(rng.choice([2, 3, 4]))
+    labels = {"num_labels": int(rng.integers(2, 7))} if cls is transformers.ViTForImageClassification else {}
+    config = transformers.ViTConfig(
+        hidden_size=heads * int(rng.choice([3, 8, 10])),
+        num_hidden_layers=int(rng.integers(1, 5)),
+        num_attention_heads=heads,
+        intermediate_size=int(rng.integers(5, 60)),
+        hidden_act=["gelu", "relu", "gelu_new", "silu"][seed % 4],
+        layer_norm_eps=float(rng.choice([1e-12, 1e-6, 1e-2])),
+        image_size=patch * int(rng.integers(2, 5)),
+        patch_size=patch,
+        num_channels=int(rng.choice([1, 3])),
+        attn_implementation="eager",
+        **labels,
+    )
+    return randomise(cls(config, **kwargs), seed)
+
+
+def images_of(reference, seed, rows=None, columns=None):
+    """Of another size than the model's if told, in patches."""
+    config = reference.config
+    size = [n * config.patch_size if n else config.image_size for n in (rows, columns)]
+    images = np.random.default_rng(seed + 100).standard_normal((2, *size, config.num_channels)).astype(np.float32)
+    return images, torch.tensor(images.transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_logits_hidden_states_and_gradients(seed, randomise, ours, gradients, assert_same_gradients):
+    reference = reference_of(seed, randomise)
+    images, theirs = images_of(reference, seed)
+    model, variables = ours(reference)
+    assert model.depth == reference.config.num_hidden_layers
+    assert model.epsilon == reference.config.layer_norm_eps
+    assert model.num_classes == reference.config.num_labels
+
+    expected = reference(theirs, output_hidden_states=True)
+    weights = np.random.default_rng(seed).standard_normal(expected.logits.shape).astype(np.float32)
+    (expected.logits.tanh() * torch.tensor(weights)).sum().backward()
+
+    def loss(params):
+        out, state = model.apply({"params": params}, images, mutable=["intermediates"])
+        return (jnp.tanh(out) * weights).sum(), (out, state["intermediates"])
+
+    grads, (out, seen) = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
+    np.testing.assert_allclose(out, expected.logits.detach().numpy(), rtol=0, atol=2e-5)
+    hidden = [seen["embedding"][0], *seen["stack"]["layers"]["hidden"][0]]
+    assert len(hidden) == len(expected.hidden_states)
+    for mine, other in zip(hidden, expected.hidden_states):
+        np.testing.assert_allclose(mine, other.detach().numpy(), rtol=0, atol=2e-5)
+    assert_same_gradients(grads, gradients(reference))
+
+
+@pytest.mark.parametrize("grid", [(6, 6), (1, 2), (3, 5)])
+def test_another_resolution(grid, randomise, ours):
+    reference = reference_of(1, randomise)
+    images, theirs = images_of(reference, 1, *grid)
+    model, variables = ours(reference)
+    expected = reference(theirs, interpolate_pos_encoding=True).logits.detach().numpy()
+    np.testing.assert_allclose(model.apply(variables, images), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("pooler", [True, False])
+def test_model_without_a_classifier(pooler, randomise, ours, tmp_path):
+    reference = reference_of(2, randomise, transformers.ViTModel, add_pooling_layer=pooler)
+    images, theirs = images_of(reference, 2)
+    model, variables = ours(reference)
+    expected = reference(theirs)
+    tokens = expected.last_hidden_state.detach().numpy()
+    features = expected.pooler_output.detach().numpy() if pooler else tokens[:, 0]
+    np.testing.assert_allclose(model.apply(variables, images), features, rtol=0, atol=2e-5)
+    encoded = model.apply(variables, images, method="encode")
+    np.testing.assert_allclose(encoded, tokens, rtol=0, atol=2e-5)
+
+    convert.save(tmp_path, model, variables)
+    cls = transformers.ViTModel if pooler else transformers.ViTForImageClassification
+    exported, info = cls.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    out = exported.eval()(theirs)
+    out = (out.pooler_output if pooler else out.logits).detach().numpy()
+    np.testing.assert_allclose(out, features, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("num_classes", [2, 5])
+def test_export_gives_the_same_model_there_and_here(num_classes, tmp_path):
+    model = vit.ViT(
+        num_classes, image_size=12, patch_size=3, channels=2, depth=2, width=24, num_heads=3, activation="gelu_tanh"
+    )
+    images = np.random.default_rng(0).standard_normal((2, 12, 12, 2)).astype(np.float32)
+    rng = np.random.default_rng(3)
+    variables = jax.tree.map(
+        lambda x: jnp.asarray(0.2 * rng.standard_normal(x.shape), x.dtype),
+        jax.eval_shape(model.init, jax.random.key(0), images),
+    )
+    convert.save(tmp_path, model, variables)
+    reference, info = transformers.ViTForImageClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    expected = reference.eval()(torch.tensor(images.transpose(0, 3, 1, 2))).logits.detach().numpy()
+    assert expected.shape == (2, num_classes)
+    np.testing.assert_allclose(model.apply(variables, images), expected, rtol=0, atol=2e-5)
+
+    again, restored = convert.load(tmp_path)
+    assert again == model.clone(hidden=96)
+    jax.tree.map(np.testing.assert_array_equal, restored, variables)

@@ -1,0 +1,369 @@
+"""The report: that it shows what there is, nothing else, in one file, whatever the run."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from train import figures
+from train.figures import smooth
+from train.report import _amount, _image_attention, write_report
+
+
+def _attention(rng, *shape, causal=False):
+    """Row-stochastic weights [..., T, T] that look at a few places only."""
+    logits = rng.normal(size=shape) * 2
+    if causal:
+        logits = np.where(np.tri(shape[-1], dtype=bool), logits, -np.inf)
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def _write(workdir, config, lines, run, cost, samples=(), **arrays):
+    (workdir / "artifacts").mkdir(parents=True, exist_ok=True)
+    (workdir / "config.json").write_text(json.dumps(config))
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (workdir / "artifacts/run.json").write_text(json.dumps(run))
+    (workdir / "artifacts/cost.json").write_text(json.dumps(cost))
+    if samples:
+        (workdir / "artifacts/samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    for name, data in arrays.items():
+        np.savez(workdir / f"artifacts/{name}.npz", **data)
+    return workdir
+
+
+def _train_lines(rng, steps, every, start, end, speed, accuracy=True):
+    for step in range(every, steps + 1, every):
+        loss = (end + (start - end) * math.exp(-6 * step / steps)) * rng.lognormal(0, 0.15)
+        line = {
+            "step": step,
+            "train/loss": loss,
+            "train/learning_rate": 1e-3 * min(step / 100, 0.5 + 0.5 * math.cos(math.pi * step / steps)),
+        }
+        line |= {"train/accuracy": min(1.0, math.exp(-loss / 2))} if accuracy else {}
+        line["train/gradient_norm"] = 0.6 * rng.lognormal(0, 0.3) * (1 + 3 * math.exp(-step / 80))
+        yield line | {"time/examples_per_second": speed * rng.normal(1, 0.03), "time/mfu": 0.31 * rng.normal(1, 0.03)}
+
+
+def vision_run(workdir, classes=10):
+    """A folder as a ViT's run on the digits leaves it."""
+    rng = np.random.default_rng(0)
+    digits = load_digits()
+    images, labels = (digits.images[:27, :, :, None] / 16).astype(np.float32), digits.target[:27]
+    lines = []
+    for line in _train_lines(rng, 2000, 10, 2.3, 0.01, 18400):
+        lines.append(line)
+        step = line["step"]
+        if step % 200 == 0:
+            loss = 0.05 + 2 * math.exp(-step / 250)
+            lines.append({"step": step, "validation/loss": loss, "validation/accuracy": math.exp(-loss / 3)})
+            lines[-1]["time/evaluation_seconds"] = 0.3
+    counts = np.diag(rng.integers(30, 40, classes)) + rng.poisson(0.12, (classes, classes))
+    names = np.array([str(i) for i in range(10)] if classes == 10 else [f"class number {i}" for i in range(classes)])
+    run = {"device": "cpu", "device_count": 1, "python": "3.11.2", "jax": "0.10.2", "flax": "0.12.8", "seconds": 152.3}
+    run |= {
+        "config_name": "vit_digits",
+        "command": "python launch.py --config=configs/vit_digits.py --workdir=runs/vit",
+    }
+    optimizer = {"name": "adamw", "learning_rate": 1e-3, "schedule": {"kind": "cosine", "warmup_steps": 100}}
+    mistakes = {"image": images, "label": labels, "prediction": (labels + 3) % 10, "class_names": names}
+    attention = {"image": images[:6], "weights": _attention(rng, 6, 6, 4, 17, 17), "grid": np.array([4, 4])}
+    return _write(
+        workdir,
+        {"seed": 0, "model": {"name": "vit", "patch_size": [2, 2], "dropout": 0.1}, "optimizer": optimizer},
+        lines,
+        run,
+        {
+            "parameters": {"patch embedding": 1280, "position": 1088, "blocks": 198784, "head": 778, "total": 201930},
+            "flops": {"forward_per_example": 6.9e6, "training_step": 2.65e9, "whole_run": 5.3e12},
+            "memory": {"weights": 807720, "optimizer": 1615440, "activations": 41943040, "total": 45173920},
+        },
+        confusion_validation={"counts": counts, "class_names": names},
+        mistakes_validation=mistakes | {"probability": np.linspace(0.99, 0.5, 27)},
+        attention_image=attention | {"has_class_token": np.array(True)},
+    )
+
+
+def text_run(workdir):
+    """A folder as a GPT's run leaves it, with text that is not safe in HTML."""
+    rng = np.random.default_rng(1)
+    lines = []
+    for line in _train_lines(rng, 5000, 10, 4.2, 1.5, 910, accuracy=False):
+        lines.append(line)
+        if line["step"] % 500 == 0:
+            loss = 1.6 + 2.6 * math.exp(-line["step"] / 700)
+            lines.append({"step": line["step"], "validation/loss": loss, "validation/perplexity": math.exp(loss)})
+    text = "What light through yonder <b>window</b> breaks & is it $5 or $6?\n\ndef f():\n    return self\n"
+    prompts = ("ROMEO:\n", "def main(")
+    samples = [{"step": s, "prompt": p, "text": p + text * 2} for s in (500, 2500, 5000) for p in prompts]
+    tokens = [
+        *["def", " __", "init", "__", "(", "self", ",", " cost", "$", "=", "$", "5", "):"],
+        "\n",
+        "    ",
+        *["self", ".", "cost", " =", " cost", "日本"],
+    ]
+    training = {"weights": 3192832, "optimizer": 6385664}
+    return _write(
+        workdir,
+        {"model": {"name": "gpt", "depth": 4}, "note": "</code><script>alert(1)</script>"},
+        lines,
+        {"device": "NVIDIA H100", "device_count": 8, "seconds": 11012, "config_name": "gpt_<stdlib>"},
+        {
+            "parameters": {"embed": 8192, "blocks": {"attention": 263168, "mlp": 526848}, "total": 798208},
+            "memory": {"training": training, "inference": {"weights": 3192832, "kv_cache": 262144}},
+            "textbook": 798000,
+        },
+        samples,
+        attention_text={
+            "tokens": np.array(tokens),
+            "weights": _attention(rng, 4, 4, len(tokens), len(tokens), causal=True),
+        },
+    )
+
+
+class _Page(HTMLParser):
+    """Collects what the tests ask about and fails where tags do not match."""
+
+    VOID = ("meta", "img", "br", "link")
+
+    def __init__(self, text):
+        super().__init__()
+        self.stack, self.tags, self.sources, self.headings = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert [tag for tag in self.stack if tag not in ("td", "th", "tr")] == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.sources += [value for name, value in attributes if name in ("src", "href", "xlink:href")]
+        if tag not in self.VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in self.VOID:
+            self.stack.pop()
+
+    def handle_endtag(self, tag):
+        while self.stack[-1] in ("td", "th", "tr") and self.stack[-1] != tag:  # which HTML lets end by themselves
+            self.stack.pop()
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data):
+        if self.stack and self.stack[-1] == "h2":
+            self.headings.append(data)
+
+
+@pytest.fixture(scope="module")
+def vision(tmp_path_factory):
+    return write_report(vision_run(tmp_path_factory.mktemp("vision")))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_report(text_run(tmp_path_factory.mktemp("text")))
+
+
+def test_a_vision_run_shows_every_part(vision):
+    page = _Page(vision.read_text())
+    assert page.headings == [
+        "Curves",
+        "Confusion matrix, validation",
+        "Worst mistakes, validation",
+        "Attention over the image",
+        "What it costs",
+        "Configuration",
+    ]
+    assert page.tags.count("svg") == 6 + 1 + 2
+    assert page.tags.count("img") == 27
+    body = vision.read_text()
+    for shown in (
+        "vit_digits",
+        "98.33%",
+        "at step 2,000, the best",
+        "2:32",
+        "201,930",
+        "43.08 MiB",
+        "python launch.py --config",
+    ):
+        assert shown in body
+
+
+def test_pictures_lie_beside_the_page_too(vision):
+    names = sorted(path.name for path in (vision.parent / "report").iterdir())
+    assert [name for name in names if not name.startswith("mistakes")] == [
+        "attention_image.png",
+        "attention_image_heads.png",
+        "confusion_validation.png",
+        "curve_accuracy.png",
+        "curve_gradient_norm.png",
+        "curve_learning_rate.png",
+        "curve_loss.png",
+        "curve_time_examples_per_second.png",
+        "curve_time_mfu.png",
+    ]
+    assert sum(name.startswith("mistakes_validation_") for name in names) == 27
+
+
+@pytest.mark.parametrize("run", ["vision", "text"])
+def test_the_page_needs_nothing_from_outside(run, request):
+    path = request.getfixturevalue(run)
+    body = path.read_text()
+    page = _Page(body)
+    assert all(source.startswith(("data:image/png;base64,", "#")) for source in page.sources)
+    assert not {"script", "link", "iframe"} & set(page.tags)
+    assert "http" not in re.sub(r'"data:[^"]*"', "", body)
+    assert "url(" not in re.sub(r"url\(#\w+\)", "", body)
+    ids = re.findall(r'<clipPath id="(\w+)"', body)
+    assert set(re.findall(r"url\(#(\w+)\)", body)) == set(ids)
+
+
+def test_figures_follow_the_dark_mode(vision):
+    svgs = "".join(re.findall(r"<svg.*?</svg>", vision.read_text(), re.DOTALL))
+    assert "var(--ink)" in svgs
+    assert "var(--s0)" in svgs
+    assert not re.search(r"#(1f2329|0072b2|dde1e6)", svgs)
+    assert not re.search(r"<text[^>]*(#000000|black)", re.sub(r"confusion.*", "", svgs))
+
+
+def test_samples_and_config_are_escaped_and_dollars_stay(text):
+    body = text.read_text()
+    assert "<script" not in body
+    assert "&lt;b&gt;window&lt;/b&gt; breaks &amp; is it $5 or $6?" in body
+    assert "&lt;/code&gt;&lt;script&gt;" in body
+    assert body.index("Step 5,000") < body.index("Step 2,500") < body.index("Step 500")
+    assert body.count("<details open>") == 1
+    assert re.search(r"<pre class=sample><b>ROMEO:\n</b>What light", body)  # the prompt is not shown twice
+    assert ">日本</text>" in body
+    assert body.count(">$</text>") == 2 * 2 * 3  # twice in the text, on both axes of three layers
+
+
+def test_the_same_run_gives_the_same_page(text):
+    before = text.read_text()
+    assert write_report(text.parent).read_text() == before
+
+
+def test_a_hundred_classes(tmp_path):
+    run = vision_run(tmp_path, classes=120)
+    for name in ("attention_image", "mistakes_validation"):
+        (run / f"artifacts/{name}.npz").unlink()
+    body = write_report(run).read_text()
+    assert "class number 117" in body
+    assert body.count("<td>class number") == 2 * 12
+
+
+@pytest.mark.parametrize(
+    ("lines", "charts"),
+    [
+        ([], 0),
+        ([{"step": 1, "train/loss": 2.0}], 1),
+        ([{"step": 1, "train/loss": None}], 0),
+        ([{"step": 0, "validation/accuracy": 0.1}], 1),
+        ([{"step": s, "train/loss": None if s == 3 else 1 / s} for s in range(1, 5)], 1),
+        ([{"step": s, "train/loss": None if s > 40 else -1.0 * s} for s in range(1, 60)], 1),
+        ([{"step": s, "train/loss": 0.0, "train/learning_rate": 0.0} for s in range(1, 3000)], 2),
+        ([{"step": 1, "train/loss": 1.0, "validation/bleu": 27.3, "strange <key>": 1.0}], 3),
+    ],
+)  # fmt: skip
+def test_few_points_and_numbers_that_are_not_finite(tmp_path, lines, charts):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    body = write_report(tmp_path).read_text()
+    page = _Page(body)
+    assert page.tags.count("svg") == charts
+    assert page.headings == ["Curves"] * bool(charts)
+    bad = [line["step"] for line in lines if line.get("train/loss", 0) is None]
+    assert ("not finite at step" in body) == bool(bad)
+    assert not bad or f"not finite at step {bad[0]}." in body
+
+
+def test_the_best_is_not_the_last(tmp_path):
+    points = [(1, 2.0, 0.5), (2, 1.0, 0.9), (3, 1.5, 0.8)]
+    lines = [{"step": s, "validation/loss": loss, "validation/accuracy": a} for s, loss, a in points]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    body = write_report(tmp_path).read_text()
+    assert "<b>1.5</b><small>best 1 at step 2" in body
+    assert "<b>80.00%</b><small>best 90.00% at step 2" in body
+
+
+def test_attention_without_a_class_token_is_the_mean_over_queries(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(figures, "overlay", lambda axes, image, heat, extent: seen.append(heat))
+    weights = _attention(np.random.default_rng(0), 2, 1, 3, 6, 6)
+    data = {
+        "image": np.zeros((1, 4, 6, 3)),
+        "weights": weights,
+        "grid": np.array([2, 3]),
+        "has_class_token": np.array(False),
+    }
+    _image_attention(data, tmp_path)
+    image, rollout, first = seen[:3]
+    assert image is None
+    np.testing.assert_allclose(first, weights[0, 0].mean((0, 1)).reshape(2, 3), rtol=1e-6)
+    one, two = ((weights[i, 0].mean(0) + np.eye(6)) / 2 for i in (0, 1))
+    np.testing.assert_allclose(rollout, (two @ one).mean(0).reshape(2, 3), rtol=1e-6)
+
+
+def test_the_class_token_looks_at_the_patches_in_their_order(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(figures, "overlay", lambda axes, image, heat, extent: seen.append(heat))
+    weights = np.zeros((1, 1, 1, 7, 7))
+    weights[..., 0, :] = np.arange(7)
+    data = {
+        "image": np.zeros((1, 4, 6, 1)),
+        "weights": weights,
+        "grid": np.array([2, 3]),
+        "has_class_token": np.array(True),
+    }
+    _image_attention(data, tmp_path)
+    assert seen[2].tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_smoothing_keeps_a_constant_and_does_not_spread_nan():
+    values = np.full(300, 2.5)
+    values[100] = np.nan
+    result = smooth(values)
+    np.testing.assert_allclose(np.delete(result, 100), 2.5)
+    assert np.isnan(result[100])
+    noise = np.random.default_rng(0).normal(size=3000)
+    assert smooth(noise).std() < 0.2
+
+
+def test_costs_have_units():
+    amounts = {
+        ("memory weights", 3 * 2**20): "3 MiB",
+        ("flops step", 2.9e9): "2.9 GFLOP",
+        ("parameters total", 124439808): "124,439,808",
+    }
+    amounts |= {
+        ("memory total", 0): "0 B",
+        ("memory x", 1024): "1 KiB",
+        ("flops x", 1e30): "1e+12 EFLOP",
+        ("kind", "adamw"): "adamw",
+    }
+    assert {key: _amount(*key) for key in amounts} == amounts
+
+
+def test_what_is_not_a_workdir_or_damaged_is_said(tmp_path):
+    with pytest.raises(FileNotFoundError, match="is not the workdir of a run"):
+        write_report(tmp_path)
+    (tmp_path / "config.json").write_text("[1")
+    with pytest.raises(ValueError, match=r"config\.json is not a JSON object"):
+        write_report(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "artifacts").mkdir()
+    (tmp_path / "artifacts/attention_text.npz").write_bytes(b"PK\x03\x04 torn")
+    with pytest.raises(ValueError, match=r"attention_text\.npz cannot be read"):
+        write_report(tmp_path)
+
+
+def test_importing_it_brings_neither_jax_nor_pyplot():
+    code = "import sys, train.report; print(*(m for m in ('jax', 'torch', 'matplotlib.pyplot') if m in sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == ""

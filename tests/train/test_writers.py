@@ -1,0 +1,298 @@
+"""The history of a run: what is written, what survives a kill, and what the bar shows."""
+
+import io
+import json
+import math
+import re
+import struct
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from train import progress
+from train.progress import Progress, clock, number
+from train.writers import MetricsWriter, read_metrics
+
+
+def _history(workdir):
+    """The lines without what depends on the wall clock."""
+    return [{key: v for key, v in line.items() if not key.startswith("time/")} for line in read_metrics(workdir)]
+
+
+def _train(workdir, start, stop, resume_step):
+    with MetricsWriter(workdir, resume_step=resume_step) as writer:
+        for step in range(start + 1, stop + 1):
+            loss = np.float32(1) / np.float32(step)
+            writer.write(step, {"train/loss": loss, "time/examples_per_second": np.random.default_rng().random()})
+            if step % 5 == 0:
+                writer.write(step, {"validation/loss": loss * 2, "validation/accuracy": 0.1 * step})
+
+
+def _events(workdir):
+    """(purge steps, {tag: {step: value}}) of the TensorBoard files in order, without what a later purge hides."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    purges, values = [], {}
+    for path in sorted(workdir.glob("events.out.tfevents.*"), key=lambda path: path.stat().st_mtime_ns):
+        data, at = path.read_bytes(), 0
+        while at < len(data):
+            (length,) = struct.unpack_from("<Q", data, at)
+            event = Event.FromString(data[at + 12 : at + 12 + length])
+            at += 12 + length + 4
+            if event.HasField("session_log"):
+                purges.append(event.step)
+                values = {tag: {s: v for s, v in steps.items() if s < event.step} for tag, steps in values.items()}
+            for value in event.summary.value:
+                values.setdefault(value.tag, {})[event.step] = value.simple_value
+    return purges, values
+
+
+def test_lines_are_exact_and_readable_by_others(tmp_path):
+    third = np.float32(1) / np.float32(3)
+    with MetricsWriter(tmp_path / "new" / "run") as writer:
+        writer.write(np.int64(3), {"train/loss": third, "train/tokens": np.int32(7), "train/accuracy": np.array(0.1)})
+        text = (tmp_path / "new/run/metrics.jsonl").read_text()  # before it is closed
+    assert text == f'{{"step": 3, "train/loss": {float(third)!r}, "train/tokens": 7, "train/accuracy": 0.1}}\n'
+
+
+def test_jax_scalars_are_taken_with_their_exact_value(tmp_path):
+    jnp = pytest.importorskip("jax.numpy")
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(1, {"a": jnp.float32(0.1), "b": jnp.bfloat16(0.1), "c": jnp.int32(4)})
+    assert read_metrics(tmp_path) == [{"step": 1, "a": float(np.float32(0.1)), "b": 0.10009765625, "c": 4}]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -np.float32(np.inf)])
+def test_a_number_that_is_not_finite_is_null_and_reads_as_nan(tmp_path, value):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(1, {"train/loss": value})
+    line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
+    assert line == {"step": 1, "train/loss": None}
+    assert math.isnan(read_metrics(tmp_path)[0]["train/loss"])
+    _, values = _events(tmp_path)
+    np.testing.assert_equal(values["train/loss"][1], float(value))
+
+
+def test_an_array_is_refused(tmp_path):
+    with MetricsWriter(tmp_path) as writer, pytest.raises(ValueError, match=r"'train/loss' must be a scalar .* \(2,\)"):
+        writer.write(1, {"train/loss": np.zeros(2)})
+
+
+@pytest.mark.parametrize("killed_after", [10, 11, 14, 15, 19])
+@pytest.mark.parametrize("torn", ["", '{"step": 20, "train/lo', "\0\0\0\0"])
+def test_a_killed_and_resumed_history_equals_the_uninterrupted_one(tmp_path, killed_after, torn):
+    _train(tmp_path / "whole", 0, 20, 0)
+    _train(tmp_path / "killed", 0, killed_after, 0)
+    with (tmp_path / "killed/metrics.jsonl").open("a") as file:
+        file.write(torn)
+    assert len(read_metrics(tmp_path / "killed")) == killed_after + killed_after // 5
+    _train(tmp_path / "killed", 10, 20, 10)
+    assert _history(tmp_path / "killed") == _history(tmp_path / "whole")
+    purges, values = _events(tmp_path / "killed")
+    assert purges == [0, 11]
+    assert values["validation/loss"] == _events(tmp_path / "whole")[1]["validation/loss"]
+    assert list(values["train/loss"]) == list(range(1, 21))
+
+
+def test_an_evaluation_repeated_at_the_resumed_step_is_written_once(tmp_path):
+    _train(tmp_path, 0, 10, 0)
+    before = _history(tmp_path)
+    with MetricsWriter(tmp_path, resume_step=10) as writer:
+        writer.write(10, {"validation/loss": 0.2, "validation/accuracy": 1.0, "time/evaluation_seconds": 3.0})
+        assert _history(tmp_path) == before
+        writer.write(10, {"test/loss": 0.3})
+    assert _history(tmp_path) == [*before, {"step": 10, "test/loss": 0.3}]
+
+
+def test_a_new_run_starts_empty_and_a_later_evaluation_appends(tmp_path):
+    _train(tmp_path, 0, 5, None)
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(2, {"test/loss": 1.0})
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3, 4, 5, 5, 2]
+    with MetricsWriter(tmp_path, resume_step=0) as writer:
+        writer.write(0, {"validation/loss": 1.0})
+    assert read_metrics(tmp_path) == [{"step": 0, "validation/loss": 1.0}]
+    assert _events(tmp_path)[1] == {"train/loss": {}, "time/examples_per_second": {}, "test/loss": {}} | {
+        "validation/loss": {0: 1.0},
+        "validation/accuracy": {},
+    }
+
+
+def test_a_process_killed_without_warning_loses_no_line(tmp_path):
+    code = f"""
+import os, signal
+from train.writers import MetricsWriter
+writer = MetricsWriter({str(tmp_path)!r})
+for step in range(100):
+    writer.write(step, {{"train/loss": 0.5}})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    assert [line["step"] for line in read_metrics(tmp_path)] == list(range(100))
+
+
+def test_damage_in_the_middle_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    for use in (read_metrics, MetricsWriter):
+        with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2, is not a JSON object with a number `step`"):
+            use(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        read_metrics(tmp_path / "absent")
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
+    message = r"No space left on device: '.*metrics\.jsonl'"
+    with pytest.raises(OSError, match=message), MetricsWriter(tmp_path) as writer:  # noqa: PT012
+        writer._file.close()
+        writer._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+        writer.write(1, {"train/loss": 1.0})
+
+
+def test_only_the_primary_process_writes(tmp_path):
+    with MetricsWriter(tmp_path / "run", resume_step=0, primary=False, wandb={}) as writer:
+        writer.write(1, {"train/loss": 1.0})
+        writer.flush()
+    assert not (tmp_path / "run").exists()
+
+
+def test_wandb_asked_for_but_missing_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        ModuleNotFoundError, match="Weights & Biases is asked for but not installed: `pip install wandb`"
+    ):
+        MetricsWriter(tmp_path / "run", wandb={})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_resumed_run_continues_its_wandb_run(tmp_path, monkeypatch):
+    calls = []
+    run = types.SimpleNamespace(log=lambda *args, **kw: calls.append((args, kw)), finish=lambda: calls.append("finish"))
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **kw: calls.append(kw) or run))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    for resume_step in (0, 5, None, 0):
+        with MetricsWriter(tmp_path, resume_step=resume_step, wandb={"project": "lineage"}) as writer:
+            writer.write(6, {"train/loss": 1.0})
+            writer.flush()
+    starts = [call for call in calls if isinstance(call, dict)]
+    assert all(call["project"] == "lineage" and call["resume"] == "allow" for call in starts)
+    ids = [call["id"] for call in starts]
+    assert ids[0] == ids[1] == ids[2] != ids[3]
+    assert calls[1:3] == [(({"train/loss": 1.0},), {"step": 6}), "finish"]
+
+
+class _Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+METRICS = {"train/loss": 0.0312, "train/accuracy": 0.991, "time/examples_per_second": 18400.4, "time/mfu": 0.31}
+
+
+@pytest.fixture
+def second(monkeypatch):
+    """A clock that moves on by a second for each call, and a terminal whose width the test sets."""
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(ticks)))
+    monkeypatch.setenv("TERM", "xterm")
+
+    def width(columns):
+        monkeypatch.setattr(progress.shutil, "get_terminal_size", lambda: types.SimpleNamespace(columns=columns))
+
+    return width
+
+
+def _last_line(stream):
+    return re.sub(r"\x1b\[\d*[mK]", "", stream.getvalue().split("\r")[-1])
+
+
+@pytest.mark.parametrize("columns", range(20, 160, 7))
+def test_the_bar_fits_any_width_and_says_more_the_wider_it_is(second, columns):
+    second(columns)
+    bar = Progress(2000, stream=_Terminal())
+    bar.update(1100, METRICS)
+    bar.update(1200)
+    line = _last_line(bar._stream)
+    assert len(line) < columns
+    assert line.startswith(("1,200/2,000  60%", "step 1,200/2,000  60%"))
+    wanted = {40: "loss 0.0312", 60: "left", 80: "MFU 31%", 90: "━", 115: "accuracy 0.991  18,400 examples/s"}
+    assert all(text in line for least, text in wanted.items() if columns >= least)
+
+
+@pytest.mark.parametrize(("step", "filled"), [(0, ""), (1000, "━" * 20), (1025, "━" * 20 + "╸"), (2000, "━" * 40)])
+def test_the_bar_is_as_long_as_the_run_is_far(second, monkeypatch, step, filled):
+    monkeypatch.setenv("NO_COLOR", "1")
+    second(200)
+    bar = Progress(2000, stream=_Terminal())
+    bar.update(step)
+    assert "\x1b[36m" not in bar._stream.getvalue()
+    assert re.search(r"[━╸]*$", _last_line(bar._stream).rstrip())[0] == filled
+
+
+def test_the_time_left_leaves_out_the_first_step(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    bar = Progress(110, stream=io.StringIO(), log_seconds=0)
+    for step, now[0] in ((11, 100.0), (60, 149.0)):  # resumed at 10; compiled for 100 s; then a step a second
+        bar.update(step, {"train/loss": 1.0})
+    assert bar._stream.getvalue().splitlines()[-1] == "step 60/110   55%  loss 1.00  0:50 left".replace(
+        "   55%", "  55%"
+    )
+
+
+def test_results_stand_above_the_bar(second):
+    second(100)
+    with Progress(2000, stream=_Terminal()) as bar:
+        bar.update(1200, METRICS)
+        bar.evaluation(
+            1200, {"validation/loss": 0.5, "validation/top_5": 1.0, "test/loss": 2e-6, "time/evaluation_seconds": 9}
+        )
+    text = bar._stream.getvalue()
+    assert "\r\x1b[2Kstep 1,200  validation  loss 0.500  top 5 1.00\n" in text
+    assert "\r\x1b[2Kstep 1,200  test  loss 2.00e-06\n\r\x1b[2Kstep 1,200/2,000" in text
+    assert text.endswith("\n")
+
+
+def test_without_a_terminal_there_are_plain_lines_now_and_then(second):
+    bar = Progress(100, stream=io.StringIO(), log_seconds=10)
+    for step in range(1, 101):
+        bar.update(step, METRICS if step % 3 == 0 else None)
+    bar.evaluation(100, {"validation/loss": 0.5})
+    bar.close()
+    bar.close()
+    lines = bar._stream.getvalue().splitlines()
+    assert "\x1b" not in bar._stream.getvalue()
+    assert "\r" not in bar._stream.getvalue()
+    assert 10 <= len(lines) <= 25
+    assert re.fullmatch(
+        r"step 3/100   3%  loss 0\.0312  accuracy 0\.991  18,400 examples/s  MFU 31%  \d:\d\d left", lines[0]
+    )
+    assert lines[-2:] == [
+        "step 100  validation  loss 0.500",
+        "step 100/100 100%  loss 0.0312  accuracy 0.991  18,400 examples/s  MFU 31%",
+    ]
+
+
+def test_the_other_processes_show_nothing(second):
+    second(80)
+    for stream in (io.StringIO(), _Terminal()):
+        with Progress(10, stream=stream, primary=False) as bar:
+            bar.update(5, METRICS)
+            bar.message("text")
+        assert stream.getvalue() == ""
+
+
+def test_numbers_and_times():
+    shown = [number(v) for v in (0.04, 1, 12.34, 123.4, 999.96, 1000, 18400.4, 3.1e-5, -2.5, math.nan, math.inf)]
+    assert shown == ["0.0400", "1.00", "12.3", "123", "1,000", "1,000", "18,400", "3.10e-05", "-2.50", "nan", "inf"]
+    assert [clock(s) for s in (0, 12.4, 185, 3723, 187200)] == ["0:00", "0:12", "3:05", "1:02:03", "2d 4:00:00"]
+
+
+def test_importing_them_is_light():
+    code = "import sys, train.writers, train.progress; print(*{'jax', 'torch', 'tensorboardX'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == ""

@@ -1,0 +1,153 @@
+"""What a run leaves for its report, in `workdir/artifacts`: pictures' data, samples, costs and the facts of the run."""
+
+import json
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from metrics.states import Confusion
+from train import costs
+from train.evaluators import Evaluator
+from train.state import TrainState
+
+SAMPLES = "samples.jsonl"
+
+
+def write_samples(evaluator: Evaluator, state: TrainState, step: int) -> None:
+    """Adds what a language model writes at a step, if the config asks for samples.
+
+    Samples of this step and later ones, of a run that was killed before it saved, are replaced.
+    """
+    settings = evaluator.config.sampling
+    if not settings.num_samples or evaluator.experiment.data.tokenizer is None:
+        return
+    texts = evaluator.write(state, settings.prompt)
+    if jax.process_index():
+        return
+    path = folder(evaluator) / SAMPLES
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    earlier = [line for line in lines if line.endswith("}") and json.loads(line)["step"] < step]
+    new = [json.dumps({"step": step, "prompt": settings.prompt, "text": text}) for text in texts]
+    path.write_text("".join(f"{line}\n" for line in earlier + new), encoding="utf-8")
+
+
+def write_all(evaluator: Evaluator, state: TrainState, about: Mapping[str, Any]) -> None:
+    """Everything else, at the end of a run."""
+    experiment = evaluator.experiment
+    variables = evaluator.gathered(state)
+    if jax.process_index():
+        return
+    out, data = folder(evaluator), experiment.data
+    for split, batches in data.splits.items():
+        if data.info["kind"] == "images":
+            write_classification(out, split, experiment.model, variables, batches, data.info)
+            write_image_attention(out, experiment.model, variables, batches[0], data.info)
+        else:
+            write_text_attention(out, experiment.model, variables, batches[0], data.tokenizer)
+    path = out / "run.json"
+    seconds = json.loads(path.read_text())["seconds"] if path.exists() else 0.0  # of the parts before
+    facts = dict(about) | {
+        "seconds": seconds + about["seconds"],
+        "steps": int(state.step),
+        "device": device_name(),
+        "device_count": jax.device_count(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+    }
+    path.write_text(json.dumps(facts, indent=2), encoding="utf-8")
+    (out / "cost.json").write_text(json.dumps(costs.budget(experiment).to_dict(), indent=2), encoding="utf-8")
+
+
+def folder(evaluator: Evaluator) -> Path:
+    """`workdir/artifacts`, made if absent."""
+    path = evaluator.experiment.workdir / "artifacts"
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def write_classification(
+    out: Path,
+    split: str,
+    model: nn.Module,
+    variables: Mapping[str, Any],
+    batches: Iterable[dict],
+    info: Mapping[str, Any],
+    worst: int = 24,
+) -> None:
+    """A split's confusion matrix, and the mistakes that the model was surest of."""
+    names = np.asarray(info["class_names"])
+    predict = jax.jit(lambda variables, image: jax.nn.softmax(model.apply(variables, image).astype(jnp.float32)))
+    confusion = Confusion.empty(len(names))
+    mistakes: list[tuple[float, np.ndarray, int, int]] = []
+    for batch in batches:
+        probabilities = np.asarray(predict(variables, batch["image"]))
+        predictions = probabilities.argmax(axis=-1)
+        confusion = confusion.update(*map(jnp.asarray, (predictions, batch["label"], batch["mask"])))
+        for i in np.flatnonzero((predictions != batch["label"]) & batch["mask"]):
+            mistakes.append((probabilities[i].max(), batch["image"][i], batch["label"][i], predictions[i]))
+        mistakes = sorted(mistakes, key=lambda mistake: -mistake[0])[:worst]
+    np.savez_compressed(out / f"confusion_{split}.npz", counts=np.asarray(confusion.counts), class_names=names)
+    if mistakes:
+        probability, image, label, prediction = map(np.stack, zip(*mistakes))
+        np.savez_compressed(
+            out / f"mistakes_{split}.npz",
+            image=to_pixels(image, info),
+            label=label,
+            prediction=prediction,
+            probability=probability,
+            class_names=names,
+        )
+
+
+def write_image_attention(
+    out: Path, model: nn.Module, variables: Mapping[str, Any], batch: dict, info: Mapping[str, Any], count: int = 6
+) -> None:
+    """What some images' tokens attend to, layer by layer, if the model's attention can be looked at."""
+    image = batch["image"][:count]
+    weights = attention_weights(model, variables, image)
+    if weights is not None:
+        rows, columns = (size // model.patch_size for size in image.shape[1:3])
+        np.savez_compressed(
+            out / "attention_image.npz",
+            image=to_pixels(image, info),
+            weights=weights,
+            has_class_token=weights.shape[-1] > rows * columns,
+            grid=(rows, columns),
+        )
+
+
+def write_text_attention(
+    out: Path, model: nn.Module, variables: Mapping[str, Any], batch: dict, tokenizer: Any, length: int = 32
+) -> None:
+    """What the first tokens of a text attend to, layer by layer."""
+    tokens = batch["tokens"][:1, :length]
+    weights = attention_weights(model, variables, tokens)
+    if weights is not None:
+        pieces = np.asarray([tokenizer.decode([token]) for token in tokens[0]])
+        np.savez_compressed(out / "attention_text.npz", tokens=pieces, weights=weights[:, 0])
+
+
+def attention_weights(model: nn.Module, variables: Mapping[str, Any], inputs: np.ndarray) -> np.ndarray | None:
+    """The weights [L, B, H, T, S] that a stack's attention sows; None where it sows none."""
+    look = jax.jit(lambda variables, inputs: model.apply(variables, inputs, mutable=["intermediates"])[1])
+    sown = look(variables, inputs)["intermediates"]
+    layers = sown.get("stack", {}).get("layers", {}).get("attention", {})
+    return np.asarray(layers["attention"][0], np.float32) if "attention" in layers else None
+
+
+def to_pixels(image: np.ndarray, info: Mapping[str, Any]) -> np.ndarray:
+    """Normalised images as pixel values from 0 to 1."""
+    return np.clip(image * np.asarray(info["std"]) + np.asarray(info["mean"]), 0, 1).astype(np.float32)
+
+
+def device_name() -> str:
+    """The accelerator's name, or the processor's with its cores."""
+    kind = jax.devices()[0].device_kind
+    return f"{platform.machine()} CPU, {os.cpu_count()} cores" if kind == "cpu" else kind

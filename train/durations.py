@@ -1,0 +1,45 @@
+"""Durations in the unit that a config gives them in."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+UNITS = ("steps", "epochs", "examples", "percent")
+
+
+def steps(
+    section: Mapping[str, Any],
+    name: str,
+    *,
+    batch_size: int,
+    examples_per_epoch: int | None = None,
+    total_steps: int | None = None,
+    default: int | None = None,
+) -> int:
+    """The duration `name` in steps, from whichever of `name_steps`, `_epochs`, `_examples` and `_percent` is set.
+
+    Fractions round up, so that a duration never falls short. Percent are of `total_steps`.
+
+    Raises:
+        ValueError: two units are set, none is and there is no default, or it cannot be told in steps.
+    """
+    given = {unit: section.get(f"{name}_{unit}") for unit in UNITS}
+    given = {unit: value for unit, value in given.items() if value is not None}
+    if not given and default is not None:
+        return default
+    if len(given) != 1:
+        keys = ", ".join(f"{name}_{unit}" for unit in (given or UNITS))
+        raise ValueError(f"{'give only one of' if given else 'give one of'} {keys}.")
+    ((unit, value),) = given.items()
+    if value < 0:
+        raise ValueError(f"{name}_{unit} is {value}: a duration cannot be negative.")
+    if unit == "steps":
+        return int(value)
+    if unit == "percent":
+        if total_steps is None:
+            raise ValueError(f"{name} cannot be in percent: it is what percentages are of.")
+        return math.ceil(value / 100 * total_steps)
+    if unit == "epochs" and examples_per_epoch is None:
+        raise ValueError(f"{name}_epochs needs the data, whose size is not known here.")
+    examples = value * examples_per_epoch if unit == "epochs" else value
+    return math.ceil(examples / batch_size)

@@ -1,0 +1,105 @@
+"""What a trained model is asked: numbers over whole splits, and texts."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from metrics.likelihood import bits, perplexity
+from metrics.states import State
+from models.generate import generate
+from train.experiment import Experiment
+from train.sharding import check_batch, to_mesh
+from train.state import TrainState
+from train.step import make_evaluation_step
+
+
+class Evaluator:
+    """Asks the states of an experiment; compiled once. An average of the parameters, where one is kept, is asked."""
+
+    def __init__(self, experiment: Experiment):
+        self.experiment, self.config = experiment, experiment.config
+        step = make_evaluation_step(experiment.model, experiment.objective, self.config.precision)
+        self._step = jax.jit(step)
+
+    def evaluate(self, state: TrainState) -> dict[str, float]:
+        """Metrics of every split, as "split/name"."""
+        data, variables, metrics = self.experiment.data, state.variables(average=True), {}
+        for split, batches in data.splits.items():
+            values = evaluate(self._step, variables, batches, self.experiment.mesh)
+            values = with_derived(values, data.info, split)
+            metrics |= {f"{split}/{key}": value for key, value in values.items()}
+        return metrics
+
+    def write(self, state: TrainState, prompt: str) -> list[str]:
+        """What a language model writes after a prompt, as the config's `sampling` section says.
+
+        Raises:
+            ValueError: the data are no text, or the prompt is empty or too long.
+        """
+        tokenizer = self.experiment.data.tokenizer
+        if tokenizer is None:
+            raise ValueError("only a language model writes: this config's data are images.")
+        tokens = tokenizer.encode(prompt)
+        if not len(tokens):
+            raise ValueError("the prompt is empty: a language model needs at least one token to go on from.")
+        settings = self.config.sampling.to_dict()
+        rows = settings.pop("num_samples") or 1
+        settings.pop("prompt")
+        settings |= {key: settings[key] or None for key in ("top_k", "top_p")}
+        result = generate(
+            self.experiment.model,
+            state.variables(average=True),
+            jnp.tile(jnp.asarray(tokens), (rows, 1)),
+            rng=jax.random.key(self.config.seed),
+            stop_tokens=() if tokenizer.end_of_text is None else (tokenizer.end_of_text,),
+            **settings,
+        )
+        rows = zip(np.asarray(result.tokens), np.asarray(result.lengths))
+        return [tokenizer.decode(row[len(tokens) : length]) for row, length in rows]
+
+    def gathered(self, state: TrainState) -> Mapping[str, Any]:
+        """The variables, whole on every process."""
+        everywhere = NamedSharding(self.experiment.mesh, PartitionSpec())
+        gather = jax.jit(lambda variables: variables, out_shardings=everywhere)
+        return jax.tree.map(np.asarray, gather(state.variables(average=True)))
+
+
+def evaluate(
+    step: Callable[[Any, dict], dict[str, State]], variables: Any, batches: Iterable[dict], mesh: Mesh
+) -> dict[str, float]:
+    """The metrics of a split, every example counted once: `step` gives each batch's states, which the host merges.
+
+    Raises:
+        ValueError: a batch does not divide over the devices, or there is none.
+    """
+    merged: dict[str, State] = {}
+    waiting = None
+    for batch in batches:
+        check_batch(len(batch["mask"]) * jax.process_count(), mesh)
+        states = step(variables, to_mesh(batch, mesh))
+        merged = _merge(merged, waiting)  # the batch before, while this one is computed
+        waiting = states
+    merged = _merge(merged, waiting)
+    if not merged:
+        raise ValueError("there is nothing to evaluate: the split is empty.")
+    return {name: float(state.compute()) for name, state in merged.items()}
+
+
+def with_derived(metrics: dict[str, float], info: Mapping[str, Any], split: str) -> dict[str, float]:
+    """A language model's metrics with those that follow from its loss; others' as they are."""
+    if info["kind"] != "text":
+        return metrics
+    loss = metrics["loss"]
+    per = {unit: info[f"{unit}s_per_token"][split] for unit in ("character", "byte")}
+    return metrics | {"perplexity": perplexity(loss)} | {f"bits_per_{unit}": bits(loss, per[unit]) for unit in per}
+
+
+def _merge(merged, states):
+    if states is None:
+        return merged
+    states = {name: state.to_host() for name, state in states.items()}
+    return {name: merged[name].merge(state) if merged else state for name, state in states.items()}

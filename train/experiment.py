@@ -1,0 +1,163 @@
+"""From a config to its parts: data, model, objective, optimizer, mesh and durations."""
+
+import dataclasses
+import inspect
+from functools import cached_property, partial
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+import data
+import models
+from train import durations, sharding
+from train.checkpoint import Checkpoints
+from train.objectives import OBJECTIVES, Batch, Objective
+from train.optimizer import Schedule, check_patterns, make_optimizer, make_schedule
+from train.state import TrainState
+from train.step import init_state
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """What a config (see `configs/base.py`) describes; each part is made when it is first asked for.
+
+    Attributes:
+        config: the whole config.
+        workdir: where a trained tokenizer is kept; None keeps none.
+    """
+
+    config: ConfigDict
+    workdir: Path | None = None
+
+    @cached_property
+    def data(self) -> data.Data:
+        settings = self.config.data.to_dict()
+        return data.load(
+            settings.pop("source"),
+            **settings,
+            seed=self.config.seed,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+            workdir=self.workdir,
+        )
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The config's model; what it leaves None and the data know (classes, vocabulary, sizes) is the data's."""
+        settings = self.config.model.to_dict()
+        fields = {field.name for field in dataclasses.fields(models.MODELS[settings["name"]][0])}
+        wanted = [key for key in _FROM_DATA if key in fields and settings.get(key) is None]
+        for key in wanted:
+            settings[key] = _FROM_DATA[key](self.data.info)
+        return models.build(**settings)
+
+    @cached_property
+    def objective(self) -> Objective:
+        settings = {key: value for key, value in self.config.objective.items() if value}
+        name = settings.pop("name")
+        if name not in OBJECTIVES:
+            raise ValueError(f"unknown objective {name!r}: it is one of {', '.join(OBJECTIVES)}.")
+        for key in settings:
+            if key not in inspect.signature(OBJECTIVES[name]).parameters:
+                raise ValueError(f"the objective {name!r} has no {key!r}: leave objective.{key} at 0.")
+        return partial(OBJECTIVES[name], **settings)
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        return sharding.make_mesh(**self.config.mesh)
+
+    @cached_property
+    def total_steps(self) -> int:
+        return self.steps("total", total_steps=None)
+
+    def steps(self, name: str, section: ConfigDict | None = None, default: int | None = None, **kwargs) -> int:
+        """A duration of the config in steps, see `durations.steps`."""
+        section = self.config if section is None else section
+        kwargs.setdefault("total_steps", self.total_steps if name != "total" else None)
+        in_epochs = section.get(f"{name}_epochs") is not None
+        return durations.steps(
+            section,
+            name,
+            batch_size=self.config.data.batch_size,
+            examples_per_epoch=self.data.train.examples_per_epoch if in_epochs else None,
+            default=default,
+            **kwargs,
+        )
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        settings = self.config.optimizer
+        return make_schedule(
+            settings.schedule,
+            learning_rate=settings.learning_rate,
+            total_steps=self.total_steps,
+            warmup_steps=self.steps("warmup", settings, default=0),
+            end_factor=settings.end_factor,
+            width=getattr(self.model, "width", 512),
+        )
+
+    @cached_property
+    def optimizer(self) -> optax.GradientTransformation:
+        parameters = set(inspect.signature(make_optimizer).parameters) - {"schedule"}
+        settings = {key: value for key, value in self.config.optimizer.items() if key in parameters}
+        return make_optimizer(schedule=self.schedule, **settings)
+
+    def example_batch(self) -> Batch:
+        """Zeros in the shapes of a training batch of one example for each device."""
+        size = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        return self.zeros(size)
+
+    def zeros(self, size: int) -> Batch:
+        """A batch of `size` examples of zeros; it needs no data unless the sizes are the data's."""
+        settings = self.config.data
+        if self.config.objective.name == "causal_lm":
+            shape = (size, settings.sequence_length)
+            tokens = np.zeros(shape, np.int32)
+            return {"tokens": tokens, "targets": tokens, "mask": np.ones(shape, bool)}
+        height, width = (self.model.image_size,) * 2
+        if not settings.image_size:
+            height, width = self.data.info["image_size"]
+        image = np.zeros((size, height, width, self.model.channels), np.float32)
+        return {"image": image, "label": np.zeros(size, np.int32), "mask": np.ones(size, bool)}
+
+    def state(self, checkpoints: Checkpoints, step: int | None = None) -> TrainState:
+        """The state of a checkpoint (None: the newest), or without any checkpoint the one before the first step."""
+        if checkpoints.latest is None and step is None:
+            return jax.jit(self._make_state, out_shardings=self.state_shardings)()
+        target = jax.tree.map(
+            lambda a, place: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place),
+            self.abstract_state,
+            self.state_shardings,
+        )
+        return checkpoints.restore(target, step)
+
+    @cached_property
+    def abstract_state(self) -> TrainState:
+        """Shapes and dtypes of the state."""
+        state = jax.eval_shape(self._make_state)
+        check_patterns([pattern for pattern, _ in self.config.optimizer.rates], state.params)
+        return state
+
+    @cached_property
+    def state_shardings(self) -> TrainState:
+        return sharding.shardings(self.abstract_state, self.config.sharding, self.mesh)
+
+    def _make_state(self):
+        ema = bool(self.config.ema_decay)
+        return init_state(
+            self.model, self.optimizer, self.objective, self.example_batch(), seed=self.config.seed, ema=ema
+        )
+
+
+_FROM_DATA = {
+    "num_classes": lambda info: info["num_classes"],
+    "image_size": lambda info: max(info["image_size"]),
+    "channels": lambda info: info["channels"],
+    "vocab_size": lambda info: info["vocab_size"],
+    "max_length": lambda info: info["sequence_length"],
+}

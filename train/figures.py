@@ -1,0 +1,181 @@
+"""The report's pictures: matplotlib figures from plain arrays, without pyplot's global state."""
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
+
+# Okabe and Ito's colours, told apart by the colour-blind. A page replaces each by the CSS variable of its name, so that
+# the figures follow its light or dark mode; in PNGs they stay as they are.
+SERIES = {"s0": "#0072b2", "s1": "#d55e00", "s2": "#009e73", "s3": "#cc79a7"}
+COLOURS = SERIES | {"ink": "#1f2329", "soft": "#656d76", "rule": "#dde1e6", "bad": "#cc3311"}
+STYLE = {
+    "font.size": 9,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "report",  # else the ids, and so the page, would differ at every call
+    "text.color": COLOURS["ink"],
+    "text.parse_math": False,
+    "axes.edgecolor": COLOURS["rule"],
+    "axes.labelcolor": COLOURS["soft"],
+    "axes.titlesize": 9,
+    "grid.color": COLOURS["rule"],
+    "grid.linewidth": 0.7,
+    "xtick.color": COLOURS["soft"],
+    "ytick.color": COLOURS["soft"],
+} | {f"{axis}.{kind}.size": 0 for axis in ("xtick", "ytick") for kind in ("major", "minor")}
+# A share of 1% must be seen beside one of 100%.
+SHARE = {"norm": PowerNorm(0.5, 0, 1), "cmap": "viridis", "interpolation": "nearest"}
+Curve = tuple[np.ndarray, np.ndarray]
+Extent = tuple[float, float, float, float]
+Drawing = Callable[..., None]
+
+
+def save(draw: Callable[..., Figure], *args, name: str, folder: Path) -> str:
+    """Saves `draw(*args)` as `folder/name.png`; returns it as SVG with CSS variables for colours and text as text."""
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser has the fonts that matplotlib lacks
+        figure = draw(*args)
+        figure.savefig(folder / f"{name}.png", dpi=150, facecolor="white")
+        figure.set_layout_engine("none")
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", dpi=130, transparent=True, metadata={"Date": None, "Creator": None})
+    svg = buffer.getvalue()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    head = f'<svg role="img" aria-label="{name.replace("_", " ")}" style="--w:{72 * figure.get_figwidth():.0f}"'
+    svg = re.sub(r'<svg [^>]*(viewBox="[^"]*")[^>]*>', rf"{head} \1>", svg, count=1)
+    for variable, colour in COLOURS.items():
+        svg = svg.replace(colour, f"var(--{variable})")
+    return svg
+
+
+def chart(title: str, curves: Mapping[str, Curve], splits: Sequence[str], *, percent: bool, smoothed: bool) -> Figure:
+    """Curves (steps, values) by split, each in the colour of its place in `splits`.
+
+    Steps at which a value is not finite are marked by a dotted line.
+    """
+    figure = Figure(figsize=(4.3, 2.75), layout="constrained")
+    figure.suptitle(title, x=0.02, ha="left", weight="bold", fontsize=10.5)
+    axes = figure.subplots()
+    axes.spines[["left", "top", "right"]].set_visible(False)
+    axes.grid(axis="y")
+    shown = []
+    for split, (steps, values) in curves.items():
+        colour = list(SERIES.values())[splits.index(split) % len(SERIES) if split in splits else 0]
+        for step in steps[~np.isfinite(values)][:50]:
+            axes.axvline(step, color=COLOURS["bad"], linewidth=1, linestyle=":")
+        if len(values) > 1500:  # more points than pixels: means of runs of points
+            steps, values = (np.array([run.mean() for run in np.array_split(x, 750)]) for x in (steps, values))
+        many = len(values) > 30
+        if many and smoothed:
+            axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
+            values = smooth(values)
+        marker = {} if many else {"marker": "o", "markersize": 3.2}
+        axes.plot(steps, values, color=colour, linewidth=1.7, label=split, **marker)
+        shown.append(values[np.isfinite(values)])
+    low, high = (extreme(np.concatenate(shown)) for extreme in (np.min, np.max))
+    if percent:
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+    else:
+        if smoothed and 0 < 30 * low < high:
+            axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}" if abs(y) >= 1e4 else f"{y:,.4g}"))
+    axes.set_xlabel("step", fontsize=8.5)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+    if len(curves) > 1:
+        box = {"loc": "upper right", "bbox_to_anchor": (1, 1.02), "ncols": 4, "handlelength": 1.2, "columnspacing": 1.2}
+        figure.legend(frameon=False, **box)
+    return figure
+
+
+def smooth(values: np.ndarray) -> np.ndarray:
+    """A Gaussian mean over about a thirtieth of the curve; points that are not finite do not count, and stay."""
+    width = max(len(values) / 60, 1.0)
+    reach = int(3 * width)
+    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
+    finite = np.isfinite(values)
+    total, weight = (
+        np.convolve(x, kernel)[reach:-reach] for x in (np.where(finite, values, 0.0), finite.astype(float))
+    )
+    return np.where(finite, total / np.maximum(weight, 1e-12), np.nan)
+
+
+def confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
+    """Counts [V, V] (rows: truth), coloured by the share of the row; the counts are written if there is room."""
+    size, share = len(names), counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    small = 9 if size <= 12 else 6.5
+    figure = Figure(figsize=(5.6, 5.0) if size <= 12 else (7.6, 6.8), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(np.ma.masked_equal(share, 0), **SHARE)
+    if size <= 20:
+        for row, column in zip(*np.nonzero(counts)):
+            colour = "#ffffff" if share[row, column] < 0.4 else "#000000"
+            text = f"{counts[row, column]:,}"
+            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=small)
+        axes.set_xticks(np.arange(size + 1) - 0.5, minor=True)
+        axes.set_yticks(np.arange(size + 1) - 0.5, minor=True)
+        axes.grid(which="minor")
+    ticks = range(0, size, -(-size // 40))
+    labels = [str(names[i])[:24] for i in ticks]
+    axes.set_xticks(ticks, labels, rotation=90 if max(map(len, labels)) > 2 else 0, fontsize=small)
+    axes.set_yticks(ticks, labels, fontsize=small)
+    axes.set(xlabel="prediction", ylabel="truth")
+    bar = figure.colorbar(
+        image, shrink=0.6, aspect=30, ticks=[0, 0.01, 0.1, 0.25, 0.5, 1], format=PercentFormatter(1, 0)
+    )
+    bar.outline.set_visible(False)
+    bar.set_label("share of the true class")
+    return figure
+
+
+def grid(rows: Mapping[str, Mapping[str, Drawing]]) -> Figure:
+    """Small pictures: `rows[row title][column title](axes, extent)` draws one."""
+    columns = next(iter(rows.values()))
+    width, height = 1.07 * len(columns), 1.07 * len(rows)
+    figure = Figure(figsize=(1.08 * width + 0.35, 1.08 * height + 0.35), layout="constrained")
+    axes = figure.subplots()
+    for y, (row, drawings) in enumerate(rows.items()):
+        axes.text(-0.1, -1.07 * y - 0.5, row, rotation=90, ha="right", va="center", color=COLOURS["soft"])
+        for x, draw in enumerate(drawings.values()):
+            draw(axes, extent=(1.07 * x, 1.07 * x + 1, -1.07 * y - 1, -1.07 * y))
+    for x, column in enumerate(columns):
+        axes.text(1.07 * x + 0.5, 0.07, column, ha="center")
+    axes.set(xlim=(0, width), ylim=(-height, 0))
+    axes.set_axis_off()
+    return figure
+
+
+def overlay(axes: Axes, image: np.ndarray, heat: np.ndarray | None, extent: Extent) -> None:
+    """A grey image [h, w] in 0..1, or `heat` [rows, columns] with the image over it as a veil of white."""
+    if heat is None:
+        axes.imshow(image, cmap="gray", interpolation="nearest", vmin=0, vmax=1, extent=extent)
+        return
+    axes.imshow(heat, cmap="viridis", interpolation="bilinear", vmin=0, extent=extent)
+    veil = np.stack([np.ones_like(image)] * 3 + [0.55 * np.clip(image, 0, 1)], -1)
+    axes.imshow(veil, interpolation="nearest", extent=extent)
+
+
+def matrix(axes: Axes, weights: np.ndarray, extent: Extent | None = None) -> None:
+    """Attention weights [T, T]; what may not be attended to stays empty."""
+    axes.imshow(np.ma.masked_less(weights, 1e-9), extent=extent, **SHARE)
+
+
+def token_matrices(weights: Mapping[str, np.ndarray], tokens: Sequence[str]) -> Figure:
+    """Attention matrices [T, T] by title, side by side, with the tokens at their edges."""
+    figure = Figure(figsize=(4.3 * len(weights), 4.5), layout="constrained")
+    for axes, (title, values) in zip(figure.subplots(1, len(weights), squeeze=False)[0], weights.items()):
+        matrix(axes, values)
+        axes.set_title(title)
+        axes.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=7)
+        axes.set_yticks(range(len(tokens)), tokens, fontsize=7)
+        axes.spines[:].set_visible(False)
+    return figure

@@ -1,0 +1,107 @@
+"""What keeps a run and its workdir safe: one run at a time, its own config, a stop that saves, errors that explain."""
+
+import contextlib
+import fcntl
+import json
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+# What a later part of the same run may change: how long it is, and when it looks and saves.
+MAY_CHANGE = ("total_", "log_every_", "evaluate_every_", "save_every_", "checkpoint.", "sampling.", "wandb")
+
+
+PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was told to stop and has saved: start it again
+
+
+class Preempted(Exception):
+    """The run was told to stop and has saved; started again, it goes on from there."""
+
+
+class StopSignal(contextlib.AbstractContextManager):
+    """Turns the first SIGTERM or SIGINT into `received`; a second one does what it always did."""
+
+    def __init__(self):
+        self.received = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def _receive(self, number, frame):
+        self.received = True
+        signal.signal(number, self._before.pop(number))
+
+    def __exit__(self, *_):
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def locked(workdir: Path) -> Iterator[None]:
+    """Keeps a second run out of the workdir; the lock ends with the process, however it ends.
+
+    Raises:
+        ValueError: another run is there.
+    """
+    with (workdir / ".lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another run is at work in {workdir}: wait for it, stop it, or choose another workdir."
+            ) from None
+        yield
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Raises MemoryError, with what to change, where a device runs out of memory."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise MemoryError(
+            f"out of memory ({str(error).splitlines()[0]}): make data.batch_size smaller or accumulate larger, set "
+            "model.remat, or spread the parameters over mesh.fsdp; --mode=describe says what the model needs."
+        ) from error
+
+
+def keep_config(config: ConfigDict, workdir: Path) -> None:
+    """Writes `config.json`.
+
+    Raises:
+        ValueError: the workdir holds a run of another config; the message has the keys that differ.
+    """
+    path = workdir / "config.json"
+    new = json.loads(config.to_json_best_effort())
+    if path.exists() and any((workdir / "checkpoints").glob("*")):
+        changed = [
+            f"{key}: {was!r} there, {now!r} here"
+            for key, was, now in differences(json.loads(path.read_text(encoding="utf-8")), new)
+            if not key.startswith(MAY_CHANGE)
+        ]
+        if changed:
+            raise ValueError(f"{workdir} holds a run of another config ({'; '.join(changed)}): choose another workdir.")
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(new, indent=2), encoding="utf-8")
+    partial.replace(path)
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The dotted keys whose values differ, with both values (None where there is none)."""
+    for key in {**old, **new}:
+        was, now = old.get(key), new.get(key)
+        if isinstance(was, dict) and isinstance(now, dict):
+            yield from differences(was, now, f"{prefix}{key}.")
+        elif was != now:
+            yield f"{prefix}{key}", was, now

@@ -1,0 +1,156 @@
+"""The training loop: the only one."""
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+
+from train import artifacts, costs, guard
+from train.checkpoint import Checkpoints
+from train.evaluators import Evaluator
+from train.experiment import Experiment
+from train.progress import Progress
+from train.report import write_report
+from train.sharding import batch_sharding, check_batch, to_mesh
+from train.state import TrainState
+from train.step import make_train_step
+from train.writers import MetricsWriter
+
+
+def train(config: ConfigDict, workdir: str | os.PathLike, *, name: str = "", command: str = "") -> dict[str, float]:
+    """Trains to the end, from the newest checkpoint of `workdir` if there is one; returns the last evaluation.
+
+    A run that was killed at any moment and started again ends with the same parameters, bit for bit.
+
+    Args:
+        config: as `configs/base.py` has it.
+        workdir: where everything that the run leaves goes.
+        name, command: of the run, for its report.
+
+    Raises:
+        guard.Preempted: SIGTERM or SIGINT came; the state is saved.
+        FloatingPointError: the loss or the gradient is not finite; the last good checkpoint is kept.
+        MemoryError: the device has too little memory.
+        ValueError, OSError: what is wrong with the config, the data, a checkpoint or the disk, in a sentence.
+    """
+    workdir = Path(workdir)
+    workdir.mkdir(parents=True, exist_ok=True)
+    with guard.locked(workdir), guard.explained():
+        guard.keep_config(config, workdir)
+        experiment = Experiment(config, workdir)
+        check_batch(config.data.batch_size, experiment.mesh, config.accumulate)
+        clock = costs.Clock(experiment)
+        with contextlib.ExitStack() as stack:
+            loop = Loop(experiment, clock, stack)
+            for step in range(loop.start + 1, loop.total + 1):
+                loop.run(step)
+        return loop.finish({"config_name": name, "command": command})
+
+
+class Loop:
+    """The steps of one run; `run` does the next one and whatever is due after it."""
+
+    def __init__(self, experiment: Experiment, clock: costs.Clock, stack: contextlib.ExitStack):
+        config, workdir = experiment.config, experiment.workdir
+        primary = jax.process_index() == 0
+        self.experiment, self.clock = experiment, clock
+        self.checkpoints = stack.enter_context(Checkpoints(workdir, **config.checkpoint))
+        self.state = experiment.state(self.checkpoints)
+        self.start, self.total = int(self.state.step), experiment.total_steps
+        self.stop = stack.enter_context(guard.StopSignal())
+        wandb = {"project": config.wandb} if config.wandb else None
+        self.writer = stack.enter_context(MetricsWriter(workdir, resume_step=self.start, wandb=wandb, primary=primary))
+        self.progress = stack.enter_context(Progress(self.total, primary=primary))
+        if self.start:
+            self.progress.message(f"going on from step {self.start:,}")
+        self.log_every = experiment.steps("log_every", default=10)
+        self.evaluate_every = experiment.steps("evaluate_every", default=self.total)
+        self.save_every = experiment.steps("save_every", default=self.total)
+        self.evaluator = Evaluator(experiment)
+        self.evaluated: dict[str, float] = {}
+        self.batches = device_batches(experiment, self.start)
+        self.step_function = compile_step(experiment, self.state) if self.start < self.total else None
+        self.unseen: dict[str, jax.Array] | None = None  # metrics of the last step, which the device may still compute
+
+    def run(self, step: int) -> None:
+        """Does a step: what it gives is looked at when the next one is under way, unless something is due."""
+        state, metrics = self.step_function(self.state, next(self.batches))
+        self._look(step - 1)
+        self.state, self.unseen = state, metrics
+        last = step == self.total
+        evaluate, save = last or step % self.evaluate_every == 0, last or step % self.save_every == 0
+        if not (evaluate or save or self.stop.received):
+            return
+        self._look(step)
+        with self.clock.paused():
+            if evaluate:
+                self.evaluated = self.evaluator.evaluate(self.state)
+                self.writer.write(step, self.evaluated)
+                self.progress.evaluation(step, self.evaluated)
+                artifacts.write_samples(self.evaluator, self.state, step)
+            if save or self.stop.received:
+                self.writer.flush()
+                metrics = self.evaluated if evaluate else {}
+                self.checkpoints.save(self.state, self.experiment.config.to_dict(), metrics)
+        if self.stop.received and not last:
+            self.checkpoints.wait()
+            raise guard.Preempted(
+                f"stopped at step {step:,} of {self.total:,}, which is saved: the same command goes on from there."
+            )
+
+    def finish(self, about: Mapping[str, str]) -> dict[str, float]:
+        """Writes what the report shows, and the report; returns the last evaluation."""
+        if not self.evaluated:  # the run was complete already
+            self.evaluated = self.evaluator.evaluate(self.state)
+        artifacts.write_all(self.evaluator, self.state, dict(about) | {"seconds": self.clock.seconds})
+        if jax.process_index() == 0:
+            write_report(self.experiment.workdir)
+        return self.evaluated
+
+    def _look(self, step: int) -> None:
+        """Checks, shows and writes the metrics of a step."""
+        if self.unseen is None:
+            return
+        metrics = {f"train/{key}": float(value) for key, value in jax.device_get(self.unseen).items()}
+        self.unseen = None
+        for key in ("train/loss", "train/gradient_norm"):
+            if not math.isfinite(metrics[key]):
+                saved = self.checkpoints.latest
+                kept = f"the checkpoint of step {saved:,} is kept" if saved else "there is no checkpoint yet"
+                raise FloatingPointError(f"{key} is {metrics[key]} at step {step:,}: the run stops; {kept}.")
+        logged = step % self.log_every == 0 or step == self.total
+        if logged:
+            metrics["train/learning_rate"] = float(self.experiment.schedule(step - 1))
+            metrics |= self.clock.rates(step)
+            self.writer.write(step, metrics)
+        self.progress.update(step, metrics if logged else None)
+
+
+def compile_step(experiment: Experiment, state: TrainState):
+    """The compiled training step, (state, batch) -> (state, metrics): the old state's memory becomes the new one's."""
+    config, places = experiment.config, experiment.state_shardings
+    step = make_train_step(
+        experiment.model,
+        experiment.objective,
+        experiment.optimizer,
+        seed=config.seed,
+        accumulate=config.accumulate,
+        precision=config.precision,
+        ema_decay=config.ema_decay,
+    )
+    batch = batch_sharding(experiment.mesh)
+    compiled = jax.jit(step, in_shardings=(places, batch), out_shardings=(places, None), donate_argnums=0)
+    return compiled.lower(state, experiment.zeros(config.data.batch_size)).compile()
+
+
+def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax.Array]]:
+    """Training batches on the devices, from that of step `start`; the next one is on its way while one is used."""
+    batches = experiment.data.train.iterate(start)
+    ahead = to_mesh(next(batches), experiment.mesh)
+    while True:
+        yield ahead
+        ahead = to_mesh(next(batches), experiment.mesh)

@@ -1,0 +1,63 @@
+"""What is learned: functions of a bound model and a batch.
+
+Each returns `(loss_sum, weight, aux)`: the sum of the losses, the sum of their weights, and metric states by name.
+Sums, not means, so that the gradients of a batch's parts add up to the whole's: loss = sum of sums / sum of weights.
+An objective is called under `flax.linen.apply`; it is in training when the model has a "dropout" rng.
+"""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from metrics.classification import correct, correct_top_k
+from metrics.likelihood import cross_entropy
+from metrics.states import Mean, State
+
+Batch = dict[str, Array]
+Result = tuple[Float[Array, ""], Float[Array, ""], dict[str, State]]
+Objective = Callable[[nn.Module, Batch], Result]
+
+
+def classification(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0, mixup: float = 0.0) -> Result:
+    """Cross-entropy of `label` [B] given `image` [B, h, w, c], over the examples whose `mask` [B] is True.
+
+    Args:
+        label_smoothing: see `cross_entropy`; in training only, so that evaluations compare.
+        mixup: images and labels are mixed with the next example's in the proportion Beta(mixup, mixup)
+            (arXiv 1710.09412), one draw for the whole batch; 0 mixes nothing.
+    """
+    image, label, mask = batch["image"], batch["label"], batch["mask"]
+    training = model.has_rng("dropout")
+    if not (training and mixup):
+        logits = model(image)
+        loss = cross_entropy(logits, label, label_smoothing if training else 0.0)
+    else:
+        share = jax.random.beta(model.make_rng("dropout"), mixup, mixup).astype(image.dtype)
+        share = jnp.maximum(share, 1 - share)
+        logits = model(share * image + (1 - share) * jnp.roll(image, 1, axis=0))
+        other = cross_entropy(logits, jnp.roll(label, 1), label_smoothing)
+        loss = share * cross_entropy(logits, label, label_smoothing) + (1 - share) * other
+    aux = {"accuracy": Mean.empty().update(correct(logits, label), mask)}
+    if logits.shape[-1] > 10:
+        aux["top_5_accuracy"] = Mean.empty().update(correct_top_k(logits, label, 5), mask)
+    return _sums(loss, mask, aux)
+
+
+def causal_lm(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -> Result:
+    """Cross-entropy of `targets` [B, T], each given the `tokens` [B, T] up to its own, where `mask` [B, T] is True."""
+    logits = model(batch["tokens"])
+    smoothing = label_smoothing if model.has_rng("dropout") else 0.0
+    loss = cross_entropy(logits, batch["targets"], smoothing)
+    aux = {"accuracy": Mean.empty().update(correct(logits, batch["targets"]), batch["mask"])}
+    return _sums(loss, batch["mask"], aux)
+
+
+def _sums(loss, mask, aux):
+    loss = Mean.empty().update(loss, mask)
+    return loss.total, loss.weight, {"loss": loss, **aux}
+
+
+OBJECTIVES = {"classification": classification, "causal_lm": causal_lm}

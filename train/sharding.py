@@ -1,0 +1,78 @@
+"""The mesh of devices, and where the parts of a state and of a batch lie on it."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from train.optimizer import map_paths
+
+AXES = ("data", "fsdp", "tensor")
+Rule = tuple[str, Sequence[str | None]]
+
+
+def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """All devices as a mesh of three axes; one size may be -1: what the others leave.
+
+    Raises:
+        ValueError: the sizes do not multiply to the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = [data, fsdp, tensor]
+    known = int(np.prod([size for size in sizes if size > 0]))
+    if sizes.count(-1) == 1 and len(devices) % known == 0:
+        sizes[sizes.index(-1)] = len(devices) // known
+    if int(np.prod(sizes)) != len(devices) or min(sizes) < 1:
+        raise ValueError(
+            f"a mesh of data={data}, fsdp={fsdp}, tensor={tensor} does not fit {len(devices)} devices: "
+            "the sizes must multiply to that number (-1 in one of them fills it)."
+        )
+    return Mesh(np.asarray(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def shardings(tree: Any, rules: Sequence[Rule], mesh: Mesh) -> Any:
+    """Where each leaf lies: the first rule whose regular expression finds something in its path says so.
+
+    A rule's axes belong to the last dimensions of a leaf, so that they hold for one layer and for a stack of layers
+    alike, and for a parameter, its gradient, its moments and its average. What no rule finds is on every device; so is
+    a dimension that the mesh axis does not divide.
+    """
+
+    def place(path, leaf):
+        axes = next((axes for pattern, axes in rules if re.search(pattern, path)), ())
+        if len(axes) > len(leaf.shape):
+            axes = ()
+        sizes = leaf.shape[len(leaf.shape) - len(axes) :]
+        axes = [axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in zip(axes, sizes)]
+        return NamedSharding(mesh, PartitionSpec(*[None] * (len(leaf.shape) - len(axes)), *axes))
+
+    for pattern, axes in rules:
+        unknown = [axis for axis in axes if axis not in (*AXES, None)]
+        if unknown:
+            raise ValueError(f"the sharding rule {pattern!r} names {unknown[0]!r}: mesh axes are {', '.join(AXES)}.")
+    return map_paths(place, tree)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """The examples of a batch are spread over the data and fsdp axes."""
+    return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+
+
+def check_batch(size: int, mesh: Mesh, accumulate: int = 1) -> None:
+    """Raises ValueError when a global batch does not divide into equal parts."""
+    devices = mesh.shape["data"] * mesh.shape["fsdp"]
+    if size % (devices * accumulate):
+        raise ValueError(
+            f"a batch of {size} examples does not divide over {devices} devices (data x fsdp)"
+            + (f" in {accumulate} accumulated parts" if accumulate > 1 else "")
+            + f": it must be a multiple of {devices * accumulate}."
+        )
+
+
+def to_mesh(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """The global batch, of which every process gives its own rows."""
+    sharding = batch_sharding(mesh)
+    return {name: jax.make_array_from_process_local_data(sharding, array) for name, array in batch.items()}

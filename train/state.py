@@ -1,0 +1,25 @@
+"""What a training run is at a step: everything that a checkpoint must hold."""
+
+from typing import Any
+
+from flax import struct
+from jaxtyping import Array, Int
+
+
+@struct.dataclass
+class TrainState:
+    """The state after `step` steps.
+
+    Random numbers and batches are functions of (seed, step), so neither is part of it.
+    """
+
+    step: Int[Array, ""]
+    params: Any
+    opt_state: Any
+    collections: dict[str, Any]  # what modules update in training beside the parameters, such as running statistics
+    ema: Any  # the exponential moving average of the parameters; None when none is kept
+
+    def variables(self, average: bool = False) -> dict[str, Any]:
+        """What `model.apply` takes; with `average`, the moving average in the parameters' place where there is one."""
+        params = self.ema if average and self.ema is not None else self.params
+        return {"params": params, **self.collections}

@@ -1,0 +1,109 @@
+"""One training step and one evaluation step: pure functions, compiled by the loop."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from metrics.states import State
+from train.objectives import Batch, Objective
+from train.state import TrainState
+
+Metrics = dict[str, jax.Array]
+
+
+def init_state(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    objective: Objective,
+    batch: Batch,
+    *,
+    seed: int,
+    ema: bool = False,
+) -> TrainState:
+    """The state before the first step; `batch` gives shapes alone."""
+    variables = nn.init(lambda bound, batch: objective(bound, batch), model)(jax.random.key(seed), batch)
+    params = variables.pop("params")
+    variables.pop("intermediates", None)
+    average = jax.tree.map(jnp.copy, params) if ema else None
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), variables, average)
+
+
+def make_train_step(
+    model: nn.Module,
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    *,
+    seed: int,
+    accumulate: int = 1,
+    precision: str = "float32",
+    ema_decay: float = 0.0,
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """A function (state, batch) -> (state after one more step, metrics of that step).
+
+    Args:
+        accumulate: the batch is gone through in so many parts, whose gradients are added before the one update: less
+            memory, same result. It must divide the batch.
+        precision: "float32", or "bfloat16" to compute in it; parameters, gradients and the optimizer stay float32.
+        ema_decay: the moving average keeps this part of itself in each step; 0 keeps no average.
+    """
+    dtype = jnp.dtype(precision)
+
+    def loss(params, collections, batch, rng):
+        variables = {"params": _cast(params, dtype), **collections}
+        apply = nn.apply(objective, model, mutable=list(collections))
+        (loss_sum, weight, aux), collections = apply(variables, _cast(batch, dtype), rngs={"dropout": rng})
+        return loss_sum, (weight, aux, collections)
+
+    def gradients(params, collections, batch, rng):
+        grads, (weight, aux, collections) = jax.grad(loss, has_aux=True)(params, collections, batch, rng)
+        return collections, (grads, weight, aux)
+
+    def accumulated(params, collections, batch, rng):
+        # Part i holds rows i, i + A, ...: each device then works on rows of its own in every part.
+        parts = jax.tree.map(lambda a: a.reshape(-1, accumulate, *a.shape[1:]).swapaxes(0, 1), batch)
+        add = lambda a, b: jax.tree.map(jnp.add, a, b)  # noqa: E731
+
+        def body(carry, part):
+            index, batch = part
+            collections, sums = gradients(params, carry[0], batch, jax.random.fold_in(rng, index))
+            return (collections, add(carry[1], sums)), None
+
+        first = jax.tree.map(lambda a: a[0], parts)
+        shapes = jax.eval_shape(gradients, params, collections, first, rng)[1]
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        return jax.lax.scan(body, (collections, zeros), (jnp.arange(accumulate), parts))[0]
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        rng = jax.random.fold_in(jax.random.key(seed), state.step)
+        compute = gradients if accumulate == 1 else accumulated
+        collections, (grads, weight, aux) = compute(state.params, state.collections, batch, rng)
+        grads = jax.tree.map(lambda g: g / weight, grads)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        ema = optax.incremental_update(params, state.ema, 1 - ema_decay) if ema_decay else None
+        metrics = {name: value.compute() for name, value in aux.items()} | {"gradient_norm": optax.global_norm(grads)}
+        return TrainState(state.step + 1, params, opt_state, collections, ema), metrics
+
+    return step
+
+
+def make_evaluation_step(
+    model: nn.Module, objective: Objective, precision: str = "float32"
+) -> Callable[[Any, Batch], dict[str, State]]:
+    """A function (variables, batch) -> metric states of the batch, without randomness."""
+    dtype = jnp.dtype(precision)
+
+    def step(variables: Any, batch: Batch) -> dict[str, State]:
+        variables = {**variables, "params": _cast(variables["params"], dtype)}
+        return nn.apply(objective, model)(variables, _cast(batch, dtype))[2]
+
+    return step
+
+
+def _cast(tree, dtype):
+    """The tree with its floating-point leaves as `dtype`."""
+    return jax.tree.map(lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree)

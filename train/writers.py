@@ -1,0 +1,155 @@
+"""Where the numbers of a run go: `metrics.jsonl`, TensorBoard event files and, if asked for, Weights & Biases."""
+
+import importlib.util
+import json
+import math
+import os
+import uuid
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+METRICS_FILE = "metrics.jsonl"
+
+
+def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
+    """The lines of `workdir/metrics.jsonl` in order; null (a number that was not finite) reads as NaN.
+
+    A torn last line is left out. Raises FileNotFoundError if there is no file, ValueError, with the line, if damaged.
+    """
+    lines = _parse(Path(workdir) / METRICS_FILE)
+    return [{key: math.nan if value is None else value for key, value in line.items()} for line in lines]
+
+
+class MetricsWriter(AbstractContextManager):
+    """Writes scalars by step so that the history of a killed and resumed run equals the uninterrupted one.
+
+    A line of `metrics.jsonl` survives the death of the process once `write` has returned. JSON has no NaN or infinity:
+    such a number is written as null (TensorBoard gets the number itself).
+
+    Args:
+      workdir: the folder of the run; made if absent.
+      resume_step: the step from which the run goes on. 0 is a new run: an earlier one's lines are dropped. At n, lines
+        with step > n are cut, and a line of step n that is there already is not written twice (an evaluation done
+        again after a kill). None (an evaluation of a finished run) keeps everything and appends.
+      wandb: None, or the keyword arguments of `wandb.init` (`{}` will do). A resumed run continues its W&B run.
+      primary: whether this process writes; give `jax.process_index() == 0`. The others touch no file.
+
+    Raises ModuleNotFoundError if W&B is asked for and not installed, ValueError if `metrics.jsonl` is damaged.
+    """
+
+    def __init__(
+        self, workdir, *, resume_step: int | None = None, wandb: Mapping[str, Any] | None = None, primary=True
+    ):
+        self._file = self._wandb = None
+        if not primary:
+            return
+        if wandb is not None and importlib.util.find_spec("wandb") is None:
+            raise ModuleNotFoundError(
+                "Weights & Biases is asked for but not installed: `pip install wandb`, or turn it off."
+            )
+        from tensorboardX import (
+            SummaryWriter,
+        )  # here because it is slow to import: it brings torch where that is installed
+
+        workdir = Path(workdir)
+        workdir.mkdir(parents=True, exist_ok=True)
+        self._path = workdir / METRICS_FILE
+        lines = _cut(self._path, resume_step)
+        self._rewritten = {_identity(line) for line in lines if line["step"] == resume_step}
+        self._file = self._path.open("ab", buffering=0)
+        # TensorBoard hides what earlier files hold from purge_step on. Two runs in one second must not share a file.
+        purge_step = resume_step + 1 if resume_step else resume_step
+        suffix = f".{uuid.uuid4().hex[:8]}"
+        self._events = SummaryWriter(str(workdir), purge_step=purge_step, flush_secs=10, filename_suffix=suffix)
+        if wandb is not None:
+            from wandb import init
+
+            id_file = workdir / "wandb_id.txt"
+            if resume_step == 0 or not id_file.exists():
+                id_file.write_text(uuid.uuid4().hex[:12])
+            # W&B ignores the steps that it has already: a resumed run's are equal to the first ones.
+            self._wandb = init(**{"dir": str(workdir), "id": id_file.read_text(), "resume": "allow", **wandb})
+
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Writes one line: `step`, then the metrics (`split/name` to a Python, numpy or JAX scalar).
+
+        Raises ValueError for a value that is not a scalar and OSError, naming the file, if the disk is full.
+        """
+        if self._file is None:
+            return
+        scalars = {key: _scalar(key, value) for key, value in metrics.items()}
+        line = {"step": int(step)} | {key: value if math.isfinite(value) else None for key, value in scalars.items()}
+        if _identity(line) in self._rewritten:
+            return
+        try:
+            data = json.dumps(line).encode() + b"\n"
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from None
+        for key, value in scalars.items():
+            self._events.add_scalar(key, value, line["step"])
+        if self._wandb is not None:
+            self._wandb.log(scalars, step=line["step"])
+
+    def flush(self) -> None:
+        """Forces `metrics.jsonl` to the disk: before a checkpoint is saved, so that its history is there too."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Writes what is pending and closes everything; closing twice is harmless."""
+        if self._file is not None:
+            self._file.close()
+            self._events.close()
+            if self._wandb is not None:
+                self._wandb.finish()
+            self._file = None
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+
+def _scalar(key: str, value: Any) -> int | float:
+    array = np.asarray(value)
+    if array.ndim:
+        raise ValueError(f"The metric {key!r} must be a scalar but has the shape {array.shape}.")
+    return int(array) if array.dtype.kind in "iub" else float(array)
+
+
+def _identity(line: Mapping[str, Any]) -> tuple:
+    return line["step"], frozenset(key for key in line if not key.startswith("time/"))
+
+
+def _parse(path: Path) -> list[dict[str, Any]]:
+    lines = []
+    pieces = path.read_bytes().splitlines()
+    for number, piece in enumerate(pieces, start=1):
+        try:
+            line = json.loads(piece)
+            line["step"] + 0
+        except (ValueError, TypeError, KeyError):
+            if number == len(pieces):  # torn by a kill in the middle of a write
+                break
+            raise ValueError(
+                f"{path}, line {number}, is not a JSON object with a number `step`: {piece[:60]!r}."
+            ) from None
+        lines.append(line)
+    return lines
+
+
+def _cut(path: Path, resume_step: int | None) -> list[dict[str, Any]]:
+    """Drops a torn last line and what is after `resume_step` (for 0 everything), atomically; returns what stays."""
+    lines = _parse(path) if path.exists() and resume_step != 0 else []
+    kept = [line for line in lines if resume_step is None or line["step"] <= resume_step]
+    partial = path.with_suffix(".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in kept)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    return kept
