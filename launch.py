@@ -81,24 +81,29 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
         settings = [f"--config.{key}={value}" for key, value in changes.items()]
         return run_sweep([sys.executable, __file__, f"--config={file}", *settings], sweep, workdir)
 
-    from train import guard, loop
+    from train import costs, guard, loop
+    from train.evaluators import Evaluator, restore
+    from train.experiment import Experiment
 
-    name = Path(file.partition(":")[0]).stem
     if options.mode == "train":
         try:
-            metrics = loop.train(config, workdir, name=name, command=command)
+            metrics = loop.train(config, workdir, name=Path(default_workdir(file)).name, command=command)
         except guard.Preempted as stopped:
             print(stopped, file=sys.stderr)
             return guard.PREEMPTED
         print(json.dumps(metrics))
         print(f"report: {workdir / 'report.html'}")
     elif options.mode == "describe":
-        print(loop.describe(config))
-    elif options.mode == "evaluate":
-        print(json.dumps(loop.evaluate(config, workdir, options.checkpoint), indent=2))
-    elif options.mode == "generate":
-        for text in loop.generate(config, workdir, options.checkpoint, options.prompt):
-            print(text)
+        print(costs.budget(Experiment(config)).table())
+    else:
+        experiment = Experiment(config, workdir)
+        state, evaluator = restore(experiment, options.checkpoint), Evaluator(experiment)
+        if options.mode == "evaluate":
+            print(json.dumps(evaluator.evaluate(state), indent=2))
+        else:
+            prompt = config.sampling.prompt if options.prompt is None else options.prompt
+            for text in evaluator.write(state, prompt):
+                print(prompt + text)
     return 0
 
 

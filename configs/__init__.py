@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FieldReference
 
 from configs.base import UNITS
 
@@ -26,7 +26,7 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
     path, _, argument = file.partition(":")
     if not Path(path).is_file():
         known = sorted(str(file) for file in Path("configs").glob("*.py") if file.stem not in ("__init__", "base"))
-        raise FileNotFoundError(f"there is no config {path!r}{_nearest(path, known)}.")
+        raise FileNotFoundError(f"there is no config {path!r}{_nearest(path, known)}")
     if path.endswith(".json"):
         return ConfigDict(_tuples(json.loads(Path(path).read_text(encoding="utf-8")))), []
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
@@ -51,16 +51,18 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
         for part in sections:
             section = section.get(part) if isinstance(section, ConfigDict) else None
         if not isinstance(section, ConfigDict) or name not in section:
-            raise ValueError(f"unknown config key {key!r}{_nearest(key, list(keys(config)))}.")
+            raise ValueError(f"unknown config key {key!r}{_nearest(key, list(keys(config)))}")
         if isinstance(section[name], ConfigDict):
             raise ValueError(
                 f"{key!r} is a section of the config, not a value: its keys are {', '.join(section[name])}."
             )
+        field = dict(section.items(preserve_field_references=True))[name]
+        value = _typed(key, value, section.get_type(name), optional=isinstance(field, FieldReference))
         duration, _, unit = name.rpartition("_")
         if unit in UNITS and f"{duration}_steps" in section:
             for other in UNITS:  # a duration has one unit
                 section[f"{duration}_{other}"] = None
-        section[name] = _typed(key, value, section.get_type(name))
+        section[name] = value
 
 
 def keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:
@@ -72,15 +74,17 @@ def keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
 
 
-def _typed(key, value, kind):
-    """A value, or the text of one, as the type that the key has."""
+def _typed(key, value, kind, optional):
+    """A value, or the text of one, as the type that the key has; None too where it is optional."""
     given = value
+    if optional and value in (None, "None", "none"):
+        return None
     if isinstance(value, str) and kind is not str:
         try:
-            value = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(value.lower(), value))
+            value = ast.literal_eval({"true": "True", "false": "False"}.get(value.lower(), value))
         except (ValueError, SyntaxError):
             value = given
-    if value is None or kind is type(None):
+    if kind is type(None):  # of a run's config.json, which does not tell
         return value
     if kind is float and type(value) is int:
         value = float(value)
@@ -93,7 +97,7 @@ def _typed(key, value, kind):
 
 def _nearest(name, known):
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f": did you mean {nearest[0]!r}?" if nearest else ""
+    return f": did you mean {nearest[0]!r}?" if nearest else "."
 
 
 def _tuples(value):

@@ -105,7 +105,7 @@ def data() -> dict:
         "label_key": "label",
         "text_key": "text",
         "image_size": 0,  # of the square that images are resized to, pixels; 0 = as they are
-        "evaluation_crop": 1.0,  # the central part of an image that evaluation sees
+        "evaluation_crop": 1.0,  # the central part of a resized image that is seen
         "augment": "",  # of training images, such as "crop | flip | randaugment(2, 10)" or "shift(1)"
         "mean": (0.5,),  # image = (pixel in 0..1 - mean) / std
         "std": (0.5,),

@@ -95,7 +95,9 @@ class Flip:
 
     def __call__(self, images: np.ndarray, keys: np.ndarray) -> np.ndarray:
         mirrored = shuffle.mix(keys) % np.uint64(2) == 1
-        return np.where(mirrored[:, None, None, None], images[:, :, ::-1], images)
+        images = images.copy()
+        images[mirrored] = images[mirrored, :, ::-1]
+        return images
 
 
 @dataclass(frozen=True)
@@ -248,4 +250,6 @@ class Transform:
         for number, step in enumerate(self.steps, 1):
             images = step(images, shuffle.fold(keys, number))
         mean, std = np.float32(self.mean), np.float32(self.std)
-        return {**batch, "image": images * (1 / (255 * std)) - mean / std}
+        pixels = images * (1 / (255 * std))
+        pixels -= mean / std
+        return {**batch, "image": pixels}

@@ -3,11 +3,15 @@
 A state is a pytree of sums, so merging two is adding them: in any order, over any split of the data, on any host.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int, Num, Shaped
+from jaxtyping import Array, Bool, Float, Int, Num
+
+Leaf = Any  # an array, of JAX or numpy, or what transformations of pytrees put in its place
 
 
 class State:
@@ -27,8 +31,8 @@ class State:
 class Mean(State):
     """The weighted mean of values."""
 
-    total: Shaped[Array | np.ndarray, ""]
-    weight: Shaped[Array | np.ndarray, ""]
+    total: Leaf  # []
+    weight: Leaf  # []
 
     @classmethod
     def empty(cls) -> "Mean":
@@ -39,17 +43,17 @@ class Mean(State):
         values = jnp.where(weights != 0, values, 0).astype(jnp.float32)
         return Mean(self.total + jnp.sum(values * weights), self.weight + jnp.sum(weights.astype(jnp.float32)))
 
-    def compute(self) -> Float[Array | np.ndarray, ""]:
+    def compute(self) -> Float[Array, ""] | Float[np.ndarray, ""]:
         """The mean; nan when nothing has weight."""
-        safe = jnp if isinstance(self.total, jax.Array) else np
-        return safe.where(self.weight != 0, self.total / safe.where(self.weight != 0, self.weight, 1), safe.nan)
+        of = jnp if isinstance(self.total, jax.Array) else np
+        return of.where(self.weight != 0, self.total / of.where(self.weight != 0, self.weight, 1), of.nan)
 
 
 @struct.dataclass
 class Confusion(State):
     """How often each class was taken for each: rows are the truth, columns the predictions."""
 
-    counts: Int[Array | np.ndarray, "V V"]
+    counts: Leaf  # [V, V]
 
     @classmethod
     def empty(cls, num_classes: int) -> "Confusion":
@@ -62,5 +66,5 @@ class Confusion(State):
         ones = jnp.ones_like(labels) if mask is None else mask.astype(jnp.int32)
         return Confusion(self.counts.at[labels, predictions].add(ones))
 
-    def compute(self) -> Int[Array | np.ndarray, "V V"]:
+    def compute(self) -> Int[Array, "V V"] | Int[np.ndarray, "V V"]:
         return self.counts

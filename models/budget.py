@@ -5,6 +5,7 @@ activations from the jaxprs of the forward pass and of the training step. Beside
 """
 
 import dataclasses
+import itertools
 import math
 import re
 from collections import Counter
@@ -17,37 +18,34 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal, jaxprs_in_params
 
-# Patterns of `jax.Device.device_kind`, the first that fits counts: bytes of memory, FLOP/s of dense matrix products in
-# bfloat16 and in float32 at JAX's default precision (TF32 on NVIDIA, one bfloat16 pass on a TPU). Sources: NVIDIA's data
-# sheets (HGX for B200) and Ada whitepaper, without sparsity; cloud.google.com/tpu/docs/v4, v5e, v5p, v6e.
+# Patterns of `jax.Device.device_kind`, the first that fits counts: GB of memory, TFLOP/s of dense matrix products in
+# bfloat16 and in float32 at JAX's default precision (TF32 on NVIDIA, one bfloat16 pass on a TPU). From NVIDIA's data
+# sheets (HGX for B200) and Ada whitepaper, without sparsity, and cloud.google.com/tpu/docs/v4, v5e, v5p, v6e.
 ACCELERATORS = {
-    "A100.*80GB": (80e9, 312e12, 156e12),
-    "A100": (40e9, 312e12, 156e12),
-    "H100 PCIe": (80e9, 756e12, 378e12),
-    "H100 NVL": (94e9, 835e12, 417e12),
-    "H100": (80e9, 989.4e12, 494.7e12),
-    "H200": (141e9, 989.4e12, 494.7e12),
-    "B200": (180e9, 2250e12, 1125e12),
-    "RTX 4090$": (24e9, 165.2e12, 82.6e12),
-    "TPU v4$": (32e9, 275e12, 275e12),
-    "TPU v5 ?(lite|e)$": (16e9, 197e12, 197e12),
-    "TPU v5p?$": (95e9, 459e12, 459e12),
-    "TPU v6 ?(lite|e)$": (32e9, 918e12, 918e12),
+    "A100.*80GB": (80, 312, 156),
+    "A100": (40, 312, 156),
+    "H100 PCIe": (80, 756, 378),
+    "H100 NVL": (94, 835, 417),
+    "H100": (80, 989.4, 494.7),
+    "H200": (141, 989.4, 494.7),
+    "B200": (180, 2250, 1125),
+    "RTX 4090$": (24, 165.2, 82.6),
+    "TPU v4$": (32, 275, 275),
+    "TPU v5 ?(lite|e)$": (16, 197, 197),
+    "TPU v5p?$": (95, 459, 459),
+    "TPU v6 ?(lite|e)$": (32, 918, 918),
 }
 
-# What costs no FLOPs: moves or makes data, or is a transcendental, which XLA's cost analysis counts apart.
-FREE = frozenset(
-    "atan2 bitcast_convert_type broadcast_in_dim cbrt concatenate copy cos device_put dynamic_slice dynamic_update_slice "
-    "erf exp expm1 gather iota log log1p optimization_barrier pad pow random_fold_in random_seed random_split "
-    "random_unwrap random_wrap reshape rev rsqrt scatter sharding_constraint sin slice split sqrt squeeze stop_gradient "
-    "tan tanh transpose".split()
+# Primitives without FLOPs: they move or make data, or are transcendental, which XLA's cost analysis counts apart.
+FREE = re.compile(
+    "atan2|bitcast|broadcast|cbrt|concat|copy|cos|device_put|dynamic_|erf$|exp|gather|iota|log$|log1p|optimization_|pad|"
+    "pow|random_(?!bits)|reshape|rev|rsqrt|scatter$|sharding|sin|slice|split|sqrt|squeeze|stop_|tan|transpose"
 )
 # FLOPs of an element where it is not 1. Threefry: 20 rounds of 5 operations, and additions of keys.
 EXPANDED = {"erfc": 62, "erf_inv": 37, "logistic": 3, "argmax": 9, "argmin": 9, "random_bits": 120}
-# What XLA computes wherever it is read, and (by prefix) what it stores even if it is read once.
-VIEWS = frozenset("broadcast_in_dim convert_element_type copy iota reshape squeeze stop_gradient transpose".split())
-STORED = ("arg", "conv_", "concat", "cum", "dot_", "dynamic_", "gather", "pad", "random_", "reduce_", "rev", "scatter")
-STORED += ("select_and", "sort", "top_k")
+# What is computed wherever it is read, and what is stored even if it is read once.
+VIEWS = re.compile("broadcast_in|convert_|copy|iota|reshape|squeeze|stop_|transpose")
+STORED = re.compile("arg|conv_|concat|cum|dot_|dynamic_|gather|pad|random_|reduce_|rev|scatter|select_and|sort|top_k")
 REPEATED = "rematted_computation"  # jax.checkpoint's name scope around what the backward pass computes again
 
 
@@ -57,17 +55,17 @@ class Budget:
 
     Attributes:
         parameters: how many each part has, and "total".
-        flops: "forward" {"matmul", "other", "parts" (of matmul)} and, of one step's forward and backward pass,
-            "training", see `training_flops`.
-        memory: bytes. "training" {"weights", "gradients", "optimizer", "activations" (what the forward pass keeps for
-            the backward pass), "total" (at the step's peak)} and "inference" {"weights", "cache", "activations" (the
-            most alive at once), "total"}. Weights, gradients, optimizer and cache are exact, the others estimates.
+        flops: "forward" and "training" (one step's forward and backward pass), see `flops`; and "parts" of the forward
+            pass's matrix products.
+        memory: bytes. "training": "weights", "gradients", "optimizer", "activations" (what the forward pass keeps for
+            the backward pass), "total" (at the step's peak). "inference": "weights", "cache", "activations" (the most
+            alive at once), "total". Activations and totals are estimates, the others exact.
         textbook: "parameters" V D + 12 L D^2, and "flops" of the forward pass, 2 x parameters + 4 L T D for each of the
             T tokens (arXiv 2001.08361, table 1; arXiv 2204.02311, appendix B), as far as the model has such sizes.
     """
 
     parameters: dict[str, int]
-    flops: dict[str, dict]
+    flops: dict[str, dict[str, int]]
     memory: dict[str, dict[str, int]]
     textbook: dict[str, int]
 
@@ -77,37 +75,34 @@ class Budget:
 
     def table(self) -> str:
         """The budget as aligned lines of text."""
-        forward, training = self.flops["forward"], self.flops["training"]
-        total, flops, book = self.parameters["total"], forward["matmul"] + forward["other"], self.textbook
+        counts, forward, parts, book = self.parameters, self.flops["forward"], self.flops["parts"], self.textbook
+        total, work = counts["total"], forward["matmul"] + forward["other"]
         rows = [("", "parameters", "share", "forward FLOPs", "share")]
-        for part in dict.fromkeys([*self.parameters, *forward["parts"]]):
-            number, work = self.parameters.get(part, 0), forward["parts"].get(part, 0)
-            if part != "total":
-                rows.append((part, f"{number:,}", f"{number / total:.1%}", _human(work), f"{work / flops:.1%}"))
-        rows.append(("element-wise operations", "", "", _human(forward["other"]), f"{forward['other'] / flops:.1%}"))
-        rows.append(("total", f"{total:,}", "", _human(flops), ""))
+        for name in dict.fromkeys([*counts, *parts]):
+            if name != "total":
+                number, part = counts.get(name, 0), parts.get(name, 0)
+                rows.append((name, f"{number:,}", f"{number / total:.1%}", _human(part), f"{part / work:.1%}"))
+        rows.append(("element-wise operations", "", "", _human(forward["other"]), f"{forward['other'] / work:.1%}"))
+        rows.append(("total", f"{total:,}", "", _human(work), ""))
         if book:
-            row = [f"{book['parameters']:,}", f"{book['parameters'] / total - 1:+.1%}"]
-            row += [_human(book["flops"]), f"{book['flops'] / flops - 1:+.1%}"] if "flops" in book else ["", ""]
-            rows.append(("textbook, V D + 12 L D^2", *row))
-        names = {"model": "matrix products", "matmul": "with repeated ones", "other": "element-wise operations"}
-        sections = {"training step, FLOPs": {name: _human(training[key]) for key, name in names.items()}}
+            parameters = [f"{book['parameters']:,}", f"{book['parameters'] / total - 1:+.1%}"]
+            flops = [_human(book["flops"]), f"{book['flops'] / work - 1:+.1%}"] if "flops" in book else ["", ""]
+            rows.append(("textbook, V D + 12 L D^2", *parameters, *flops))
+        names = {"model": "matrix products", "matmul": "with recomputation", "other": "element-wise operations"}
+        sections = {"training step, FLOPs": {name: _human(self.flops["training"][key]) for key, name in names.items()}}
         for mode, memory in self.memory.items():
             sections[f"{mode}, bytes"] = {key: _human(value, 1024) for key, value in memory.items()}
-        for title, section in sections.items():
-            rows += [
-                ("",) * 5,
-                (title, *("",) * 4),
-                *((f"  {key}", value, "", "", "") for key, value in section.items()),
-            ]
+        for title, lines in sections.items():
+            rows += [("",) * 5, (title, *[""] * 4), *((f"  {key}", value, *[""] * 3) for key, value in lines.items())]
         widths = [max(map(len, column)) for column in zip(*rows)]
-        lines = ([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:]))] for row in rows)
-        return "\n".join("  ".join(line).rstrip() for line in lines)
+        cells = ([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:]))] for row in rows)
+        return "\n".join("  ".join(line).rstrip() for line in cells)
 
 
 def _human(number, base=1000):
     power = min(5, int(math.log(number, base) + 1e-9)) if number else 0
-    return f"{number / base**power:,.2f} {' KMGTP'[power]}{'iB' if base == 1024 and power else ''}".rstrip()
+    unit = " KMGTP"[power] + ("iB" if power else "B") * (base == 1024)
+    return f"{number / base**power:,.2f} {unit.strip()}".rstrip() if number else "0"
 
 
 def budget(
@@ -133,14 +128,14 @@ def budget(
     """
     args, kwargs = ((), inputs) if isinstance(inputs, dict) else (tuple(inputs), {})
     key = jax.eval_shape(lambda: jax.random.key(0))
-    variables = dict(jax.eval_shape(model.init, {"params": key, "dropout": key}, *args, **kwargs))
+    # Flash attention takes no float32, which parameters are made in; they do not depend on it.
+    plain = model.clone(implementation="xla") if hasattr(model, "implementation") else model
+    variables = dict(jax.eval_shape(plain.init, {"params": key, "dropout": key}, *args, **kwargs))
     params = variables.pop("params")
 
     def cast(tree):
-        narrow = compute_dtype is not None
-        return jax.tree.map(
-            lambda x: x.astype(compute_dtype) if narrow and jnp.issubdtype(x.dtype, jnp.floating) else x, tree
-        )
+        floating = lambda x: compute_dtype and jnp.issubdtype(x.dtype, jnp.floating)  # noqa: E731
+        return jax.tree.map(lambda x: x.astype(compute_dtype) if floating(x) else x, tree)
 
     def apply(params, rest, args, kwargs, **how):
         return model.apply({"params": params, **rest}, *args, **kwargs, **how)
@@ -150,31 +145,32 @@ def budget(
         return sum(jnp.square(x.astype(jnp.float32)).sum() for x in jax.tree.leaves(outputs))
 
     def loss(params, rest, batch, key):
-        bound = nn.apply(objective or squares, model, mutable=list(rest))
-        return bound({"params": cast(params), **rest}, cast(batch), rngs={"dropout": key})[0]
+        function = nn.apply(objective or squares, model, mutable=list(rest))
+        out = function({"params": cast(params), **rest}, cast(batch), rngs={"dropout": key})[0]
+        return out[0] if isinstance(out, tuple) else out
 
     light = jax.eval_shape(cast, (params, variables, args, kwargs))
     forward = jax.make_jaxpr(apply)(*light).jaxpr
     step_inputs = (params, variables, inputs if batch is None else batch, key)
-    costs, parts, counts = _flops(forward), Counter(), Counter()
-    for (scope, kind), number in costs.items():
-        if kind == "matmul":
-            # A scope is "GPT/stack/layers.layer/layers/mlp/up": the root's class, modules, and methods after a dot.
-            parts[_part([name for name in scope.split("/")[1:] if name and "." not in name])] += number
+    gradient = jax.make_jaxpr(jax.value_and_grad(loss))(*step_inputs).jaxpr
+    counts, parts = Counter(), Counter()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         counts[_part([entry.key for entry in path])] += math.prod(leaf.shape)
+    for (scope, kind), number in _flops(forward).items():
+        # A scope is the root's class, then modules, each perhaps with a method: "GPT/stack/layers.layer/layers/mlp/up".
+        part = _part([name for name, _ in itertools.groupby(re.sub(r"\.[^/]*", "", scope).split("/"))][1:])
+        parts[part if part in counts else "the rest"] += number if kind == "matmul" else 0
 
     weights, state = _bytes(params), _bytes(variables)
-    moments = 2 * weights if optimizer is None else _bytes(jax.eval_shape(optimizer, params))
-    gradient = jax.make_jaxpr(jax.value_and_grad(_scalar(loss)))(*step_inputs).jaxpr
-    training = {"weights": weights + state, "gradients": weights, "optimizer": moments}
-    training["activations"] = _saved(_scalar(loss), *step_inputs)
-    training["total"] = weights + moments + _bytes(step_inputs[1:3]) + _peak(gradient)
+    training = {"weights": weights + state, "gradients": weights}
+    training["optimizer"] = _bytes(jax.eval_shape(optimizer, params)) if optimizer else 2 * weights
+    training["activations"] = _saved(loss, *step_inputs)
+    training["total"] = training["weights"] + training["optimizer"] + _bytes(step_inputs[2]) + _peak(gradient)
     inference = {"weights": _bytes(light[:2]), "cache": 0, "activations": _peak(forward)}
     if cache_length is not None:
         size = (jax.tree.leaves(inputs)[0].shape[0], cache_length)
-        empty = jax.eval_shape(lambda *light: apply(*light, size, {}, method="init_cache"), *light[:2])
-        inference["cache"] = _bytes(empty)
+        empty = lambda *light: jax.tree.leaves(apply(*light, size, {}, method="init_cache"))  # noqa: E731
+        inference["cache"] = _bytes(jax.eval_shape(empty, *light[:2]))
     inference["total"] = sum(inference.values()) + _bytes(light[2:])
 
     textbook = {}
@@ -184,157 +180,116 @@ def budget(
         sown = jax.eval_shape(lambda *light: apply(*light, mutable="intermediates")[1], *light)
         if "embedding" in sown.get("intermediates", {}):
             rows, tokens = sown["intermediates"]["embedding"][0].shape[:2]
-            flops = 2 * textbook["parameters"] + 4 * model.depth * tokens * model.width
-            textbook["flops"] = rows * tokens * flops
-    return Budget(
-        parameters=dict(counts) | {"total": counts.total()},
-        flops={
-            "forward": {"matmul": parts.total(), "other": costs.total() - parts.total(), "parts": dict(parts)},
-            "training": _training(gradient),
-        },
-        memory={"training": training, "inference": inference},
-        textbook=textbook,
-    )
+            each = 2 * textbook["parameters"] + 4 * model.depth * tokens * model.width
+            textbook["flops"] = rows * tokens * each
+    costs = {"forward": _kinds(forward), "training": _kinds(gradient), "parts": {k: v for k, v in parts.items() if v}}
+    return Budget(counts | {"total": counts.total()}, costs, {"training": training, "inference": inference}, textbook)
 
 
-def training_flops(loss: Callable, params: Any, *args: Any) -> dict[str, int]:
-    """FLOPs of the forward and backward pass of loss(params, *args) -> loss or (loss, ...); all may be shapes.
+def flops(function: Callable, *args: Any) -> dict[str, int]:
+    """FLOPs of function(*args), such as `jax.value_and_grad(loss)` or a whole training step; args may be shapes.
 
     "matmul" are those of matrix products and convolutions, 2 for each multiply-add, and "other" those of element-wise
-    operations and reductions, as XLA's cost analysis counts them. "model" is what model FLOPs utilisation counts:
-    "matmul" without what rematerialisation repeats (arXiv 2204.02311, appendix B). A causal mask saves nothing. The
-    optimizer's few FLOPs for each parameter are left out.
+    operations and reductions as XLA's cost analysis counts them, on all devices together. "model" is what model FLOPs
+    utilisation counts: "matmul" without what rematerialisation repeats (arXiv 2204.02311, appendix B). A causal mask
+    saves nothing; a `while` counts as one turn, for nobody knows how many it takes; a `cond` as its dearest branch.
     """
-    return _training(jax.make_jaxpr(jax.value_and_grad(_scalar(loss)))(params, *args).jaxpr)
+    return _kinds(jax.make_jaxpr(function)(*args).jaxpr)
 
 
 def peak_flops(device_kind: str, dtype: Any) -> float | None:
     """Peak FLOP/s of a device in matrix products of a dtype; None when `ACCELERATORS` does not know."""
     column = {"bfloat16": 1, "float16": 1, "float32": 2}.get(jnp.dtype(dtype).name)
     rows = [row for pattern, row in ACCELERATORS.items() if re.search(pattern, device_kind)]
-    return rows[0][column] if rows and column else None
+    return rows[0][column] * 1e12 if rows and column else None
 
 
-def _training(jaxpr):
+def _part(path):
+    """A part of the model by a path of names: the first one, or where layers are repeated, the one below them too."""
+    i = path.index("layers") if "layers" in path else None
+    return "/".join(path[:1] if i is None else path[:i] + path[i + 1 : i + 2])
+
+
+def _kinds(jaxpr):
     kinds = Counter()
     for (_, kind), number in _flops(jaxpr).items():
         kinds[kind] += number
     return {"model": kinds["matmul"], "matmul": kinds["matmul"] + kinds["repeated"], "other": kinds["other"]}
 
 
-def _scalar(loss):
-    def scalar(*args):
-        out = loss(*args)
-        return out[0] if isinstance(out, tuple) else out
-
-    return scalar
-
-
-def _part(path):
-    """A part of the model by a path of names: the first one, or where layers are repeated, the one below them too."""
-    if "layers" not in path:
-        return path[0] if path else "the rest"
-    i = path.index("layers")
-    return "/".join(path[:i] + path[i + 1 : i + 2])
-
-
-def _size(variable):
-    return math.prod(getattr(variable.aval, "shape", ()))
-
-
-def _bytes(tree):
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-
-def _stored_bytes(variables):
-    return sum(_bytes(v.aval) for v in variables)
-
-
-def _variables(atoms):
-    return [atom for atom in atoms if not isinstance(atom, Literal)]
-
-
-def _bodies(eqn):
-    """The jaxprs that an equation runs; those that combine two elements are no such."""
-    return [] if eqn.primitive.name.startswith(("reduce", "scatter")) else list(jaxprs_in_params(eqn.params))
-
-
 def _flops(jaxpr, scope="", times=1):
-    """{(name scope, kind): FLOPs}; kinds are "matmul", "repeated" (those that rematerialisation repeats) and "other".
-
-    A `while` counts as one turn, for nobody knows how many it takes, and a `cond` as its dearest branch.
-    """
+    """{(name scope, kind): FLOPs} of kinds "matmul", "repeated" (by rematerialisation) and "other"."""
     total = Counter()
     for eqn in jaxpr.eqns:
-        name, bodies = eqn.primitive.name, _bodies(eqn)
-        path = f"{scope}/{eqn.source_info.name_stack}".strip("/")
+        name, bodies, path = eqn.primitive.name, _bodies(eqn), f"{scope}/{eqn.source_info.name_stack}".strip("/")
         turns = eqn.params["length"] if name == "scan" else 1
         if name == "pallas_call":
             turns = math.prod(eqn.params["grid_mapping"].grid)
         costs = [_flops(body, path, times * turns) for body in bodies]
-        if name == "cond":
-            total += max(costs, key=Counter.total)
-        elif bodies:
-            total += sum(costs, Counter())
+        if bodies:
+            total += max(costs, key=Counter.total) if name == "cond" else sum(costs, Counter())
         elif products := _products(eqn):
             total[path, "repeated" if REPEATED in path else "matmul"] += 2 * products * times
-        elif name not in FREE:
+        elif not FREE.match(name):
             total[path, "other"] += _elementwise(eqn) * times
     return total
 
 
+def _bodies(eqn):
+    """The jaxprs that an equation runs; those that combine two elements are none."""
+    return [] if eqn.primitive.name.startswith(("reduce", "scatter")) else list(jaxprs_in_params(eqn.params))
+
+
 def _products(eqn):
     """Multiply-adds of a matrix product, a convolution or a fused attention; 0 for anything else."""
-    name, params = eqn.primitive.name, eqn.params
-    shapes = [getattr(v.aval, "shape", ()) for v in (*eqn.invars[:2], eqn.outvars[0])] if eqn.outvars else []
+    name, params, shapes = eqn.primitive.name, eqn.params, [v.aval.shape for v in (*eqn.invars, *eqn.outvars)]
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
         return math.prod(shapes[2]) * math.prod(shapes[0][i] for i in contracted)
     if name == "conv_general_dilated":
-        specs = params["dimension_numbers"]
-        left, right, out = ([shape[i] for i in spec] for shape, spec in zip(shapes, specs))
-        # Padding, and the zeros that dilation puts in between, are not multiplied.
-        taps = [
-            (at >= 0) & (at <= (size - 1) * gap) & (at % gap == 0)
-            for size, kernel, places, (low, _), stride, gap, spread in zip(
-                left[2:],
-                right[2:],
-                out[2:],
-                params["padding"],
-                params["window_strides"],
-                params["lhs_dilation"],
-                params["rhs_dilation"],
-            )
-            for at in [np.arange(places)[:, None] * stride - low + np.arange(kernel) * spread]
-        ]
-        return out[0] * out[1] * right[1] * math.prod(int(tap.sum()) for tap in taps)
+        left, right, out = ([shape[i] for i in spec] for shape, spec in zip(shapes, params["dimension_numbers"]))
+        products = out[0] * out[1] * right[1]
+        for i, (low, _) in enumerate(params["padding"]):
+            at = np.arange(out[i + 2])[:, None] * params["window_strides"][i] - low
+            at, gap = at + np.arange(right[i + 2]) * params["rhs_dilation"][i], params["lhs_dilation"][i]
+            # Padding, and the zeros that dilation puts in between, are not multiplied.
+            products *= int(((at >= 0) & (at <= (left[i + 2] - 1) * gap) & (at % gap == 0)).sum())
+        return products
     if name.startswith("dot_product_attention"):  # cuDNN's: [B, T, H, C] and [B, S, K, C]; 2 products, 4 backward
         return (4 if "bwd" in name else 2) * math.prod(shapes[0]) * shapes[1][1]
     return 0
 
 
 def _elementwise(eqn):
-    name, out = eqn.primitive.name, sum(map(_size, eqn.outvars))
+    name, shapes = eqn.primitive.name, [v.aval.shape for v in (*eqn.invars, *eqn.outvars)]
+    out = math.prod(shapes[-1])
     if name.startswith(("reduce_window", "select_and_")):
         return out * (math.prod(eqn.params["window_dimensions"]) - 1)
     if name.startswith("scatter"):
-        return _size(eqn.invars[2])
+        return math.prod(shapes[2])
     if name.startswith(("reduce_", "arg")) and name != "reduce_precision":
-        out = _size(eqn.invars[0]) - out
+        out = math.prod(shapes[0]) - out
     elif name == "sort":
-        out *= math.ceil(math.log2(max(2, eqn.invars[0].aval.shape[eqn.params["dimension"]])))
+        out *= math.ceil(math.log2(max(2, shapes[0][eqn.params["dimension"]])))
     return out * EXPANDED.get(name, 1)
+
+
+def _bytes(tree):
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _variables(atoms):
+    return [atom for atom in atoms if not isinstance(atom, Literal)]
 
 
 def _saved(loss, params, *args):
     """Bytes that the forward pass keeps for the backward pass; what depends on the parameters alone does not count."""
-    backward = lambda params, *args: jax.vjp(lambda params: loss(params, *args), params)[1]  # noqa: E731
-    jaxpr = jax.make_jaxpr(backward)(params, *args).jaxpr
+    jaxpr = jax.make_jaxpr(lambda p, *args: jax.vjp(lambda p: loss(p, *args), p)[1])(params, *args).jaxpr
     varying = set(jaxpr.invars[len(jax.tree.leaves(params)) :])
     for eqn in jaxpr.eqns:
         if varying.intersection(_variables(eqn.invars)):
             varying.update(eqn.outvars)
-    return _stored_bytes(varying.intersection(_variables(jaxpr.outvars)) - set(jaxpr.invars))
+    return _bytes([v.aval for v in varying.intersection(_variables(jaxpr.outvars)) - set(jaxpr.invars)])
 
 
 def _peak(jaxpr):
@@ -348,20 +303,19 @@ def _peak(jaxpr):
         read = {source for v in _variables(eqn.invars) for source in sources.get(v, {v})}
         last.update(dict.fromkeys(read, i))
         for v in eqn.outvars:
-            fused = name in VIEWS or (readers[v] < 2 and not _bodies(eqn) and not name.startswith(STORED))
+            fused = VIEWS.match(name) or (readers[v] < 2 and not _bodies(eqn) and not STORED.match(name))
             if fused and v not in looped and (v not in results or name == "reshape"):
                 sources[v] = read
             else:
                 stored.add(v)
+                last[v] = i
     last.update({source: len(jaxpr.eqns) for v in results for source in sources.get(v, {v})})
-    alive = peak = 0
-    dying = {}
+    alive, peak, dying = 0, 0, Counter()
     for v in stored:
-        dying.setdefault(last.get(v), []).append(v)
+        dying[last[v]] += _bytes(v.aval)
     for i, eqn in enumerate(jaxpr.eqns):
-        made = [v for v in eqn.outvars if v in stored]
-        alive += _stored_bytes(made)
-        inside = [_peak(body) - _stored_bytes(_variables(body.outvars)) for body in _bodies(eqn)]
+        alive += _bytes([v.aval for v in eqn.outvars if v in stored])
+        inside = [_peak(body) - _bytes([v.aval for v in _variables(body.outvars)]) for body in _bodies(eqn)]
         peak = max(peak, alive + max([0, *inside]))
-        alive -= _stored_bytes([v for v in made if v not in last]) + _stored_bytes(dying.get(i, []))
+        alive -= dying[i]
     return peak

@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
+from numpy.typing import ArrayLike
 
 NEVER = -1e9  # the score of what must not be chosen; finite, so that sums and quotients of it are numbers
 
@@ -70,8 +71,8 @@ def top_p(logits: Float[Array, "B V"], p: Float[Array, ""] | float) -> Float[Arr
 def generate(
     model: nn.Module,
     variables: Any,
-    prompts: Int[Array, "B T"] | Int[np.ndarray, "B T"],
-    lengths: Int[Array, "B"] | Int[np.ndarray, "B"] | None = None,
+    prompts: ArrayLike,
+    lengths: ArrayLike | None = None,
     *,
     max_new_tokens: int,
     inputs: Any = None,
@@ -94,8 +95,8 @@ def generate(
 
     Args:
         model, variables: a decoder, see above, and its weights.
-        prompts: padded on the right with anything.
-        lengths: of the prompts, each at least 1; None means that there is no padding.
+        prompts: [B, T], padded on the right with anything.
+        lengths: [B], of the prompts, each at least 1; None means that there is no padding.
         inputs: what `model.encode` takes.
         seed: of the samples.
         temperature: what divides the logits before sampling; 0 takes the likeliest token, as does beam search.

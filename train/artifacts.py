@@ -57,7 +57,7 @@ def write_all(evaluator: Evaluator, state: TrainState, about: Mapping[str, Any])
         "seconds": seconds + about["seconds"],
         "steps": int(state.step),
         "device": device_name(),
-        "device_count": jax.device_count(),
+        "device_count": experiment.mesh.size,
         "python": platform.python_version(),
         "jax": jax.__version__,
     }

@@ -17,7 +17,7 @@ class Clock:
     def __init__(self, experiment: Experiment):
         kind = jax.devices()[0].device_kind
         peak = peak_flops(kind, experiment.config.precision) or measured_peak()
-        self._flops = train_flops(experiment) / (peak * jax.device_count())
+        self._flops = train_flops(experiment) / (peak * experiment.mesh.size)
         self._batch_size = experiment.config.data.batch_size
         self._start, self._pause = time.monotonic(), 0.0
         self._last: tuple[float, int] | None = None

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from metrics.likelihood import bits, perplexity
 from metrics.states import State
 from models.generate import generate
+from train.checkpoint import Checkpoints
 from train.experiment import Experiment
 from train.sharding import check_batch, to_mesh
 from train.state import TrainState
@@ -54,7 +55,7 @@ class Evaluator:
             self.experiment.model,
             state.variables(average=True),
             jnp.tile(jnp.asarray(tokens), (rows, 1)),
-            rng=jax.random.key(self.config.seed),
+            seed=self.config.seed,
             stop_tokens=() if tokenizer.end_of_text is None else (tokenizer.end_of_text,),
             **settings,
         )
@@ -66,6 +67,23 @@ class Evaluator:
         everywhere = NamedSharding(self.experiment.mesh, PartitionSpec())
         gather = jax.jit(lambda variables: variables, out_shardings=everywhere)
         return jax.tree.map(np.asarray, gather(state.variables(average=True)))
+
+
+def restore(experiment: Experiment, which: str = "latest") -> TrainState:
+    """The state of the newest or the "best" checkpoint of the experiment's workdir.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is damaged or of another model.
+    """
+    folder = experiment.workdir
+    if not (folder / "checkpoints").is_dir():
+        raise FileNotFoundError(f"there is no trained model in {folder}: give the --workdir of a run.")
+    with Checkpoints(folder, **experiment.config.checkpoint) as checkpoints:
+        step = checkpoints.best if which == "best" else checkpoints.latest
+        if step is None:
+            raise FileNotFoundError(f"there is no {which} checkpoint in {checkpoints.folder}.")
+        return experiment.state(checkpoints, step)
 
 
 def evaluate(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -22,17 +23,19 @@ from train.state import TrainState
 from train.step import init_state
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Experiment:
     """What a config (see `configs/base.py`) describes; each part is made when it is first asked for.
 
     Attributes:
         config: the whole config.
         workdir: where a trained tokenizer is kept; None keeps none.
+        devices: that the mesh is made of; None is all.
     """
 
     config: ConfigDict
     workdir: Path | None = None
+    devices: Sequence[jax.Device] | None = None
 
     @cached_property
     def data(self) -> data.Data:
@@ -69,7 +72,7 @@ class Experiment:
 
     @cached_property
     def mesh(self) -> Mesh:
-        return sharding.make_mesh(**self.config.mesh)
+        return sharding.make_mesh(**self.config.mesh, devices=self.devices)
 
     @cached_property
     def total_steps(self) -> int:

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -21,7 +21,14 @@ from train.step import make_train_step
 from train.writers import MetricsWriter
 
 
-def train(config: ConfigDict, workdir: str | os.PathLike, *, name: str = "", command: str = "") -> dict[str, float]:
+def train(
+    config: ConfigDict,
+    workdir: str | os.PathLike,
+    *,
+    name: str = "",
+    command: str = "",
+    devices: Sequence[jax.Device] | None = None,
+) -> dict[str, float]:
     """Trains to the end, from the newest checkpoint of `workdir` if there is one; returns the last evaluation.
 
     A run that was killed at any moment and started again ends with the same parameters, bit for bit.
@@ -30,6 +37,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, name: str = "", com
         config: as `configs/base.py` has it.
         workdir: where everything that the run leaves goes.
         name, command: of the run, for its report.
+        devices: to train on; None is all.
 
     Raises:
         guard.Preempted: SIGTERM or SIGINT came; the state is saved.
@@ -41,7 +49,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, name: str = "", com
     workdir.mkdir(parents=True, exist_ok=True)
     with guard.locked(workdir), guard.explained():
         guard.keep_config(config, workdir)
-        experiment = Experiment(config, workdir)
+        experiment = Experiment(config, workdir, devices)
         check_batch(config.data.batch_size, experiment.mesh, config.accumulate)
         clock = costs.Clock(experiment)
         with contextlib.ExitStack() as stack:

@@ -33,15 +33,15 @@ def make_schedule(
     Raises:
         ValueError: the name is unknown.
     """
+    warmup = max(warmup_steps, 1)
     decay_steps = max(total_steps - warmup_steps, 1)
     decays = {
         "constant": optax.constant_schedule(learning_rate),
         "cosine": optax.cosine_decay_schedule(learning_rate, decay_steps, alpha=end_factor),
         "linear": optax.linear_schedule(learning_rate, learning_rate * end_factor, decay_steps),
-        "rsqrt": lambda n: learning_rate * jnp.sqrt(max(warmup_steps, 1) / (n + max(warmup_steps, 1))),
+        "rsqrt": lambda n: learning_rate * jnp.sqrt(warmup / (jnp.maximum(n, 0) + warmup)),
     }
     if name == "transformer":
-        warmup = max(warmup_steps, 1)
         return lambda n: learning_rate * width**-0.5 * jnp.minimum((n + 1.0) ** -0.5, (n + 1.0) * warmup**-1.5)
     if name not in decays:
         raise ValueError(f"unknown schedule {name!r}: it is one of {', '.join(decays)}, transformer.")
@@ -82,7 +82,9 @@ def make_optimizer(
         "adamw": lambda: optax.scale_by_adam(b1, b2, epsilon),
         "sgd": lambda: optax.trace(b1) if b1 else optax.identity(),
         "adafactor": lambda: optax.chain(
-            optax.scale_by_factored_rms(decay_rate=0.8), optax.clip_by_block_rms(1.0), optax.ema(b1, debias=False)
+            optax.scale_by_factored_rms(decay_rate=0.8),
+            optax.clip_by_block_rms(1.0),
+            optax.ema(b1, debias=False) if b1 else optax.identity(),
         ),
         "lion": lambda: optax.scale_by_lion(b1, b2),
     }

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from typing import SupportsFloat
 
 
 class Progress(AbstractContextManager):
@@ -27,11 +28,11 @@ class Progress(AbstractContextManager):
         )
         self._unicode = "utf" in (self._stream.encoding or "").lower()
         self._interval = 0.1 if self._terminal else log_seconds
-        self._metrics: dict[str, float] = {}
+        self._metrics: dict[str, SupportsFloat] = {}
         self._first: tuple[float, int] | None = None  # the first step includes compilation: the clock starts after it
         self._drawn = -float("inf")
 
-    def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
+    def update(self, step: int, metrics: Mapping[str, SupportsFloat] | None = None) -> None:
         """Says that `step` steps are done; of `metrics` (keys as in `metrics.jsonl`) the last values stay on show.
 
         Cheap enough for every step: it draws at most ten times a second.
@@ -49,7 +50,7 @@ class Progress(AbstractContextManager):
             self._stream.write(f"\r\x1b[2K{text}\n" if self._terminal else f"{text}\n")
             self._draw(only_bar=True)
 
-    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+    def evaluation(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
         """Prints a line for each split of an evaluation: `step 1,200  validation  loss 0.0312  accuracy 0.991`."""
         splits: dict[str, list[str]] = {}
         for key, value in metrics.items():
@@ -87,7 +88,7 @@ class Progress(AbstractContextManager):
         if (rate := get("time/examples_per_second")) is not None:
             fields.append((f"{number(rate)} examples/s", f"{number(rate)}/s"))
         if (mfu := get("time/mfu")) is not None:
-            fields.append((f"MFU {mfu:.0%}" if mfu >= 0.1 else f"MFU {mfu:.1%}",) * 2)
+            fields.append((f"MFU {float(mfu):.0%}" if mfu >= 0.1 else f"MFU {float(mfu):.1%}",) * 2)
         if self._first and self._first[1] < self._step < self._total:
             # By the mean over the run, not over the last steps: evaluations and checkpoints will come again.
             seconds = (time.monotonic() - self._first[0]) / (self._step - self._first[1]) * (self._total - self._step)
@@ -113,12 +114,13 @@ class Progress(AbstractContextManager):
         return f"{bright}{done}{dim}{rest * (width - len(done))}{end}"
 
 
-def number(value: float) -> str:
+def number(value: SupportsFloat) -> str:
     """A number in three digits or whole, of a steady width: 18,400, 0.990, 0.0312, 3.10e-05."""
+    value = float(value)
     return f"{value:,.0f}" if 999.5 <= abs(value) < float("inf") else f"{value:#.3g}".rstrip(".")
 
 
-def clock(seconds: float) -> str:
+def clock(seconds: int | float) -> str:
     """0:12, 3:05, 1:02:03 or 2d 4:00:00."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

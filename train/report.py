@@ -129,7 +129,7 @@ def _curves(metrics: Metrics, folder: Path) -> str:
 
 
 def _confusion(key: str, data: Mapping[str, np.ndarray], folder: Path) -> str:
-    counts, names = data["counts"], data["class_names"]
+    counts, names = data["counts"], data["class_names"].tolist()
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     wrong = counts - np.diag(np.diag(counts))
     worst = [divmod(int(k), len(names)) for k in np.argsort(-wrong, axis=None, kind="stable")[: MOST["confused"]]]

@@ -3,7 +3,6 @@
 from typing import Any
 
 from flax import struct
-from jaxtyping import Array, Int
 
 
 @struct.dataclass
@@ -13,7 +12,7 @@ class TrainState:
     Random numbers and batches are functions of (seed, step), so neither is part of it.
     """
 
-    step: Int[Array, ""]
+    step: Any  # the number of steps done, int32
     params: Any
     opt_state: Any
     collections: dict[str, Any]  # what modules update in training beside the parameters, such as running statistics

@@ -85,7 +85,7 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         ema = optax.incremental_update(params, state.ema, 1 - ema_decay) if ema_decay else None
-        metrics = {name: value.compute() for name, value in aux.items()} | {"gradient_norm": optax.global_norm(grads)}
+        metrics = {name: value.compute() for name, value in aux.items()} | {"gradient_norm": optax.tree.norm(grads)}
         return TrainState(state.step + 1, params, opt_state, collections, ema), metrics
 
     return step

@@ -74,7 +74,7 @@ class MetricsWriter(AbstractContextManager):
             # W&B ignores the steps that it has already: a resumed run's are equal to the first ones.
             self._wandb = init(**{"dir": str(workdir), "id": id_file.read_text(), "resume": "allow", **wandb})
 
-    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def write(self, step: int | np.integer, metrics: Mapping[str, Any]) -> None:
         """Writes one line: `step`, then the metrics (`split/name` to a Python, numpy or JAX scalar).
 
         Raises ValueError for a value that is not a scalar and OSError, naming the file, if the disk is full.

@@ -16,6 +16,7 @@ def test_digits():
     got = np.concatenate([part.features["image"].reshape(-1, 64) for part in splits.values()])
     np.testing.assert_array_equal(np.unique(np.rint(got / 255 * 16), axis=0), np.unique(pixels, axis=0))
     assert len(np.unique(got, axis=0)) == 1797
+    assert test.features["image"].sum(dtype=int) == 1802577  # The same images always.
     # The classes are spread as in the whole.
     whole = np.bincount(labels) / 5
     assert np.abs(np.bincount(test.features["label"]) - whole).max() <= 1

@@ -83,7 +83,7 @@ def test_random_crop():
     assert (top + height <= 100).all()
     assert (left + width <= 150).all()
     assert (top == 0).any()
-    assert (top + height == 100).any()
+    assert (top + height == 100)[height < 90].any()
     # Where nothing fits, all of it.
     assert RandomCrop(8, 0.9, 1).box(2, 1000, transforms.generator(KEYS[0])) == (0, 0, 2, 1000)
     np.testing.assert_array_equal(RandomCrop(20, 1, 1, 1)(RGB[:1, :, :20], KEYS[:1]), RGB[:1, :, :20])

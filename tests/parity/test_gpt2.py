@@ -76,7 +76,8 @@ def test_logits_hidden_states_and_gradients(seed, randomise, ours, gradients, as
     counted.backward()
 
     def loss(params):
-        out, state = model.apply({"params": params}, tokens, mask=mask, positions=positions, mutable=["intermediates"])
+        inputs = {"tokens": jnp.asarray(tokens), "mask": jnp.asarray(mask), "positions": jnp.asarray(positions)}
+        out, state = model.apply({"params": params}, **inputs, mutable=["intermediates"])
         losses = optax.softmax_cross_entropy_with_integer_labels(out, targets)
         return (losses * mask).sum() / mask.sum(), (out, state["intermediates"])
 
@@ -98,7 +99,7 @@ def test_plain_tokens_have_default_positions(seed, randomise, ours):
     tokens = batch_of(reference, seed)[0]
     model, variables = ours(reference)
     expected = reference(torch.tensor(tokens, dtype=torch.long)).logits.detach().numpy()
-    np.testing.assert_allclose(model.apply(variables, tokens), expected, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(model.apply(variables, jnp.asarray(tokens)), expected, rtol=0, atol=2e-5)
 
 
 def test_export_gives_the_same_model_there_and_here(tmp_path):
@@ -109,7 +110,7 @@ def test_export_gives_the_same_model_there_and_here(tmp_path):
     reference, info = transformers.GPT2LMHeadModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values())
     expected = reference.eval()(torch.tensor(tokens, dtype=torch.long)).logits.detach().numpy()
-    np.testing.assert_allclose(model.apply(variables, tokens), expected, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(model.apply(variables, jnp.asarray(tokens)), expected, rtol=0, atol=2e-5)
 
     again, restored = convert.load(tmp_path)
     assert again == model

@@ -38,7 +38,7 @@ def images_of(reference, seed, rows=None, columns=None):
     config = reference.config
     size = [n * config.patch_size if n else config.image_size for n in (rows, columns)]
     images = np.random.default_rng(seed + 100).standard_normal((2, *size, config.num_channels)).astype(np.float32)
-    return images, torch.tensor(images.transpose(0, 3, 1, 2))
+    return jnp.asarray(images), torch.tensor(images.transpose(0, 3, 1, 2))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -113,7 +113,7 @@ def test_export_gives_the_same_model_there_and_here(num_classes, tmp_path):
     assert not any(info.values())
     expected = reference.eval()(torch.tensor(images.transpose(0, 3, 1, 2))).logits.detach().numpy()
     assert expected.shape == (2, num_classes)
-    np.testing.assert_allclose(model.apply(variables, images), expected, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(model.apply(variables, jnp.asarray(images)), expected, rtol=0, atol=2e-5)
 
     again, restored = convert.load(tmp_path)
     assert again == model.clone(hidden=96)

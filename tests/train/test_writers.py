@@ -190,7 +190,12 @@ class _Terminal(io.StringIO):
         return True
 
 
-METRICS = {"train/loss": 0.0312, "train/accuracy": 0.991, "time/examples_per_second": 18400.4, "time/mfu": 0.31}
+METRICS = {
+    "train/loss": np.float32(0.0312),
+    "train/accuracy": 0.991,
+    "time/examples_per_second": 18400.4,
+    "time/mfu": 0.31,
+}
 
 
 @pytest.fixture

@@ -1,0 +1,153 @@
+"""Configs: every file builds, every key is known, the command line changes them or says why not."""
+
+import dataclasses
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+import configs
+import data
+import models
+from configs import base
+from train.objectives import OBJECTIVES
+from train.optimizer import make_optimizer, make_schedule
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(path for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "base"))
+
+
+@pytest.fixture
+def config():
+    return configs.load(str(ROOT / "configs" / "vit_digits.py"))[0]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_config_loads_and_has_the_keys_of_base(path):
+    config, _ = configs.load(str(path))
+    assert set(configs.keys(config)) == set(configs.keys(base.get_config(config.model.name)))
+    assert config.is_locked
+
+
+@pytest.mark.parametrize("name", base.MODELS)
+def test_the_models_keys_are_the_keyword_arguments(name):
+    fields = {field.name for field in dataclasses.fields(models.MODELS[name][0])} - {"parent", "name"}
+    assert set(base.MODELS[name]()) == fields | {"name", "variant"}
+    assert set(base.MODELS) == set(models.MODELS)
+
+
+def test_the_data_keys_are_the_keyword_arguments_with_their_defaults():
+    parameters = dict(inspect.signature(data.load).parameters)
+    for own in ("seed", "process_index", "process_count", "workdir"):
+        parameters.pop(own)
+    assert set(base.data()) == set(parameters)
+    for key, value in base.data().items():
+        if parameters[key].default is not inspect.Parameter.empty:
+            assert value == parameters[key].default, key
+
+
+def test_the_optimizer_and_objective_keys_are_keyword_arguments():
+    config = base.get_config("vit")
+    known = set(inspect.signature(make_optimizer).parameters) | set(inspect.signature(make_schedule).parameters)
+    known |= set(base.duration("warmup"))
+    assert set(config.optimizer) <= known
+    assert set(config.objective) - {"name"} == {
+        key for objective in OBJECTIVES.values() for key in list(inspect.signature(objective).parameters)[2:]
+    }
+
+
+def test_overrides_are_typed(config):
+    configs.override(
+        config,
+        {
+            "optimizer.learning_rate": "1",
+            "model.depth": "3",
+            "data.in_memory": "true",
+            "data.mean": "[0.1]",
+            "objective.name": "causal_lm",
+            "optimizer.rates": "(('kernel', 0.5),)",
+            "model.remat": "None",
+            "data.source": "1234",
+        },
+    )
+    assert config.optimizer.learning_rate == 1.0
+    assert isinstance(config.optimizer.learning_rate, float)
+    assert config.model.depth == 3
+    assert config.data.in_memory is True
+    assert config.data.mean == (0.1,)
+    assert config.objective.name == "causal_lm"
+    assert config.optimizer.rates == (("kernel", 0.5),)
+    assert config.model.remat is None
+    assert config.data.source == "1234"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            "optimizer.learning_rat",
+            "1",
+            "unknown config key 'optimizer.learning_rat': did you mean 'optimizer.learning_rate'",
+        ),
+        ("learning_rate", "1", "unknown config key 'learning_rate'"),
+        ("optimizer.learning_rate.x", "1", "unknown config key"),
+        ("seed", "1.5", "seed is '1.5', but must be of type int."),
+        ("seed", "many", "seed is 'many', but must be of type int."),
+        ("model.depth", "deep", "model.depth is 'deep', but must be of type int."),
+        ("data.in_memory", "1", "data.in_memory is '1', but must be of type bool."),
+        ("optimizer.learning_rate", "fast", "optimizer.learning_rate is 'fast', but must be of type float."),
+        ("optimizer", "adamw", "'optimizer' is a section of the config, not a value"),
+        ("total_steps", "None2", "total_steps is 'None2'"),
+    ],
+)
+def test_a_wrong_override_is_refused_with_a_sentence(config, key, value, message):
+    before = config.to_json_best_effort()
+    with pytest.raises(ValueError, match="^" + message.replace(".", r"\.").replace("(", r"\(")):
+        configs.override(config, {key: value})
+    assert config.to_json_best_effort() == before
+
+
+def test_a_duration_has_one_unit(config):
+    assert config.total_epochs is not None
+    configs.override(config, {"total_steps": "7"})
+    assert (config.total_steps, config.total_epochs) == (7, None)
+
+
+def test_a_missing_config_names_the_nearest(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(
+        FileNotFoundError, match=r"no config 'configs/vit_digit.py': did you mean 'configs/vit_digits.py'"
+    ):
+        configs.load("configs/vit_digit.py")
+
+
+def test_a_file_without_get_config_is_refused(tmp_path):
+    (tmp_path / "x.py").write_text("a = 1")
+    with pytest.raises(ValueError, match="has no get_config"):
+        configs.load(str(tmp_path / "x.py"))
+
+
+def test_a_variant_is_an_argument():
+    path = ROOT / "configs" / "gpt_shakespeare_char.py"
+    assert configs.load(str(path))[0].model.depth == 4
+    assert configs.load(f"{path}:gpu")[0].model.depth == 6
+    with pytest.raises(ValueError, match="recipes cpu and gpu"):
+        configs.load(f"{path}:tpu")
+
+
+def test_a_runs_config_json_loads_as_the_config_it_was(config, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(config.to_json_best_effort())))
+    again, sweep = configs.load(str(path))
+    assert again.to_dict() == config.to_dict()
+    assert sweep == []
+
+
+def test_sweep_yields_overrides(tmp_path):
+    (tmp_path / "x.py").write_text(
+        "from configs import base\n"
+        "def get_config():\n    return base.get_config('vit')\n"
+        "def sweep():\n    for seed in range(3):\n        yield {'seed': seed}\n"
+    )
+    assert configs.load(str(tmp_path / "x.py"))[1] == [{"seed": 0}, {"seed": 1}, {"seed": 2}]

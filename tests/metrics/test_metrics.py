@@ -1,0 +1,110 @@
+"""Metrics: equal to scikit-learn and plain formulas; the same for any split and order of the data."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as reference
+
+from metrics.classification import correct, correct_top_k
+from metrics.likelihood import bits, cross_entropy, perplexity
+from metrics.states import Confusion, Mean
+
+
+def cases(seed, n=200, classes=7):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, classes)).astype(np.float32), rng.integers(0, classes, n)
+
+
+def test_accuracies_are_scikit_learns():
+    logits, labels = cases(0)
+    assert float(correct(jnp.asarray(logits), jnp.asarray(labels)).mean()) == pytest.approx(
+        reference.accuracy_score(labels, logits.argmax(1))
+    )
+    for k in (1, 2, 5, 6):
+        ours = float(correct_top_k(jnp.asarray(logits), jnp.asarray(labels), k).mean())
+        assert ours == pytest.approx(reference.top_k_accuracy_score(labels, logits, k=k))
+
+
+def test_equal_logits_are_no_top_k_hit():
+    """A model that says the same of every class must not score."""
+    assert not bool(correct_top_k(jnp.zeros((1, 10)), jnp.array([3]), 5)[0])
+
+
+def test_confusion_is_scikit_learns_and_leaves_masked_examples_out():
+    logits, labels = cases(1)
+    predictions = logits.argmax(1)
+    mask = np.random.default_rng(2).random(len(labels)) < 0.7
+    state = Confusion.empty(7).update(jnp.asarray(predictions), jnp.asarray(labels), jnp.asarray(mask))
+    expected = reference.confusion_matrix(labels[mask], predictions[mask], labels=range(7))
+    np.testing.assert_array_equal(state.compute(), expected)
+
+
+def test_cross_entropy_is_scikit_learns_log_loss():
+    logits, labels = cases(3)
+    probabilities = np.exp(logits.astype(np.float64))
+    probabilities /= probabilities.sum(1, keepdims=True)
+    ours = cross_entropy(jnp.asarray(logits), jnp.asarray(labels)).mean()
+    assert float(ours) == pytest.approx(reference.log_loss(labels, probabilities), rel=1e-6)
+
+
+def test_label_smoothing_is_cross_entropy_to_the_smoothed_target():
+    logits, labels = cases(4)
+    log_p = np.asarray(jax.nn.log_softmax(logits))
+    target = 0.9 * np.eye(7)[labels] + 0.1 / 7
+    np.testing.assert_allclose(
+        cross_entropy(jnp.asarray(logits), jnp.asarray(labels), 0.1), -(target * log_p).sum(1), rtol=1e-5
+    )
+
+
+def test_cross_entropy_is_finite_for_huge_logits_and_float32_for_bfloat16():
+    logits = jnp.array([[1e4, -1e4], [3e38, 0.0]], jnp.bfloat16)
+    loss = cross_entropy(logits, jnp.array([0, 0]))
+    assert loss.dtype == jnp.float32
+    np.testing.assert_array_equal(loss, [0.0, 0.0])
+
+
+def test_perplexity_and_bits():
+    assert perplexity(math.log(50)) == pytest.approx(50)
+    assert perplexity(1e6) == math.inf
+    assert bits(math.log(2) * 6, per=3.0) == pytest.approx(2.0)  # 6 bits a token of 3 characters
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_any_split_and_order_gives_the_same_mean(data):
+    n = data.draw(st.integers(1, 40))
+    values = np.random.default_rng(n).normal(size=n).astype(np.float32)
+    weights = np.asarray(data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=n, max_size=n)), np.float32)
+    cuts = sorted(data.draw(st.lists(st.integers(0, n), max_size=5)))
+    parts = [
+        Mean.empty().update(jnp.asarray(v), jnp.asarray(w)).to_host()
+        for v, w in zip(np.split(values, cuts), np.split(weights, cuts))
+    ]
+    order = data.draw(st.permutations(parts))
+    merged = order[0]
+    for part in order[1:]:
+        merged = part.merge(merged)
+    if weights.sum() == 0:
+        assert math.isnan(merged.compute())
+    else:
+        assert float(merged.compute()) == pytest.approx(
+            np.average(values.astype(np.float64), weights=weights), abs=1e-6
+        )
+
+
+def test_a_masked_value_does_not_count_whatever_it_is():
+    state = Mean.empty().update(jnp.array([1.0, jnp.nan, jnp.inf]), jnp.array([True, False, False]))
+    assert float(state.compute()) == 1.0
+
+
+def test_host_states_keep_digits_that_float32_loses():
+    state = Mean(jnp.float32(2.0**24), jnp.float32(2.0**24)).to_host()
+    one = Mean.empty().update(jnp.ones(1), jnp.ones(1)).to_host()
+    for _ in range(3):
+        state = state.merge(one)
+    assert state.weight == 2**24 + 3

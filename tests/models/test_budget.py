@@ -1,0 +1,269 @@
+"""What is predicted of a model equals what XLA says of it and what its arrays really take."""
+
+import json
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from models import budget, build
+
+TOKENS = jax.ShapeDtypeStruct((2, 128), jnp.int32)
+IMAGES = jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.float32)
+GPT = {"name": "gpt", "depth": 3, "width": 64, "num_heads": 4, "vocab_size": 256, "max_length": 128}
+VIT = {"name": "vit", "depth": 3, "width": 64, "num_heads": 4, "num_classes": 10, "image_size": 64, "patch_size": 8}
+
+
+def shapes(model, *inputs):
+    return jax.eval_shape(model.init, jax.random.key(0), *inputs)
+
+
+def xla(function, *args):
+    return jax.jit(function).lower(*args).compile().cost_analysis()["flops"]
+
+
+def total(costs):
+    return costs["matmul"] + costs["other"]
+
+
+def next_token_loss(model, batch):
+    losses = optax.softmax_cross_entropy_with_integer_labels(model(*batch), batch[0])
+    return losses.sum(), losses.size, {}
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "parameters"),
+    [
+        ("gpt", "small", 124_439_808),
+        ("gpt", "xl", 1_557_611_200),
+        ("vit", "B", 86_567_656),
+        ("vit", "L", 304_326_632),
+    ],
+)
+def test_parameters_are_the_papers(name, variant, parameters):
+    model = build(name, variant)
+    inputs = (
+        jax.ShapeDtypeStruct((1, 8), jnp.int32)
+        if name == "gpt"
+        else jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
+    )
+    cost = budget.budget(model, (inputs,))
+    assert cost.parameters["total"] == parameters
+    assert sum(cost.parameters.values()) == 2 * parameters
+    vocabulary = model.vocab_size if name == "gpt" else model.num_classes
+    assert cost.textbook["parameters"] == vocabulary * model.width + 12 * model.depth * model.width**2
+    assert abs(cost.textbook["parameters"] / parameters - 1) < 0.015
+
+
+def test_parameters_by_part():
+    parts = budget.budget(build(**GPT), (TOKENS,)).parameters
+    norm = 2 * 64
+    assert parts["embed"] == 256 * 64
+    assert parts["position"] == 128 * 64
+    assert parts["norm"] == norm
+    assert parts["stack/attention"] == 3 * 4 * (64 * 64 + 64)
+    assert parts["stack/mlp"] == 3 * (2 * 64 * 256 + 256 + 64)
+    assert parts["stack/mlp_norm"] == parts["stack/attention_norm"] == 3 * norm
+
+
+@pytest.mark.parametrize(
+    ("settings", "inputs"), [(GPT, TOKENS), (VIT, IMAGES), (VIT | {"position": "relative"}, IMAGES)]
+)
+def test_forward_flops_are_xlas_of_the_unrolled_model(settings, inputs):
+    cost = budget.budget(build(**settings), (inputs,))
+    unrolled = build(**settings, unroll=settings["depth"])
+    assert total(cost.flops["forward"]) == pytest.approx(
+        xla(unrolled.apply, shapes(unrolled, inputs), inputs), rel=0.01
+    )
+    assert sum(cost.flops["parts"].values()) == cost.flops["forward"]["matmul"] == cost.flops["forward"]["model"]
+    assert "the rest" not in cost.flops["parts"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "variant", "inputs"),
+    [
+        ("gpt", "small", jax.ShapeDtypeStruct((1, 1024), jnp.int32)),
+        ("vit", "B", jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)),
+    ],
+)
+def test_forward_flops_of_the_papers_models(name, variant, inputs):
+    cost = budget.budget(build(name, variant), (inputs,))
+    unrolled = build(name, variant, unroll=12)
+    assert total(cost.flops["forward"]) == pytest.approx(
+        xla(unrolled.apply, shapes(unrolled, inputs), inputs), rel=0.02
+    )
+    assert cost.textbook["flops"] == pytest.approx(total(cost.flops["forward"]), rel=0.02)
+
+
+def test_training_flops_are_xlas_of_the_unrolled_step():
+    cost = budget.budget(build(**GPT), (TOKENS,), objective=next_token_loss)
+    unrolled = build(**GPT, unroll=3)
+
+    def loss(variables, tokens):
+        return nn.apply(next_token_loss, unrolled)(variables, (tokens,))[0]
+
+    assert total(cost.flops["training"]) == pytest.approx(
+        xla(jax.value_and_grad(loss), shapes(unrolled, TOKENS), TOKENS), rel=0.02
+    )
+    assert cost.flops["training"]["model"] == 3 * cost.flops["forward"]["matmul"]
+
+
+@pytest.mark.parametrize("remat", ["dots", "full"])
+def test_recomputation_is_no_model_flops_and_saves_memory(remat):
+    plain, light = (budget.budget(build(**GPT, remat=r), (TOKENS,)) for r in (None, remat))
+    assert light.flops["training"]["model"] == plain.flops["training"]["model"] == plain.flops["training"]["matmul"]
+    assert light.flops["training"]["matmul"] > plain.flops["training"]["matmul"]
+    assert light.flops["forward"]["matmul"] == plain.flops["forward"]["matmul"]
+    assert light.memory["training"]["activations"] < 0.5 * plain.memory["training"]["activations"]
+    assert light.memory["training"]["total"] < plain.memory["training"]["total"]
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+def test_convolutions_and_their_gradients(stride, groups, padding):
+    image, kernel = (
+        jax.ShapeDtypeStruct((2, 9, 12, 4), jnp.float32),
+        jax.ShapeDtypeStruct((3, 3, 4 // groups, 6), jnp.float32),
+    )
+
+    def convolve(image, kernel):
+        how = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": groups}
+        return jax.lax.conv_general_dilated(image, kernel, (stride, stride), padding, **how)
+
+    assert budget.flops(convolve, image, kernel)["matmul"] == xla(convolve, image, kernel)
+    gradient = jax.grad(lambda *args: jnp.square(convolve(*args)).sum(), (0, 1))
+    # Without groups' transposes into batch groups, which XLA counts in its own way.
+    if groups == 1:
+        assert total(budget.flops(gradient, image, kernel)) == pytest.approx(xla(gradient, image, kernel), rel=0.02)
+
+
+def test_loops_branches_and_calls_are_counted_as_often_as_they_run():
+    square = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    one = 2 * 8**3
+
+    @jax.custom_vjp
+    def product(x):
+        return x @ x
+
+    product.defvjp(lambda x: (x @ x, x), lambda x, g: (g @ x.T + x.T @ g,))
+    assert (
+        budget.flops(lambda x: jax.lax.scan(lambda c, _: (product(c), None), x, length=5)[0], square)["matmul"]
+        == 5 * one
+    )
+    assert budget.flops(jax.grad(lambda x: product(x).sum()), square)["matmul"] == 3 * one
+    assert (
+        budget.flops(lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: x @ x @ x, lambda x: x @ x, x), square)["matmul"]
+        == 2 * one
+    )
+    assert (
+        budget.flops(lambda x: jax.lax.while_loop(lambda x: x[0, 0] > 0, lambda x: x @ x, x), square)["matmul"] == one
+    )
+    assert budget.flops(jax.jit(jax.vmap(product)), jax.ShapeDtypeStruct((3, 8, 8), jnp.float32))["matmul"] == 3 * one
+
+
+def test_activations_are_what_the_backward_pass_needs():
+    class Sine(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return jnp.sin(nn.Dense(32, use_bias=False)(x))
+
+    cost = budget.budget(
+        Sine(), (jax.ShapeDtypeStruct((4, 8), jnp.float32),), objective=lambda model, batch: model(*batch).sum()
+    )
+    assert cost.memory["training"]["activations"] == 4 * 32 * 4  # the cosine; neither the input nor the kernel
+    assert cost.memory["training"]["weights"] == cost.memory["training"]["gradients"] == 8 * 32 * 4
+    assert cost.textbook == {}
+
+
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
+def test_cache_and_optimizer_take_the_bytes_of_the_real_ones(dtype):
+    model, optimizer = build(**GPT), optax.adamw(1e-3)
+    cost = budget.budget(model, (TOKENS,), optimizer=optimizer.init, compute_dtype=dtype, cache_length=100)
+    variables = model.init(jax.random.key(0), jnp.zeros((2, 128), jnp.int32))
+    real = jax.tree.map(lambda x: x.astype(dtype or x.dtype), variables)
+    cache = model.apply(real, 2, 100, method="init_cache")
+    size = lambda tree: sum(leaf.nbytes for leaf in jax.tree.leaves(tree))  # noqa: E731
+    assert cost.memory["inference"]["cache"] == size(cache)
+    assert cost.memory["inference"]["weights"] == size(real)
+    assert cost.memory["training"]["optimizer"] == size(optimizer.init(variables["params"]))
+    assert cost.memory["training"]["weights"] == size(variables)
+
+
+@pytest.mark.parametrize("remat", [None, "full"])
+def test_training_memory_is_near_xlas(remat):
+    model, optimizer = build(**GPT, remat=remat), optax.adamw(1e-3)
+    variables, tokens = shapes(model, TOKENS), jax.ShapeDtypeStruct((8, 128), jnp.int32)
+
+    def step(variables, state, tokens):
+        loss = lambda variables: nn.apply(next_token_loss, model)(variables, (tokens,))[0]  # noqa: E731
+        value, gradients = jax.value_and_grad(loss)(variables)
+        updates, state = optimizer.update(gradients, state, variables)
+        return optax.apply_updates(variables, updates), state, value
+
+    state = jax.eval_shape(optimizer.init, variables)
+    real = jax.jit(step, donate_argnums=(0, 1)).lower(variables, state, tokens).compile().memory_analysis()
+    real = real.argument_size_in_bytes + real.temp_size_in_bytes + real.output_size_in_bytes - real.alias_size_in_bytes
+    cost = budget.budget(model, (tokens,), objective=next_token_loss, optimizer=optimizer.init)
+    assert cost.memory["training"]["total"] == pytest.approx(real, rel=0.15)
+
+
+def test_collections_named_inputs_and_dropout():
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x, scale):
+            x = nn.BatchNorm(use_running_average=not self.is_mutable_collection("batch_stats"))(x * scale)
+            return nn.Dense(4)(nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(x))
+
+    x = jax.ShapeDtypeStruct((16, 8), jnp.float32)
+    cost = budget.budget(Net(), {"x": x, "scale": jax.ShapeDtypeStruct((), jnp.float32)})
+    assert cost.parameters == {"BatchNorm_0": 16, "Dense_0": 36, "total": 52}
+    assert cost.memory["training"]["weights"] == (52 + 16) * 4
+    assert cost.flops["training"]["other"] > 16 * 8 * 120  # dropout's random numbers
+
+
+def test_cudnn_attention_counts_as_plain_attention(monkeypatch):
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    monkeypatch.setattr(fused, "check_cudnn_version", lambda: 91_300)
+    monkeypatch.setattr(fused, "check_compute_capability", lambda capability: True)
+    monkeypatch.setattr(fused, "is_cuda_compute_capability_equal", lambda capability: False)
+    costs = [
+        budget.budget(build(**GPT, implementation=how), (TOKENS,), compute_dtype=jnp.bfloat16)
+        for how in ("xla", "cudnn")
+    ]
+    assert costs[0].flops["forward"]["model"] == costs[1].flops["forward"]["model"]
+    assert costs[0].flops["training"]["model"] == costs[1].flops["training"]["model"]
+    assert costs[0].memory["training"]["activations"] > costs[1].memory["training"]["activations"]
+
+
+def test_table_and_dictionary_show_the_numbers():
+    cost = budget.budget(build(**GPT), (TOKENS,), cache_length=128)
+    table = cost.table()
+    assert f"{cost.parameters['total']:,}" in table
+    assert "textbook, V D + 12 L D^2" in table
+    assert "384.02 KiB" in table  # the cache: 2 x 3 x 2 x 128 x 64 x 4 bytes, and the rows' lengths
+    assert json.loads(json.dumps(cost.to_dict()))["parameters"] == cost.parameters
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", jnp.bfloat16, 989.4e12),
+        ("NVIDIA H100 PCIe", jnp.bfloat16, 756e12),
+        ("NVIDIA H200", "float32", 494.7e12),
+        ("NVIDIA A100-SXM4-40GB", "float16", 312e12),
+        ("NVIDIA GeForce RTX 4090", jnp.bfloat16, 165.2e12),
+        ("TPU v5 lite", jnp.bfloat16, 197e12),
+        ("TPU v5", jnp.bfloat16, 459e12),
+        ("TPU v6 lite", jnp.bfloat16, 918e12),
+        ("NVIDIA H200", "int8", None),
+        ("NVIDIA GeForce RTX 4090 D", jnp.bfloat16, None),
+        ("cpu", jnp.float32, None),
+    ],
+)
+def test_peaks(kind, dtype, peak):
+    assert budget.peak_flops(kind, dtype) == peak

@@ -1,0 +1,43 @@
+"""Durations: every unit, and what cannot be told in steps."""
+
+import pytest
+
+from train.durations import steps
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"total_steps": 7}, 7),
+        ({"total_epochs": 2.0}, 20),
+        ({"total_epochs": 0.25}, 3),  # 25 of 100 examples are 2.5 batches of 10
+        ({"total_examples": 95}, 10),
+        ({"total_examples": 0}, 0),
+    ],
+)
+def test_units(given, expected):
+    assert steps(given, "total", batch_size=10, examples_per_epoch=100) == expected
+
+
+def test_percent_is_of_the_total():
+    assert steps({"warmup_percent": 12.5}, "warmup", batch_size=10, total_steps=100) == 13
+
+
+def test_unset_takes_the_default():
+    section = {"save_every_steps": None, "save_every_epochs": None}
+    assert steps(section, "save_every", batch_size=10, default=5) == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "give one of total_steps, total_epochs, total_examples, total_percent"),
+        ({"total_steps": 1, "total_epochs": 1.0}, "give only one of total_steps, total_epochs"),
+        ({"total_steps": -1}, "total_steps is -1: a duration cannot be negative"),
+        ({"total_percent": 5.0}, "total cannot be in percent"),
+        ({"total_epochs": 5.0}, "total_epochs needs the data"),
+    ],
+)
+def test_what_is_no_duration_is_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        steps(given, "total", batch_size=10)

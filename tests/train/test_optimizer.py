@@ -1,0 +1,139 @@
+"""Optimizers and schedules against formulas written out here, and against PyTorch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+from train.optimizer import check_patterns, make_optimizer, make_schedule, map_paths
+
+PARAMS = {
+    "stack": {
+        "mlp": {"kernel": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), "bias": np.ones(4, np.float32)}
+    },
+    "norm": {"scale": np.full(4, 2, np.float32)},
+}
+
+
+def gradients(seed, scale=1.0):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda p: (scale * rng.normal(size=p.shape)).astype(np.float32), PARAMS)
+
+
+def run(optimizer, steps=5, params=PARAMS, scale=1.0):
+    params = jax.tree.map(jnp.asarray, params)
+    state = optimizer.init(params)
+    for step in range(steps):
+        updates, state = optimizer.update(gradients(step, scale), state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def test_adamw_is_pytorchs():
+    ours = run(make_optimizer("adamw", lambda n: 0.1, b2=0.95, weight_decay=0.2))
+    leaves = jax.tree.map(lambda p: torch.nn.Parameter(torch.tensor(p)), PARAMS)
+    decayed, others = [leaves["stack"]["mlp"]["kernel"]], [leaves["stack"]["mlp"]["bias"], leaves["norm"]["scale"]]
+    groups = [{"params": decayed, "weight_decay": 0.2}, {"params": others, "weight_decay": 0.0}]
+    theirs = torch.optim.AdamW(groups, lr=0.1, betas=(0.9, 0.95), eps=1e-8)
+    for step in range(5):
+        jax.tree.map(lambda p, g: setattr(p, "grad", torch.tensor(g)), leaves, gradients(step))
+        theirs.step()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b.detach().numpy(), rtol=1e-5), ours, leaves)
+
+
+def test_sgd_with_momentum_is_pytorchs():
+    ours = run(make_optimizer("sgd", lambda n: 0.1, b1=0.8))
+    leaves = jax.tree.map(lambda p: torch.nn.Parameter(torch.tensor(p)), PARAMS)
+    theirs = torch.optim.SGD(jax.tree.leaves(leaves), lr=0.1, momentum=0.8)
+    for step in range(5):
+        jax.tree.map(lambda p, g: setattr(p, "grad", torch.tensor(g)), leaves, gradients(step))
+        theirs.step()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b.detach().numpy(), rtol=1e-5), ours, leaves)
+
+
+def test_lion_moves_by_the_sign():
+    """arXiv 2302.06675, algorithm 2."""
+    ours = run(make_optimizer("lion", lambda n: 0.1, b1=0.9, b2=0.99))
+    for path in (("stack", "mlp", "kernel"), ("norm", "scale")):
+        take = lambda tree: tree[path[0]][path[1]] if len(path) == 2 else tree[path[0]][path[1]][path[2]]  # noqa: B023, E731
+        p, m = take(PARAMS).astype(np.float64), 0.0
+        for step in range(5):
+            g = take(gradients(step))
+            p, m = p - 0.1 * np.sign(0.9 * m + 0.1 * g), 0.99 * m + 0.01 * g
+        np.testing.assert_allclose(take(ours), p, rtol=1e-5)
+
+
+def test_adafactor_learns_a_quadratic_and_stores_rows_and_columns():
+    optimizer = make_optimizer("adafactor", lambda n: 0.05, b1=0.0)
+    params = {"kernel": jnp.ones((256, 128))}
+    state = optimizer.init(params)
+    stored = sum(leaf.size for leaf in jax.tree.leaves(state))
+    for _ in range(100):
+        updates, state = optimizer.update(jax.tree.map(lambda p: p, params), state, params)
+        params = optax.apply_updates(params, updates)
+    assert float(jnp.abs(params["kernel"]).max()) < 0.1
+    assert stored < 0.05 * 256 * 128
+
+
+def test_clipping_bounds_the_global_norm():
+    seen = []
+    spy = optax.stateless(lambda updates, params: seen.append(optax.tree.norm(updates)) or updates)
+    optimizer = make_optimizer("sgd", lambda n: 1.0, b1=0.0, clip_norm=0.5)
+    run(optax.chain(optimizer, spy), steps=3, scale=100.0)
+    np.testing.assert_allclose(seen, 0.5, rtol=1e-5)
+    seen.clear()
+    run(optax.chain(optimizer, spy), steps=1, scale=1e-3)
+    assert 0 < seen[0] < 0.05
+
+
+def test_frozen_parameters_stay_and_do_not_count_in_the_clipping():
+    frozen = run(make_optimizer("adamw", lambda n: 0.1, weight_decay=0.1, frozen=("norm/",)))
+    np.testing.assert_array_equal(frozen["norm"]["scale"], PARAMS["norm"]["scale"])
+    assert np.abs(frozen["stack"]["mlp"]["kernel"] - PARAMS["stack"]["mlp"]["kernel"]).min() > 0
+
+
+def test_rates_scale_by_path_the_first_found_counts():
+    plain = run(make_optimizer("sgd", lambda n: 0.1, b1=0.0))
+    scaled = run(make_optimizer("sgd", lambda n: 0.1, b1=0.0, rates=(("kernel", 0.25), ("mlp", 3.0))))
+    moved = jax.tree.map(lambda a, b, p: (a - p) / (b - p), scaled, plain, PARAMS)
+    np.testing.assert_allclose(moved["stack"]["mlp"]["kernel"], 0.25, rtol=1e-4)
+    np.testing.assert_allclose(moved["stack"]["mlp"]["bias"], 3.0, rtol=1e-4)
+    np.testing.assert_allclose(moved["norm"]["scale"], 1.0, rtol=1e-4)
+
+
+def test_schedules_are_their_formulas():
+    rate = lambda name, n, **kw: float(make_schedule(name, learning_rate=2.0, total_steps=100, **kw)(n))  # noqa: E731
+    assert rate("constant", 57) == 2.0
+    np.testing.assert_allclose(rate("cosine", 50, end_factor=0.1), 2 * (0.1 + 0.9 * 0.5), rtol=1e-6)
+    np.testing.assert_allclose(rate("cosine", 100, end_factor=0.1), 0.2, rtol=1e-6)
+    np.testing.assert_allclose(rate("linear", 25), 1.5, rtol=1e-6)
+    np.testing.assert_allclose(rate("rsqrt", 10 + 30, warmup_steps=10), 2 * (10 / 40) ** 0.5, rtol=1e-6)
+    for n in (0, 3, 9, 10, 50):
+        expected = 2 * 64**-0.5 * min((n + 1) ** -0.5, (n + 1) * 10**-1.5)
+        np.testing.assert_allclose(rate("transformer", n, warmup_steps=10, width=64), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["constant", "cosine", "linear", "rsqrt"])
+@pytest.mark.parametrize("warmup", [1, 2, 10])
+def test_warm_up_rises_evenly_to_the_peak_and_is_never_zero(name, warmup):
+    schedule = make_schedule(name, learning_rate=3.0, total_steps=100, warmup_steps=warmup)
+    rates = [float(schedule(n)) for n in range(warmup + 1)]
+    np.testing.assert_allclose(rates[:warmup], 3.0 * np.arange(1, warmup + 1) / warmup, rtol=1e-5)
+    assert rates[warmup] <= 3.0
+    assert rates[warmup] > 2.8
+
+
+def test_unknown_names_and_patterns_that_find_nothing_are_refused():
+    with pytest.raises(ValueError, match="unknown optimizer 'adamx': it is one of adamw, sgd, adafactor, lion"):
+        make_optimizer("adamx", lambda n: 0.1)
+    with pytest.raises(ValueError, match="unknown schedule 'cosin'"):
+        make_schedule("cosin", learning_rate=1.0, total_steps=1)
+    with pytest.raises(ValueError, match="the pattern 'nrom' finds no parameter; a path is like"):
+        make_optimizer("adamw", lambda n: 0.1, frozen=("nrom",)).init(PARAMS)
+    check_patterns(["mlp/kernel$"], PARAMS)
+
+
+def test_paths_are_joined_by_slashes():
+    assert map_paths(lambda path, _: path, PARAMS)["stack"]["mlp"]["bias"] == "stack/mlp/bias"
