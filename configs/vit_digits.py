@@ -26,3 +26,9 @@ def get_config() -> ConfigDict:
     config.evaluate_every_epochs = 10.0
     config.save_every_epochs = 10.0
     return config
+
+
+def sweep():
+    """The position choices of the ViT paper (arXiv 2010.11929, appendix D.4)."""
+    for position in ("none", "1d", "2d", "relative"):
+        yield {"model.position": position}

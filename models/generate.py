@@ -111,7 +111,9 @@ def generate(
         ValueError: an argument is out of its range, or prompt and new tokens are longer than the model's sequences.
     """
     prompts = np.asarray(prompts, np.int32)
-    _check(prompts.ndim == 2 and prompts.size > 0, f"prompts must be [rows, tokens] and not empty, not {prompts.shape}.")
+    _check(
+        prompts.ndim == 2 and prompts.size > 0, f"prompts must be [rows, tokens] and not empty, not {prompts.shape}."
+    )
     if lengths is not None:
         lengths = np.asarray(lengths, np.int32)
         longest = prompts.shape[1]

@@ -19,7 +19,7 @@ class Progress(AbstractContextManager):
       primary: whether this process shows anything; give `jax.process_index() == 0`.
     """
 
-    def __init__(self, total: int, *, stream=None, log_seconds: float = 10.0, primary: bool = True):
+    def __init__(self, total: int, *, stream=None, log_seconds: int | float = 10, primary: bool = True):
         self._total, self._step, self._primary = total, 0, primary
         self._stream = stream or sys.stderr
         self._terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"

@@ -102,7 +102,7 @@ def compare(seed, shape, new=14, stops=0, padded=True, **options):
     expected, scores = reference(theirs, prompts, lengths, new, stop_tokens, **options)
     out = jax.device_get(
         generate(
-            ours, variables, prompts, lengths if padded else None, max_new_tokens=new, temperature=0,
+            ours, variables, prompts, lengths if padded else None, max_new_tokens=new, temperature=0.0,
             stop_tokens=stop_tokens, pad_token=VOCAB - 1, **options,
         )
     )  # fmt: skip

@@ -1,0 +1,27 @@
+"""What tests of modules share."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def variables():
+    """Random parameters for a module: biases, tables and tokens that start at zero have values too."""
+
+    def make(module, *args, seed=0, std=0.3, **kwargs):
+        rng = np.random.default_rng(seed)
+        shapes = jax.eval_shape(module.init, jax.random.key(0), *args, **kwargs)
+        return {
+            "params": jax.tree.map(lambda x: jnp.asarray(std * rng.standard_normal(x.shape), x.dtype), shapes)["params"]
+        }
+
+    return make
+
+
+@pytest.fixture
+def normal():
+    """Arrays of normal numbers, each call's different."""
+    rng = np.random.default_rng(1)
+    return lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)

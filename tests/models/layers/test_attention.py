@@ -1,0 +1,196 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.layers.attention import Additive, Attention, attend, dot_product, gaussian, scaled_dot_product
+from models.layers.cache import Cache
+from models.layers.position import RelativeKeys, rotary
+
+KEYS = np.array([[51, 70], [56, 82], [58, 88]], np.float64)
+VALUES = np.array([[40, 155], [43, 159], [48, 162]], np.float64)
+QUERIES = np.array([[57, 83], [55, 77]], np.float64)
+
+
+def one_head(array):
+    return jnp.asarray(array, jnp.float32)[None, :, None]
+
+
+def weighted_mean(scores, values):
+    """Plain float64 softmax attention of scores [..., T, S]."""
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True) @ values
+
+
+def test_worked_example_of_a_gaussian_kernel():
+    keys, values, query = KEYS[:, :1], VALUES[:, :1], QUERIES[:1, :1]
+    out = attend(one_head(query), one_head(keys), one_head(values), score=gaussian)
+    assert out.item() == pytest.approx(45.5, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("score", "expected"),
+    [
+        (dot_product, QUERIES @ KEYS.T),
+        (scaled_dot_product, QUERIES @ KEYS.T / np.sqrt(2)),
+        (gaussian, -((QUERIES[:, None] - KEYS) ** 2).sum(-1) / 2),
+    ],
+)
+@pytest.mark.parametrize("unit", [1, 0.05])  # in small units the weights are far from one-hot
+def test_worked_example_in_two_dimensions(score, expected, unit):
+    out = attend(one_head(QUERIES * unit), one_head(KEYS * unit), one_head(VALUES), score=score)
+    np.testing.assert_allclose(out[0, :, 0], weighted_mean(expected * unit**2, VALUES), rtol=1e-5)
+
+
+@pytest.mark.parametrize("unit", [1, 0.05])
+def test_worked_example_with_additive_scores(unit):
+    rng = np.random.default_rng(0)
+    w_query, w_key, v = rng.standard_normal((2, 6)), rng.standard_normal((2, 6)), rng.standard_normal((6, 1))
+    params = {"query": {"kernel": w_query}, "key": {"kernel": w_key}, "score": {"kernel": v}}
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
+    score = partial(Additive(6).apply, {"params": params})
+    out = attend(one_head(QUERIES * unit), one_head(KEYS * unit), one_head(VALUES), score=score)
+    scores = (np.tanh((QUERIES @ w_query)[:, None] * unit + (KEYS @ w_key) * unit) @ v)[..., 0]
+    np.testing.assert_allclose(out[0, :, 0], weighted_mean(scores, VALUES), rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [4, 64, 256])
+def test_variance_of_dot_products_grows_with_the_size_unless_scaled(size):
+    rng = np.random.default_rng(size)
+    query, key = (jnp.asarray(rng.standard_normal((1, 300, 1, 1, size)), jnp.float32) for _ in range(2))
+    key = key[:, :, :, 0]
+    assert dot_product(query, key).var() == pytest.approx(size, rel=0.1)
+    assert scaled_dot_product(query, key).var() == pytest.approx(1, rel=0.1)
+
+
+def test_attend_is_masked_and_biased_softmax(normal):
+    query, key, value = normal(2, 3, 4, 5), normal(2, 6, 2, 5), normal(2, 6, 2, 7)
+    bias = normal(1, 4, 3, 6)
+    mask = np.random.default_rng(0).random((2, 1, 3, 6)) < 0.6
+    mask[..., 0] = True
+    seen = []
+    out = attend(query, key, value, mask=jnp.asarray(mask), bias=bias, transform=lambda w: seen.append(w) or w)
+    for head in range(4):
+        group = head // 2
+        scores = np.einsum("btc,bsc->bts", query[:, :, head], key[:, :, group]) / np.sqrt(5) + bias[0, head]
+        scores = np.where(mask[:, 0], scores, -np.inf)
+        np.testing.assert_allclose(out[:, :, head], weighted_mean(scores, value[:, :, group]), atol=1e-5)
+    np.testing.assert_allclose(seen[0].sum(-1), 1, atol=1e-6)
+    assert (np.asarray(seen[0])[~np.broadcast_to(mask, (2, 4, 3, 6))] == 0).all()
+
+
+def test_a_query_without_keys_gets_the_mean(normal):
+    value = normal(1, 4, 1, 3)
+    out = attend(normal(1, 2, 1, 5), normal(1, 4, 1, 5), value, mask=jnp.zeros((1, 1, 2, 4), bool))
+    np.testing.assert_allclose(out[0, 0, 0], value[0, :, 0].mean(axis=0), atol=1e-6)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_fewer_key_value_heads_equal_repeated_ones(kv_heads, variables, normal):
+    x = normal(2, 5, 16)
+    grouped = Attention(4, num_kv_heads=kv_heads, causal=True)
+    params = variables(grouped, x)["params"]
+    assert params["key"]["kernel"].shape == (16, kv_heads, 4)
+    repeat = partial(jnp.repeat, repeats=4 // kv_heads, axis=-2)
+    whole = params | {part: jax.tree.map(repeat, params[part]) for part in ("key", "value")}
+    out, _ = grouped.apply({"params": params}, x)
+    expected, _ = Attention(4, causal=True).apply({"params": whole}, x)
+    np.testing.assert_allclose(out, expected, atol=1e-6)
+
+
+def test_causal_by_gradient(variables, normal):
+    x = normal(1, 5, 8)
+    module = Attention(2, causal=True)
+    params = variables(module, x)
+    jacobian = jax.jacobian(lambda x: module.apply(params, x)[0][0].sum(-1))(x)[:, 0]
+    reached = np.abs(jacobian).max(-1) > 0
+    np.testing.assert_array_equal(reached, np.tril(np.ones((5, 5), bool)))
+
+
+def test_cross_attention_reads_the_context(variables, normal):
+    x, context = normal(2, 3, 8), normal(2, 5, 6)
+    mask = jnp.arange(5)[None, None, None] < jnp.array([5, 2])[:, None, None, None]
+    module = Attention(2, head_size=5)
+    params = variables(module, x, context)["params"]
+    out, cache = module.apply({"params": params}, x, context, mask=mask)
+    assert cache is None
+
+    def project(part, inputs):
+        return np.einsum("btd,dhc->bhtc", inputs, params[part]["kernel"]) + params[part]["bias"][:, None]
+
+    scores = project("query", x) @ project("key", context).transpose(0, 1, 3, 2) / np.sqrt(5)
+    heads = weighted_mean(np.where(mask, scores, -np.inf), project("value", context))
+    expected = np.einsum("bhtc,hcd->btd", heads, params["out"]["kernel"]) + params["out"]["bias"]
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunks", [(6,), (3, 1, 2), (1,) * 6])
+@pytest.mark.parametrize("relative", [None, partial(RelativeKeys, max_distance=3)])
+def test_cached_equals_uncached(chunks, relative, variables, normal):
+    x = normal(2, 6, 16)
+    module = Attention(4, num_kv_heads=2, causal=True, rotary=rotary, relative=relative)
+    params = variables(module, x)
+    expected, _ = module.apply(params, x)
+    cache = jax.tree.map(lambda leaf: leaf[0], Cache.empty(1, 2, 8, 2, 4))
+    step, outs, start = jax.jit(lambda x, cache: module.apply(params, x, cache=cache)), [], 0
+    for count in chunks:
+        out, cache = step(x[:, start : start + count], cache)
+        outs.append(out)
+        start += count
+    np.testing.assert_allclose(jnp.concatenate(outs, axis=1), expected, atol=1e-5)
+    assert cache.length.tolist() == [6, 6]
+
+
+@pytest.mark.parametrize("score", [dot_product, gaussian, Additive(7)])
+def test_scores_within_the_module(score, variables, normal):
+    """Its softmax over the score's values is what the module sows."""
+    x = normal(2, 4, 12)
+    module = Attention(3, score=score)
+    params = variables(module, x)
+    _, state = module.apply(params, x, mutable=["intermediates"])
+    query, key = (
+        jnp.einsum("btd,dhc->bthc", x, params["params"][part]["kernel"]) + params["params"][part]["bias"]
+        for part in ("query", "key")
+    )
+    if isinstance(score, Additive):
+        score = partial(Additive(7).apply, {"params": params["params"]["score"]})
+    expected = jax.nn.softmax(score(query[:, :, :, None], key)[:, :, 0])
+    np.testing.assert_allclose(state["intermediates"]["attention"][0], expected, atol=1e-5)
+
+
+def test_dropout_only_with_its_rng(variables, normal):
+    x = normal(1, 8, 8)
+    module = Attention(2, dropout=0.5)
+    params = variables(module, x)
+    apply = partial(module.apply, params, x)
+    plain = Attention(2).apply(params, x)[0]
+    np.testing.assert_array_equal(apply()[0], plain)
+    dropped = [apply(rngs={"dropout": jax.random.key(seed)})[0] for seed in range(2)]
+    assert (dropped[0] != dropped[1]).any()
+    assert (dropped[0] != plain).any()
+
+
+def test_bfloat16_parameters_and_inputs_give_bfloat16(variables, normal):
+    x = normal(2, 5, 8)
+    module = Attention(2, causal=True, rotary=rotary)
+    params = variables(module, x)
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (params, x))
+    out, _ = module.apply(*half)
+    assert out.dtype == jnp.bfloat16
+    np.testing.assert_allclose(out.astype(jnp.float32), module.apply(params, x)[0], atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_heads": 3}, "width 8, 3 heads and 3 key/value heads do not fit"),
+        ({"num_heads": 4, "num_kv_heads": 3}, "4 heads and 3 key/value heads do not fit"),
+        ({"num_heads": 2, "implementation": "fast"}, "implementation 'fast' is unknown: it is 'xla' or 'cudnn'"),
+        ({"num_heads": 2, "implementation": "cudnn", "score": gaussian}, "computes the scaled dot product"),
+    ],
+)
+def test_errors_say_what_is_wrong(settings, message, normal):
+    with pytest.raises(ValueError, match=message):
+        Attention(**settings).init(jax.random.key(0), normal(1, 3, 8))

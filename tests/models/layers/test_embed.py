@@ -1,0 +1,43 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.layers.embed import Embed, PatchEmbed
+
+
+def test_embed_takes_rows_and_scales_them():
+    tokens = jnp.array([[3, 0], [1, 3]])
+    params = Embed(5, 16).init(jax.random.key(0), tokens)
+    table = np.asarray(params["params"]["table"])
+    np.testing.assert_array_equal(Embed(5, 16).apply(params, tokens), table[np.asarray(tokens)])
+    np.testing.assert_allclose(Embed(5, 16, scale=True).apply(params, tokens), 4 * table[np.asarray(tokens)])
+
+
+def test_logits_are_products_with_the_rows(normal):
+    tokens, x = jnp.array([1]), normal(2, 3, 4)
+    params = Embed(5, 4).init(jax.random.key(0), tokens)
+    expected = np.einsum("btd,vd->btv", x, params["params"]["table"])
+    np.testing.assert_allclose(Embed(5, 4, scale=True).apply(params, x, method="logits"), expected, atol=1e-6)
+
+
+def test_patches_are_a_strided_convolution(variables, normal):
+    torch = pytest.importorskip("torch")
+    image = normal(2, 6, 9, 2)
+    module = PatchEmbed(3, 5)
+    params = variables(module, image)
+    kernel = np.asarray(params["params"]["projection"]["kernel"]).reshape(3, 3, 2, 5)
+    expected = torch.nn.functional.conv2d(
+        torch.tensor(np.asarray(image).transpose(0, 3, 1, 2)),
+        torch.tensor(kernel.transpose(3, 2, 0, 1)),
+        torch.tensor(np.asarray(params["params"]["projection"]["bias"])),
+        stride=3,
+    ).numpy()
+    out = module.apply(params, image)
+    assert out.shape == (2, 2, 3, 5)
+    np.testing.assert_allclose(out, expected.transpose(0, 2, 3, 1), atol=1e-5)
+
+
+def test_an_image_must_divide_into_patches(normal):
+    with pytest.raises(ValueError, match="image 6x8 does not divide into patches of 3x3 pixels"):
+        PatchEmbed(3, 5).init(jax.random.key(0), normal(1, 6, 8, 1))

@@ -1,0 +1,94 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.layers.position import Learned2D, RelativeKeys, resample, rotary, sincos_2d, sinusoidal
+
+
+def test_sinusoidal_is_the_formula():
+    table = sinusoidal(7, 10)
+    for position in range(7):
+        for i in range(5):
+            angle = position / 10_000 ** (2 * i / 10)
+            assert table[position, 2 * i] == pytest.approx(np.sin(angle), abs=1e-6)
+            assert table[position, 2 * i + 1] == pytest.approx(np.cos(angle), abs=1e-6)
+
+
+@pytest.mark.parametrize("endpoint", [False, True])
+def test_sincos_2d_is_the_formula(endpoint):
+    table = sincos_2d(3, 4, 12, endpoint=endpoint).reshape(3, 4, 4, 3)
+    for row in range(3):
+        for column in range(4):
+            for i in range(3):
+                frequency = 1 / 10_000 ** (i / (2 if endpoint else 3))
+                expected = [f(place * frequency) for place in (column, row) for f in (np.sin, np.cos)]
+                np.testing.assert_allclose(table[row, column, :, i], expected, atol=1e-6)
+
+
+def test_sincos_2d_needs_four_quarters():
+    with pytest.raises(ValueError, match="multiple of 4, not 10"):
+        sincos_2d(2, 2, 10)
+
+
+def test_rotary_turns_pairs_by_their_angles(normal):
+    x, positions = normal(2, 5, 3, 8), jnp.array([[0, 1, 2, 5, 9], [7, 3, 0, 1, 1]])
+    pairs = np.asarray(x[..., :4]) + 1j * np.asarray(x[..., 4:])
+    angles = np.asarray(positions)[:, :, None, None] / 10_000 ** (np.arange(4) / 4)
+    turned = pairs * np.exp(1j * angles)
+    np.testing.assert_allclose(rotary(x, positions), np.concatenate([turned.real, turned.imag], axis=-1), atol=1e-5)
+
+
+def test_rotary_depends_on_distance_alone(normal):
+    query, key = normal(1, 1, 1, 16), normal(1, 1, 1, 16)
+
+    def product(query_position, key_position):
+        places = jnp.array([[query_position]]), jnp.array([[key_position]])
+        return (rotary(query, places[0]) * rotary(key, places[1])).sum()
+
+    assert product(7, 4) == pytest.approx(product(103, 100), abs=1e-4)
+    assert abs(product(7, 4) - product(7, 5)) > 1e-2
+
+
+def test_learned_2d_adds_halves_of_row_and_column(variables):
+    module = Learned2D(2, 3, 7)
+    params = variables(module)
+    table = module.apply(params).reshape(2, 3, 7)
+    for row in range(2):
+        for column in range(3):
+            np.testing.assert_array_equal(table[row, column, :3], params["params"]["row"][row])
+            np.testing.assert_array_equal(table[row, column, 3:], params["params"]["column"][column])
+
+
+def test_relative_keys_are_those_of_the_clipped_distance(variables, normal):
+    query, positions = normal(2, 3, 2, 4), jnp.array([[0, 1, 4], [5, 0, 2]])
+    module = RelativeKeys(max_distance=2)
+    params = variables(module, query, positions, 6)
+    bias = module.apply(params, query, positions, 6)
+    assert bias.shape == (2, 2, 3, 6)
+    for batch, head, place, key in np.ndindex(bias.shape):
+        distance = np.clip(int(positions[batch, place]) - key, -2, 2)
+        expected = query[batch, place, head] @ params["params"]["table"][distance + 2] / 2
+        assert bias[batch, head, place, key] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+@pytest.mark.parametrize(("old", "new"), [((4, 4), (7, 7)), ((7, 5), (3, 9)), ((8, 8), (3, 2)), ((2, 2), (2, 5))])
+def test_resample_is_bicubic(old, new, antialias, normal):
+    torch = pytest.importorskip("torch")
+    table = normal(old[0] * old[1], 3)
+    grid = torch.tensor(np.asarray(table).reshape(*old, 3).transpose(2, 0, 1)[None])
+    expected = torch.nn.functional.interpolate(grid, size=new, mode="bicubic", antialias=antialias)[0]
+    expected = expected.numpy().transpose(1, 2, 0).reshape(-1, 3)
+    np.testing.assert_allclose(resample(table, old, new, antialias), expected, atol=2e-6)
+
+
+def test_resample_checks_the_grid(normal):
+    with pytest.raises(ValueError, match="a table of 7 positions is not one of a 2x3 grid"):
+        resample(normal(7, 2), (2, 3), (4, 4))
+
+
+def test_positions_keep_bfloat16(normal):
+    x = normal(1, 3, 2, 4).astype(jnp.bfloat16)
+    assert rotary(x, jnp.arange(3)[None]).dtype == jnp.bfloat16
+    assert jax.eval_shape(lambda t: resample(t, (2, 2), (3, 3)), x.reshape(-1, 6)[:4]).dtype == jnp.bfloat16
