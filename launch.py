@@ -94,7 +94,7 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
         print(json.dumps(metrics))
         print(f"report: {workdir / 'report.html'}")
     elif options.mode == "describe":
-        print(costs.budget(Experiment(config)).table())
+        print(costs.experiment_budget(Experiment(config)).table())
     else:
         experiment = Experiment(config, workdir)
         state, evaluator = restore(experiment, options.checkpoint), Evaluator(experiment)

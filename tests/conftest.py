@@ -1,7 +1,11 @@
-"""For every test: signatures' shapes are checked at run time, and float32 products are float32 on every device."""
+"""For every test: eight simulated devices, signatures' shapes checked at run time, float32 products in float32."""
 
-import jax
-import jaxtyping
+import os
+
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"  # before jax
+
+import jax  # noqa: E402
+import jaxtyping  # noqa: E402
 
 # Before any of the packages is imported.
 jaxtyping.install_import_hook(["models", "metrics", "train"], "beartype.beartype")

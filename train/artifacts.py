@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from metrics.states import Confusion
-from train import costs
+from models.budget import Budget
 from train.evaluators import Evaluator
 from train.state import TrainState
 
@@ -38,7 +38,7 @@ def write_samples(evaluator: Evaluator, state: TrainState, step: int) -> None:
     path.write_text("".join(f"{line}\n" for line in earlier + new), encoding="utf-8")
 
 
-def write_all(evaluator: Evaluator, state: TrainState, about: Mapping[str, Any]) -> None:
+def write_all(evaluator: Evaluator, state: TrainState, budget: Budget, about: Mapping[str, Any]) -> None:
     """Everything else, at the end of a run."""
     experiment = evaluator.experiment
     variables = evaluator.gathered(state)
@@ -51,6 +51,7 @@ def write_all(evaluator: Evaluator, state: TrainState, about: Mapping[str, Any])
             write_image_attention(out, experiment.model, variables, batches[0], data.info)
         else:
             write_text_attention(out, experiment.model, variables, batches[0], data.tokenizer)
+    (out / "cost.json").write_text(json.dumps(budget.to_dict(), indent=2), encoding="utf-8")
     path = out / "run.json"
     seconds = json.loads(path.read_text())["seconds"] if path.exists() else 0.0  # of the parts before
     facts = dict(about) | {
@@ -62,7 +63,6 @@ def write_all(evaluator: Evaluator, state: TrainState, about: Mapping[str, Any])
         "jax": jax.__version__,
     }
     path.write_text(json.dumps(facts, indent=2), encoding="utf-8")
-    (out / "cost.json").write_text(json.dumps(costs.budget(experiment).to_dict(), indent=2), encoding="utf-8")
 
 
 def folder(evaluator: Evaluator) -> Path:

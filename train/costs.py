@@ -7,17 +7,22 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from models.budget import peak_flops
+from models.budget import Budget, budget, peak_flops
 from train.experiment import Experiment
 
 
 class Clock:
-    """Steps, examples and model FLOP/s by the second, without the time that evaluating and saving take."""
+    """Steps, examples and model FLOP/s by the second, without the time that evaluating and saving take.
+
+    Attributes:
+        budget: of the experiment.
+    """
 
     def __init__(self, experiment: Experiment):
         kind = jax.devices()[0].device_kind
         peak = peak_flops(kind, experiment.config.precision) or measured_peak()
-        self._flops = train_flops(experiment) / (peak * experiment.mesh.size)
+        self.budget = experiment_budget(experiment)
+        self._flops = self.budget.flops["training"]["model"] / (peak * experiment.mesh.size)
         self._batch_size = experiment.config.data.batch_size
         self._start, self._pause = time.monotonic(), 0.0
         self._last: tuple[float, int] | None = None
@@ -60,13 +65,16 @@ def measured_peak(size: int = 1024) -> float:
     return 2 * size**3 / min(times)
 
 
-def train_flops(experiment: Experiment) -> float:
-    return 0.0
-
-
-def budget(experiment: Experiment):
-    class B:
-        def to_dict(self):
-            return {}
-
-    return B()
+def experiment_budget(experiment: Experiment) -> Budget:
+    """What the experiment's model costs with its batch, objective, optimizer and precision, on all devices together."""
+    config, batch = experiment.config, experiment.zeros(experiment.config.data.batch_size)
+    text = "tokens" in batch
+    return budget(
+        experiment.model,
+        (batch["tokens" if text else "image"],),
+        objective=experiment.objective,
+        batch=batch,
+        optimizer=experiment.optimizer.init,
+        compute_dtype=config.precision,
+        cache_length=experiment.model.max_length if text else None,
+    )

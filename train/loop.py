@@ -114,7 +114,9 @@ class Loop:
         """Writes what the report shows, and the report; returns the last evaluation."""
         if not self.evaluated:  # the run was complete already
             self.evaluated = self.evaluator.evaluate(self.state)
-        artifacts.write_all(self.evaluator, self.state, dict(about) | {"seconds": self.clock.seconds})
+        artifacts.write_all(
+            self.evaluator, self.state, self.clock.budget, dict(about) | {"seconds": self.clock.seconds}
+        )
         if jax.process_index() == 0:
             write_report(self.experiment.workdir)
         return self.evaluated

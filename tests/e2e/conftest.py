@@ -1,0 +1,66 @@
+"""Whole runs through the command line, each in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory):
+    """start(*arguments) starts `python launch.py` on one simulated device; what it prints comes in one stream."""
+    # A process starts sooner without torch, which TensorBoard's writer imports where it is installed, and with less
+    # optimised code.
+    stubs = tmp_path_factory.mktemp("stubs")
+    (stubs / "torch.py").write_text("raise ImportError('left out')\n")
+    environment = dict(os.environ) | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "PYTHONPATH": str(stubs),
+    }
+
+    def start(*arguments):
+        command = [sys.executable, "launch.py", *map(str, arguments)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def launch(start):
+    """launch(*arguments) -> (exit code, output) of a run that is waited for."""
+
+    def launch(*arguments):
+        process = start(*arguments)
+        output = process.communicate(timeout=900)[0]
+        return process.returncode, output
+
+    return launch
+
+
+@pytest.fixture(scope="session")
+def finished(launch, tmp_path_factory):
+    """The workdir of a run that nothing interrupted, of `RUN`."""
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    code, output = launch(*RUN, f"--workdir={workdir}")
+    assert code == 0, output
+    return workdir
+
+
+# Dropout and samples, so that randomness is part of what must come out the same.
+RUN = (
+    f"--config={ROOT}/tests/tiny.py:gpt",
+    "--config.model.dropout=0.1",
+    "--config.sampling.num_samples=2",
+    "--config.ema_decay=0.9",
+)
+
+
+@pytest.fixture(scope="session")
+def run_arguments():
+    return RUN

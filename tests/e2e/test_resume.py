@@ -1,0 +1,128 @@
+"""A run that is stopped at any moment and started again ends as if nothing had happened, bit for bit."""
+
+import json
+import random
+import re
+import signal
+import time
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+TOTAL, SAVE_EVERY = 40, 5
+
+
+def final(workdir):
+    """What a finished run left: its state's leaves by path, its history without the wall clock's, its samples."""
+    saved = ocp.StandardCheckpointer().restore(workdir / "checkpoints" / str(TOTAL) / "state")
+    leaves = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(saved)}
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    history = [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
+    return leaves, history, (workdir / "artifacts" / "samples.jsonl").read_text()
+
+
+def assert_same(workdir, reference):
+    leaves, history, samples = final(workdir)
+    expected_leaves, expected_history, expected_samples = final(reference)
+    assert leaves.keys() == expected_leaves.keys()
+    assert {"params", "opt_state", "ema"} <= {re.match(r"\['(\w+)'", path)[1] for path in leaves}
+    for path, leaf in leaves.items():
+        assert leaf.dtype == expected_leaves[path].dtype, path
+        assert leaf.tobytes() == expected_leaves[path].tobytes(), path
+    assert history == expected_history
+    assert samples == expected_samples
+
+
+def steps_done(workdir):
+    path = workdir / "metrics.jsonl"
+    return path.read_bytes().count(b'"train/loss"') if path.exists() else 0
+
+
+def saved_steps(workdir):
+    folder = workdir / "checkpoints"
+    return {int(path.name) for path in folder.iterdir() if path.name.isdigit()} if folder.exists() else set()
+
+
+def wait_until(condition, process, seconds=600):
+    """Looks again and again, without a pause, so that a short moment is not missed; False when the process has ended."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if process.poll() is not None:
+            return False
+        assert time.monotonic() < end, "the run hangs"
+        time.sleep(0.001)
+    return True
+
+
+def in_a_save(workdir, after):
+    """A folder of a checkpoint being written is there, and at least `after` checkpoints were begun."""
+    folder = workdir / "checkpoints"
+    if not folder.exists():
+        return False
+    entries = {path.name for path in folder.iterdir()}
+    return any("tmp" in name for name in entries) and max([steps_done(workdir)], default=0) >= after
+
+
+def kill_and_resume(start, arguments, workdir, kills, seed):
+    """Runs to the end through `kills` kills, every other one in the middle of a save; returns where they hit."""
+    rng, hits = random.Random(seed), []
+    while True:
+        process = start(*arguments, f"--workdir={workdir}")
+        try:
+            if len(hits) < kills:
+                done = steps_done(workdir) if saved_steps(workdir) else 0
+                moment = rng.randint(min(done + 1, TOTAL), TOTAL)
+                if len(hits) % 2 == 0:
+                    reached = wait_until(lambda at=moment: in_a_save(workdir, at), process)
+                else:
+                    reached = wait_until(lambda at=moment: steps_done(workdir) >= at, process)
+                    time.sleep(rng.random() * 0.2)
+                saving = in_a_save(workdir, 0)
+                process.send_signal(signal.SIGKILL)
+                output, _ = process.communicate()
+                if process.returncode == -signal.SIGKILL:
+                    hits.append(("saving" if saving else "training", steps_done(workdir), reached))
+                    continue
+            else:
+                output, _ = process.communicate(timeout=900)
+            assert process.returncode == 0, output
+            return hits
+        finally:
+            process.kill()
+
+
+def test_killed_run_ends_like_an_uninterrupted_one(start, run_arguments, finished, tmp_path):
+    hits = kill_and_resume(start, run_arguments, tmp_path / "run", kills=3, seed=0)
+    assert len(hits) == 3
+    assert_same(tmp_path / "run", finished)
+
+
+@pytest.mark.slow
+def test_twenty_killed_runs(start, run_arguments, finished, tmp_path):
+    all_hits = []
+    for seed in range(1, 21):
+        all_hits += kill_and_resume(start, run_arguments, tmp_path / str(seed), kills=1 + seed % 3, seed=seed)
+        assert_same(tmp_path / str(seed), finished)
+        print(seed, all_hits[-3:], flush=True)
+    assert sum(where == "saving" for where, _, _ in all_hits) >= 5
+
+
+def test_signals_save_and_lose_no_step(start, run_arguments, finished, tmp_path):
+    workdir = tmp_path / "run"
+    for number, after in ((signal.SIGTERM, 3), (signal.SIGINT, 17)):
+        process = start(*run_arguments, f"--workdir={workdir}")
+        assert wait_until(lambda after=after: steps_done(workdir) >= after, process)
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=900)
+        assert process.returncode == 75, output
+        stopped = int(re.search(r"stopped at step (\d+) of 40, which is saved", output)[1])
+        assert after <= stopped < TOTAL
+        assert stopped in saved_steps(workdir)
+        assert steps_done(workdir) == stopped
+    process = start(*run_arguments, f"--workdir={workdir}")
+    output, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, output
+    assert f"going on from step {stopped}" in output
+    assert_same(workdir, finished)

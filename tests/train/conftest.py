@@ -1,0 +1,25 @@
+from pathlib import Path
+
+import pytest
+
+import configs
+from train import loop
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """tiny("gpt" or "vit", {key: value}) is a config of `tests/tiny.py`."""
+
+    def make(model="gpt", changes=()):
+        config, _ = configs.load(f"{Path(__file__).parents[1]}/tiny.py:{model}")
+        configs.override(config, dict(changes))
+        return config
+
+    return make
+
+
+@pytest.fixture
+def no_report(monkeypatch):
+    """Runs leave out what they draw at the end, which costs more than the rest of a tiny run."""
+    monkeypatch.setattr(loop, "write_report", lambda workdir: None)
+    monkeypatch.setattr(loop.artifacts, "write_all", lambda *args: None)
