@@ -92,7 +92,9 @@ def _records(builder: Any, split: str, key: str, skip_decoding: bool = False) ->
     import tensorflow_datasets
 
     if key not in builder.info.features:
-        raise ValueError(f"{builder.info.full_name} has no feature {key!r}: it has {', '.join(builder.info.features)}")
+        raise ValueError(
+            f"{builder.info.full_name} has no feature {key!r}: it has {', '.join(sorted(builder.info.features))}"
+        )
     decoders = {key: tensorflow_datasets.decode.SkipDecoding()} if skip_decoding else None
     try:
         return builder.as_data_source(split, decoders=decoders, file_format="array_record")

@@ -14,23 +14,21 @@ What the model computes becomes what is chosen from through processors, pure fun
 so far, in the order repetition penalty, temperature, top-k, top-p.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jaxtyping import Array, Float, Int
 from numpy.typing import ArrayLike
 
 NEVER = -1e9  # the score of what must not be chosen; finite, so that sums and quotients of it are numbers
 
 
-@struct.dataclass
-class Generation:
+class Generation(NamedTuple):
     """What came out: each row is its prompt, the new tokens (a stop token among them) and padding.
 
     `lengths` counts the prompt and the new tokens; S is the prompts' length plus `max_new_tokens`. `scores` is the sum
@@ -46,7 +44,7 @@ class Generation:
 def repetition_penalty(
     logits: Float[Array, "B V"], tokens: Int[Array, "B S"], lengths: Int[Array, "B"], penalty: Float[Array, ""] | float
 ) -> Float[Array, "B V"]:
-    """Divides the positive and multiplies the negative logits of tokens that a row has (arXiv 1909.05858, section 4.1)."""
+    """Divides the positive, multiplies the negative logits of a row's tokens (arXiv 1909.05858, section 4.1)."""
     written = jnp.arange(tokens.shape[1]) < lengths[:, None]
     rows = jnp.arange(tokens.shape[0])[:, None]
     seen = jnp.zeros(logits.shape, bool).at[rows, tokens].max(written)
@@ -224,19 +222,18 @@ def _one_path(decode, process, sample, cache, tokens, lengths, stop_tokens, max_
     return tokens, lengths, scores
 
 
-@struct.dataclass
-class _Hypotheses:
+class _Hypotheses(NamedTuple):
     """N continuations of each row, the best first."""
 
     tokens: Int[Array, "B N S"]
     scores: Float[Array, "B N"]
-    count: Int[Array, "B N"]  # of new tokens; 0: none has been found yet
+    new: Int[Array, "B N"]  # how many tokens are new; 0: none has been found yet
 
     def best(self, n):
         """The n with the highest scores, and which they are."""
         scores, chosen = jax.lax.top_k(self.scores, n)
         tokens = jnp.take_along_axis(self.tokens, chosen[..., None], axis=1)
-        return _Hypotheses(tokens, scores, jnp.take_along_axis(self.count, chosen, axis=1)), chosen
+        return _Hypotheses(tokens, scores, jnp.take_along_axis(self.new, chosen, axis=1)), chosen
 
 
 def _beam_search(decode, process, cache, tokens, starts, stop_tokens, max_new_tokens, num_beams, length_penalty):
@@ -275,7 +272,7 @@ def _beam_search(decode, process, cache, tokens, starts, stop_tokens, max_new_to
 
         running, survivors = _Hypotheses(candidates, scores + jnp.where(stops, NEVER, 0), count).best(num_beams)
         cache = cache.gather((rows * num_beams + beam[rows, survivors]).reshape(-1))
-        worst = jnp.where((ended.count > 0).all(axis=1), ended.scores[:, -1], NEVER)
+        worst = jnp.where((ended.new > 0).all(axis=1), ended.scores[:, -1], NEVER)
         return step + 1, running, ended, improvable & (running.scores[:, 0] / normal > worst), cache
 
     tokens = jnp.repeat(tokens[:, None], num_beams, axis=1)
@@ -284,4 +281,4 @@ def _beam_search(decode, process, cache, tokens, starts, stop_tokens, max_new_to
     running, ended = _Hypotheses(tokens, never.at[:, 0].set(0), count), _Hypotheses(tokens, never, count)
     start = 0, running, ended, jnp.ones(batch, bool), cache
     _, _, ended, _, _ = jax.lax.while_loop(unfinished, advance, start)
-    return ended.tokens[:, 0], starts + ended.count[:, 0], ended.scores[:, 0]
+    return ended.tokens[:, 0], starts + ended.new[:, 0], ended.scores[:, 0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import flax.linen as nn
 import jax
-import numpy as np
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -120,13 +120,13 @@ class Experiment:
         settings = self.config.data
         if self.config.objective.name == "causal_lm":
             shape = (size, settings.sequence_length)
-            tokens = np.zeros(shape, np.int32)
-            return {"tokens": tokens, "targets": tokens, "mask": np.ones(shape, bool)}
+            tokens = jnp.zeros(shape, jnp.int32)
+            return {"tokens": tokens, "targets": tokens, "mask": jnp.ones(shape, bool)}
         height, width = (self.model.image_size,) * 2
         if not settings.image_size:
             height, width = self.data.info["image_size"]
-        image = np.zeros((size, height, width, self.model.channels), np.float32)
-        return {"image": image, "label": np.zeros(size, np.int32), "mask": np.ones(size, bool)}
+        image = jnp.zeros((size, height, width, self.model.channels), jnp.float32)
+        return {"image": image, "label": jnp.zeros(size, jnp.int32), "mask": jnp.ones(size, bool)}
 
     def state(self, checkpoints: Checkpoints, step: int | None = None) -> TrainState:
         """The state of a checkpoint (None: the newest), or without any checkpoint the one before the first step."""

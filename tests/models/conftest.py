@@ -1,5 +1,7 @@
 """What tests of modules share."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ def variables():
 
     def make(module, *args, seed=0, std=0.3, **kwargs):
         rng = np.random.default_rng(seed)
-        shapes = jax.eval_shape(module.init, jax.random.key(0), *args, **kwargs)
+        shapes = jax.eval_shape(partial(module.init, **kwargs), jax.random.key(0), *args)
         return {
             "params": jax.tree.map(lambda x: jnp.asarray(std * rng.standard_normal(x.shape), x.dtype), shapes)["params"]
         }

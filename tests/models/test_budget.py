@@ -193,7 +193,7 @@ def test_cache_and_optimizer_take_the_bytes_of_the_real_ones(dtype):
     assert cost.memory["training"]["weights"] == size(variables)
 
 
-@pytest.mark.parametrize("remat", [None, "full"])
+@pytest.mark.parametrize("remat", [pytest.param(None, marks=pytest.mark.slow), "full"])
 def test_training_memory_is_near_xlas(remat):
     model, optimizer = build(**GPT, remat=remat), optax.adamw(1e-3)
     variables, tokens = shapes(model, TOKENS), jax.ShapeDtypeStruct((8, 128), jnp.int32)

@@ -276,7 +276,7 @@ def test_a_wide_beam_finds_the_best_of_all_continuations(length_penalty):
         out = generate(model, variables, [[start]], temperature=0.0, **options)
         found, open_ = [], [([start], 0.0)]
         for step in range(1, 5):
-            grown = [(path + [token], score + table[path[-1], token]) for path, score in open_ for token in range(4)]
+            grown = [([*path, token], score + table[path[-1], token]) for path, score in open_ for token in range(4)]
             ended = [step == 4 or path[-1] == 3 for path, _ in grown]
             found += [(score / step**length_penalty, path) for (path, score), end in zip(grown, ended) if end]
             open_ = [one for one, end in zip(grown, ended) if not end]

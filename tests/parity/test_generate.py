@@ -1,6 +1,7 @@
 """Generation takes, token by token, the path of `transformers`' `generate`."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -158,12 +159,12 @@ def test_processors():
     tokens, lengths = rng.integers(0, 40, (5, 12)), rng.integers(1, 13, 5)
     for k in (1, 7, 40, 99):
         theirs = transformers.TopKLogitsWarper(k)(None, torch.tensor(logits))
-        np.testing.assert_array_equal(top_k(logits, k), theirs.numpy())
+        np.testing.assert_array_equal(top_k(jnp.array(logits), k), theirs.numpy())
     for p in (0.01, 0.5, 0.9, 0.99):
         theirs = transformers.TopPLogitsWarper(p)(None, torch.tensor(logits))
-        np.testing.assert_array_equal(top_p(logits, p), theirs.numpy())
+        np.testing.assert_array_equal(top_p(jnp.array(logits), p), theirs.numpy())
+    ours = repetition_penalty(jnp.array(logits), jnp.array(tokens), jnp.array(lengths), 1.3)
     for row, length in enumerate(lengths):
         penalise = transformers.RepetitionPenaltyLogitsProcessor(1.3)
         theirs = penalise(torch.tensor(tokens[row : row + 1, :length]), torch.tensor(logits[row : row + 1]))
-        ours = repetition_penalty(logits[row : row + 1], tokens[row : row + 1], lengths[row : row + 1], 1.3)
-        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-6)
+        np.testing.assert_allclose(ours[row], theirs[0].numpy(), rtol=1e-6)

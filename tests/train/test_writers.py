@@ -110,12 +110,12 @@ def test_an_evaluation_repeated_at_the_resumed_step_is_written_once(tmp_path):
 def test_a_new_run_starts_empty_and_a_later_evaluation_appends(tmp_path):
     _train(tmp_path, 0, 5, None)
     with MetricsWriter(tmp_path) as writer:
-        writer.write(2, {"test/loss": 1.0})
-    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3, 4, 5, 5, 2]
+        writer.write(0, {"validation/loss": 7.0})
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3, 4, 5, 5, 0]
     with MetricsWriter(tmp_path, resume_step=0) as writer:
         writer.write(0, {"validation/loss": 1.0})
     assert read_metrics(tmp_path) == [{"step": 0, "validation/loss": 1.0}]
-    assert _events(tmp_path)[1] == {"train/loss": {}, "time/examples_per_second": {}, "test/loss": {}} | {
+    assert _events(tmp_path)[1] == {"train/loss": {}, "time/examples_per_second": {}} | {
         "validation/loss": {0: 1.0},
         "validation/accuracy": {},
     }

@@ -1,5 +1,6 @@
 import time
 from functools import partial
+from operator import itemgetter
 
 import flax.linen as nn
 import jax
@@ -69,7 +70,7 @@ def test_stack_is_a_loop(unroll, variables, normal):
     hidden = state["intermediates"]["layers"]["hidden"][0]
     assert state["intermediates"]["layers"]["attention"]["attention"][0].shape == (3, 2, 2, 4, 4)
     for layer in range(3):
-        x, _ = BLOCK().apply({"params": jax.tree.map(lambda leaf: leaf[layer], params)}, x, mask=mask)
+        x, _ = BLOCK().apply({"params": jax.tree.map(itemgetter(layer), params)}, x, mask=mask)
         np.testing.assert_allclose(hidden[layer], x, atol=1e-5)
     np.testing.assert_allclose(out, x, atol=1e-5)
 
@@ -178,9 +179,9 @@ def test_a_deep_stack_is_as_large_a_program_as_a_shallow_one(normal):
         stack = Stack(BLOCK, depth)
         params = jax.eval_shape(stack.init, jax.random.key(0), x)
         jaxpr = jax.make_jaxpr(jax.grad(lambda params: stack.apply(params, x)[0].sum()))(params)
-        return str(jaxpr).replace(f"[{depth},", "[L,").replace(f"length={depth}", "length=L")
+        return str(jaxpr).count(" = ")
 
-    assert len(program(24).splitlines()) == len(program(2).splitlines())
+    assert program(24) == program(2)
 
 
 @pytest.mark.slow

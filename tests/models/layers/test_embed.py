@@ -6,17 +6,17 @@ import pytest
 from models.layers.embed import Embed, PatchEmbed
 
 
-def test_embed_takes_rows_and_scales_them():
+def test_embed_takes_rows_and_scales_them(variables):
     tokens = jnp.array([[3, 0], [1, 3]])
-    params = Embed(5, 16).init(jax.random.key(0), tokens)
+    params = variables(Embed(5, 16), tokens)
     table = np.asarray(params["params"]["table"])
     np.testing.assert_array_equal(Embed(5, 16).apply(params, tokens), table[np.asarray(tokens)])
     np.testing.assert_allclose(Embed(5, 16, scale=True).apply(params, tokens), 4 * table[np.asarray(tokens)])
 
 
-def test_logits_are_products_with_the_rows(normal):
-    tokens, x = jnp.array([1]), normal(2, 3, 4)
-    params = Embed(5, 4).init(jax.random.key(0), tokens)
+def test_logits_are_products_with_the_rows(variables, normal):
+    x = normal(2, 3, 4)
+    params = variables(Embed(5, 4), jnp.array([1]))
     expected = np.einsum("btd,vd->btv", x, params["params"]["table"])
     np.testing.assert_allclose(Embed(5, 4, scale=True).apply(params, x, method="logits"), expected, atol=1e-6)
 

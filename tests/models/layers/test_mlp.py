@@ -22,7 +22,7 @@ def test_activations_and_their_slopes_are_the_references(name):
     out.sum().backward()
     np.testing.assert_allclose(ACTIVATIONS[name](jnp.asarray(x)), out.detach().numpy(), atol=1e-6)
     slope = jax.grad(lambda x: ACTIVATIONS[name](x).sum())(jnp.asarray(x))
-    np.testing.assert_allclose(slope, tensor.grad.numpy(), atol=2e-6)
+    np.testing.assert_allclose(slope, tensor.grad.numpy(), atol=5e-6)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -54,6 +54,6 @@ def test_dropout_only_with_its_rng(variables, normal):
     module = Mlp(7, dropout=0.5)
     np.testing.assert_array_equal(module.apply(params, x), plain)
     keys = jax.random.split(jax.random.key(0), 4000)
-    outs = jax.vmap(lambda key: module.apply(params, x, rngs={"dropout": key}))(keys)
+    outs = jax.jit(jax.vmap(lambda key: module.apply(params, x, rngs={"dropout": key})))(keys)
     assert (outs[0] != outs[1]).any()
     np.testing.assert_allclose(outs.mean(axis=0), plain, atol=0.1)

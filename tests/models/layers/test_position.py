@@ -44,7 +44,7 @@ def test_rotary_depends_on_distance_alone(normal):
 
     def product(query_position, key_position):
         places = jnp.array([[query_position]]), jnp.array([[key_position]])
-        return (rotary(query, places[0]) * rotary(key, places[1])).sum()
+        return (rotary(query, places[0]) * rotary(key, places[1])).sum().item()
 
     assert product(7, 4) == pytest.approx(product(103, 100), abs=1e-4)
     assert abs(product(7, 4) - product(7, 5)) > 1e-2
@@ -63,7 +63,7 @@ def test_learned_2d_adds_halves_of_row_and_column(variables):
 def test_relative_keys_are_those_of_the_clipped_distance(variables, normal):
     query, positions = normal(2, 3, 2, 4), jnp.array([[0, 1, 4], [5, 0, 2]])
     module = RelativeKeys(max_distance=2)
-    params = variables(module, query, positions, 6)
+    params = variables(module, query, positions, keys=6)
     bias = module.apply(params, query, positions, 6)
     assert bias.shape == (2, 2, 3, 6)
     for batch, head, place, key in np.ndindex(bias.shape):

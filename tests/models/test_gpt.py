@@ -1,0 +1,112 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import models
+from models.gpt import GPT
+
+TINY = GPT(vocab_size=17, max_length=10, depth=2, width=16, num_heads=2)
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 17, (2, 8)), jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("variant", "count"),
+    [("small", 124_439_808), ("medium", 354_823_168), ("large", 774_030_080), ("xl", 1_557_611_200)],
+)
+def test_parameters_are_the_papers(variant, count):
+    model = models.build("gpt", variant)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
+
+
+def test_logits_are_causal_by_gradient(variables):
+    """Each row of the position table reaches its own logits and later ones alone."""
+    params = variables(TINY, TOKENS)["params"]
+
+    def logits(table):
+        return TINY.apply({"params": params | {"position": {"table": table}}}, TOKENS[:1])[0].sum(-1)
+
+    jacobian = jax.jit(jax.jacobian(logits))(params["position"]["table"])
+    reached = np.abs(jacobian).max(-1) > 0
+    np.testing.assert_array_equal(reached, np.tril(np.ones((8, 10), bool)))
+
+
+def test_cached_equals_uncached_in_rows_of_different_lengths(variables):
+    """Row 0 has 3 tokens in the cache and row 1 has 5 when both go on; what lies beyond them is rubbish."""
+    params = variables(TINY, TOKENS)
+    expected = TINY.apply(params, TOKENS)
+    decode = jax.jit(lambda tokens, cache: TINY.apply(params, tokens, cache, method="decode"))
+    cache = TINY.apply(params, 2, 10, method="init_cache")
+    assert cache.key.dtype == jnp.float32
+    logits, cache = decode(TOKENS[:, :5], cache)
+    np.testing.assert_allclose(logits, expected[:, :5], atol=1e-5)
+    lengths = jnp.array([3, 5])
+    cache = cache.replace(length=jnp.broadcast_to(lengths, cache.length.shape))
+    for _ in range(3):
+        logits, cache = decode(jnp.take_along_axis(TOKENS, lengths[:, None], axis=1), cache)
+        np.testing.assert_allclose(logits[:, 0], expected[jnp.arange(2), lengths], atol=1e-5)
+        lengths = lengths + 1
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_padded_equals_unpadded(left, variables):
+    params = variables(TINY, TOKENS)
+    expected = TINY.apply(params, TOKENS[:, :5])
+    padding = [(0, 0), (3, 0) if left else (0, 3)]
+    mask = jnp.pad(jnp.ones((2, 5), bool), padding)
+    positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
+    logits = TINY.apply(params, jnp.pad(TOKENS[:, :5], padding, constant_values=9), mask=mask, positions=positions)
+    np.testing.assert_allclose(logits[mask].reshape(expected.shape), expected, atol=1e-5)
+
+
+def test_bfloat16_parameters_give_bfloat16_logits(variables):
+    params = variables(TINY, TOKENS, std=0.1)
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    logits = TINY.apply(half, TOKENS)
+    assert logits.dtype == jnp.bfloat16
+    np.testing.assert_allclose(logits.astype(jnp.float32), TINY.apply(params, TOKENS), atol=0.05)
+    cache = TINY.apply(half, 2, 10, method="init_cache")
+    logits, cache = TINY.apply(half, TOKENS, cache, method="decode")
+    assert (logits.dtype, cache.key.dtype) == (jnp.bfloat16, jnp.bfloat16)
+
+
+def test_dropout_only_with_its_rng(variables):
+    params = variables(TINY, TOKENS)
+    model = TINY.clone(dropout=0.3)
+    plain = TINY.apply(params, TOKENS)
+    np.testing.assert_array_equal(model.apply(params, TOKENS), plain)
+    assert (model.apply(params, TOKENS, rngs={"dropout": jax.random.key(0)}) != plain).any()
+
+
+def test_an_untrained_model_knows_nothing():
+    """All tokens are about equally likely, whatever the depth."""
+    params = jax.jit(TINY.clone(depth=12).init)(jax.random.key(0), TOKENS)
+    logits = TINY.clone(depth=12).apply(params, TOKENS)
+    assert jnp.abs(logits).max() < 0.5
+
+
+def test_a_sequence_may_not_be_longer_than_the_model(variables):
+    params = variables(TINY, TOKENS)
+    with pytest.raises(ValueError, match="a sequence of 11 tokens is longer than the model's 10"):
+        TINY.apply(params, jnp.zeros((1, 11), jnp.int32))
+    with pytest.raises(ValueError, match="a sequence of 12 tokens is longer than the model's 10"):
+        TINY.apply(params, 1, 12, method="init_cache")
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        (("gtp",), {}, "unknown model 'gtp': .* Did you mean 'gpt'"),
+        (("gpt", "smal"), {}, "unknown variant of gpt 'smal': .* Did you mean 'small'"),
+        (("gpt",), {"num_head": 3}, "unknown setting of gpt 'num_head': .* Did you mean 'num_heads'"),
+    ],
+)
+def test_build_names_what_was_probably_meant(args, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        models.build(*args, **kwargs)
+
+
+def test_build_takes_what_is_given_before_the_variant():
+    model = models.build("gpt", "small", depth=3, hidden=None)
+    assert (model.depth, model.width, model.hidden) == (3, 768, None)

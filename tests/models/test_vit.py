@@ -1,0 +1,116 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import models
+from models.vit import ViT
+
+TINY = ViT(5, image_size=8, patch_size=2, channels=1, depth=2, width=16, num_heads=2)
+
+
+@pytest.mark.parametrize(
+    ("variant", "patch", "count"), [("B", 16, 86_567_656), ("L", 16, 304_326_632), ("H", 14, 632_045_800)]
+)
+def test_parameters_are_the_papers(variant, patch, count):
+    model = models.build("vit", variant, num_classes=1000, image_size=224, patch_size=patch)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))["params"]
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
+
+
+def patches(image):
+    return np.asarray(image).reshape(len(image), 4, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(len(image), 16, 2, 2)
+
+
+def image_of(patches):
+    rows = patches.reshape(len(patches), 4, 4, 2, 2).transpose(0, 1, 3, 2, 4)
+    return jnp.asarray(rows.reshape(len(patches), 8, 8, 1))
+
+
+@pytest.mark.parametrize("pooling", ["token", "gap", "map"])
+def test_without_positions_the_order_of_patches_does_not_matter(pooling, variables, normal):
+    image = normal(2, 8, 8, 1)
+    order = np.random.default_rng(0).permutation(16)
+    shuffled = image_of(patches(image)[:, order])
+    model = TINY.clone(position="none", pooling=pooling)
+    params = variables(model, image)
+    before, after = (model.apply(params, x, method="encode")[:, -16:] for x in (image, shuffled))
+    np.testing.assert_allclose(after, before[:, order], atol=1e-5)
+    np.testing.assert_allclose(model.apply(params, shuffled), model.apply(params, image), atol=1e-5)
+
+
+@pytest.mark.parametrize("position", ["1d", "2d", "relative", "sincos2d"])
+def test_with_positions_it_does(position, variables, normal):
+    image = normal(2, 8, 8, 1)
+    shuffled = image_of(patches(image)[:, np.random.default_rng(0).permutation(16)])
+    model = TINY.clone(position=position)
+    params = variables(model, image)
+    assert jnp.abs(model.apply(params, shuffled) - model.apply(params, image)).max() > 1e-2
+
+
+@pytest.mark.parametrize("position", ["none", "1d", "2d", "relative", "sincos2d"])
+@pytest.mark.parametrize("pooling", ["token", "gap"])
+def test_other_resolutions(position, pooling, variables, normal):
+    model = TINY.clone(position=position, pooling=pooling)
+    params = variables(model, normal(1, 8, 8, 1))
+    assert model.apply(params, normal(3, 4, 12, 1)).shape == (3, 5)
+
+
+def test_pooling_and_heads_are_the_formulas(variables, normal):
+    image = normal(2, 8, 8, 1)
+    for pooling in ("token", "gap"):
+        model = TINY.clone(pooling=pooling, head="mlp")
+        params = variables(model, image)
+        tokens = model.apply(params, image, method="encode")
+        assert tokens.shape == (2, 17 if pooling == "token" else 16, 16)
+        x = tokens[:, 0] if pooling == "token" else tokens.mean(axis=1)
+        weights = params["params"]
+        x = np.tanh(x @ weights["pre_logits"]["kernel"] + weights["pre_logits"]["bias"])
+        features = model.clone(num_classes=0).apply(params, image)
+        np.testing.assert_allclose(features, x, atol=1e-5)
+        expected = x @ weights["classifier"]["kernel"] + weights["classifier"]["bias"]
+        np.testing.assert_allclose(model.apply(params, image), expected, atol=1e-5)
+
+
+def test_without_classes_the_model_has_no_classifier(normal):
+    params = jax.eval_shape(TINY.clone(num_classes=0).init, jax.random.key(0), normal(1, 8, 8, 1))["params"]
+    assert "classifier" not in params
+    assert "pre_logits" not in params
+
+
+def test_an_untrained_model_has_no_opinion(normal):
+    image = normal(2, 8, 8, 1)
+    logits, _ = jax.jit(TINY.init_with_output)(jax.random.key(0), image)
+    np.testing.assert_array_equal(logits, 0)
+
+
+def test_dropout_and_stochastic_depth_only_with_their_rng(variables, normal):
+    image = normal(2, 8, 8, 1)
+    params = variables(TINY, image)
+    plain = TINY.apply(params, image)
+    for settings in ({"dropout": 0.3}, {"stochastic_depth": 0.9}):
+        model = TINY.clone(**settings)
+        np.testing.assert_array_equal(model.apply(params, image), plain)
+        assert (model.apply(params, image, rngs={"dropout": jax.random.key(0)}) != plain).any()
+
+
+def test_bfloat16_parameters_and_images_give_bfloat16_logits(variables, normal):
+    image = normal(2, 8, 8, 1)
+    for position in ("1d", "relative", "sincos2d"):
+        model = TINY.clone(position=position)
+        params = variables(model, image, std=0.1)
+        logits = model.apply(*jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (params, image)))
+        assert logits.dtype == jnp.bfloat16
+        np.testing.assert_allclose(logits.astype(jnp.float32), model.apply(params, image), atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((1, 8, 8, 3), "the image has 3 channels, the model 1"),
+        ((1, 8, 7, 1), "image 8x7 does not divide into patches of 2x2 pixels"),
+    ],
+)
+def test_errors_say_what_is_wrong(shape, message):
+    with pytest.raises(ValueError, match=message):
+        TINY.init(jax.random.key(0), jnp.zeros(shape))

@@ -1,0 +1,135 @@
+"""Any mesh of devices, and any accumulation, gives what one device gives."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from train.checkpoint import Checkpoints
+from train.experiment import Experiment
+from train.loop import compile_step, device_batches
+from train.sharding import check_batch, make_mesh, shardings
+
+STEPS = 20
+MESHES = {
+    "data": {"mesh.data": 8},
+    "fsdp": {"mesh.fsdp": 8},
+    "tensor": {"mesh.data": 4, "mesh.tensor": 2},
+    "mixed": {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2},
+}
+
+
+def start(config, devices, folder):
+    """An experiment and its first state."""
+    experiment = Experiment(config, None, devices)
+    with Checkpoints(folder) as checkpoints:
+        return experiment, experiment.state(checkpoints)
+
+
+def train(config, devices, folder):
+    """The losses of the first steps, and the state after them."""
+    experiment, state = start(config, devices, folder)
+    step, batches, losses = compile_step(experiment, state), device_batches(experiment, 0), []
+    for _ in range(STEPS):
+        state, metrics = step(state, next(batches))
+        losses.append(float(metrics["loss"]))
+    return np.array(losses), state
+
+
+@pytest.fixture(scope="module", params=["gpt", "vit"])
+def single(request, tiny, tmp_path_factory):
+    """A model's name, and the losses of one device. Dropout draws the same numbers on every mesh."""
+    changes = {"model.dropout": 0.1, "optimizer.learning_rate": 3e-3}
+    losses, _ = train(tiny(request.param, changes), jax.devices()[:1], tmp_path_factory.mktemp("single"))
+    assert losses[-1] < losses[0] - 0.05  # there is a trajectory to compare
+    return request.param, changes, losses
+
+
+def assert_same_trajectory(losses, expected):
+    np.testing.assert_allclose(losses[0], expected[0], rtol=1e-6)
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_mesh_gives_the_trajectory_of_one_device(single, mesh, tiny, tmp_path):
+    model, changes, expected = single
+    losses, state = train(tiny(model, changes | MESHES[mesh]), jax.devices(), tmp_path)
+    assert_same_trajectory(losses, expected)
+    kernel = state.params["stack"]["layers"]["mlp"]["up"]["kernel"]
+    assert len(kernel.sharding.device_set) == 8
+    parts = {"data": 1, "fsdp": 8, "tensor": 2, "mixed": 4}[mesh]
+    moment = max(jax.tree.leaves(state.opt_state), key=lambda leaf: leaf.size)
+    for leaf in (kernel, moment):
+        assert leaf.addressable_shards[0].data.nbytes * parts == leaf.nbytes
+
+
+@pytest.mark.parametrize(("parts", "devices"), [(2, 1), (4, 1), (2, 4)])
+def test_accumulation_gives_the_trajectory_of_whole_batches(parts, devices, tiny, tmp_path):
+    for model in ("gpt", "vit"):
+        changes = {"optimizer.learning_rate": 3e-3}
+        expected, _ = train(tiny(model, changes), jax.devices()[:1], tmp_path / f"whole_{model}")
+        accumulated = tiny(model, changes | {"accumulate": parts})
+        losses, _ = train(accumulated, jax.devices()[:devices], tmp_path / f"parts_{model}")
+        assert_same_trajectory(losses, expected)
+
+
+@pytest.mark.parametrize(("model", "mesh"), [("gpt", "fsdp"), ("vit", "fsdp"), ("gpt", "mixed")])
+def test_bytes_per_device_fall(model, mesh, tiny, tmp_path):
+    _, state = start(tiny(model, MESHES[mesh]), jax.devices(), tmp_path)
+    leaves = jax.tree.leaves((state.params, state.opt_state))
+    here = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
+    # Norms, biases and what eight does not divide stay whole; in a tiny model they are a larger part.
+    assert here < 0.45 * sum(leaf.nbytes for leaf in leaves)
+
+
+@pytest.mark.parametrize("model", ["gpt", "vit"])
+def test_a_checkpoint_moves_from_eight_devices_to_one_and_back(model, tiny, tmp_path):
+    def save(state, folder):
+        with Checkpoints(folder) as checkpoints:
+            checkpoints.save(state, {}, {})
+
+    def assert_equal(state, expected):
+        for leaf, other in zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True):
+            assert leaf.dtype == other.dtype
+            assert np.asarray(leaf).tobytes() == np.asarray(other).tobytes()
+
+    wide, narrow = tiny(model, MESHES["mixed"]), tiny(model)
+    experiment, state = start(wide, jax.devices(), tmp_path / "none")
+    state, _ = compile_step(experiment, state)(state, next(device_batches(experiment, 0)))  # moments are not zero
+    assert int(state.step) == 1
+    save(state, tmp_path / "eight")
+    _, one = start(narrow, jax.devices()[:1], tmp_path / "eight")
+    assert all(len(leaf.sharding.device_set) == 1 for leaf in jax.tree.leaves(one))
+    assert_equal(one, state)
+    save(one, tmp_path / "one")
+    _, eight = start(wide, jax.devices(), tmp_path / "one")
+    assert_equal(eight, state)
+    for leaf, other in zip(jax.tree.leaves(eight), jax.tree.leaves(state)):
+        assert leaf.sharding.is_equivalent_to(other.sharding, leaf.ndim)
+
+
+def test_the_first_rule_found_places_the_last_dimensions():
+    mesh = make_mesh(2, 2, 2)
+    tree = {"stack": {"up": {"kernel": np.zeros((3, 4, 6)), "bias": np.zeros((3, 5))}}, "scale": np.zeros(4)}
+    rules = (("up/kernel", ("fsdp", "tensor")), ("bias", ("tensor",)), ("kernel", (None, "fsdp")))
+    places = shardings(tree, rules, mesh)
+    assert places["stack"]["up"]["kernel"].spec == PartitionSpec(None, "fsdp", "tensor")
+    assert places["stack"]["up"]["bias"].spec == PartitionSpec(None, None)  # 5 does not divide into two
+    assert places["scale"].spec == PartitionSpec()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: make_mesh(3, 2), r"a mesh of data=3, fsdp=2, tensor=1 does not fit 8 devices"),
+        (lambda: make_mesh(-1, 3), r"data=-1, fsdp=3, tensor=1 does not fit 8 devices"),
+        (lambda: make_mesh(-1, -1), r"data=-1, fsdp=-1, tensor=1 does not fit 8 devices"),
+        (lambda: make_mesh(0, 8), r"data=0, fsdp=8, tensor=1 does not fit 8 devices"),
+        (lambda: shardings({}, [("kernel", ("model",))], make_mesh()), r"names 'model': mesh axes are data, fsdp, tensor"),
+        (lambda: check_batch(12, make_mesh(4, 2)), r"12 examples does not divide over 8 devices.*multiple of 8"),
+        (lambda: check_batch(12, make_mesh(4, 1, 2), 2), r"over 4 devices.* in 2 accumulated parts.*multiple of 8"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_said(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
