@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +68,7 @@ def measured_peak(size: int = 1024) -> float:
 
 def experiment_budget(experiment: Experiment) -> Budget:
     """What the experiment's model costs with its batch, objective, optimizer and precision, on all devices together."""
-    config, batch = experiment.config, experiment.zeros(experiment.config.data.batch_size)
+    config, batch = experiment.config, jax.eval_shape(partial(experiment.zeros, experiment.config.data.batch_size))
     text = "tokens" in batch
     return budget(
         experiment.model,

@@ -131,7 +131,7 @@ class Experiment:
     def state(self, checkpoints: Checkpoints, step: int | None = None) -> TrainState:
         """The state of a checkpoint (None: the newest), or without any checkpoint the one before the first step."""
         if checkpoints.latest is None and step is None:
-            return jax.jit(self._make_state, out_shardings=self.state_shardings)()
+            return jax.jit(self.make_state, out_shardings=self.state_shardings)()
         target = jax.tree.map(
             lambda a, place: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place),
             self.abstract_state,
@@ -142,7 +142,7 @@ class Experiment:
     @cached_property
     def abstract_state(self) -> TrainState:
         """Shapes and dtypes of the state."""
-        state = jax.eval_shape(self._make_state)
+        state = jax.eval_shape(self.make_state)
         check_patterns([pattern for pattern, _ in self.config.optimizer.rates], state.params)
         return state
 
@@ -150,7 +150,7 @@ class Experiment:
     def state_shardings(self) -> TrainState:
         return sharding.shardings(self.abstract_state, self.config.sharding, self.mesh)
 
-    def _make_state(self):
+    def make_state(self):
         ema = bool(self.config.ema_decay)
         return init_state(
             self.model, self.optimizer, self.objective, self.example_batch(), seed=self.config.seed, ema=ema

@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -154,7 +155,7 @@ def compile_step(experiment: Experiment, state: TrainState):
     )
     batch = batch_sharding(experiment.mesh)
     compiled = jax.jit(step, in_shardings=(places, batch), out_shardings=(places, None), donate_argnums=0)
-    return compiled.lower(state, experiment.zeros(config.data.batch_size)).compile()
+    return compiled.lower(state, jax.eval_shape(partial(experiment.zeros, config.data.batch_size))).compile()
 
 
 def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax.Array]]:

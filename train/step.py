@@ -25,7 +25,11 @@ def init_state(
     ema: bool = False,
 ) -> TrainState:
     """The state before the first step; `batch` gives shapes alone."""
-    variables = nn.init(lambda bound, batch: objective(bound, batch), model)(jax.random.key(seed), batch)
+    if (
+        getattr(model, "implementation", "xla") != "xla"
+    ):  # flash attention takes no float32, which parameters are made in
+        model = model.clone(implementation="xla")
+    variables = nn.init(objective, model)(jax.random.key(seed), batch)
     params = variables.pop("params")
     variables.pop("intermediates", None)
     average = jax.tree.map(jnp.copy, params) if ema else None
