@@ -4,8 +4,8 @@ python -m benchmarks.step_time --config=configs/gpt_shakespeare_char.py --text=i
 python -m benchmarks.step_time --config=configs/gpt_shakespeare_char.py --text=input.txt --peer=PATH/OF/nanoGPT
 
 The peer trains a model of the same size in a process of its own: `transformers`' GPT-2, or the model and the optimizer
-of a checkout of nanoGPT. Each round times some steps of one, then of the other; the medians over the rounds are printed,
-and the median of the ratios round by round.
+of a checkout of nanoGPT. Each round times some steps of one, then of the other; the medians over the rounds are
+printed, and the median of the ratios round by round.
 """
 
 import argparse

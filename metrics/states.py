@@ -38,7 +38,9 @@ class Mean(State):
     def empty(cls) -> "Mean":
         return cls(jnp.zeros(()), jnp.zeros(()))
 
-    def update(self, values: Num[Array, "*N"] | Bool[Array, "*N"], weights: Num[Array, "*N"] | Bool[Array, "*N"]) -> "Mean":
+    def update(
+        self, values: Num[Array, "*N"] | Bool[Array, "*N"], weights: Num[Array, "*N"] | Bool[Array, "*N"]
+    ) -> "Mean":
         """With more values; a value of weight 0 does not count, whatever it is."""
         values = jnp.where(weights != 0, values, 0).astype(jnp.float32)
         return Mean(self.total + jnp.sum(values * weights), self.weight + jnp.sum(weights.astype(jnp.float32)))

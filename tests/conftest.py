@@ -4,8 +4,8 @@ import os
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"  # before jax
 
-import jax  # noqa: E402
-import jaxtyping  # noqa: E402
+import jax
+import jaxtyping
 
 # Before any of the packages is imported.
 jaxtyping.install_import_hook(["models", "metrics", "train"], "beartype.beartype")

@@ -4,11 +4,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ml_collections import ConfigDict
+
 UNITS = ("steps", "epochs", "examples", "percent")
 
 
 def steps(
-    section: Mapping[str, Any],
+    section: Mapping[str, Any] | ConfigDict,
     name: str,
     *,
     batch_size: int,

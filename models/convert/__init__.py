@@ -45,7 +45,8 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
         hollow = {path: np.broadcast_to(False, shape) for path, shape in shapes.items()}
         expected = {name: array.shape for name, array in _tensors(family, model, hollow)}
         copies = dict(family.tied)
-        names = {name: name if name in files else name.removeprefix(family.prefix) for name in [*expected, *copies]}
+        short = {name: name.removeprefix(family.prefix) for name in [*expected, *copies]}
+        names = {name: short[name] if short[name] in files else name for name in short}
         found = {
             name: tuple(file.get_slice(name).get_shape())
             for name, file in files.items()

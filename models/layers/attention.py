@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from models.layers.cache import Cache
+from models.layers.linear import Linear
 
 Score = Callable[[Float[Array, "B T K G C"], Float[Array, "B S K C"]], Float[Array, "B K G T S"]]
 
@@ -150,9 +151,8 @@ class Attention(nn.Module):
             )
 
         def project(name, heads, inputs):
-            return nn.DenseGeneral((heads, head_size), use_bias=self.use_bias, kernel_init=self.kernel_init, name=name)(
-                inputs
-            )
+            features = (heads, head_size)
+            return Linear(features, use_bias=self.use_bias, kernel_init=self.kernel_init, name=name)(inputs)
 
         source = x if context is None else context
         query = project("query", self.num_heads, x)
@@ -184,7 +184,7 @@ class Attention(nn.Module):
             out = attend(query, key, value, score=self.score, mask=mask, bias=bias, transform=self._weights)
         else:
             raise ValueError(f"attention implementation {self.implementation!r} is unknown: it is 'xla' or 'cudnn'.")
-        out = nn.DenseGeneral(width, axis=(-2, -1), use_bias=self.use_bias, kernel_init=self.out_init, name="out")(out)
+        out = Linear((width,), axes=2, use_bias=self.use_bias, kernel_init=self.out_init, name="out")(out)
         return out, cache
 
     def _weights(self, weights: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:

@@ -6,6 +6,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from models.layers.linear import Linear
+
 
 class Embed(nn.Module):
     """A table of token vectors, usable as the output projection too.
@@ -19,10 +21,10 @@ class Embed(nn.Module):
     vocab_size: int
     width: int
     scale: bool = False
-    init: Callable = nn.initializers.normal(0.02)
+    table_init: Callable = nn.initializers.normal(0.02)
 
     def setup(self):
-        self.table = self.param("table", self.init, (self.vocab_size, self.width))
+        self.table = self.param("table", self.table_init, (self.vocab_size, self.width))
 
     def __call__(self, tokens: Int[Array, "*B"]) -> Float[Array, "*B D"]:
         vectors = jnp.take(self.table, tokens, axis=0)
@@ -30,7 +32,7 @@ class Embed(nn.Module):
 
     def logits(self, x: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         """The inner product of each vector with every row of the table."""
-        return x @ self.table.T
+        return (x.reshape(-1, self.width) @ self.table.T).reshape(*x.shape[:-1], self.vocab_size)
 
 
 class PatchEmbed(nn.Module):
@@ -53,5 +55,4 @@ class PatchEmbed(nn.Module):
             raise ValueError(f"image {height}x{width} does not divide into patches of {size}x{size} pixels.")
         patches = image.reshape(batch, height // size, size, width // size, size, channels)
         patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, height // size, width // size, -1)
-        init = nn.initializers.lecun_normal()
-        return nn.Dense(self.width, kernel_init=init, name="projection")(patches)
+        return Linear((self.width,), name="projection")(patches)

@@ -103,7 +103,7 @@ def text_run(workdir):
     prompts = ("ROMEO:\n", "def main(")
     samples = [{"step": s, "prompt": p, "text": p + text * 2} for s in (500, 2500, 5000) for p in prompts]
     tokens = [
-        *["def", " __", "init", "__", "(", "self", ",", " cost", "$", "=", "$", "5", "):"],
+        *["def", " __", "init", "__", "(", "self", ",", " cost", "$", "=", "$", "$5$", "):"],
         "\n",
         "    ",
         *["self", ".", "cost", " =", " cost", "日本"],
@@ -241,7 +241,7 @@ def test_samples_and_config_are_escaped_and_dollars_stay(text):
     assert body.count("<details open>") == 1
     assert re.search(r"<pre class=sample><b>ROMEO:\n</b>What light", body)  # the prompt is not shown twice
     assert ">日本</text>" in body
-    assert body.count(">$</text>") == 2 * 2 * 3  # twice in the text, on both axes of three layers
+    assert body.count(">$5$</text>") == 2 * 3  # not mathematics; on both axes of three layers
 
 
 def test_the_same_run_gives_the_same_page(text):

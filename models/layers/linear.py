@@ -1,0 +1,36 @@
+"""The affine map that every projection here is."""
+
+import math
+from collections.abc import Callable
+
+import flax.linen as nn
+from jaxtyping import Array, Float
+
+
+class Linear(nn.Module):
+    """x W + b over the last axes of x, which may split the result into several axes (heads) or join several (heads).
+
+    It is one product of two matrices, whatever the axes: XLA's CPU backend transposes operands of more axes in memory
+    for the gradient of the kernel.
+
+    Attributes:
+        features: sizes of the new last axes.
+        axes: how many last axes of x are mapped.
+        use_bias: without it, x W.
+        kernel_init, bias_init: of the kernel as a matrix (inputs, outputs), and of the bias.
+    """
+
+    features: tuple[int, ...]
+    axes: int = 1
+    use_bias: bool = True
+    kernel_init: Callable = nn.initializers.lecun_normal()
+    bias_init: Callable = nn.initializers.zeros
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        rows, inputs = x.shape[: x.ndim - self.axes], x.shape[x.ndim - self.axes :]
+        matrix = (math.prod(inputs), math.prod(self.features))
+        shape = (*inputs, *self.features)
+        kernel = self.param("kernel", lambda key: self.kernel_init(key, matrix).reshape(shape))
+        out = (x.reshape(-1, matrix[0]) @ kernel.reshape(matrix)).reshape(*rows, *self.features)
+        return out + self.param("bias", self.bias_init, self.features) if self.use_bias else out

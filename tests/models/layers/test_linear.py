@@ -1,0 +1,25 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.layers.linear import Linear
+
+
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_linear_splits_and_joins_axes(use_bias, variables, normal):
+    x = normal(2, 3, 4, 5)
+    split, join = Linear((6, 7), use_bias=use_bias), Linear((6,), axes=2, use_bias=use_bias)
+    for module, formula in ((split, "btij,jhc->btihc"), (join, "btij,ijh->bth")):
+        params = variables(module, x)["params"]
+        expected = np.einsum(formula, x, params["kernel"]) + params.get("bias", 0.0)
+        np.testing.assert_allclose(module.apply({"params": params}, x), expected, atol=1e-5)
+
+
+def test_kernels_start_as_matrices():
+    """Their variance is that of all inputs and outputs, however these are grouped."""
+    init = jax.nn.initializers.xavier_uniform()
+    split = Linear((4, 50), kernel_init=init).init(jax.random.key(0), jnp.zeros((1, 100)))
+    join = Linear((100,), axes=2, kernel_init=init).init(jax.random.key(0), jnp.zeros((1, 4, 50)))
+    for params in (split, join):
+        assert params["params"]["kernel"].var() == pytest.approx(2 / 300, rel=0.03)

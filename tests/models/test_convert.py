@@ -1,0 +1,271 @@
+"""Folders in and out; that they mean what they mean in `transformers` is in tests/parity."""
+
+import json
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from models import convert
+from models.convert.family import rearrange
+from models.gpt import GPT
+from models.vit import ViT
+
+TINY_GPT = GPT(vocab_size=7, max_length=6, depth=2, width=8, num_heads=2, hidden=12, dropout=0.1)
+TINY_VIT = ViT(3, image_size=8, patch_size=4, channels=2, depth=2, width=8, num_heads=2, hidden=12)
+INPUTS = {GPT: jnp.zeros((1, 6), jnp.int32), ViT: jnp.zeros((1, 8, 8, 2))}
+
+
+@pytest.fixture
+def folder(tmp_path, variables):
+    """Writes a model with random parameters to the folder; edits change its config and its tensors."""
+
+    def make(model=TINY_GPT, config=(), tensors=lambda tensors: None):
+        convert.save(tmp_path, model, variables(model, INPUTS[type(model)]))
+        written = json.loads((tmp_path / "config.json").read_text()) | dict(config)
+        (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in written.items() if v != "absent"}))
+        content = load_file(tmp_path / "model.safetensors")
+        tensors(content)
+        save_file(content, tmp_path / "model.safetensors")
+        return tmp_path
+
+    return make
+
+
+def assert_same(found, expected):
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_rearrange_orders_and_groups_axes():
+    x = np.arange(2 * 3 * 4 * 5).reshape(6, 4, 5)
+    expected = x.reshape(2, 3, 4, 5).transpose(2, 0, 3, 1).reshape(4, 2, 15)
+    np.testing.assert_array_equal(rearrange(x, "(a b) c d", "c a (d b)", {"b": 3}), expected)
+    np.testing.assert_array_equal(rearrange(expected, "c a (d b)", "(a b) c d", {"b": 3}), x)
+    assert rearrange(np.zeros((1, 3)), "1 a", "a 1 1", {}).shape == (3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        TINY_GPT,
+        TINY_GPT.clone(activation="relu", epsilon=1e-3, hidden=None, dropout=0.0),
+        TINY_VIT,
+        TINY_VIT.clone(num_classes=2, activation="gelu_tanh", epsilon=1e-6, dropout=0.2),
+        TINY_VIT.clone(num_classes=0),
+        TINY_VIT.clone(num_classes=0, head="mlp"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_what_is_saved_is_loaded(model, dtype, variables, tmp_path):
+    params = jax.tree.map(lambda x: x.astype(dtype), variables(model, INPUTS[type(model)]))
+    convert.save(tmp_path, model, params)
+    again, restored = convert.load(tmp_path, dtype=dtype)
+    assert again == model
+    assert_same(restored, params)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert {array.dtype for array in stored.values()} == {np.dtype(dtype)}
+    widened = convert.load(tmp_path)[1]
+    assert {leaf.dtype for leaf in jax.tree.leaves(widened)} == {np.dtype(np.float32)}
+    assert_same(widened, jax.tree.map(lambda x: x.astype(jnp.float32), params))
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "setting", "value"),
+    [
+        (TINY_GPT, {"activation_function": "gelu"}, "activation", "gelu"),
+        (TINY_GPT, {"activation_function": "gelu_pytorch_tanh"}, "activation", "gelu_tanh"),
+        (TINY_GPT, {"activation_function": "swish"}, "activation", "silu"),
+        (TINY_GPT, {"activation_function": "absent"}, "activation", "gelu_tanh"),
+        (TINY_GPT, {"layer_norm_epsilon": 1e-3}, "epsilon", 1e-3),
+        (TINY_GPT, {"layer_norm_epsilon": "absent"}, "epsilon", 1e-5),
+        (TINY_GPT, {"resid_pdrop": 0.3, "embd_pdrop": 0.3, "attn_pdrop": 0.3}, "dropout", 0.3),
+        (TINY_GPT, {"architectures": "absent"}, "depth", 2),
+        (TINY_GPT, {"architectures": None}, "depth", 2),
+        (TINY_VIT, {"hidden_act": "relu"}, "activation", "relu"),
+        (TINY_VIT, {"layer_norm_eps": "absent"}, "epsilon", 1e-12),
+        (TINY_VIT, {"image_size": [8, 8], "patch_size": [4, 4]}, "image_size", 8),
+        (TINY_VIT, {"id2label": "absent", "num_labels": 3}, "num_classes", 3),
+    ],
+)
+def test_fields_of_the_config(model, config, setting, value, folder):
+    assert getattr(convert.load(folder(model, config))[0], setting) == value
+
+
+def test_settings_come_before_the_folders(folder):
+    path = folder(config={"attn_pdrop": 0.0})
+    model, _ = convert.load(path, dropout=0.2, remat="full")
+    assert (model.dropout, model.remat, model.depth) == (0.2, "full", 2)
+
+
+def test_shards(folder):
+    path = folder()
+    expected = convert.load(path)[1]
+    tensors = load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    shards = {name: f"part-{number % 3}.safetensors" for number, name in enumerate(tensors)}
+    for file in set(shards.values()):
+        save_file({name: tensors[name] for name in tensors if shards[name] == file}, path / file)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    assert_same(convert.load(path)[1], expected)
+    (path / "part-1.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"part-1\.safetensors does not exist"):
+        convert.load(path)
+
+
+def test_names_without_prefix_masks_of_old_files_and_the_tied_head(folder):
+    def old(tensors):
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+        tensors["lm_head.weight"] = tensors["wte.weight"]
+        tensors["h.0.attn.bias"] = np.ones((1, 1, 6, 6), np.uint8)
+        tensors["h.1.attn.masked_bias"] = np.full((), -1e4, np.float32)
+
+    expected = convert.load(folder())[1]
+    assert_same(convert.load(folder(tensors=old, config={"architectures": ["GPT2Model"]}))[1], expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, ml_dtypes.bfloat16])
+def test_other_dtypes_become_float32(dtype, folder):
+    exact = convert.load(folder())[1]
+    cast = convert.load(folder(tensors=lambda t: t.update({name: t[name].astype(dtype) for name in t})))[1]
+    assert_same(cast, jax.tree.map(lambda x: np.asarray(x).astype(dtype).astype(np.float32), exact))
+
+
+def transposed(tensors):
+    tensors["transformer.h.1.mlp.c_fc.weight"] = tensors["transformer.h.1.mlp.c_fc.weight"].T.copy()
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "message"),
+    [
+        (TINY_GPT, {"model_type": "bert"}, "model_type is 'bert': it must be one of gpt2, vit"),
+        (TINY_GPT, {"model_type": "absent"}, "model_type is None: it must be one of gpt2, vit"),
+        (TINY_GPT, {"architectures": ["GPT2ForSequenceClassification"]}, "must be 'GPT2LMHeadModel' or 'GPT2Model'"),
+        (TINY_GPT, {"tie_word_embeddings": False}, "tie_word_embeddings is False: it must be True"),
+        (TINY_GPT, {"scale_attn_weights": False}, "scale_attn_weights is False: it must be True"),
+        (TINY_GPT, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True: .* False"),
+        (TINY_GPT, {"add_cross_attention": True}, "add_cross_attention is True: it must be False"),
+        (TINY_GPT, {"activation_function": "mish"}, "activation_function is 'mish': it must be one of relu, gelu,"),
+        (TINY_GPT, {"n_layer": "2"}, "n_layer is '2': it must be an integer of at least 1"),
+        (TINY_GPT, {"n_layer": 0}, "n_layer is 0: it must be an integer of at least 1"),
+        (TINY_GPT, {"n_head": True}, "n_head is True: it must be an integer of at least 1"),
+        (TINY_GPT, {"n_head": 3}, "width 8, 3 heads and 3 key/value heads do not fit"),
+        (TINY_GPT, {"n_layer": 3}, r"tensors are missing: transformer\.h\.2\.attn\.c_attn\.bias, .*\.\.\."),
+        (TINY_GPT, {"n_layer": 1}, r"tensors are unexpected: transformer\.h\.1\.attn\.c_attn\.bias, .*\.\.\."),
+        (TINY_GPT, {"n_inner": 10}, r"c_fc\.weight has shape \(8, 12\): it must be \(8, 10\)"),
+        (TINY_GPT, {"layer_norm_epsilon": -1.0}, "layer_norm_epsilon is -1.0: it must be a number of at least 0"),
+        (TINY_GPT, {"attn_pdrop": 0.0}, r"resid_pdrop is 0.1 and attn_pdrop is 0.0: .* load\(folder, dropout=\.\.\.\)"),
+        (TINY_VIT, {"qkv_bias": False}, "qkv_bias is False: it must be True"),
+        (TINY_VIT, {"image_size": [8, 4]}, r"image_size is \[8, 4\]: it must be an integer"),
+        (
+            TINY_VIT,
+            {"architectures": ["ViTForMaskedImageModeling"]},
+            "must be 'ViTForImageClassification' or 'ViTModel'",
+        ),
+        (TINY_VIT, {"id2label": {"0": "cat"}}, r"classifier\.\w+ has shape .*3.*: it must be .*1"),
+        (TINY_VIT, {"image_size": 10}, "image 10x10 does not divide into patches of 4x4 pixels"),
+        (TINY_VIT.clone(num_classes=0, head="mlp"), {"pooler_act": "relu"}, "pooler_act is 'relu': .* only 'tanh'"),
+    ],
+)
+def test_configs_that_no_model_here_has(model, config, message, folder):
+    path = folder(model, config)
+    with pytest.raises(ValueError, match=message) as error:
+        convert.load(path)
+    assert str(error.value).startswith(str(path))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda t: t.pop("transformer.wpe.weight"), r"tensors are missing: \S*wpe\.weight\.$"),
+        (lambda t: t.update(extra=np.zeros(3)), r"tensors are unexpected: extra\.$"),
+        (transposed, r"h\.1\.mlp\.c_fc\.weight has shape \(12, 8\): it must be \(8, 12\)"),
+        (lambda t: t.update({"lm_head.weight": t["transformer.wte.weight"] + 1}), r"lm_head\.weight differs from"),
+        (
+            lambda t: t.update({"transformer.wte.weight": np.zeros((7, 8), np.int8)}),
+            r"wte\.weight has dtype int8: it must be a floating one",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit(edit, message, folder):
+    path = folder(tensors=edit)
+    with pytest.raises(ValueError, match=message) as error:
+        convert.load(path)
+    assert str(error.value).startswith(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", b"{", r"config\.json is not JSON"),
+        ("config.json", b"\xff{}", r"config\.json is not JSON"),
+        ("config.json", b"[]", r"config\.json holds a list: it must be a JSON object"),
+        ("model.safetensors", b"", r"model\.safetensors is not a safetensors file"),
+        ("model.safetensors", b"nothing of the kind", r"model\.safetensors is not a safetensors file"),
+    ],
+)
+def test_corrupt_files(name, content, message, folder):
+    path = folder()
+    (path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        convert.load(path)
+
+
+def test_a_file_cut_short(folder):
+    path = folder()
+    content = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(content[:-5])
+    with pytest.raises(ValueError, match=r"model\.safetensors is not a safetensors file"):
+        convert.load(path)
+
+
+def test_missing_files(folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere/config\.json does not exist"):
+        convert.load(tmp_path / "nowhere")
+    path = folder()
+    (path / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors does not exist"):
+        convert.load(path)
+    (path / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"config\.json does not exist"):
+        convert.load(path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"pooling": "gap"}, {"pooling": "map"}, {"position": "2d"}, {"position": "sincos2d"}, {"head": "mlp"}],
+)
+def test_models_that_transformers_has_not(settings, variables, tmp_path):
+    model = TINY_VIT.clone(**settings)
+    (name, value), *_ = settings.items()
+    with pytest.raises(ValueError, match=f"`transformers` has no ViT with .*'{name}': '{value}'"):
+        convert.save(tmp_path / "out", model, variables(model, INPUTS[ViT]))
+    with pytest.raises(ValueError, match="a Dense cannot be written for `transformers`: it must be one of GPT, ViT"):
+        convert.save(tmp_path / "out", nn.Dense(3), {"params": {}})
+    assert not (tmp_path / "out").exists()
+
+
+def test_variables_of_another_model(variables, tmp_path):
+    with pytest.raises(ValueError, match=r"tensor \S+ has shape .*: it must be"):
+        convert.save(tmp_path / "out", TINY_GPT, variables(TINY_GPT.clone(depth=3), INPUTS[GPT]))
+    with pytest.raises(ValueError, match="tensors are missing: embed/table, "):
+        convert.save(tmp_path / "out", TINY_GPT, {"params": {}})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_leaves_what_was_there(folder, variables, monkeypatch):
+    path = folder()
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+
+    def full(tensors, file, metadata):
+        file.write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(convert, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        convert.save(path, TINY_GPT, variables(TINY_GPT, INPUTS[GPT], seed=1))
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == before

@@ -1,0 +1,157 @@
+"""The loop: so many steps, each on its own batch, looked at when it is due."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from train import loop
+from train.checkpoint import Checkpoints
+from train.evaluators import Evaluator, restore
+from train.experiment import Experiment
+from train.writers import read_metrics
+
+pytestmark = pytest.mark.usefixtures("no_report")
+ONE = jax.devices()[:1]
+
+
+def run(config, workdir):
+    """The history of a run on one device."""
+    loop.train(config, workdir, devices=ONE)
+    return read_metrics(workdir)
+
+
+def train_lines(history):
+    return [line for line in history if "train/loss" in line]
+
+
+def test_step_n_is_of_batch_n(tiny, tmp_path):
+    config = tiny("gpt", {"total_steps": 6, "optimizer.warmup_steps": 2, "optimizer.weight_decay": 0.1})
+    history = run(config, tmp_path)
+    experiment = Experiment(config, tmp_path, ONE)
+    assert [line["step"] for line in train_lines(history)] == [1, 2, 3, 4, 5, 6]
+
+    # The same in plain JAX and optax: no objective, no states, no accumulation, no sharding.
+    def loss(params, batch):
+        logits = experiment.model.apply({"params": params}, batch["tokens"])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
+
+    with Checkpoints(tmp_path / "none") as checkpoints:
+        params = experiment.state(checkpoints).params
+    decayed = jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in ("bias", "scale"), params)
+    rates = [5e-3, 1e-2, 1e-2, *(0.5 * 1e-2 * (1 + np.cos(np.pi * n / 4)) for n in (1, 2, 3))]
+    gradient = jax.jit(jax.value_and_grad(loss))
+    moments = None
+    for step, (line, rate) in enumerate(zip(train_lines(history), rates)):
+        optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=0.1, mask=decayed))
+        moments = optimizer.init(params) if moments is None else moments
+        value, grads = gradient(params, jax.tree.map(jnp.asarray, experiment.data.train[step]))
+        assert line["train/loss"] == pytest.approx(float(value), rel=1e-5), step
+        assert line["train/gradient_norm"] == pytest.approx(float(optax.global_norm(grads)), rel=1e-4), step
+        assert line["train/learning_rate"] == pytest.approx(rate, rel=1e-5), step
+        updates, moments = optimizer.update(grads, moments, params)
+        params = optax.apply_updates(params, updates)
+    final = restore(experiment)
+    assert int(final.step) == 6
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), final.params, params)
+
+
+def test_what_is_due_and_when(tiny, tmp_path):
+    changes = {"total_steps": 10, "log_every_steps": 4, "evaluate_every_steps": 3, "checkpoint.keep": 9}
+    config = tiny("vit", changes | {"save_every_percent": 40.0})
+    history = run(config, tmp_path)
+    assert [line["step"] for line in train_lines(history)] == [4, 8, 10]
+    assert [line["step"] for line in history if "test/loss" in line] == [3, 6, 9, 10]
+    assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [4, 8, 10]
+    assert json.loads((tmp_path / "config.json").read_text()) == json.loads(config.to_json_best_effort())
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    again = loop.train(config, tmp_path, devices=ONE)  # is complete already
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    assert again == {key: value for key, value in history[-1].items() if key.startswith("test/")}
+
+
+def test_evaluation_counts_every_example_once_at_any_batch_size(tiny, tmp_path, monkeypatch):
+    for model, split, number in (("vit", "test", 359), ("gpt", "validation", None)):
+        results = []
+        for size in (1, 7, 64):
+            experiment = Experiment(tiny(model, {"data.evaluation_batch_size": size}), tmp_path / model, ONE)
+            (tmp_path / model).mkdir(exist_ok=True)
+            batches = experiment.data.splits[split]
+            assert number is None or batches.num_examples == number
+            assert size == 1 or batches.num_examples % size  # no batch size divides the split
+            with Checkpoints(tmp_path / "none") as checkpoints:
+                state = experiment.state(checkpoints)
+            # A new model gives all classes the same probability; this one does not.
+            noisy = lambda leaf: leaf + 0.3 * jax.random.normal(jax.random.key(leaf.size), leaf.shape)  # noqa: E731
+            results.append(Evaluator(experiment).evaluate(state.replace(params=jax.tree.map(noisy, state.params))))
+        for result in results[1:]:
+            assert result[f"{split}/accuracy"] == results[0][f"{split}/accuracy"]
+            assert result == pytest.approx(results[0], rel=1e-6)
+        # All examples at once, without batches.
+        whole = batches.source.take(np.arange(len(batches.source)))
+        whole = batches.transform(whole, None) if batches.transform else whole
+        inputs, labels = (whole["image"], whole["label"]) if model == "vit" else (whole["tokens"], whole["targets"])
+        logits = experiment.model.apply({"params": jax.tree.map(noisy, state.params)}, jnp.asarray(inputs))
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        mask = whole.get("mask", np.ones(labels.shape, bool))
+        assert results[0][f"{split}/loss"] == pytest.approx(float(losses[mask].mean()), rel=1e-5)
+        right = (np.asarray(logits).argmax(-1) == labels)[mask]
+        assert results[0][f"{split}/accuracy"] == right.sum() / mask.sum()
+
+
+def test_the_average_is_what_is_evaluated(tiny, tmp_path):
+    config = tiny("vit", {"total_steps": 4, "ema_decay": 0.9})
+    metrics = loop.train(config, tmp_path, devices=ONE)
+    experiment = Experiment(config, tmp_path, ONE)
+    state, evaluator = restore(experiment), Evaluator(experiment)
+    swapped = state.replace(ema=state.params)
+    assert evaluator.evaluate(state) == metrics
+    assert evaluator.evaluate(swapped)["test/loss"] != metrics["test/loss"]
+
+
+def test_the_best_checkpoint_stays_beside_the_newest(tiny, tmp_path, monkeypatch):
+    losses = iter([3.0, 1.0, 2.0, 4.0])
+    monkeypatch.setattr(Evaluator, "evaluate", lambda self, state: {"test/loss": next(losses)})
+    every = {"evaluate_every_steps": 4, "save_every_steps": 2}
+    config = tiny("vit", {"total_steps": 15, "checkpoint.best": "test/loss"} | every)
+    loop.train(config, tmp_path, devices=ONE)
+    assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [8, 15]
+    experiment = Experiment(config, tmp_path, ONE)
+    assert int(restore(experiment, "best").step) == 8
+    assert int(restore(experiment).step) == 15
+
+
+@pytest.mark.parametrize("poisoned", [7, 8])
+def test_a_loss_that_is_not_finite_stops_the_run(poisoned, tiny, tmp_path, monkeypatch):
+    whole = loop.device_batches
+
+    def batches(experiment, start):
+        for step, batch in enumerate(whole(experiment, start), start=start + 1):
+            yield batch | {"image": batch["image"] * np.nan} if step == poisoned else batch
+
+    monkeypatch.setattr(loop, "device_batches", batches)
+    config = tiny("vit", {"total_steps": 12, "save_every_steps": 4, "log_every_steps": 5})
+    with pytest.raises(
+        FloatingPointError, match=f"loss is nan at step {poisoned}: .* the checkpoint of step 4 is kept"
+    ):
+        loop.train(config, tmp_path, devices=ONE)
+    state = restore(Experiment(config, tmp_path, ONE))
+    assert int(state.step) == 4
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
+    monkeypatch.undo()
+    monkeypatch.setattr(loop, "write_report", lambda workdir: None)
+    monkeypatch.setattr(loop.artifacts, "write_all", lambda *args: None)
+    assert np.isfinite(loop.train(config, tmp_path, devices=ONE)["test/loss"])  # it goes on from there
+
+
+def test_a_rate_that_explodes_stops_the_run(tiny, tmp_path):
+    config = tiny("gpt", {"optimizer.learning_rate": 1e38, "save_every_steps": 1, "checkpoint.keep": 9})
+    with pytest.raises(FloatingPointError, match=r"train/(loss|gradient_norm) is (nan|inf) at step \d+: the run stops"):
+        loop.train(config, tmp_path, devices=ONE)
+    for path in (tmp_path / "checkpoints").iterdir():
+        with Checkpoints(tmp_path) as checkpoints:
+            state = Experiment(config, tmp_path, ONE).state(checkpoints, int(path.name))
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
