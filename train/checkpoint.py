@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
@@ -14,7 +16,8 @@ from train.state import TrainState
 class Checkpoints(contextlib.AbstractContextManager):
     """The checkpoints of a run in `workdir/checkpoints/<step>`: the newest and, by a metric, the best.
 
-    Each holds the state, the number of the next batch and the config, and appears whole or not at all.
+    Each holds the state, a checksum of every array, the number of the next batch and the config, and appears whole or
+    not at all.
 
     Args:
         workdir: of the run.
@@ -54,6 +57,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             return
         args = ocp.args.Composite(
             state=ocp.args.StandardSave(state),
+            checksums=ocp.args.JsonSave({"leaves": _checksums(state)}),
             position=ocp.args.JsonSave({"next_batch": step}),
             config=ocp.args.JsonSave(dict(config)),
         )
@@ -71,14 +75,19 @@ class Checkpoints(contextlib.AbstractContextManager):
             raise FileNotFoundError(
                 f"there is no checkpoint{'' if step is None else f' of step {step}'} in {self.folder}."
             )
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(target), checksums=ocp.args.JsonRestore())
+        reason, cause = "its numbers are not those that were saved", None
         try:
-            args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
-            return self._manager.restore(step, args=args)["state"]
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            reason = " ".join(str(error).split())[:300]
-            raise ValueError(
-                f"the checkpoint {self.folder / str(step)} is damaged or of another model than the config's: {reason}"
-            ) from error
+            restored = self._manager.restore(step, args=args)
+            if _checksums(restored["state"]) == restored["checksums"]["leaves"]:
+                return restored["state"]
+        except jax.errors.JaxRuntimeError:  # memory, not the checkpoint
+            raise
+        except Exception as error:  # Orbax raises bare ones too
+            reason, cause = " ".join(str(error).split())[:200], error
+        raise ValueError(
+            f"the checkpoint {self.folder / str(step)} is damaged or of another model than the config's: {reason}"
+        ) from cause
 
     def wait(self) -> None:
         """Returns when everything is on the disk."""
@@ -86,3 +95,16 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     def __exit__(self, *_) -> None:
         self._manager.close()
+
+
+def _checksums(state: TrainState) -> list[int]:
+    """A sum of each leaf's bits, the same wherever its parts lie: what is on the disk has none that is checked."""
+    return [int(total) for total in jax.device_get(_sums_of_bits(jax.tree.leaves(state)))]
+
+
+@jax.jit
+def _sums_of_bits(leaves):
+    words = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+    # Whole numbers add up to the same in any order.
+    bits = [a if a.dtype == bool else jax.lax.bitcast_convert_type(a, words[a.dtype.itemsize]) for a in leaves]
+    return [jnp.sum(a.astype(jnp.uint32)) for a in bits]

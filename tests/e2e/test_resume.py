@@ -46,7 +46,7 @@ def saved_steps(workdir):
 
 
 def wait_until(condition, process, seconds=600):
-    """Looks again and again, without a pause, so that a short moment is not missed; False when the process has ended."""
+    """Looks again and again, so that a short moment is not missed; False when the process has ended."""
     end = time.monotonic() + seconds
     while not condition():
         if process.poll() is not None:
