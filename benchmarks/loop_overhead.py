@@ -17,6 +17,7 @@ from pathlib import Path
 import jax
 
 import configs
+from launch import keep_freed_memory
 from train import costs
 from train.experiment import Experiment
 from train.loop import Loop, device_batches
@@ -28,6 +29,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=20, help="steps of a round")
     options = parser.parse_args()
+    keep_freed_memory()
     config, _ = configs.load(options.config)
     many = (options.rounds + 2) * options.steps
     changes = {"total_steps": many + 1, "evaluate_every_steps": many + 1, "save_every_steps": many + 1}

@@ -63,9 +63,11 @@ def ours(file, text):
     import jax
 
     import configs
+    from launch import keep_freed_memory
     from train.experiment import Experiment
     from train.loop import compile_step, device_batches
 
+    keep_freed_memory()
     config, _ = configs.load(file)
     configs.override(config, {"data.source": f"text:{text}"})
     experiment = Experiment(config)

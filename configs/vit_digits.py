@@ -10,7 +10,7 @@ def get_config() -> ConfigDict:
     config.model.variant = "mu"
     config.model.patch_size = 2
     config.model.pooling = "gap"
-    config.model.dropout = 0.1
+    config.model.unroll = 4
 
     config.data.source = "digits"
     config.data.augment = "shift(1)"

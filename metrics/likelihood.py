@@ -31,5 +31,5 @@ def perplexity(nats: float) -> float:
 
 
 def bits(nats: float, per: float) -> float:
-    """A mean cross-entropy in nats a token as bits a unit (byte or character), of which a token has `per` on average."""
+    """A mean cross-entropy in nats a token as bits a unit (byte, character), of which a token has `per` on average."""
     return nats / math.log(2) / per

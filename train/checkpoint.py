@@ -51,7 +51,11 @@ class Checkpoints(contextlib.AbstractContextManager):
         return self._manager.best_step() if self._best else None
 
     def save(self, state: TrainState, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Starts writing; returns when the state may be changed. A step that is there already is left alone."""
+        """Starts writing; returns when the state may be changed. A step that is there already is left alone.
+
+        Raises:
+            OSError: this one, or the one before, cannot be written, such as to a full disk.
+        """
         step = int(state.step)
         if step in self._manager.all_steps():
             return
@@ -61,7 +65,8 @@ class Checkpoints(contextlib.AbstractContextManager):
             position=ocp.args.JsonSave({"next_batch": step}),
             config=ocp.args.JsonSave(dict(config)),
         )
-        self._manager.save(step, args=args, metrics=dict(metrics) if self._best and metrics else None)
+        with self._explained():
+            self._manager.save(step, args=args, metrics=dict(metrics) if self._best and metrics else None)
 
     def restore(self, target: TrainState, step: int | None = None) -> TrainState:
         """The state of a step (None: the newest), on the shardings of `target` (arrays, or shapes with shardings).
@@ -90,11 +95,25 @@ class Checkpoints(contextlib.AbstractContextManager):
         ) from cause
 
     def wait(self) -> None:
-        """Returns when everything is on the disk."""
-        self._manager.wait_until_finished()
+        """Returns when everything is on the disk; raises as `save` does."""
+        with self._explained():
+            self._manager.wait_until_finished()
 
     def __exit__(self, *_) -> None:
-        self._manager.close()
+        with self._explained():
+            self._manager.close()
+
+    @contextlib.contextmanager
+    def _explained(self):
+        try:
+            yield
+        except jax.errors.JaxRuntimeError:  # of the computation whose result was to be saved
+            raise
+        except Exception as error:  # whatever Orbax met in the background
+            raise OSError(
+                f"a checkpoint could not be written to {self.folder} ({' '.join(str(error).split())[:300]}): "
+                "those that are complete stay."
+            ) from error
 
 
 def _checksums(state: TrainState) -> list[int]:

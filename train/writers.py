@@ -4,9 +4,10 @@ import importlib.util
 import json
 import math
 import os
+import time
 import uuid
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,10 @@ class MetricsWriter(AbstractContextManager):
             raise ModuleNotFoundError(
                 "Weights & Biases is asked for but not installed: `pip install wandb`, or turn it off."
             )
-        from tensorboardX import (
-            SummaryWriter,
-        )  # here because it is slow to import: it brings torch where that is installed
+        # Here because it is slow to import: it brings torch where that is installed. Its `SummaryWriter` writes from
+        # a thread, which dies on a full disk and lets the run wait for it for ever.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2, summary_pb2
 
         workdir = Path(workdir)
         workdir.mkdir(parents=True, exist_ok=True)
@@ -61,10 +63,12 @@ class MetricsWriter(AbstractContextManager):
         lines = _cut(self._path, resume_step)
         self._rewritten = {_identity(line) for line in lines if line["step"] == resume_step}
         self._file = self._path.open("ab", buffering=0)
-        # TensorBoard hides what earlier files hold from purge_step on. Two runs in one second must not share a file.
-        purge_step = resume_step + 1 if resume_step else resume_step
-        suffix = f".{uuid.uuid4().hex[:8]}"
-        self._events = SummaryWriter(str(workdir), purge_step=purge_step, flush_secs=10, filename_suffix=suffix)
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        # Two runs in one second must not share a file.
+        self._events = EventsWriter(str(workdir / "events"), f".{uuid.uuid4().hex[:8]}")
+        if resume_step is not None:  # TensorBoard hides what earlier files hold from this step on.
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._write_event(resume_step + 1 if resume_step else 0, session_log=start)
         if wandb is not None:
             from wandb import init
 
@@ -89,10 +93,10 @@ class MetricsWriter(AbstractContextManager):
             data = json.dumps(line).encode() + b"\n"
             while data:
                 data = data[self._file.write(data) :]
+            values = [self._summary.Value(tag=key, simple_value=value) for key, value in scalars.items()]
+            self._write_event(line["step"], summary=self._summary(value=values))
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path)) from None
-        for key, value in scalars.items():
-            self._events.add_scalar(key, value, line["step"])
         if self._wandb is not None:
             self._wandb.log(scalars, step=line["step"])
 
@@ -105,13 +109,18 @@ class MetricsWriter(AbstractContextManager):
         """Writes what is pending and closes everything; closing twice is harmless."""
         if self._file is not None:
             self._file.close()
-            self._events.close()
+            self._file = None
+            with suppress(OSError):  # of a full disk, which `write` has raised already
+                self._events.close()
             if self._wandb is not None:
                 self._wandb.finish()
-            self._file = None
 
     def __exit__(self, *_) -> None:
         self.close()
+
+    def _write_event(self, step, **content):
+        self._events.write_event(self._event(wall_time=time.time(), step=step, **content))
+        self._events.flush()
 
 
 def _scalar(key: str, value: Any) -> int | float:

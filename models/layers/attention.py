@@ -56,6 +56,19 @@ def causal_mask(query_positions: Int[Array, "*B T"], key_positions: Int[Array, "
     return (query_positions[..., :, None] >= key_positions)[..., None, :, :]
 
 
+@jax.custom_jvp
+def masked_softmax(scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T #S"] | None) -> Float[Array, "B H T S"]:
+    """The softmax over the keys where the mask is True. Its derivative needs the result alone, not even the mask."""
+    return jax.nn.softmax(scores if mask is None else jnp.where(mask, scores, jnp.finfo(scores.dtype).min))
+
+
+@masked_softmax.defjvp
+def _(primals, tangents):
+    weights = masked_softmax(*primals)
+    tangent = weights * tangents[0]
+    return weights, tangent - weights * tangent.sum(axis=-1, keepdims=True)
+
+
 def attend(
     query: Float[Array, "B T H Q"],
     key: Float[Array, "B S K C"],
@@ -81,9 +94,7 @@ def attend(
     scores = score(grouped, key).reshape(batch, heads, length, -1).astype(jnp.float32)
     if bias is not None:
         scores = scores + bias
-    if mask is not None:
-        scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
-    weights = transform(jax.nn.softmax(scores).astype(value.dtype))
+    weights = transform(masked_softmax(scores, mask).astype(value.dtype))
     weights = weights.reshape(batch, kv_heads, heads // kv_heads, length, -1)
     return jnp.einsum("BKGTS,BSKE->BTKGE", weights, value).reshape(batch, length, heads, -1)
 

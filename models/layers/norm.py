@@ -1,9 +1,31 @@
 """Normalisation over the width. Statistics are float32 whatever the input is."""
 
+from functools import partial
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def standardise(x: Float[Array, "*B D"], epsilon: float) -> Float[Array, "*B D"]:
+    """(x - mean) / sqrt(variance + epsilon) of each vector. Its derivative needs the result and the deviation alone."""
+    return _standardise(x, epsilon)[0]
+
+
+def _standardise(x, epsilon):
+    centred = x - x.mean(axis=-1, keepdims=True)
+    inverse = jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + epsilon)
+    return centred * inverse, inverse
+
+
+@standardise.defjvp
+def _(epsilon, primals, tangents):
+    (x,), (t,) = primals, tangents
+    out, inverse = _standardise(x, epsilon)
+    mean, along = t.mean(axis=-1, keepdims=True), (t * out).mean(axis=-1, keepdims=True)
+    return out, inverse * (t - mean - out * along)
 
 
 class LayerNorm(nn.Module):
@@ -20,10 +42,7 @@ class LayerNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-        centred = x.astype(jnp.float32)
-        centred = centred - centred.mean(axis=-1, keepdims=True)
-        variance = jnp.square(centred).mean(axis=-1, keepdims=True)
-        out = centred * jax.lax.rsqrt(variance + self.epsilon) * scale
+        out = standardise(x.astype(jnp.float32), self.epsilon) * scale
         if self.use_bias:
             out = out + self.param("bias", nn.initializers.zeros, (x.shape[-1],))
         return out.astype(x.dtype)

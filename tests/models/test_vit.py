@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,15 +70,15 @@ def test_pooling_and_heads_are_the_formulas(variables, normal):
     for pooling in ("token", "gap"):
         model = TINY.clone(pooling=pooling, head="mlp")
         params = variables(model, image)
-        tokens = model.apply(params, image, method="encode")
+        tokens = jax.jit(partial(model.apply, method="encode"))(params, image)
         assert tokens.shape == (2, 17 if pooling == "token" else 16, 16)
         x = tokens[:, 0] if pooling == "token" else tokens.mean(axis=1)
         weights = params["params"]
         x = np.tanh(x @ weights["pre_logits"]["kernel"] + weights["pre_logits"]["bias"])
-        features = model.clone(num_classes=0).apply(params, image)
+        features = jax.jit(model.clone(num_classes=0).apply)(params, image)
         np.testing.assert_allclose(features, x, atol=1e-5)
         expected = x @ weights["classifier"]["kernel"] + weights["classifier"]["bias"]
-        np.testing.assert_allclose(model.apply(params, image), expected, atol=1e-5)
+        np.testing.assert_allclose(jax.jit(model.apply)(params, image), expected, atol=1e-5)
 
 
 def test_without_classes_the_model_has_no_classifier(normal):
@@ -98,7 +100,8 @@ def test_dropout_and_stochastic_depth_only_with_their_rng(variables, normal):
     for settings in ({"dropout": 0.3}, {"stochastic_depth": 0.9}):
         model = TINY.clone(**settings)
         np.testing.assert_array_equal(jax.jit(model.apply)(params, image), plain)
-        assert (model.apply(params, image, rngs={"dropout": jax.random.key(0)}) != plain).any()
+        dropped = jax.jit(partial(model.apply, rngs={"dropout": jax.random.key(0)}))(params, image)
+        assert (dropped != plain).any()
 
 
 def test_bfloat16_parameters_and_images_give_bfloat16_logits(variables, normal):
@@ -106,9 +109,9 @@ def test_bfloat16_parameters_and_images_give_bfloat16_logits(variables, normal):
     for position in ("1d", "relative"):
         model = TINY.clone(position=position)
         params = variables(model, image, std=0.1)
-        logits = model.apply(*jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (params, image)))
+        logits = jax.jit(model.apply)(*jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (params, image)))
         assert logits.dtype == jnp.bfloat16
-        np.testing.assert_allclose(logits.astype(jnp.float32), model.apply(params, image), atol=0.05)
+        np.testing.assert_allclose(logits.astype(jnp.float32), jax.jit(model.apply)(params, image), atol=0.05)
 
 
 @pytest.mark.parametrize(

@@ -93,13 +93,12 @@ def test_logits_hidden_states_and_gradients(seed, randomise, ours, gradients, as
     assert_same_gradients(grads, gradients(reference))
 
 
-@pytest.mark.parametrize("seed", SEEDS[:2])
-def test_plain_tokens_have_default_positions(seed, randomise, ours):
-    reference = reference_of(seed, randomise)
-    tokens = batch_of(reference, seed)[0]
+def test_plain_tokens_have_default_positions(randomise, ours):
+    reference = reference_of(0, randomise)
+    tokens = batch_of(reference, 0)[0]
     model, variables = ours(reference)
     expected = reference(torch.tensor(tokens, dtype=torch.long)).logits.detach().numpy()
-    np.testing.assert_allclose(model.apply(variables, jnp.asarray(tokens)), expected, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected, rtol=0, atol=2e-5)
 
 
 def test_export_gives_the_same_model_there_and_here(tmp_path):
@@ -110,7 +109,7 @@ def test_export_gives_the_same_model_there_and_here(tmp_path):
     reference, info = transformers.GPT2LMHeadModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values())
     expected = reference.eval()(torch.tensor(tokens, dtype=torch.long)).logits.detach().numpy()
-    np.testing.assert_allclose(model.apply(variables, jnp.asarray(tokens)), expected, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected, rtol=0, atol=2e-5)
 
     again, restored = convert.load(tmp_path)
     assert again == model

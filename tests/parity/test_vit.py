@@ -1,5 +1,7 @@
 """ViT computes what `transformers` computes, from its weights."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,7 +75,7 @@ def test_another_resolution(grid, randomise, ours):
     images, theirs = images_of(reference, 1, *grid)
     model, variables = ours(reference)
     expected = reference(theirs, interpolate_pos_encoding=True).logits.detach().numpy()
-    np.testing.assert_allclose(model.apply(variables, images), expected, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, images), expected, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("pooler", [True, False])
@@ -84,8 +86,8 @@ def test_model_without_a_classifier(pooler, randomise, ours, tmp_path):
     expected = reference(theirs)
     tokens = expected.last_hidden_state.detach().numpy()
     features = expected.pooler_output.detach().numpy() if pooler else tokens[:, 0]
-    np.testing.assert_allclose(model.apply(variables, images), features, rtol=0, atol=2e-5)
-    encoded = model.apply(variables, images, method="encode")
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, images), features, rtol=0, atol=2e-5)
+    encoded = jax.jit(partial(model.apply, method="encode"))(variables, images)
     np.testing.assert_allclose(encoded, tokens, rtol=0, atol=2e-5)
 
     convert.save(tmp_path, model, variables)
@@ -113,7 +115,7 @@ def test_export_gives_the_same_model_there_and_here(num_classes, tmp_path):
     assert not any(info.values())
     expected = reference.eval()(torch.tensor(images.transpose(0, 3, 1, 2))).logits.detach().numpy()
     assert expected.shape == (2, num_classes)
-    np.testing.assert_allclose(model.apply(variables, jnp.asarray(images)), expected, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, jnp.asarray(images)), expected, rtol=0, atol=2e-5)
 
     again, restored = convert.load(tmp_path)
     assert again == model.clone(hidden=96)
