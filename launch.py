@@ -112,8 +112,8 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
 def keep_freed_memory() -> None:
     """Lets glibc keep the memory that a step frees for the next one.
 
-    XLA's CPU backend allocates a step's scratch anew each time, and by default glibc returns large blocks to the kernel:
-    some 18,000 page faults a step on a small GPT, a third of its time. Elsewhere than on Linux with glibc nothing is done.
+    XLA's CPU backend allocates a step's scratch anew each time, and by default glibc returns large blocks to the
+    kernel: thousands of page faults a step. Elsewhere than on Linux with glibc nothing is done.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         mmap_threshold, trim_threshold, arena_max = -3, -1, -8
