@@ -1,5 +1,7 @@
 """A small Vision Transformer on scikit-learn's 8x8 handwritten digits."""
 
+from collections.abc import Iterator
+
 from ml_collections import ConfigDict
 
 from configs import base
@@ -10,6 +12,7 @@ def get_config() -> ConfigDict:
     config.model.variant = "mu"
     config.model.patch_size = 2
     config.model.pooling = "gap"
+    config.model.stochastic_depth = 0.1
     config.model.unroll = 4
 
     config.data.source = "digits"
@@ -17,18 +20,19 @@ def get_config() -> ConfigDict:
     config.data.batch_size = 128
     config.objective.label_smoothing = 0.1
 
-    config.optimizer.learning_rate = 2e-3
+    config.optimizer.learning_rate = 3e-3
     config.optimizer.warmup_percent = 10.0
-    config.optimizer.weight_decay = 0.05
+    config.optimizer.weight_decay = 0.2
+    config.ema_decay = 0.99
 
-    config.total_epochs = 100.0
+    config.total_epochs = 200.0
     config.log_every_steps = 10
-    config.evaluate_every_epochs = 10.0
-    config.save_every_epochs = 10.0
+    config.evaluate_every_epochs = 20.0
+    config.save_every_epochs = 20.0
     return config
 
 
-def sweep():
+def sweep() -> Iterator[dict]:
     """The position choices of the ViT paper (arXiv 2010.11929, appendix D.4)."""
     for position in ("none", "1d", "2d", "relative"):
         yield {"model.position": position}

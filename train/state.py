@@ -15,7 +15,7 @@ class TrainState:
     step: Any  # the number of steps done, int32
     params: Any
     opt_state: Any
-    collections: dict[str, Any]  # what modules update in training beside the parameters, such as running statistics
+    collections: Any  # dict: what modules update in training beside the parameters, such as running statistics
     ema: Any  # the exponential moving average of the parameters; None when none is kept
 
     def variables(self, average: bool = False) -> dict[str, Any]:
