@@ -35,7 +35,7 @@ def write_samples(evaluator: Evaluator, state: TrainState, step: int) -> None:
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     earlier = [line for line in lines if line.endswith("}") and json.loads(line)["step"] < step]
     new = [json.dumps({"step": step, "prompt": settings.prompt, "text": text}) for text in texts]
-    path.write_text("".join(f"{line}\n" for line in earlier + new), encoding="utf-8")
+    _write(path, "".join(f"{line}\n" for line in earlier + new))
 
 
 def write_all(evaluator: Evaluator, state: TrainState, budget: Budget, about: Mapping[str, Any]) -> None:
@@ -62,7 +62,7 @@ def write_all(evaluator: Evaluator, state: TrainState, budget: Budget, about: Ma
         "python": platform.python_version(),
         "jax": jax.__version__,
     }
-    path.write_text(json.dumps(facts, indent=2), encoding="utf-8")
+    _write(path, json.dumps(facts, indent=2))
 
 
 def folder(evaluator: Evaluator) -> Path:
@@ -151,3 +151,10 @@ def device_name() -> str:
     """The accelerator's name, or the processor's with its cores."""
     kind = jax.devices()[0].device_kind
     return f"{platform.machine()} CPU, {os.cpu_count()} cores" if kind == "cpu" else kind
+
+
+def _write(path: Path, text: str) -> None:
+    """The whole text or, if the run is killed meanwhile, what was there before."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

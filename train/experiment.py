@@ -131,7 +131,8 @@ class Experiment:
     def state(self, checkpoints: Checkpoints, step: int | None = None) -> TrainState:
         """The state of a checkpoint (None: the newest), or without any checkpoint the one before the first step."""
         if checkpoints.latest is None and step is None:
-            return jax.jit(self.make_state, out_shardings=self.state_shardings)()
+            # Out of memory, XLA's CPU backend never finishes the arrays that did fit: all are waited for together.
+            return jax.block_until_ready(jax.jit(self.make_state, out_shardings=self.state_shardings)())
         target = jax.tree.map(
             lambda a, place: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place),
             self.abstract_state,

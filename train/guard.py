@@ -84,7 +84,11 @@ def keep_config(config: ConfigDict, workdir: Path) -> None:
     """
     path = workdir / "config.json"
     new = json.loads(config.to_json_best_effort())
-    if path.exists() and any((workdir / "checkpoints").glob("*")):
+    saved = any(folder.name.isdigit() for folder in (workdir / "checkpoints").glob("*"))
+    if not saved:  # a run that never saved leaves nothing to one that starts anew
+        for name in ("tokenizer.json", "artifacts/samples.jsonl"):
+            (workdir / name).unlink(missing_ok=True)
+    if saved and path.exists():
         changed = [
             f"{key}: {was!r} there, {now!r} here"
             for key, was, now in differences(json.loads(path.read_text(encoding="utf-8")), new)

@@ -52,6 +52,7 @@ def train(
         guard.keep_config(config, workdir)
         experiment = Experiment(config, workdir, devices)
         check_batch(config.data.batch_size, experiment.mesh, config.accumulate)
+        check_batch(config.data.evaluation_batch_size or config.data.batch_size, experiment.mesh)
         clock = costs.Clock(experiment)
         with contextlib.ExitStack() as stack:
             loop = Loop(experiment, clock, stack)

@@ -65,14 +65,10 @@ def _settings(config, architecture, names):
 
 
 def _config(model):
-    kind = {"position": model.position, "pooling": model.pooling, "head": model.head}
-    if kind | {"head": "linear"} != {"position": "1d", "pooling": "token", "head": "linear"} or (
-        model.head == "mlp" and model.num_classes
-    ):
-        raise ValueError(
-            f"`transformers` has no ViT with {kind} and {model.num_classes} classes: position must be '1d', pooling "
-            "'token', and head 'linear' (or 'mlp' without classes)."
-        )
+    kind = {"position": model.position, "pooling": model.pooling, "head": model.head if model.num_classes else "linear"}
+    allowed = {"position": "1d", "pooling": "token", "head": "linear"}
+    if kind != allowed:
+        raise ValueError(f"`transformers` has no ViT with {kind}: it must have {allowed} (or no classes).")
     labels = [f"LABEL_{label}" for label in range(model.num_classes)]
     return {
         "architectures": ["ViTModel" if _has_pooler(model) else "ViTForImageClassification"],

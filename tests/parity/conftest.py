@@ -54,7 +54,7 @@ def gradients(ours):
 
 @pytest.fixture
 def assert_same_gradients():
-    def check(found, expected, relative=1e-3):
+    def check(found, expected, relative=1e-4):
         """Each within `relative` of its largest entry; a key's bias has none but rounding, for it moves no softmax."""
         largest = max(jnp.abs(value).max() for value in jax.tree.leaves(expected))
         for (path, value), other in zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(found), strict=True):

@@ -52,7 +52,7 @@ def steps(start, batch, count):
 
 
 # The losses of two steps of AdamW on one batch: what a change of initialisation, model, objective or optimizer moves.
-GOLDEN = {"gpt": (2.850746, 0.0), "vit": (1.609438, 1.513975)}
+GOLDEN = {"gpt": (2.850746, 2.704954), "vit": (1.609438, 1.513975)}
 
 
 @pytest.mark.parametrize("name", GOLDEN)

@@ -143,6 +143,16 @@ def test_cached_equals_uncached(chunks, relative, variables, normal):
     assert cache.length.tolist() == [6, 6]
 
 
+def test_a_mask_over_the_cache(variables, normal):
+    x, hidden = normal(1, 5, 8), jnp.arange(7) == 1
+    module = Attention(2, causal=True)
+    params = variables(module, x)
+    expected, _ = module.apply(params, x, mask=~hidden[None, None, None, :5])
+    cache = jax.tree.map(lambda leaf: leaf[0], Cache.empty(1, 1, 7, 2, 4))
+    out, _ = module.apply(params, x, mask=~hidden[None, None, None], cache=cache)
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("score", [dot_product, gaussian, Additive(7)])
 def test_scores_within_the_module(score, variables, normal):
     """Its softmax over the score's values is what the module sows."""

@@ -1,0 +1,83 @@
+"""The command line's modes and its sweep, on runs of their own."""
+
+import csv
+import json
+import re
+
+import pytest
+
+import launch
+from train.writers import read_metrics
+
+
+@pytest.fixture
+def say(capsys):
+    """say(*arguments) is what the command line prints when all is well."""
+
+    def say(*arguments):
+        code = launch.main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        assert code == 0, captured.err
+        return captured.out
+
+    return say
+
+
+def test_a_run_leaves_everything(finished):
+    left = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
+    assert {"config.json", "metrics.jsonl", "tokenizer.json", "report.html"} <= left
+    assert {f"artifacts/{name}" for name in ("run.json", "cost.json", "samples.jsonl", "attention_text.npz")} <= left
+    assert any(name.startswith("events.out.tfevents") for name in left)
+    assert not any(name.endswith(".partial") for name in left)
+    about = json.loads((finished / "artifacts/run.json").read_text())
+    assert about["steps"] == 40
+    assert about["command"].startswith("python launch.py --config=")
+    steps = [line["step"] for line in read_metrics(finished) if "train/loss" in line]
+    assert steps == [*range(1, 41)]
+
+
+def test_evaluate_gives_the_last_evaluation_of_training(finished, say):
+    last = read_metrics(finished)[-1]
+    expected = {key: value for key, value in last.items() if key.startswith("validation/")}
+    assert len(expected) == 5
+    assert json.loads(say("--mode=evaluate", f"--workdir={finished}")) == pytest.approx(expected, rel=1e-5)
+
+
+def test_generate_goes_on_from_the_prompt(finished, say):
+    texts = say("--mode=generate", f"--workdir={finished}", "--prompt=def f", "--config.sampling.temperature=0")
+    assert texts.startswith("def f")
+    assert texts.count("def f") == 2  # num_samples of them
+    sample = json.loads((finished / "artifacts/samples.jsonl").read_text().splitlines()[-1])
+    written = say("--mode=generate", f"--workdir={finished}")
+    assert len(written) > 10
+    assert sample["prompt"] == "\n"
+
+
+def test_describe_needs_no_training(say):
+    table = say("--mode=describe", "--config=tests/tiny.py:vit")
+    total = 4 * 4 * 16 + 16 + 4 * 16 + 2 * (4 * (16 * 16 + 16) + 2 * 16 * 64 + 64 + 16 + 4 * 16) + 2 * 16 + 16 * 10 + 10
+    assert f"{total:,}" in table
+
+
+def test_report_is_written_again(finished, say):
+    (finished / "report.html").unlink()
+    assert say("--mode=report", f"--workdir={finished}").strip() == str(finished / "report.html")
+    assert (finished / "report.html").stat().st_size > 10_000
+
+
+def test_sweep(launch, tmp_path):  # noqa: F811
+    arguments = ["--config=tests/tiny.py:vit", "--sweep", f"--workdir={tmp_path}", "--config.total_steps=3"]
+    code, output = launch(*arguments)
+    assert code == 1, output
+    with (tmp_path / "sweep.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["run"] for row in rows] == ["seed=1", "seed=2,num_heads=3", "seed=3"]
+    assert [row["state"] for row in rows] == ["done", "failed (1)", "done"]
+    for row in rows[::2]:
+        last = read_metrics(tmp_path / row["run"])[-1]
+        assert float(row["test/accuracy"]) == pytest.approx(last["test/accuracy"], rel=1e-4)
+        assert json.loads((tmp_path / row["run"] / "config.json").read_text())["total_steps"] == 3
+    assert re.search(r"^done +1 .*\nfailed \(1\) +2 +3\ndone +3 ", output, re.MULTILINE), output
+    code, output = launch(*arguments)
+    assert code == 1
+    assert output.count("is done already") == 2

@@ -1,0 +1,162 @@
+"""What a checkpoint gives back, and how it says that it cannot."""
+
+import resource
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from train.checkpoint import Checkpoints
+from train.state import TrainState
+
+# Orbax leaves reads of the other arrays behind when one of them fails.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def state(step=3, width=64, **more):
+    params = {"kernel": jax.random.normal(jax.random.key(step), (width, width)), "bias": jnp.ones(width)} | more
+    averages = {
+        "count": jnp.arange(5, dtype=jnp.int8),
+        "seen": jnp.array([True, False]),
+        "low": jnp.ones(3, jnp.bfloat16),
+    }
+    return TrainState(jnp.int32(step), params, (jnp.full(width, -0.0),), averages, jax.tree.map(jnp.copy, params))
+
+
+def target(state):
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), state)
+
+
+def save(folder, *states, metrics=(), **options):
+    with Checkpoints(folder, **options) as checkpoints:
+        for each, values in zip(states, metrics or [{}] * len(states)):
+            checkpoints.save(each, {"seed": 0}, values)
+
+
+def restore(folder, like=None, step=None):
+    with Checkpoints(folder) as checkpoints:
+        return checkpoints.restore(target(like or state()), step)
+
+
+def assert_equal(restored, expected):
+    for leaf, other in zip(jax.tree.leaves(restored), jax.tree.leaves(expected), strict=True):
+        assert leaf.dtype == other.dtype
+        assert np.asarray(leaf).tobytes() == np.asarray(other).tobytes()
+
+
+@contextmanager
+def full_disk(limit):
+    """No file may grow beyond `limit` bytes: writes fail in the operating system, as on a full disk, for C++ and Python
+    alike and without a file system of one's own (the signal that comes along is ignored by Python)."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_every_bit_comes_back(tmp_path):
+    save(tmp_path, state())
+    assert_equal(restore(tmp_path), state())
+
+
+def test_saving_does_not_wait_and_keeps_what_was(tmp_path):
+    change = jax.jit(lambda state: jax.tree.map(lambda leaf: leaf * 0, state), donate_argnums=0)
+    with Checkpoints(tmp_path) as checkpoints:
+        now = state()
+        checkpoints.save(now, {}, {})
+        change(now)  # its memory is used again at once
+    assert_equal(restore(tmp_path), state())
+
+
+def test_newest_and_best_stay(tmp_path):
+    losses = [{"loss": 2.0}, {"loss": 1.0}, {}, {"loss": 3.0}, {"loss": 1.5}]
+    save(tmp_path, *map(state, range(1, 6)), metrics=losses, keep=2, best="loss")
+    with Checkpoints(tmp_path, keep=2, best="loss") as checkpoints:
+        assert (checkpoints.best, checkpoints.latest) == (2, 5)
+        assert_equal(checkpoints.restore(target(state()), 2), state(2))
+        assert sorted(int(path.name) for path in checkpoints.folder.iterdir()) == [2, 4, 5]
+    save(tmp_path, state(6), metrics=[{"loss": 0.5}], keep=2, best="loss")  # a later part of the run
+    with Checkpoints(tmp_path, keep=2, best="loss") as checkpoints:
+        assert checkpoints.best == 6
+
+
+def test_the_highest_can_be_the_best(tmp_path):
+    accuracies = [{"accuracy": 0.2}, {"accuracy": 0.9}, {"accuracy": 0.5}]
+    save(tmp_path, *map(state, (1, 2, 3)), metrics=accuracies, best="accuracy", best_is_highest=True)
+    with Checkpoints(tmp_path, best="accuracy", best_is_highest=True) as checkpoints:
+        assert (checkpoints.best, checkpoints.latest) == (2, 3)
+
+
+def test_a_saved_step_is_left_alone_and_an_unfinished_one_written_again(tmp_path):
+    save(tmp_path, state(3))
+    save(tmp_path, state(3).replace(params=state(4).params))
+    assert_equal(restore(tmp_path), state(3))
+    unfinished = tmp_path / "checkpoints" / "4.orbax-checkpoint-tmp"
+    (unfinished / "state.orbax-checkpoint-tmp").mkdir(parents=True)
+    assert_equal(restore(tmp_path), state(3))
+    save(tmp_path, state(4))
+    assert_equal(restore(tmp_path), state(4))
+
+
+def test_none_is_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"there is no checkpoint in {tmp_path}"):
+        restore(tmp_path)
+    save(tmp_path, state())
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint of step 7 in"):
+        restore(tmp_path, step=7)
+
+
+def largest_file(folder):
+    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def flip(data, at=0.5):
+    place = int(len(data) * at)
+    return data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :]
+
+
+@pytest.mark.parametrize("damage", [flip, lambda data: data[: len(data) // 2], lambda data: b"", None])
+def test_a_damaged_one_is_refused(damage, tmp_path):
+    save(tmp_path, state())
+    path = largest_file(tmp_path)
+    assert path.stat().st_size > 10_000
+    if damage:
+        path.write_bytes(damage(path.read_bytes()))
+    else:
+        path.unlink()
+    with pytest.raises(ValueError, match=r"the checkpoint .*/checkpoints/3 is damaged or of another model") as error:
+        restore(tmp_path)
+    assert len(str(error.value)) < 500
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("at", [0.1, 0.3, 0.7, 0.9])
+def test_no_flipped_bit_goes_unseen(at, tmp_path):
+    save(tmp_path, state())
+    path = largest_file(tmp_path)
+    path.write_bytes(flip(path.read_bytes(), at))
+    with pytest.raises(ValueError, match="is damaged"):
+        restore(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "other", [state(width=96), state(width=32), state(gate=jnp.ones(3)), state().replace(ema=None)]
+)
+def test_another_models_is_refused(other, tmp_path):
+    save(tmp_path, state())
+    with pytest.raises(ValueError, match=r"the checkpoint .*/checkpoints/3 is damaged or of another model"):
+        restore(tmp_path, other)
+
+
+def test_a_full_disk_is_said_and_costs_no_checkpoint(tmp_path):
+    save(tmp_path, state(3))
+    with full_disk(8_000), pytest.raises(OSError, match=r"a checkpoint could not be written to .*/checkpoints \(.*"):
+        save(tmp_path, state(4))
+    assert_equal(restore(tmp_path), state(3))
+    save(tmp_path, state(4))  # there is room again
+    assert_equal(restore(tmp_path, step=4), state(4))

@@ -1,0 +1,191 @@
+"""What a user gets wrong ends in one sentence that says what, with the value seen and what is allowed.
+
+Beside these: `test_checkpoint.py` has damaged checkpoints, `test_loop.py` losses that are not finite, `tests/data` what
+is wrong with data, `tests/e2e/test_resume.py` kills in the middle of a save.
+"""
+
+import resource
+
+import jax
+import numpy as np
+import pytest
+
+import launch
+from train import loop
+from train.experiment import Experiment
+from train.guard import locked
+from train.writers import read_metrics
+
+pytestmark = pytest.mark.usefixtures("no_report")
+GPT, VIT = "--config=tests/tiny.py:gpt", "--config=tests/tiny.py:vit"
+
+
+@pytest.fixture
+def error(capsys):
+    """error(*arguments) is the sentence that the command line ends with."""
+
+    def error(*arguments):
+        assert launch.main([str(argument) for argument in arguments]) == 1
+        lines = capsys.readouterr().err.rsplit("\nerror: ", 1)[1].splitlines()
+        assert lines[1:] == ["(--traceback shows where it happened)"]  # one line, and where to see more
+        return lines[0]
+
+    return error
+
+
+@pytest.fixture(scope="module")
+def trained(tiny, tmp_path_factory):
+    """Workdirs of finished runs of both models."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "write_report", lambda workdir: None)
+        patch.setattr(loop.artifacts, "write_all", lambda *args: None)
+        for model in ("gpt", "vit"):
+            loop.train(tiny(model, {"total_steps": 2}), folder / model)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([GPT, "--config.optimizer.learning_rat=1"], "unknown config key 'optimizer.learning_rat': did you mean 'optimizer.learning_rate'?"),
+        ([GPT, "--config.modle.width=1"], "unknown config key 'modle.width': did you mean 'model.width'?"),
+        ([GPT, "--config.data.batch_size=many"], "data.batch_size is 'many', but must be of type int."),
+        ([GPT, "--config.optimizer.learning_rate=fast"], "optimizer.learning_rate is 'fast', but must be of type float."),
+        (["--config=configs/vit_digit.py"], "there is no config 'configs/vit_digit.py': did you mean 'configs/vit_digits.py'?"),
+        ([GPT, "--config.data.source=text:absent.txt"], "there is no text file at absent.txt"),
+        ([GPT, "--config.model.name=gtp"], "unknown model 'gtp': it is one of gpt, vit. Did you mean 'gpt'?"),
+        ([GPT, "--config.model.num_heads=3"], "3"),
+        ([GPT, "--config.model.activation=gleu"], "gleu"),
+        ([GPT, "--config.objective.name=causal"], "unknown objective 'causal': it is one of classification, causal_lm."),
+        ([GPT, "--config.objective.mixup=0.2"], "the objective 'causal_lm' has no 'mixup': leave objective.mixup at 0."),
+        ([GPT, "--config.optimizer.name=adam"], "unknown optimizer 'adam': it is one of adamw, sgd, adafactor, lion."),
+        ([GPT, "--config.optimizer.schedule=cos"], "unknown schedule 'cos': it is one of constant, cosine, linear, rsqrt, transformer."),
+        ([GPT, "--config.optimizer.frozen=('atention',)"], "the pattern 'atention' finds no parameter"),
+        ([GPT, "--config.precision=float12"], "float12"),
+        ([GPT, "--config.log_every_steps=0"], "log_every"),
+        ([GPT, "--config.data.batch_size=12"], "a batch of 12 examples does not divide over 8 devices (data x fsdp): it must be a multiple of 8."),
+        ([GPT, "--config.data.evaluation_batch_size=12"], "a batch of 12 examples does not divide over 8 devices (data x fsdp): it must be a multiple of 8."),
+        ([GPT, "--config.accumulate=3"], "a batch of 8 examples does not divide over 8 devices (data x fsdp) in 3 accumulated parts: it must be a multiple of 24."),
+        ([GPT, "--config.mesh.tensor=3"], "a mesh of data=-1, fsdp=1, tensor=3 does not fit 8 devices: the sizes must multiply to that number (-1 in one of them fills it)."),
+        ([GPT, "--config.model.max_length=8"], "a sequence of 16 tokens is longer than the model's 8."),
+        ([VIT, "--config.data.source=folder:absent"], "there is no folder absent/train: images are read from PATH/<split>/<class>/<file>"),
+        ([VIT, "--config.model.channels=3"], "the image has 1 channels, the model 3."),
+        ([VIT, "--config.wandb=project"], "Weights & Biases is asked for but not installed"),
+        # A device memory that no machine has: the array is refused, none of it is touched.
+        ([GPT, "--config.model.hidden=1099511627776"], "out of memory (RESOURCE_EXHAUSTED: "),
+    ],
+)  # fmt: skip
+def test_settings(arguments, sentence, error, tmp_path):
+    said = error(*arguments, f"--workdir={tmp_path}")
+    assert sentence in said
+    assert len(said) < 400
+
+
+def test_out_of_memory_says_what_to_change(error, tmp_path):
+    said = error(GPT, f"--workdir={tmp_path}", "--config.model.hidden=1099511627776")
+    for key in ("data.batch_size", "accumulate", "model.remat", "mesh.fsdp", "--mode=describe"):
+        assert key in said
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"good until \xff here", "is not UTF-8 text: byte 0xff at offset 11"),
+        (b"", "there is no text in"),
+        (b"a", "a text of 1 tokens has nothing to predict: at least 2 are needed"),
+    ],
+)
+def test_data(content, sentence, error, tmp_path):
+    (tmp_path / "input.txt").write_bytes(content)
+    arguments = [f"--config.data.source=text:{tmp_path}/input.txt", "--config.data.max_bytes=0"]
+    validation = f"--config.data.validation_split={tmp_path}/input.txt"
+    assert sentence in error(GPT, *arguments, validation, f"--workdir={tmp_path}/run")
+
+
+def test_modes(error, trained, capsys):
+    for mode in ("evaluate", "generate"):
+        said = error(f"--mode={mode}", GPT, "--workdir=/tmp/absent_run")
+        assert said == "there is no trained model in /tmp/absent_run: give the --workdir of a run."
+    assert error("--mode=generate", f"--workdir={trained}/vit") == (
+        "only a language model writes: this config's data are images."
+    )
+    assert "empty" in error("--mode=generate", f"--workdir={trained}/gpt", "--prompt=")
+    long = error(
+        "--mode=generate", f"--workdir={trained}/gpt", "--prompt=twelve bytes", "--config.sampling.max_new_tokens=8"
+    )
+    assert "20 tokens" in long
+    assert "16" in long
+    assert error("--mode=evaluate", f"--workdir={trained}/gpt", "--checkpoint=best").startswith(
+        "there is no best checkpoint in"
+    )
+    assert error("--mode=report", "--workdir=/tmp/absent_run")
+    assert "has no sweep()" in error("--sweep", "--config=configs/vit_digits.py", "--workdir=/tmp/absent_run")
+    with pytest.raises(SystemExit) as stop:
+        launch.main(["--mode=tarin"])
+    assert stop.value.code == 2
+    assert "invalid choice: 'tarin' (choose from" in capsys.readouterr().err
+
+
+def test_a_prompt_of_unknown_characters(error, tiny, tmp_path):
+    (tmp_path / "input.txt").write_text("to be or not to be, that is the question. " * 20)
+    changes = {"data.source": f"text:{tmp_path}/input.txt", "data.tokenizer": "characters", "data.max_bytes": 0}
+    loop.train(tiny("gpt", changes | {"total_steps": 1}), tmp_path / "run")
+    said = error("--mode=generate", f"--workdir={tmp_path}/run", "--prompt=to be €")
+    assert "€" in said
+
+
+def test_another_models_checkpoint(error, trained):
+    for change in ("model.width=32", "model.depth=3", "optimizer.name=sgd", "ema_decay=0.9"):
+        said = error("--mode=evaluate", f"--workdir={trained}/gpt", f"--config.{change}")
+        assert said.startswith(f"the checkpoint {trained}/gpt/checkpoints/2 is damaged or of another model")
+        assert len(said) < 600
+
+
+def test_one_workdir_has_one_run_and_one_config(error, trained):
+    with locked(trained / "gpt"):
+        assert error(GPT, f"--workdir={trained}/gpt") == (
+            f"another run is at work in {trained}/gpt: wait for it, stop it, or choose another workdir."
+        )
+    assert error(GPT, f"--workdir={trained}/gpt", "--config.optimizer.b1=0.8") == (
+        f"{trained}/gpt holds a run of another config (optimizer.b1: 0.9 there, 0.8 here): choose another workdir."
+    )
+
+
+def test_a_full_disk_stops_the_run_and_costs_nothing_saved(error, tiny, tmp_path):
+    """A limit on the size of files stands for the disk: writes fail in the operating system, in any thread."""
+    tiny_run = [GPT, f"--workdir={tmp_path}", "--config.save_every_steps=100", "--config.evaluate_every_steps=1000"]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (45_000, before[1]))  # a checkpoint fits, a history of 1,000 steps not
+    try:
+        said = error(*tiny_run, "--config.total_steps=1000")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert said == f"[Errno 27] File too large: '{tmp_path}/metrics.jsonl'"
+    reached = read_metrics(tmp_path)[-1]["step"]
+    assert 100 < reached < 400
+    config = tiny(
+        "gpt", {"save_every_steps": 100, "evaluate_every_steps": 1000, "total_steps": reached // 100 * 100 + 1}
+    )
+    assert np.isfinite(loop.train(config, tmp_path)["validation/loss"])  # with room again, it goes on
+    assert [line["step"] for line in read_metrics(tmp_path) if "train/loss" in line] == [
+        *range(1, config.total_steps + 1)
+    ]
+
+
+def test_an_empty_data_set(tiny, monkeypatch):
+    experiment = Experiment(tiny("vit"), None, jax.devices()[:1])
+    monkeypatch.setattr("data.images.digits", lambda: {"train": EMPTY, "test": EMPTY})
+    with pytest.raises(ValueError, match="empty"):
+        experiment.data  # noqa: B018
+
+
+class Empty:
+    def __len__(self):
+        return 0
+
+    def __getitem__(self, index):
+        raise IndexError
+
+
+EMPTY = Empty()

@@ -1,0 +1,84 @@
+"""What keeps a run and its workdir safe."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from train import guard
+
+
+def test_one_run_at_a_time(tmp_path):
+    with (
+        guard.locked(tmp_path),
+        pytest.raises(ValueError, match=f"another run is at work in {tmp_path}"),
+        guard.locked(tmp_path),
+    ):
+        pass
+    with guard.locked(tmp_path):  # free again
+        pass
+
+
+def test_the_lock_of_a_killed_run_is_free(tmp_path):
+    hold = f"import sys; sys.path.insert(0, '.')\nfrom pathlib import Path\nfrom train.guard import locked\nwith locked(Path({str(tmp_path)!r})):\n    print('held', flush=True)\n    sys.stdin.read()"
+    holder = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(ValueError, match="another run is at work"), guard.locked(tmp_path):
+        pass
+    holder.kill()
+    holder.communicate()
+    with guard.locked(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_is_noted_and_the_second_works(number):
+    caught = []
+    before = signal.signal(number, lambda *_: caught.append(number))
+    try:
+        with guard.StopSignal() as stop:
+            assert not stop.received
+            os.kill(os.getpid(), number)
+            assert stop.received
+            assert not caught
+            os.kill(os.getpid(), number)
+            assert caught == [number]
+        with guard.StopSignal() as stop:
+            pass
+        os.kill(os.getpid(), number)
+        assert not stop.received
+        assert caught == [number, number]
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_workdir_keeps_its_config(tiny, tmp_path):
+    guard.keep_config(tiny(), tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    other = tiny("gpt", {"model.width": 32, "seed": 1})
+    guard.keep_config(other, tmp_path)  # nothing was saved yet: this is the run
+    assert json.loads((tmp_path / "config.json").read_text())["model"]["width"] == 32
+    assert not (tmp_path / "tokenizer.json").exists()  # which belonged to the other
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"another config \(seed: 1 there, 0 here; model.width: 32 there, 16 here\)"):
+        guard.keep_config(tiny(), tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model"]["width"] == 32
+    longer = {"total_steps": 80, "log_every_steps": 7, "checkpoint.keep": 3, "sampling.temperature": 0.5}
+    guard.keep_config(tiny("gpt", {"model.width": 32, "seed": 1} | longer), tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["total_steps"] == 80
+    assert (tmp_path / "tokenizer.json").exists()
+
+
+def test_only_memory_is_explained_as_memory():
+    with (
+        pytest.raises(MemoryError, match=r"^out of memory \(RESOURCE_EXHAUSTED: Out of memory\): make data.batch_size"),
+        guard.explained(),
+    ):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmore lines")
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"^INTERNAL"), guard.explained():
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
