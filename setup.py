@@ -25,6 +25,8 @@ setup(
         "scipy>=1.14",
         "scikit-learn>=1.5",
         "pillow>=11",
+        "absl-py>=2.1",
+        "etils>=1.12",
         "matplotlib>=3.9",
         "tensorboardX>=2.6.4",
     ],
