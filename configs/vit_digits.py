@@ -19,16 +19,17 @@ def get_config() -> ConfigDict:
     config.data.augment = "shift(1)"
     config.data.batch_size = 128
     config.objective.label_smoothing = 0.1
+    config.objective.mixup = 0.2
 
     config.optimizer.learning_rate = 3e-3
     config.optimizer.warmup_percent = 10.0
     config.optimizer.weight_decay = 0.2
     config.ema_decay = 0.99
 
-    config.total_epochs = 200.0
+    config.total_epochs = 240.0
     config.log_every_steps = 10
-    config.evaluate_every_epochs = 20.0
-    config.save_every_epochs = 20.0
+    config.evaluate_every_epochs = 24.0
+    config.save_every_epochs = 24.0
     return config
 
 

@@ -158,6 +158,8 @@ def load(
         crop = steps.pop(0) if steps and isinstance(steps[0], transforms.RandomCrop) else resize
         mean, std = tuple(mean), tuple(std)
         before, after = transforms.Transform(crop, steps, mean, std), transforms.Transform(resize, [], mean, std)
+        if not len(sources["train"]):
+            raise ValueError(f"the data set {source!r} is empty: at least one example is needed")
         height, width, channels = sources["train"][0]["image"].shape
         if not {len(mean), len(std)} <= {1, channels} or min(std) <= 0:
             raise ValueError(f"mean={mean} and std={std} need 1 or {channels} numbers each, and std above 0")

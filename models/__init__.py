@@ -2,10 +2,12 @@
 
 import dataclasses
 import difflib
+from typing import Literal, get_args, get_origin
 
 import flax.linen as nn
 
 from models import gpt, vit
+from models.layers.mlp import ACTIVATIONS
 
 # name -> (class, variants)
 MODELS = {
@@ -20,15 +22,24 @@ def build(name: str, variant: str | None = None, **kwargs) -> nn.Module:
     A keyword whose value is None counts as not given.
 
     Raises:
-        ValueError: the name, the variant or a keyword is unknown; the message names the nearest one.
+        ValueError: the name, the variant, a keyword or one of its choices is unknown; the message names the nearest.
     """
     model, variants = MODELS[_known(name, MODELS, "model")]
     settings = dict(variants[_known(variant, variants, f"variant of {name}")]) if variant else {}
-    fields = [field.name for field in dataclasses.fields(model) if field.name not in ("parent", "name")]
+    fields = {field.name: field.type for field in dataclasses.fields(model) if field.name not in ("parent", "name")}
     for key, value in kwargs.items():
         if value is not None:
             settings[_known(key, fields, f"setting of {name}")] = value
+    for key, value in settings.items():
+        choices = ACTIVATIONS if key == "activation" else _choices(fields[key])
+        if choices:
+            _known(value, choices, key)
     return model(**settings)
+
+
+def _choices(kind):
+    """What a type such as `Literal["dots", "full"] | None` allows; nothing where it is not of that sort."""
+    return [choice for part in (kind, *get_args(kind)) if get_origin(part) is Literal for choice in get_args(part)]
 
 
 def _known(value, allowed, what):

@@ -53,10 +53,17 @@ class Experiment:
     def model(self) -> nn.Module:
         """The config's model; what it leaves None and the data know (classes, vocabulary, sizes) is the data's."""
         settings = self.config.model.to_dict()
-        fields = {field.name for field in dataclasses.fields(models.MODELS[settings["name"]][0])}
+        known = models.MODELS.get(settings["name"])  # `build` says so if it is not
+        fields = {field.name for field in dataclasses.fields(known[0])} if known else set()
         wanted = [key for key in _FROM_DATA if key in fields and settings.get(key) is None]
         for key in wanted:
-            settings[key] = _FROM_DATA[key](self.data.info)
+            try:
+                settings[key] = _FROM_DATA[key](self.data.info)
+            except KeyError:
+                source = self.config.data.source
+                raise ValueError(
+                    f"the data {source!r} have no {key}, which the model {settings['name']!r} needs."
+                ) from None
         return models.build(**settings)
 
     @cached_property
@@ -117,11 +124,13 @@ class Experiment:
 
     def zeros(self, size: int) -> Batch:
         """A batch of `size` examples of zeros; it needs no data unless the sizes are the data's."""
-        settings = self.config.data
-        if self.config.objective.name == "causal_lm":
+        settings, objective = self.config.data, self.config.objective.name
+        if self.objective.func is OBJECTIVES["causal_lm"]:
             shape = (size, settings.sequence_length)
             tokens = jnp.zeros(shape, jnp.int32)
             return {"tokens": tokens, "targets": tokens, "mask": jnp.ones(shape, bool)}
+        if not hasattr(self.model, "image_size"):
+            raise ValueError(f"the objective {objective!r} is not for the model {self.config.model.name!r}.")
         height, width = (self.model.image_size,) * 2
         if not settings.image_size:
             height, width = self.data.info["image_size"]

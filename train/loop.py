@@ -77,9 +77,9 @@ class Loop:
         self.progress = stack.enter_context(Progress(self.total, primary=primary))
         if self.start:
             self.progress.message(f"going on from step {self.start:,}")
-        self.log_every = experiment.steps("log_every", default=10)
-        self.evaluate_every = experiment.steps("evaluate_every", default=self.total)
-        self.save_every = experiment.steps("save_every", default=self.total)
+        self.log_every = every(experiment, "log_every", 10)
+        self.evaluate_every = every(experiment, "evaluate_every", self.total)
+        self.save_every = every(experiment, "save_every", self.total)
         self.evaluator = Evaluator(experiment)
         self.evaluated: dict[str, float] = {}
         self.batches = device_batches(experiment, self.start)
@@ -142,6 +142,18 @@ class Loop:
         self.progress.update(step, metrics if logged else None)
 
 
+def every(experiment: Experiment, name: str, default: int) -> int:
+    """How many steps there are from one time to the next.
+
+    Raises:
+        ValueError: none.
+    """
+    steps = experiment.steps(name, default=max(default, 1))
+    if not steps:
+        raise ValueError(f"{name} is 0 steps: it must be at least 1.")
+    return steps
+
+
 def compile_step(experiment: Experiment, state: TrainState):
     """The compiled training step, (state, batch) -> (state, metrics): the old state's memory becomes the new one's."""
     config, places = experiment.config, experiment.state_shardings
@@ -162,7 +174,11 @@ def compile_step(experiment: Experiment, state: TrainState):
 def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax.Array]]:
     """Training batches on the devices, from that of step `start`; the next one is on its way while one is used."""
     batches = experiment.data.train.iterate(start)
-    ahead = to_mesh(next(batches), experiment.mesh)
+    first = next(batches)
+    for name, like in jax.eval_shape(lambda: experiment.zeros(1)).items():
+        if first[name].shape[1:] != like.shape[1:]:
+            raise ValueError(f"{name} of the data is {first[name].shape[1:]}, but the model is for {like.shape[1:]}.")
+    ahead = to_mesh(first, experiment.mesh)
     while True:
         yield ahead
         ahead = to_mesh(next(batches), experiment.mesh)

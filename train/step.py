@@ -54,7 +54,7 @@ def make_train_step(
         precision: "float32", or "bfloat16" to compute in it; parameters, gradients and the optimizer stay float32.
         ema_decay: the moving average keeps this part of itself in each step; 0 keeps no average.
     """
-    dtype = jnp.dtype(precision)
+    dtype = _dtype(precision)
 
     def loss(params, collections, batch, rng):
         variables = {"params": _cast(params, dtype), **collections}
@@ -99,13 +99,19 @@ def make_evaluation_step(
     model: nn.Module, objective: Objective, precision: str = "float32"
 ) -> Callable[[Any, Batch], dict[str, State]]:
     """A function (variables, batch) -> metric states of the batch, without randomness."""
-    dtype = jnp.dtype(precision)
+    dtype = _dtype(precision)
 
     def step(variables: Any, batch: Batch) -> dict[str, State]:
         variables = {**variables, "params": _cast(variables["params"], dtype)}
         return nn.apply(objective, model)(variables, _cast(batch, dtype))[2]
 
     return step
+
+
+def _dtype(precision):
+    if precision not in ("float32", "bfloat16"):
+        raise ValueError(f"precision is {precision!r}: it must be float32 or bfloat16.")
+    return jnp.dtype(precision)
 
 
 def _cast(tree, dtype):

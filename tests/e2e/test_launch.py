@@ -65,7 +65,7 @@ def test_report_is_written_again(finished, say):
     assert (finished / "report.html").stat().st_size > 10_000
 
 
-def test_sweep(launch, tmp_path):  # noqa: F811
+def test_sweep(launch, tmp_path):
     arguments = ["--config=tests/tiny.py:vit", "--sweep", f"--workdir={tmp_path}", "--config.total_steps=3"]
     code, output = launch(*arguments)
     assert code == 1, output

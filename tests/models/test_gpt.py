@@ -82,10 +82,17 @@ def test_dropout_only_with_its_rng(variables):
     assert (dropped != plain).any()
 
 
-def test_an_untrained_model_knows_nothing():
-    """All tokens are about equally likely, whatever the depth."""
-    logits, _ = jax.jit(TINY.clone(depth=12).init_with_output)(jax.random.key(0), TOKENS)
-    assert jnp.abs(logits).max() < 0.5
+def test_an_untrained_model_is_the_papers():
+    """What is added to the residual stream 2 L times starts smaller by sqrt(2 L), and logits are near zero."""
+    model = TINY.clone(depth=8, width=64)
+    logits, variables = jax.jit(model.init_with_output)(jax.random.key(0), TOKENS)
+    assert logits.std() < 0.3
+    params = variables["params"]
+    layers = params["stack"]["layers"]
+    for leaf in (params["embed"]["table"], layers["attention"]["query"]["kernel"], layers["mlp"]["up"]["kernel"]):
+        assert leaf.std() == pytest.approx(0.02, rel=0.1)
+    for leaf in (layers["attention"]["out"]["kernel"], layers["mlp"]["down"]["kernel"]):
+        assert leaf.std() == pytest.approx(0.02 / 4, rel=0.1)
 
 
 def test_a_sequence_may_not_be_longer_than_the_model(variables):

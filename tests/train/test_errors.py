@@ -48,34 +48,76 @@ def trained(tiny, tmp_path_factory):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([GPT, "--config.optimizer.learning_rat=1"], "unknown config key 'optimizer.learning_rat': did you mean 'optimizer.learning_rate'?"),
+        (
+            [GPT, "--config.optimizer.learning_rat=1"],
+            "unknown config key 'optimizer.learning_rat': did you mean 'optimizer.learning_rate'?",
+        ),
         ([GPT, "--config.modle.width=1"], "unknown config key 'modle.width': did you mean 'model.width'?"),
         ([GPT, "--config.data.batch_size=many"], "data.batch_size is 'many', but must be of type int."),
-        ([GPT, "--config.optimizer.learning_rate=fast"], "optimizer.learning_rate is 'fast', but must be of type float."),
-        (["--config=configs/vit_digit.py"], "there is no config 'configs/vit_digit.py': did you mean 'configs/vit_digits.py'?"),
+        (
+            [GPT, "--config.optimizer.learning_rate=fast"],
+            "optimizer.learning_rate is 'fast', but must be of type float.",
+        ),
+        (
+            ["--config=configs/vit_digit.py"],
+            "there is no config 'configs/vit_digit.py': did you mean 'configs/vit_digits.py'?",
+        ),
         ([GPT, "--config.data.source=text:absent.txt"], "there is no text file at absent.txt"),
         ([GPT, "--config.model.name=gtp"], "unknown model 'gtp': it is one of gpt, vit. Did you mean 'gpt'?"),
         ([GPT, "--config.model.num_heads=3"], "3"),
-        ([GPT, "--config.model.activation=gleu"], "gleu"),
-        ([GPT, "--config.objective.name=causal"], "unknown objective 'causal': it is one of classification, causal_lm."),
-        ([GPT, "--config.objective.mixup=0.2"], "the objective 'causal_lm' has no 'mixup': leave objective.mixup at 0."),
+        (
+            [GPT, "--config.model.activation=gleu"],
+            "unknown activation 'gleu': it is one of relu, gelu, gelu_tanh, silu. Did you mean 'gelu'?",
+        ),
+        ([VIT, "--config.model.position=3d"], "unknown position '3d': it is one of none, 1d, 2d, relative, sincos2d."),
+        (
+            [GPT, "--config.data.source=digits", "--config.data.max_bytes=0", "--config.data.sequence_length=0"],
+            "the data 'digits' have no vocab_size, which the model 'gpt' needs.",
+        ),
+        ([GPT, "--config.objective.name=classification"], "the objective 'classification' is not for the model 'gpt'."),
+        (
+            [GPT, "--config.objective.name=causal"],
+            "unknown objective 'causal': it is one of classification, causal_lm.",
+        ),
+        (
+            [GPT, "--config.objective.mixup=0.2"],
+            "the objective 'causal_lm' has no 'mixup': leave objective.mixup at 0.",
+        ),
         ([GPT, "--config.optimizer.name=adam"], "unknown optimizer 'adam': it is one of adamw, sgd, adafactor, lion."),
-        ([GPT, "--config.optimizer.schedule=cos"], "unknown schedule 'cos': it is one of constant, cosine, linear, rsqrt, transformer."),
+        (
+            [GPT, "--config.optimizer.schedule=cos"],
+            "unknown schedule 'cos': it is one of constant, cosine, linear, rsqrt, transformer.",
+        ),
         ([GPT, "--config.optimizer.frozen=('atention',)"], "the pattern 'atention' finds no parameter"),
-        ([GPT, "--config.precision=float12"], "float12"),
-        ([GPT, "--config.log_every_steps=0"], "log_every"),
-        ([GPT, "--config.data.batch_size=12"], "a batch of 12 examples does not divide over 8 devices (data x fsdp): it must be a multiple of 8."),
-        ([GPT, "--config.data.evaluation_batch_size=12"], "a batch of 12 examples does not divide over 8 devices (data x fsdp): it must be a multiple of 8."),
-        ([GPT, "--config.accumulate=3"], "a batch of 8 examples does not divide over 8 devices (data x fsdp) in 3 accumulated parts: it must be a multiple of 24."),
-        ([GPT, "--config.mesh.tensor=3"], "a mesh of data=-1, fsdp=1, tensor=3 does not fit 8 devices: the sizes must multiply to that number (-1 in one of them fills it)."),
+        ([GPT, "--config.precision=float12"], "precision is 'float12': it must be float32 or bfloat16."),
+        ([GPT, "--config.log_every_steps=0"], "log_every is 0 steps: it must be at least 1."),
+        (
+            [GPT, "--config.data.batch_size=12"],
+            "a batch of 12 examples does not divide over 8 devices (data x fsdp): it must be",
+        ),
+        (
+            [GPT, "--config.data.evaluation_batch_size=12"],
+            "a batch of 12 examples does not divide over 8 devices (data x fsdp): it must be",
+        ),
+        (
+            [GPT, "--config.accumulate=3"],
+            "a batch of 8 examples does not divide over 8 devices (data x fsdp) in 3 accumulated parts",
+        ),
+        (
+            [GPT, "--config.mesh.tensor=3"],
+            "a mesh of data=-1, fsdp=1, tensor=3 does not fit 8 devices: the sizes must multiply",
+        ),
         ([GPT, "--config.model.max_length=8"], "a sequence of 16 tokens is longer than the model's 8."),
-        ([VIT, "--config.data.source=folder:absent"], "there is no folder absent/train: images are read from PATH/<split>/<class>/<file>"),
-        ([VIT, "--config.model.channels=3"], "the image has 1 channels, the model 3."),
+        (
+            [VIT, "--config.data.source=folder:absent"],
+            "there is no folder absent/train: images are read from PATH/<split>/<class>/<file>",
+        ),
+        ([VIT, "--config.model.channels=3"], "image of the data is (8, 8, 1), but the model is for (8, 8, 3)."),
         ([VIT, "--config.wandb=project"], "Weights & Biases is asked for but not installed"),
         # A device memory that no machine has: the array is refused, none of it is touched.
         ([GPT, "--config.model.hidden=1099511627776"], "out of memory (RESOURCE_EXHAUSTED: "),
     ],
-)  # fmt: skip
+)
 def test_settings(arguments, sentence, error, tmp_path):
     said = error(*arguments, f"--workdir={tmp_path}")
     assert sentence in said
@@ -105,8 +147,8 @@ def test_data(content, sentence, error, tmp_path):
 
 def test_modes(error, trained, capsys):
     for mode in ("evaluate", "generate"):
-        said = error(f"--mode={mode}", GPT, "--workdir=/tmp/absent_run")
-        assert said == "there is no trained model in /tmp/absent_run: give the --workdir of a run."
+        said = error(f"--mode={mode}", GPT, "--workdir=absent")
+        assert said == "there is no trained model in absent: give the --workdir of a run."
     assert error("--mode=generate", f"--workdir={trained}/vit") == (
         "only a language model writes: this config's data are images."
     )
@@ -119,8 +161,8 @@ def test_modes(error, trained, capsys):
     assert error("--mode=evaluate", f"--workdir={trained}/gpt", "--checkpoint=best").startswith(
         "there is no best checkpoint in"
     )
-    assert error("--mode=report", "--workdir=/tmp/absent_run")
-    assert "has no sweep()" in error("--sweep", "--config=configs/vit_digits.py", "--workdir=/tmp/absent_run")
+    assert error("--mode=report", "--workdir=absent")
+    assert "has no sweep()" in error("--sweep", "--config=configs/gpt_shakespeare_char.py", "--workdir=absent")
     with pytest.raises(SystemExit) as stop:
         launch.main(["--mode=tarin"])
     assert stop.value.code == 2
@@ -154,7 +196,13 @@ def test_one_workdir_has_one_run_and_one_config(error, trained):
 
 def test_a_full_disk_stops_the_run_and_costs_nothing_saved(error, tiny, tmp_path):
     """A limit on the size of files stands for the disk: writes fail in the operating system, in any thread."""
-    tiny_run = [GPT, f"--workdir={tmp_path}", "--config.save_every_steps=100", "--config.evaluate_every_steps=1000"]
+    tiny_run = [
+        GPT,
+        f"--workdir={tmp_path}",
+        "--config.model.width=4",
+        "--config.save_every_steps=100",
+        "--config.evaluate_every_steps=1000",
+    ]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (45_000, before[1]))  # a checkpoint fits, a history of 1,000 steps not
     try:
@@ -176,7 +224,7 @@ def test_a_full_disk_stops_the_run_and_costs_nothing_saved(error, tiny, tmp_path
 def test_an_empty_data_set(tiny, monkeypatch):
     experiment = Experiment(tiny("vit"), None, jax.devices()[:1])
     monkeypatch.setattr("data.images.digits", lambda: {"train": EMPTY, "test": EMPTY})
-    with pytest.raises(ValueError, match="empty"):
+    with pytest.raises(ValueError, match="the data set 'digits' is empty: at least one example is needed"):
         experiment.data  # noqa: B018
 
 

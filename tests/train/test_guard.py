@@ -24,7 +24,15 @@ def test_one_run_at_a_time(tmp_path):
 
 
 def test_the_lock_of_a_killed_run_is_free(tmp_path):
-    hold = f"import sys; sys.path.insert(0, '.')\nfrom pathlib import Path\nfrom train.guard import locked\nwith locked(Path({str(tmp_path)!r})):\n    print('held', flush=True)\n    sys.stdin.read()"
+    hold = f"""
+import sys
+sys.path.insert(0, ".")
+from pathlib import Path
+from train.guard import locked
+with locked(Path({str(tmp_path)!r})):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
     holder = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
     with pytest.raises(ValueError, match="another run is at work"), guard.locked(tmp_path):
