@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from models.budget import Budget, budget, peak_flops
 from train.experiment import Experiment
+from train.step import compute_dtype
 
 
 class Clock:
@@ -21,7 +22,7 @@ class Clock:
 
     def __init__(self, experiment: Experiment):
         kind = jax.devices()[0].device_kind
-        peak = peak_flops(kind, experiment.config.precision) or measured_peak()
+        peak = peak_flops(kind, compute_dtype(experiment.config.precision).name) or measured_peak()
         self.budget = experiment_budget(experiment)
         self._flops = self.budget.flops["training"]["model"] / (peak * experiment.mesh.size)
         self._batch_size = experiment.config.data.batch_size

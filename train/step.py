@@ -54,7 +54,7 @@ def make_train_step(
         precision: "float32", or "bfloat16" to compute in it; parameters, gradients and the optimizer stay float32.
         ema_decay: the moving average keeps this part of itself in each step; 0 keeps no average.
     """
-    dtype = _dtype(precision)
+    dtype = compute_dtype(precision)
 
     def loss(params, collections, batch, rng):
         variables = {"params": _cast(params, dtype), **collections}
@@ -99,7 +99,7 @@ def make_evaluation_step(
     model: nn.Module, objective: Objective, precision: str = "float32"
 ) -> Callable[[Any, Batch], dict[str, State]]:
     """A function (variables, batch) -> metric states of the batch, without randomness."""
-    dtype = _dtype(precision)
+    dtype = compute_dtype(precision)
 
     def step(variables: Any, batch: Batch) -> dict[str, State]:
         variables = {**variables, "params": _cast(variables["params"], dtype)}
@@ -108,7 +108,8 @@ def make_evaluation_step(
     return step
 
 
-def _dtype(precision):
+def compute_dtype(precision: str) -> jnp.dtype:
+    """What a model computes in; ValueError for a name that is unknown."""
     if precision not in ("float32", "bfloat16"):
         raise ValueError(f"precision is {precision!r}: it must be float32 or bfloat16.")
     return jnp.dtype(precision)

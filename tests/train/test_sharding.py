@@ -62,25 +62,20 @@ def test_a_mesh_gives_the_trajectory_of_one_device(single, mesh, tiny, tmp_path)
     moment = optax.tree_utils.tree_get(state.opt_state, "nu")["stack"]["layers"]["mlp"]["up"]["kernel"]
     for leaf in (kernel, moment):
         assert leaf.addressable_shards[0].data.nbytes * parts == leaf.nbytes
-
-
-@pytest.mark.parametrize(("parts", "devices"), [(2, 1), (4, 1), (2, 4)])
-def test_accumulation_gives_the_trajectory_of_whole_batches(parts, devices, tiny, tmp_path):
-    for model in ("gpt", "vit"):
-        changes = {"optimizer.learning_rate": 3e-3}
-        expected, _ = train(tiny(model, changes), jax.devices()[:1], tmp_path / f"whole_{model}")
-        accumulated = tiny(model, changes | {"accumulate": parts})
-        losses, _ = train(accumulated, jax.devices()[:devices], tmp_path / f"parts_{model}")
-        assert_same_trajectory(losses, expected)
-
-
-@pytest.mark.parametrize(("model", "mesh"), [("gpt", "fsdp"), ("vit", "fsdp"), ("gpt", "mixed")])
-def test_bytes_per_device_fall(model, mesh, tiny, tmp_path):
-    _, state = start(tiny(model, MESHES[mesh]), jax.devices(), tmp_path)
+    # Norms, biases and what eight does not divide stay whole, which in a tiny model is a larger part.
     leaves = jax.tree.leaves((state.params, state.opt_state))
-    here = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
-    # Norms, biases and what eight does not divide stay whole; in a tiny model they are a larger part.
-    assert here < 0.45 * sum(leaf.nbytes for leaf in leaves)
+    here = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves) / sum(leaf.nbytes for leaf in leaves)
+    assert here < {"data": 1.01, "fsdp": 0.3, "tensor": 0.8, "mixed": 0.45}[mesh]
+
+
+@pytest.mark.parametrize("model", ["gpt", "vit"])
+def test_accumulation_gives_the_trajectory_of_whole_batches(model, tiny, tmp_path):
+    changes = {"optimizer.learning_rate": 3e-3}
+    expected, _ = train(tiny(model, changes), jax.devices()[:1], tmp_path / "whole")
+    for parts, devices in ((4, 1), (2, 4)):
+        config = tiny(model, changes | {"accumulate": parts})
+        losses, _ = train(config, jax.devices()[:devices], tmp_path / str(parts))
+        assert_same_trajectory(losses, expected)
 
 
 @pytest.mark.parametrize("model", ["gpt", "vit"])
