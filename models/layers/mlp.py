@@ -11,37 +11,41 @@ from jaxtyping import Array, Float
 from models.layers.linear import Linear
 
 
-def _with_slope(function):
-    """An elementwise function from one that gives its value and its slope.
+def _with_slope(slope):
+    """Decorates an elementwise function with the function of its slope.
 
     The slope alone is kept for the backward pass, which then multiplies: otherwise XLA's CPU backend keeps, or computes
     again, each of the half dozen intermediate results, in loops that it does not vectorise.
     """
-    activation = jax.custom_jvp(lambda x: function(x)[0])
 
-    @activation.defjvp
-    def _(primals, tangents):
-        value, slope = function(*primals)
-        return value, slope * tangents[0]
+    def decorate(function):
+        activation = jax.custom_jvp(function)
+        activation.defjvp(lambda primals, tangents: (function(*primals), slope(*primals) * tangents[0]))
+        return activation
 
-    return activation
-
-
-@_with_slope
-def gelu(x: Float[Array, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-    """x Phi(x), exactly (arXiv 1606.08415): BERT's and ViT's."""
-    cdf = 0.5 * jax.lax.erfc(-x * math.sqrt(0.5))
-    density = jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-    return x * cdf, cdf + x * density
+    return decorate
 
 
-@_with_slope
-def gelu_tanh(x: Float[Array, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-    """The tanh approximation of x Phi(x) (arXiv 1606.08415): GPT-2's."""
+def _gelu_slope(x):
+    return 0.5 * jax.lax.erfc(-x * math.sqrt(0.5)) + x * jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+
+
+def _gelu_tanh_slope(x):
     scale = math.sqrt(2 / math.pi)
     tanh = jnp.tanh(scale * (x + 0.044715 * x * x * x))
-    slope = 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * scale * (1 + 3 * 0.044715 * x * x)
-    return 0.5 * x * (1 + tanh), slope
+    return 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * scale * (1 + 3 * 0.044715 * x * x)
+
+
+@_with_slope(_gelu_slope)
+def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """x Phi(x), exactly (arXiv 1606.08415): BERT's and ViT's."""
+    return 0.5 * x * jax.lax.erfc(-x * math.sqrt(0.5))
+
+
+@_with_slope(_gelu_tanh_slope)
+def gelu_tanh(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The tanh approximation of x Phi(x) (arXiv 1606.08415): GPT-2's."""
+    return 0.5 * x * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
 ACTIVATIONS = {"relu": jax.nn.relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": jax.nn.silu}
