@@ -83,7 +83,7 @@ def ours(file, text):
         jax.block_until_ready(metrics)
         return (time.perf_counter() - start) / count * 1e3
 
-    sizes = {name: getattr(model, name) for name in ("depth", "width", "num_heads", "vocab_size", "dropout")}
+    sizes = {name: getattr(model, name) for name in ("depth", "width", "num_heads", "vocab_size", "dropout", "use_bias")}
     sizes |= {"batch": config.data.batch_size, "length": config.data.sequence_length}
     return step, sizes
 
@@ -123,7 +123,7 @@ def torch_worker(peer, sizes):
             n_head=sizes["num_heads"],
             n_embd=sizes["width"],
             dropout=sizes["dropout"],
-            bias=False,
+            bias=sizes["use_bias"],
         )
         stdout, sys.stdout = sys.stdout, sys.stderr  # it prints
         model = GPT(config)

@@ -160,6 +160,7 @@ def gpt() -> dict:
         "hidden": placeholder(int),  # of the feed-forward layers; None = 4 x width
         "activation": "gelu_tanh",  # gelu | gelu_tanh | relu | silu
         "epsilon": 1e-5,  # of LayerNorm
+        "use_bias": True,  # in projections and norms
         "dropout": 0.0,
         "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
         "unroll": 1,  # layers in a turn of the compiled loop

@@ -22,6 +22,7 @@ def get_config(recipe: str = "cpu") -> ConfigDict:
     config.model.num_heads = 6 if gpu else 4
     config.model.width = 384 if gpu else 128
     config.model.dropout = 0.2 if gpu else 0.0
+    config.model.use_bias = False
     config.model.unroll = config.model.depth
 
     config.data.source = "text:data/tinyshakespeare.txt"
@@ -39,7 +40,7 @@ def get_config(recipe: str = "cpu") -> ConfigDict:
     config.optimizer.b2 = 0.99 if gpu else 0.999
     config.optimizer.weight_decay = 0.1
     config.optimizer.no_decay = ("bias$", "scale$") if gpu else ("bias$", "scale$", "table$")
-    config.optimizer.clip_norm = 1.0
+    config.optimizer.clip_norm = 1.0 if gpu else 0.0
     config.ema_decay = 0.0 if gpu else 0.99
 
     config.total_steps = 5000 if gpu else 2000

@@ -32,6 +32,7 @@ class GPT(nn.Module):
         depth, width, num_heads, hidden: L, D, H and F; hidden None is 4 D.
         activation: a name of `ACTIVATIONS`.
         epsilon: of every LayerNorm.
+        use_bias: GPT-2's projections and norms have biases; nanoGPT's recipes leave them out.
         dropout: rate on embeddings, attention weights and what each part adds.
         remat, unroll: see `Stack`.
         implementation: see `Attention`.
@@ -45,6 +46,7 @@ class GPT(nn.Module):
     hidden: int | None = None
     activation: str = "gelu_tanh"
     epsilon: float = 1e-5
+    use_bias: bool = True
     dropout: float = 0.0
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
@@ -54,13 +56,14 @@ class GPT(nn.Module):
         init = nn.initializers.normal(0.02)
         # Each of the 2 L additions to the residual stream starts smaller, so that their sum does not grow with depth.
         out_init = nn.initializers.normal(0.02 / (2 * self.depth) ** 0.5)
-        norm = partial(LayerNorm, epsilon=self.epsilon)
+        norm = partial(LayerNorm, epsilon=self.epsilon, use_bias=self.use_bias)
         attention = partial(
             Attention,
             num_heads=self.num_heads,
             causal=True,
             dropout=self.dropout,
             implementation=self.implementation,
+            use_bias=self.use_bias,
             kernel_init=init,
             out_init=out_init,
         )
@@ -68,6 +71,7 @@ class GPT(nn.Module):
             Mlp,
             hidden=self.hidden or 4 * self.width,
             activation=ACTIVATIONS[self.activation],
+            use_bias=self.use_bias,
             kernel_init=init,
             out_init=out_init,
         )
@@ -116,7 +120,7 @@ class GPT(nn.Module):
         self, tokens: Int[Array, "B T"], cache: Cache, memory: None = None
     ) -> tuple[Float[Array, "B T V"], Cache]:
         """Logits after each of T more tokens in every row, and the cache with them in it."""
-        return self._logits(tokens, cache.positions(tokens.shape[1])[0], cache=cache)
+        return self._logits(tokens, cache.positions(tokens.shape[1]), cache=cache)
 
     def _logits(self, tokens, positions, **kwargs):
         self._check_length(tokens.shape[1])

@@ -26,6 +26,8 @@ FIXED = {
 
 
 def _rules(model):
+    if not model.use_bias:
+        raise ValueError("use_bias is False: GPT-2 has biases.")
     layer, ours = "transformer.h.*.", "stack/layers/"
     qkv = [f"{ours}attention/{part}/" for part in ("query", "key", "value")]
     return [

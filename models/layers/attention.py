@@ -181,7 +181,7 @@ class Attention(nn.Module):
             mask = allowed if mask is None else mask & allowed
             causal = False
             cache = cache.append(key, value)
-            key, value = cache.key.astype(query.dtype), cache.value.astype(query.dtype)
+            key, value = (kept.astype(query.dtype) for kept in cache.keys_and_values())
         if self.relative is not None:
             relative = self.relative(name="relative")(query, positions, key.shape[1])
             bias = relative if bias is None else bias + relative

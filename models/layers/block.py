@@ -98,11 +98,12 @@ class Stack(nn.Module):
     def __call__(
         self, x: Float[Array, "B T D"], *, cache: Cache | None = None, **inputs
     ) -> tuple[Float[Array, "B T D"], Cache | None]:
-        """Returns the last block's output and the cache [L, ...]; `inputs` go to every block alike."""
+        """Returns the last block's output and the cache; `inputs` go to every block alike."""
 
-        def layer(block, x, cache_and_rate):
-            cache, drop_path = cache_and_rate
-            return block(x, cache=cache, drop_path=drop_path, **inputs)
+        def layer(block, carry, index_and_rate):
+            (x, cache), (index, drop_path) = carry, index_and_rate
+            cache = None if cache is None else cache.at(index)
+            return block(x, cache=cache, drop_path=drop_path, **inputs), None
 
         if self.remat:
             layer = nn.remat(layer, policy=REMAT[self.remat], prevent_cse=False)
@@ -115,4 +116,5 @@ class Stack(nn.Module):
             length=self.depth,
             unroll=self.unroll,
         )
-        return scan(self.block(name="layers"), x, (cache, rates))
+        indices = None if cache is None else jnp.arange(self.depth)
+        return scan(self.block(name="layers"), (x, cache), (indices, rates))[0]

@@ -1,6 +1,5 @@
 """The key-value cache of incremental decoding: an explicit pytree that goes into a decoder and comes out of it."""
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
@@ -8,48 +7,57 @@ from jaxtyping import Array, Float, Int
 
 @struct.dataclass
 class Cache:
-    """Keys and values of the tokens seen so far, and how many there are of them in each row.
+    """Keys and values of the tokens seen so far in every layer, and how many there are of them in each row.
 
     Rows advance on their own, so that prompts of different lengths share a batch: every row writes at its own `length`,
-    and what lies beyond it is never read. A stack of layers holds one `Cache` whose arrays have a leading layer axis.
+    and what lies beyond it is never read. One cache goes through all layers, each of which works on its own part,
+    `at(layer)`: so a loop over layers writes a token in place, where slices of a cache would be copied whole.
     """
 
-    key: Float[Array, "*L B S K C"]
-    value: Float[Array, "*L B S K C"]
-    length: Int[Array, "*L B"]
+    key: Float[Array, "L B K S C"]
+    value: Float[Array, "L B K S C"]
+    length: Int[Array, "L B"]
+    layer: Int[Array, ""]
 
     @classmethod
     def empty(
         cls, layers: int, batch_size: int, max_length: int, num_kv_heads: int, head_size: int, dtype=jnp.float32
     ) -> "Cache":
-        """A cache of `layers` layers with room for `max_length` tokens in each row."""
-        shape = (layers, batch_size, max_length, num_kv_heads, head_size)
-        return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros((layers, batch_size), jnp.int32))
+        """A cache of `layers` layers with room for `max_length` tokens in each row, at the first layer."""
+        shape = (layers, batch_size, num_kv_heads, max_length, head_size)
+        length = jnp.zeros((layers, batch_size), jnp.int32)
+        return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), length, jnp.zeros((), jnp.int32))
 
     @property
     def max_length(self) -> int:
-        return self.key.shape[-3]
+        return self.key.shape[-2]
 
-    def positions(self, count: int) -> Int[Array, "*L B T"]:
+    def at(self, layer: Int[Array, ""] | int) -> "Cache":
+        """The same cache, which now reads and writes this layer."""
+        return self.replace(layer=jnp.asarray(layer, jnp.int32))
+
+    def positions(self, count: int) -> Int[Array, "B T"]:
         """The positions that the next `count` tokens of each row take."""
-        return self.length[..., None] + jnp.arange(count)
+        return self.length[self.layer][:, None] + jnp.arange(count)
+
+    def keys_and_values(self) -> tuple[Float[Array, "B S K C"], Float[Array, "B S K C"]]:
+        """The layer's."""
+        return self.key[self.layer].swapaxes(1, 2), self.value[self.layer].swapaxes(1, 2)
 
     def append(self, key: Float[Array, "B T K C"], value: Float[Array, "B T K C"]) -> "Cache":
-        """One layer's cache with `T` more tokens in each row. Rows must have room: a write never moves others."""
-        write = jax.vmap(lambda old, new, start: jax.lax.dynamic_update_slice(old, new, (start, 0, 0)))
-        return Cache(
-            write(self.key, key.astype(self.key.dtype), self.length),
-            write(self.value, value.astype(self.value.dtype), self.length),
-            self.length + key.shape[1],
-        )
+        """The cache with `T` more tokens in each row of the layer; what has no room is not written."""
+        rows, places = jnp.arange(len(key))[:, None], self.positions(key.shape[1])
+
+        def write(old, new):
+            return old.at[self.layer, rows, :, places].set(new.astype(old.dtype), mode="drop", unique_indices=True)
+
+        length = self.length.at[self.layer].add(key.shape[1])
+        return self.replace(key=write(self.key, key), value=write(self.value, value), length=length)
 
     def gather(self, rows: Int[Array, "N"]) -> "Cache":
         """The cache whose row n is this one's row `rows[n]`: rows may be left out, repeated and reordered."""
-        return Cache(
-            jnp.take(self.key, rows, axis=-4, mode="clip"),
-            jnp.take(self.value, rows, axis=-4, mode="clip"),
-            jnp.take(self.length, rows, axis=-1, mode="clip"),
-        )
+        key, value, length = (jnp.take(a, rows, axis=1, mode="clip") for a in (self.key, self.value, self.length))
+        return self.replace(key=key, value=value, length=length)
 
     def rewind(self, length: Int[Array, "B"]) -> "Cache":
         """The cache after no more than the first `length` tokens of each row."""

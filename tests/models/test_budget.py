@@ -245,7 +245,7 @@ def test_table_and_dictionary_show_the_numbers():
     table = cost.table()
     assert f"{cost.parameters['total']:,}" in table
     assert "textbook, V D + 12 L D^2" in table
-    assert "384.02 KiB" in table  # the cache: 2 x 3 x 2 x 128 x 64 x 4 bytes, and the rows' lengths
+    assert "384.03 KiB" in table  # the cache: 2 x 3 x 2 x 128 x 64 x 4 bytes, the rows' lengths and the layer
     assert json.loads(json.dumps(cost.to_dict()))["parameters"] == cost.parameters
 
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
 import models
 from models.gpt import GPT
@@ -20,6 +21,14 @@ def test_parameters_are_the_papers(variant, count):
     model = models.build("gpt", variant)
     shapes = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
+
+
+def test_without_biases_it_is_nanogpts():
+    """nanoGPT counts 802,944 in its matrices and 1,152 in the norms' scales of the CPU recipe."""
+    model = GPT(vocab_size=65, max_length=64, depth=4, width=128, num_heads=4, use_bias=False)
+    shapes = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"], sep="/")
+    assert not [path for path in shapes if path.endswith("bias")]
+    assert sum(leaf.size for leaf in shapes.values()) == 802_944 + 1_152
 
 
 def test_logits_are_causal_by_gradient(variables):

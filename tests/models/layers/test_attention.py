@@ -133,14 +133,14 @@ def test_cached_equals_uncached(chunks, relative, variables, normal):
     module = Attention(4, num_kv_heads=2, causal=True, rotary=rotary, relative=relative)
     params = variables(module, x)
     expected, _ = module.apply(params, x)
-    cache = jax.tree.map(lambda leaf: leaf[0], Cache.empty(1, 2, 8, 2, 4))
+    cache = Cache.empty(1, 2, 8, 2, 4)
     step, outs, start = jax.jit(lambda x, cache: module.apply(params, x, cache=cache)), [], 0
     for count in chunks:
         out, cache = step(x[:, start : start + count], cache)
         outs.append(out)
         start += count
     np.testing.assert_allclose(jnp.concatenate(outs, axis=1), expected, atol=1e-5)
-    assert cache.length.tolist() == [6, 6]
+    assert cache.length.tolist() == [[6, 6]]
 
 
 def test_a_mask_over_the_cache(variables, normal):
@@ -148,7 +148,7 @@ def test_a_mask_over_the_cache(variables, normal):
     module = Attention(2, causal=True)
     params = variables(module, x)
     expected, _ = module.apply(params, x, mask=~hidden[None, None, None, :5])
-    cache = jax.tree.map(lambda leaf: leaf[0], Cache.empty(1, 1, 7, 2, 4))
+    cache = Cache.empty(1, 1, 7, 2, 4)
     out, _ = module.apply(params, x, mask=~hidden[None, None, None], cache=cache)
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
