@@ -1,4 +1,10 @@
-"""A small GPT on the source text of Python's standard library, which comes with every Python."""
+"""A small GPT on the source text of Python's standard library, which comes with every Python.
+
+    python launch.py --config=configs/gpt_stdlib.py
+
+On 2 CPU cores (x86-64 with AVX-512), Python 3.11's library: 1.518 bits per character on the held-out files (loss 3.160 a
+token), 6 min 51 s of training.
+"""
 
 from ml_collections import ConfigDict
 
