@@ -83,7 +83,9 @@ def ours(file, text):
         jax.block_until_ready(metrics)
         return (time.perf_counter() - start) / count * 1e3
 
-    sizes = {name: getattr(model, name) for name in ("depth", "width", "num_heads", "vocab_size", "dropout", "use_bias")}
+    sizes = {
+        name: getattr(model, name) for name in ("depth", "width", "num_heads", "vocab_size", "dropout", "use_bias")
+    }
     sizes |= {"batch": config.data.batch_size, "length": config.data.sequence_length}
     return step, sizes
 

@@ -3,8 +3,9 @@
     python launch.py --config=configs/gpt_shakespeare_char.py --config.data.source=text:PATH/input.txt
 
 On 2 CPU cores (x86-64 with AVX-512): loss 1.878 (2.709 bits per character) over the whole last tenth of the text, 1 min
-45 s in all. It differs from nanoGPT's CPU recipe where that helps so short a run: gradients are not clipped, b2 is 0.999,
-the parameters' average is evaluated, the warm-up is 50 steps, tables do not decay. RESULTS.md has nanoGPT's own values.
+45 s in all. It differs from nanoGPT's CPU recipe where that helps so short a run: gradients are not clipped, b2 is
+0.999, the parameters' average is evaluated, the warm-up is 50 steps, tables do not decay. RESULTS.md has nanoGPT's own
+values.
 """
 
 from ml_collections import ConfigDict
