@@ -2,13 +2,13 @@
 
 A decoder is any model with the methods
 
-* `encode(inputs) -> memory`: what is computed once, a pytree with the batch on axis 0 (None for a decoder-only model);
+* `encode(inputs) -> memory`: a pytree that is computed once (None for a decoder-only model);
 * `init_cache(batch_size, max_length) -> cache`: a pytree, empty, with room for that many tokens in each row;
 * `decode(tokens [B, T], cache, memory) -> (logits [B, T, V], cache)`: the logits after each of T more tokens.
 
-A cache alone knows which of its axes is the batch's, so it has the two operations that the searches need:
-`gather(rows)`, the cache of those rows in that order (beam search), and `rewind(length)`, the cache after the first
-`length` tokens of each row (prompts of different lengths). `models.layers.cache.Cache` is one.
+Cache and memory alone know which of their axes is the batch's, so they have the operations that the searches need:
+`gather(rows)`, those rows in that order (beam search), and the cache `rewind(length)`, what it was after the first
+`length` tokens of each row (prompts of different lengths). `Cache` and `Memory` of `models.layers.cache` are such.
 
 What the model computes becomes what is chosen from through processors, pure functions of the logits and of the tokens
 so far, in the order repetition penalty, temperature, top-k, top-p.
@@ -194,7 +194,7 @@ def _generate(
         tokens, lengths, scores = _one_path(decode, process, sample, cache, tokens, starts, stop_tokens, max_new_tokens)
     else:
         rows = jnp.repeat(jnp.arange(batch), num_beams)
-        decode = partial(decode, memory=jax.tree.map(lambda x: x[rows], memory))
+        decode = partial(decode, memory=None if memory is None else memory.gather(rows))
         tokens, lengths, scores = _beam_search(
             decode, process, cache.gather(rows), tokens, starts, stop_tokens, max_new_tokens, num_beams, length_penalty
         )

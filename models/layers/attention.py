@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from models.layers.cache import Cache
+from models.layers.cache import Cache, Memory
 from models.layers.linear import Linear
 
 Score = Callable[[Float[Array, "B T K G C"], Float[Array, "B S K C"]], Float[Array, "B K G T S"]]
@@ -102,7 +102,8 @@ def attend(
 class Attention(nn.Module):
     """Projections to heads, attention within each, projection back to the width.
 
-    Keys and values come from the input (self-attention) or from `context` (cross-attention).
+    Keys and values come from the input (self-attention) or from `context` (cross-attention): vectors, which are
+    projected, or a layer's `Memory`, which has been.
 
     Attributes:
         num_heads: query heads, H.
@@ -138,7 +139,7 @@ class Attention(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        context: Float[Array, "B S E"] | None = None,
+        context: Float[Array, "B S E"] | Memory | None = None,
         *,
         mask: Bool[Array, "#B #H #T #S"] | None = None,
         bias: Float[Array, "#B #H #T #S"] | None = None,
@@ -165,10 +166,12 @@ class Attention(nn.Module):
             features = (heads, head_size)
             return Linear(features, use_bias=self.use_bias, kernel_init=self.kernel_init, name=name)(inputs)
 
-        source = x if context is None else context
         query = project("query", self.num_heads, x)
-        key = project("key", kv_heads, source)
-        value = project("value", kv_heads, source)
+        if isinstance(context, Memory):
+            key, value = context.keys_and_values()
+        else:
+            source = x if context is None else context
+            key, value = project("key", kv_heads, source), project("value", kv_heads, source)
 
         if positions is None:
             positions = jnp.arange(x.shape[1])[None] if cache is None else cache.positions(x.shape[1])

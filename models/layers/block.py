@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from models.layers.cache import Cache
+from models.layers.cache import Cache, Memory
 
 REMAT = {
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -43,7 +43,7 @@ class Block(nn.Module):
         bias: Float[Array, "#B #H #T #S"] | None = None,
         positions: Int[Array, "#B T"] | None = None,
         cache: Cache | None = None,
-        context: Float[Array, "B M E"] | None = None,
+        context: Float[Array, "B M E"] | Memory | None = None,
         context_mask: Bool[Array, "#B #H #T M"] | None = None,
         drop_path: Float[Array, ""] | None = None,
     ) -> tuple[Float[Array, "B T D"], Cache | None]:
@@ -96,14 +96,21 @@ class Stack(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"], *, cache: Cache | None = None, **inputs
+        self,
+        x: Float[Array, "B T D"],
+        *,
+        cache: Cache | None = None,
+        context: Float[Array, "B M E"] | Memory | None = None,
+        **inputs,
     ) -> tuple[Float[Array, "B T D"], Cache | None]:
         """Returns the last block's output and the cache; `inputs` go to every block alike."""
+        remembered = isinstance(context, Memory)
 
-        def layer(block, carry, index_and_rate):
-            (x, cache), (index, drop_path) = carry, index_and_rate
+        def layer(block, carry, scanned):
+            (x, cache), (index, drop_path, kept) = carry, scanned
             cache = None if cache is None else cache.at(index)
-            return block(x, cache=cache, drop_path=drop_path, **inputs), None
+            seen = context.replace(key=kept[0], value=kept[1]) if remembered else context
+            return block(x, cache=cache, drop_path=drop_path, context=seen, **inputs), None
 
         if self.remat:
             layer = nn.remat(layer, policy=REMAT[self.remat], prevent_cse=False)
@@ -117,4 +124,15 @@ class Stack(nn.Module):
             unroll=self.unroll,
         )
         indices = None if cache is None else jnp.arange(self.depth)
-        return scan(self.block(name="layers"), (x, cache), (indices, rates))[0]
+        kept = (context.key, context.value) if remembered else None
+        return scan(self.block(name="layers"), (x, cache), (indices, rates, kept))[0]
+
+    def memory(self, context: Float[Array, "B S E"], mask: Bool[Array, "B S"]) -> Memory:
+        """The keys and values of `context` in every layer's cross-attention, of which `mask` tells the real ones."""
+        parts = self.variables["params"]["layers"]["cross_attention"]
+
+        def project(part):
+            heads = jnp.einsum("BSE,LEKC->LBKSC", context, part["kernel"])
+            return heads + part["bias"][:, None, :, None] if "bias" in part else heads
+
+        return Memory(project(parts["key"]), project(parts["value"]), mask)

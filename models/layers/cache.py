@@ -1,8 +1,8 @@
-"""The key-value cache of incremental decoding: an explicit pytree that goes into a decoder and comes out of it."""
+"""What incremental decoding keeps: explicit pytrees that go into a decoder, the cache to come out of it again."""
 
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 
 @struct.dataclass
@@ -62,3 +62,20 @@ class Cache:
     def rewind(self, length: Int[Array, "B"]) -> "Cache":
         """The cache after no more than the first `length` tokens of each row."""
         return self.replace(length=jnp.broadcast_to(length, self.length.shape))
+
+
+@struct.dataclass
+class Memory:
+    """What a decoder sees of an encoder's output: its keys and values in every layer, computed once."""
+
+    key: Float[Array, "*L B K S C"]
+    value: Float[Array, "*L B K S C"]
+    mask: Bool[Array, "B S"]
+
+    def keys_and_values(self) -> tuple[Float[Array, "B S K C"], Float[Array, "B S K C"]]:
+        """Of one layer's memory."""
+        return self.key.swapaxes(1, 2), self.value.swapaxes(1, 2)
+
+    def gather(self, rows: Int[Array, "N"]) -> "Memory":
+        """The memory whose row n is this one's row `rows[n]`."""
+        return Memory(self.key[:, rows], self.value[:, rows], self.mask[rows])

@@ -57,6 +57,16 @@ class Last:
         return Last(self.token[rows])
 
 
+@struct.dataclass
+class Extra:
+    """A bigram's memory: what is added to the logits of each row."""
+
+    logits: jax.Array
+
+    def gather(self, rows):
+        return Extra(self.logits[rows])
+
+
 class Bigram(nn.Module):
     """A decoder with a known distribution: the logits after a token are its row of the table, plus the memory."""
 
@@ -69,14 +79,14 @@ class Bigram(nn.Module):
         return self.table[tokens]
 
     def encode(self, inputs):
-        return inputs
+        return None if inputs is None else Extra(inputs)
 
     def init_cache(self, batch_size, max_length):
         return Last(jnp.zeros(batch_size, jnp.int32))
 
     def decode(self, tokens, cache, memory):
         logits = self.table[tokens]
-        return logits if memory is None else logits + memory[:, None], Last(tokens[:, -1])
+        return logits if memory is None else logits + memory.logits[:, None], Last(tokens[:, -1])
 
 
 @pytest.fixture(scope="module")

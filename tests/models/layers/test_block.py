@@ -105,6 +105,23 @@ def test_cached_stack_equals_uncached(variables, normal):
     np.testing.assert_array_equal(cache.length, np.full((2, 2), 6))
 
 
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_memory_equals_the_context_it_is_made_of(use_bias, variables, normal):
+    x, context, mask = normal(2, 3, 8), normal(2, 5, 12), jnp.arange(5) < jnp.array([[5], [2]])
+    cross = partial(Attention, num_heads=4, num_kv_heads=2, use_bias=use_bias)
+    stack = Stack(partial(BLOCK, cross_attention=cross), 3)
+    inputs = {"context_mask": mask[:, None, None]}
+    params = variables(stack, x, context=context, **inputs)
+    expected, _ = stack.apply(params, x, context=context, **inputs)
+    memory = stack.apply(params, context, mask, method="memory")
+    assert memory.key.shape == (3, 2, 2, 5, 2)
+    found, _ = stack.apply(params, x, context=memory, **inputs)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    rows = jnp.array([1, 0, 1])
+    found, _ = stack.apply(params, x[rows], context=memory.gather(rows), context_mask=inputs["context_mask"][rows])
+    np.testing.assert_allclose(found, expected[rows], atol=1e-5)
+
+
 def test_remat_changes_memory_alone(variables, normal):
     x = normal(2, 16, 8)
     stacks = {remat: Stack(BLOCK, 2, remat=remat) for remat in (None, "dots", "full")}
