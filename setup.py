@@ -29,6 +29,8 @@ setup(
         "etils>=1.12",
         "matplotlib>=3.9",
         "tensorboardX>=2.6.4",
+        "babel>=2.16",
+        "sacrebleu>=2.5",
     ],
     extras_require={
         "cuda13": ["jax[cuda13]"],

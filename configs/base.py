@@ -17,7 +17,7 @@ def get_config(model: str) -> ConfigDict:
     config.data = ConfigDict(data())
 
     config.objective = ConfigDict()
-    config.objective.name = "classification"  # classification | causal_lm
+    config.objective.name = "classification"  # classification | causal_lm | sequence_to_sequence
     config.objective.label_smoothing = 0.0  # this part of the target goes to all classes evenly, in training
     config.objective.mixup = 0.0  # a of the Beta(a, a) that examples are mixed by (classification); 0 = not
 
@@ -93,11 +93,11 @@ SHARDING = (
 def data() -> dict:
     """What `data.load` takes."""
     return {
-        "source": "digits",  # digits | stdlib | text:PATH | folder:PATH | tfds:NAME[/CONFIG][:VERSION]
+        "source": "digits",  # digits | stdlib | cldr | text:PATH | pairs:PATH | folder:PATH | tfds:NAME[/CONFIG][:VERSION]
         "batch_size": 128,  # examples of a step, on all devices together
         "evaluation_batch_size": 0,  # 0 = batch_size
         "train_split": "",  # a split of TFDS such as train[:99%]; "" = the source's own
-        "validation_split": "",  # the same; for text:PATH another path
+        "validation_split": "",  # the same; for text:PATH and pairs:PATH other files
         "test_split": "",  # the same
         "data_dir": "",  # where TFDS data sets are prepared; "" = TFDS's default
         "in_memory": False,  # decode all images once, at the start
@@ -111,7 +111,7 @@ def data() -> dict:
         "std": (0.5,),
         "tokenizer": "bytes",  # bytes | characters | words | bpe | path of a tokenizer.json
         "vocab_size": 0,  # of bpe, and of words (0 = all)
-        "sequence_length": 0,  # tokens in a window of text
+        "sequence_length": 0,  # tokens in a window of text; of pairs, in an input and in a target
         "stride": 0,  # tokens from one training window to the next; 0 = sequence_length, 1 = windows at every offset
         "validation_fraction": 0.1,  # of a text without a validation split
         "max_bytes": 0,  # of text, in whole documents; 0 = all
@@ -168,4 +168,28 @@ def gpt() -> dict:
     }
 
 
-MODELS = {"gpt": gpt, "vit": vit}
+def transformer() -> dict:
+    """What `models.transformer.Transformer` takes; None is the variant's or the data's."""
+    return {
+        "name": "transformer",
+        "variant": "base",  # tiny | base | big
+        "vocab_size": placeholder(int),
+        "max_length": placeholder(int),  # tokens of an input, and of a target
+        "depth": placeholder(int),  # of the encoder, and of the decoder
+        "width": placeholder(int),
+        "num_heads": placeholder(int),
+        "hidden": placeholder(int),  # of the feed-forward layers; None = 4 x width
+        "activation": "relu",  # gelu | gelu_tanh | relu | silu
+        "placement": "post",  # post | pre: where the norms are
+        "norm": "layer",  # layer | rms
+        "epsilon": 1e-6,  # of the norms
+        "position": "sinusoidal",  # sinusoidal | learned | relative | rotary
+        "max_distance": 16,  # of relative positions
+        "dropout": 0.1,
+        "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
+        "unroll": 1,  # layers in a turn of the compiled loop
+        "implementation": "xla",  # of attention: xla | cudnn
+    }
+
+
+MODELS = {"gpt": gpt, "transformer": transformer, "vit": vit}

@@ -3,6 +3,8 @@
 digits                          scikit-learn's handwritten digits
 stdlib                          the source text of the running Python's standard library
 text:PATH                       a file, a glob or a folder of UTF-8 text
+cldr                            dates as twelve locales write them, and as ISO 8601 has them
+pairs:PATH                      inputs and targets, a .tsv, a .jsonl or two parallel files "a.en,a.de", also gzipped
 folder:PATH                     images, PATH/<train|validation|test>/<class>/<file>
 tfds:NAME[/CONFIG][:VERSION]    any prepared TensorFlow data set of labelled images or of texts
 """
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data import images, text, tfds, tokenizers, transforms
+from data import images, pairs, text, tfds, tokenizers, transforms
 from data.pipeline import Batch, EvaluationBatches, Source, TrainBatches
 from data.tokenizers import Tokenizer
 
@@ -30,7 +32,9 @@ _TEXT_ONLY = (
     "cache_dir",
 )
 _IMAGES_ONLY = ("image_key", "label_key", "image_size", "evaluation_crop", "augment", "mean", "std", "in_memory")
-_OWN_SPLITS = ("digits", "stdlib", "folder")
+_STREAM_ONLY = ("stride", "max_bytes", "text_key", "validation_fraction", "cache_dir")
+_OWN_SPLITS = ("digits", "stdlib", "cldr", "folder")
+_PATHS = ("text", "pairs", "folder", "tfds")
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,8 @@ class Data:
 
     `train` has endless batches, `splits` one exact pass by name; `tokenizer` is None for images. `info` has `kind` and,
     by split, `examples`; for images `num_classes`, `class_names`, `image_size` (h, w), `channels`, `mean` and `std`
-    (picture in 0..1 = image * std + mean); for texts `vocab_size`, `sequence_length` and, by split, `tokens`,
-    `characters_per_token` and `bytes_per_token`.
+    (picture in 0..1 = image * std + mean); for texts and pairs `vocab_size` and `sequence_length`; for texts, by split,
+    `tokens`, `characters_per_token` and `bytes_per_token`.
     """
 
     train: TrainBatches
@@ -88,12 +92,13 @@ def load(
       batch_size: examples in a training batch, of all processes together.
       evaluation_batch_size: the same for evaluation; 0 = batch_size.
       seed: of the order of training examples and of their augmentation.
-      train_split, validation_split, test_split: TFDS splits such as `train[:99%]`; with text:PATH, other files for
-        validation and test; "" = the source's own, if it has one.
+      train_split, validation_split, test_split: TFDS splits such as `train[:99%]`; with text:PATH and pairs:PATH, other
+        files for validation and test; "" = the source's own, if it has one.
       data_dir: where TFDS data sets are prepared; "" = TFDS's default.
       tokenizer: bytes, characters, words, bpe, or the path of a `tokenizer.json`; one in `workdir` comes first.
       vocab_size: of bpe, and of words (0 = every word).
-      sequence_length: tokens in a window of text.
+      sequence_length: tokens in a window of text, and in an input and a target of pairs: longer ones are left out of the
+        training and cut in evaluation.
       stride: tokens from one training window to the next; 0 = sequence_length; 1 = windows at every offset.
       validation_fraction: the part of a text without a validation split that is held out, by file if there are several;
         0 = none.
@@ -113,25 +118,37 @@ def load(
     """
     options = dict(locals())
     kind, _, path = source.partition(":")
-    if kind not in ("digits", "stdlib", "text", "folder", "tfds") or bool(path) != (kind in ("text", "folder", "tfds")):
+    if kind not in ("digits", "stdlib", "cldr", *_PATHS) or bool(path) != (kind in _PATHS):
         raise ValueError(
-            f"source={source!r} must be digits, stdlib, text:PATH, folder:PATH or tfds:NAME[/CONFIG][:VERSION]"
+            f"source={source!r} must be digits, stdlib, cldr, text:PATH, pairs:PATH, folder:PATH or "
+            "tfds:NAME[/CONFIG][:VERSION]"
         )
     asked = {"train": train_split, "validation": validation_split, "test": test_split}
     if kind in _OWN_SPLITS and any(asked.values()):
         raise ValueError(
             f"source={source!r} has its own splits: train_split, validation_split and test_split must be ''"
         )
-    if kind == "text" and train_split:
-        raise ValueError(f"train_split={train_split!r}: the text to train on is the PATH of source={source!r}")
+    if kind in ("text", "pairs") and train_split:
+        raise ValueError(f"train_split={train_split!r}: the {kind} to train on is the PATH of source={source!r}")
     builder = None
     if kind == "tfds":
         builder = tfds.builder(path, data_dir)
         asked = _tfds_splits(builder, asked)
+    is_pairs = kind in ("cldr", "pairs")
     is_text = kind in ("stdlib", "text") or (builder is not None and bool(sequence_length))
-    _refuse(options, _IMAGES_ONLY if is_text else _TEXT_ONLY, source, "texts" if is_text else "images")
+    read_as = "pairs" if is_pairs else "texts" if is_text else "images"
+    foreign = {"pairs": _IMAGES_ONLY + _STREAM_ONLY, "texts": _IMAGES_ONLY, "images": _TEXT_ONLY}
+    _refuse(options, foreign[read_as], source, read_as)
 
-    if is_text:
+    if is_pairs:
+        texts = pairs.cldr() if kind == "cldr" else {"train": pairs.read(path)}
+        texts |= {name: pairs.read(where) for name, where in asked.items() if where}
+        documents = {name: text.Documents([*inputs, *targets]) for name, (inputs, targets) in texts.items()}
+        coder = _tokenizer(tokenizer, vocab_size, documents, workdir, process_index)
+        sources = {name: pairs.encode(part, coder, sequence_length, name == "train") for name, part in texts.items()}
+        before = after = None
+        info = {"kind": "pairs", "vocab_size": coder.vocab_size, "sequence_length": sequence_length}
+    elif is_text:
         documents = _documents(kind, path, asked, builder, validation_fraction, max_bytes, text_key)
         coder = _tokenizer(tokenizer, vocab_size, documents, workdir, process_index)
         streams = {name: text.tokenize(part, coder, cache_dir) for name, part in documents.items()}

@@ -73,7 +73,7 @@ def experiment_budget(experiment: Experiment) -> Budget:
     text = "tokens" in batch
     return budget(
         experiment.model,
-        (batch["tokens" if text else "image"],),
+        tuple(batch[name] for name in ("image", "inputs", "tokens") if name in batch),
         objective=experiment.objective,
         batch=batch,
         optimizer=experiment.optimizer.init,

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+import sacrebleu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from metrics.likelihood import bits, perplexity
@@ -32,35 +32,55 @@ class Evaluator:
         for split, batches in data.splits.items():
             values = evaluate(self._step, variables, batches, self.experiment.mesh)
             values = with_derived(values, data.info, split)
+            if data.info["kind"] == "pairs":
+                values |= self._compared(variables, batches)
             metrics |= {f"{split}/{key}": value for key, value in values.items()}
         return metrics
 
     def write(self, state: TrainState, prompt: str) -> list[str]:
-        """What a language model writes after a prompt, as the config's `sampling` section says.
+        """What the model writes after a prompt, or of pairs for an input, as the config's `sampling` section says.
 
         Raises:
-            ValueError: the data are no text, or the prompt is empty or too long.
+            ValueError: the data are images, or the prompt is empty or too long.
         """
-        tokenizer = self.experiment.data.tokenizer
-        if tokenizer is None:
+        data = self.experiment.data
+        if data.tokenizer is None:
             raise ValueError("only a language model writes: this config's data are images.")
-        tokens = tokenizer.encode(prompt)
+        tokens = data.tokenizer.encode(prompt)
         if not len(tokens):
             raise ValueError("the prompt is empty: a language model needs at least one token to go on from.")
-        settings = self.config.sampling.to_dict()
-        rows = settings.pop("num_samples") or 1
-        settings.pop("prompt")
+        rows, variables = self.config.sampling.num_samples or 1, state.variables(average=True)
+        if data.info["kind"] != "pairs":
+            return self._generate(variables, np.tile(tokens, (rows, 1)))
+        tokens = np.tile(np.append(tokens, data.tokenizer.end_of_text), (rows, 1)).astype(np.int32)
+        return self._outputs(variables, tokens, np.ones(tokens.shape, bool))
+
+    def _compared(self, variables, batches):
+        """How the texts that the model writes for a split's inputs compare with the targets."""
+        outputs, references = [], batches.source.references
+        for batch in batches:
+            outputs += self._outputs(variables, batch["inputs"], batch["inputs_mask"])
+        outputs = outputs[: len(references)]  # without the padding of the last batch
+        exact = sum(ours == theirs for ours, theirs in zip(outputs, references)) / len(references)
+        return {"exact_match": exact, "bleu": sacrebleu.corpus_bleu(outputs, [references]).score}
+
+    def _outputs(self, variables, inputs, inputs_mask):
+        """The texts that the model writes for inputs [B, S]."""
+        end = self.experiment.data.tokenizer.end_of_text
+        return self._generate(variables, np.full((len(inputs), 1), end), (inputs, inputs_mask))
+
+    def _generate(self, variables, prompts, inputs=None):
+        """The texts after prompts [B, T], without the end of text."""
+        tokenizer, settings = self.experiment.data.tokenizer, self.config.sampling.to_dict()
+        del settings["num_samples"], settings["prompt"]
         settings |= {key: settings[key] or None for key in ("top_k", "top_p")}
+        stop = () if tokenizer.end_of_text is None else (tokenizer.end_of_text,)
         result = generate(
-            self.experiment.model,
-            state.variables(average=True),
-            jnp.tile(jnp.asarray(tokens), (rows, 1)),
-            seed=self.config.seed,
-            stop_tokens=() if tokenizer.end_of_text is None else (tokenizer.end_of_text,),
-            **settings,
+            self.experiment.model, variables, prompts, inputs=inputs, seed=self.config.seed, stop_tokens=stop, **settings
         )
         rows = zip(np.asarray(result.tokens), np.asarray(result.lengths))
-        return [tokenizer.decode(row[len(tokens) : length]) for row, length in rows]
+        rows = (row[prompts.shape[1] : length] for row, length in rows)
+        return [tokenizer.decode(row[:-1] if len(row) and row[-1] in stop else row) for row in rows]
 
     def gathered(self, state: TrainState) -> Mapping[str, Any]:
         """The variables, whole on every process."""

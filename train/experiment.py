@@ -125,10 +125,11 @@ class Experiment:
     def zeros(self, size: int) -> Batch:
         """A batch of `size` examples of zeros; it needs no data unless the sizes are the data's."""
         settings, objective = self.config.data, self.config.objective.name
-        if self.objective.func is OBJECTIVES["causal_lm"]:
+        if objective != "classification":
             shape = (size, settings.sequence_length)
-            tokens = jnp.zeros(shape, jnp.int32)
-            return {"tokens": tokens, "targets": tokens, "mask": jnp.ones(shape, bool)}
+            tokens, mask = jnp.zeros(shape, jnp.int32), jnp.ones(shape, bool)
+            inputs = {"inputs": tokens, "inputs_mask": mask} if objective == "sequence_to_sequence" else {}
+            return inputs | {"tokens": tokens, "targets": tokens, "mask": mask}
         if not hasattr(self.model, "image_size"):
             raise ValueError(f"the objective {objective!r} is not for the model {self.config.model.name!r}.")
         height, width = (self.model.image_size,) * 2

@@ -48,9 +48,20 @@ def classification(model: nn.Module, batch: Batch, *, label_smoothing: float = 0
 
 def causal_lm(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -> Result:
     """Cross-entropy of `targets` [B, T], each given the `tokens` [B, T] up to its own, where `mask` [B, T] is True."""
-    logits = model(batch["tokens"])
-    smoothing = label_smoothing if model.has_rng("dropout") else 0.0
-    loss = cross_entropy(logits, batch["targets"], smoothing)
+    return _next_tokens(model, model(batch["tokens"]), batch, label_smoothing)
+
+
+def sequence_to_sequence(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -> Result:
+    """Cross-entropy of `targets` [B, T], each given all `inputs` [B, S] and the `tokens` [B, T] up to its own.
+
+    Counted where `mask` [B, T] is True; of the inputs, those where `inputs_mask` [B, S] is True are seen.
+    """
+    logits = model(batch["inputs"], batch["tokens"], inputs_mask=batch["inputs_mask"])
+    return _next_tokens(model, logits, batch, label_smoothing)
+
+
+def _next_tokens(model, logits, batch, label_smoothing):
+    loss = cross_entropy(logits, batch["targets"], label_smoothing if model.has_rng("dropout") else 0.0)
     aux = {"accuracy": Mean.empty().update(correct(logits, batch["targets"]), batch["mask"])}
     return _sums(loss, batch["mask"], aux)
 
@@ -60,4 +71,8 @@ def _sums(loss, mask, aux):
     return loss.total, loss.weight, {"loss": loss, **aux}
 
 
-OBJECTIVES = {"classification": classification, "causal_lm": causal_lm}
+OBJECTIVES = {
+    "classification": classification,
+    "causal_lm": causal_lm,
+    "sequence_to_sequence": sequence_to_sequence,
+}

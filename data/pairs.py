@@ -1,0 +1,144 @@
+"""Pairs of texts, an input and the output that a sequence-to-sequence model learns to write for it."""
+
+import datetime
+import gzip
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.tokenizers import Tokenizer
+
+Texts = tuple[list[str], list[str]]
+_DAYS = range(datetime.date(1950, 1, 1).toordinal(), datetime.date(2050, 1, 1).toordinal())
+_LOCALES = ("en", "en_GB", "de", "fr", "es", "it", "pt", "nl", "sv", "pl", "tr", "fi")
+_FORMATS = ("full", "long", "medium", "d MMMM y", "MMMM d, y", "EEE d MMM y")
+
+
+class Pairs:
+    """Token ids of inputs and targets, padded to one length.
+
+    An example has `inputs` int32 [T] and `inputs_mask` bool [T] (True = a token), and of the output `tokens`, `targets`
+    int32 [T] and `mask` bool [T]: the targets end with `end`, which also begins the tokens, each of which is followed by
+    its target. Inputs end with `end` too. What is longer than T is cut, but for its end; `references` are whole target texts.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[np.ndarray],
+        targets: Sequence[np.ndarray],
+        references: Sequence[str],
+        length: int,
+        end: int,
+    ):
+        self.inputs, self.targets, self.references = inputs, targets, references
+        self.length, self.end = length, end
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {name: value[0] for name, value in self.take(np.array([index])).items()}
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The pairs of `indices` int64 [N], stacked on a leading axis."""
+        inputs, inputs_mask = self._padded([self.inputs[index] for index in indices])
+        targets, mask = self._padded([self.targets[index] for index in indices])
+        tokens = np.roll(targets, 1, axis=1)
+        tokens[:, 0] = self.end
+        return {"inputs": inputs, "inputs_mask": inputs_mask, "tokens": tokens, "targets": targets, "mask": mask}
+
+    def _padded(self, rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        ids = np.full((len(rows), self.length), self.end, np.int32)
+        mask = np.zeros(ids.shape, bool)
+        for row, tokens in enumerate(rows):
+            kept = tokens[: self.length - 1]
+            ids[row, : len(kept)] = kept
+            mask[row, : len(kept) + 1] = True
+        return ids, mask
+
+
+def encode(texts: Texts, tokenizer: Tokenizer, length: int, drop: bool) -> Pairs:
+    """Pairs of texts as token ids; `drop` leaves out those of which a side is longer than `length`, end included.
+
+    Raises ValueError for a tokenizer without an end of text, and when no pair is left.
+    """
+    if length < 2:
+        raise ValueError(f"sequence_length={length}: pairs need at least 2, a token and the end")
+    if tokenizer.end_of_text is None:
+        raise ValueError("pairs need a tokenizer with an end of text: this one has none")
+    inputs, targets = (tokenizer.encode_batch(side) for side in texts)
+    kept = [i for i in range(len(inputs)) if not drop or max(len(inputs[i]), len(targets[i])) < length]
+    if not kept:
+        raise ValueError(f"no pair of {len(inputs)} fits sequence_length={length}: give a larger one")
+    inputs, targets, references = ([side[i] for i in kept] for side in (inputs, targets, texts[1]))
+    return Pairs(inputs, targets, references, length, tokenizer.end_of_text)
+
+
+def read(path: str) -> Texts:
+    """The pairs in files: "a.tsv" (two columns), "a.jsonl" (objects with `input` and `target`), or "a.en,a.de" (a line
+    each of two files); any of them may be gzipped (.gz).
+
+    Raises FileNotFoundError, and ValueError, naming the line, for what are no pairs.
+    """
+    files = path.split(",")
+    lines = [_lines(file) for file in files]
+    if len(files) == 2:
+        if len(lines[0]) != len(lines[1]):
+            raise ValueError(f"{files[0]} has {len(lines[0])} lines and {files[1]} {len(lines[1])}: they must be parallel")
+        return lines[0], lines[1]
+    if len(files) != 1:
+        raise ValueError(f"{path!r} must be one file of pairs, or two parallel ones with a comma between")
+    suffix = Path(path.removesuffix(".gz")).suffix
+    if suffix not in (".tsv", ".jsonl"):
+        raise ValueError(f"{path} must be a .tsv or .jsonl file, or two files with a comma between")
+    pairs = [_pair(line, suffix, f"{path}, line {number}") for number, line in enumerate(lines[0], 1) if line.strip()]
+    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def cldr() -> dict[str, Texts]:
+    """Dates as twelve locales of the Unicode CLDR write them (from Babel), and as ISO 8601 has them.
+
+    Every day of 1950 to 2049 once, in a locale and a format drawn for it; a tenth of the days each is for validation and
+    test.
+    """
+    from babel.dates import format_date
+
+    splits: dict[str, Texts] = {name: ([], []) for name in ("train", "validation", "test")}
+    for ordinal in _DAYS:
+        day = datetime.date.fromordinal(ordinal)
+        draw = zlib.crc32(str(ordinal).encode())
+        locale, form = _LOCALES[draw % len(_LOCALES)], _FORMATS[draw // 64 % len(_FORMATS)]
+        tenth = draw // 4096 % 10
+        inputs, targets = splits["test" if tenth == 9 else "validation" if tenth == 8 else "train"]
+        inputs.append(format_date(day, form, locale))
+        targets.append(day.isoformat())
+    return splits
+
+
+def _lines(path: str) -> list[str]:
+    opened: Any = gzip.open if path.endswith(".gz") else open
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        with opened(path, "rt", encoding="utf-8") as file:
+            lines = [line.rstrip("\r") for line in file.read().split("\n")]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from None
+    return lines if lines[-1] else lines[:-1]
+
+
+def _pair(line: str, suffix: str, where: str) -> tuple[str, str]:
+    if suffix == ".tsv":
+        columns = line.split("\t")
+        if len(columns) != 2:
+            raise ValueError(f"{where} has {len(columns)} columns: it must have 2")
+        return columns[0], columns[1]
+    try:
+        entry = json.loads(line)
+        return str(entry["input"]), str(entry["target"])
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{where} must be a JSON object with `input` and `target`") from None

@@ -1,0 +1,163 @@
+"""The Transformer (arXiv 1706.03762): an encoder, and a decoder that attends to what came out of it.
+
+As published: normalisation after each addition, sinusoidal positions, one table for the inputs, the outputs and the last
+projection. Switches: normalisation before each part (arXiv 2002.04745), RMSNorm, learned positions, relative ones (arXiv
+1803.02155) and rotary ones (arXiv 2104.09864).
+"""
+
+from functools import partial
+from typing import Literal
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from models.layers.attention import Attention
+from models.layers.block import Block, Stack
+from models.layers.cache import Cache, Memory
+from models.layers.embed import Embed
+from models.layers.mlp import ACTIVATIONS, Mlp
+from models.layers.norm import LayerNorm, RMSNorm
+from models.layers.position import Learned, RelativeKeys, rotary, sinusoidal
+
+VARIANTS = {
+    "tiny": {"depth": 4, "width": 128, "num_heads": 4, "hidden": 256},  # arXiv 2105.14462
+    "base": {"depth": 6, "width": 512, "num_heads": 8, "hidden": 2048},
+    "big": {"depth": 6, "width": 1024, "num_heads": 16, "hidden": 4096},
+}
+NORMS = {"layer": LayerNorm, "rms": RMSNorm}
+
+
+class Transformer(nn.Module):
+    """An encoder-decoder: input tokens and the output's first ones in, logits of the output's next ones out.
+
+    Attributes:
+        vocab_size: V, of inputs and outputs together.
+        max_length: the longest input and the longest output.
+        depth: L, of the encoder and of the decoder.
+        width, num_heads, hidden: D, H and F; hidden None is 4 D.
+        activation: a name of `ACTIVATIONS`.
+        placement: normalise the sum after each part ("post") or what goes into it ("pre", and the stack's output).
+        norm: "layer" or "rms".
+        epsilon: of every norm.
+        position: "sinusoidal", "learned", "relative" (to `max_distance`) or "rotary".
+        dropout: rate on embeddings, attention weights and what each part adds.
+        remat, unroll: see `Stack`.
+        implementation: see `Attention`.
+    """
+
+    vocab_size: int
+    max_length: int = 512
+    depth: int = 6
+    width: int = 512
+    num_heads: int = 8
+    hidden: int | None = None
+    activation: str = "relu"
+    placement: Literal["post", "pre"] = "post"
+    norm: Literal["layer", "rms"] = "layer"
+    epsilon: float = 1e-6
+    position: Literal["sinusoidal", "learned", "relative", "rotary"] = "sinusoidal"
+    max_distance: int = 16
+    dropout: float = 0.1
+    remat: Literal["dots", "full"] | None = None
+    unroll: int = 1
+    implementation: Literal["xla", "cudnn"] = "xla"
+
+    def setup(self):
+        norm = partial(NORMS[self.norm], epsilon=self.epsilon)
+        cross = partial(
+            Attention, num_heads=self.num_heads, dropout=self.dropout, implementation=self.implementation
+        )
+        attention = partial(
+            cross,
+            rotary=rotary if self.position == "rotary" else None,
+            relative=partial(RelativeKeys, self.max_distance) if self.position == "relative" else None,
+        )
+        block = partial(
+            Block,
+            attention=attention,
+            mlp=partial(Mlp, hidden=self.hidden or 4 * self.width, activation=ACTIVATIONS[self.activation]),
+            norm=norm,
+            placement=self.placement,
+            dropout=self.dropout,
+        )
+        decoder_block = partial(block, attention=partial(attention, causal=True), cross_attention=cross)
+        self.embed = Embed(self.vocab_size, self.width, scale=True, table_init=nn.initializers.normal(self.width**-0.5))
+        if self.position == "learned":
+            self.encoder_position = Learned(self.max_length, self.width)
+            self.decoder_position = Learned(self.max_length, self.width)
+        self.embed_dropout = nn.Dropout(self.dropout)
+        self.encoder = Stack(block, self.depth, remat=self.remat, unroll=self.unroll)
+        self.decoder = Stack(decoder_block, self.depth, remat=self.remat, unroll=self.unroll)
+        if self.placement == "pre":
+            self.encoder_norm, self.decoder_norm = norm(), norm()
+
+    def __call__(
+        self,
+        inputs: Int[Array, "B S"],
+        tokens: Int[Array, "B T"],
+        *,
+        inputs_mask: Bool[Array, "B S"] | None = None,
+        mask: Bool[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Logits of the token after each of `tokens`, given the whole of `inputs`.
+
+        Args:
+            inputs, tokens: each at most `max_length` in a row.
+            inputs_mask, mask: True = a real token; nothing attends to the others.
+
+        Raises:
+            ValueError: a sequence is longer than the model's.
+        """
+        inputs_mask = jnp.ones(inputs.shape, bool) if inputs_mask is None else inputs_mask
+        seen = self._encode(inputs, inputs_mask)
+        mask = None if mask is None else mask[:, None, None]
+        positions = jnp.arange(tokens.shape[1])[None]
+        return self._decode(tokens, positions, context=seen, context_mask=inputs_mask[:, None, None], mask=mask)[0]
+
+    def encode(self, inputs: tuple[Int[Array, "B S"], Bool[Array, "B S"]]) -> Memory:
+        """What the decoder sees of the input tokens, of which the second part of the pair tells the real ones."""
+        tokens, mask = inputs
+        return self.decoder.memory(self._encode(tokens, mask), mask)
+
+    def init_cache(self, batch_size: int, max_length: int) -> Cache:
+        """An empty cache of the parameters' dtype with room for `max_length` tokens in each row.
+
+        Raises:
+            ValueError: `max_length` is beyond the model's.
+        """
+        self._check_length(max_length)
+        dtype, size = self.embed.table.dtype, self.width // self.num_heads
+        return Cache.empty(self.depth, batch_size, max_length, self.num_heads, size, dtype)
+
+    def decode(
+        self, tokens: Int[Array, "B T"], cache: Cache, memory: Memory
+    ) -> tuple[Float[Array, "B T V"], Cache]:
+        """Logits after each of T more tokens in every row, and the cache with them in it."""
+        context_mask = memory.mask[:, None, None]
+        positions = cache.positions(tokens.shape[1])
+        return self._decode(tokens, positions, context=memory, context_mask=context_mask, cache=cache)
+
+    def _encode(self, tokens, mask):
+        x = self._embed(tokens, jnp.arange(tokens.shape[1])[None], "encoder")
+        x, _ = self.encoder(x, mask=mask[:, None, None])
+        return self.encoder_norm(x) if self.placement == "pre" else x
+
+    def _decode(self, tokens, positions, **kwargs):
+        x, cache = self.decoder(self._embed(tokens, positions, "decoder"), positions=positions, **kwargs)
+        return self.embed.logits(self.decoder_norm(x) if self.placement == "pre" else x), cache
+
+    def _embed(self, tokens, positions, side):
+        self._check_length(tokens.shape[1])
+        x = self.embed(tokens)
+        if self.position in ("sinusoidal", "learned"):
+            learned = self.position == "learned"
+            table = getattr(self, f"{side}_position")() if learned else sinusoidal(self.max_length, self.width)
+            x = x + jnp.take(jnp.asarray(table, x.dtype), positions, axis=0)
+        x = self.embed_dropout(x, deterministic=not self.has_rng("dropout"))
+        self.sow("intermediates", f"{side}_embedding", x)
+        return x
+
+    def _check_length(self, length):
+        if length > self.max_length:
+            raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}.")
