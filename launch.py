@@ -14,7 +14,11 @@ import os
 import shlex
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
 
 import configs
 
@@ -35,6 +39,9 @@ def main(arguments: list[str]) -> int:
         else:
             print("(--traceback shows where it happened)", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
@@ -62,25 +69,28 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
 
 def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[str]) -> int:
     """Does what the options say."""
-    file = options.config
-    trained = options.mode in ("evaluate", "generate", "report")
-    if file is None:
-        file = str(Path(options.workdir) / "config.json") if trained and options.workdir else DEFAULT
+    file = options.config or DEFAULT
+    workdir = Path(options.workdir or default_workdir(file))
     if options.mode == "report":
         from train.report import write_report
 
-        print(write_report(Path(options.workdir or default_workdir(file))))
+        print(write_report(workdir))
         return 0
-    config, sweep = configs.load(file)
+    trained = options.mode in ("evaluate", "generate")
+    if trained and not (workdir / "config.json").is_file():
+        raise FileNotFoundError(f"there is no trained model in {workdir}: give the --workdir of a run.")
+    config, sweep = configs.load(str(workdir / "config.json") if trained and not options.config else file)
+    if trained:
+        config.mesh.update({"data": -1, "fsdp": 1, "tensor": 1})  # what there is here
     configs.override(config, changes)
-    workdir = Path(options.workdir or default_workdir(file))
     command = "python launch.py " + shlex.join(arguments)
     logging.getLogger("absl").setLevel(logging.ERROR)
     if options.sweep:
         from train.sweep import run_sweep
 
         settings = [f"--config.{key}={value}" for key, value in changes.items()]
-        return run_sweep([sys.executable, __file__, f"--config={file}", *settings], sweep, workdir)
+        runs = [swept(config, overrides) for overrides in sweep]
+        return run_sweep([sys.executable, __file__, f"--config={file}", *settings], sweep, runs, workdir)
 
     keep_freed_memory()
     from train import costs, guard, loop
@@ -93,11 +103,12 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
         except guard.Preempted as stopped:
             print(stopped, file=sys.stderr)
             return guard.PREEMPTED
-        print(json.dumps(metrics))
+        print(json.dumps(metrics) if metrics else "nothing was evaluated: the data have no validation or test split")
         print(f"report: {workdir / 'report.html'}")
     elif options.mode == "describe":
         print(costs.experiment_budget(Experiment(config)).table())
     else:
+        guard.check_config(config, workdir)
         experiment = Experiment(config, workdir)
         state, evaluator = restore(experiment, options.checkpoint), Evaluator(experiment)
         if options.mode == "evaluate":
@@ -105,8 +116,15 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
         else:
             prompt = config.sampling.prompt if options.prompt is None else options.prompt
             for text in evaluator.write(state, prompt):
-                print(prompt + text)
+                print(evaluator.lead(prompt) + text)
     return 0
+
+
+def swept(config: ConfigDict, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a sweep's run, as its `config.json` will have it."""
+    config = config.copy_and_resolve_references()
+    configs.override(config, overrides)
+    return json.loads(config.to_json_best_effort())
 
 
 def keep_freed_memory() -> None:

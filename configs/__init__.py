@@ -3,6 +3,7 @@
 import ast
 import difflib
 import importlib.util
+import inspect
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,7 +35,12 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
     spec.loader.exec_module(module)
     if not hasattr(module, "get_config"):
         raise ValueError(f"{path} has no get_config(): it is not a config.")
-    config = module.get_config(argument) if argument else module.get_config()
+    try:
+        inspect.signature(module.get_config).bind(*[argument] * bool(argument))
+    except TypeError:
+        wants = "takes no argument" if argument else "needs an argument, FILE:ARGUMENT"
+        raise ValueError(f"get_config() of {path} {wants}.") from None
+    config = module.get_config(*[argument] * bool(argument))
     sweep = list(module.sweep()) if hasattr(module, "sweep") else []
     return config.lock(), sweep
 

@@ -93,7 +93,8 @@ SHARDING = (
 def data() -> dict:
     """What `data.load` takes."""
     return {
-        "source": "digits",  # digits | stdlib | cldr | text:PATH | pairs:PATH | folder:PATH | tfds:NAME[/CONFIG][:VERSION]
+        # digits | stdlib | cldr | text:PATH | pairs:PATH | folder:PATH | tfds:NAME[/CONFIG][:VERSION]
+        "source": "digits",
         "batch_size": 128,  # examples of a step, on all devices together
         "evaluation_batch_size": 0,  # 0 = batch_size
         "train_split": "",  # a split of TFDS such as train[:99%]; "" = the source's own

@@ -97,8 +97,8 @@ def load(
       data_dir: where TFDS data sets are prepared; "" = TFDS's default.
       tokenizer: bytes, characters, words, bpe, or the path of a `tokenizer.json`; one in `workdir` comes first.
       vocab_size: of bpe, and of words (0 = every word).
-      sequence_length: tokens in a window of text, and in an input and a target of pairs: longer ones are left out of the
-        training and cut in evaluation.
+      sequence_length: tokens in a window of text; of pairs, in an input and in a target: longer ones are left out
+        of the training, and cut in evaluation.
       stride: tokens from one training window to the next; 0 = sequence_length; 1 = windows at every offset.
       validation_fraction: the part of a text without a validation split that is held out, by file if there are several;
         0 = none.

@@ -75,12 +75,12 @@ def folders(path: str) -> tuple[dict[str, Folder], list[str]]:
         raise FileNotFoundError(
             f"there is no folder {root / 'train'}: images are read from PATH/<split>/<class>/<file>"
         )
-    names = sorted(folder.name for folder in (root / "train").iterdir() if folder.is_dir())
+    names = _classes(root / "train")
     splits, channels = {}, 0
     for split in ("train", "validation", "test"):
         if not (root / split).is_dir():
             continue
-        extra = {folder.name for folder in (root / split).iterdir() if folder.is_dir()} - set(names)
+        extra = set(_classes(root / split)) - set(names)
         if extra:
             raise ValueError(f"{root / split} has the class {min(extra)!r}, which {root / 'train'} lacks")
         found = [
@@ -99,6 +99,10 @@ def folders(path: str) -> tuple[dict[str, Folder], list[str]]:
     return splits, names
 
 
+def _classes(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
 def decode(file: str | Path | bytes, channels: int) -> np.ndarray:
     """An image file, or its content, as uint8 [h, w, channels]; 1 channel is grey, 3 are RGB, 4 RGBA.
 
@@ -106,6 +110,8 @@ def decode(file: str | Path | bytes, channels: int) -> np.ndarray:
     """
     try:
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
+            if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV"):
+                raise OSError(f"its pixels are {image.mode}, not of 8 bits")
             pixels = np.asarray(image.convert({1: "L", 3: "RGB", 4: "RGBA"}[channels]))
     except OSError as error:
         raise ValueError(

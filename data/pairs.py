@@ -22,8 +22,8 @@ class Pairs:
     """Token ids of inputs and targets, padded to one length.
 
     An example has `inputs` int32 [T] and `inputs_mask` bool [T] (True = a token), and of the output `tokens`, `targets`
-    int32 [T] and `mask` bool [T]: the targets end with `end`, which also begins the tokens, each of which is followed by
-    its target. Inputs end with `end` too. What is longer than T is cut, but for its end; `references` are whole target texts.
+    int32 [T] and `mask` bool [T]. Inputs and targets end with `end`; `tokens` are `end` and the targets but for their
+    own. What is longer than T is cut before its end; `references` are the whole texts of the targets.
     """
 
     def __init__(
@@ -88,7 +88,9 @@ def read(path: str) -> Texts:
     lines = [_lines(file) for file in files]
     if len(files) == 2:
         if len(lines[0]) != len(lines[1]):
-            raise ValueError(f"{files[0]} has {len(lines[0])} lines and {files[1]} {len(lines[1])}: they must be parallel")
+            raise ValueError(
+                f"{files[0]} has {len(lines[0])} lines and {files[1]} {len(lines[1])}: they must be parallel"
+            )
         return lines[0], lines[1]
     if len(files) != 1:
         raise ValueError(f"{path!r} must be one file of pairs, or two parallel ones with a comma between")
@@ -102,8 +104,8 @@ def read(path: str) -> Texts:
 def cldr() -> dict[str, Texts]:
     """Dates as twelve locales of the Unicode CLDR write them (from Babel), and as ISO 8601 has them.
 
-    Every day of 1950 to 2049 once, in a locale and a format drawn for it; a tenth of the days each is for validation and
-    test.
+    Every day of 1950 to 2049 once, in a locale and a format drawn for it; a tenth of the days is for validation, and
+    another for test.
     """
     from babel.dates import format_date
 

@@ -149,7 +149,7 @@ def read(path: str | Path) -> str:
     """
     content = Path(path).read_bytes()
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path} is not UTF-8 text: byte {content[error.start]:#04x} at offset {error.start} ({error.reason})"

@@ -174,14 +174,13 @@ def budget(
     inference["total"] = sum(inference.values()) + _bytes(light[2:])
 
     textbook = {}
-    if hasattr(model, "depth") and hasattr(model, "width"):
+    sown = jax.eval_shape(lambda *light: apply(*light, mutable="intermediates")[1], *light).get("intermediates", {})
+    if "embedding" in sown and hasattr(model, "depth") and hasattr(model, "width"):  # one stack of blocks
         vocabulary = getattr(model, "vocab_size", None) or getattr(model, "num_classes", 0)
         textbook["parameters"] = vocabulary * model.width + 12 * model.depth * model.width**2
-        sown = jax.eval_shape(lambda *light: apply(*light, mutable="intermediates")[1], *light)
-        if "embedding" in sown.get("intermediates", {}):
-            rows, tokens = sown["intermediates"]["embedding"][0].shape[:2]
-            each = 2 * textbook["parameters"] + 4 * model.depth * tokens * model.width
-            textbook["flops"] = rows * tokens * each
+        rows, tokens = sown["embedding"][0].shape[:2]
+        each = 2 * textbook["parameters"] + 4 * model.depth * tokens * model.width
+        textbook["flops"] = rows * tokens * each
     costs = {"forward": _kinds(forward), "training": _kinds(gradient), "parts": {k: v for k, v in parts.items() if v}}
     return Budget(counts | {"total": counts.total()}, costs, {"training": training, "inference": inference}, textbook)
 

@@ -108,7 +108,7 @@ def generate(
     Raises:
         ValueError: an argument is out of its range, or prompt and new tokens are longer than the model's sequences.
     """
-    prompts = np.asarray(prompts, np.int32)
+    prompts = np.asarray(prompts)
     _check(
         prompts.ndim == 2 and prompts.size > 0, f"prompts must be [rows, tokens] and not empty, not {prompts.shape}."
     )
@@ -118,6 +118,11 @@ def generate(
         _check(lengths.shape == prompts.shape[:1], f"{len(prompts)} prompts need as many lengths, not {lengths.shape}.")
         _check(lengths.min() >= 1, f"prompt {lengths.argmin()} is empty: a prompt has at least 1 token.")
         _check(lengths.max() <= longest, f"a prompt of {lengths.max()} tokens does not fit an array of {longest}.")
+    real = prompts if lengths is None else prompts[np.arange(longest) < lengths[:, None]]
+    _check((real == real.astype(np.int32)).all(), "prompts must be whole numbers, the ids of tokens.")
+    last = getattr(model, "vocab_size", 2**31) - 1
+    _check(0 <= real.min() <= real.max() <= last, f"tokens {real.min()} to {real.max()}: the model has 0 to {last}.")
+    prompts = prompts.astype(np.int32)
     _check(max_new_tokens >= 1, f"max_new_tokens must be at least 1, not {max_new_tokens}.")
     _check(temperature >= 0, f"temperature must be 0 (greedy) or more, not {temperature}.")
     _check(top_k is None or top_k >= 1, f"top_k must be at least 1, or None for all tokens, not {top_k}.")
@@ -132,7 +137,7 @@ def generate(
         prompts,
         lengths,
         inputs,
-        np.uint32(seed),
+        np.uint32(seed % 2**32),
         np.asarray(stop_tokens, np.int32),
         np.int32(pad_token),
         float(length_penalty),

@@ -1,8 +1,8 @@
 """The Transformer (arXiv 1706.03762): an encoder, and a decoder that attends to what came out of it.
 
-As published: normalisation after each addition, sinusoidal positions, one table for the inputs, the outputs and the last
-projection. Switches: normalisation before each part (arXiv 2002.04745), RMSNorm, learned positions, relative ones (arXiv
-1803.02155) and rotary ones (arXiv 2104.09864).
+As published: normalisation after each addition, sinusoidal positions, one table for the inputs, the outputs and the
+last projection. Switches: normalisation before each part (arXiv 2002.04745), RMSNorm, learned positions, relative ones
+(arXiv 1803.02155) and rotary ones (arXiv 2104.09864).
 """
 
 from functools import partial
@@ -65,9 +65,7 @@ class Transformer(nn.Module):
 
     def setup(self):
         norm = partial(NORMS[self.norm], epsilon=self.epsilon)
-        cross = partial(
-            Attention, num_heads=self.num_heads, dropout=self.dropout, implementation=self.implementation
-        )
+        cross = partial(Attention, num_heads=self.num_heads, dropout=self.dropout, implementation=self.implementation)
         attention = partial(
             cross,
             rotary=rotary if self.position == "rotary" else None,
@@ -130,9 +128,7 @@ class Transformer(nn.Module):
         dtype, size = self.embed.table.dtype, self.width // self.num_heads
         return Cache.empty(self.depth, batch_size, max_length, self.num_heads, size, dtype)
 
-    def decode(
-        self, tokens: Int[Array, "B T"], cache: Cache, memory: Memory
-    ) -> tuple[Float[Array, "B T V"], Cache]:
+    def decode(self, tokens: Int[Array, "B T"], cache: Cache, memory: Memory) -> tuple[Float[Array, "B T V"], Cache]:
         """Logits after each of T more tokens in every row, and the cache with them in it."""
         context_mask = memory.mask[:, None, None]
         positions = cache.positions(tokens.shape[1])

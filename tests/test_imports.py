@@ -14,10 +14,13 @@ RULES = {
     "models.layers": (set(), ARRAYS),
     "models.convert": ({"models"}, ARRAYS | {"safetensors", "ml_dtypes"}),
     "models": ({"models.layers"}, ARRAYS),
-    "data": (set(), {"numpy", "grain", "tensorflow_datasets", "etils", "tokenizers", "sklearn", "PIL", "absl"}),
+    "data": (
+        set(),
+        {"numpy", "grain", "tensorflow_datasets", "etils", "tokenizers", "sklearn", "PIL", "absl", "babel"},
+    ),
     "train": (
         {"models", "metrics", "data"},
-        ARRAYS | {"optax", "orbax", "ml_collections", "matplotlib", "tensorboardX", "wandb"},
+        ARRAYS | {"optax", "orbax", "ml_collections", "matplotlib", "tensorboardX", "wandb", "sacrebleu"},
     ),
     "configs": (set(), {"ml_collections"}),
 }

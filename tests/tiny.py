@@ -1,4 +1,4 @@
-"""Runs that take seconds: `--config=tests/tiny.py:gpt` and `tests/tiny.py:vit`."""
+"""Runs that take seconds: `--config=tests/tiny.py:gpt`, `tests/tiny.py:transformer` and `tests/tiny.py:vit`."""
 
 from ml_collections import ConfigDict
 
@@ -18,6 +18,13 @@ def get_config(model: str = "gpt") -> ConfigDict:
         config.data.sequence_length = 16
         config.objective.name = "causal_lm"
         config.sampling.max_new_tokens = 8
+    elif model == "transformer":
+        config.data.source = "cldr"
+        config.data.sequence_length = 48
+        config.objective.name = "sequence_to_sequence"
+        config.sampling.max_new_tokens = 12
+        config.sampling.temperature = 0.0
+        config.model.max_length = 64
     else:
         config.model.patch_size = 4
         config.model.pooling = "gap"

@@ -14,6 +14,7 @@ import numpy as np
 
 from metrics.states import Confusion
 from models.budget import Budget
+from train import guard
 from train.evaluators import Evaluator
 from train.state import TrainState
 
@@ -34,7 +35,7 @@ def write_samples(evaluator: Evaluator, state: TrainState, step: int) -> None:
     path = folder(evaluator) / SAMPLES
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     earlier = [line for line in lines if line.endswith("}") and json.loads(line)["step"] < step]
-    new = [json.dumps({"step": step, "prompt": settings.prompt, "text": text}) for text in texts]
+    new = [json.dumps({"step": step, "prompt": evaluator.lead(settings.prompt), "text": text}) for text in texts]
     _write(path, "".join(f"{line}\n" for line in earlier + new))
 
 
@@ -57,6 +58,7 @@ def write_all(evaluator: Evaluator, state: TrainState, budget: Budget, about: Ma
     facts = dict(about) | {
         "seconds": seconds + about["seconds"],
         "steps": int(state.step),
+        "config": guard.plain(experiment.config),
         "device": device_name(),
         "device_count": experiment.mesh.size,
         "python": platform.python_version(),

@@ -24,11 +24,16 @@ class Checkpoints(contextlib.AbstractContextManager):
         keep: how many of the newest stay.
         best: the metric, such as "validation/loss", whose best checkpoint stays too; "" keeps none for that.
         best_is_highest: whether more of the metric is better.
+
+    Raises:
+        ValueError: `keep` is below 1.
     """
 
     def __init__(self, workdir: Path, *, keep: int = 1, best: str = "", best_is_highest: bool = False):
         self.folder = Path(workdir).absolute() / "checkpoints"
         self._best = best
+        if keep < 1:
+            raise ValueError(f"checkpoint.keep is {keep}: at least the newest, 1, must stay.")
         preserve = [policies.LatestN(keep)]
         # A metric that is not there counts as the worst.
         sign = 1 if best_is_highest else -1
@@ -54,9 +59,12 @@ class Checkpoints(contextlib.AbstractContextManager):
         """Starts writing; returns when the state may be changed. A step that is there already is left alone.
 
         Raises:
+            ValueError: there are metrics, but the one that the best is chosen by is not among them.
             OSError: this one, or the one before, cannot be written, such as to a full disk.
         """
         step = int(state.step)
+        if self._best and metrics and self._best not in metrics:
+            raise ValueError(f"checkpoint.best is {self._best!r}: it must be one of {', '.join(metrics)}.")
         if step in self._manager.all_steps():
             return
         args = ocp.args.Composite(

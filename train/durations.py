@@ -40,8 +40,13 @@ def steps(
     if unit == "percent":
         if total_steps is None:
             raise ValueError(f"{name} cannot be in percent: it is what percentages are of.")
-        return math.ceil(value / 100 * total_steps)
+        return _up(value / 100 * total_steps)
     if unit == "epochs" and examples_per_epoch is None:
         raise ValueError(f"{name}_epochs needs the data, whose size is not known here.")
     examples = value * examples_per_epoch if unit == "epochs" else value
-    return math.ceil(examples / batch_size)
+    return _up(examples / batch_size)
+
+
+def _up(number: float) -> int:
+    """The next whole number; one that is whole but for rounding (7 / 100 * 100) stays."""
+    return math.ceil(round(number, 6))

@@ -43,44 +43,61 @@ class Evaluator:
         Raises:
             ValueError: the data are images, or the prompt is empty or too long.
         """
+        prompts, inputs = self._request(prompt)
+        return self._texts(prompts, self._generate(state.variables(average=True), prompts, inputs))
+
+    def check_sampling(self, state: TrainState) -> None:
+        """Raises what `write` would for the config's prompt, without computing anything: a run should start with it."""
+        request = self._request(self.config.sampling.prompt)
+        jax.eval_shape(lambda variables: self._generate(variables, *request), state.variables(average=True))
+
+    def _request(self, prompt):
+        """The prompts [B, T] of `num_samples` rows, and the inputs that go with them."""
         data = self.experiment.data
         if data.tokenizer is None:
             raise ValueError("only a language model writes: this config's data are images.")
         tokens = data.tokenizer.encode(prompt)
         if not len(tokens):
             raise ValueError("the prompt is empty: a language model needs at least one token to go on from.")
-        rows, variables = self.config.sampling.num_samples or 1, state.variables(average=True)
+        rows, end = self.config.sampling.num_samples or 1, data.tokenizer.end_of_text
         if data.info["kind"] != "pairs":
-            return self._generate(variables, np.tile(tokens, (rows, 1)))
-        tokens = np.tile(np.append(tokens, data.tokenizer.end_of_text), (rows, 1)).astype(np.int32)
-        return self._outputs(variables, tokens, np.ones(tokens.shape, bool))
+            return np.tile(tokens, (rows, 1)), None
+        inputs = np.tile(np.append(tokens, end), (rows, 1)).astype(np.int32)
+        return np.full((rows, 1), end), (inputs, np.ones(inputs.shape, bool))
+
+    def lead(self, prompt: str) -> str:
+        """What is to be shown before a text that the model wrote for a prompt."""
+        return f"{prompt} → " if self.experiment.data.info["kind"] == "pairs" else prompt
 
     def _compared(self, variables, batches):
         """How the texts that the model writes for a split's inputs compare with the targets."""
         outputs, references = [], batches.source.references
         for batch in batches:
-            outputs += self._outputs(variables, batch["inputs"], batch["inputs_mask"])
+            prompts = np.full((len(batch["inputs"]), 1), self.experiment.data.tokenizer.end_of_text)
+            written = self._generate(variables, prompts, (batch["inputs"], batch["inputs_mask"]))
+            outputs += self._texts(prompts, written)
         outputs = outputs[: len(references)]  # without the padding of the last batch
         exact = sum(ours == theirs for ours, theirs in zip(outputs, references)) / len(references)
         return {"exact_match": exact, "bleu": sacrebleu.corpus_bleu(outputs, [references]).score}
 
-    def _outputs(self, variables, inputs, inputs_mask):
-        """The texts that the model writes for inputs [B, S]."""
-        end = self.experiment.data.tokenizer.end_of_text
-        return self._generate(variables, np.full((len(inputs), 1), end), (inputs, inputs_mask))
-
-    def _generate(self, variables, prompts, inputs=None):
-        """The texts after prompts [B, T], without the end of text."""
-        tokenizer, settings = self.experiment.data.tokenizer, self.config.sampling.to_dict()
+    def _generate(self, variables, prompts, inputs):
+        """What the model writes after prompts [B, T] as token ids."""
+        settings = self.config.sampling.to_dict()
         del settings["num_samples"], settings["prompt"]
         settings |= {key: settings[key] or None for key in ("top_k", "top_p")}
-        stop = () if tokenizer.end_of_text is None else (tokenizer.end_of_text,)
-        result = generate(
-            self.experiment.model, variables, prompts, inputs=inputs, seed=self.config.seed, stop_tokens=stop, **settings
-        )
-        rows = zip(np.asarray(result.tokens), np.asarray(result.lengths))
-        rows = (row[prompts.shape[1] : length] for row, length in rows)
-        return [tokenizer.decode(row[:-1] if len(row) and row[-1] in stop else row) for row in rows]
+        model, seed = self.experiment.model, self.config.seed
+        return generate(model, variables, prompts, inputs=inputs, seed=seed, stop_tokens=self._stop_tokens, **settings)
+
+    @property
+    def _stop_tokens(self):
+        end = self.experiment.data.tokenizer.end_of_text
+        return () if end is None else (end,)
+
+    def _texts(self, prompts, written):
+        """The texts after the prompts, without the end of text."""
+        rows = zip(np.asarray(written.tokens), np.asarray(written.lengths))
+        rows = [row[prompts.shape[1] : length] for row, length in rows]
+        return [self.experiment.data.tokenizer.decode(row[~np.isin(row, self._stop_tokens)]) for row in rows]
 
     def gathered(self, state: TrainState) -> Mapping[str, Any]:
         """The variables, whole on every process."""

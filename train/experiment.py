@@ -1,7 +1,9 @@
 """From a config to its parts: data, model, objective, optimizer, mesh and durations."""
 
 import dataclasses
+import functools
 import inspect
+import re
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -37,6 +39,9 @@ class Experiment:
     workdir: Path | None = None
     devices: Sequence[jax.Device] | None = None
 
+    def __post_init__(self):
+        check_values(self.config)
+
     @cached_property
     def data(self) -> data.Data:
         settings = self.config.data.to_dict()
@@ -65,6 +70,13 @@ class Experiment:
                     f"the data {source!r} have no {key}, which the model {settings['name']!r} needs."
                 ) from None
         return models.build(**settings)
+
+    def check_sizes(self) -> None:
+        """Raises ValueError if the data have more classes or tokens than the model knows."""
+        for name in ("num_classes", "vocab_size"):
+            has, needs = getattr(self.model, name, None), self.data.info.get(name)
+            if has and needs and has < needs:
+                raise ValueError(f"model.{name} is {has}: the data {self.config.data.source!r} have {needs}.")
 
     @cached_property
     def objective(self) -> Objective:
@@ -175,3 +187,40 @@ _FROM_DATA = {
     "vocab_size": lambda info: info["vocab_size"],
     "max_length": lambda info: info["sequence_length"],
 }
+
+
+_AT_LEAST_1 = (
+    *("accumulate", "data.batch_size", "sampling.max_new_tokens", "sampling.num_beams"),
+    *(f"model.{name}" for name in ("depth", "width", "num_heads", "hidden", "patch_size", "max_length", "unroll")),
+)
+_NOT_NEGATIVE = (
+    *("data.evaluation_batch_size", "objective.mixup", "sampling.num_samples", "sampling.temperature"),
+    *(f"optimizer.{name}" for name in ("learning_rate", "weight_decay", "clip_norm", "end_factor")),
+)
+_BELOW_1 = (
+    *("ema_decay", "objective.label_smoothing", "model.dropout", "model.stochastic_depth"),
+    *("optimizer.b1", "optimizer.b2"),
+)
+_PATTERNS = ("optimizer.no_decay", "optimizer.frozen", "optimizer.rates", "sharding")
+
+
+def check_values(config: ConfigDict) -> None:
+    """Raises ValueError, with the key, for a number out of its range and for what is no regular expression."""
+
+    def value(key):
+        return functools.reduce(lambda section, name: section.get(name), key.split("."), config)
+
+    for keys, low, high in ((_AT_LEAST_1, 1, None), (_NOT_NEGATIVE, 0, None), (_BELOW_1, 0, 1)):
+        for key in keys:
+            number = value(key)
+            if number is not None and not (low <= number and (high is None or number < high)):
+                raise ValueError(f"{key} is {number}: it must be {low} or more{f', and below {high}' if high else ''}.")
+    for key in _PATTERNS:
+        for item in value(key):
+            paired = key in ("optimizer.rates", "sharding")
+            if paired and (isinstance(item, str) or len(item) != 2):
+                raise ValueError(f"{key} has {item!r}: it must be a pair of a regular expression and a value.")
+            try:
+                re.compile(item[0] if paired else item)
+            except re.error as error:
+                raise ValueError(f"{key} has {item!r}, which is no regular expression: {error}.") from None

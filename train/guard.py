@@ -12,8 +12,12 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-# What a later part of the same run may change: how long it is, and when it looks and saves.
-MAY_CHANGE = ("total_", "log_every_", "evaluate_every_", "save_every_", "checkpoint.", "sampling.", "wandb")
+# What a later part of the same run may change: how long it is, when it looks and saves, and what it is computed on.
+MAY_CHANGE = (
+    *("total_", "log_every_", "evaluate_every_", "save_every_", "checkpoint.", "sampling.", "wandb"),
+    *("mesh.", "sharding", "accumulate", "model.remat", "model.unroll", "model.implementation"),
+    *("data.evaluation_batch_size", "data.workers", "data.threads", "data.cache_dir"),
+)
 
 
 PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was told to stop and has saved: start it again
@@ -83,22 +87,32 @@ def keep_config(config: ConfigDict, workdir: Path) -> None:
         ValueError: the workdir holds a run of another config; the message has the keys that differ.
     """
     path = workdir / "config.json"
-    new = json.loads(config.to_json_best_effort())
     saved = any(folder.name.isdigit() for folder in (workdir / "checkpoints").glob("*"))
     if not saved:  # a run that never saved leaves nothing to one that starts anew
         for name in ("tokenizer.json", "artifacts/samples.jsonl"):
             (workdir / name).unlink(missing_ok=True)
     if saved and path.exists():
-        changed = [
-            f"{key}: {was!r} there, {now!r} here"
-            for key, was, now in differences(json.loads(path.read_text(encoding="utf-8")), new)
-            if not key.startswith(MAY_CHANGE)
-        ]
-        if changed:
-            raise ValueError(f"{workdir} holds a run of another config ({'; '.join(changed)}): choose another workdir.")
+        check_config(config, workdir)
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(new, indent=2), encoding="utf-8")
+    partial.write_text(json.dumps(plain(config), indent=2), encoding="utf-8")
     partial.replace(path)
+
+
+def check_config(config: ConfigDict, workdir: Path) -> None:
+    """Raises ValueError, with the keys that differ, unless the run in the workdir is one of this config."""
+    there = json.loads((workdir / "config.json").read_text(encoding="utf-8"))
+    changed = [
+        f"{key}: {was!r} there, {now!r} here"
+        for key, was, now in differences(there, plain(config))
+        if not key.startswith(MAY_CHANGE)
+    ]
+    if changed:
+        raise ValueError(f"{workdir} holds a run of another config ({'; '.join(changed)}): choose another workdir.")
+
+
+def plain(config: ConfigDict) -> dict[str, Any]:
+    """The config as `config.json` has it."""
+    return json.loads(config.to_json_best_effort())
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -81,6 +81,13 @@ class Loop:
         self.evaluate_every = every(experiment, "evaluate_every", self.total)
         self.save_every = every(experiment, "save_every", self.total)
         self.evaluator = Evaluator(experiment)
+        experiment.check_sizes()
+        if config.sampling.num_samples:
+            self.evaluator.check_sampling(self.state)
+        split = config.checkpoint.best.partition("/")[0]
+        if split and split not in experiment.data.splits:
+            splits = ", ".join(experiment.data.splits) or "none"
+            raise ValueError(f"checkpoint.best is {config.checkpoint.best!r}, but the data's splits are {splits}.")
         self.evaluated: dict[str, float] = {}
         self.batches = device_batches(experiment, self.start)
         self.step_function = compile_step(experiment, self.state) if self.start < self.total else None

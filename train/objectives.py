@@ -28,6 +28,9 @@ def classification(model: nn.Module, batch: Batch, *, label_smoothing: float = 0
         label_smoothing: see `cross_entropy`; in training only, so that evaluations compare.
         mixup: images and labels are mixed with the next example's in the proportion Beta(mixup, mixup)
             (arXiv 1710.09412), one draw for the whole batch; 0 mixes nothing.
+
+    Raises:
+        ValueError: there is nothing to mix one example with.
     """
     image, label, mask = batch["image"], batch["label"], batch["mask"]
     training = model.has_rng("dropout")
@@ -35,6 +38,8 @@ def classification(model: nn.Module, batch: Batch, *, label_smoothing: float = 0
         logits = model(image)
         loss = cross_entropy(logits, label, label_smoothing if training else 0.0)
     else:
+        if len(image) == 1:
+            raise ValueError("mixup needs at least 2 examples in a batch, or in each of its accumulated parts.")
         share = jax.random.beta(model.make_rng("dropout"), mixup, mixup).astype(image.dtype)
         share = jnp.maximum(share, 1 - share)
         logits = model(share * image + (1 - share) * jnp.roll(image, 1, axis=0))

@@ -23,9 +23,9 @@ def make_schedule(
     """The learning rate of each step (0-based): a linear warm-up from 0, then what the name says.
 
     Args:
-        name: "constant"; "cosine" or "linear" fall to `end_factor` x `learning_rate` at the last step; "rsqrt" falls
-            as 1 / sqrt(step) from the end of the warm-up; "transformer" is width^-0.5 min(n^-0.5, n warmup^-1.5)
-            x `learning_rate` for n = step + 1 (arXiv 1706.03762, equation 3).
+        name: "constant"; "cosine" or "linear" fall so that the step after the last would have `end_factor` x
+            `learning_rate`; "rsqrt" falls as 1 / sqrt(step) from the end of the warm-up; "transformer" is
+            width^-0.5 min(n^-0.5, n warmup^-1.5) x `learning_rate` for n = step + 1 (arXiv 1706.03762, equation 3).
         learning_rate: the peak (a factor for "transformer").
         total_steps: of the run, its warm-up included.
         width: D, for "transformer".

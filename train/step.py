@@ -50,7 +50,7 @@ def make_train_step(
 
     Args:
         accumulate: the batch is gone through in so many parts, whose gradients are added before the one update: less
-            memory, same result. It must divide the batch.
+            memory, same result, unless the examples of a part meet, as in mixup. It must divide the batch.
         precision: "float32", or "bfloat16" to compute in it; parameters, gradients and the optimizer stay float32.
         ema_decay: the moving average keeps this part of itself in each step; 0 keeps no average.
     """

@@ -12,7 +12,9 @@ from train.guard import PREEMPTED
 from train.writers import read_metrics
 
 
-def run_sweep(command: Sequence[str], overrides: Sequence[Mapping[str, Any]], workdir: Path) -> int:
+def run_sweep(
+    command: Sequence[str], overrides: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, Any]], workdir: Path
+) -> int:
     """Runs `command` with each of the overrides in `workdir/<what differs>`, and prints a table at the end.
 
     What is done is skipped, what was interrupted goes on; a run that fails does not keep the others from running.
@@ -21,6 +23,7 @@ def run_sweep(command: Sequence[str], overrides: Sequence[Mapping[str, Any]], wo
     Args:
         command: the command line of a run without its workdir.
         overrides: config keys and values of each run.
+        configs: the whole config of each run, as its `config.json` will have it.
         workdir: of the sweep.
 
     Returns:
@@ -35,10 +38,10 @@ def run_sweep(command: Sequence[str], overrides: Sequence[Mapping[str, Any]], wo
     if len(set(names)) < len(names):
         raise ValueError(f"two runs of the sweep are the same: {next(n for n in names if names.count(n) > 1)}.")
     codes: dict[str, int] = {}
-    for number, (name, changes) in enumerate(zip(names, overrides), start=1):
+    for number, (name, changes, config) in enumerate(zip(names, overrides, configs), start=1):
         folder = workdir / name
         print(f"\n[{number}/{len(names)}] {name}", flush=True)
-        if is_done(folder):
+        if is_done(folder, config):
             print("is done already", flush=True)
             codes[name] = 0
             continue
@@ -59,9 +62,14 @@ def run_name(changes: Mapping[str, Any]) -> str:
     return ",".join(parts).replace("/", "_").replace(" ", "") or "base"
 
 
-def is_done(folder: Path) -> bool:
-    """Whether the run in a workdir came to its end: it then has written its facts."""
-    return (folder / "artifacts" / "run.json").exists()
+def is_done(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether the run of this config came to its end in the folder: the facts that it wrote have the config."""
+    return _facts(folder).get("config") == config
+
+
+def _facts(folder):
+    path = folder / "artifacts" / "run.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def _run(command):
@@ -79,8 +87,8 @@ def _run(command):
 def _row(name, changes, folder, code):
     state = {None: "not run", 0: "done", PREEMPTED: "stopped"}.get(code, f"failed ({code})")
     row = {"run": name, "state": state, **{key: str(value) for key, value in changes.items()}}
-    if is_done(folder):
-        row["seconds"] = f"{json.loads((folder / 'artifacts' / 'run.json').read_text())['seconds']:.1f}"
+    if code == 0:
+        row["seconds"] = f"{_facts(folder)['seconds']:.1f}"
         for line in read_metrics(folder):
             row |= {k: f"{v:.5g}" for k, v in line.items() if not k.startswith(("train/", "time/", "step"))}
     return row

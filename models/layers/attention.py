@@ -58,14 +58,15 @@ def causal_mask(query_positions: Int[Array, "*B T"], key_positions: Int[Array, "
 
 @jax.custom_jvp
 def masked_softmax(scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T #S"] | None) -> Float[Array, "B H T S"]:
-    """The softmax over the keys where the mask is True. Its derivative needs the result alone, not even the mask."""
+    """The softmax over the keys where the mask is True. Its derivative needs the result and the mask alone."""
     return jax.nn.softmax(scores if mask is None else jnp.where(mask, scores, jnp.finfo(scores.dtype).min))
 
 
 @masked_softmax.defjvp
 def _(primals, tangents):
-    weights = masked_softmax(*primals)
-    tangent = weights * tangents[0]
+    weights, mask = masked_softmax(*primals), primals[1]
+    # The mask matters in rows without any key, whose weights are all alike.
+    tangent = weights * (tangents[0] if mask is None else jnp.where(mask, tangents[0], 0))
     return weights, tangent - weights * tangent.sum(axis=-1, keepdims=True)
 
 
@@ -154,6 +155,8 @@ class Attention(nn.Module):
             ValueError: heads do not divide, or the implementation cannot do what is asked of it.
         """
         width = x.shape[-1]
+        if self.causal and context is not None:
+            raise ValueError("attention to a context is not causal: its positions are not the queries'.")
         head_size = self.head_size or width // self.num_heads
         kv_heads = self.num_kv_heads or self.num_heads
         if (self.head_size is None and width % self.num_heads) or self.num_heads % kv_heads:

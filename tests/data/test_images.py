@@ -72,6 +72,18 @@ def test_folder_errors(folder, tmp_path):
         images.decode(folder / "train" / "cat" / "0.png", 3)
 
 
+def test_hidden_folders_are_no_classes(folder):
+    (folder / "train" / ".checkpoints").mkdir()
+    (folder / "test" / ".checkpoints").mkdir()
+    assert images.folders(str(folder))[1] == ["cat", "dog"]
+
+
+def test_pixels_of_16_bits_are_refused(tmp_path):
+    Image.fromarray(np.full((4, 5), 1000, np.uint16)).save(tmp_path / "a.png")
+    with pytest.raises(ValueError, match="its pixels are I;16, not of 8 bits"):
+        images.decode(tmp_path / "a.png", 1)
+
+
 def test_sizes_differ():
     with pytest.raises(ValueError, match=r"images differ in size, such as \(2, 2, 1\) and \(3, 2, 1\): image_size"):
         images.stack([np.zeros((2, 2, 1)), np.zeros((3, 2, 1))])

@@ -116,6 +116,11 @@ def test_newlines_are_kept(tmp_path):
     assert text.files(str(tmp_path / "a")) == ["one\r\ntwo\r"]
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfabc")
+    assert text.read(tmp_path / "a.txt") == "abc"
+
+
 def test_not_utf8(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait")
     with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8 text: byte 0xe9 at offset 3") as caught:

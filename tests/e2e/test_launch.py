@@ -48,9 +48,9 @@ def test_generate_goes_on_from_the_prompt(finished, say):
     assert texts.startswith("def f")
     assert texts.count("def f") == 2  # num_samples of them
     sample = json.loads((finished / "artifacts/samples.jsonl").read_text().splitlines()[-1])
-    written = say("--mode=generate", f"--workdir={finished}")
-    assert len(written) > 10
     assert sample["prompt"] == "\n"
+    assert sample["step"] == 40
+    assert say("--mode=generate", f"--workdir={finished}").rstrip("\n").endswith(sample["text"].rstrip("\n"))
 
 
 def test_describe_needs_no_training(say):
@@ -81,3 +81,7 @@ def test_sweep(launch, tmp_path):
     code, output = launch(*arguments)
     assert code == 1
     assert output.count("is done already") == 2
+    code, output = launch(*arguments[:-1], "--config.total_steps=4")
+    assert "is done already" not in output
+    last = read_metrics(tmp_path / "seed=3")[-1]
+    assert last["step"] == 4

@@ -333,6 +333,9 @@ def test_cache_rewinds_and_gathers(gpt):
     ("options", "message"),
     [
         ({"max_new_tokens": 27}, "a sequence of 33 tokens is longer than the model's 32"),
+        ({"prompts": [[1, 99]]}, "tokens 1 to 99: the model has 0 to"),
+        ({"prompts": [[1, -3]]}, "tokens -3 to 1: the model has 0 to"),
+        ({"prompts": [[1.5, 2]]}, "prompts must be whole numbers"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0"),
         ({"lengths": [3, 0, 1, 2]}, "prompt 1 is empty"),
         ({"lengths": [3, 7, 1, 2]}, "a prompt of 7 tokens does not fit an array of 6"),

@@ -23,6 +23,11 @@ def test_percent_is_of_the_total():
     assert steps({"warmup_percent": 12.5}, "warmup", batch_size=10, total_steps=100) == 13
 
 
+@pytest.mark.parametrize("percent", range(1, 100))
+def test_whole_percentages_do_not_round_up(percent):
+    assert steps({"x_percent": float(percent)}, "x", batch_size=1, total_steps=100) == percent
+
+
 def test_unset_takes_the_default():
     section = {"save_every_steps": None, "save_every_epochs": None}
     assert steps(section, "save_every", batch_size=10, default=5) == 5

@@ -12,6 +12,7 @@ import pytest
 
 import launch
 from train import loop
+from train.evaluators import restore
 from train.experiment import Experiment
 from train.guard import locked
 from train.writers import read_metrics
@@ -63,7 +64,10 @@ def trained(tiny, tmp_path_factory):
             "there is no config 'configs/vit_digit.py': did you mean 'configs/vit_digits.py'?",
         ),
         ([GPT, "--config.data.source=text:absent.txt"], "there is no text file at absent.txt"),
-        ([GPT, "--config.model.name=gtp"], "unknown model 'gtp': it is one of gpt, vit. Did you mean 'gpt'?"),
+        (
+            [GPT, "--config.model.name=gtp"],
+            "unknown model 'gtp': it is one of gpt, transformer, vit. Did you mean 'gpt'?",
+        ),
         ([GPT, "--config.model.num_heads=3"], "3"),
         (
             [GPT, "--config.model.activation=gleu"],
@@ -77,7 +81,7 @@ def trained(tiny, tmp_path_factory):
         ([GPT, "--config.objective.name=classification"], "the objective 'classification' is not for the model 'gpt'."),
         (
             [GPT, "--config.objective.name=causal"],
-            "unknown objective 'causal': it is one of classification, causal_lm.",
+            "unknown objective 'causal': it is one of classification, causal_lm, sequence_to_sequence.",
         ),
         (
             [GPT, "--config.objective.mixup=0.2"],
@@ -114,6 +118,24 @@ def trained(tiny, tmp_path_factory):
         ),
         ([VIT, "--config.model.channels=3"], "image of the data is (8, 8, 1), but the model is for (8, 8, 3)."),
         ([VIT, "--config.wandb=project"], "Weights & Biases is asked for but not installed"),
+        ([GPT, "--config.accumulate=0"], "accumulate is 0: it must be 1 or more."),
+        ([GPT, "--config.ema_decay=1.5"], "ema_decay is 1.5: it must be 0 or more, and below 1."),
+        ([GPT, "--config.optimizer.learning_rate=-1.0"], "optimizer.learning_rate is -1.0: it must be 0 or more."),
+        ([GPT, "--config.optimizer.no_decay=('[',)"], "optimizer.no_decay has '[', which is no regular expression"),
+        ([GPT, "--config.sharding=(('x',),)"], "sharding has ('x',): it must be a pair of a regular expression"),
+        ([GPT, "--config.model.vocab_size=100"], "model.vocab_size is 100: the data 'stdlib' have 257."),
+        ([VIT, "--config.model.num_classes=9"], "model.num_classes is 9: the data 'digits' have 10."),
+        ([GPT, "--config.checkpoint.keep=0"], "checkpoint.keep is 0: at least the newest, 1, must stay."),
+        (
+            [GPT, "--config.checkpoint.best=test/loss"],
+            "checkpoint.best is 'test/loss', but the data's splits are validation.",
+        ),
+        (
+            [GPT, "--config.sampling.num_samples=1", "--config.sampling.max_new_tokens=90"],
+            "a sequence of 91 tokens is longer than the model's 16.",
+        ),
+        (["--config=configs/base.py"], "get_config() of configs/base.py needs an argument, FILE:ARGUMENT."),
+        (["--config=configs/vit_digits.py:x"], "get_config() of configs/vit_digits.py takes no argument."),
         # A device memory that no machine has: the array is refused, none of it is touched.
         ([GPT, "--config.model.hidden=1099511627776"], "out of memory (RESOURCE_EXHAUSTED: "),
     ],
@@ -177,11 +199,25 @@ def test_a_prompt_of_unknown_characters(error, tiny, tmp_path):
     assert "€" in said
 
 
-def test_another_models_checkpoint(error, trained):
-    for change in ("model.width=32", "model.depth=3", "optimizer.name=sgd", "ema_decay=0.9"):
-        said = error("--mode=evaluate", f"--workdir={trained}/gpt", f"--config.{change}")
-        assert said.startswith(f"the checkpoint {trained}/gpt/checkpoints/2 is damaged or of another model")
-        assert len(said) < 600
+@pytest.mark.parametrize(
+    "change", [{"model.width": 32}, {"model.depth": 3}, {"optimizer.name": "sgd"}, {"ema_decay": 0.9}], ids=str
+)
+def test_another_models_checkpoint(change, trained, tiny):
+    with pytest.raises(ValueError, match="is damaged or of another model") as error:
+        restore(Experiment(tiny("gpt", change), trained / "gpt"))
+    assert str(error.value).startswith(f"the checkpoint {trained}/gpt/checkpoints/2 ")
+    assert len(str(error.value)) < 600
+
+
+@pytest.mark.parametrize("mode", ["evaluate", "generate"])
+def test_a_trained_model_is_asked_with_its_own_config(mode, error, trained):
+    said = error(f"--mode={mode}", f"--workdir={trained}/gpt", "--config.model.activation=relu")
+    assert said.startswith(f"{trained}/gpt holds a run of another config (model.activation: 'gelu_tanh' there")
+    said = error(f"--mode={mode}", VIT, f"--workdir={trained}/gpt")
+    assert said.startswith(f"{trained}/gpt holds a run of another config (")
+    assert error(f"--mode={mode}", f"--workdir={trained}/x") == (
+        f"there is no trained model in {trained}/x: give the --workdir of a run."
+    )
 
 
 def test_one_workdir_has_one_run_and_one_config(error, trained):

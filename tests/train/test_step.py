@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -140,3 +141,39 @@ def test_dropout_depends_on_the_step_and_is_off_in_evaluation():
     assert steps((state, step), batch, 1)[1] == metrics[:1]
     for state in states:
         assert evaluate(state.variables(), batch)["loss"].compute() == pytest.approx(GOLDEN["gpt"][0], abs=1e-5)
+
+
+class Scores(nn.Module):
+    """The image is the logits."""
+
+    @nn.compact
+    def __call__(self, image):
+        return image[:, 0, :, 0]
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7])
+def test_mixup_mixes_images_and_labels_alike_and_smoothing_is_for_training(share, monkeypatch):
+    monkeypatch.setattr(jax.random, "beta", lambda key, a, b: jnp.asarray(share))
+    image = np.random.default_rng(0).normal(size=(4, 1, 5, 1)).astype(np.float32)
+    label, mask = np.array([0, 1, 2, 4]), np.array([True, True, True, False])
+    batch = {"image": jnp.asarray(image), "label": jnp.asarray(label), "mask": jnp.asarray(mask)}
+
+    def expected(image, targets):
+        logits = image[:, 0, :, 0]
+        losses = -(targets * (logits - np.log(np.exp(logits).sum(-1, keepdims=True)))).sum(-1)
+        return losses[mask].sum()
+
+    def found(rngs, **options):
+        return nn.apply(functools.partial(classification, **options), Scores())({}, batch, rngs=rngs)[0]
+
+    training, hot = {"dropout": jax.random.key(0)}, np.eye(5)[label]
+    smooth = 0.9 * hot + 0.1 / 5
+    mix = lambda x: 0.7 * x + 0.3 * np.roll(x, 1, axis=0)  # the larger share is the example's own
+    np.testing.assert_allclose(found(training, mixup=0.2), expected(mix(image), mix(hot)), rtol=1e-5)
+    options = {"mixup": 0.2, "label_smoothing": 0.1}
+    np.testing.assert_allclose(found(training, **options), expected(mix(image), mix(smooth)), rtol=1e-5)
+    np.testing.assert_allclose(found(training, label_smoothing=0.1), expected(image, smooth), rtol=1e-5)
+    np.testing.assert_allclose(found({}, **options), expected(image, hot), rtol=1e-5)
+    batch = {name: value[:1] for name, value in batch.items()}
+    with pytest.raises(ValueError, match="mixup needs at least 2 examples"):
+        found(training, mixup=0.2)

@@ -20,12 +20,14 @@ if code and not (folder.parent / "mended").exists():
     sys.exit(code)
 line = {"step": 4, "test/loss": 1 / int(options["config.seed"]), "train/loss": 9.0, "time/mfu": 0.5}
 (folder / "metrics.jsonl").write_text(json.dumps({"step": 2, "test/loss": 5.0}) + "\\n" + json.dumps(line) + "\\n")
-(folder / "artifacts" / "run.json").write_text(json.dumps({"seconds": 12.34}))
+facts = {"seconds": 12.34, "config": {"seed": int(options["config.seed"])}}
+(folder / "artifacts" / "run.json").write_text(json.dumps(facts))
 """
 
 
-def sweep(workdir, overrides):
-    return run_sweep([sys.executable, "-c", RUN], overrides, workdir)
+def sweep(workdir, overrides, **more):
+    configs = [{"seed": changes["seed"], **more} for changes in overrides]
+    return run_sweep([sys.executable, "-c", RUN], overrides, configs, workdir)
 
 
 def ran(workdir):
@@ -54,6 +56,13 @@ def test_goes_on_after_a_failure_and_skips_what_is_done(tmp_path, capfd):
     assert sweep(tmp_path, overrides) == 0
     assert ran(tmp_path) == ["1", "2", "4", "2"]
     assert [row["state"] for row in table(tmp_path)] == ["done", "done", "done"]
+
+
+def test_what_is_done_with_another_config_is_not_done(tmp_path):
+    overrides = [{"seed": 1}, {"seed": 2}]
+    sweep(tmp_path, overrides)
+    sweep(tmp_path, overrides, total_steps=5)
+    assert ran(tmp_path) == ["1", "2", "1", "2"]
 
 
 def test_a_stopped_run_stops_the_sweep(tmp_path):

@@ -204,3 +204,21 @@ def test_bfloat16_parameters_and_inputs_give_bfloat16(variables, normal):
 def test_errors_say_what_is_wrong(settings, message, normal):
     with pytest.raises(ValueError, match=message):
         Attention(**settings).init(jax.random.key(0), normal(1, 3, 8))
+
+
+def test_the_softmaxs_derivative_is_that_of_what_it_computes(normal):
+    """Also in a row without any key, where the weights do not depend on the scores."""
+    scores, cotangent = normal(1, 2, 4, 5), normal(1, 2, 4, 5)
+    mask = jnp.array([[1, 1, 1, 1, 1], [1, 0, 1, 0, 0], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]], bool)[None, None]
+
+    def plain(scores, mask):
+        return jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min))
+
+    found, expected = (jax.vjp(lambda s: f(s, mask), scores)[1](cotangent)[0] for f in (masked_softmax, plain))  # noqa: B023
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert (found[0, :, 3] == 0).all()
+
+
+def test_attention_to_a_context_is_not_causal(normal):
+    with pytest.raises(ValueError, match="attention to a context is not causal"):
+        Attention(2, causal=True).init(jax.random.key(0), normal(1, 3, 4), normal(1, 5, 4))

@@ -1,0 +1,79 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import models
+from models.generate import generate
+from models.transformer import Transformer
+
+TINY = Transformer(vocab_size=17, max_length=10, depth=2, width=16, num_heads=2)
+RNG = np.random.default_rng(0)
+INPUTS, TOKENS = (jnp.asarray(RNG.integers(0, 17, (2, length)), jnp.int32) for length in (7, 6))
+MASK = jnp.arange(7) < jnp.array([[7], [4]])
+
+
+@pytest.mark.parametrize(
+    ("variant", "count"), [("base", 44_138_496 + 37_000 * 512), ("big", 176_357_376 + 37_000 * 1024)]
+)
+def test_parameters_with_a_shared_vocabulary_of_37_000(variant, count):
+    """The paper's 65M and 213M are of this and the table: its counts are rounded."""
+    model = models.build("transformer", variant, vocab_size=37_000)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), INPUTS, TOKENS)["params"]
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
+
+
+def test_logits_are_causal_in_the_tokens_and_see_all_inputs_by_gradient(variables):
+    """A token's vector, reached through the decoder's learned positions, moves its own logits and later ones."""
+    model = TINY.clone(position="learned")
+    params = variables(model, INPUTS, TOKENS)["params"]
+
+    def logits(encoder, decoder):
+        tables = {"encoder_position": {"table": encoder}, "decoder_position": {"table": decoder}}
+        return model.apply({"params": params | tables}, INPUTS[:1], TOKENS[:1])[0].sum(-1)
+
+    tables = [params[f"{side}_position"]["table"] for side in ("encoder", "decoder")]
+    encoder, decoder = (np.abs(part).max(-1) > 0 for part in jax.jit(jax.jacobian(logits, (0, 1)))(*tables))
+    np.testing.assert_array_equal(decoder, np.tril(np.ones((6, 10), bool)))
+    np.testing.assert_array_equal(encoder, np.tile(np.arange(10) < 7, (6, 1)))
+
+
+@pytest.mark.parametrize("placement", ["post", "pre"])
+@pytest.mark.parametrize("position", ["sinusoidal", "learned", "relative", "rotary"])
+def test_cached_equals_uncached_and_padded_equals_unpadded(position, placement, variables):
+    model = TINY.clone(position=position, placement=placement, norm="rms" if placement == "pre" else "layer")
+    params = variables(model, INPUTS, TOKENS)
+    apply = jax.jit(model.apply, static_argnames="method")
+    expected = apply(params, INPUTS, TOKENS, inputs_mask=MASK)
+    np.testing.assert_allclose(apply(params, INPUTS[1:, :4], TOKENS[1:]), expected[1:], atol=1e-5)
+    memory, cache = apply(params, (INPUTS, MASK), method="encode"), model.apply(params, 2, 10, method="init_cache")
+    for start, stop in ((0, 3), (3, 4), (4, 6)):
+        logits, cache = apply(params, TOKENS[:, start:stop], cache, memory, method="decode")
+        np.testing.assert_allclose(logits, expected[:, start:stop], atol=1e-5)
+
+
+def test_only_positions_tell_the_order(variables):
+    """Shuffled inputs give other logits, unless there are no positions: then the encoder sees a set."""
+    params = variables(TINY.clone(position="learned"), INPUTS, TOKENS)
+    shuffled = INPUTS[:, jnp.array([3, 1, 0, 2, 6, 5, 4])]
+    for scale, same in ((1.0, False), (0.0, True)):
+        params["params"]["encoder_position"] = jax.tree.map(lambda x: x * scale, params["params"]["encoder_position"])  # noqa: B023
+        first, second = (TINY.clone(position="learned").apply(params, inputs, TOKENS) for inputs in (INPUTS, shuffled))
+        assert np.allclose(first, second, atol=1e-5) == same
+
+
+def test_generation_follows_the_inputs_of_its_row(variables):
+    params = variables(TINY, INPUTS, TOKENS, std=0.5)
+    options = {"max_new_tokens": 6, "temperature": 0.0}
+    for beams in (1, 3):
+        start = np.zeros((2, 1))
+        together = generate(TINY, params, start, inputs=(INPUTS, MASK), num_beams=beams, **options)
+        for row, length in enumerate((7, 4)):
+            inputs = (INPUTS[row : row + 1, :length], jnp.ones((1, length), bool))
+            alone = generate(TINY, params, start[:1], inputs=inputs, num_beams=beams, **options)
+            np.testing.assert_array_equal(alone.tokens[0], together.tokens[row])
+
+
+def test_sequences_may_not_be_longer_than_the_model():
+    with pytest.raises(ValueError, match="a sequence of 11 tokens is longer than the model's 10"):
+        TINY.init(jax.random.key(0), jnp.zeros((1, 11), jnp.int32), TOKENS[:1])

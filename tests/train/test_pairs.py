@@ -1,0 +1,75 @@
+"""Sequence to sequence, whole: training, evaluation by what is written, and writing."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from train import loop
+from train.evaluators import Evaluator, restore
+from train.experiment import Experiment
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Numbers to be written backwards: few enough to learn by heart."""
+    folder = tmp_path_factory.mktemp("pairs")
+    for name, numbers in (("train", range(1000, 1008)), ("test", range(1000, 1007))):
+        (folder / f"{name}.tsv").write_text("".join(f"{n}\t{' '.join(str(n)[::-1])}\n" for n in numbers))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(files, tiny, tmp_path_factory):
+    changes = {
+        "data.source": f"pairs:{files}/train.tsv",
+        "data.test_split": f"{files}/test.tsv",
+        "data.sequence_length": 9,
+        "data.batch_size": 8,
+        "model.dropout": 0.0,
+        "model.placement": "pre",
+        "model.width": 32,
+        "sampling.num_samples": 1,
+        "sampling.prompt": "1005",
+        "sampling.max_new_tokens": 8,
+        "total_steps": 250,
+        "evaluate_every_steps": 250,
+    }
+    config, workdir = tiny("transformer", changes), tmp_path_factory.mktemp("run")
+    return config, workdir, loop.train(config, workdir, devices=jax.devices()[:1])
+
+
+def test_what_is_learned_by_heart_is_written(trained):
+    _, workdir, metrics = trained
+    assert metrics["test/exact_match"] == 1
+    assert metrics["test/accuracy"] == 1
+    sample = json.loads((workdir / "artifacts" / "samples.jsonl").read_text().splitlines()[-1])
+    assert sample == {"step": 250, "prompt": "1005 → ", "text": "5 0 0 1"}
+
+
+@pytest.mark.parametrize("size", [1, 4, 64])
+def test_every_pair_counts_once_whatever_the_batch_size(size, trained, files):
+    """A split whose last targets are wrong: 2 of 7."""
+    config, workdir, _ = trained
+    lines = (files / "test.tsv").read_text().splitlines()
+    (files / "wrong.tsv").write_text(
+        "".join(f"{line}\n" for line in [*lines[:5], *(f"{line} 9" for line in lines[5:])])
+    )
+    config = config.copy_and_resolve_references()
+    config.data.test_split, config.data.evaluation_batch_size = f"{files}/wrong.tsv", size
+    experiment = Experiment(config, workdir, jax.devices()[:1])
+    metrics = Evaluator(experiment).evaluate(restore(experiment))
+    np.testing.assert_allclose(metrics["test/exact_match"], 5 / 7)
+    assert 0 < metrics["test/bleu"] < 100
+
+
+def test_writing(trained):
+    config, workdir, _ = trained
+    experiment = Experiment(config, workdir, jax.devices()[:1])
+    evaluator = Evaluator(experiment)
+    assert evaluator.write(restore(experiment), "1003") == ["3 0 0 1"]
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        evaluator.write(restore(experiment), "")
+    with pytest.raises(ValueError, match="a sequence of 81 tokens is longer than the model's 64"):
+        evaluator.write(restore(experiment), "1" * 80)
