@@ -168,7 +168,10 @@ def test_mixup_mixes_images_and_labels_alike_and_smoothing_is_for_training(share
 
     training, hot = {"dropout": jax.random.key(0)}, np.eye(5)[label]
     smooth = 0.9 * hot + 0.1 / 5
-    mix = lambda x: 0.7 * x + 0.3 * np.roll(x, 1, axis=0)  # the larger share is the example's own
+
+    def mix(x):
+        return 0.7 * x + 0.3 * np.roll(x, 1, axis=0)  # the larger share is the example's own
+
     np.testing.assert_allclose(found(training, mixup=0.2), expected(mix(image), mix(hot)), rtol=1e-5)
     options = {"mixup": 0.2, "label_smoothing": 0.1}
     np.testing.assert_allclose(found(training, **options), expected(mix(image), mix(smooth)), rtol=1e-5)

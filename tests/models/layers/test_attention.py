@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.layers.attention import Additive, Attention, attend, dot_product, gaussian, scaled_dot_product
+from models.layers.attention import (
+    Additive,
+    Attention,
+    attend,
+    dot_product,
+    gaussian,
+    masked_softmax,
+    scaled_dot_product,
+)
 from models.layers.cache import Cache
 from models.layers.position import RelativeKeys, rotary
 
