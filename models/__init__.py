@@ -6,12 +6,13 @@ from typing import Literal, get_args, get_origin
 
 import flax.linen as nn
 
-from models import gpt, vit
+from models import gpt, t5, vit
 from models.layers.mlp import ACTIVATIONS
 
 # name -> (class, variants)
 MODELS = {
     "gpt": (gpt.GPT, gpt.VARIANTS),
+    "t5": (t5.T5, t5.VARIANTS),
     "vit": (vit.ViT, vit.VARIANTS),
 }
 

@@ -15,10 +15,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 import models
-from models.convert import gpt2, vit
+from models.convert import gpt2, t5, vit
 from models.convert.family import ACTIVATIONS, rearrange
 
-FAMILIES = {"gpt2": gpt2.FAMILY, "vit": vit.FAMILY}
+FAMILIES = {"gpt2": gpt2.FAMILY, "t5": t5.FAMILY, "vit": vit.FAMILY}
 
 
 def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) -> tuple[nn.Module, dict]:
@@ -44,7 +44,7 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
         # What tensors there should be follows from where our parameters, without content, would go.
         hollow = {path: np.broadcast_to(False, shape) for path, shape in shapes.items()}
         expected = {name: array.shape for name, array in _tensors(family, model, hollow)}
-        copies = dict(family.tied)
+        copies = {copy: original for copy, original in family.tied if copy not in expected}
         short = {name: name.removeprefix(family.prefix) for name in [*expected, *copies]}
         names = {name: short[name] if short[name] in files else name for name in short}
         found = {
@@ -108,7 +108,7 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
 
 def _shapes(family, model):
     """The shapes of the model's parameters, by path."""
-    variables = jax.eval_shape(model.init, jax.random.key(0), family.example(model))
+    variables = jax.eval_shape(model.init, jax.random.key(0), *jax.tree.leaves(family.example(model)))
     return {path: value.shape for path, value in flatten_dict(variables["params"], sep="/").items()}
 
 
