@@ -192,4 +192,27 @@ def t5() -> dict:
     }
 
 
-MODELS = {"gpt": gpt, "t5": t5, "vit": vit}
+def bart() -> dict:
+    """What `models.bart.BART` takes; None is the variant's or the data's."""
+    return {
+        "name": "bart",
+        "variant": "base",  # base | large
+        "vocab_size": placeholder(int),
+        "max_length": placeholder(int),  # tokens, of the input and of the output
+        "depth": placeholder(int),
+        "decoder_depth": placeholder(int),  # None = depth
+        "width": placeholder(int),
+        "num_heads": placeholder(int),
+        "hidden": placeholder(int),  # of the feed-forward layers; None = 4 x width
+        "activation": "gelu",  # gelu | gelu_tanh | relu | silu
+        "logits_bias": False,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,  # of the attention weights
+        "activation_dropout": 0.0,  # of the hidden layers
+        "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
+        "unroll": 1,  # layers in a turn of the compiled loop
+        "implementation": "xla",  # of attention: xla | cudnn
+    }
+
+
+MODELS = {"bart": bart, "gpt": gpt, "t5": t5, "vit": vit}

@@ -6,11 +6,12 @@ from typing import Literal, get_args, get_origin
 
 import flax.linen as nn
 
-from models import gpt, t5, vit
+from models import bart, gpt, t5, vit
 from models.layers.mlp import ACTIVATIONS
 
 # name -> (class, variants)
 MODELS = {
+    "bart": (bart.BART, bart.VARIANTS),
     "gpt": (gpt.GPT, gpt.VARIANTS),
     "t5": (t5.T5, t5.VARIANTS),
     "vit": (vit.ViT, vit.VARIANTS),

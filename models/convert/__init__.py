@@ -15,10 +15,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 import models
-from models.convert import gpt2, t5, vit
+from models.convert import bart, gpt2, t5, vit
 from models.convert.family import ACTIVATIONS, rearrange
 
-FAMILIES = {"gpt2": gpt2.FAMILY, "t5": t5.FAMILY, "vit": vit.FAMILY}
+FAMILIES = {"bart": bart.FAMILY, "gpt2": gpt2.FAMILY, "t5": t5.FAMILY, "vit": vit.FAMILY}
 
 
 def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) -> tuple[nn.Module, dict]:

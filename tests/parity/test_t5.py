@@ -25,7 +25,7 @@ def reference_of(seed, randomise, scale=0.15):
         relative_attention_num_buckets=[32, 8][seed // 2],
         relative_attention_max_distance=[128, 7][seed // 2],
         layer_norm_epsilon=float(rng.choice([1e-6, 1e-2])),
-        feed_forward_proj=["relu", "gated-gelu", "gelu", "gated-silu"][seed],
+        feed_forward_proj=["relu", "gated-gelu", "gelu"][seed],
         tie_word_embeddings=seed % 2 == 0,
         decoder_start_token_id=0,
         attn_implementation="eager",
@@ -36,7 +36,7 @@ def reference_of(seed, randomise, scale=0.15):
     return randomise(reference, seed, scale)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_logits_hidden_states_and_gradients(seed, randomise, assert_same_encoder_decoder):
     reference = reference_of(seed, randomise)
     assert_same_encoder_decoder(reference, reference.encoder.block, reference.decoder.block, seed)
@@ -64,12 +64,10 @@ def test_buckets(bidirectional, buckets, max_distance):
     np.testing.assert_array_equal(module.apply(table, jnp.array([[300]]), 601)[0, 0, 0], expected)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_generation(seed, randomise, assert_same_generation):
+@pytest.mark.parametrize(("seed", "options"), [(0, {}), (1, {"num_beams": 3, "length_penalty": 0.5})])
+def test_generation(seed, options, randomise, assert_same_generation):
     reference = reference_of(seed, randomise, scale=0.4)
-    written = assert_same_generation(reference, start=0, stop_tokens=(3, 5))
-    assert len({tuple(row) for row in written}) > 4
-    written = assert_same_generation(reference, start=0, stop_tokens=(3,), num_beams=3, length_penalty=0.5)
+    written = assert_same_generation(reference, start=0, stop_tokens=(3, 5), **options)
     assert len({tuple(row) for row in written}) > 4
 
 
@@ -105,4 +103,4 @@ def test_every_activation_is_written_as_what_is_read():
             assert theirs.is_gated_act == gated
             x = np.linspace(-3, 3, 50, dtype=np.float32)
             expected = transformers.activations.ACT2FN[theirs.dense_act_fn](torch.tensor(x)).numpy()
-            np.testing.assert_allclose(t5.ACTIVATIONS[activation](x), expected, atol=2e-6)
+            np.testing.assert_allclose(t5.ACTIVATIONS[activation](jnp.asarray(x)), expected, atol=2e-6)

@@ -204,3 +204,12 @@ def test_bfloat16_parameters_and_inputs_give_bfloat16(variables, normal):
 def test_errors_say_what_is_wrong(settings, message, normal):
     with pytest.raises(ValueError, match=message):
         Attention(**settings).init(jax.random.key(0), normal(1, 3, 8))
+
+
+def test_queries_may_start_smaller(normal):
+    ones = jax.nn.initializers.ones
+    params = Attention(2, kernel_init=ones, query_init=jax.nn.initializers.zeros).init(
+        jax.random.key(0), normal(1, 3, 8)
+    )
+    means = {part: leaf["kernel"].mean() for part, leaf in params["params"].items() if part != "out"}
+    assert means == {"query": 0, "key": 1, "value": 1}
