@@ -102,7 +102,9 @@ def assert_same_encoder_decoder(ours, gradients, assert_same_gradients):
             losses = optax.softmax_cross_entropy_with_integer_labels(out, targets)
             return (losses * tokens_mask).sum() / tokens_mask.sum(), (out, state["intermediates"])
 
-        (value, (out, seen)), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(variables["params"])
+        quick = {"xla_backend_optimization_level": 0}  # to compile: it takes longer than to run
+        step = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=quick)
+        (value, (out, seen)), grads = step(variables["params"])
         np.testing.assert_allclose(out[tokens_mask], logits.detach().numpy()[tokens_mask], rtol=0, atol=1e-5)
         for side, real in (("encoder", mask), ("decoder", tokens_mask)):
             hidden = [seen[f"{side}_embedding"][0], *seen[f"{side}_stack"]["layers"]["hidden"][0]]
