@@ -50,7 +50,7 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
         found = {
             name: tuple(file.get_slice(name).get_shape())
             for name, file in files.items()
-            if not re.fullmatch(family.ignored, name) and name not in copies
+            if not re.fullmatch(family.ignored, name) and name not in {names[copy] for copy in copies}
         }
         _match({names[name]: shape for name, shape in expected.items()}, found)
 
@@ -61,7 +61,7 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
             return array
 
         for copy, original in copies.items():
-            if copy in files and not np.array_equal(read(copy), read(original)):
+            if names[copy] in files and not np.array_equal(read(copy), read(original)):
                 raise ValueError(f"tensor {copy} differs from {original}, but the model has one for both.")
         for rule in family.rules(model):
             for name, paths, index in rule.places(shapes):

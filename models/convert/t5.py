@@ -24,33 +24,23 @@ PROJECTIONS |= {"gated-gelu": (True, "gelu_tanh")}
 
 
 def _rules(model):
+    heads, out = "(H C) D -> D H C", "D (H C) -> H C D"
+    attention = [("q", "query", heads), ("k", "key", heads), ("v", "value", heads), ("o", "out", out)]
+    up = [("wi_0", "gate"), ("wi_1", "up")] if model.gated else [("wi", "up")]
+    mlp = [(theirs, ours, "F D -> D F") for theirs, ours in (*up, ("wo", "down"))]
+    first = ("SelfAttention", "attention", attention)
+    cross = ("EncDecAttention", "cross_attention", attention)
+    last = ("DenseReluDense", "mlp", mlp)
+
     table = [Rule("shared.weight", "embed/table")]
-    for side, parts in (("encoder", ["attention", "mlp"]), ("decoder", ["attention", "cross_attention", "mlp"])):
-        first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        table += [
-            Rule(first, f"{side}_relative/table"),
-            Rule(f"{side}.final_layer_norm.weight", f"{side}_norm/scale"),
-        ]
-        for number, part in enumerate(parts):
-            layer, ours = f"{side}.block.*.layer.{number}", f"{side}_stack/layers/{part}"
-            table.append(Rule(f"{layer}.layer_norm.weight", f"{ours}_norm/scale"))
-            table += _mlp(model, layer, ours) if part == "mlp" else _attention(layer, ours)
+    for side, parts in (("encoder", (first, last)), ("decoder", (first, cross, last))):
+        bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        table += [Rule(bias, f"{side}_relative/table"), Rule(f"{side}.final_layer_norm.weight", f"{side}_norm/scale")]
+        for number, (name, part, matrices) in enumerate(parts):
+            layer, path = f"{side}.block.*.layer.{number}", f"{side}_stack/layers/{part}"
+            table.append(Rule(f"{layer}.layer_norm.weight", f"{path}_norm/scale"))
+            table += [Rule(f"{layer}.{name}.{m}.weight", f"{path}/{ours}/kernel", axes) for m, ours, axes in matrices]
     return table if model.tied else [*table, Rule("lm_head.weight", "head/kernel", "V D -> D V")]
-
-
-def _attention(layer, ours):
-    layer += ".EncDecAttention" if ours.endswith("cross_attention") else ".SelfAttention"
-    parts = ("query", "key", "value")
-    return [
-        *(Rule(f"{layer}.{part[0]}.weight", f"{ours}/{part}/kernel", "(H C) D -> D H C") for part in parts),
-        Rule(f"{layer}.o.weight", f"{ours}/out/kernel", "D (H C) -> H C D"),
-    ]
-
-
-def _mlp(model, layer, ours):
-    names = {"wi_0": "gate", "wi_1": "up", "wo": "down"} if model.gated else {"wi": "up", "wo": "down"}
-    layer += ".DenseReluDense"
-    return [Rule(f"{layer}.{name}.weight", f"{ours}/{part}/kernel", "F D -> D F") for name, part in names.items()]
 
 
 def _settings(config, architecture, names):
@@ -58,8 +48,8 @@ def _settings(config, architecture, names):
     if projection not in PROJECTIONS:
         raise ValueError(f"feed_forward_proj is {projection!r}: it must be one of {', '.join(PROJECTIONS)}.")
     gated, activation = PROJECTIONS[projection]
-    # `transformers` 5 calls every T5 tied when it writes it, but says whether logits are scaled, as those of tied ones.
-    tied = config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))
+    # `transformers` 5 calls every T5 tied that it writes, but says of which it scales the logits: of those that are.
+    tied = config.get("scale_decoder_outputs", config.get("tie_word_embeddings")) is not False
     return {"gated": gated, "activation": activation, "tied": tied}
 
 

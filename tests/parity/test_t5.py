@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.numpy import load_file, save_file
 
 from models import convert, t5
 from models.layers.position import RelativeBuckets
@@ -91,6 +92,22 @@ def test_export_gives_the_same_model_there_and_here(version, tmp_path):
     again, restored = convert.load(tmp_path)
     assert again == model
     jax.tree.map(np.testing.assert_array_equal, restored, {"params": variables["params"]})
+
+
+def test_old_files_repeat_the_embedding(tmp_path):
+    """They have a bias, too, that nobody reads."""
+    model = t5.T5(vocab_size=9, depth=1, width=8, num_heads=2, head_size=3, hidden=5)
+    variables = jax.jit(model.init)(jax.random.key(0), *np.zeros((2, 1, 1), np.int32))
+    convert.save(tmp_path, model, variables)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for copy in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"):
+        tensors[copy] = tensors["shared.weight"]
+    tensors["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = np.ones((32, 2), np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    jax.tree.map(np.testing.assert_array_equal, convert.load(tmp_path)[1], variables)
+    save_file(tensors | {"lm_head.weight": tensors["shared.weight"] + 1}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"lm_head\.weight differs from shared\.weight"):
+        convert.load(tmp_path)
 
 
 def test_every_activation_is_written_as_what_is_read():
