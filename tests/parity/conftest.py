@@ -76,8 +76,8 @@ def assert_same_encoder_decoder(ours, gradients, assert_same_gradients):
     def check(reference, encoder_blocks, decoder_blocks, seed, lowest=0):
         rng = np.random.default_rng(seed + 100)
         model, variables = ours(reference)
-        inputs, mask = _padded(rng, reference.config.vocab_size, [(0, 11), (4, 7), (0, 5)], lowest)
-        tokens, tokens_mask = _padded(rng, reference.config.vocab_size, [(0, 7), (0, 4), (2, 5)], lowest)
+        inputs, mask = _padded(rng, reference.config.vocab_size, [(0, 12), (4, 7), (0, 5)], lowest)
+        tokens, tokens_mask = _padded(rng, reference.config.vocab_size, [(0, 11), (0, 4), (2, 5)], lowest)
         targets = np.roll(tokens, -1, axis=1)
 
         expected = {"encoder": [], "decoder": []}
