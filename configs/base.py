@@ -193,4 +193,57 @@ def transformer() -> dict:
     }
 
 
-MODELS = {"gpt": gpt, "transformer": transformer, "vit": vit}
+def t5() -> dict:
+    """What `models.t5.T5` takes; None is the variant's or the data's."""
+    return {
+        "name": "t5",
+        "variant": "small",  # small | base | large | 3b | 11b | v1_1_small | v1_1_base | ... | v1_1_xxl
+        "vocab_size": placeholder(int),
+        "depth": placeholder(int),
+        "decoder_depth": placeholder(int),  # None = depth
+        "width": placeholder(int),
+        "num_heads": placeholder(int),
+        "head_size": placeholder(int),
+        "hidden": placeholder(int),  # of the feed-forward layers
+        "activation": placeholder(str),  # gelu | gelu_tanh | relu | silu
+        "gated": placeholder(bool),  # the feed-forward layers
+        "tied": placeholder(bool),  # the embedding is the output projection too
+        "buckets": 32,  # of distances between tokens
+        "max_distance": 128,  # tokens; those farther apart share a bucket
+        "epsilon": 1e-6,  # of RMSNorm
+        "dropout": 0.0,
+        "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
+        "unroll": 1,  # layers in a turn of the compiled loop
+    }
+
+
+def bart() -> dict:
+    """What `models.bart.BART` takes; None is the variant's or the data's."""
+    return {
+        "name": "bart",
+        "variant": "base",  # base | large
+        "vocab_size": placeholder(int),
+        "max_length": placeholder(int),  # tokens, of the input and of the output
+        "depth": placeholder(int),
+        "decoder_depth": placeholder(int),  # None = depth
+        "width": placeholder(int),
+        "num_heads": placeholder(int),
+        "hidden": placeholder(int),  # of the feed-forward layers; None = 4 x width
+        "activation": "gelu",  # gelu | gelu_tanh | relu | silu
+        "logits_bias": False,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,  # of the attention weights
+        "activation_dropout": 0.0,  # of the hidden layers
+        "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
+        "unroll": 1,  # layers in a turn of the compiled loop
+        "implementation": "xla",  # of attention: xla | cudnn
+    }
+
+
+MODELS = {
+    "bart": bart,
+    "gpt": gpt,
+    "t5": t5,
+    "transformer": transformer,
+    "vit": vit,
+}

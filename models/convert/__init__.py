@@ -15,10 +15,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 import models
-from models.convert import gpt2, vit
+from models.convert import bart, gpt2, t5, vit
 from models.convert.family import ACTIVATIONS, rearrange
 
-FAMILIES = {"gpt2": gpt2.FAMILY, "vit": vit.FAMILY}
+FAMILIES = {"bart": bart.FAMILY, "gpt2": gpt2.FAMILY, "t5": t5.FAMILY, "vit": vit.FAMILY}
 
 
 def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) -> tuple[nn.Module, dict]:
@@ -44,13 +44,13 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
         # What tensors there should be follows from where our parameters, without content, would go.
         hollow = {path: np.broadcast_to(False, shape) for path, shape in shapes.items()}
         expected = {name: array.shape for name, array in _tensors(family, model, hollow)}
-        copies = dict(family.tied)
+        copies = {copy: original for copy, original in family.tied if copy not in expected}
         short = {name: name.removeprefix(family.prefix) for name in [*expected, *copies]}
         names = {name: short[name] if short[name] in files else name for name in short}
         found = {
             name: tuple(file.get_slice(name).get_shape())
             for name, file in files.items()
-            if not re.fullmatch(family.ignored, name) and name not in copies
+            if not re.fullmatch(family.ignored, name) and name not in {names[copy] for copy in copies}
         }
         _match({names[name]: shape for name, shape in expected.items()}, found)
 
@@ -61,7 +61,7 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
             return array
 
         for copy, original in copies.items():
-            if copy in files and not np.array_equal(read(copy), read(original)):
+            if names[copy] in files and not np.array_equal(read(copy), read(original)):
                 raise ValueError(f"tensor {copy} differs from {original}, but the model has one for both.")
         for rule in family.rules(model):
             for name, paths, index in rule.places(shapes):
@@ -108,7 +108,7 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
 
 def _shapes(family, model):
     """The shapes of the model's parameters, by path."""
-    variables = jax.eval_shape(model.init, jax.random.key(0), family.example(model))
+    variables = jax.eval_shape(model.init, jax.random.key(0), *jax.tree.leaves(family.example(model)))
     return {path: value.shape for path, value in flatten_dict(variables["params"], sep="/").items()}
 
 

@@ -52,10 +52,10 @@ class Family:
         prefix: what the tensors of a model without its head leave out of their names.
         fields: fields of `config.json` -> (our setting, the default if absent). Fields of one setting must agree.
         fixed: fields with the only value that our model knows.
-        tied: pairs of tensors that are one for us; a file may leave out the first.
+        tied: pairs of tensors that are one for us, unless a rule has the first; a file may leave out the first.
         ignored: pattern of tensors that carry nothing.
         sizes: letters in layouts -> our settings that give their sizes.
-        example: makes a model's input.
+        example: makes a model's input, or the tuple of its inputs.
         rules: makes a model's table.
         settings: (config, architecture, names of tensors) -> settings that no field gives.
         config: (model) -> fields that no setting gives; raises ValueError for what the reference cannot express.
@@ -67,7 +67,7 @@ class Family:
     fields: Mapping[str, tuple[str, Any]]
     fixed: Mapping[str, Any]
     sizes: Mapping[str, str]
-    example: Callable[[nn.Module], np.ndarray]
+    example: Callable[[nn.Module], np.ndarray | tuple[np.ndarray, ...]]
     rules: Callable[[nn.Module], list[Rule]]
     config: Callable[[nn.Module], dict]
     settings: Callable[[dict, str, Mapping], dict] = lambda config, architecture, names: {}

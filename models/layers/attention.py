@@ -119,6 +119,7 @@ class Attention(nn.Module):
         implementation: "xla" works everywhere; "cudnn" is flash attention on an NVIDIA GPU in bfloat16 or float16, for
             the scaled dot product without dropout.
         use_bias, kernel_init, out_init: of the projections; `out_init` is the output's.
+        query_init: of the queries' projection; None is `kernel_init`.
 
     The weights [B, H, T, S] are sown as `intermediates/attention` ("xla" only).
     """
@@ -135,6 +136,7 @@ class Attention(nn.Module):
     use_bias: bool = True
     kernel_init: Callable = nn.initializers.xavier_uniform()
     out_init: Callable = nn.initializers.xavier_uniform()
+    query_init: Callable | None = None
 
     @nn.compact
     def __call__(
@@ -165,11 +167,10 @@ class Attention(nn.Module):
                 "heads must divide the width, and key/value heads the heads."
             )
 
-        def project(name, heads, inputs):
-            features = (heads, head_size)
-            return Linear(features, use_bias=self.use_bias, kernel_init=self.kernel_init, name=name)(inputs)
+        def project(name, heads, inputs, init=self.kernel_init):
+            return Linear((heads, head_size), use_bias=self.use_bias, kernel_init=init, name=name)(inputs)
 
-        query = project("query", self.num_heads, x)
+        query = project("query", self.num_heads, x, self.query_init or self.kernel_init)
         if isinstance(context, Memory):
             key, value = context.keys_and_values()
         else:

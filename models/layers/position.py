@@ -103,6 +103,51 @@ class RelativeKeys(nn.Module):
         return jnp.take_along_axis(scores, distance[:, None], axis=-1)
 
 
+class RelativeBuckets(nn.Module):
+    """A learned bias of each head for each bucket of distances (T5, arXiv 1910.10683, section 2.1).
+
+    Half of a direction's buckets hold one distance each, the other half ever wider ranges up to `max_distance`, and the
+    last all beyond it. One such bias serves every layer.
+
+    Attributes:
+        num_heads: H.
+        buckets: of both directions together, or, if not `bidirectional`, of the keys before the query: those after it
+            share the bucket of distance 0.
+        max_distance: where the last bucket begins at the latest.
+        bidirectional: half of the buckets are for keys after the query.
+        stddev: of the initial values.
+    """
+
+    num_heads: int
+    buckets: int = 32
+    max_distance: int = 128
+    bidirectional: bool = True
+    stddev: float = 0.02
+
+    @nn.compact
+    def __call__(self, positions: Int[Array, "#B T"], keys: int) -> Float[Array, "#B H T {keys}"]:
+        """The bias of queries at `positions` to keys at 0 to keys - 1.
+
+        Raises:
+            ValueError: the buckets of single distances reach `max_distance` already.
+        """
+        table = self.param("table", nn.initializers.normal(self.stddev), (self.buckets, self.num_heads))
+        count = self.buckets // 2 if self.bidirectional else self.buckets
+        single = count // 2
+        if self.max_distance <= single:
+            raise ValueError(f"max_distance must be more than {single}, which have buckets alone: {self.max_distance}.")
+        far = np.arange(single, self.max_distance + 1)
+        far = single + np.log(far / single) / np.log(self.max_distance / single) * (count - single)
+        bucket = jnp.asarray([*range(single), *np.minimum(far.astype(int), count - 1)])
+
+        before = positions[:, :, None] - jnp.arange(keys)
+        distance = jnp.abs(before) if self.bidirectional else jnp.maximum(before, 0)
+        index = bucket[jnp.minimum(distance, self.max_distance)]
+        if self.bidirectional:
+            index = jnp.where(before < 0, index + count, index)
+        return jnp.moveaxis(table[index], -1, 1)
+
+
 def resample(
     table: Float[Array, "P D"], old: tuple[int, int], new: tuple[int, int], antialias: bool = False
 ) -> Float[Array, "Q D"]:

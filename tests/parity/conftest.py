@@ -3,11 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 import transformers
 
 from models import convert
+from models.generate import generate
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -60,5 +62,95 @@ def assert_same_gradients():
         for (path, value), other in zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(found), strict=True):
             allowed = relative * np.abs(value).max() + 1e-7 * largest
             np.testing.assert_allclose(other, value, rtol=0, atol=allowed, err_msg=jax.tree_util.keystr(path))
+
+    return check
+
+
+@pytest.fixture
+def assert_same_encoder_decoder(ours, gradients, assert_same_gradients):
+    """An encoder-decoder's hidden states, logits, loss and gradients on padded rows are the reference's.
+
+    The blocks are the reference's; tokens are drawn from `lowest` on.
+    """
+
+    def check(reference, encoder_blocks, decoder_blocks, seed, lowest=0):
+        rng = np.random.default_rng(seed + 100)
+        model, variables = ours(reference)
+        inputs, mask = _padded(rng, reference.config.vocab_size, [(0, 12), (4, 7), (0, 5)], lowest)
+        tokens, tokens_mask = _padded(rng, reference.config.vocab_size, [(0, 11), (0, 4), (2, 5)], lowest)
+        targets = np.roll(tokens, -1, axis=1)
+
+        expected = {"encoder": [], "decoder": []}
+        for side, blocks in (("encoder", encoder_blocks), ("decoder", decoder_blocks)):
+            blocks[0].register_forward_pre_hook(lambda _, args, side=side: expected[side].append(args[0]))
+            for block in blocks:
+                block.register_forward_hook(
+                    lambda _, args, out, side=side: expected[side].append(out[0] if isinstance(out, tuple) else out)
+                )
+        logits = reference(
+            input_ids=torch.tensor(inputs), attention_mask=torch.tensor(mask).long(),
+            decoder_input_ids=torch.tensor(tokens), decoder_attention_mask=torch.tensor(tokens_mask).long(),
+            use_cache=False,
+        ).logits  # fmt: skip
+        valid = torch.tensor(tokens_mask)
+        expected_loss = torch.nn.functional.cross_entropy(logits[valid], torch.tensor(targets)[valid])
+        expected_loss.backward()
+
+        def loss(params):
+            args, masks = jax.tree.map(jnp.asarray, ((inputs, tokens), {"inputs_mask": mask, "mask": tokens_mask}))
+            out, state = model.apply({"params": params}, *args, **masks, mutable=["intermediates"])
+            losses = optax.softmax_cross_entropy_with_integer_labels(out, targets)
+            return (losses * tokens_mask).sum() / tokens_mask.sum(), (out, state["intermediates"])
+
+        quick = {"xla_backend_optimization_level": 0}  # to compile: it takes longer than to run
+        step = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=quick)
+        (value, (out, seen)), grads = step(variables["params"])
+        np.testing.assert_allclose(out[tokens_mask], logits.detach().numpy()[tokens_mask], rtol=0, atol=1e-5)
+        for side, real in (("encoder", mask), ("decoder", tokens_mask)):
+            hidden = [seen[f"{side}_embedding"][0], *seen[f"{side}_stack"]["layers"]["hidden"][0]]
+            assert len(hidden) == len(expected[side])
+            for mine, theirs in zip(hidden, expected[side]):
+                np.testing.assert_allclose(mine[real], theirs.detach().numpy()[real], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(value, expected_loss.item(), rtol=1e-5)
+        assert_same_gradients(grads, gradients(reference))
+
+    return check
+
+
+def _padded(rng, vocab_size, rows, lowest):
+    """Tokens, and a mask which is True in each row from its start for its length."""
+    starts, lengths = np.array(rows).T[..., None]
+    places = np.arange((starts + lengths).max())
+    tokens = rng.integers(lowest, vocab_size, (len(rows), len(places)))
+    return tokens, (places >= starts) & (places < starts + lengths)
+
+
+@pytest.fixture
+def assert_same_generation(ours):
+    """An encoder-decoder writes, token by token, what the reference writes; returns the tokens of each row."""
+
+    def check(reference, start, stop_tokens=(), new=12, seeds=range(4), lowest=0, **options):
+        model, variables = ours(reference)
+        written = []
+        for seed in seeds:
+            rng = np.random.default_rng(seed)
+            inputs, mask = _padded(rng, reference.config.vocab_size, [(0, 9), (3, 6), (0, 4), (0, 1)], lowest)
+            with torch.no_grad():
+                expected = reference.generate(
+                    torch.tensor(inputs), attention_mask=torch.tensor(mask).long(), max_new_tokens=new,
+                    decoder_start_token_id=start, eos_token_id=list(stop_tokens) or None, pad_token_id=1,
+                    do_sample=False, output_scores=True, return_dict_in_generate=True, **options,
+                )  # fmt: skip
+            out = generate(
+                model, variables, np.full((len(inputs), 1), start), inputs=(inputs.astype(np.int32), mask),
+                max_new_tokens=new, temperature=0.0, stop_tokens=stop_tokens, pad_token=1, **options,
+            )  # fmt: skip
+            tokens = expected.sequences.numpy()
+            np.testing.assert_array_equal(out.tokens[:, : tokens.shape[1]], tokens)
+            assert (out.tokens[:, tokens.shape[1] :] == 1).all()
+            if "num_beams" in options:
+                np.testing.assert_allclose(out.scores, expected.sequences_scores.numpy(), rtol=1e-4, atol=1e-5)
+            written += [row[1:length].tolist() for row, length in zip(out.tokens, out.lengths)]
+        return written
 
     return check

@@ -230,3 +230,12 @@ def test_the_softmaxs_derivative_is_that_of_what_it_computes(normal):
 def test_attention_to_a_context_is_not_causal(normal):
     with pytest.raises(ValueError, match="attention to a context is not causal"):
         Attention(2, causal=True).init(jax.random.key(0), normal(1, 3, 4), normal(1, 5, 4))
+
+
+def test_queries_may_start_smaller(normal):
+    ones = jax.nn.initializers.ones
+    params = Attention(2, kernel_init=ones, query_init=jax.nn.initializers.zeros).init(
+        jax.random.key(0), normal(1, 3, 8)
+    )
+    means = {part: leaf["kernel"].mean() for part, leaf in params["params"].items() if part != "out"}
+    assert means == {"query": 0, "key": 1, "value": 1}

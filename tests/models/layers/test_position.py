@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.layers.position import Learned2D, RelativeKeys, resample, rotary, sincos_2d, sinusoidal
+from models.layers.position import Learned2D, RelativeBuckets, RelativeKeys, resample, rotary, sincos_2d, sinusoidal
 
 
 def test_sinusoidal_is_the_formula():
@@ -93,3 +93,32 @@ def test_positions_keep_bfloat16(normal):
     x = normal(1, 3, 2, 4).astype(jnp.bfloat16)
     assert rotary(x, jnp.arange(3)[None]).dtype == jnp.bfloat16
     assert jax.eval_shape(lambda t: resample(t, (2, 2), (3, 3)), x.reshape(-1, 6)[:4]).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_relative_buckets_are_the_papers(bidirectional, variables):
+    """Near distances have buckets of their own, far ones share; the other direction has its own or none."""
+    module = RelativeBuckets(2, buckets=8, max_distance=20, bidirectional=bidirectional)
+    positions = jnp.array([[50, 51], [3, 70]])
+    params = variables(module, positions, keys=80)
+    bias, table = module.apply(params, positions, 80), params["params"]["table"]
+    assert bias.shape == (2, 2, 2, 80)
+    one = [0, 1, 2, 2, 2, 2, 2, 3] if bidirectional else [0, 1, 2, 3, 4, 4, 5, 5]  # of the distances 0, 1, ...
+    for batch, query in np.ndindex(2, 2):
+        place = int(positions[batch, query])
+        for distance in range(min(8, place)):
+            np.testing.assert_array_equal(bias[batch, :, query, place - distance], table[one[distance]])
+            after = one[distance] + 4 if bidirectional and distance else 0
+            np.testing.assert_array_equal(bias[batch, :, query, place + distance], table[after])
+    np.testing.assert_array_equal(bias[0, :, 0, :31].T, jnp.tile(table[3 if bidirectional else 7], (31, 1)))
+
+
+def test_relative_buckets_need_a_distance_to_share():
+    with pytest.raises(ValueError, match="max_distance must be more than 4, which have buckets alone: 4"):
+        RelativeBuckets(1, buckets=8, max_distance=4, bidirectional=False).init(jax.random.key(0), jnp.array([[0]]), 3)
+
+
+def test_relative_buckets_in_bfloat16(variables):
+    module = RelativeBuckets(2)
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), variables(module, jnp.array([[0]]), keys=3))
+    assert module.apply(params, jnp.array([[0]]), 3).dtype == jnp.bfloat16

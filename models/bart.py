@@ -1,0 +1,155 @@
+"""BART (Lewis et al. 2019, arXiv 1910.13461): an encoder-decoder of post-norm blocks, trained to undo noise in text."""
+
+from functools import partial
+from typing import Literal
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from models.layers.attention import Attention
+from models.layers.block import Block, Stack
+from models.layers.cache import Cache, Memory
+from models.layers.embed import Embed
+from models.layers.mlp import ACTIVATIONS, Mlp
+from models.layers.norm import LayerNorm
+from models.layers.position import Learned
+
+VARIANTS = {
+    "base": {"depth": 6, "width": 768, "num_heads": 12},
+    "large": {"depth": 12, "width": 1024, "num_heads": 16},
+}
+# The first rows of its position tables are never read: fairseq counts positions from the padding token's id on.
+UNUSED = 2
+
+
+class BART(nn.Module):
+    """Text to text: tokens of the input and of the output so far in, logits of the next token out.
+
+    The decoder starts with token 2, the end of text.
+
+    Attributes:
+        vocab_size: V, of the input and the output.
+        max_length: the longest sequence on either side.
+        depth, decoder_depth: L, of the encoder and of the decoder; `decoder_depth` None is `depth`.
+        width, num_heads, hidden: D, H and F; hidden None is 4 D.
+        activation: a name of `ACTIVATIONS`.
+        logits_bias: add a bias to the logits, as checkpoints of `transformers` may.
+        dropout: rate on embeddings and what each part adds.
+        attention_dropout, activation_dropout: on attention weights and hidden layers.
+        remat, unroll: see `Stack`.
+        implementation: see `Attention`.
+    """
+
+    vocab_size: int = 50_265
+    max_length: int = 1024
+    depth: int = 12
+    decoder_depth: int | None = None
+    width: int = 1024
+    num_heads: int = 16
+    hidden: int | None = None
+    activation: str = "gelu"
+    logits_bias: bool = False
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    activation_dropout: float = 0.0
+    remat: Literal["dots", "full"] | None = None
+    unroll: int = 1
+    implementation: Literal["xla", "cudnn"] = "xla"
+
+    def setup(self):
+        init = nn.initializers.normal(0.02)
+        norm = partial(LayerNorm, epsilon=1e-5)
+        attention = partial(
+            Attention,
+            num_heads=self.num_heads,
+            dropout=self.attention_dropout,
+            implementation=self.implementation,
+            kernel_init=init,
+            out_init=init,
+        )
+        mlp = partial(
+            Mlp,
+            hidden=self.hidden or 4 * self.width,
+            activation=ACTIVATIONS[self.activation],
+            dropout=self.activation_dropout,
+            kernel_init=init,
+            out_init=init,
+        )
+        block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
+        decoder_block = partial(block, attention=partial(attention, causal=True), cross_attention=attention)
+        stack = partial(Stack, remat=self.remat, unroll=self.unroll)
+        self.embed = Embed(self.vocab_size, self.width)
+        self.encoder_position = Learned(UNUSED + self.max_length, self.width)
+        self.encoder_norm = norm()
+        self.encoder_stack = stack(block, self.depth)
+        self.decoder_position = Learned(UNUSED + self.max_length, self.width)
+        self.decoder_norm = norm()
+        self.decoder_stack = stack(decoder_block, self.decoder_depth or self.depth)
+        self.drop = nn.Dropout(self.dropout)
+        if self.logits_bias:
+            self.bias = self.param("logits_bias", nn.initializers.zeros, (self.vocab_size,))
+
+    def __call__(
+        self,
+        inputs: Int[Array, "B S"],
+        tokens: Int[Array, "B T"],
+        *,
+        inputs_mask: Bool[Array, "B S"] | None = None,
+        mask: Bool[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Logits of the token after each one.
+
+        Args:
+            inputs: what the encoder reads, at most `max_length` tokens in a row.
+            tokens: what the decoder has written so far, at most as many.
+            inputs_mask, mask: True = a real token; nothing attends to the others. Positions count these, too.
+
+        Raises:
+            ValueError: a sequence is longer than the model's.
+        """
+        inputs_mask = jnp.ones(inputs.shape, bool) if inputs_mask is None else inputs_mask
+        mask = None if mask is None else mask[:, None, None, :]
+        context, positions = self._encoded(inputs, inputs_mask), jnp.arange(tokens.shape[1])[None]
+        return self._logits(tokens, positions, context, inputs_mask, mask=mask)[0]
+
+    def encode(self, inputs: tuple[Int[Array, "B S"], Bool[Array, "B S"]]) -> Memory:
+        """What the decoder sees of `inputs`: tokens, and a mask which is True where they are real."""
+        tokens, mask = inputs
+        return self.decoder_stack.memory(self._encoded(tokens, mask), mask)
+
+    def init_cache(self, batch_size: int, max_length: int) -> Cache:
+        """An empty cache of the parameters' dtype with room for `max_length` tokens in each row.
+
+        Raises:
+            ValueError: `max_length` is beyond the model's.
+        """
+        self._check_length(max_length)
+        depth, dtype = self.decoder_depth or self.depth, self.embed.table.dtype
+        return Cache.empty(depth, batch_size, max_length, self.num_heads, self.width // self.num_heads, dtype)
+
+    def decode(self, tokens: Int[Array, "B T"], cache: Cache, memory: Memory) -> tuple[Float[Array, "B T V"], Cache]:
+        """Logits after each of T more tokens in every row, and the cache with them in it."""
+        return self._logits(tokens, cache.positions(tokens.shape[1]), memory, memory.mask, cache=cache)
+
+    def _encoded(self, tokens, mask):
+        x = self._embedded("encoder", tokens, jnp.arange(tokens.shape[1])[None])
+        return self.encoder_stack(x, mask=mask[:, None, None, :])[0]
+
+    def _logits(self, tokens, positions, context, context_mask, **kwargs):
+        x = self._embedded("decoder", tokens, positions)
+        x, cache = self.decoder_stack(x, context=context, context_mask=context_mask[:, None, None, :], **kwargs)
+        logits = self.embed.logits(x)
+        return logits + self.bias if self.logits_bias else logits, cache
+
+    def _embedded(self, side, tokens, positions):
+        self._check_length(tokens.shape[1])
+        position, norm = getattr(self, f"{side}_position"), getattr(self, f"{side}_norm")
+        x = norm(self.embed(tokens) + jnp.take(position(), UNUSED + positions, axis=0))
+        x = self.drop(x, deterministic=not self.has_rng("dropout"))
+        self.sow("intermediates", f"{side}_embedding", x)
+        return x
+
+    def _check_length(self, length):
+        if length > self.max_length:
+            raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}.")

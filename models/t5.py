@@ -1,0 +1,165 @@
+"""T5 (Raffel et al. 2019, arXiv 1910.10683): an encoder-decoder without biases that knows distances, not positions.
+
+Version 1.1 has a gated feed-forward layer and an output projection of its own.
+"""
+
+from functools import partial
+from typing import Literal
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from models.layers.attention import Attention, dot_product
+from models.layers.block import Block, Stack
+from models.layers.cache import Cache, Memory
+from models.layers.embed import Embed
+from models.layers.linear import Linear
+from models.layers.mlp import ACTIVATIONS, Mlp
+from models.layers.norm import RMSNorm
+from models.layers.position import RelativeBuckets
+
+V1_1 = {"activation": "gelu_tanh", "gated": True, "tied": False}
+VARIANTS = {
+    "small": {"depth": 6, "width": 512, "num_heads": 8, "hidden": 2048},
+    "base": {"depth": 12, "width": 768, "num_heads": 12, "hidden": 3072},
+    "large": {"depth": 24, "width": 1024, "num_heads": 16, "hidden": 4096},
+    "3b": {"depth": 24, "width": 1024, "num_heads": 32, "head_size": 128, "hidden": 16_384},
+    "11b": {"depth": 24, "width": 1024, "num_heads": 128, "head_size": 128, "hidden": 65_536},
+    "v1_1_small": {"depth": 8, "width": 512, "num_heads": 6, "hidden": 1024, **V1_1},
+    "v1_1_base": {"depth": 12, "width": 768, "num_heads": 12, "hidden": 2048, **V1_1},
+    "v1_1_large": {"depth": 24, "width": 1024, "num_heads": 16, "hidden": 2816, **V1_1},
+    "v1_1_xl": {"depth": 24, "width": 2048, "num_heads": 32, "hidden": 5120, **V1_1},
+    "v1_1_xxl": {"depth": 24, "width": 4096, "num_heads": 64, "hidden": 10_240, **V1_1},
+}
+
+
+class T5(nn.Module):
+    """Text to text: tokens of the input and of the output so far in, logits of the next token out.
+
+    Sequences have no longest length. The decoder starts with token 0, the padding.
+
+    Attributes:
+        vocab_size: V, of the input and the output.
+        depth, decoder_depth: L, of the encoder and of the decoder; `decoder_depth` None is `depth`.
+        width, num_heads, head_size, hidden: D, H, C and F; H x C need not be D.
+        activation: a name of `ACTIVATIONS`.
+        gated: multiply the hidden layer by a second projection.
+        tied: the embedding is the output projection too, and logits are scaled by 1 / sqrt(D).
+        buckets, max_distance: of the relative positions, see `RelativeBuckets`.
+        epsilon: of every norm.
+        dropout: rate on embeddings, attention weights, hidden layers, what each part adds and what comes out.
+        remat, unroll: see `Stack`.
+    """
+
+    vocab_size: int = 32_128
+    depth: int = 6
+    decoder_depth: int | None = None
+    width: int = 512
+    num_heads: int = 8
+    head_size: int = 64
+    hidden: int = 2048
+    activation: str = "relu"
+    gated: bool = False
+    tied: bool = True
+    buckets: int = 32
+    max_distance: int = 128
+    epsilon: float = 1e-6
+    dropout: float = 0.0
+    remat: Literal["dots", "full"] | None = None
+    unroll: int = 1
+
+    def setup(self):
+        init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
+        norm = partial(RMSNorm, epsilon=self.epsilon)
+        attention = partial(
+            Attention,
+            num_heads=self.num_heads,
+            head_size=self.head_size,
+            score=dot_product,
+            dropout=self.dropout,
+            use_bias=False,
+            kernel_init=init,
+            out_init=init,
+            # In place of the scores, the queries start smaller by sqrt(C).
+            query_init=nn.initializers.variance_scaling(1 / self.head_size, "fan_in", "normal"),
+        )
+        mlp = partial(
+            Mlp,
+            hidden=self.hidden,
+            activation=ACTIVATIONS[self.activation],
+            gated=self.gated,
+            dropout=self.dropout,
+            use_bias=False,
+            kernel_init=init,
+            out_init=init,
+        )
+        block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
+        decoder_block = partial(block, attention=partial(attention, causal=True), cross_attention=attention)
+        stack = partial(Stack, remat=self.remat, unroll=self.unroll)
+        relative = partial(RelativeBuckets, self.num_heads, self.buckets, self.max_distance, stddev=self.width**-0.5)
+        self.embed = Embed(self.vocab_size, self.width, table_init=nn.initializers.normal(1.0))
+        self.encoder_relative = relative(bidirectional=True)
+        self.encoder_stack = stack(block, self.depth)
+        self.encoder_norm = norm()
+        self.decoder_relative = relative(bidirectional=False)
+        self.decoder_stack = stack(decoder_block, self.decoder_depth or self.depth)
+        self.decoder_norm = norm()
+        self.drop = nn.Dropout(self.dropout)
+        if not self.tied:
+            self.head = Linear((self.vocab_size,), use_bias=False, kernel_init=init)
+
+    def __call__(
+        self,
+        inputs: Int[Array, "B S"],
+        tokens: Int[Array, "B T"],
+        *,
+        inputs_mask: Bool[Array, "B S"] | None = None,
+        mask: Bool[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Logits of the token after each one.
+
+        Args:
+            inputs: what the encoder reads.
+            tokens: what the decoder has written so far.
+            inputs_mask, mask: True = a real token; nothing attends to the others (padding on either side).
+        """
+        inputs_mask = jnp.ones(inputs.shape, bool) if inputs_mask is None else inputs_mask
+        mask = None if mask is None else mask[:, None, None, :]
+        context, positions = self._encoded(inputs, inputs_mask), jnp.arange(tokens.shape[1])[None]
+        return self._logits(tokens, positions, tokens.shape[1], context, inputs_mask, mask=mask)[0]
+
+    def encode(self, inputs: tuple[Int[Array, "B S"], Bool[Array, "B S"]]) -> Memory:
+        """What the decoder sees of `inputs`: tokens, and a mask which is True where they are real."""
+        tokens, mask = inputs
+        return self.decoder_stack.memory(self._encoded(tokens, mask), mask)
+
+    def init_cache(self, batch_size: int, max_length: int) -> Cache:
+        """An empty cache of the parameters' dtype with room for `max_length` tokens in each row."""
+        depth, dtype = self.decoder_depth or self.depth, self.embed.table.dtype
+        return Cache.empty(depth, batch_size, max_length, self.num_heads, self.head_size, dtype)
+
+    def decode(self, tokens: Int[Array, "B T"], cache: Cache, memory: Memory) -> tuple[Float[Array, "B T V"], Cache]:
+        """Logits after each of T more tokens in every row, and the cache with them in it."""
+        positions = cache.positions(tokens.shape[1])
+        return self._logits(tokens, positions, cache.max_length, memory, memory.mask, cache=cache)
+
+    def _encoded(self, tokens, mask):
+        bias = self.encoder_relative(jnp.arange(tokens.shape[1])[None], tokens.shape[1])
+        x, _ = self.encoder_stack(self._embedded("encoder", tokens), bias=bias, mask=mask[:, None, None, :])
+        return self._dropped(self.encoder_norm(x))
+
+    def _logits(self, tokens, positions, keys, context, context_mask, **kwargs):
+        bias = self.decoder_relative(positions, keys)
+        kwargs |= {"context": context, "context_mask": context_mask[:, None, None, :]}
+        x, cache = self.decoder_stack(self._embedded("decoder", tokens), bias=bias, **kwargs)
+        x = self._dropped(self.decoder_norm(x))
+        return self.embed.logits(x * self.width**-0.5) if self.tied else self.head(x), cache
+
+    def _embedded(self, side, tokens):
+        x = self._dropped(self.embed(tokens))
+        self.sow("intermediates", f"{side}_embedding", x)
+        return x
+
+    def _dropped(self, x):
+        return self.drop(x, deterministic=not self.has_rng("dropout"))

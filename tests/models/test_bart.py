@@ -1,0 +1,86 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import models
+from models.bart import BART
+
+TINY = BART(vocab_size=17, max_length=10, depth=1, decoder_depth=2, width=16, num_heads=2, logits_bias=True)
+RNG = np.random.default_rng(0)
+INPUTS = jnp.asarray(RNG.integers(0, 17, (2, 7)), jnp.int32)
+TOKENS = jnp.asarray(RNG.integers(0, 17, (2, 8)), jnp.int32)
+MASK = jnp.arange(7) < jnp.array([[7], [4]])
+
+
+@pytest.mark.parametrize(("variant", "count"), [("base", 139_420_416), ("large", 406_291_456)])
+def test_parameters_are_the_papers(variant, count):
+    shapes = jax.eval_shape(models.build("bart", variant).init, jax.random.key(0), INPUTS, TOKENS)["params"]
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
+
+
+def test_logits_are_causal_in_tokens_and_see_all_real_inputs(variables):
+    """By gradient: each row of a position table, after two that are never read, reaches these logits."""
+    params = variables(TINY, INPUTS, TOKENS)["params"]
+
+    def logits(tables):
+        out = TINY.apply({"params": params | tables}, INPUTS[1:], TOKENS[1:], inputs_mask=MASK[1:])
+        return out[0].sum(-1)
+
+    tables = {side: params[side] for side in ("encoder_position", "decoder_position")}
+    jacobian = jax.jit(jax.jacobian(logits))(tables)
+    encoder, decoder = (np.abs(jacobian[side]["table"]).max(-1) > 0 for side in tables)
+    np.testing.assert_array_equal(encoder, np.tile(np.pad(MASK[1], (2, 3)), (8, 1)))
+    np.testing.assert_array_equal(decoder, np.pad(np.tril(np.ones((8, 8), bool)), ((0, 0), (2, 2))))
+
+
+def test_cached_equals_uncached_in_rows_of_different_lengths(variables):
+    """Row 0 has 3 tokens in the cache and row 1 has 5 when both go on: each row has its own positions."""
+    params = variables(TINY, INPUTS, TOKENS)
+    expected = jax.jit(TINY.apply)(params, INPUTS, TOKENS, inputs_mask=MASK)
+    memory = jax.jit(partial(TINY.apply, method="encode"))(params, (INPUTS, MASK))
+    decode = jax.jit(lambda tokens, cache: TINY.apply(params, tokens, cache, memory, method="decode"))
+    cache = TINY.apply(params, 2, 10, method="init_cache")
+    logits, cache = decode(TOKENS[:, :5], cache)
+    np.testing.assert_allclose(logits, expected[:, :5], atol=1e-5)
+    lengths = jnp.array([3, 5])
+    cache = cache.rewind(lengths)
+    for _ in range(3):
+        logits, cache = decode(jnp.take_along_axis(TOKENS, lengths[:, None], axis=1), cache)
+        np.testing.assert_allclose(logits[:, 0], expected[jnp.arange(2), lengths], atol=1e-5)
+        lengths = lengths + 1
+
+
+def test_padded_equals_unpadded(variables):
+    params, apply = variables(TINY, INPUTS, TOKENS), jax.jit(TINY.apply)
+    expected = apply(params, INPUTS, TOKENS)
+    pad = partial(jnp.pad, pad_width=[(0, 0), (0, 2)])
+    masks = {"inputs_mask": pad(jnp.ones(INPUTS.shape, bool)), "mask": pad(jnp.ones(TOKENS.shape, bool))}
+    logits = apply(params, pad(INPUTS, constant_values=9), pad(TOKENS, constant_values=9), **masks)
+    np.testing.assert_allclose(logits[:, :8], expected, atol=1e-5)
+
+
+def test_dropout_only_with_its_rng():
+    """The program without the rng is that of a model without dropout."""
+    params = jax.eval_shape(TINY.init, jax.random.key(0), INPUTS, TOKENS)
+
+    def program(*rngs, **rates):
+        model, rngs = TINY.clone(**rates), {"dropout": rngs[0]} if rngs else {}
+        return str(jax.make_jaxpr(lambda params: model.apply(params, INPUTS, TOKENS, rngs=rngs))(params))
+
+    assert "bernoulli" not in program(jax.random.key(0))
+    for rate in ("dropout", "attention_dropout", "activation_dropout"):
+        assert program(**{rate: 0.3}) == program()
+        assert "bernoulli" in program(jax.random.key(0), **{rate: 0.3})
+
+
+def test_a_sequence_may_not_be_longer_than_the_model(variables):
+    params = variables(TINY, INPUTS, TOKENS)
+    long, message = jnp.zeros((2, 11), jnp.int32), "a sequence of 11 tokens is longer than the model's 10"
+    for args in ((long, TOKENS), (INPUTS, long)):
+        with pytest.raises(ValueError, match=message):
+            TINY.apply(params, *args)
+    with pytest.raises(ValueError, match=message):
+        TINY.apply(params, 1, 11, method="init_cache")

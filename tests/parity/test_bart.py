@@ -1,0 +1,96 @@
+"""BART computes what `transformers` computes, from its weights."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+
+from models import bart, convert
+
+REAL = 3  # tokens below are special: 1, the padding, learns nothing in the reference
+
+
+def reference_of(seed, randomise, scale=0.15):
+    rng = np.random.default_rng(seed)
+    heads = int(rng.integers(1, 5))
+    width = heads * int(rng.choice([3, 8]))
+    config = transformers.BartConfig(
+        vocab_size=int(rng.integers(11, 50)),
+        max_position_embeddings=int(rng.integers(13, 17)),
+        d_model=width,
+        encoder_layers=int(rng.integers(1, 4)),
+        decoder_layers=int(rng.integers(1, 4)),
+        encoder_attention_heads=heads,
+        decoder_attention_heads=heads,
+        encoder_ffn_dim=2 * width + 1,
+        decoder_ffn_dim=2 * width + 1,
+        activation_function=["gelu", "relu"][seed % 2],
+        forced_eos_token_id=None,
+        eos_token_id=None,
+        attn_implementation="eager",
+    )
+    reference = transformers.BartForConditionalGeneration(config)
+    for part in (reference.model.encoder, reference.model.decoder):
+        assert part.layernorm_embedding.eps == 1e-5
+    del reference.final_logits_bias  # a constant of zeros there
+    reference.final_logits_bias = torch.nn.Parameter(torch.zeros(1, config.vocab_size))
+    return randomise(reference, seed, scale)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_logits_hidden_states_and_gradients(seed, randomise, assert_same_encoder_decoder):
+    reference = reference_of(seed, randomise)
+    encoder, decoder = reference.model.encoder.layers, reference.model.decoder.layers
+    assert_same_encoder_decoder(reference, encoder, decoder, seed, lowest=REAL)
+
+
+@pytest.mark.parametrize(("seed", "options"), [(0, {}), (1, {"num_beams": 3, "length_penalty": 0.5})])
+def test_generation(seed, options, randomise, assert_same_generation):
+    reference = reference_of(seed, randomise, scale=0.4)
+    settings = reference.generation_config
+    settings.forced_bos_token_id = settings.forced_eos_token_id = None
+    settings.no_repeat_ngram_size = settings.min_length = None
+    written = assert_same_generation(reference, start=2, stop_tokens=(3, 5), new=11, lowest=REAL, **options)
+    assert len({tuple(row) for row in written}) > 4
+
+
+def test_a_file_without_the_head_has_no_bias(randomise, tmp_path):
+    """Its names have no prefix; old ones repeat the embedding."""
+    reference = reference_of(0, randomise)
+    tokens = np.random.default_rng(0).integers(REAL, reference.config.vocab_size, (2, 6)).astype(np.int32)
+    reference.model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["BartModel"]
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(tensors | {"encoder.embed_tokens.weight": tensors["shared.weight"]}, tmp_path / "model.safetensors")
+    model, variables = convert.load(tmp_path)
+    assert not model.logits_bias
+    args = {"input_ids": torch.tensor(tokens).long(), "decoder_input_ids": torch.tensor(tokens).long()}
+    expected = (reference(**args).logits - reference.final_logits_bias).detach().numpy()
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, tokens, tokens), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("logits_bias", [False, True])
+def test_export_gives_the_same_model_there_and_here(logits_bias, tmp_path):
+    model = bart.BART(
+        vocab_size=31, max_length=12, depth=2, decoder_depth=3, width=24, num_heads=3, hidden=40, activation="gelu",
+        logits_bias=logits_bias, dropout=0.1, attention_dropout=0.2, activation_dropout=0.3,
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    inputs, tokens = rng.integers(0, 31, (2, 2, 12)).astype(np.int32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), inputs, tokens)
+    variables = jax.tree.map(lambda x: jnp.asarray(0.2 * rng.standard_normal(x.shape), x.dtype), shapes)
+    convert.save(tmp_path, model, variables)
+    reference, info = transformers.BartForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    args = {"input_ids": torch.tensor(inputs).long(), "decoder_input_ids": torch.tensor(tokens).long()}
+    expected = reference.eval()(**args).logits.detach().numpy()
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, inputs, tokens), expected, rtol=0, atol=1e-5)
+
+    again, restored = convert.load(tmp_path)
+    assert again == model
+    jax.tree.map(np.testing.assert_array_equal, restored, {"params": variables["params"]})

@@ -1,0 +1,123 @@
+"""T5, versions 1.0 and 1.1, computes what `transformers` computes, from its weights."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+
+from models import convert, t5
+from models.layers.position import RelativeBuckets
+
+
+def reference_of(seed, randomise, scale=0.15):
+    """Even seeds are version 1.0, odd ones 1.1."""
+    rng = np.random.default_rng(seed)
+    config = transformers.T5Config(
+        vocab_size=int(rng.integers(11, 50)),
+        d_model=int(rng.integers(9, 30)),
+        d_kv=int(rng.choice([3, 8])),
+        d_ff=int(rng.integers(10, 40)),
+        num_layers=int(rng.integers(1, 4)),
+        num_decoder_layers=int(rng.integers(1, 4)),
+        num_heads=int(rng.integers(1, 5)),
+        relative_attention_num_buckets=[32, 8][seed // 2],
+        relative_attention_max_distance=[128, 7][seed // 2],
+        layer_norm_epsilon=float(rng.choice([1e-6, 1e-2])),
+        feed_forward_proj=["relu", "gated-gelu", "gelu"][seed],
+        tie_word_embeddings=seed % 2 == 0,
+        decoder_start_token_id=0,
+        attn_implementation="eager",
+    )
+    reference = transformers.T5ForConditionalGeneration(config)
+    if seed % 2:  # `transformers` 5 ties what it makes; what it loads it leaves untied
+        reference.lm_head.weight = torch.nn.Parameter(reference.lm_head.weight.clone())
+    return randomise(reference, seed, scale)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_logits_hidden_states_and_gradients(seed, randomise, assert_same_encoder_decoder):
+    reference = reference_of(seed, randomise)
+    assert_same_encoder_decoder(reference, reference.encoder.block, reference.decoder.block, seed)
+
+
+def test_settings(randomise, ours):
+    for seed in (0, 1):
+        reference = reference_of(seed, randomise)
+        model, config = ours(reference)[0], reference.config
+        assert (model.depth, model.decoder_depth) == (config.num_layers, config.num_decoder_layers)
+        assert (model.tied, model.gated) == (seed == 0, seed == 1)
+        assert model.activation == ["relu", "gelu_tanh"][seed]
+        assert model.epsilon == config.layer_norm_epsilon
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20), (64, 256), (10, 6)])
+def test_buckets(bidirectional, buckets, max_distance):
+    """The table's rows are their own numbers, so that the bias is the bucket."""
+    attention = transformers.models.t5.modeling_t5.T5Attention
+    distance = torch.arange(-300, 301)
+    expected = attention._relative_position_bucket(distance, bidirectional, buckets, max_distance)
+    module = RelativeBuckets(1, buckets, max_distance, bidirectional)
+    table = {"params": {"table": jnp.arange(buckets, dtype=jnp.float32)[:, None]}}
+    np.testing.assert_array_equal(module.apply(table, jnp.array([[300]]), 601)[0, 0, 0], expected)
+
+
+@pytest.mark.parametrize(("seed", "options"), [(0, {}), (1, {"num_beams": 3, "length_penalty": 0.5})])
+def test_generation(seed, options, randomise, assert_same_generation):
+    reference = reference_of(seed, randomise, scale=0.4)
+    written = assert_same_generation(reference, start=0, stop_tokens=(3, 5), **options)
+    assert len({tuple(row) for row in written}) > 4
+
+
+@pytest.mark.parametrize("version", [{}, {"gated": True, "tied": False, "activation": "gelu_tanh"}])
+def test_export_gives_the_same_model_there_and_here(version, tmp_path):
+    model = t5.T5(
+        vocab_size=31, depth=2, decoder_depth=3, width=20, num_heads=3, head_size=4, hidden=40, buckets=12,
+        max_distance=40, epsilon=1e-3, dropout=0.1, **version,
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    inputs, tokens = rng.integers(0, 31, (2, 2, 12)).astype(np.int32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), inputs, tokens)
+    variables = jax.tree.map(lambda x: jnp.asarray(0.2 * rng.standard_normal(x.shape), x.dtype), shapes)
+    convert.save(tmp_path, model, variables)
+    reference, info = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    args = {"input_ids": torch.tensor(inputs).long(), "decoder_input_ids": torch.tensor(tokens).long()}
+    expected = reference.eval()(**args).logits.detach().numpy()
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, inputs, tokens), expected, rtol=0, atol=1e-5)
+
+    again, restored = convert.load(tmp_path)
+    assert again == model
+    jax.tree.map(np.testing.assert_array_equal, restored, {"params": variables["params"]})
+
+
+def test_old_files_repeat_the_embedding(tmp_path):
+    """They have a bias, too, that nobody reads."""
+    model = t5.T5(vocab_size=9, depth=1, width=8, num_heads=2, head_size=3, hidden=5)
+    variables = jax.jit(model.init)(jax.random.key(0), *np.zeros((2, 1, 1), np.int32))
+    convert.save(tmp_path, model, variables)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for copy in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"):
+        tensors[copy] = tensors["shared.weight"]
+    tensors["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = np.ones((32, 2), np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    jax.tree.map(np.testing.assert_array_equal, convert.load(tmp_path)[1], variables)
+    save_file(tensors | {"lm_head.weight": tensors["shared.weight"] + 1}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"lm_head\.weight differs from shared\.weight"):
+        convert.load(tmp_path)
+
+
+def test_every_activation_is_written_as_what_is_read():
+    for gated in (False, True):
+        for activation in ("relu", "gelu", "gelu_tanh", "silu"):
+            written = convert.t5.FAMILY.config(t5.T5(gated=gated, activation=activation))
+            read = convert.t5.FAMILY.settings(written, "", {})
+            assert (read["gated"], read["activation"]) == (gated, activation)
+            theirs = transformers.T5Config(feed_forward_proj=written["feed_forward_proj"])
+            assert theirs.is_gated_act == gated
+            x = np.linspace(-3, 3, 50, dtype=np.float32)
+            expected = transformers.activations.ACT2FN[theirs.dense_act_fn](torch.tensor(x)).numpy()
+            np.testing.assert_allclose(t5.ACTIVATIONS[activation](jnp.asarray(x)), expected, atol=2e-6)
