@@ -6,12 +6,13 @@ from typing import Literal, get_args, get_origin
 
 import flax.linen as nn
 
-from models import gpt, vit
+from models import gpt, llama, vit
 from models.layers.mlp import ACTIVATIONS
 
 # name -> (class, variants)
 MODELS = {
     "gpt": (gpt.GPT, gpt.VARIANTS),
+    "llama": (llama.Llama, llama.VARIANTS),
     "vit": (vit.ViT, vit.VARIANTS),
 }
 

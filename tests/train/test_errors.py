@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import launch
+import models
 from train import loop
 from train.experiment import Experiment
 from train.guard import locked
@@ -63,7 +64,10 @@ def trained(tiny, tmp_path_factory):
             "there is no config 'configs/vit_digit.py': did you mean 'configs/vit_digits.py'?",
         ),
         ([GPT, "--config.data.source=text:absent.txt"], "there is no text file at absent.txt"),
-        ([GPT, "--config.model.name=gtp"], "unknown model 'gtp': it is one of gpt, vit. Did you mean 'gpt'?"),
+        (
+            [GPT, "--config.model.name=gtp"],
+            f"unknown model 'gtp': it is one of {', '.join(models.MODELS)}. Did you mean 'gpt'?",
+        ),
         ([GPT, "--config.model.num_heads=3"], "3"),
         (
             [GPT, "--config.model.activation=gleu"],
