@@ -1,7 +1,7 @@
 """Llama (Touvron et al. 2023, arXiv 2302.13971, 2307.09288, 2407.21783) and Mistral (arXiv 2310.06825).
 
-GPT's decoder with four changes: RMSNorm, rotary positions, a gated feed-forward layer and no biases. Groups of heads may
-share their keys and values, and with `window` a layer sees only the last tokens (L layers still see L times as far).
+GPT's decoder with four changes: RMSNorm, rotary positions, a gated feed-forward layer and no biases. Heads may share
+keys and values in groups, and with `window` a layer sees the last tokens alone (L layers still see L times as far).
 """
 
 import math

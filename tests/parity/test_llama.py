@@ -1,5 +1,6 @@
 """Llama and Mistral compute what `transformers` computes, from its weights."""
 
+import json
 from functools import partial
 
 import jax
@@ -9,6 +10,7 @@ import optax
 import pytest
 import torch
 import transformers
+from safetensors.numpy import load_file, save_file
 
 from models import convert
 from models.generate import generate
@@ -133,6 +135,7 @@ def test_plain_tokens_have_default_positions(case, randomise, ours):
     np.testing.assert_allclose(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected, rtol=0, atol=1e-5)
 
 
+YARN = {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_length": 32, "rope_turns": (0.5, 9.0)}
 EXPORTED = Llama(
     vocab_size=31, max_length=64, depth=2, width=24, num_heads=4, num_kv_heads=2, head_size=8, hidden=20, epsilon=1e-3
 )
@@ -145,7 +148,7 @@ EXPORTED = Llama(
         ("Llama", EXPORTED.clone(tied=True, rope_base=700.0, rope_scaling="linear", rope_factor=2.0)),
         ("Llama", EXPORTED.clone(rope_scaling="llama3", rope_factor=4.0, rope_length=32, rope_turns=(0.5, 3.0))),
         ("Mistral", EXPORTED.clone(window=3)),
-        ("Mistral", EXPORTED.clone(window=3, rope_scaling="yarn", rope_factor=4.0, rope_length=32, rope_turns=(0.5, 9.0))),
+        ("Mistral", EXPORTED.clone(window=3, **YARN)),
     ],
 )  # fmt: skip
 def test_export_gives_the_same_model_there_and_here(name, model, tmp_path):
@@ -162,6 +165,26 @@ def test_export_gives_the_same_model_there_and_here(name, model, tmp_path):
     again, restored = convert.load(tmp_path)
     assert again == model
     jax.tree.map(np.testing.assert_array_equal, restored, {"params": variables["params"]})
+
+
+def test_older_configs(randomise, tmp_path):
+    """`rope_scaling` and `rope_theta` beside each other, a Mistral without a window, and tables of rotations."""
+    theirs = reference_of("masked", randomise)
+    theirs.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    config |= {"rope_theta": rope.pop("rope_theta"), "sliding_window": None}
+    rope["type"] = rope.pop("rope_type")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_scaling": rope}))
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(4, np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    tokens = batch_of(theirs)[0]
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    expected = reference.eval()(torch.tensor(tokens, dtype=torch.long)).logits.detach().numpy()
+    model, variables = convert.load(tmp_path)
+    assert (model.window, model.rope_scaling, model.rope_base) == (None, "yarn", 10_000.0)
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected, rtol=0, atol=1e-5)
 
 
 def test_published_yarn_frequencies_are_transformers():
