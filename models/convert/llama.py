@@ -97,7 +97,7 @@ def _rope(config):
     settings["rope_factor"] = float(numbers["factor"])
     if TURNS[kind]:
         turns = tuple(float(numbers[name]) for name in TURNS[kind])
-        settings |= {"rope_length": numbers["original_max_position_embeddings"], "rope_turns": turns}
+        settings |= {"rope_length": int(numbers["original_max_position_embeddings"]), "rope_turns": turns}
     return settings
 
 

@@ -74,8 +74,8 @@ def stretched(
 
     "linear" divides all by the factor (arXiv 2306.15595). The others divide those that turn less than `turns[0]` times
     within the training's `length` and keep those that turn more than `turns[1]` times, for these tell close tokens
-    apart. In between they blend: "llama3" evenly in the number of turns (arXiv 2407.21783), "yarn" evenly in the index
-    of the frequency (arXiv 2309.00071, section 3.2).
+    apart. In between they blend: "llama3" evenly in the number of turns (arXiv 2309.00071, section 3.2; Llama 3.1's
+    published code), "yarn" evenly in the index of the frequency (YaRN's published code).
     """
     if kind == "linear":
         return frequencies / factor
@@ -84,9 +84,9 @@ def stretched(
     else:
         size = len(frequencies)
         last, first = (size * math.log(length / (2 * math.pi * turn), base) for turn in turns)
-        # Whole indices, within the head's size, as the published code has them.
+        # Whole indices, between 0 and the head's size, as the published code has them.
         last, first = min(math.ceil(last), 2 * size - 1), max(math.floor(first), 0)
-        kept = (last - np.arange(size)) / max(last - first, 1e-3)
+        kept = 1 - (np.arange(size) - first) / max(last - first, 1e-3)
     kept = np.clip(kept, 0, 1)
     return frequencies * (kept + (1 - kept) / factor)
 
