@@ -86,6 +86,19 @@ def test_padded_equals_unpadded(model, variables):
         np.testing.assert_allclose(logits[mask].reshape(expected.shape), expected, atol=1e-5)
 
 
+def test_positions_are_what_they_are_said_to_be(variables):
+    """Rotations see distances alone: only a hole between tokens tells whether the positions are used."""
+    params, apply = variables(TINY, TOKENS), jax.jit(TINY.apply)
+    places = jnp.array([0, 1, 2, 7, 8, 9])
+    holed = jnp.full((2, 10), 9).at[:, places].set(TOKENS[:, :6])
+    mask = jnp.zeros((2, 10), bool).at[:, places].set(True)
+    positions = jnp.cumsum(mask[:1], axis=1) - 1
+    expected = apply(params, TOKENS[:, :6])
+    logits = apply(params, holed, mask=mask, positions=positions)[:, places]
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    assert np.abs(apply(params, holed, mask=mask)[:, places] - expected).max() > 1e-3
+
+
 def test_bfloat16_parameters_give_bfloat16_logits(variables):
     params = variables(WINDOW, TOKENS, std=0.1)
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
