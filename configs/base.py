@@ -240,9 +240,39 @@ def bart() -> dict:
     }
 
 
+def llama() -> dict:
+    """What `models.llama.Llama` takes; None is the variant's or the data's."""
+    return {
+        "name": "llama",
+        "variant": "llama2-7b",  # llama2-7b | llama2-13b | llama2-70b | llama3-8b | llama3.2-1b | mistral-7b
+        "vocab_size": placeholder(int),
+        "max_length": placeholder(int),  # tokens
+        "depth": placeholder(int),
+        "width": placeholder(int),
+        "num_heads": placeholder(int),
+        "num_kv_heads": placeholder(int),  # of keys and values; None = num_heads
+        "head_size": placeholder(int),  # None = width / num_heads
+        "hidden": placeholder(int),  # of the feed-forward layers; None = 8/3 x width, a multiple of 256
+        "window": placeholder(int),  # tokens that each one sees, itself among them; None = all
+        "tied": placeholder(bool),  # the embedding's table gives the logits too
+        "rope_base": placeholder(float),  # 1 / the slowest rotary frequency
+        "rope_scaling": placeholder(str),  # default | linear | llama3 | yarn: for longer sequences than the training's
+        "rope_factor": placeholder(float),  # how much longer
+        "rope_length": placeholder(int),  # of the training's sequences; None = max_length
+        "rope_turns": placeholder(tuple),  # llama3, yarn: slowed below the first, kept above the second number of turns
+        "activation": "silu",  # gelu | gelu_tanh | relu | silu
+        "epsilon": 1e-5,  # of RMSNorm
+        "dropout": 0.0,
+        "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
+        "unroll": 1,  # layers in a turn of the compiled loop
+        "implementation": "xla",  # of attention: xla | cudnn
+    }
+
+
 MODELS = {
     "bart": bart,
     "gpt": gpt,
+    "llama": llama,
     "t5": t5,
     "transformer": transformer,
     "vit": vit,

@@ -6,13 +6,14 @@ from typing import Literal, get_args, get_origin
 
 import flax.linen as nn
 
-from models import bart, gpt, t5, transformer, vit
+from models import bart, gpt, llama, t5, transformer, vit
 from models.layers.mlp import ACTIVATIONS
 
 # name -> (class, variants)
 MODELS = {
     "bart": (bart.BART, bart.VARIANTS),
     "gpt": (gpt.GPT, gpt.VARIANTS),
+    "llama": (llama.Llama, llama.VARIANTS),
     "t5": (t5.T5, t5.VARIANTS),
     "transformer": (transformer.Transformer, transformer.VARIANTS),
     "vit": (vit.ViT, vit.VARIANTS),

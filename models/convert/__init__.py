@@ -15,10 +15,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 import models
-from models.convert import bart, gpt2, t5, vit
+from models.convert import bart, gpt2, llama, t5, vit
 from models.convert.family import ACTIVATIONS, rearrange
 
-FAMILIES = {"bart": bart.FAMILY, "gpt2": gpt2.FAMILY, "t5": t5.FAMILY, "vit": vit.FAMILY}
+FAMILIES = {
+    "bart": bart.FAMILY,
+    "gpt2": gpt2.FAMILY,
+    "llama": llama.LLAMA,
+    "mistral": llama.MISTRAL,
+    "t5": t5.FAMILY,
+    "vit": vit.FAMILY,
+}
 
 
 def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) -> tuple[nn.Module, dict]:
@@ -84,12 +91,12 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
         ValueError: `transformers` has no such model, or the variables are not the model's.
         OSError: the folder cannot be written to; a file that was there is kept.
     """
-    kinds = {models.MODELS[family.model][0]: kind for kind, family in FAMILIES.items()}
-    if type(model) not in kinds:
-        known = ", ".join(cls.__name__ for cls in kinds)
+    classes = {kind: models.MODELS[family.model][0] for kind, family in FAMILIES.items()}
+    kinds = [kind for kind, cls in classes.items() if type(model) is cls and FAMILIES[kind].fits(model)]
+    if not kinds:
+        known = ", ".join(dict.fromkeys(cls.__name__ for cls in classes.values()))
         raise ValueError(f"a {type(model).__name__} cannot be written for `transformers`: it must be one of {known}.")
-    kind = kinds[type(model)]
-    family = FAMILIES[kind]
+    kind, family = kinds[0], FAMILIES[kinds[0]]
     config = {name: getattr(model, setting) for name, (setting, _) in family.fields.items()}
     for name, (setting, _) in family.fields.items():
         if setting == "activation":

@@ -53,6 +53,7 @@ class Family:
         fields: fields of `config.json` -> (our setting, the default if absent). Fields of one setting must agree.
         fixed: fields with the only value that our model knows.
         tied: pairs of tensors that are one for us, unless a rule has the first; a file may leave out the first.
+        fits: whether a model is one of this family, where several families have the same model.
         ignored: pattern of tensors that carry nothing.
         sizes: letters in layouts -> our settings that give their sizes.
         example: makes a model's input, or the tuple of its inputs.
@@ -71,6 +72,7 @@ class Family:
     rules: Callable[[nn.Module], list[Rule]]
     config: Callable[[nn.Module], dict]
     settings: Callable[[dict, str, Mapping], dict] = lambda config, architecture, names: {}
+    fits: Callable[[nn.Module], bool] = lambda model: True
     tied: tuple[tuple[str, str], ...] = ()
     ignored: str = ""
 

@@ -5,6 +5,7 @@ attention, K = 1 multi-query (arXiv 1911.02150), anything between grouped-query 
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -56,6 +57,14 @@ def causal_mask(query_positions: Int[Array, "*B T"], key_positions: Int[Array, "
     return (query_positions[..., :, None] >= key_positions)[..., None, :, :]
 
 
+def window_mask(
+    query_positions: Int[Array, "*B T"], key_positions: Int[Array, "S"], window: int
+) -> Bool[Array, "*B 1 T S"]:
+    """True where a query may see a key: among the last `window` positions, its own the last of them."""
+    distance = query_positions[..., :, None] - key_positions
+    return ((distance >= 0) & (distance < window))[..., None, :, :]
+
+
 @jax.custom_jvp
 def masked_softmax(scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T #S"] | None) -> Float[Array, "B H T S"]:
     """The softmax over the keys where the mask is True. Its derivative needs the result and the mask alone."""
@@ -100,6 +109,38 @@ def attend(
     return jnp.einsum("BKGTS,BSKE->BTKGE", weights, value).reshape(batch, length, heads, -1)
 
 
+def attend_in_window(
+    query: Float[Array, "B T H C"],
+    key: Float[Array, "B T K C"],
+    value: Float[Array, "B T K E"],
+    window: int,
+    *,
+    mask: Bool[Array, "#B #H 1 T"] | None = None,
+    **options,
+) -> Float[Array, "B T H E"]:
+    """`attend` where each query sees the last `window` keys, its own the last of them: 2 T x window scores, not T x T.
+
+    The queries are cut into blocks as long as the window. What a block sees lies in it and in the one before.
+    """
+    batch, length = query.shape[:2]
+    blocks = -(-length // window)
+    rest = blocks * window - length
+
+    def block(x, before=0):  # [B, T, ...] -> [B x blocks, window (or 2 windows), ...]
+        x = jnp.pad(x, [(0, 0), (before, rest)] + [(0, 0)] * (x.ndim - 2))
+        x = x.reshape(batch, -1, window, *x.shape[2:])
+        x = jnp.concatenate([x[:, :-1], x[:, 1:]], axis=2) if before else x
+        return x.reshape(batch * blocks, -1, *x.shape[3:])
+
+    real = jnp.ones((1, 1, 1, length), bool) if mask is None else mask
+    real = jnp.broadcast_to(real, (batch, *real.shape[1:])).transpose(0, 3, 1, 2)
+    mask = block(real, window).transpose(0, 2, 3, 1) & window_mask(
+        window + jnp.arange(window)[None], jnp.arange(2 * window), window
+    )
+    out = attend(block(query), block(key, window), block(value, window), mask=mask, **options)
+    return out.reshape(batch, blocks * window, *out.shape[2:])[:, :length]
+
+
 class Attention(nn.Module):
     """Projections to heads, attention within each, projection back to the width.
 
@@ -111,6 +152,8 @@ class Attention(nn.Module):
         num_kv_heads: key/value heads, K, a divisor of H; None is H.
         head_size: C; None is width / H.
         causal: a query sees no later key (self-attention only).
+        window: a query of causal attention sees no more than the last `window` keys, its own among them
+            (arXiv 2310.06825, section 2); None is all.
         score: a function or a Module, see `Score`.
         rotary: turns (queries or keys [B, T, H, C], positions [B, T]) by their positions; None leaves them.
         relative: makes a Module that maps (queries [B, T, H, C], positions [B, T], number of keys S) to a bias
@@ -121,13 +164,15 @@ class Attention(nn.Module):
         use_bias, kernel_init, out_init: of the projections; `out_init` is the output's.
         query_init: of the queries' projection; None is `kernel_init`.
 
-    The weights [B, H, T, S] are sown as `intermediates/attention` ("xla" only).
+    The weights [B, H, T, S] are sown as `intermediates/attention` ("xla" only). Inputs longer than two windows are
+    computed, and sown, in blocks of a window, unless there is a bias or a mask that is not the same for all queries.
     """
 
     num_heads: int
     num_kv_heads: int | None = None
     head_size: int | None = None
     causal: bool = False
+    window: int | None = None
     score: Score = scaled_dot_product
     rotary: Callable | None = None
     relative: Callable[..., nn.Module] | None = None
@@ -166,6 +211,8 @@ class Attention(nn.Module):
                 f"width {width}, {self.num_heads} heads and {kv_heads} key/value heads do not fit: "
                 "heads must divide the width, and key/value heads the heads."
             )
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"an attention window of {self.window} tokens is none: it must be at least 1.")
 
         def project(name, heads, inputs, init=self.kernel_init):
             return Linear((heads, head_size), use_bias=self.use_bias, kernel_init=init, name=name)(inputs)
@@ -184,7 +231,7 @@ class Attention(nn.Module):
         causal = self.causal
         if cache is not None:
             # Rows are causal by their places in the cache, which need not be their positions.
-            allowed = causal_mask(cache.positions(x.shape[1]), jnp.arange(cache.max_length))
+            allowed = self._allowed(cache.positions(x.shape[1]), jnp.arange(cache.max_length))
             mask = allowed if mask is None else mask & allowed
             causal = False
             cache = cache.append(key, value)
@@ -196,14 +243,26 @@ class Attention(nn.Module):
         if self.implementation == "cudnn":
             out = self._flash(query, key, value, mask, bias, causal)
         elif self.implementation == "xla":
-            if causal:
-                allowed = causal_mask(jnp.arange(x.shape[1])[None], jnp.arange(key.shape[1]))
+            attention = attend
+            if causal and self._in_blocks(x.shape[1], mask, bias):
+                attention = partial(attend_in_window, window=self.window)
+            elif causal:
+                allowed = self._allowed(jnp.arange(x.shape[1])[None], jnp.arange(key.shape[1]))
                 mask = allowed if mask is None else mask & allowed
-            out = attend(query, key, value, score=self.score, mask=mask, bias=bias, transform=self._weights)
+            out = attention(query, key, value, score=self.score, mask=mask, bias=bias, transform=self._weights)
         else:
             raise ValueError(f"attention implementation {self.implementation!r} is unknown: it is 'xla' or 'cudnn'.")
         out = Linear((width,), axes=2, use_bias=self.use_bias, kernel_init=self.out_init, name="out")(out)
         return out, cache
+
+    def _allowed(self, query_positions, key_positions):
+        if self.window is None:
+            return causal_mask(query_positions, key_positions)
+        return window_mask(query_positions, key_positions, self.window)
+
+    def _in_blocks(self, length, mask, bias):
+        by_key = mask is None or mask.shape[2] == 1
+        return self.window is not None and length > 2 * self.window and by_key and bias is None
 
     def _weights(self, weights: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
         self.sow("intermediates", "attention", weights)
@@ -215,6 +274,14 @@ class Attention(nn.Module):
                 "cuDNN attention computes the scaled dot product without dropout on the weights: "
                 "set attention dropout to 0 or implementation to 'xla'."
             )
+        window = (self.window - 1, 0) if causal and self.window else None
         return jax.nn.dot_product_attention(
-            query, key, value, bias=bias, mask=mask, is_causal=causal, implementation="cudnn"
+            query,
+            key,
+            value,
+            bias=bias,
+            mask=mask,
+            is_causal=causal,
+            local_window_size=window,
+            implementation="cudnn",
         )

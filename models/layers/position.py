@@ -1,5 +1,9 @@
 """Where a token or a patch stands: fixed tables, learned tables, rotations and relative keys."""
 
+import math
+from collections.abc import Callable
+from typing import Literal
+
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
@@ -33,17 +37,63 @@ def sincos_2d(
 
 
 def rotary(
-    x: Float[Array, "B T H C"], positions: Int[Array, "#B T"], base: float = 10_000.0
+    x: Float[Array, "B T H C"],
+    positions: Int[Array, "#B T"],
+    base: float = 10_000.0,
+    scaling: Callable[[np.ndarray, float], np.ndarray] | None = None,
+    magnitude: float = 1.0,
 ) -> Float[Array, "B T H C"]:
     """Turns each pair (i, i + C/2) of a head by its position times its frequency (arXiv 2104.09864).
 
     The inner product of two turned vectors depends on their distance alone.
+
+    Args:
+        x, positions: what is turned, and where it stands.
+        base: the frequencies fall from 1 towards 1 / base.
+        scaling: makes other frequencies of them and the base, such as `partial(stretched, kind="linear", factor=2.0)`.
+        magnitude: what each vector is multiplied by (YaRN's is `yarn_magnitude`).
     """
     frequencies = base ** -(np.arange(0, x.shape[-1], 2) / x.shape[-1])
+    if scaling is not None:
+        frequencies = scaling(frequencies, base)
     angles = positions[:, :, None, None] * frequencies
-    sin, cos = jnp.sin(angles), jnp.cos(angles)
+    sin, cos = jnp.sin(angles) * magnitude, jnp.cos(angles) * magnitude
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def stretched(
+    frequencies: Float[np.ndarray, "C"],
+    base: float,
+    kind: Literal["linear", "llama3", "yarn"],
+    factor: float,
+    length: int = 0,
+    turns: tuple[float, float] = (1.0, 4.0),
+) -> Float[np.ndarray, "C"]:
+    """Slower rotary frequencies, for sequences up to `factor` times as long as those of the training.
+
+    "linear" divides all by the factor (arXiv 2306.15595). The others divide those that turn less than `turns[0]` times
+    within the training's `length` and keep those that turn more than `turns[1]` times, for these tell close tokens
+    apart. In between they blend: "llama3" evenly in the number of turns (arXiv 2309.00071, section 3.2; Llama 3.1's
+    published code), "yarn" evenly in the index of the frequency (YaRN's published code).
+    """
+    if kind == "linear":
+        return frequencies / factor
+    if kind == "llama3":
+        kept = (length * frequencies / (2 * math.pi) - turns[0]) / (turns[1] - turns[0])
+    else:
+        size = len(frequencies)
+        last, first = (size * math.log(length / (2 * math.pi * turn), base) for turn in turns)
+        # Whole indices, between 0 and the head's size, as the published code has them.
+        last, first = min(math.ceil(last), 2 * size - 1), max(math.floor(first), 0)
+        kept = 1 - (np.arange(size) - first) / max(last - first, 1e-3)
+    kept = np.clip(kept, 0, 1)
+    return frequencies * (kept + (1 - kept) / factor)
+
+
+def yarn_magnitude(factor: float) -> float:
+    """What YaRN multiplies queries and keys by when sequences grow by a factor (arXiv 2309.00071, equation 22)."""
+    return 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
 
 
 class Learned(nn.Module):

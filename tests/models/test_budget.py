@@ -13,6 +13,7 @@ from models import budget, build
 TOKENS = jax.ShapeDtypeStruct((2, 128), jnp.int32)
 IMAGES = jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.float32)
 GPT = {"name": "gpt", "depth": 3, "width": 64, "num_heads": 4, "vocab_size": 256, "max_length": 128}
+LLAMA = GPT | {"name": "llama", "num_kv_heads": 2, "window": 32}
 VIT = {"name": "vit", "depth": 3, "width": 64, "num_heads": 4, "num_classes": 10, "image_size": 64, "patch_size": 8}
 
 
@@ -69,7 +70,7 @@ def test_parameters_by_part():
 
 
 @pytest.mark.parametrize(
-    ("settings", "inputs"), [(GPT, TOKENS), (VIT, IMAGES), (VIT | {"position": "relative"}, IMAGES)]
+    ("settings", "inputs"), [(GPT, TOKENS), (LLAMA, TOKENS), (VIT, IMAGES), (VIT | {"position": "relative"}, IMAGES)]
 )
 def test_forward_flops_are_xlas_of_the_unrolled_model(settings, inputs):
     cost = budget.budget(build(**settings), (inputs,))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import launch
+import models
 from train import loop
 from train.evaluators import restore
 from train.experiment import Experiment
@@ -66,7 +67,7 @@ def trained(tiny, tmp_path_factory):
         ([GPT, "--config.data.source=text:absent.txt"], "there is no text file at absent.txt"),
         (
             [GPT, "--config.model.name=gtp"],
-            "unknown model 'gtp': it is one of gpt, transformer, vit. Did you mean 'gpt'?",
+            f"unknown model 'gtp': it is one of {', '.join(models.MODELS)}. Did you mean 'gpt'?",
         ),
         ([GPT, "--config.model.num_heads=3"], "3"),
         (

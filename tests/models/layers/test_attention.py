@@ -9,6 +9,7 @@ from models.layers.attention import (
     Additive,
     Attention,
     attend,
+    attend_in_window,
     dot_product,
     gaussian,
     masked_softmax,
@@ -117,6 +118,65 @@ def test_causal_by_gradient(variables, normal):
     np.testing.assert_array_equal(reached, np.tril(np.ones((5, 5), bool)))
 
 
+@pytest.mark.parametrize("window", [1, 3, 4, 6, 12])
+def test_windows_in_blocks_are_masked_attention(window, variables, normal):
+    """Inputs of 11, in blocks where they are longer than two windows, with padding; a window of 12 is none."""
+    x = normal(2, 11, 16)
+    padding = jnp.arange(11) >= jnp.array([0, 4])[:, None]
+    module = Attention(4, num_kv_heads=2, causal=True, window=window, rotary=rotary)
+    params = variables(module, x)
+    distance = jnp.arange(11)[:, None] - jnp.arange(11)
+    mask = padding[:, None, None] & (distance < window) & (distance >= 0)
+
+    def run(module, mask):
+        def loss(x):
+            out, state = module.apply(params, x, mask=mask, mutable=["intermediates"])
+            out = jnp.where(padding[..., None], out[0], 0)
+            return jnp.sin(out).sum(), (out, state["intermediates"]["attention"][0])
+
+        (_, (out, weights)), slope = jax.jit(jax.value_and_grad(loss, has_aux=True))(x)
+        return out, slope, weights
+
+    expected = run(module.clone(window=None, causal=False), mask)
+    found = run(module, padding[:, None, None])
+    np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
+    np.testing.assert_allclose(found[1], expected[1], atol=1e-5)
+    count = -(-11 // window)
+    assert found[2].shape == ((2 * count, 4, window, 2 * window) if 2 * window < 11 else (2, 4, 11, 11))
+
+
+def test_work_in_windows_grows_with_the_length_alone(normal):
+    """XLA counts 4 times the work for 4 times as many tokens."""
+
+    def work(length):
+        query, key = normal(1, length, 2, 4), normal(1, length, 1, 4)
+        attention = jax.jit(partial(attend_in_window, window=16))
+        return attention.lower(query, key, key).compile().cost_analysis()["flops"]
+
+    assert work(1024) == pytest.approx(4 * work(256), rel=0.02)
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_a_window_with_a_bias_or_a_whole_mask(with_bias, variables, normal):
+    x, bias = normal(1, 9, 8), normal(1, 2, 9, 9)
+    module = Attention(2, causal=True, window=3)
+    params = variables(module, x)
+    distance = jnp.arange(9)[:, None] - jnp.arange(9)
+    window = ((distance < 3) & (distance >= 0))[None, None]
+    options = {"bias": bias} if with_bias else {"mask": (bias > 0) | (distance == 0)}
+    found, _ = module.apply(params, x, **options)
+    expected, _ = module.clone(window=None).apply(params, x, **options | {"mask": options.get("mask", True) & window})
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_flash_attentions_window_is_ours(normal):
+    """What is asked of cuDNN, computed by JAX without it."""
+    query, key, value = normal(1, 7, 4, 5), normal(1, 7, 2, 5), normal(1, 7, 2, 5)
+    expected = attend_in_window(query, key, value, 3)
+    theirs = jax.nn.dot_product_attention(query, key, value, is_causal=True, local_window_size=(2, 0))
+    np.testing.assert_allclose(theirs, expected, atol=1e-5)
+
+
 def test_cross_attention_reads_the_context(variables, normal):
     x, context = normal(2, 3, 8), normal(2, 5, 6)
     mask = jnp.arange(5)[None, None, None] < jnp.array([5, 2])[:, None, None, None]
@@ -135,10 +195,12 @@ def test_cross_attention_reads_the_context(variables, normal):
 
 
 @pytest.mark.parametrize("chunks", [(6,), (3, 1, 2)])
-@pytest.mark.parametrize("relative", [None, partial(RelativeKeys, max_distance=3)])
-def test_cached_equals_uncached(chunks, relative, variables, normal):
+@pytest.mark.parametrize(
+    ("relative", "window"), [(None, None), (partial(RelativeKeys, max_distance=3), None), (None, 2)]
+)
+def test_cached_equals_uncached(chunks, relative, window, variables, normal):
     x = normal(2, 6, 16)
-    module = Attention(4, num_kv_heads=2, causal=True, rotary=rotary, relative=relative)
+    module = Attention(4, num_kv_heads=2, causal=True, window=window, rotary=rotary, relative=relative)
     params = variables(module, x)
     expected, _ = module.apply(params, x)
     cache = Cache.empty(1, 2, 8, 2, 4)
@@ -205,6 +267,7 @@ def test_bfloat16_parameters_and_inputs_give_bfloat16(variables, normal):
     [
         ({"num_heads": 3}, "width 8, 3 heads and 3 key/value heads do not fit"),
         ({"num_heads": 4, "num_kv_heads": 3}, "4 heads and 3 key/value heads do not fit"),
+        ({"num_heads": 2, "window": 0}, "an attention window of 0 tokens is none: it must be at least 1"),
         ({"num_heads": 2, "implementation": "fast"}, "implementation 'fast' is unknown: it is 'xla' or 'cudnn'"),
         ({"num_heads": 2, "implementation": "cudnn", "score": gaussian}, "computes the scaled dot product"),
     ],

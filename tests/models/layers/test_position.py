@@ -3,7 +3,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.layers.position import Learned2D, RelativeBuckets, RelativeKeys, resample, rotary, sincos_2d, sinusoidal
+from models.layers.position import (
+    Learned2D,
+    RelativeBuckets,
+    RelativeKeys,
+    resample,
+    rotary,
+    sincos_2d,
+    sinusoidal,
+    stretched,
+    yarn_magnitude,
+)
 
 
 def test_sinusoidal_is_the_formula():
@@ -48,6 +58,36 @@ def test_rotary_depends_on_distance_alone(normal):
 
     assert product(7, 4) == pytest.approx(product(103, 100), abs=1e-4)
     assert abs(product(7, 4) - product(7, 5)) > 1e-2
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
+def test_stretched_frequencies(kind, normal):
+    """Those of few turns in the trained length are divided by the factor, those of many kept, others blended."""
+    frequencies = 10_000.0 ** -(np.arange(32) / 32)
+    turns = 4096 * frequencies / (2 * np.pi)
+    ratio = frequencies / stretched(frequencies, 10_000.0, kind, factor=8.0, length=4096, turns=(2.0, 16.0))
+    assert (np.diff(ratio) >= 0).all()
+    if kind == "linear":
+        np.testing.assert_allclose(ratio, 8.0)
+    else:
+        # YaRN's ramp ends at whole indices.
+        slack = 10_000 ** (1 / 32) if kind == "yarn" else 1.0
+        np.testing.assert_allclose(ratio[turns < 2 / slack], 8.0)
+        np.testing.assert_allclose(ratio[turns > 16 * slack], 1.0)
+        between = ratio[(turns > 2) & (turns < 16)]
+        assert len(between) > 3
+        assert ((between > 1) & (between < 8)).all()
+    if kind == "llama3":
+        kept = (turns - 2) / 14
+        np.testing.assert_allclose(1 / ratio, np.clip(kept + (1 - kept) / 8, 1 / 8, 1))
+
+
+def test_rotary_with_other_frequencies_and_a_magnitude(normal):
+    """Positions twice as far with half the frequencies are the same angles."""
+    x, positions = normal(2, 5, 3, 8), jnp.arange(5)[None]
+    halved = rotary(x, 2 * positions, scaling=lambda frequencies, base: frequencies / 2, magnitude=3.0)
+    np.testing.assert_allclose(halved, 3 * rotary(x, positions), atol=1e-5)
+    assert yarn_magnitude(1.0) == 1.0
 
 
 def test_learned_2d_adds_halves_of_row_and_column(variables):

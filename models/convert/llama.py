@@ -1,0 +1,146 @@
+"""Llama and Mistral: `LlamaForCausalLM`, `MistralForCausalLM` <-> `Llama` without and with a window.
+
+The reference's dropout is on the attention weights alone; ours is on what each part adds too.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from models.convert.family import Family, Rule
+
+FIELDS = {
+    "vocab_size": ("vocab_size", 32_000),
+    "max_position_embeddings": ("max_length", 2048),
+    "num_hidden_layers": ("depth", 32),
+    "hidden_size": ("width", 4096),
+    "num_attention_heads": ("num_heads", 32),
+    "num_key_value_heads": ("num_kv_heads", None),
+    "head_dim": ("head_size", None),
+    "intermediate_size": ("hidden", 11_008),
+    "hidden_act": ("activation", "silu"),
+    "rms_norm_eps": ("epsilon", 1e-6),
+    "attention_dropout": ("dropout", 0.0),
+}
+MISTRAL_FIELDS = FIELDS | {
+    "max_position_embeddings": ("max_length", 131_072),
+    "num_key_value_heads": ("num_kv_heads", 8),
+    "intermediate_size": ("hidden", 14_336),
+    "sliding_window": ("window", None),
+}
+# The rope types that the model knows, and their names of what `rope_turns` holds.
+TURNS = {
+    "default": (),
+    "linear": (),
+    "llama3": ("low_freq_factor", "high_freq_factor"),
+    "yarn": ("beta_slow", "beta_fast"),
+}
+ROPE_FIXED = {
+    "attention_factor": None,
+    "mscale": None,
+    "mscale_all_dim": None,
+    "truncate": True,
+    "partial_rotary_factor": 1.0,
+}
+# First and last token of the published vocabularies, by their size.
+ENDS = {32_000: (1, 2), 128_256: (128_000, 128_001)}
+
+
+def _rules(model):
+    layer, ours = "model.layers.*.", "stack/layers/"
+    head = [] if model.tied else [Rule("lm_head.weight", "unembed/table")]
+    return [
+        Rule("model.embed_tokens.weight", "embed/table"),
+        Rule(f"{layer}input_layernorm.weight", f"{ours}attention_norm/scale"),
+        Rule(f"{layer}self_attn.q_proj.weight", f"{ours}attention/query/kernel", "(H C) D -> D H C"),
+        Rule(f"{layer}self_attn.k_proj.weight", f"{ours}attention/key/kernel", "(K C) D -> D K C"),
+        Rule(f"{layer}self_attn.v_proj.weight", f"{ours}attention/value/kernel", "(K C) D -> D K C"),
+        Rule(f"{layer}self_attn.o_proj.weight", f"{ours}attention/out/kernel", "D (H C) -> H C D"),
+        Rule(f"{layer}post_attention_layernorm.weight", f"{ours}mlp_norm/scale"),
+        Rule(f"{layer}mlp.gate_proj.weight", f"{ours}mlp/gate/kernel", "F D -> D F"),
+        Rule(f"{layer}mlp.up_proj.weight", f"{ours}mlp/up/kernel", "F D -> D F"),
+        Rule(f"{layer}mlp.down_proj.weight", f"{ours}mlp/down/kernel", "D F -> F D"),
+        Rule("model.norm.weight", "norm/scale"),
+        *head,
+    ]
+
+
+def _settings(config, architecture, names):
+    if config["model_type"] == "mistral":
+        config.setdefault("sliding_window", 4096)
+    return {"tied": bool(config.get("tie_word_embeddings")), **_rope(config)}
+
+
+def _rope(config):
+    """Our settings: those of `rope_parameters`, or of the older `rope_scaling` and `rope_theta`."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in TURNS:
+        raise ValueError(f"rope_type is {kind!r}: it must be one of {', '.join(TURNS)}.")
+    names = {"default": (), "linear": ("factor",)}.get(kind, ("factor", "original_max_position_embeddings"))
+    for name, value in ROPE_FIXED.items():
+        if rope.get(name) not in (None, value):
+            raise ValueError(f"{name} of the rotary positions is {rope[name]!r}: it must be {value!r}.")
+    given = {
+        "rope_theta": config.get("rope_theta", 10_000.0),
+        "original_max_position_embeddings": config.get("max_position_embeddings"),
+        "beta_slow": 1.0,
+        "beta_fast": 32.0,
+    } | {name: value for name, value in rope.items() if value is not None}
+    numbers = {name: given.get(name) for name in ("rope_theta", *names, *TURNS[kind])}
+    for name, value in numbers.items():
+        if type(value) not in (int, float) or value <= 0:
+            raise ValueError(f"{name} of rope_type {kind!r} is {value!r}: it must be a number above 0.")
+    settings = {"rope_base": float(numbers["rope_theta"]), "rope_scaling": kind}
+    if kind == "default":
+        return settings
+    settings["rope_factor"] = float(numbers["factor"])
+    if TURNS[kind]:
+        turns = tuple(float(numbers[name]) for name in TURNS[kind])
+        settings |= {"rope_length": int(numbers["original_max_position_embeddings"]), "rope_turns": turns}
+    return settings
+
+
+def _config(model):
+    first, last = ENDS.get(model.vocab_size, (None, None))
+    rope = {"rope_type": model.rope_scaling, "rope_theta": model.rope_base}
+    if model.rope_scaling != "default":
+        rope["factor"] = model.rope_factor
+    if TURNS[model.rope_scaling]:
+        rope["original_max_position_embeddings"] = model.rope_length or model.max_length
+        rope |= zip(TURNS[model.rope_scaling], model.rope_turns)
+    return {
+        "architectures": [("LlamaForCausalLM", "MistralForCausalLM")[model.window is not None]],
+        "num_key_value_heads": model.kv_heads,
+        "intermediate_size": model.mlp_size,
+        "tie_word_embeddings": model.tied,
+        "rope_parameters": rope,
+        "rope_theta": model.rope_base,  # where `transformers` 4 looks for it
+        "rope_scaling": None if model.rope_scaling == "default" else rope,
+        "bos_token_id": first,
+        "eos_token_id": last,
+    }
+
+
+LLAMA = Family(
+    model="llama",
+    architectures=("LlamaForCausalLM",),
+    prefix="",
+    fields=FIELDS,
+    fixed={"attention_bias": False, "mlp_bias": False},
+    sizes={"H": "num_heads", "K": "kv_heads"},
+    example=lambda model: np.zeros((1, 1), np.int32),
+    rules=_rules,
+    config=_config,
+    settings=_settings,
+    fits=lambda model: model.window is None,
+    tied=(("lm_head.weight", "model.embed_tokens.weight"),),
+    ignored=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",  # in old files
+)
+MISTRAL = replace(
+    LLAMA,
+    architectures=("MistralForCausalLM",),
+    fields=MISTRAL_FIELDS,
+    fixed={},
+    fits=lambda model: model.window is not None,
+)

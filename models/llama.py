@@ -1,0 +1,179 @@
+"""Llama (Touvron et al. 2023, arXiv 2302.13971, 2307.09288, 2407.21783) and Mistral (arXiv 2310.06825).
+
+GPT's decoder with four changes: RMSNorm, rotary positions, a gated feed-forward layer and no biases. Heads may share
+keys and values in groups, and with `window` a layer sees the last tokens alone (L layers still see L times as far).
+"""
+
+import math
+from functools import partial
+from typing import Literal
+
+import flax.linen as nn
+from jaxtyping import Array, Bool, Float, Int
+
+from models.layers.attention import Attention
+from models.layers.block import Block, Stack
+from models.layers.cache import Cache
+from models.layers.embed import Embed
+from models.layers.mlp import ACTIVATIONS, Mlp
+from models.layers.norm import RMSNorm
+from models.layers.position import rotary, stretched, yarn_magnitude
+
+LLAMA2 = {"vocab_size": 32_000, "max_length": 4096}
+LLAMA3 = {"vocab_size": 128_256, "max_length": 8192, "rope_base": 500_000.0}
+VARIANTS = {
+    "llama2-7b": LLAMA2 | {"depth": 32, "width": 4096, "num_heads": 32},
+    "llama2-13b": LLAMA2 | {"depth": 40, "width": 5120, "num_heads": 40},
+    "llama2-70b": LLAMA2 | {"depth": 80, "width": 8192, "num_heads": 64, "num_kv_heads": 8, "hidden": 28_672},
+    "llama3-8b": LLAMA3 | {"depth": 32, "width": 4096, "num_heads": 32, "num_kv_heads": 8, "hidden": 14_336},
+    "llama3.2-1b": LLAMA3
+    | {"depth": 16, "width": 2048, "num_heads": 32, "num_kv_heads": 8, "hidden": 8192, "tied": True}
+    | {"max_length": 131_072, "rope_scaling": "llama3", "rope_factor": 32.0, "rope_length": 8192},
+    "mistral-7b": {"vocab_size": 32_000, "max_length": 32_768, "window": 4096}
+    | {"depth": 32, "width": 4096, "num_heads": 32, "num_kv_heads": 8, "hidden": 14_336},
+}
+
+
+class Llama(nn.Module):
+    """A language model: tokens in, logits of the next token out.
+
+    Attributes:
+        vocab_size: V.
+        max_length: the longest sequence.
+        depth, width, num_heads: L, D and H.
+        num_kv_heads: key/value heads, K; None is H. The cache is smaller by H / K.
+        head_size: C; None is D / H.
+        hidden: F; None is 8/3 D, rounded up to a multiple of 256: as many weights as GPT's two matrices of 4 D.
+        window: each token sees itself and the window - 1 before it; None is all.
+        tied: logits are inner products with the embedding's own table.
+        rope_base: the slowest rotary frequency is about 1 / base.
+        rope_scaling, rope_factor, rope_length, rope_turns: how the frequencies are slowed for sequences `rope_factor`
+            times as long as the training's `rope_length`, see `stretched`; "default" leaves them.
+        activation: a name of `ACTIVATIONS`.
+        epsilon: of every RMSNorm.
+        dropout: rate on embeddings, attention weights and what each part adds.
+        remat, unroll: see `Stack`.
+        implementation: see `Attention`.
+    """
+
+    vocab_size: int = 32_000
+    max_length: int = 4096
+    depth: int = 32
+    width: int = 4096
+    num_heads: int = 32
+    num_kv_heads: int | None = None
+    head_size: int | None = None
+    hidden: int | None = None
+    window: int | None = None
+    tied: bool = False
+    rope_base: float = 10_000.0
+    rope_scaling: Literal["default", "linear", "llama3", "yarn"] = "default"
+    rope_factor: float = 1.0
+    rope_length: int | None = None
+    rope_turns: tuple[float, float] = (1.0, 4.0)
+    activation: str = "silu"
+    epsilon: float = 1e-5
+    dropout: float = 0.0
+    remat: Literal["dots", "full"] | None = None
+    unroll: int = 1
+    implementation: Literal["xla", "cudnn"] = "xla"
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def mlp_size(self) -> int:
+        return self.hidden or 256 * math.ceil(self.width / 96)
+
+    def setup(self):
+        init = nn.initializers.normal(0.02)
+        out_init = nn.initializers.normal(0.02 / (2 * self.depth) ** 0.5)  # as in GPT: the papers give none
+        norm = partial(RMSNorm, epsilon=self.epsilon)
+        attention = partial(
+            Attention,
+            num_heads=self.num_heads,
+            num_kv_heads=self.kv_heads,
+            head_size=self.head_size,
+            causal=True,
+            window=self.window,
+            rotary=self._rotary(),
+            dropout=self.dropout,
+            implementation=self.implementation,
+            use_bias=False,
+            kernel_init=init,
+            out_init=out_init,
+        )
+        mlp = partial(
+            Mlp,
+            hidden=self.mlp_size,
+            activation=ACTIVATIONS[self.activation],
+            gated=True,
+            use_bias=False,
+            kernel_init=init,
+            out_init=out_init,
+        )
+        block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
+        self.embed = Embed(self.vocab_size, self.width)
+        self.embed_dropout = nn.Dropout(self.dropout)
+        self.stack = Stack(block, self.depth, remat=self.remat, unroll=self.unroll)
+        self.norm = norm()
+        self.unembed = self.embed if self.tied else Embed(self.vocab_size, self.width)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        *,
+        mask: Bool[Array, "B T"] | None = None,
+        positions: Int[Array, "#B T"] | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Logits of the token after each one.
+
+        Args:
+            tokens: at most `max_length` of them in a row.
+            mask: True = a real token; nothing attends to the others (padding on either side).
+            positions: of the tokens; 0 to T-1 when None.
+
+        Raises:
+            ValueError: the sequence is longer than the model's.
+        """
+        mask = None if mask is None else mask[:, None, None, :]
+        return self._logits(tokens, mask=mask, positions=positions)[0]
+
+    def encode(self, inputs: None = None) -> None:
+        """The decoders' protocol: a decoder-only model has nothing to encode."""
+
+    def init_cache(self, batch_size: int, max_length: int) -> Cache:
+        """An empty cache of the parameters' dtype with room for `max_length` tokens in each row.
+
+        Raises:
+            ValueError: `max_length` is beyond the model's.
+        """
+        self._check_length(max_length)
+        head_size = self.head_size or self.width // self.num_heads
+        return Cache.empty(self.depth, batch_size, max_length, self.kv_heads, head_size, self.embed.table.dtype)
+
+    def decode(
+        self, tokens: Int[Array, "B T"], cache: Cache, memory: None = None
+    ) -> tuple[Float[Array, "B T V"], Cache]:
+        """Logits after each of T more tokens in every row, and the cache with them in it."""
+        return self._logits(tokens, cache=cache)
+
+    def _logits(self, tokens, **kwargs):
+        self._check_length(tokens.shape[1])
+        x = self.embed_dropout(self.embed(tokens), deterministic=not self.has_rng("dropout"))
+        self.sow("intermediates", "embedding", x)
+        x, cache = self.stack(x, **kwargs)
+        return self.unembed.logits(self.norm(x)), cache
+
+    def _rotary(self):
+        if self.rope_scaling == "default":
+            return partial(rotary, base=self.rope_base)
+        settings = {"kind": self.rope_scaling, "factor": self.rope_factor, "turns": tuple(self.rope_turns)}
+        scaling = partial(stretched, length=self.rope_length or self.max_length, **settings)
+        magnitude = yarn_magnitude(self.rope_factor) if self.rope_scaling == "yarn" else 1.0
+        return partial(rotary, base=self.rope_base, scaling=scaling, magnitude=magnitude)
+
+    def _check_length(self, length):
+        if length > self.max_length:
+            raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}.")

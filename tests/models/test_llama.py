@@ -1,0 +1,178 @@
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import models
+from models import convert
+from models.llama import Llama
+
+TINY = Llama(vocab_size=17, max_length=14, depth=2, width=16, num_heads=4, num_kv_heads=2, hidden=24)
+WINDOW = TINY.clone(window=3)
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 17, (2, 10)), jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("variant", "count"),
+    [
+        ("llama2-7b", 6_738_415_616),
+        ("llama2-13b", 13_015_864_320),
+        ("llama2-70b", 68_976_648_192),
+        ("llama3-8b", 8_030_261_248),
+        ("llama3.2-1b", 1_235_814_400),
+        ("mistral-7b", 7_241_732_096),
+    ],
+)
+def test_parameters_are_the_papers(variant, count):
+    model = models.build("llama", variant)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
+def test_the_cache_shrinks_with_the_key_value_heads(kv_heads, variables):
+    """By exactly H / K: its keys and values are all that depends on K."""
+
+    def cache_bytes(kv_heads):
+        model = TINY.clone(num_heads=8, num_kv_heads=kv_heads)
+        cache = model.apply(variables(model, TOKENS), 2, 14, method="init_cache")
+        assert cache.key.shape == (2, 2, kv_heads or 8, 14, 2)
+        return cache.key.nbytes + cache.value.nbytes
+
+    assert cache_bytes(None) == 8 // kv_heads * cache_bytes(kv_heads)
+
+
+def test_a_token_reaches_its_own_logits_and_later_ones_as_far_as_the_windows(variables):
+    """Two layers of windows of 3 see 2 x 2 tokens back. Gradients are of the vectors that enter the stack."""
+    for model, reach in ((TINY, 10), (WINDOW, 4)):
+        params = variables(model, TOKENS)
+
+        def out(x, model=model, params=params):
+            return model.bind(params).stack(x)[0][0].sum(-1)
+
+        jacobian = jax.jit(jax.jacobian(out))(params["params"]["embed"]["table"][TOKENS[:1]])[:, 0]
+        distance = np.arange(10)[:, None] - np.arange(10)
+        np.testing.assert_array_equal(np.abs(jacobian).max(-1) > 0, (distance >= 0) & (distance <= reach))
+
+
+@pytest.mark.parametrize("model", [TINY, WINDOW.clone(rope_scaling="yarn", rope_factor=2.0, rope_length=7)])
+def test_cached_equals_uncached_in_rows_of_different_lengths(model, variables):
+    """Row 0 has 3 tokens in the cache and row 1 has 7 when both go on; what lies beyond them is rubbish."""
+    params = variables(model, TOKENS)
+    expected = jax.jit(model.apply)(params, TOKENS)
+    decode = jax.jit(lambda tokens, cache: model.apply(params, tokens, cache, method="decode"))
+    cache = model.apply(params, 2, 14, method="init_cache")
+    logits, cache = decode(TOKENS[:, :7], cache)
+    np.testing.assert_allclose(logits, expected[:, :7], atol=1e-5)
+    lengths = jnp.array([3, 7])
+    cache = cache.rewind(lengths)
+    for _ in range(3):
+        logits, cache = decode(jnp.take_along_axis(TOKENS, lengths[:, None], axis=1), cache)
+        np.testing.assert_allclose(logits[:, 0], expected[jnp.arange(2), lengths], atol=1e-5)
+        lengths = lengths + 1
+
+
+@pytest.mark.parametrize("model", [TINY, WINDOW])
+def test_padded_equals_unpadded(model, variables):
+    params, apply = variables(model, TOKENS), jax.jit(model.apply)
+    expected = apply(params, TOKENS[:, :8])
+    for padding in ((5, 0), (0, 5)):
+        mask = jnp.pad(jnp.ones((2, 8), bool), [(0, 0), padding])
+        positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
+        padded = jnp.pad(TOKENS[:, :8], [(0, 0), padding], constant_values=9)
+        logits = apply(params, padded, mask=mask, positions=positions)
+        np.testing.assert_allclose(logits[mask].reshape(expected.shape), expected, atol=1e-5)
+
+
+def test_positions_are_what_they_are_said_to_be(variables):
+    """Rotations see distances alone: only a hole between tokens tells whether the positions are used."""
+    params, apply = variables(TINY, TOKENS), jax.jit(TINY.apply)
+    places = jnp.array([0, 1, 2, 7, 8, 9])
+    holed = jnp.full((2, 10), 9).at[:, places].set(TOKENS[:, :6])
+    mask = jnp.zeros((2, 10), bool).at[:, places].set(True)
+    positions = jnp.cumsum(mask[:1], axis=1) - 1
+    expected = apply(params, TOKENS[:, :6])
+    logits = apply(params, holed, mask=mask, positions=positions)[:, places]
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    assert np.abs(apply(params, holed, mask=mask)[:, places] - expected).max() > 1e-3
+
+
+def test_bfloat16_parameters_give_bfloat16_logits(variables):
+    params = variables(WINDOW, TOKENS, std=0.1)
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    logits = jax.jit(WINDOW.apply)(half, TOKENS)
+    assert logits.dtype == jnp.bfloat16
+    np.testing.assert_allclose(logits.astype(jnp.float32), jax.jit(WINDOW.apply)(params, TOKENS), atol=0.05)
+    cache = WINDOW.apply(half, 2, 10, method="init_cache")
+    assert cache.key.dtype == jnp.bfloat16
+
+
+def test_dropout_only_with_its_rng(variables):
+    params = variables(TINY, TOKENS)
+    model = TINY.clone(dropout=0.3)
+    plain = jax.jit(TINY.apply)(params, TOKENS)
+    np.testing.assert_array_equal(jax.jit(model.apply)(params, TOKENS), plain)
+    dropped = jax.jit(lambda key: model.apply(params, TOKENS, rngs={"dropout": key}))(jax.random.key(0))
+    assert (dropped != plain).any()
+
+
+def test_an_untrained_model_starts_small():
+    """What is added to the residual stream 2 L times starts smaller by sqrt(2 L); only a tied model has one table."""
+    model = TINY.clone(depth=8, width=64)
+    logits, variables = jax.jit(model.init_with_output)(jax.random.key(0), TOKENS)
+    assert logits.std() < 0.3
+    params = variables["params"]
+    layers = params["stack"]["layers"]
+    for leaf in (params["embed"]["table"], params["unembed"]["table"], layers["mlp"]["gate"]["kernel"]):
+        assert leaf.std() == pytest.approx(0.02, rel=0.1)
+    for leaf in (layers["attention"]["out"]["kernel"], layers["mlp"]["down"]["kernel"]):
+        assert leaf.std() == pytest.approx(0.02 / 4, rel=0.1)
+    tied = jax.eval_shape(model.clone(tied=True).init, jax.random.key(0), TOKENS)["params"]
+    assert set(params) - set(tied) == {"unembed"}
+
+
+def test_a_sequence_may_not_be_longer_than_the_model(variables):
+    params = variables(TINY, TOKENS)
+    with pytest.raises(ValueError, match="a sequence of 15 tokens is longer than the model's 14"):
+        TINY.apply(params, jnp.zeros((1, 15), jnp.int32))
+    with pytest.raises(ValueError, match="a sequence of 16 tokens is longer than the model's 14"):
+        TINY.apply(params, 1, 16, method="init_cache")
+
+
+def test_build_refuses_an_unknown_scaling():
+    with pytest.raises(ValueError, match=r"unknown rope_scaling 'yarm': .* Did you mean 'yarn'"):
+        models.build("llama", rope_scaling="yarm")
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "message"),
+    [
+        (TINY, {"attention_bias": True}, "attention_bias is True: it must be False"),
+        (TINY, {"architectures": ["LlamaModel"]}, "architectures is 'LlamaModel': it must be 'LlamaForCausalLM'"),
+        (
+            TINY,
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+            "rope_type is 'dynamic': it must be one of",
+        ),
+        (
+            TINY,
+            {"rope_parameters": {"rope_type": "linear"}},
+            "factor of rope_type 'linear' is None: it must be a number",
+        ),
+        (
+            TINY,
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 1.5}},
+            "attention_factor of the rotary positions is 1.5: it must be None",
+        ),
+        (WINDOW, {"sliding_window": 0}, "sliding_window is 0: it must be an integer of at least 1"),
+        (TINY, {"tie_word_embeddings": True}, r"tensor lm_head\.weight differs from model\.embed_tokens\.weight"),
+    ],
+)
+def test_folders_that_no_model_here_has(model, config, message, tmp_path, variables):
+    convert.save(tmp_path, model, variables(model, TOKENS))
+    written = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(written | config))
+    with pytest.raises(ValueError, match=message):
+        convert.load(tmp_path)

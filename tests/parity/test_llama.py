@@ -1,0 +1,231 @@
+"""Llama and Mistral compute what `transformers` computes, from its weights."""
+
+import json
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+
+from models import convert
+from models.generate import generate
+from models.layers.position import rotary, stretched, yarn_magnitude
+from models.llama import Llama
+
+LENGTH = 14
+ROPE = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "llama3": {
+        "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 0.3, "high_freq_factor": 2.0,
+        "original_max_position_embeddings": 40,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 2.5, "original_max_position_embeddings": 64, "beta_fast": 16.0},
+}  # fmt: skip
+# Heads and key/value heads, rope, window: for Llama with every rope, for Mistral with windows that are cut into blocks
+# (longer inputs than two windows) and with one that is masked.
+CASES = {
+    "multi-head": (2, 2, "default", None),
+    "grouped": (4, 2, "llama3", None),
+    "multi-query": (3, 1, "linear", None),
+    "tied": (4, 2, "yarn", None),
+    "blocks": (4, 2, "default", 3),
+    "self": (2, 1, "default", 1),
+    "masked": (2, 2, "yarn", 8),
+}
+
+
+def reference_of(case, randomise, scale=0.15):
+    seed = list(CASES).index(case)
+    heads, kv_heads, rope, window = CASES[case]
+    settings = {
+        "vocab_size": 23 + seed,
+        "hidden_size": heads * 8,
+        "intermediate_size": 11 + 2 * seed,
+        "num_hidden_layers": 1 + seed % 3,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": [8, 6][seed % 2],
+        "hidden_act": ["silu", "gelu"][seed % 2],
+        "max_position_embeddings": 64,
+        "rms_norm_eps": [1e-6, 1e-5, 1e-2][seed % 3],
+        "rope_parameters": {"rope_theta": [10_000.0, 500.0][seed % 2]} | ROPE[rope],
+        "tie_word_embeddings": case == "tied",
+        "attn_implementation": "eager",
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    if window is None:
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
+    else:
+        model = transformers.MistralForCausalLM(transformers.MistralConfig(**settings, sliding_window=window))
+    return randomise(model, seed, scale)
+
+
+def batch_of(reference, lengths=(LENGTH, LENGTH - 4, LENGTH - 9), left=(False, True, False)):
+    """Rows without padding, with padding on the left, and on the right."""
+    tokens = np.random.default_rng(7).integers(0, reference.config.vocab_size, (len(lengths), LENGTH))
+    mask, positions = np.zeros(tokens.shape, bool), np.zeros(tokens.shape, np.int32)
+    for row, (length, on_left) in enumerate(zip(lengths, left)):
+        start = LENGTH - length if on_left else 0
+        mask[row, start : start + length] = True
+        positions[row, start : start + length] = np.arange(length)
+    return tokens.astype(np.int32), mask, positions
+
+
+def run(reference, tokens, mask, positions):
+    """The reference's logits, hidden states as they come out of the blocks, and the last one normalised."""
+    last = []
+    hook = reference.model.layers[-1].register_forward_hook(lambda module, args, output: last.append(output))
+    out = reference(
+        torch.tensor(tokens, dtype=torch.long),
+        attention_mask=torch.tensor(mask, dtype=torch.long),
+        position_ids=torch.tensor(positions, dtype=torch.long),
+        output_hidden_states=True,
+    )
+    hook.remove()
+    hidden = [*out.hidden_states[:-1], last[0][0] if isinstance(last[0], tuple) else last[0]]
+    return out.logits, [value.detach().numpy() for value in hidden], out.hidden_states[-1].detach().numpy()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_hidden_states_and_gradients(case, randomise, ours, gradients, assert_same_gradients):
+    reference = reference_of(case, randomise)
+    tokens, mask, positions = batch_of(reference)
+    model, variables = ours(reference)
+    assert (model.depth, model.epsilon) == (reference.config.num_hidden_layers, reference.config.rms_norm_eps)
+    assert (model.num_heads, model.num_kv_heads, model.rope_scaling, model.window) == CASES[case]
+
+    logits, hidden, normalised = run(reference, tokens, mask, positions)
+    targets = np.roll(tokens, -1, axis=1)
+    counted = torch.nn.functional.cross_entropy(
+        logits[torch.tensor(mask)], torch.tensor(targets[mask], dtype=torch.long)
+    )
+    counted.backward()
+
+    def loss(params):
+        inputs = {"tokens": jnp.asarray(tokens), "mask": jnp.asarray(mask), "positions": jnp.asarray(positions)}
+        out, state = model.apply({"params": params}, **inputs, mutable=["intermediates"])
+        losses = optax.softmax_cross_entropy_with_integer_labels(out, targets)
+        return (losses * mask).sum() / mask.sum(), (out, state["intermediates"])
+
+    (value, (out, seen)), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(variables["params"])
+    np.testing.assert_allclose(out[mask], logits.detach().numpy()[mask], rtol=0, atol=1e-5)
+    ours_hidden = [seen["embedding"][0], *seen["stack"]["layers"]["hidden"][0]]
+    assert len(ours_hidden) == len(hidden) == reference.config.num_hidden_layers + 1
+    for mine, theirs in zip(ours_hidden, hidden):
+        np.testing.assert_allclose(mine[mask], theirs[mask], rtol=0, atol=1e-5)
+    final = model.bind(variables).norm(ours_hidden[-1])
+    np.testing.assert_allclose(final[mask], normalised[mask], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(value, counted.item(), rtol=1e-5)
+    assert_same_gradients(grads, gradients(reference))
+
+
+@pytest.mark.parametrize("case", ["grouped", "blocks"])
+def test_plain_tokens_have_default_positions(case, randomise, ours):
+    reference = reference_of(case, randomise)
+    tokens = batch_of(reference)[0]
+    model, variables = ours(reference)
+    expected = reference(torch.tensor(tokens, dtype=torch.long)).logits.detach().numpy()
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected, rtol=0, atol=1e-5)
+
+
+YARN = {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_length": 32, "rope_turns": (0.5, 9.0)}
+EXPORTED = Llama(
+    vocab_size=31, max_length=64, depth=2, width=24, num_heads=4, num_kv_heads=2, head_size=8, hidden=20, epsilon=1e-3
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("Llama", EXPORTED),
+        ("Llama", EXPORTED.clone(tied=True, rope_base=700.0, rope_scaling="linear", rope_factor=2.0)),
+        ("Llama", EXPORTED.clone(rope_scaling="llama3", rope_factor=4.0, rope_length=32, rope_turns=(0.5, 3.0))),
+        ("Mistral", EXPORTED.clone(window=3)),
+        ("Mistral", EXPORTED.clone(window=3, **YARN)),
+    ],
+)  # fmt: skip
+def test_export_gives_the_same_model_there_and_here(name, model, tmp_path):
+    tokens = np.random.default_rng(0).integers(0, 31, (2, 12)).astype(np.int32)
+    rng = np.random.default_rng(3)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)
+    variables = jax.tree.map(lambda x: jnp.asarray(0.2 * rng.standard_normal(x.shape), x.dtype), shapes)
+    convert.save(tmp_path, model, variables)
+    reference, info = getattr(transformers, f"{name}ForCausalLM").from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    expected = reference.eval()(torch.tensor(tokens, dtype=torch.long)).logits.detach().numpy()
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected, rtol=0, atol=1e-5)
+
+    again, restored = convert.load(tmp_path)
+    assert again == model
+    jax.tree.map(np.testing.assert_array_equal, restored, {"params": variables["params"]})
+
+
+def test_older_configs(randomise, tmp_path):
+    """`rope_scaling` and `rope_theta` beside each other, a Mistral without a window, and tables of rotations."""
+    theirs = reference_of("masked", randomise)
+    theirs.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    config |= {"rope_theta": rope.pop("rope_theta"), "sliding_window": None}
+    rope["type"] = rope.pop("rope_type")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_scaling": rope}))
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(4, np.float32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    tokens = batch_of(theirs)[0]
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    expected = reference.eval()(torch.tensor(tokens, dtype=torch.long)).logits.detach().numpy()
+    model, variables = convert.load(tmp_path)
+    assert (model.window, model.rope_scaling, model.rope_base) == (None, "yarn", 10_000.0)
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected, rtol=0, atol=1e-5)
+
+
+def test_published_yarn_frequencies_are_transformers():
+    """At a published size (Llama 2 with 16 times its length), far out, in the model's own numbers."""
+    config = transformers.LlamaConfig(
+        hidden_size=128, num_attention_heads=1, max_position_embeddings=65_536,
+        rope_parameters={
+            "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 16.0, "original_max_position_embeddings": 4096
+        },
+    )  # fmt: skip
+    theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
+    scaling = partial(stretched, kind="yarn", factor=16.0, length=4096, turns=(1.0, 32.0))
+    frequencies = scaling(10_000.0 ** -(np.arange(64) / 64), 10_000.0)
+    np.testing.assert_allclose(frequencies, theirs.inv_freq.numpy(), rtol=1e-6)
+    assert yarn_magnitude(16.0) == pytest.approx(theirs.attention_scaling)
+    unit = jnp.concatenate([jnp.ones((1, 9, 1, 64)), jnp.zeros((1, 9, 1, 64))], axis=-1)
+    turned = rotary(unit, jnp.arange(9)[None], scaling=scaling, magnitude=yarn_magnitude(16.0))[0, :, 0]
+    cos, sin = (part[0].numpy() for part in theirs(torch.zeros(1), torch.arange(9)[None]))
+    np.testing.assert_allclose(turned, np.concatenate([cos[:, :64], sin[:, :64]], axis=-1), atol=1e-6)
+
+
+@pytest.mark.parametrize(("case", "num_beams"), [("grouped", 1), ("grouped", 3), ("blocks", 1), ("blocks", 3)])
+def test_generation(case, num_beams, randomise, ours):
+    """Prompts of different lengths, greedy and by beam search: the tokens of `transformers`, and the beams' scores."""
+    reference = reference_of(case, randomise, scale=0.5)
+    prompts, mask, _ = batch_of(reference, (9, 4, 6), (False,) * 3)
+    prompts, lengths = prompts[:, :9], mask.sum(1)
+    padded, attended = np.zeros_like(prompts), np.zeros_like(prompts)
+    for row, length in enumerate(lengths):
+        padded[row, 9 - length :], attended[row, 9 - length :] = prompts[row, :length], 1
+    with torch.no_grad():
+        theirs = reference.generate(
+            torch.tensor(padded, dtype=torch.long), attention_mask=torch.tensor(attended), max_new_tokens=12,
+            pad_token_id=0, do_sample=False, num_beams=num_beams, output_scores=True, return_dict_in_generate=True,
+        )  # fmt: skip
+    model, variables = ours(reference)
+    out = jax.device_get(
+        generate(model, variables, prompts, lengths, max_new_tokens=12, temperature=0.0, num_beams=num_beams)
+    )
+    for row, length in enumerate(lengths):
+        assert out.tokens[row, length : length + 12].tolist() == theirs.sequences[row, 9:].tolist()
+    assert len({tuple(row[9:]) for row in theirs.sequences.tolist()}) == 3
+    if num_beams > 1:
+        np.testing.assert_allclose(out.scores, theirs.sequences_scores.numpy(), rtol=1e-4, atol=1e-5)
