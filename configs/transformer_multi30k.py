@@ -1,0 +1,50 @@
+"""A small Transformer from English to German image captions, after the recipe of arXiv 2105.14462 (Transformer-Tiny).
+
+    python launch.py --config=configs/transformer_multi30k.py:PATH
+
+PATH is the folder of Multi30k: train, val and test_2016_flickr, each .en.gz and .de.gz. One vocabulary for both
+languages, all embeddings shared. The paper reports about 41 BLEU on test_2016 (tokenised, which is not sacreBLEU's).
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config(folder: str = "data/multi30k") -> ConfigDict:
+    """The recipe for the captions in a folder."""
+    pair = f"{folder}/{{0}}.en.gz,{folder}/{{0}}.de.gz"
+    config = base.get_config("transformer")
+    config.model.variant = "tiny"
+    config.model.dropout = 0.3
+    config.model.unroll = 4
+
+    config.data.source = f"pairs:{pair.format('train')}"
+    config.data.validation_split = pair.format("val")
+    config.data.test_split = pair.format("test_2016_flickr")
+    config.data.tokenizer = "bpe"
+    config.data.vocab_size = 8000
+    config.data.sequence_length = 48
+    config.data.batch_size = 128
+    config.objective.name = "sequence_to_sequence"
+    config.objective.label_smoothing = 0.1
+
+    config.optimizer.learning_rate = 5e-3
+    config.optimizer.schedule = "rsqrt"
+    config.optimizer.warmup_steps = 2000
+    config.optimizer.b2 = 0.98
+    config.optimizer.clip_norm = 0.0
+    config.ema_decay = 0.999
+
+    config.total_epochs = 40.0
+    config.log_every_steps = 50
+    config.evaluate_every_epochs = 4.0
+    config.save_every_epochs = 1.0
+    config.checkpoint.best = "validation/bleu"
+    config.checkpoint.best_is_highest = True
+    config.sampling.prompt = "A man in a red shirt is riding a bicycle."
+    config.sampling.num_samples = 1
+    config.sampling.max_new_tokens = 47
+    config.sampling.temperature = 0.0
+    config.sampling.num_beams = 5
+    return config
