@@ -179,13 +179,16 @@ class RelativeBuckets(nn.Module):
         """The bias of queries at `positions` to keys at 0 to keys - 1.
 
         Raises:
-            ValueError: the buckets of single distances reach `max_distance` already.
+            ValueError: no distance has a bucket of its own, or all up to `max_distance` have one.
         """
         table = self.param("table", nn.initializers.normal(self.stddev), (self.buckets, self.num_heads))
         count = self.buckets // 2 if self.bidirectional else self.buckets
         single = count // 2
-        if self.max_distance <= single:
-            raise ValueError(f"max_distance must be more than {single}, which have buckets alone: {self.max_distance}.")
+        if not 0 < single < self.max_distance:
+            raise ValueError(
+                f"{self.buckets} buckets hold {single} distances alone: that must be at least 1 and less than "
+                f"max_distance, which is {self.max_distance}."
+            )
         far = np.arange(single, self.max_distance + 1)
         far = single + np.log(far / single) / np.log(self.max_distance / single) * (count - single)
         bucket = jnp.asarray([*range(single), *np.minimum(far.astype(int), count - 1)])

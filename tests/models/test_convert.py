@@ -142,8 +142,8 @@ def transposed(tensors):
 @pytest.mark.parametrize(
     ("model", "config", "message"),
     [
-        (TINY_GPT, {"model_type": "bert"}, "model_type is 'bert': it must be one of gpt2, vit"),
-        (TINY_GPT, {"model_type": "absent"}, "model_type is None: it must be one of gpt2, vit"),
+        (TINY_GPT, {"model_type": "word2vec"}, "model_type is 'word2vec': it must be one of .*gpt2, "),
+        (TINY_GPT, {"model_type": "absent"}, "model_type is None: it must be one of .*gpt2, "),
         (TINY_GPT, {"architectures": ["GPT2ForSequenceClassification"]}, "must be 'GPT2LMHeadModel' or 'GPT2Model'"),
         (TINY_GPT, {"tie_word_embeddings": False}, "tie_word_embeddings is False: it must be True"),
         (TINY_GPT, {"scale_attn_weights": False}, "scale_attn_weights is False: it must be True"),
@@ -244,7 +244,7 @@ def test_models_that_transformers_has_not(settings, variables, tmp_path):
     (name, value), *_ = settings.items()
     with pytest.raises(ValueError, match=f"`transformers` has no ViT with .*'{name}': '{value}'"):
         convert.save(tmp_path / "out", model, variables(model, INPUTS[ViT]))
-    with pytest.raises(ValueError, match="a Dense cannot be written for `transformers`: it must be one of GPT, ViT"):
+    with pytest.raises(ValueError, match=r"a Dense cannot be written for `transformers`: it must be one of .*GPT, "):
         convert.save(tmp_path / "out", nn.Dense(3), {"params": {}})
     bare = TINY_GPT.clone(use_bias=False)
     with pytest.raises(ValueError, match="use_bias is False: GPT-2 has biases"):

@@ -153,9 +153,13 @@ def test_relative_buckets_are_the_papers(bidirectional, variables):
     np.testing.assert_array_equal(bias[0, :, 0, :31].T, jnp.tile(table[3 if bidirectional else 7], (31, 1)))
 
 
-def test_relative_buckets_need_a_distance_to_share():
-    with pytest.raises(ValueError, match="max_distance must be more than 4, which have buckets alone: 4"):
-        RelativeBuckets(1, buckets=8, max_distance=4, bidirectional=False).init(jax.random.key(0), jnp.array([[0]]), 3)
+@pytest.mark.parametrize(("buckets", "alone"), [(8, 4), (1, 0)])
+def test_relative_buckets_must_fit_the_distance(buckets, alone):
+    module = RelativeBuckets(1, buckets, max_distance=4, bidirectional=False)
+    with pytest.raises(
+        ValueError, match=f"{buckets} buckets hold {alone} distances alone: .* max_distance, which is 4"
+    ):
+        module.init(jax.random.key(0), jnp.array([[0]]), 3)
 
 
 def test_relative_buckets_in_bfloat16(variables):
