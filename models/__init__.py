@@ -6,11 +6,17 @@ from typing import Literal, get_args, get_origin
 
 import flax.linen as nn
 
-from models import gpt, vit
+from models import albert, bert, distilbert, electra, gpt, roberta, vit
 from models.layers.mlp import ACTIVATIONS
 
 # name -> (class, variants)
 MODELS = {
+    "albert": (albert.ALBERT, albert.VARIANTS),
+    "bert": (bert.BERT, bert.VARIANTS),
+    "distilbert": (distilbert.DistilBERT, distilbert.VARIANTS),
+    "electra": (electra.ELECTRA, electra.VARIANTS),
+    "roberta": (roberta.RoBERTa, roberta.VARIANTS),
+    "xlmr": (roberta.XLMR, roberta.VARIANTS),
     "gpt": (gpt.GPT, gpt.VARIANTS),
     "vit": (vit.ViT, vit.VARIANTS),
 }

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -53,7 +53,8 @@ class Family:
         fields: fields of `config.json` -> (our setting, the default if absent). Fields of one setting must agree.
         fixed: fields with the only value that our model knows.
         tied: pairs of tensors that are one for us; a file may leave out the first.
-        ignored: pattern of tensors that carry nothing.
+        ignored: pattern of tensors that carry nothing; or makes a model's.
+        old: endings of tensors' names -> those in old files.
         sizes: letters in layouts -> our settings that give their sizes.
         example: makes a model's input.
         rules: makes a model's table.
@@ -72,7 +73,8 @@ class Family:
     config: Callable[[nn.Module], dict]
     settings: Callable[[dict, str, Mapping], dict] = lambda config, architecture, names: {}
     tied: tuple[tuple[str, str], ...] = ()
-    ignored: str = ""
+    ignored: str | Callable[[nn.Module], str] = ""
+    old: Mapping[str, str] = field(default_factory=dict)
 
 
 def linear(reference: str, ours: str, layout: str = "F D -> D F") -> list[Rule]:

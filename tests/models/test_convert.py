@@ -142,8 +142,8 @@ def transposed(tensors):
 @pytest.mark.parametrize(
     ("model", "config", "message"),
     [
-        (TINY_GPT, {"model_type": "bert"}, "model_type is 'bert': it must be one of gpt2, vit"),
-        (TINY_GPT, {"model_type": "absent"}, "model_type is None: it must be one of gpt2, vit"),
+        (TINY_GPT, {"model_type": "rwkv"}, "model_type is 'rwkv': it must be one of "),
+        (TINY_GPT, {"model_type": "absent"}, "model_type is None: it must be one of "),
         (TINY_GPT, {"architectures": ["GPT2ForSequenceClassification"]}, "must be 'GPT2LMHeadModel' or 'GPT2Model'"),
         (TINY_GPT, {"tie_word_embeddings": False}, "tie_word_embeddings is False: it must be True"),
         (TINY_GPT, {"scale_attn_weights": False}, "scale_attn_weights is False: it must be True"),
