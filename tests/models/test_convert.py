@@ -244,7 +244,9 @@ def test_models_that_transformers_has_not(settings, variables, tmp_path):
     (name, value), *_ = settings.items()
     with pytest.raises(ValueError, match=f"`transformers` has no ViT with .*'{name}': '{value}'"):
         convert.save(tmp_path / "out", model, variables(model, INPUTS[ViT]))
-    with pytest.raises(ValueError, match="a Dense cannot be written for `transformers`: it must be one of GPT, ViT"):
+    with pytest.raises(
+        ValueError, match=r"a Dense cannot be written for `transformers`: it must be one of .*GPT, .*ViT"
+    ):
         convert.save(tmp_path / "out", nn.Dense(3), {"params": {}})
     bare = TINY_GPT.clone(use_bias=False)
     with pytest.raises(ValueError, match="use_bias is False: GPT-2 has biases"):
