@@ -184,7 +184,7 @@ def bert(name: str = "bert", **changes) -> dict:
         "hidden": placeholder(int),  # of the feed-forward layers; None = 4 x width
         # none | pooler | masked_lm | pretraining | next_sentence | classification | tagging | span | choice | replaced
         "head": placeholder(str),
-        "num_classes": placeholder(int),  # of classification and tagging
+        "num_classes": 2,  # of classification and tagging; None = the data's
         "activation": placeholder(str),  # gelu | gelu_tanh | relu | silu
         "epsilon": placeholder(float),  # of LayerNorm
         "dropout": 0.1,
