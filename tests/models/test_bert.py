@@ -1,3 +1,4 @@
+import json
 from functools import partial
 
 import jax
@@ -7,8 +8,10 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 import models
+from models import convert
 from models.albert import ALBERT
 from models.bert import BERT
+from models.distilbert import DistilBERT
 from models.electra import ELECTRA
 from models.roberta import RoBERTa
 
@@ -169,3 +172,34 @@ def test_errors():
         jax.eval_shape(partial(TINY.init, jax.random.key(0)), jnp.zeros((1, 11), jnp.int32))
     with pytest.raises(ValueError, match=r"unknown head 'tag': .* Did you mean 'tagging'"):
         models.build("bert", "base", head="tag")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (BERT(**SIZES, num_segments=0), "num_segments is 0: BERT has at least one"),
+        (DistilBERT(**SIZES, epsilon=1e-5), "num_segments is 0 and epsilon 1e-05: .* DistilBERT with 0 and 1e-12"),
+        (ELECTRA(**SIZES, embed_width=16), "width 16 and embed_width 16: .* no projection from one width to the same"),
+    ],
+)
+def test_models_that_transformers_has_not(model, message, variables, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        convert.save(tmp_path, model, variables(model, TOKENS))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pad_token_id": None},
+        {"pad_token_id": 511},
+        {"max_position_embeddings": "many"},
+    ],
+)
+def test_robertas_positions_must_fit(settings, variables, tmp_path):
+    model = RoBERTa(**SIZES)
+    convert.save(tmp_path, model, variables(model, TOKENS))
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["intermediate_size"] == 4 * config["hidden_size"]
+    (tmp_path / "config.json").write_text(json.dumps(config | settings))
+    with pytest.raises(ValueError, match=r"pad_token_id is .* and max_position_embeddings .*: they must be integers"):
+        convert.load(tmp_path)
