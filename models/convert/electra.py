@@ -1,6 +1,7 @@
 """ELECTRA: `ElectraForPreTraining`, which is the head "replaced", `ElectraForMaskedLM`... <-> `ELECTRA`.
 
-The first two layers of its classifiers of texts are our pooler and classifier.
+The two layers of its classifiers of texts are our pooler and classifier. The reference drops out before both of them,
+ours before the classifier.
 """
 
 from models.convert import bert

@@ -1,6 +1,7 @@
 """RoBERTa and XLM-R: `RobertaForMaskedLM`, `XLMRobertaForMaskedLM`... <-> `RoBERTa`, `XLMR` with the head of the task.
 
-The first two layers of their classifiers of texts are our pooler and classifier.
+The two layers of their classifier of texts are our pooler and classifier. The reference drops out before both of them,
+ours before the classifier.
 """
 
 from models.convert import bert
