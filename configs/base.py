@@ -269,11 +269,53 @@ def llama() -> dict:
     }
 
 
+def bert(name: str = "bert", **changes) -> dict:
+    """What `models.bert.BERT` and its descendants take; None is the variant's or the data's."""
+    return {
+        "name": name,
+        "variant": "base",  # tiny | mini | small | medium | base | large, see the model's VARIANTS
+        "vocab_size": placeholder(int),
+        "max_length": placeholder(int),  # tokens
+        "num_segments": placeholder(int),  # texts in a row; 0 = their vectors are left out
+        "depth": placeholder(int),
+        "width": placeholder(int),
+        "num_heads": placeholder(int),
+        "hidden": placeholder(int),  # of the feed-forward layers; None = 4 x width
+        # none | pooler | masked_lm | pretraining | next_sentence | classification | tagging | span | choice | replaced
+        "head": placeholder(str),
+        "num_classes": 2,  # of classification and tagging; None = the data's
+        "activation": placeholder(str),  # gelu | gelu_tanh | relu | silu
+        "epsilon": placeholder(float),  # of LayerNorm
+        "dropout": 0.1,
+        "head_dropout": placeholder(float),  # before the classifier; None = dropout
+        "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
+        "unroll": 1,  # layers in a turn of the compiled loop
+        "implementation": "xla",  # of attention: xla | cudnn
+        **changes,
+    }
+
+
+def roberta(name: str = "roberta") -> dict:
+    """What `models.roberta.RoBERTa` takes: also the id of the padding token."""
+    return bert(name, pad_id=1)
+
+
+def embed_width(name: str) -> dict:
+    """What `models.albert.ALBERT` and `models.electra.ELECTRA` take: also the width of the words' vectors."""
+    return bert(name, embed_width=placeholder(int))
+
+
 MODELS = {
+    "albert": partial,
     "bart": bart,
+    "bert": bert,
+    "distilbert": partial,
+    "electra": partial,
     "gpt": gpt,
     "llama": llama,
+    "roberta": roberta,
     "t5": t5,
     "transformer": transformer,
     "vit": vit,
+    "xlmr": partial,
 }

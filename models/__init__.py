@@ -6,17 +6,23 @@ from typing import Literal, get_args, get_origin
 
 import flax.linen as nn
 
-from models import bart, gpt, llama, t5, transformer, vit
+from models import albert, bart, bert, distilbert, electra, gpt, llama, roberta, t5, transformer, vit
 from models.layers.mlp import ACTIVATIONS
 
 # name -> (class, variants)
 MODELS = {
+    "albert": (albert.ALBERT, albert.VARIANTS),
     "bart": (bart.BART, bart.VARIANTS),
+    "bert": (bert.BERT, bert.VARIANTS),
+    "distilbert": (distilbert.DistilBERT, distilbert.VARIANTS),
+    "electra": (electra.ELECTRA, electra.VARIANTS),
     "gpt": (gpt.GPT, gpt.VARIANTS),
     "llama": (llama.Llama, llama.VARIANTS),
+    "roberta": (roberta.RoBERTa, roberta.VARIANTS),
     "t5": (t5.T5, t5.VARIANTS),
     "transformer": (transformer.Transformer, transformer.VARIANTS),
     "vit": (vit.ViT, vit.VARIANTS),
+    "xlmr": (roberta.XLMR, roberta.VARIANTS),
 }
 
 

@@ -15,16 +15,22 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 import models
-from models.convert import bart, gpt2, llama, t5, vit
+from models.convert import albert, bart, bert, distilbert, electra, gpt2, llama, roberta, t5, vit
 from models.convert.family import ACTIVATIONS, rearrange
 
 FAMILIES = {
+    "albert": albert.FAMILY,
     "bart": bart.FAMILY,
+    "bert": bert.FAMILY,
+    "distilbert": distilbert.FAMILY,
+    "electra": electra.FAMILY,
     "gpt2": gpt2.FAMILY,
     "llama": llama.LLAMA,
     "mistral": llama.MISTRAL,
+    "roberta": roberta.ROBERTA,
     "t5": t5.FAMILY,
     "vit": vit.FAMILY,
+    "xlm-roberta": roberta.XLMR,
 }
 
 
@@ -51,13 +57,13 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
         # What tensors there should be follows from where our parameters, without content, would go.
         hollow = {path: np.broadcast_to(False, shape) for path, shape in shapes.items()}
         expected = {name: array.shape for name, array in _tensors(family, model, hollow)}
-        copies = {copy: original for copy, original in family.tied if copy not in expected}
-        short = {name: name.removeprefix(family.prefix) for name in [*expected, *copies]}
-        names = {name: short[name] if short[name] in files else name for name in short}
+        copies = {copy: original for copy, original in family.tied if original in expected and copy not in expected}
+        names = {name: _spelling(family, name, files) for name in [*expected, *copies]}
+        ignored = family.ignored(model) if callable(family.ignored) else family.ignored
         found = {
             name: tuple(file.get_slice(name).get_shape())
             for name, file in files.items()
-            if not re.fullmatch(family.ignored, name) and name not in {names[copy] for copy in copies}
+            if not re.fullmatch(ignored, name) and name not in {names[copy] for copy in copies}
         }
         _match({names[name]: shape for name, shape in expected.items()}, found)
 
@@ -111,6 +117,14 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _replace(folder / "model.safetensors", lambda path: save_file(tensors, path, metadata={"format": "pt"}))
     _replace(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n", "utf-8"))
+
+
+def _spelling(family, name, files):
+    """A tensor's name in the files, which may leave out the prefix or have an old ending."""
+    endings = {"": "", **family.old}
+    known = [name.removesuffix(new) + old for new, old in endings.items() if name.endswith(new)]
+    spellings = [spelling for full in known for spelling in (full.removeprefix(family.prefix), full)]
+    return next((spelling for spelling in spellings if spelling in files), name)
 
 
 def _shapes(family, model):

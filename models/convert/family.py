@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -54,7 +54,8 @@ class Family:
         fixed: fields with the only value that our model knows.
         tied: pairs of tensors that are one for us, unless a rule has the first; a file may leave out the first.
         fits: whether a model is one of this family, where several families have the same model.
-        ignored: pattern of tensors that carry nothing.
+        ignored: pattern of tensors that carry nothing; or makes a model's.
+        old: endings of tensors' names -> those in old files.
         sizes: letters in layouts -> our settings that give their sizes.
         example: makes a model's input, or the tuple of its inputs.
         rules: makes a model's table.
@@ -74,7 +75,8 @@ class Family:
     settings: Callable[[dict, str, Mapping], dict] = lambda config, architecture, names: {}
     fits: Callable[[nn.Module], bool] = lambda model: True
     tied: tuple[tuple[str, str], ...] = ()
-    ignored: str = ""
+    ignored: str | Callable[[nn.Module], str] = ""
+    old: Mapping[str, str] = field(default_factory=dict)
 
 
 def linear(reference: str, ours: str, layout: str = "F D -> D F") -> list[Rule]:

@@ -1,0 +1,32 @@
+"""ALBERT (arXiv 1909.11942): BERT whose layers are all one, and whose words have small vectors.
+
+The second task of "pretraining" tells whether two segments are in order (0) or swapped (1).
+"""
+
+from typing import Literal
+
+from models.bert import BERT
+
+VARIANTS = {
+    "base": {"depth": 12, "width": 768, "num_heads": 12},
+    "large": {"depth": 24, "width": 1024, "num_heads": 16},
+    "xlarge": {"depth": 24, "width": 2048, "num_heads": 16},
+    "xxlarge": {"depth": 12, "width": 4096, "num_heads": 64},
+}
+
+
+class ALBERT(BERT):
+    """BERT with L applications of one layer: width costs parameters, depth does not.
+
+    Attributes:
+        embed_width: E, of the words', positions' and segments' vectors, which are then projected to D.
+    """
+
+    vocab_size: int = 30_000
+    head: Literal["none", "pooler", "masked_lm", "pretraining", "classification", "tagging", "span", "choice"] = (
+        "pretraining"
+    )
+    activation: str = "gelu_tanh"
+    embed_width: int = 128
+
+    share = True

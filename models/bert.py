@@ -1,0 +1,208 @@
+"""BERT (arXiv 1810.04805): a bidirectional, post-norm Transformer encoder, and a small head for each task.
+
+Its descendants are the same encoder with other settings: `roberta.py`, `distilbert.py`, `albert.py`, `electra.py`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from models.layers.attention import Attention
+from models.layers.block import Block, Stack
+from models.layers.embed import Embed
+from models.layers.linear import Linear
+from models.layers.mlp import ACTIVATIONS, Mlp
+from models.layers.norm import LayerNorm
+from models.layers.position import Learned
+
+VARIANTS = {
+    "tiny": {"depth": 2, "width": 128, "num_heads": 2},
+    "mini": {"depth": 4, "width": 256, "num_heads": 4},
+    "small": {"depth": 4, "width": 512, "num_heads": 8},
+    "medium": {"depth": 8, "width": 512, "num_heads": 8},
+    "base": {"depth": 12, "width": 768, "num_heads": 12},
+    "large": {"depth": 24, "width": 1024, "num_heads": 16},
+}
+
+# Heads that predict words, heads that read the pooled first token, and how many outputs their classifiers have.
+WORDS = ("masked_lm", "pretraining")
+POOLED = ("pooler", "pretraining", "next_sentence", "classification", "choice")
+OUTPUTS = {"none": 0, "pooler": 0, "masked_lm": 0, "pretraining": 2, "next_sentence": 2, "span": 2}
+OUTPUTS |= {"choice": 1, "replaced": 1}
+
+
+class BERT(nn.Module):
+    """Tokens in, what the head says out:
+
+    - "none": the last layer's vectors [B, T, D].
+    - "pooler": these and the pooled vector of the first token [B, D].
+    - "masked_lm": logits of each word [B, T, V].
+    - "pretraining": these and logits [B, 2] of the second segment following the first (0) or not (1).
+    - "next_sentence": the latter alone.
+    - "classification": logits of the text's or the pair's class [B, V].
+    - "tagging": logits of each token's class [B, T, V].
+    - "span": logits of the answer's first and last token [B, T, 2].
+    - "choice": a logit for each of N texts [B, N].
+
+    Attributes:
+        vocab_size: how many tokens there are.
+        max_length: the longest sequence.
+        num_segments: kinds of segments; 0 leaves their vectors out.
+        depth, width, num_heads, hidden: L, D, H and F; hidden None is 4 D.
+        head, num_classes: the task, and V of "classification" and "tagging".
+        activation: a name of `ACTIVATIONS`.
+        epsilon: of every LayerNorm.
+        dropout: rate on embeddings, attention weights and what each part adds.
+        head_dropout: rate on what "classification", "tagging" and "choice" read; None is `dropout`.
+        remat, unroll: see `Stack`.
+        implementation: see `Attention`.
+    """
+
+    vocab_size: int = 30_522
+    max_length: int = 512
+    num_segments: int = 2
+    depth: int = 12
+    width: int = 768
+    num_heads: int = 12
+    hidden: int | None = None
+    head: Literal[
+        "none", "pooler", "masked_lm", "pretraining", "next_sentence", "classification", "tagging", "span", "choice"
+    ] = "pretraining"
+    num_classes: int = 2
+    activation: str = "gelu"
+    epsilon: float = 1e-12
+    dropout: float = 0.0
+    head_dropout: float | None = None
+    remat: Literal["dots", "full"] | None = None
+    unroll: int = 1
+    implementation: Literal["xla", "cudnn"] = "xla"
+
+    # In what the descendants differ.
+    embed_width = None  # E; None is D, without a projection
+    share = False  # all layers are one
+    first_position = 0  # the position table's row of the first token
+    pooler_activation = staticmethod(jnp.tanh)
+    words_activation = None  # between the two projections of "masked_lm"; None is `activation`
+
+    def setup(self):
+        init = nn.initializers.truncated_normal(0.02)
+        activation = ACTIVATIONS[self.activation]
+        norm, linear = partial(LayerNorm, epsilon=self.epsilon), partial(Linear, kernel_init=init)
+        attention = partial(
+            Attention,
+            num_heads=self.num_heads,
+            dropout=self.dropout,
+            implementation=self.implementation,
+            kernel_init=init,
+            out_init=init,
+        )
+        hidden = self.hidden or 4 * self.width
+        mlp = partial(Mlp, hidden=hidden, activation=activation, kernel_init=init, out_init=init)
+        block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
+        embed_width = self.embed_width or self.width
+        self.embed = Embed(self.vocab_size, embed_width, table_init=init)
+        self.position = Learned(self.first_position + self.max_length, embed_width)
+        if self.num_segments:
+            self.segment = Embed(self.num_segments, embed_width, table_init=init)
+        self.embed_norm = norm()
+        self.embed_dropout = nn.Dropout(self.dropout)
+        if self.embed_width:
+            self.projection = linear((self.width,))
+        self.stack = Stack(block, self.depth, share=self.share, remat=self.remat, unroll=self.unroll)
+        if self.head in POOLED:
+            self.pooler = linear((self.width,))
+        if self.head in WORDS:
+            self.masked_lm = MaskedLM(self.words_activation or activation, norm, linear)
+        outputs = OUTPUTS.get(self.head, self.num_classes)
+        if outputs:
+            self.classifier = linear((outputs,))
+        self.classifier_dropout = nn.Dropout(self.dropout if self.head_dropout is None else self.head_dropout)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "*B T"],
+        *,
+        segments: Int[Array, "*B T"] | None = None,
+        mask: Bool[Array, "*B T"] | None = None,
+        positions: Int[Array, "*#B T"] | None = None,
+        places: Int[Array, "*B M"] | None = None,
+    ) -> Float[Array, "..."] | tuple[Float[Array, "..."], Float[Array, "..."]]:
+        """What the head says, see the class.
+
+        Args:
+            tokens: at most `max_length` in a row, the first of which stands for all; [B, N, T] for "choice".
+            segments: which text of a pair a token is of; the first when None.
+            mask: True = a real token; nothing attends to the others.
+            positions: of the tokens; 0 to T-1 when None.
+            places: of the only words to predict, which makes logits [B, M, V].
+
+        Raises:
+            ValueError: the sequence is longer than the model's.
+        """
+        x = self.encode(tokens, segments=segments, mask=mask, positions=positions)
+        return self.read(x, places)
+
+    def encode(
+        self,
+        tokens: Int[Array, "*B T"],
+        *,
+        segments: Int[Array, "*B T"] | None = None,
+        mask: Bool[Array, "*B T"] | None = None,
+        positions: Int[Array, "*#B T"] | None = None,
+    ) -> Float[Array, "*B T D"]:
+        """The last layer's vectors."""
+        *batch, length = tokens.shape
+        if length > self.max_length:
+            raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}.")
+        positions = self.positions(tokens) if positions is None else positions
+        x = self.embed(tokens) + jnp.take(self.position(), positions + self.first_position, axis=0)
+        if self.num_segments:
+            x = x + self.segment(jnp.zeros_like(tokens) if segments is None else segments)
+        x = self.embed_dropout(self.embed_norm(x), deterministic=not self.has_rng("dropout"))
+        x = self.projection(x) if self.embed_width else x
+        self.sow("intermediates", "embedding", x)
+        mask = None if mask is None else mask.reshape(-1, 1, 1, length)
+        x, _ = self.stack(x.reshape(-1, length, self.width), mask=mask)
+        return x.reshape(*batch, length, self.width)
+
+    def positions(self, tokens: Int[Array, "*B T"]) -> Int[Array, "*#B T"]:
+        """Where tokens stand unless told."""
+        return jnp.arange(tokens.shape[-1]).reshape(*[1] * (tokens.ndim - 1), -1)
+
+    def pool(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B D"]:
+        """One vector of a text from its first token's."""
+        return self.pooler_activation(self.pooler(x[..., 0, :]))
+
+    def read(
+        self, x: Float[Array, "*B T D"], places: Int[Array, "*B M"] | None = None
+    ) -> Float[Array, "..."] | tuple[Float[Array, "..."], Float[Array, "..."]]:
+        """What the head says of the encoder's vectors."""
+        if self.head in ("none", "pooler"):
+            return x if self.head == "none" else (x, self.pool(x))
+        if self.head in WORDS:
+            chosen = x if places is None else jnp.take_along_axis(x, places[..., None], axis=-2)
+            words = self.masked_lm(chosen, self.embed)
+            return words if self.head == "masked_lm" else (words, self.classifier(self.pool(x)))
+        x = self.pool(x) if self.head in POOLED else x
+        if self.head not in ("next_sentence", "span"):
+            x = self.classifier_dropout(x, deterministic=not self.has_rng("dropout"))
+        logits = self.classifier(x)
+        return logits[..., 0] if self.head == "choice" else logits
+
+
+class MaskedLM(nn.Module):
+    """Logits of words: a layer, then the product with the words' own vectors, and a bias for each word."""
+
+    activation: Callable
+    norm: Callable[..., nn.Module]
+    linear: Callable[..., nn.Module]
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*B D"], embed: Embed) -> Float[Array, "*B V"]:
+        x = self.activation(self.linear((embed.width,), name="dense")(x))
+        bias = self.param("bias", nn.initializers.zeros, (embed.vocab_size,))
+        return embed.logits(self.norm(name="norm")(x)) + bias

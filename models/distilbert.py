@@ -1,0 +1,19 @@
+"""DistilBERT (arXiv 1910.01108): BERT at half its depth, taught by BERT, without segments and pooler."""
+
+from typing import Literal
+
+import jax
+
+from models.bert import BERT
+
+VARIANTS = {"base": {"depth": 6, "width": 768, "num_heads": 12}}
+
+
+class DistilBERT(BERT):
+    """BERT without segments. The classifiers' extra layer, which takes the pooler's place, has a ReLU."""
+
+    num_segments: int = 0
+    depth: int = 6
+    head: Literal["none", "masked_lm", "classification", "tagging", "span", "choice"] = "masked_lm"
+
+    pooler_activation = staticmethod(jax.nn.relu)

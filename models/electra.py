@@ -1,0 +1,47 @@
+"""ELECTRA (arXiv 2003.10555): a small generator fills in words, and a discriminator finds the wrong ones.
+
+The generator is the model with the head "masked_lm" and the discriminator the one with "replaced".
+"""
+
+from typing import Literal
+
+import flax.linen as nn
+from jaxtyping import Array, Float, Int
+
+from models.bert import BERT
+from models.layers.linear import Linear
+from models.layers.mlp import ACTIVATIONS, gelu
+
+VARIANTS = {
+    "small": {"depth": 12, "width": 256, "num_heads": 4, "embed_width": 128},
+    "base": {"depth": 12, "width": 768, "num_heads": 12},
+    "large": {"depth": 24, "width": 1024, "num_heads": 16},
+    "small_generator": {"depth": 12, "width": 64, "num_heads": 1, "embed_width": 128, "head": "masked_lm"},
+    "base_generator": {"depth": 12, "width": 256, "num_heads": 4, "embed_width": 768, "head": "masked_lm"},
+    "large_generator": {"depth": 24, "width": 256, "num_heads": 4, "embed_width": 1024, "head": "masked_lm"},
+}
+
+
+class ELECTRA(BERT):
+    """BERT with one more head, "replaced": the logit [B, T] of each token being another than in the text.
+
+    Attributes:
+        embed_width: E, of the words', positions' and segments' vectors, which are then projected to D; None is D,
+            without a projection. The generator has its discriminator's vectors.
+    """
+
+    head: Literal["none", "masked_lm", "replaced", "classification", "tagging", "span", "choice"] = "replaced"
+    embed_width: int | None = None
+
+    pooler_activation = words_activation = staticmethod(gelu)
+
+    def setup(self):
+        super().setup()
+        if self.head == "replaced":
+            self.detector = Linear((self.width,), kernel_init=nn.initializers.truncated_normal(0.02))
+
+    def read(self, x: Float[Array, "*B T D"], places: Int[Array, "*B M"] | None = None) -> Float[Array, "..."]:
+        """What the head says of the encoder's vectors."""
+        if self.head != "replaced":
+            return super().read(x, places)
+        return self.classifier(ACTIVATIONS[self.activation](self.detector(x)))[..., 0]

@@ -1,0 +1,45 @@
+"""RoBERTa (arXiv 1907.11692): BERT trained longer, on words alone; and XLM-R (arXiv 1911.02116): in 100 languages."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from models.bert import BERT
+from models.layers.mlp import gelu
+
+VARIANTS = {
+    "base": {"depth": 12, "width": 768, "num_heads": 12},
+    "large": {"depth": 24, "width": 1024, "num_heads": 16},
+}
+
+
+class RoBERTa(BERT):
+    """BERT without a second kind of segment, which counts only real tokens' positions.
+
+    Attributes:
+        pad_id: of the padding token, whose position is `pad_id` too: that of the first real token is the one after.
+    """
+
+    vocab_size: int = 50_265
+    num_segments: int = 1
+    head: Literal["none", "pooler", "masked_lm", "classification", "tagging", "span", "choice"] = "masked_lm"
+    epsilon: float = 1e-5
+    pad_id: int = 1
+
+    words_activation = staticmethod(gelu)
+
+    @property
+    def first_position(self) -> int:
+        return self.pad_id + 1
+
+    def positions(self, tokens: Int[Array, "*B T"]) -> Int[Array, "*B T"]:
+        """The number of real tokens before each one; padding is at -1."""
+        real = tokens != self.pad_id
+        return jnp.where(real, jnp.cumsum(real, axis=-1) - 1, -1)
+
+
+class XLMR(RoBERTa):
+    """RoBERTa with a vocabulary of 100 languages."""
+
+    vocab_size: int = 250_002

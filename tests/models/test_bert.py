@@ -1,0 +1,205 @@
+import json
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+import models
+from models import convert
+from models.albert import ALBERT
+from models.bert import BERT
+from models.distilbert import DistilBERT
+from models.electra import ELECTRA
+from models.roberta import RoBERTa
+
+SIZES = {"vocab_size": 17, "max_length": 10, "depth": 2, "width": 16, "num_heads": 2}
+TINY = BERT(**SIZES, head="tagging", num_classes=5)
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(3, 17, (2, 8)), jnp.int32)
+
+
+def count(model):
+    shapes = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "number"),
+    [
+        ("bert", "tiny", 4_385_920),
+        ("bert", "mini", 11_170_560),
+        ("bert", "small", 28_763_648),
+        ("bert", "medium", 41_373_184),
+        ("bert", "base", 109_482_240),
+        ("bert", "large", 335_141_888),
+        ("roberta", "base", 124_645_632),
+        ("roberta", "large", 355_359_744),
+        ("xlmr", "base", 278_043_648),
+        ("distilbert", "base", 66_362_880),
+        ("albert", "base", 11_683_584),
+        ("albert", "large", 17_683_968),
+        ("albert", "xlarge", 58_724_864),
+        ("albert", "xxlarge", 222_595_584),
+        ("electra", "small", 13_483_008),
+        ("electra", "base", 108_891_648),
+        ("electra", "large", 334_092_288),
+    ],
+)
+def test_parameters_are_the_papers(name, variant, number):
+    """Of the encoder and its pooler, where it has one."""
+    head = "none" if name in ("distilbert", "electra") else "pooler"
+    assert count(models.build(name, variant, head=head)) == number
+
+
+def test_a_generator_has_its_discriminators_embeddings():
+    for size, share in (("small", 4), ("base", 3), ("large", 4)):
+        discriminator, generator = (models.build("electra", size + kind) for kind in ("", "_generator"))
+        assert generator.width * share == discriminator.width
+        assert generator.width == 64 * generator.num_heads
+        assert generator.embed_width == (discriminator.embed_width or discriminator.width)
+
+
+@pytest.mark.parametrize(
+    ("head", "shape"),
+    [
+        ("none", (2, 8, 16)),
+        ("pooler", ((2, 8, 16), (2, 16))),
+        ("masked_lm", (2, 8, 17)),
+        ("pretraining", ((2, 8, 17), (2, 2))),
+        ("next_sentence", (2, 2)),
+        ("classification", (2, 5)),
+        ("tagging", (2, 8, 5)),
+        ("span", (2, 8, 2)),
+    ],
+)
+def test_each_head_says_what_its_task_needs(head, shape):
+    model = TINY.clone(head=head)
+    out, _ = jax.eval_shape(model.init_with_output, jax.random.key(0), TOKENS)
+    assert jax.tree.map(lambda leaf: leaf.shape, out) == shape
+
+
+def test_a_choice_scores_each_text_by_itself(variables):
+    model = TINY.clone(head="choice")
+    texts = TOKENS.reshape(1, 2, 8)
+    segments = (texts > 9).astype(jnp.int32)
+    params = variables(model, texts)
+    apply = jax.jit(model.apply)
+    scores = apply(params, texts, segments=segments)
+    assert scores.shape == (1, 2)
+    alone = [apply(params, texts[:, n : n + 1], segments=segments[:, n : n + 1])[:, 0] for n in range(2)]
+    np.testing.assert_allclose(scores, jnp.stack(alone, axis=1), atol=1e-5)
+
+
+def test_words_are_predicted_at_the_given_places_alone(variables):
+    model = TINY.clone(head="pretraining")
+    params, places = variables(model, TOKENS), jnp.array([[1, 6, 2], [0, 7, 7]])
+    words, following = jax.jit(model.apply)(params, TOKENS)
+    chosen, again = jax.jit(model.apply)(params, TOKENS, places=places)
+    np.testing.assert_allclose(chosen, words[jnp.arange(2)[:, None], places], atol=1e-5)
+    np.testing.assert_allclose(again, following, atol=1e-5)
+
+
+def test_every_token_sees_every_other_by_gradient(variables):
+    params = variables(TINY, TOKENS)["params"]
+
+    def logits(table):
+        return TINY.apply({"params": params | {"position": {"table": table}}}, TOKENS[:1])[0].sum(-1)
+
+    reached = np.abs(jax.jit(jax.jacobian(logits))(params["position"]["table"])).max(-1) > 0
+    np.testing.assert_array_equal(reached, np.broadcast_to(np.arange(10) < 8, (8, 10)))
+
+
+def test_padded_equals_unpadded(variables):
+    params, apply = variables(TINY, TOKENS), jax.jit(TINY.apply)
+    expected = apply(params, TOKENS[:, :5])
+    for padding in ((3, 0), (0, 3)):
+        mask = jnp.pad(jnp.ones((2, 5), bool), [(0, 0), padding])
+        padded = jnp.pad(TOKENS[:, :5], [(0, 0), padding], constant_values=9)
+        positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
+        logits = apply(params, padded, mask=mask, positions=positions)
+        np.testing.assert_allclose(logits[mask].reshape(expected.shape), expected, atol=1e-5)
+
+
+def test_the_decoder_is_the_embedding_with_a_bias_of_its_own():
+    shapes = jax.eval_shape(TINY.clone(head="masked_lm").init, jax.random.key(0), TOKENS)["params"]
+    wide = [path for path, leaf in flatten_dict(shapes, sep="/").items() if 17 in leaf.shape]
+    assert sorted(wide) == ["embed/table", "masked_lm/bias"]
+
+
+def test_robertas_positions_count_real_tokens_from_the_one_after_padding():
+    model = RoBERTa(**SIZES, pad_id=1, head="none")
+    tokens = jnp.array([[5, 6, 1, 7, 1], [1, 1, 5, 1, 6]])
+    rows = model.positions(tokens) + model.first_position
+    np.testing.assert_array_equal(rows, [[2, 3, 1, 4, 1], [1, 1, 2, 1, 3]])
+    shapes = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]
+    assert shapes["position"]["table"].shape == (12, 16)
+
+
+def test_an_albert_of_any_depth_has_one_layer():
+    shallow, deep = (ALBERT(**SIZES | {"depth": depth}, embed_width=4) for depth in (1, 9))
+    assert count(shallow) == count(deep)
+
+
+def test_electra_scores_each_token():
+    model = ELECTRA(**SIZES, embed_width=4)
+    out, _ = jax.eval_shape(model.init_with_output, jax.random.key(0), TOKENS)
+    assert out.shape == (2, 8)
+
+
+@pytest.mark.parametrize("rates", [{"dropout": 0.3, "head_dropout": 0.0}, {"dropout": 0.0, "head_dropout": 0.3}])
+def test_dropout_only_with_its_rng(rates, variables):
+    model = TINY.clone(head="classification", depth=1, **rates)
+    params = variables(model, TOKENS)
+    plain = jax.jit(TINY.clone(head="classification", depth=1).apply)(params, TOKENS)
+    np.testing.assert_array_equal(jax.jit(model.apply)(params, TOKENS), plain)
+    dropped = jax.jit(lambda key: model.apply(params, TOKENS, rngs={"dropout": key}))(jax.random.key(0))
+    assert (dropped != plain).any()
+
+
+def test_bfloat16_parameters_give_bfloat16_logits(variables):
+    model = TINY.clone(head="masked_lm")
+    params = variables(model, TOKENS, std=0.1)
+    half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    logits = jax.jit(model.apply)(half, TOKENS)
+    assert logits.dtype == jnp.bfloat16
+    np.testing.assert_allclose(logits.astype(jnp.float32), jax.jit(model.apply)(params, TOKENS), atol=0.05)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="a sequence of 11 tokens is longer than the model's 10"):
+        jax.eval_shape(partial(TINY.init, jax.random.key(0)), jnp.zeros((1, 11), jnp.int32))
+    with pytest.raises(ValueError, match=r"unknown head 'tag': .* Did you mean 'tagging'"):
+        models.build("bert", "base", head="tag")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (BERT(**SIZES, num_segments=0), "num_segments is 0: BERT has at least one"),
+        (DistilBERT(**SIZES, epsilon=1e-5), "num_segments is 0 and epsilon 1e-05: .* DistilBERT with 0 and 1e-12"),
+        (ELECTRA(**SIZES, embed_width=16), "width 16 and embed_width 16: .* no projection from one width to the same"),
+    ],
+)
+def test_models_that_transformers_has_not(model, message, variables, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        convert.save(tmp_path, model, variables(model, TOKENS))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pad_token_id": None},
+        {"pad_token_id": 511},
+        {"max_position_embeddings": "many"},
+    ],
+)
+def test_robertas_positions_must_fit(settings, variables, tmp_path):
+    model = RoBERTa(**SIZES)
+    convert.save(tmp_path, model, variables(model, TOKENS))
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["intermediate_size"] == 4 * config["hidden_size"]
+    (tmp_path / "config.json").write_text(json.dumps(config | settings))
+    with pytest.raises(ValueError, match=r"pad_token_id is .* and max_position_embeddings .*: they must be integers"):
+        convert.load(tmp_path)

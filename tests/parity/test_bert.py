@@ -1,0 +1,234 @@
+"""BERT and its descendants compute what `transformers` computes, from its weights, whatever the head."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+
+import models
+from models import convert
+
+LENGTH = 9
+TASKS = {
+    "Model": "pooler",
+    "ForPreTraining": "pretraining",
+    "ForMaskedLM": "masked_lm",
+    "ForNextSentencePrediction": "next_sentence",
+    "ForSequenceClassification": "classification",
+    "ForTokenClassification": "tagging",
+    "ForQuestionAnswering": "span",
+    "ForMultipleChoice": "choice",
+}
+# family -> its name in the reference's classes
+FAMILIES = {
+    "bert": "Bert",
+    "roberta": "Roberta",
+    "xlmr": "XLMRoberta",
+    "distilbert": "DistilBert",
+    "albert": "Albert",
+    "electra": "Electra",
+}
+HEAD_DROPOUTS = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "summary_last_dropout")
+# Every head of BERT is computed, and those of its descendants that differ; all of them are written and read.
+COMPUTED = {
+    "bert": TASKS.values(),
+    "roberta": ("masked_lm", "classification", "choice"),
+    "xlmr": ("masked_lm",),
+    "distilbert": ("masked_lm", "choice"),
+    "albert": ("pretraining", "classification"),
+    "electra": ("masked_lm", "replaced", "classification", "choice"),
+}
+TRAINED = {"bert": "pretraining", "roberta": "classification", "distilbert": "masked_lm"}
+TRAINED |= {"albert": "pretraining", "electra": "replaced"}
+# families whose tasks have other heads of ours
+OTHER = {"electra": {"Model": "none", "ForPreTraining": "replaced"}, "distilbert": {"Model": "none"}}
+CASES = [
+    pytest.param(family, prefix + task, head, seed, id=prefix + task)
+    for family, prefix in FAMILIES.items()
+    for seed, (task, head) in enumerate((TASKS | OTHER.get(family, {})).items())
+    if hasattr(transformers, prefix + task)
+]
+
+
+def config_of(family, head, seed):
+    rng = np.random.default_rng(seed)
+    heads = int(rng.integers(1, 5))
+    width, hidden, depth = heads * int(rng.choice([3, 8])), int(rng.integers(5, 40)), int(rng.integers(2, 4))
+    activation = ["gelu", "relu", "gelu_new", "silu"][seed % 4]
+    settings = {
+        "vocab_size": int(rng.integers(20, 40)),
+        "hidden_size": width,
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "intermediate_size": hidden,
+        "hidden_act": activation,
+        "layer_norm_eps": float(rng.choice([1e-12, 1e-5, 1e-2])),
+        "max_position_embeddings": LENGTH + 4,
+        "type_vocab_size": 3,
+        "num_labels": 3 if head in ("classification", "tagging") else 2,
+        "hidden_dropout_prob": 0.2,
+        "attention_probs_dropout_prob": 0.2,
+        **dict.fromkeys(HEAD_DROPOUTS, 0.3 + 0.1 * (seed % 2)),
+    }
+    if family == "distilbert":
+        names = {
+            "n_layers": "num_hidden_layers",
+            "n_heads": "num_attention_heads",
+            "dim": "hidden_size",
+            "hidden_dim": "intermediate_size",
+            "activation": "hidden_act",
+            "dropout": "hidden_dropout_prob",
+            "attention_dropout": "attention_probs_dropout_prob",
+        }
+        settings |= {theirs: settings.pop(name) for theirs, name in names.items()}
+    if family == "roberta":
+        settings["pad_token_id"] = seed % 4
+    if family in ("albert", "electra"):
+        settings["embedding_size"] = width if seed % 3 == 2 else 6
+    cls = getattr(transformers, f"{FAMILIES[family]}Config")
+    return cls(**settings, attn_implementation="eager")
+
+
+def reference_of(family, name, seed, randomise):
+    head = TASKS[name.removeprefix(FAMILIES[family])]
+    return randomise(getattr(transformers, name)(config_of(family, head, seed)), seed)
+
+
+def batch_of(config, head, seed):
+    """Rows without padding, with padding on the right, and with a hole; pairs of them for multiple choice."""
+    rng = np.random.default_rng(seed + 100)
+    shape = (3, 2, LENGTH) if head == "choice" else (3, LENGTH)
+    tokens = rng.integers(4, config.vocab_size, shape)
+    mask = np.ones(shape, bool)
+    mask[1, ..., LENGTH - 3 :] = False
+    mask[2, ..., 2:4] = False
+    tokens = np.where(mask, tokens, config.pad_token_id)
+    batch = {"tokens": tokens, "mask": mask}
+    if getattr(config, "type_vocab_size", 0):
+        batch["segments"] = rng.integers(0, config.type_vocab_size, shape)
+    return {name: jnp.asarray(value, bool if name == "mask" else jnp.int32) for name, value in batch.items()}
+
+
+def run(reference, batch):
+    """The reference's outputs in the order of ours, and its hidden states."""
+    names = {"tokens": "input_ids", "mask": "attention_mask", "segments": "token_type_ids"}
+    inputs = {names[name]: torch.tensor(np.array(value), dtype=torch.long) for name, value in batch.items()}
+    out = reference(**inputs, output_hidden_states=True)
+    if "start_logits" in out:
+        outputs = [torch.stack([out.start_logits, out.end_logits], -1)]
+    else:
+        keys = ("last_hidden_state", "pooler_output", "prediction_logits", "seq_relationship_logits", "sop_logits")
+        outputs = [out[key] for key in (*keys, "logits") if out.get(key) is not None]
+    return outputs, out.hidden_states
+
+
+def of_real_tokens(array, mask):
+    """The values that count: those of padding do not."""
+    return array[mask] if array.shape[: mask.ndim] == mask.shape else array
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "head", "seed"), [case for case in CASES if case.values[2] in COMPUTED[case.values[0]]]
+)
+def test_outputs_hidden_states_and_gradients(
+    family, name, head, seed, randomise, ours, gradients, assert_same_gradients
+):
+    reference = reference_of(family, name, seed, randomise)
+    batch = batch_of(reference.config, head, seed)
+    model, variables = ours(reference)
+    assert type(model) is models.MODELS[family][0]
+    assert (model.head, model.depth) == (head, reference.config.num_hidden_layers)
+    outputs, hidden = run(reference, batch)
+    mask = np.array(batch["mask"])
+    weights = [np.random.default_rng(seed).standard_normal(out.shape).astype(np.float32) for out in outputs]
+
+    def loss(params):
+        out, state = model.apply({"params": params}, **batch, mutable=["intermediates"])
+        out = out if isinstance(out, tuple) else (out,)
+        parts = [of_real_tokens(jnp.tanh(a) * w, mask).sum() for a, w in zip(out, weights, strict=True)]
+        return sum(parts), (out, state["intermediates"])
+
+    if TRAINED.get(family) == head:
+        sum(of_real_tokens(a.tanh() * torch.tensor(w), mask).sum() for a, w in zip(outputs, weights)).backward()
+        grads, (found, seen) = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
+        assert_same_gradients(grads, gradients(reference))
+    else:
+        _, (found, seen) = jax.jit(loss)(variables["params"])
+    for mine, theirs in zip(found, outputs, strict=True):
+        theirs = theirs.detach().numpy()
+        np.testing.assert_allclose(of_real_tokens(mine, mask), of_real_tokens(theirs, mask), rtol=0, atol=1e-5)
+    layers = [seen["embedding"][0], *seen["stack"]["layers"]["hidden"][0]]
+    rows = mask.reshape(-1, LENGTH)
+    for mine, theirs in zip(layers, hidden, strict=True):
+        mine = np.asarray(mine).reshape(*rows.shape, -1)
+        np.testing.assert_allclose(mine[rows], theirs.detach().numpy()[rows], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_plain_tokens(family, randomise, ours):
+    reference = reference_of(family, FAMILIES[family] + "ForTokenClassification", 1, randomise)
+    tokens = batch_of(reference.config, "tagging", 1)["tokens"][:1]
+    model, variables = ours(reference)
+    expected = run(reference, {"tokens": tokens})[0][0].detach().numpy()
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, tokens), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "name", "head", "seed"), CASES)
+def test_export_gives_the_same_model_there_and_here(family, name, head, seed, randomise, ours, tmp_path):
+    reference = reference_of(family, name, seed, randomise)
+    model, variables = ours(reference)
+    convert.save(tmp_path, model, variables)
+    exported, info = getattr(transformers, name).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    for tensor, theirs in zip(exported.state_dict().values(), reference.state_dict().values(), strict=True):
+        np.testing.assert_array_equal(tensor, theirs)
+    # What a config is not asked for, and, where no classifier reads them, the rates of its dropout.
+    unsaid = {"_name_or_path", "dtype"} | (set() if head == "classification" else set(HEAD_DROPOUTS))
+    known = {field.name for field in dataclasses.fields(reference.config)} - unsaid
+    said, meant = ({key: getattr(config, key) for key in known} for config in (exported.config, reference.config))
+    assert said == meant
+    batch = batch_of(reference.config, head, seed)
+    mask = np.array(batch["mask"])
+    for found, expected in zip(run(exported.eval(), batch)[0], run(reference, batch)[0], strict=True):
+        found, expected = (of_real_tokens(a.detach().numpy(), mask) for a in (found, expected))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+    again, restored = convert.load(tmp_path)
+    assert again == model
+    jax.tree.map(np.testing.assert_array_equal, restored, variables)
+
+
+@pytest.mark.parametrize(("family", "name", "head", "seed"), CASES)
+def test_the_encoder_alone_from_a_file_with_a_head(family, name, head, seed, randomise, ours):
+    reference = reference_of(family, name, seed, randomise)
+    whole = ours(reference)[1]["params"]
+    model, variables = ours(reference, head="none")
+    assert model.head == "none"
+    heads = {"pooler", "masked_lm", "classifier", "detector"}
+    assert variables["params"].keys() == whole.keys() - heads
+    for part in variables["params"]:
+        jax.tree.map(np.testing.assert_array_equal, variables["params"][part], whole[part])
+
+
+def test_old_files(randomise, ours, tmp_path):
+    """Published ones hold all of pre-training whatever they are called, and call LayerNorm's parameters gamma, beta."""
+    model, variables = ours(reference_of("bert", "BertForPreTraining", 0, randomise))
+    folder = tmp_path / "reference"
+    tensors = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for name, value in load_file(folder / "model.safetensors").items()
+    }
+    tensors["bert.embeddings.position_ids"] = np.arange(LENGTH + 4)[None]
+    tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+    again, restored = convert.load(folder)
+    assert again == model
+    jax.tree.map(np.testing.assert_array_equal, restored, variables)
