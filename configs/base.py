@@ -4,6 +4,8 @@ A duration (`total`, `warmup`, `log_every`, `evaluate_every`, `save_every`) is g
 `_examples` or `_percent` (of the run). Setting one unit on the command line takes the place of another.
 """
 
+from functools import partial
+
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
@@ -17,7 +19,7 @@ def get_config(model: str) -> ConfigDict:
     config.data = ConfigDict(data())
 
     config.objective = ConfigDict()
-    config.objective.name = "classification"  # classification | causal_lm | sequence_to_sequence
+    config.objective.name = "classification"  # classification | causal_lm | masked_lm | sequence_to_sequence
     config.objective.label_smoothing = 0.0  # this part of the target goes to all classes evenly, in training
     config.objective.mixup = 0.0  # a of the Beta(a, a) that examples are mixed by (classification); 0 = not
 
@@ -117,6 +119,7 @@ def data() -> dict:
         "validation_fraction": 0.1,  # of a text without a validation split
         "max_bytes": 0,  # of text, in whole documents; 0 = all
         "cache_dir": "",  # keeps token ids from run to run; "" = tokenise at each start
+        "mask_rate": 0.0,  # the part of a window's tokens that is hidden and to be guessed; 0 = the next token is
         "workers": 0,  # processes that read ahead
         "threads": 0,  # threads in each that read ahead; 0 and 0 = read when asked for
     }
@@ -306,16 +309,16 @@ def embed_width(name: str) -> dict:
 
 
 MODELS = {
-    "albert": partial,
+    "albert": partial(embed_width, "albert"),
     "bart": bart,
     "bert": bert,
-    "distilbert": partial,
-    "electra": partial,
+    "distilbert": partial(bert, "distilbert"),
+    "electra": partial(embed_width, "electra"),
     "gpt": gpt,
     "llama": llama,
     "roberta": roberta,
     "t5": t5,
     "transformer": transformer,
     "vit": vit,
-    "xlmr": partial,
+    "xlmr": partial(roberta, "xlmr"),
 }

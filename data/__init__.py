@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from data import images, pairs, text, tfds, tokenizers, transforms
+from data.masking import MaskTokens
 from data.pipeline import Batch, EvaluationBatches, Source, TrainBatches
 from data.tokenizers import Tokenizer
 
@@ -30,9 +31,10 @@ _TEXT_ONLY = (
     "text_key",
     "validation_fraction",
     "cache_dir",
+    "mask_rate",
 )
 _IMAGES_ONLY = ("image_key", "label_key", "image_size", "evaluation_crop", "augment", "mean", "std", "in_memory")
-_STREAM_ONLY = ("stride", "max_bytes", "text_key", "validation_fraction", "cache_dir")
+_STREAM_ONLY = ("stride", "max_bytes", "text_key", "validation_fraction", "cache_dir", "mask_rate")
 _OWN_SPLITS = ("digits", "stdlib", "cldr", "folder")
 _PATHS = ("text", "pairs", "folder", "tfds")
 
@@ -71,6 +73,7 @@ def load(
     max_bytes: int = 0,
     text_key: str = "text",
     cache_dir: str = "",
+    mask_rate: float = 0.0,
     image_size: int = 0,
     evaluation_crop: float = 1.0,
     augment: str = "",
@@ -105,6 +108,7 @@ def load(
       max_bytes: reads at most so much text, in whole documents; 0 = everything.
       text_key, image_key, label_key: the features of a TFDS data set.
       cache_dir: a folder that keeps the token ids from run to run; "" = tokenise at each start, in memory.
+      mask_rate: the part of a window's tokens that is hidden, to be guessed (`MaskTokens`); 0 = the next token is.
       image_size: of the square that images are resized to; 0 = as they are, all of one size.
       evaluation_crop: the central part of the resized image that is seen (in training too, unless `augment` crops).
       augment: of training images, such as `shift(1)` or `crop | flip | randaugment(2, 10)`.
@@ -150,15 +154,15 @@ def load(
         info = {"kind": "pairs", "vocab_size": coder.vocab_size, "sequence_length": sequence_length}
     elif is_text:
         documents = _documents(kind, path, asked, builder, validation_fraction, max_bytes, text_key)
-        coder = _tokenizer(tokenizer, vocab_size, documents, workdir, process_index)
+        coder = _tokenizer(tokenizer, vocab_size, documents, workdir, process_index, mask=bool(mask_rate))
         streams = {name: text.tokenize(part, coder, cache_dir) for name, part in documents.items()}
         sources = {
             name: text.Windows(stream.tokens, sequence_length, stride if name == "train" else 0)
             for name, stream in streams.items()
         }
-        before = after = None
+        before = after = MaskTokens(mask_rate, coder) if mask_rate else None
         info = {
-            "kind": "text",
+            "kind": "masked text" if mask_rate else "text",
             "vocab_size": coder.vocab_size,
             "sequence_length": sequence_length,
             "tokens": {name: len(stream.tokens) for name, stream in streams.items()},
@@ -241,7 +245,12 @@ def _documents(
 
 
 def _tokenizer(
-    spec: str, vocab_size: int, documents: dict[str, text.Documents], workdir: str | Path | None, process_index: int
+    spec: str,
+    vocab_size: int,
+    documents: dict[str, text.Documents],
+    workdir: str | Path | None,
+    process_index: int,
+    mask: bool = False,
 ) -> Tokenizer:
     if workdir is not None and (Path(workdir) / tokenizers.FILE).is_file():
         return Tokenizer.load(workdir)
@@ -253,7 +262,7 @@ def _tokenizer(
         # Characters come from all splits, as in nanoGPT, because an unknown one cannot be encoded.
         parts = documents.values() if spec == "characters" else [documents["train"]]
         several = any(len(part) > 1 for part in documents.values())
-        coder = tokenizers.train(spec, (document for part in parts for document in part), vocab_size, several)
+        coder = tokenizers.train(spec, (document for part in parts for document in part), vocab_size, several, mask)
     if workdir is not None and process_index == 0:
         coder.save(workdir)
     return coder

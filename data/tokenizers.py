@@ -13,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 KINDS = ("bytes", "characters", "words", "bpe")
 FILE = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
+MASK = "<mask>"
 _UNKNOWN = "<unk>"
 _ANY_CHARACTER = r"[\s\S]"
 _PIECE = 1 << 18
@@ -46,6 +47,7 @@ class Tokenizer:
         self._backend = backend
         self.vocab_size: int = max(backend.get_vocab().values()) + 1
         self.end_of_text: int | None = backend.token_to_id(END_OF_TEXT)
+        self.mask: int | None = backend.token_to_id(MASK)
         # Both kinds are a look-up, a hundred times faster as such than through the library.
         spec = json.loads(backend.to_str())
         model, split = spec["model"], spec["pre_tokenizer"] or {}
@@ -108,11 +110,13 @@ class Tokenizer:
         return self._backend.to_str()
 
 
-def train(kind: str, texts: Iterable[str], vocab_size: int = 0, end_of_text: bool = True) -> Tokenizer:
+def train(
+    kind: str, texts: Iterable[str], vocab_size: int = 0, end_of_text: bool = True, mask: bool = False
+) -> Tokenizer:
     """Makes a tokenizer of a kind of KINDS from `texts`.
 
     `vocab_size` is for bpe (at least 257: the bytes and the end of text) and words (0 = every word).
-    `end_of_text` False leaves that token out of a characters tokenizer.
+    `end_of_text` False leaves that token out of a characters tokenizer; `mask` True adds a mask, beyond `vocab_size`.
     """
     if kind not in KINDS:
         raise ValueError(f"tokenizer={kind!r} is neither a file nor one of {', '.join(KINDS)}")
@@ -147,7 +151,7 @@ def train(kind: str, texts: Iterable[str], vocab_size: int = 0, end_of_text: boo
             vocab_size=vocab_size, initial_alphabet=list(_BYTES), special_tokens=special, show_progress=False
         )
         backend.train_from_iterator(texts, trainer)
-    backend.add_special_tokens(special)
+    backend.add_special_tokens([*special, MASK] if mask else special)
     return Tokenizer(backend)
 
 

@@ -25,7 +25,7 @@ def get_config(model: str = "gpt") -> ConfigDict:
         config.sampling.max_new_tokens = 12
         config.sampling.temperature = 0.0
         config.model.max_length = 64
-    else:
+    elif model == "vit":
         config.model.patch_size = 4
         config.model.pooling = "gap"
     config.optimizer.learning_rate = 1e-2

@@ -27,7 +27,7 @@ def write_samples(evaluator: Evaluator, state: TrainState, step: int) -> None:
     Samples of this step and later ones, of a run that was killed before it saved, are replaced.
     """
     settings = evaluator.config.sampling
-    if not settings.num_samples or evaluator.experiment.data.tokenizer is None:
+    if not settings.num_samples:
         return
     texts = evaluator.write(state, settings.prompt)
     if jax.process_index():
@@ -50,7 +50,7 @@ def write_all(evaluator: Evaluator, state: TrainState, budget: Budget, about: Ma
         if data.info["kind"] == "images":
             write_classification(out, split, experiment.model, variables, batches, data.info)
             write_image_attention(out, experiment.model, variables, batches[0], data.info)
-        elif data.info["kind"] == "text":
+        elif data.info["kind"] != "pairs":
             write_text_attention(out, experiment.model, variables, batches[0], data.tokenizer)
     (out / "cost.json").write_text(json.dumps(budget.to_dict(), indent=2), encoding="utf-8")
     path = out / "run.json"

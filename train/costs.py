@@ -70,7 +70,7 @@ def measured_peak(size: int = 1024) -> float:
 def experiment_budget(experiment: Experiment) -> Budget:
     """What the experiment's model costs with its batch, objective, optimizer and precision, on all devices together."""
     config, batch = experiment.config, jax.eval_shape(partial(experiment.zeros, experiment.config.data.batch_size))
-    text = "tokens" in batch
+    length = getattr(experiment.model, "max_length", config.data.sequence_length)  # of the cache
     return budget(
         experiment.model,
         tuple(batch[name] for name in ("image", "inputs", "tokens") if name in batch),
@@ -78,5 +78,5 @@ def experiment_budget(experiment: Experiment) -> Budget:
         batch=batch,
         optimizer=experiment.optimizer.init,
         compute_dtype=config.precision,
-        cache_length=experiment.model.max_length if text else None,
+        cache_length=length if hasattr(experiment.model, "init_cache") else None,
     )

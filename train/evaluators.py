@@ -54,8 +54,8 @@ class Evaluator:
     def _request(self, prompt):
         """The prompts [B, T] of `num_samples` rows, and the inputs that go with them."""
         data = self.experiment.data
-        if data.tokenizer is None:
-            raise ValueError("only a language model writes: this config's data are images.")
+        if data.tokenizer is None or not hasattr(self.experiment.model, "decode"):
+            raise ValueError("only a decoder of texts writes: leave sampling.num_samples at 0.")
         tokens = data.tokenizer.encode(prompt)
         if not len(tokens):
             raise ValueError("the prompt is empty: a language model needs at least one token to go on from.")

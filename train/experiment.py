@@ -140,8 +140,13 @@ class Experiment:
         if objective != "classification":
             shape = (size, settings.sequence_length)
             tokens, mask = jnp.zeros(shape, jnp.int32), jnp.ones(shape, bool)
-            inputs = {"inputs": tokens, "inputs_mask": mask} if objective == "sequence_to_sequence" else {}
-            return inputs | {"tokens": tokens, "targets": tokens, "mask": mask}
+            if objective == "sequence_to_sequence":
+                return {"inputs": tokens, "inputs_mask": mask, "tokens": tokens, "targets": tokens, "mask": mask}
+            if objective == "masked_lm":
+                chosen = max(round(settings.mask_rate * settings.sequence_length), 1)
+                places, real = tokens[:, :chosen], mask[:, :chosen]
+                return {"tokens": tokens, "tokens_mask": mask, "places": places, "targets": places, "mask": real}
+            return {"tokens": tokens, "targets": tokens, "mask": mask}
         if not hasattr(self.model, "image_size"):
             raise ValueError(f"the objective {objective!r} is not for the model {self.config.model.name!r}.")
         height, width = (self.model.image_size,) * 2

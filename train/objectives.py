@@ -53,7 +53,16 @@ def classification(model: nn.Module, batch: Batch, *, label_smoothing: float = 0
 
 def causal_lm(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -> Result:
     """Cross-entropy of `targets` [B, T], each given the `tokens` [B, T] up to its own, where `mask` [B, T] is True."""
-    return _next_tokens(model, model(batch["tokens"]), batch, label_smoothing)
+    return _of_tokens(model, model(batch["tokens"]), batch, label_smoothing)
+
+
+def masked_lm(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -> Result:
+    """Cross-entropy of `targets` [B, M] at the `places` [B, M] of hidden tokens, given all `tokens` [B, T].
+
+    Counted where `mask` [B, M] is True; tokens are seen where `tokens_mask` [B, T] is True.
+    """
+    logits = model(batch["tokens"], mask=batch["tokens_mask"], places=batch["places"])
+    return _of_tokens(model, logits, batch, label_smoothing)
 
 
 def sequence_to_sequence(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -> Result:
@@ -62,10 +71,10 @@ def sequence_to_sequence(model: nn.Module, batch: Batch, *, label_smoothing: flo
     Counted where `mask` [B, T] is True; of the inputs, those where `inputs_mask` [B, S] is True are seen.
     """
     logits = model(batch["inputs"], batch["tokens"], inputs_mask=batch["inputs_mask"])
-    return _next_tokens(model, logits, batch, label_smoothing)
+    return _of_tokens(model, logits, batch, label_smoothing)
 
 
-def _next_tokens(model, logits, batch, label_smoothing):
+def _of_tokens(model, logits, batch, label_smoothing):
     loss = cross_entropy(logits, batch["targets"], label_smoothing if model.has_rng("dropout") else 0.0)
     aux = {"accuracy": Mean.empty().update(correct(logits, batch["targets"]), batch["mask"])}
     return _sums(loss, batch["mask"], aux)
@@ -79,5 +88,6 @@ def _sums(loss, mask, aux):
 OBJECTIVES = {
     "classification": classification,
     "causal_lm": causal_lm,
+    "masked_lm": masked_lm,
     "sequence_to_sequence": sequence_to_sequence,
 }

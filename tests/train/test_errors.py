@@ -173,7 +173,7 @@ def test_modes(error, trained, capsys):
         said = error(f"--mode={mode}", GPT, "--workdir=absent")
         assert said == "there is no trained model in absent: give the --workdir of a run."
     assert error("--mode=generate", f"--workdir={trained}/vit") == (
-        "only a language model writes: this config's data are images."
+        "only a decoder of texts writes: leave sampling.num_samples at 0."
     )
     assert "empty" in error("--mode=generate", f"--workdir={trained}/gpt", "--prompt=")
     long = error(

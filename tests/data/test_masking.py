@@ -1,0 +1,89 @@
+import numpy as np
+import pytest
+
+import data
+from data import tokenizers
+from data.masking import MaskTokens
+
+WORDS = [f"w{i}" for i in range(50)]
+CODER = tokenizers.train("words", [" ".join(WORDS)], mask=True)
+END, MASK = CODER.end_of_text, CODER.mask
+
+
+def windows(rows=400, length=40, seed=0):
+    """Windows without padding, an end of text in each, and then two with padding and one that is all padding."""
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(END + 1, MASK, (rows, length)).astype(np.int32)
+    tokens[:, 7] = END
+    mask = np.ones(tokens.shape, bool)
+    mask[-3:-1, 20:] = False
+    mask[-1] = False
+    return {"tokens": tokens, "targets": np.roll(tokens, -1), "mask": mask}
+
+
+def masked(rate=0.15, seed=0, **options):
+    batch = windows(**options)
+    keys = np.random.default_rng(seed).integers(0, 2**63, len(batch["tokens"])).astype(np.uint64)
+    return batch["tokens"], MaskTokens(rate, CODER)(batch, keys)
+
+
+def test_the_chosen_ones_are_to_be_guessed_and_the_others_are_as_they_were():
+    tokens, batch = masked()
+    assert batch["places"].shape == batch["targets"].shape == batch["mask"].shape == (400, 6)
+    assert batch["mask"][:-3].all()
+    assert not batch["mask"][-1].any()
+    found = np.take_along_axis(tokens, batch["places"], axis=1)
+    np.testing.assert_array_equal(batch["targets"], found)
+    for row, (places, chosen) in enumerate(zip(batch["places"], batch["mask"])):
+        assert len(set(places)) == 6
+        others = np.setdiff1d(np.arange(40), places[chosen])
+        np.testing.assert_array_equal(batch["tokens"][row, others], tokens[row, others])
+
+
+def test_neither_the_end_of_text_nor_padding_is_chosen():
+    _, batch = masked()
+    assert (batch["targets"][batch["mask"]] != END).all()
+    assert batch["tokens_mask"].sum(axis=1)[[0, -3, -1]].tolist() == [40, 21, 0]
+    rows, columns = np.nonzero(batch["mask"])
+    assert batch["tokens_mask"][rows, batch["places"][rows, columns]].all()
+
+
+def test_shares_of_mask_random_and_unchanged():
+    """15% chosen, evenly over the places; of them 80%, 10% and 10%, each within 4 standard deviations."""
+    _, batch = masked(rows=20_000)
+    real, new, old = batch["mask"], np.take_along_axis(batch["tokens"], batch["places"], axis=1), batch["targets"]
+    count = real.sum()
+    assert count / (39 * 19_997) == pytest.approx(6 / 39, rel=1e-3)
+    for share, where in ((0.8, new == MASK), (0.1 + 0.1 / CODER.vocab_size, new == old)):
+        deviation = (share * (1 - share) / count) ** 0.5
+        assert abs((where & real).sum() / count - share) < 4 * deviation
+    random = new[real & (new != MASK) & (new != old)]
+    assert len(np.unique(random)) == CODER.vocab_size - 1
+    places = np.bincount(batch["places"][:-3].ravel(), minlength=40)
+    assert places[7] == 0
+    expected = 19_997 * 6 / 39
+    assert (np.abs(np.delete(places, 7) - expected) < 5 * expected**0.5).all()
+
+
+def test_training_draws_anew_in_each_epoch_and_evaluation_does_not(tmp_path):
+    (tmp_path / "a.txt").write_text(" ".join(WORDS * 20))
+    loaded = data.load(
+        f"text:{tmp_path}/a.txt", tokenizer="words", sequence_length=10, mask_rate=0.2, batch_size=90, seed=1
+    )
+    assert loaded.info["kind"] == "masked text"
+    assert loaded.tokenizer.mask == loaded.tokenizer.vocab_size - 1
+    first, second = loaded.train[0], loaded.train[1]
+    assert first["targets"].shape == (90, 2)
+    assert (first["places"] != second["places"]).any()
+    for name, value in loaded.train[0].items():
+        np.testing.assert_array_equal(value, first[name])
+    evaluation = loaded.splits["validation"]
+    for name, value in evaluation[0].items():
+        np.testing.assert_array_equal(value, evaluation[0][name])
+
+
+def test_what_cannot_be_masked():
+    with pytest.raises(ValueError, match=r"mask_rate=1\.5 must be between 0 and 1"):
+        MaskTokens(1.5, CODER)
+    with pytest.raises(ValueError, match="mask_rate needs a tokenizer with a mask"):
+        MaskTokens(0.15, tokenizers.train("bytes", []))
