@@ -103,7 +103,7 @@ def load(
       sequence_length: tokens in a window of text; of pairs, in an input and in a target: longer ones are left out
         of the training, and cut in evaluation.
       stride: tokens from one training window to the next; 0 = sequence_length; 1 = windows at every offset.
-      validation_fraction: the part of a text without a validation split that is held out, by file if there are several;
+      validation_fraction: the part of a text without a validation split that is held out, by file if there are many;
         0 = none.
       max_bytes: reads at most so much text, in whole documents; 0 = everything.
       text_key, image_key, label_key: the features of a TFDS data set.

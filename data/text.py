@@ -178,15 +178,17 @@ def stdlib(max_bytes: int = 0) -> list[str]:
 def hold_out(texts: list[str], fraction: float) -> tuple[list[str], list[str]]:
     """Splits texts into those for training and those for validation, the same ones every time.
 
-    Of a single text the last `fraction` of the characters is held out; of several, every (1 / fraction)-th.
+    Of several texts, that part of them, evenly spread; of so few that none would be, and of a single one, the last
+    `fraction` of the characters of each.
     """
     if not 0 < fraction < 1:
         raise ValueError(f"validation_fraction={fraction} must be between 0 and 1")
-    if len(texts) == 1:
-        cut = int(len(texts[0]) * (1 - fraction))
-        return [texts[0][:cut]], [texts[0][cut:]]
-    every = min(max(round(1 / fraction), 2), len(texts))
-    return [text for i, text in enumerate(texts, 1) if i % every], texts[every - 1 :: every]
+    # As many of the first i as i x fraction has whole ones, which rounding must not take away.
+    held = np.diff(np.floor(np.arange(len(texts) + 1) * fraction + 1e-9)) > 0
+    if held.any() and not held.all():
+        return [text for text, out in zip(texts, held) if not out], [text for text, out in zip(texts, held) if out]
+    cuts = [int(len(text) * (1 - fraction)) for text in texts]
+    return [text[:cut] for text, cut in zip(texts, cuts)], [text[cut:] for text, cut in zip(texts, cuts)]
 
 
 def _read_all(found: list[Path], where: str, max_bytes: int) -> list[str]:

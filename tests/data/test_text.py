@@ -145,6 +145,8 @@ def test_hold_out():
     train, held = text.hold_out(parts, 0.1)
     assert held == ["9", "19"]
     assert sorted(train + held) == sorted(parts)
-    assert text.hold_out(["a", "b"], 0.1) == (["a"], ["b"])
+    assert text.hold_out(["abcdefghij", "k" * 20], 0.1) == (["abcdefghi", "k" * 18], ["j", "kk"])
+    for fraction in (0.1, 0.25, 0.3, 0.5, 0.7, 0.99):
+        assert len(text.hold_out(["x"] * 100, fraction)[1]) == round(100 * fraction)
     with pytest.raises(ValueError, match=r"validation_fraction=1\.5"):
         text.hold_out(parts, 1.5)
