@@ -74,9 +74,10 @@ def masked_softmax(scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T 
 @masked_softmax.defjvp
 def _(primals, tangents):
     weights, mask = masked_softmax(*primals), primals[1]
-    # The mask matters in rows without any key, whose weights are all alike.
-    tangent = weights * (tangents[0] if mask is None else jnp.where(mask, tangents[0], 0))
-    return weights, tangent - weights * tangent.sum(axis=-1, keepdims=True)
+    tangent = weights * tangents[0]
+    tangent = tangent - weights * tangent.sum(axis=-1, keepdims=True)
+    # The weights of a row without any key are all alike, whatever its scores.
+    return weights, tangent if mask is None else jnp.where(mask.any(axis=-1, keepdims=True), tangent, 0)
 
 
 def attend(

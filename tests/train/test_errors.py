@@ -16,6 +16,7 @@ from train import loop
 from train.evaluators import restore
 from train.experiment import Experiment
 from train.guard import locked
+from train.objectives import OBJECTIVES
 from train.writers import read_metrics
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -82,7 +83,7 @@ def trained(tiny, tmp_path_factory):
         ([GPT, "--config.objective.name=classification"], "the objective 'classification' is not for the model 'gpt'."),
         (
             [GPT, "--config.objective.name=causal"],
-            "unknown objective 'causal': it is one of classification, causal_lm, sequence_to_sequence.",
+            f"unknown objective 'causal': it is one of {', '.join(OBJECTIVES)}.",
         ),
         (
             [GPT, "--config.objective.mixup=0.2"],
