@@ -2,7 +2,7 @@
 
     python launch.py
 
-On 2 CPU cores (x86-64 with AVX-512): 99.2% (356 of 359) on the held-out fifth, 2 min 13 s of training.
+On 2 CPU cores (x86-64 with AVX-512): 99.2% (356 of 359) on the held-out fifth, 2 min 37 s in all.
 """
 
 from collections.abc import Iterator
