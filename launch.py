@@ -86,10 +86,11 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
     command = "python launch.py " + shlex.join(arguments)
     logging.getLogger("absl").setLevel(logging.ERROR)
     if options.sweep:
+        from train.guard import plain
         from train.sweep import run_sweep
 
         settings = [f"--config.{key}={value}" for key, value in changes.items()]
-        runs = [swept(config, overrides) for overrides in sweep]
+        runs = [plain(changed(config, overrides)) for overrides in sweep]
         return run_sweep([sys.executable, __file__, f"--config={file}", *settings], sweep, runs, workdir)
 
     keep_freed_memory()
@@ -120,11 +121,11 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
     return 0
 
 
-def swept(config: ConfigDict, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of a sweep's run, as its `config.json` will have it."""
+def changed(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
+    """A copy of the config with the overrides."""
     config = config.copy_and_resolve_references()
     configs.override(config, overrides)
-    return json.loads(config.to_json_best_effort())
+    return config
 
 
 def keep_freed_memory() -> None:

@@ -35,12 +35,13 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
     spec.loader.exec_module(module)
     if not hasattr(module, "get_config"):
         raise ValueError(f"{path} has no get_config(): it is not a config.")
+    arguments = [argument] if argument else []
     try:
-        inspect.signature(module.get_config).bind(*[argument] * bool(argument))
+        inspect.signature(module.get_config).bind(*arguments)
     except TypeError:
         wants = "takes no argument" if argument else "needs an argument, FILE:ARGUMENT"
         raise ValueError(f"get_config() of {path} {wants}.") from None
-    config = module.get_config(*[argument] * bool(argument))
+    config = module.get_config(*arguments)
     sweep = list(module.sweep()) if hasattr(module, "sweep") else []
     return config.lock(), sweep
 

@@ -1,8 +1,7 @@
-"""Llama of the size of Llama 3.2 1B from scratch on a tenth of C4 (about 17 billion tokens, each seen 1.2 times).
+"""Llama of the size of Llama 3.2 1B from scratch on a tenth of C4. It has not been run.
 
 The data are a TFDS data set with the feature `text`, prepared under data.data_dir; the README says how to store one.
-The tokenizer is trained on them; data.tokenizer may be the path of a published `tokenizer.json` instead. On NVIDIA
-GPUs --config.model.implementation=cudnn takes less memory.
+The tokenizer is trained on them; data.tokenizer may be the path of a published `tokenizer.json` instead.
 """
 
 from ml_collections import ConfigDict

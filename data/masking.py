@@ -7,6 +7,11 @@ from data.pipeline import Batch
 from data.tokenizers import Tokenizer
 
 
+def count_masked(rate: float, length: int) -> int:
+    """M, how many tokens of a window are chosen: the whole number next to rate x length, at least 1."""
+    return max(round(rate * length), 1)
+
+
 class MaskTokens:
     """Chooses tokens of each window of text: 80% become the mask, 10% a random token, 10% stay; all are to be guessed.
 
@@ -16,7 +21,7 @@ class MaskTokens:
     True where there was one to choose.
 
     Args:
-        rate: the part of a window's tokens that is chosen: M is the whole number next to rate x T, at least 1.
+        rate: the part of a window's tokens that is chosen, see `count_masked`.
         tokenizer: of the texts, with a mask.
 
     Raises:
@@ -38,7 +43,7 @@ class MaskTokens:
         real[:, 0] = batch["mask"][:, 0]
         free = real & (tokens != self.end)
         order = np.where(free, _draw(keys, 0, tokens.shape[1]), np.uint64(2**64 - 1))
-        count = max(round(self.rate * tokens.shape[1]), 1)
+        count = count_masked(self.rate, tokens.shape[1])
         places = np.sort(np.argpartition(order, count - 1, axis=1)[:, :count], axis=1)
         targets, chosen = (np.take_along_axis(a, places, axis=1) for a in (tokens, free))
         tenth = _draw(keys, 1, count) % np.uint64(10)

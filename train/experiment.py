@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 import data
 import models
+from data.masking import count_masked
 from train import durations, sharding
 from train.checkpoint import Checkpoints
 from train.objectives import OBJECTIVES, Batch, Objective
@@ -143,7 +144,7 @@ class Experiment:
             if objective == "sequence_to_sequence":
                 return {"inputs": tokens, "inputs_mask": mask, "tokens": tokens, "targets": tokens, "mask": mask}
             if objective == "masked_lm":
-                chosen = max(round(settings.mask_rate * settings.sequence_length), 1)
+                chosen = count_masked(settings.mask_rate, settings.sequence_length)
                 places, real = tokens[:, :chosen], mask[:, :chosen]
                 return {"tokens": tokens, "tokens_mask": mask, "places": places, "targets": places, "mask": real}
             return {"tokens": tokens, "targets": tokens, "mask": mask}
