@@ -174,25 +174,11 @@ def load(
         sources, names = _images(kind, path, asked, builder, image_key, label_key)
         if in_memory:
             sources = {name: images.in_memory(part) for name, part in sources.items()}
-        resize = transforms.CentreCrop(image_size, evaluation_crop) if image_size else None
-        steps = transforms.parse(augment, image_size)
-        crop = steps.pop(0) if steps and isinstance(steps[0], transforms.RandomCrop) else resize
-        mean, std = tuple(mean), tuple(std)
-        before, after = transforms.Transform(crop, steps, mean, std), transforms.Transform(resize, [], mean, std)
         if not len(sources["train"]):
             raise ValueError(f"the data set {source!r} is empty: at least one example is needed")
-        height, width, channels = sources["train"][0]["image"].shape
-        if not {len(mean), len(std)} <= {1, channels} or min(std) <= 0:
-            raise ValueError(f"mean={mean} and std={std} need 1 or {channels} numbers each, and std above 0")
-        info = {
-            "kind": "images",
-            "num_classes": len(names),
-            "class_names": names,
-            "image_size": (image_size, image_size) if image_size else (height, width),
-            "channels": channels,
-            "mean": mean,
-            "std": std,
-        }
+        shape = sources["train"][0]["image"].shape
+        before, after, info = _prepared(shape, image_size, evaluation_crop, augment, tuple(mean), tuple(std))
+        info |= {"kind": "images", "num_classes": len(names), "class_names": names}
     info["examples"] = {name: len(part) for name, part in sources.items()}
     reading = {name: options[name] for name in ("process_index", "process_count", "workers", "threads")}
     train = TrainBatches(source=sources.pop("train"), batch_size=batch_size, transform=before, seed=seed, **reading)
@@ -230,6 +216,26 @@ def _images(
         return images.folders(path)
     opened = {name: tfds.images(builder, split, image_key, label_key) for name, split in asked.items()}
     return {name: part for name, (part, _) in opened.items()}, opened["train"][1]
+
+
+def _prepared(
+    shape: tuple[int, ...],
+    image_size: int,
+    evaluation_crop: float,
+    augment: str,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> tuple[transforms.Transform, transforms.Transform, dict[str, Any]]:
+    """What training images and evaluation images of a shape [h, w, c] go through, and how they come out."""
+    height, width, channels = shape
+    if not {len(mean), len(std)} <= {1, channels} or min(std) <= 0:
+        raise ValueError(f"mean={mean} and std={std} need 1 or {channels} numbers each, and std above 0")
+    resize = transforms.CentreCrop(image_size, evaluation_crop) if image_size else None
+    steps = transforms.parse(augment, image_size)
+    crop = steps.pop(0) if steps and isinstance(steps[0], transforms.RandomCrop) else resize
+    size = (image_size, image_size) if image_size else (height, width)
+    info = {"image_size": size, "channels": channels, "mean": mean, "std": std}
+    return transforms.Transform(crop, steps, mean, std), transforms.Transform(resize, [], mean, std), info
 
 
 def _documents(
