@@ -97,6 +97,7 @@ def data() -> dict:
     return {
         # digits | stdlib | cldr | text:PATH | pairs:PATH | folder:PATH | tfds:NAME[/CONFIG][:VERSION]
         "source": "digits",
+        "task": "",  # images | next_token | masked_tokens | pairs, see data/tasks.py; "" = the source's
         "batch_size": 128,  # examples of a step, on all devices together
         "evaluation_batch_size": 0,  # 0 = batch_size
         "train_split": "",  # a split of TFDS such as train[:99%]; "" = the source's own
@@ -115,11 +116,12 @@ def data() -> dict:
         "tokenizer": "bytes",  # bytes | characters | words | bpe | path of a tokenizer.json
         "vocab_size": 0,  # of bpe, and of words (0 = all)
         "sequence_length": 0,  # tokens in a window of text; of pairs, in an input and in a target
+        "buckets": (),  # shorter lengths: a training batch of pairs has pairs of about one length
         "stride": 0,  # tokens from one training window to the next; 0 = sequence_length, 1 = windows at every offset
         "validation_fraction": 0.1,  # of a text without a validation split
         "max_bytes": 0,  # of text, in whole documents; 0 = all
         "cache_dir": "",  # keeps token ids from run to run; "" = tokenise at each start
-        "mask_rate": 0.0,  # the part of a window's tokens that is hidden and to be guessed; 0 = the next token is
+        "mask_rate": 0.15,  # the part of the tokens that is hidden and to be guessed
         "workers": 0,  # processes that read ahead
         "threads": 0,  # threads in each that read ahead; 0 and 0 = read when asked for
     }

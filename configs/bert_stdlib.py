@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
     config.data.tokenizer = "bpe"
     config.data.vocab_size = 2048
     config.data.sequence_length = 128
-    config.data.mask_rate = 0.15
+    config.data.task = "masked_tokens"
     config.data.batch_size = 32
     config.data.evaluation_batch_size = 64
     config.data.max_bytes = 8_000_000

@@ -40,6 +40,12 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens int64 [N] of the longer side of each pair, with its end."""
+        longest = [max(len(a), len(b)) + 1 for a, b in zip(self.inputs, self.targets)]
+        return np.minimum(longest, self.length)
+
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         return {name: value[0] for name, value in self.take(np.array([index])).items()}
 

@@ -88,6 +88,13 @@ def builder(name: str, data_dir: str = "") -> Any:
     return found
 
 
+def splits(builder: Any, asked: dict[str, str]) -> dict[str, str]:
+    """The splits to read: those `asked` for by name, and for the other names what the data set calls so."""
+    # Part of the training split as validation is for the user to ask for.
+    own = {name: name for name in ("validation", "test") if name in builder.info.splits}
+    return {"train": "train"} | own | asked
+
+
 def _records(builder: Any, split: str, key: str, skip_decoding: bool = False) -> Any:
     import tensorflow_datasets
 

@@ -12,8 +12,14 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 KINDS = ("bytes", "characters", "words", "bpe")
 FILE = "tokenizer.json"
-END_OF_TEXT = "<|endoftext|>"
-MASK = "<mask>"
+# role -> what its token is called: the first in a tokenizer that is trained, any in one that is loaded
+SPECIAL = {
+    "end_of_text": ("<|endoftext|>",),
+    "mask": ("<mask>", "[MASK]"),
+    "cls": ("[CLS]", "<s>"),
+    "sep": ("[SEP]", "</s>"),
+    "pad": ("[PAD]", "<pad>"),
+}
 _UNKNOWN = "<unk>"
 _ANY_CHARACTER = r"[\s\S]"
 _PIECE = 1 << 18
@@ -46,8 +52,15 @@ class Tokenizer:
         backend.encode_special_tokens = True
         self._backend = backend
         self.vocab_size: int = max(backend.get_vocab().values()) + 1
-        self.end_of_text: int | None = backend.token_to_id(END_OF_TEXT)
-        self.mask: int | None = backend.token_to_id(MASK)
+        ids = {role: [backend.token_to_id(name) for name in names] for role, names in SPECIAL.items()}
+        found = {
+            role: next((number for number in numbers if number is not None), None) for role, numbers in ids.items()
+        }
+        self.end_of_text: int | None = found["end_of_text"]
+        self.mask: int | None = found["mask"]
+        self.cls: int | None = found["cls"]
+        self.sep: int | None = found["sep"]
+        self.pad: int | None = found["pad"]
         # Both kinds are a look-up, a hundred times faster as such than through the library.
         spec = json.loads(backend.to_str())
         model, split = spec["model"], spec["pre_tokenizer"] or {}
@@ -110,17 +123,18 @@ class Tokenizer:
         return self._backend.to_str()
 
 
-def train(
-    kind: str, texts: Iterable[str], vocab_size: int = 0, end_of_text: bool = True, mask: bool = False
-) -> Tokenizer:
+def train(kind: str, texts: Iterable[str], vocab_size: int = 0, special: Sequence[str] = ("end_of_text",)) -> Tokenizer:
     """Makes a tokenizer of a kind of KINDS from `texts`.
 
-    `vocab_size` is for bpe (at least 257: the bytes and the end of text) and words (0 = every word).
-    `end_of_text` False leaves that token out of a characters tokenizer; `mask` True adds a mask, beyond `vocab_size`.
+    `vocab_size` is for bpe (at least 257: the bytes and the end of text) and words (0 = every word). `special` are the
+    roles of SPECIAL that get a token: the end of text among the `vocab_size`, the others beyond them.
     """
     if kind not in KINDS:
         raise ValueError(f"tokenizer={kind!r} is neither a file nor one of {', '.join(KINDS)}")
-    special = [END_OF_TEXT]
+    if vocab_size and kind not in ("bpe", "words"):
+        raise ValueError(f"vocab_size={vocab_size} is for bpe and words: tokenizer={kind!r} has its own")
+    added = [SPECIAL[role][0] for role in special]
+    first = [name for name in added if name in SPECIAL["end_of_text"]]
     if kind == "bytes":
         backend = tokenizers.Tokenizer(models.BPE(vocab=_BYTES, merges=[]))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -132,14 +146,13 @@ def train(
         backend = tokenizers.Tokenizer(models.WordLevel({character: i for i, character in enumerate(sorted(alphabet))}))
         backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(_ANY_CHARACTER), "isolated")
         backend.decoder = decoders.Fuse()
-        special = special if end_of_text else []
     elif kind == "words":
         backend = tokenizers.Tokenizer(models.WordLevel(unk_token=_UNKNOWN))
         backend.pre_tokenizer = pre_tokenizers.Whitespace()
-        special = [_UNKNOWN, END_OF_TEXT]
+        first = [_UNKNOWN, *first]
         size = vocab_size or 2**31
         backend.train_from_iterator(
-            texts, trainers.WordLevelTrainer(vocab_size=size, special_tokens=special, show_progress=False)
+            texts, trainers.WordLevelTrainer(vocab_size=size, special_tokens=first, show_progress=False)
         )
     else:
         if vocab_size < 257:
@@ -148,10 +161,10 @@ def train(
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size, initial_alphabet=list(_BYTES), special_tokens=special, show_progress=False
+            vocab_size=vocab_size, initial_alphabet=list(_BYTES), special_tokens=first, show_progress=False
         )
         backend.train_from_iterator(texts, trainer)
-    backend.add_special_tokens([*special, MASK] if mask else special)
+    backend.add_special_tokens([*first, *(name for name in added if name not in first)])
     return Tokenizer(backend)
 
 

@@ -10,15 +10,13 @@ from pathlib import Path
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 import data
 import models
-from data.masking import count_masked
-from train import durations, sharding
+from train import batches, durations, sharding
 from train.checkpoint import Checkpoints
 from train.objectives import OBJECTIVES, Batch, Objective
 from train.optimizer import Schedule, check_patterns, make_optimizer, make_schedule
@@ -135,26 +133,20 @@ class Experiment:
         size = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
         return self.zeros(size)
 
-    def zeros(self, size: int) -> Batch:
-        """A batch of `size` examples of zeros; it needs no data unless the sizes are the data's."""
+    def zeros(self, size: int, length: int | None = None) -> Batch:
+        """A batch of `size` examples of zeros; it needs no data unless the sizes are the data's.
+
+        `length` of texts; None is the config's.
+        """
         settings, objective = self.config.data, self.config.objective.name
-        if objective != "classification":
-            shape = (size, settings.sequence_length)
-            tokens, mask = jnp.zeros(shape, jnp.int32), jnp.ones(shape, bool)
-            if objective == "sequence_to_sequence":
-                return {"inputs": tokens, "inputs_mask": mask, "tokens": tokens, "targets": tokens, "mask": mask}
-            if objective == "masked_lm":
-                chosen = count_masked(settings.mask_rate, settings.sequence_length)
-                places, real = tokens[:, :chosen], mask[:, :chosen]
-                return {"tokens": tokens, "tokens_mask": mask, "places": places, "targets": places, "mask": real}
-            return {"tokens": tokens, "targets": tokens, "mask": mask}
+        if objective in batches.OF_TEXTS:
+            return batches.OF_TEXTS[objective](size, length or settings.sequence_length, settings.mask_rate)
         if not hasattr(self.model, "image_size"):
             raise ValueError(f"the objective {objective!r} is not for the model {self.config.model.name!r}.")
         height, width = (self.model.image_size,) * 2
         if not settings.image_size:
             height, width = self.data.info["image_size"]
-        image = jnp.zeros((size, height, width, self.model.channels), jnp.float32)
-        return {"image": image, "label": jnp.zeros(size, jnp.int32), "mask": jnp.ones(size, bool)}
+        return batches.images(size, (height, width, self.model.channels))
 
     def state(self, checkpoints: Checkpoints, step: int | None = None) -> TrainState:
         """The state of a checkpoint (None: the newest), or without any checkpoint the one before the first step."""

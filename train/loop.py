@@ -175,6 +175,8 @@ def compile_step(experiment: Experiment, state: TrainState):
     )
     batch = batch_sharding(experiment.mesh)
     compiled = jax.jit(step, in_shardings=(places, batch), out_shardings=(places, None), donate_argnums=0)
+    if config.data.buckets:
+        return compiled  # for each bucket when it comes
     return compiled.lower(state, jax.eval_shape(partial(experiment.zeros, config.data.batch_size))).compile()
 
 
@@ -182,7 +184,8 @@ def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax
     """Training batches on the devices, from that of step `start`; the next one is on its way while one is used."""
     batches = experiment.data.train.iterate(start)
     first = next(batches)
-    for name, like in jax.eval_shape(lambda: experiment.zeros(1)).items():
+    length = first["tokens"].shape[1] if experiment.config.data.buckets else None
+    for name, like in jax.eval_shape(lambda: experiment.zeros(1, length)).items():
         if first[name].shape[1:] != like.shape[1:]:
             raise ValueError(f"{name} of the data is {first[name].shape[1:]}, but the model is for {like.shape[1:]}.")
     ahead = to_mesh(first, experiment.mesh)

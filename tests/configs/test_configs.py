@@ -38,7 +38,7 @@ def test_the_models_keys_are_the_keyword_arguments(name):
 
 
 def test_the_data_keys_are_the_keyword_arguments_with_their_defaults():
-    parameters = dict(inspect.signature(data.load).parameters)
+    parameters = dict(inspect.signature(data.Options).parameters)
     for own in ("seed", "process_index", "process_count", "workdir"):
         parameters.pop(own)
     assert set(base.data()) == set(parameters)

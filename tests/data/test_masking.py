@@ -6,7 +6,7 @@ from data import tokenizers
 from data.masking import MaskTokens
 
 WORDS = [f"w{i}" for i in range(50)]
-CODER = tokenizers.train("words", [" ".join(WORDS)], mask=True)
+CODER = tokenizers.train("words", [" ".join(WORDS)], special=("end_of_text", "mask"))
 END, MASK = CODER.end_of_text, CODER.mask
 
 
@@ -68,7 +68,13 @@ def test_shares_of_mask_random_and_unchanged():
 def test_training_draws_anew_in_each_epoch_and_evaluation_does_not(tmp_path):
     (tmp_path / "a.txt").write_text(" ".join(WORDS * 20))
     loaded = data.load(
-        f"text:{tmp_path}/a.txt", tokenizer="words", sequence_length=10, mask_rate=0.2, batch_size=90, seed=1
+        f"text:{tmp_path}/a.txt",
+        task="masked_tokens",
+        tokenizer="words",
+        sequence_length=10,
+        mask_rate=0.2,
+        batch_size=90,
+        seed=1,
     )
     assert loaded.info["kind"] == "masked text"
     assert loaded.tokenizer.mask == loaded.tokenizer.vocab_size - 1

@@ -62,7 +62,7 @@ def test_sizes_and_ends():
     assert BYTES.end_of_text == 256
     assert BPE.vocab_size == 300
     assert CHARACTERS.vocab_size == len(set(TEXT + "xyz")) + 1
-    alone = train("characters", [TEXT], end_of_text=False)
+    alone = train("characters", [TEXT], special=())
     assert alone.end_of_text is None
     assert alone.vocab_size == len(set(TEXT))
     for tokenizer in ALL.values():

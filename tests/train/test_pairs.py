@@ -1,5 +1,6 @@
 """Sequence to sequence, whole: training, evaluation by what is written, and writing."""
 
+import itertools
 import json
 
 import jax
@@ -73,3 +74,29 @@ def test_writing(trained):
         evaluator.write(restore(experiment), "")
     with pytest.raises(ValueError, match="a sequence of 81 tokens is longer than the model's 64"):
         evaluator.write(restore(experiment), "1" * 80)
+
+
+def test_training_goes_through_buckets(files, tiny, tmp_path):
+    """Pairs of three and of four numbers in batches of their own, and the same run when it is stopped between."""
+    (tmp_path / "train.tsv").write_text(
+        "".join(f"{n}\t{' '.join(str(n)[::-1])}\n" for n in (*range(100, 108), *range(1000, 1008)))
+    )
+    changes = {
+        "data.source": f"pairs:{tmp_path}/train.tsv",
+        "data.sequence_length": 9,
+        "data.buckets": (7,),
+        "optimizer.schedule": "constant",  # the same for a shorter run
+        "data.batch_size": 8,
+        "total_steps": 4,
+        "save_every_steps": 2,
+    }
+    config = tiny("transformer", changes)
+    widths = [batch["tokens"].shape for batch in itertools.islice(Experiment(config).data.train.iterate(), 4)]
+    assert sorted(widths) == [(8, 7), (8, 7), (8, 9), (8, 9)]
+    loop.train(config, tmp_path / "whole", devices=jax.devices()[:1])
+    first = config.copy_and_resolve_references()
+    first.total_steps = 2
+    loop.train(first, tmp_path / "parts", devices=jax.devices()[:1])
+    loop.train(config, tmp_path / "parts", devices=jax.devices()[:1])
+    whole, parts = (restore(Experiment(config, tmp_path / name)).params for name in ("whole", "parts"))
+    jax.tree.map(np.testing.assert_array_equal, whole, parts)

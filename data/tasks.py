@@ -1,0 +1,150 @@
+"""What a source's content is made into: the examples of a task.
+
+images           labelled images, to be told apart
+next_token       windows of a text's tokens, each to be guessed from those before it
+masked_tokens    windows of a text's tokens, some of which are hidden, to be guessed from the others
+pairs            texts, and texts to be written for them
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data import images, pairs, sources, text, tokenizers, transforms
+from data.masking import MaskTokens
+from data.options import Options
+from data.pipeline import Batch, Source
+from data.tokenizers import Tokenizer
+
+Transform = Callable[[Batch, np.ndarray], Batch]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What a task makes: examples by split, what batches of them go through, and facts about them."""
+
+    splits: dict[str, Source]
+    info: dict[str, Any]
+    tokenizer: Tokenizer | None = None
+    in_training: Transform | None = None
+    in_evaluation: Transform | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """A way to make examples.
+
+    Attributes:
+        make: does it.
+        kinds: of sources that it can be done with.
+        options: that have a meaning in it, beside those that always have.
+    """
+
+    make: Callable[[Options], Examples]
+    kinds: Sequence[str]
+    options: Sequence[str]
+
+
+def make_windows(options: Options) -> Examples:
+    """Windows of the tokens of all texts in a row."""
+    return _windows(options, ("end_of_text",))
+
+
+def make_masked(options: Options) -> Examples:
+    """Windows, some of whose tokens are hidden."""
+    examples = _windows(options, ("end_of_text", "mask"))
+    masked = MaskTokens(options.mask_rate, examples.tokenizer)
+    info = examples.info | {"kind": "masked text"}
+    return Examples(examples.splits, info, examples.tokenizer, masked, masked)
+
+
+def make_pairs(options: Options) -> Examples:
+    """Pairs of texts as token ids."""
+    texts = sources.read_pairs(options)
+    coder = find_tokenizer(options, {name: [*inputs, *targets] for name, (inputs, targets) in texts.items()})
+    info = {"kind": "pairs", "vocab_size": coder.vocab_size, "sequence_length": options.sequence_length}
+    encode = partial(pairs.encode, tokenizer=coder, length=options.sequence_length)
+    return Examples({name: encode(part, drop=name == "train") for name, part in texts.items()}, info, coder)
+
+
+def make_images(options: Options) -> Examples:
+    """Labelled images."""
+    splits, names = sources.read_images(options)
+    if options.in_memory:
+        splits = {name: images.in_memory(part) for name, part in splits.items()}
+    if not len(splits["train"]):
+        raise ValueError(f"the data set {options.source!r} is empty: at least one example is needed")
+    height, width, channels = splits["train"][0]["image"].shape
+    size, mean, std = options.image_size, tuple(options.mean), tuple(options.std)
+    if not {len(mean), len(std)} <= {1, channels} or min(std) <= 0:
+        raise ValueError(f"mean={mean} and std={std} need 1 or {channels} numbers each, and std above 0")
+    resize = transforms.CentreCrop(size, options.evaluation_crop) if size else None
+    steps = transforms.parse(options.augment, size)
+    crop = steps.pop(0) if steps and isinstance(steps[0], transforms.RandomCrop) else resize
+    info = {"kind": "images", "num_classes": len(names), "class_names": names, "channels": channels}
+    info |= {"image_size": (size, size) if size else (height, width), "mean": mean, "std": std}
+    in_training, in_evaluation = (
+        transforms.Transform(crop, steps, mean, std),
+        transforms.Transform(resize, [], mean, std),
+    )
+    return Examples(splits, info, None, in_training, in_evaluation)
+
+
+def find_tokenizer(
+    options: Options, texts: dict[str, Iterable[str]], special: Sequence[str] = ("end_of_text",)
+) -> Tokenizer:
+    """The tokenizer in the workdir, or of the file that is named, or one trained on the texts of the training split.
+
+    Args:
+        options: of the data.
+        texts: by split.
+        special: the roles of `tokenizers.SPECIAL` that a trained one gets tokens for.
+    """
+    workdir, spec = options.workdir, options.tokenizer
+    if workdir is not None and (Path(workdir) / tokenizers.FILE).is_file():
+        return Tokenizer.load(workdir)
+    if spec not in tokenizers.KINDS and Path(spec).exists():
+        coder = Tokenizer.load(spec)
+    else:
+        # Characters come from all splits, as in nanoGPT, because an unknown one cannot be encoded.
+        parts = texts.values() if spec == "characters" else [texts["train"]]
+        coder = tokenizers.train(spec, (document for part in parts for document in part), options.vocab_size, special)
+    if workdir is not None and options.process_index == 0:
+        coder.save(workdir)
+    return coder
+
+
+def _windows(options, special):
+    documents = sources.read_documents(options)
+    if options.tokenizer == "characters" and not any(len(part) > 1 for part in documents.values()):
+        special = tuple(role for role in special if role != "end_of_text")  # one text has no end between texts
+    coder = find_tokenizer(options, documents, special)
+    streams = {name: text.tokenize(part, coder, options.cache_dir) for name, part in documents.items()}
+    splits = {
+        name: text.Windows(stream.tokens, options.sequence_length, options.stride if name == "train" else 0)
+        for name, stream in streams.items()
+    }
+    info = {
+        "kind": "text",
+        "vocab_size": coder.vocab_size,
+        "sequence_length": options.sequence_length,
+        "tokens": {name: len(stream.tokens) for name, stream in streams.items()},
+        "characters_per_token": {name: stream.characters / len(stream.tokens) for name, stream in streams.items()},
+        "bytes_per_token": {name: stream.bytes / len(stream.tokens) for name, stream in streams.items()},
+    }
+    return Examples(splits, info, coder)
+
+
+_TOKENS = ("tokenizer", "vocab_size", "sequence_length")
+_DOCUMENTS = (*_TOKENS, "stride", "max_bytes", "text_key", "validation_fraction", "cache_dir")
+_IMAGES = ("image_key", "label_key", "image_size", "evaluation_crop", "augment", "mean", "std", "in_memory")
+TASKS = {
+    "images": Task(make_images, ("digits", "folder", "tfds"), _IMAGES),
+    "next_token": Task(make_windows, ("stdlib", "text", "tfds"), _DOCUMENTS),
+    "masked_tokens": Task(make_masked, ("stdlib", "text", "tfds"), (*_DOCUMENTS, "mask_rate")),
+    "pairs": Task(make_pairs, ("cldr", "pairs"), (*_TOKENS, "buckets")),
+}

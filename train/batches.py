@@ -1,0 +1,51 @@
+"""What the batches of an objective look like, before there are any data."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from data.masking import count_masked
+from train.objectives import Batch
+
+
+def images(size: int, shape: tuple[int, int, int]) -> Batch:
+    """Labelled images [h, w, c]."""
+    return {
+        "image": jnp.zeros((size, *shape), jnp.float32),
+        "label": jnp.zeros(size, jnp.int32),
+        "mask": jnp.ones(size, bool),
+    }
+
+
+def windows(size: int, length: int, mask_rate: float) -> Batch:
+    """Windows of a text."""
+    return _tokens("tokens", size, length) | _tokens("targets", size, length) | _mask("mask", size, length)
+
+
+def masked(size: int, length: int, mask_rate: float) -> Batch:
+    """Windows of which some tokens are hidden."""
+    chosen = count_masked(mask_rate, length)
+    batch = _tokens("tokens", size, length) | _mask("tokens_mask", size, length) | _mask("mask", size, chosen)
+    return batch | _tokens("places", size, chosen) | _tokens("targets", size, chosen)
+
+
+def pairs(size: int, length: int, mask_rate: float) -> Batch:
+    """Inputs and targets."""
+    inputs = _tokens("inputs", size, length) | _mask("inputs_mask", size, length)
+    return inputs | windows(size, length, mask_rate)
+
+
+def _tokens(name, *shape):
+    return {name: jnp.zeros(shape, jnp.int32)}
+
+
+def _mask(name, *shape):
+    return {name: jnp.ones(shape, bool)}
+
+
+# objective -> zeros in the shapes of its batches of texts
+OF_TEXTS: dict[str, Callable[[int, int, float], Batch]] = {
+    "causal_lm": windows,
+    "masked_lm": masked,
+    "sequence_to_sequence": pairs,
+}
