@@ -5,11 +5,11 @@ from typing import Any
 
 import jax
 import numpy as np
-import sacrebleu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from metrics.likelihood import bits, perplexity
 from metrics.states import State
+from metrics.translation import bleu
 from models.generate import generate
 from train.checkpoint import Checkpoints
 from train.experiment import Experiment
@@ -19,12 +19,18 @@ from train.step import make_evaluation_step
 
 
 class Evaluator:
-    """Asks the states of an experiment; compiled once. An average of the parameters, where one is kept, is asked."""
+    """Asks the states of an experiment; compiled once. An average of the parameters, where one is kept, is asked.
+
+    Attributes:
+        written: of pairs, by split, what the model last wrote: `rows` of input, output and reference, their `bleu` and
+            its `signature`.
+    """
 
     def __init__(self, experiment: Experiment):
         self.experiment, self.config = experiment, experiment.config
         step = make_evaluation_step(experiment.model, experiment.objective, self.config.precision)
         self._step = jax.jit(step)
+        self.written: dict[str, dict[str, Any]] = {}
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
         """Metrics of every split, as "split/name"."""
@@ -33,7 +39,7 @@ class Evaluator:
             values = evaluate(self._step, variables, batches, self.experiment.mesh)
             values = with_derived(values, data.info, split)
             if data.info["kind"] == "pairs":
-                values |= self._compared(variables, batches)
+                values |= self._compared(variables, split, batches)
             metrics |= {f"{split}/{key}": value for key, value in values.items()}
         return metrics
 
@@ -69,16 +75,19 @@ class Evaluator:
         """What is to be shown before a text that the model wrote for a prompt."""
         return f"{prompt} → " if self.experiment.data.info["kind"] == "pairs" else prompt
 
-    def _compared(self, variables, batches):
+    def _compared(self, variables, split, batches):
         """How the texts that the model writes for a split's inputs compare with the targets."""
-        outputs, references = [], batches.source.references
+        coder, outputs, references = self.experiment.data.tokenizer, [], batches.source.references
         for batch in batches:
-            prompts = np.full((len(batch["inputs"]), 1), self.experiment.data.tokenizer.end_of_text)
+            prompts = np.full((len(batch["inputs"]), 1), coder.end_of_text)
             written = self._generate(variables, prompts, (batch["inputs"], batch["inputs_mask"]))
             outputs += self._texts(prompts, written)
         outputs = outputs[: len(references)]  # without the padding of the last batch
         exact = sum(ours == theirs for ours, theirs in zip(outputs, references)) / len(references)
-        return {"exact_match": exact, "bleu": sacrebleu.corpus_bleu(outputs, [references]).score}
+        score, signature = bleu(outputs, references)
+        inputs = [coder.decode(tokens) for tokens in batches.source.inputs]
+        self.written[split] = {"bleu": score, "signature": signature, "rows": list(zip(inputs, outputs, references))}
+        return {"exact_match": exact, "bleu": score}
 
     def _generate(self, variables, prompts, inputs):
         """What the model writes after prompts [B, T] as token ids."""

@@ -49,6 +49,18 @@ def test_what_is_learned_by_heart_is_written(trained):
     assert sample == {"step": 250, "prompt": "1005 → ", "text": "5 0 0 1"}
 
 
+def test_what_was_written_is_kept_and_reported(trained, files):
+    _, workdir, _ = trained
+    written = json.loads((workdir / "artifacts" / "written_test.json").read_text())
+    pairs = [line.split("\t") for line in (files / "test.tsv").read_text().splitlines()]
+    assert written["rows"] == [[left, right, right] for left, right in pairs]
+    assert written["bleu"] == pytest.approx(100)
+    page = (workdir / "report.html").read_text()
+    assert f"BLEU 100.00, {written['signature']}" in page
+    assert "<tr><td>1003<td>3 0 0 1<td>3 0 0 1" in page
+    assert (workdir / "report" / "written_test.png").is_file()
+
+
 @pytest.mark.parametrize("size", [1, 4, 64])
 def test_every_pair_counts_once_whatever_the_batch_size(size, trained, files):
     """A split whose last targets are wrong: 2 of 7."""
