@@ -113,8 +113,10 @@ def data() -> dict:
         "augment": "",  # of training images, such as "crop | flip | randaugment(2, 10)" or "shift(1)"
         "mean": (0.5,),  # image = (pixel in 0..1 - mean) / std
         "std": (0.5,),
-        "tokenizer": "bytes",  # bytes | characters | words | bpe | path of a tokenizer.json
-        "vocab_size": 0,  # of bpe, and of words (0 = all)
+        # bytes | characters | words | bpe | bpe_words | wordpiece | unigram | path of a tokenizer.json
+        "tokenizer": "bytes",
+        "vocab_size": 0,  # of sub-words (bpe and on), and of words (0 = all)
+        "lowercase": False,  # upper and lower case are one (words, bpe_words, wordpiece, unigram)
         "sequence_length": 0,  # tokens in a window of text; of pairs, in an input and in a target
         "buckets": (),  # shorter lengths: a training batch of pairs has pairs of about one length
         "stride": 0,  # tokens from one training window to the next; 0 = sequence_length, 1 = windows at every offset

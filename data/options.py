@@ -20,6 +20,7 @@ class Options:
         data_dir: where TFDS data sets are prepared; "" = TFDS's default.
         tokenizer: a name of `tokenizers.KINDS`, or the path of a `tokenizer.json`; one in `workdir` comes first.
         vocab_size: of a tokenizer that is trained; of words, 0 = every word.
+        lowercase: a tokenizer that is trained does not tell upper case from lower case.
         sequence_length: tokens in an example; of pairs, in an input and in a target: longer ones are left out of the
             training, and cut in evaluation.
         buckets: shorter lengths, rising: a training batch of pairs has pairs of about one length and is padded to the
@@ -52,6 +53,7 @@ class Options:
     data_dir: str = ""
     tokenizer: str = "bytes"
     vocab_size: int = 0
+    lowercase: bool = False
     sequence_length: int = 0
     buckets: Sequence[int] = ()
     stride: int = 0

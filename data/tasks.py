@@ -9,6 +9,7 @@ pairs            texts, and texts to be written for them
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,8 @@ def find_tokenizer(
         coder = Tokenizer.load(spec)
     else:
         # Characters come from all splits, as in nanoGPT, because an unknown one cannot be encoded.
-        parts = texts.values() if spec == "characters" else [texts["train"]]
-        coder = tokenizers.train(spec, (document for part in parts for document in part), options.vocab_size, special)
+        seen = chain(*texts.values()) if spec == "characters" else texts["train"]
+        coder = tokenizers.train(spec, seen, options.vocab_size, special, options.lowercase)
     if workdir is not None and options.process_index == 0:
         coder.save(workdir)
     return coder
@@ -139,7 +140,7 @@ def _windows(options, special):
     return Examples(splits, info, coder)
 
 
-_TOKENS = ("tokenizer", "vocab_size", "sequence_length")
+_TOKENS = ("tokenizer", "vocab_size", "lowercase", "sequence_length")
 _DOCUMENTS = (*_TOKENS, "stride", "max_bytes", "text_key", "validation_fraction", "cache_dir")
 _IMAGES = ("image_key", "label_key", "image_size", "evaluation_crop", "augment", "mean", "std", "in_memory")
 TASKS = {
