@@ -29,9 +29,11 @@ class Options:
         validation_fraction: the part of a text without a validation split that is held out, by file if there are many;
             0 = none.
         max_bytes: reads at most so much text, in whole documents; 0 = everything.
-        text_key, image_key, label_key: the features of a TFDS data set.
+        text_key, image_key, label_key: the features of a TFDS data set; of pairs, `text_key` has two, "en,de".
         cache_dir: a folder that keeps the token ids from run to run; "" = tokenise at each start, in memory.
         mask_rate: the part of the tokens that is hidden, to be guessed.
+        mask_whole_words: all or none of a word's tokens are hidden.
+        noise: what is done to texts that are to be restored, such as `permute_sentences | infill(0.3, 3)`.
         image_size: of the square that images are resized to; 0 = as they are, all of one size.
         evaluation_crop: the central part of the resized image that is seen (in training too, unless `augment` crops).
         augment: of training images, such as `shift(1)` or `crop | flip | randaugment(2, 10)`.
@@ -62,6 +64,8 @@ class Options:
     text_key: str = "text"
     cache_dir: str = ""
     mask_rate: float = 0.15
+    mask_whole_words: bool = False
+    noise: str = ""
     image_size: int = 0
     evaluation_crop: float = 1.0
     augment: str = ""
