@@ -56,7 +56,7 @@ class MaskTokens:
         free = real & ~self.special[tokens]
         count = count_masked(self.rate, tokens.shape[1])
         share = np.clip(np.rint(self.rate * real.sum(axis=1)), 1, count)[:, None]
-        draws = _draw(keys, 0, tokens.shape[1])
+        draws = shuffle.draw(shuffle.fold(keys, 0), tokens.shape[1])
         if self.word_marks:
             free &= self._in_words(tokens, free, draws, share[:, 0])
         order = np.where(free, draws, _LAST)
@@ -64,8 +64,8 @@ class MaskTokens:
         places = np.take_along_axis(places, np.argsort(np.take_along_axis(order, places, axis=1), axis=1), axis=1)
         targets, chosen = (np.take_along_axis(a, places, axis=1) for a in (tokens, free))
         chosen &= np.arange(count) < share
-        tenth = _draw(keys, 1, count) % np.uint64(10)
-        random = (_draw(keys, 2, count) % np.uint64(self.vocab_size)).astype(np.int32)
+        tenth = shuffle.draw(shuffle.fold(keys, 1), count) % np.uint64(10)
+        random = (shuffle.draw(shuffle.fold(keys, 2), count) % np.uint64(self.vocab_size)).astype(np.int32)
         new = np.where(tenth < 8, np.int32(self.mask_token), np.where(tenth == 8, random, targets))
         tokens = tokens.copy()
         np.put_along_axis(tokens, places, np.where(chosen, new, targets), axis=1)
@@ -92,7 +92,3 @@ class MaskTokens:
             share = share - np.where(size <= share, size, 0)
         return np.take_along_axis(chosen, word, axis=1)
 
-
-def _draw(keys: np.ndarray, use: int, count: int) -> np.ndarray:
-    """Random uint64 [B, count] for a use."""
-    return np.stack([shuffle.fold(shuffle.fold(keys, use), place) for place in range(count)], axis=1)

@@ -1,8 +1,11 @@
 """What `data.load` can be told."""
 
-from collections.abc import Sequence
+import ast
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,3 +115,21 @@ _ALWAYS = (
     *("source", "task", "batch_size", "evaluation_batch_size", "seed", "train_split", "validation_split", "test_split"),
     *("data_dir", "workers", "threads", "process_index", "process_count", "workdir"),
 )
+
+
+def called(option: str, value: str, known: Mapping[str, Callable[..., Any]]) -> list[Any]:
+    """What the functions return that an option's value such as `a | b(2, 10)` calls by their names in `known`.
+
+    Raises ValueError, with what there is, for another name and for other arguments than a function takes.
+    """
+    results = []
+    for text in filter(None, (part.strip() for part in value.split("|"))):
+        try:
+            call = ast.parse(text, mode="eval").body
+            name, arguments = (call.func.id, call.args) if isinstance(call, ast.Call) else (call.id, [])
+            results.append(known[name](*map(ast.literal_eval, arguments)))
+        except (SyntaxError, AttributeError, KeyError, TypeError) as error:
+            takes = {name: ", ".join(inspect.signature(function).parameters) for name, function in known.items()}
+            names = ", ".join(f"{name}({parameters})" if parameters else name for name, parameters in takes.items())
+            raise ValueError(f"{option}={value!r}: {text!r} is not one of {names}") from error
+    return results
