@@ -19,7 +19,9 @@ def get_config(model: str) -> ConfigDict:
     config.data = ConfigDict(data())
 
     config.objective = ConfigDict()
-    config.objective.name = "classification"  # classification | causal_lm | masked_lm | pretraining | sequence_to_sequence
+    config.objective.name = (
+        "classification"  # classification | causal_lm | masked_lm | pretraining | sequence_to_sequence
+    )
     config.objective.label_smoothing = 0.0  # this part of the target goes to all classes evenly, in training
     config.objective.mixup = 0.0  # a of the Beta(a, a) that examples are mixed by (classification); 0 = not
 

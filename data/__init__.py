@@ -30,8 +30,8 @@ class Data:
     `train` has endless batches, `splits` one exact pass by name; `tokenizer` is None for images. `info` has `kind` and,
     by split, `examples`; for images `num_classes`, `class_names`, `image_size` (h, w), `channels`, `mean` and `std`
     (picture in 0..1 = image * std + mean); for texts and pairs `vocab_size` and `sequence_length`; for texts, by split,
-    `tokens`, `characters_per_token` and `bytes_per_token`; where outputs are written for inputs, `start`, the token that
-    they begin with.
+    `tokens`, `characters_per_token` and `bytes_per_token`; where outputs are written for inputs, `start`, their token
+    before the first.
     """
 
     train: TrainBatches

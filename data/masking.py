@@ -91,4 +91,3 @@ class MaskTokens:
             chosen[rows, column] = size <= share
             share = share - np.where(size <= share, size, 0)
         return np.take_along_axis(chosen, word, axis=1)
-

@@ -1,5 +1,5 @@
-"""Two texts in a row: does the second follow the first? BERT's next sentence (arXiv 1810.04805, section 3.1 and appendix
-A.2) and ALBERT's sentence order (arXiv 1909.11942, section 3.1)."""
+"""Two texts in a row: does the second follow the first? BERT's next sentence (arXiv 1810.04805, section 3.1 and
+appendix A.2) and ALBERT's sentence order (arXiv 1909.11942, section 3.1)."""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _ENDS = re.compile(r"(?<=[.!?])\s+|\n")
 
 
 class Sentences(Documents):
-    """The lines of texts, and within a line what ends with . ! or ? before white space; after each text an empty one."""
+    """The lines of texts, and within a line what ends with . ! or ? before white space; after a text an empty one."""
 
     always_ended = True
 
@@ -76,7 +76,9 @@ class Chunks(Tokens):
 
     def whole(self, first: int, size: int) -> int:
         """How many sentences from the one numbered `first` have `size` tokens together at the most, in its document."""
-        return int(np.searchsorted(np.cumsum(self.lengths[first : min(self.stops[first], first + size)]), size, "right"))
+        return int(
+            np.searchsorted(np.cumsum(self.lengths[first : min(self.stops[first], first + size)]), size, "right")
+        )
 
     def read(self, first: int, count: int) -> np.ndarray:
         """The tokens of so many sentences."""

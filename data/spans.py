@@ -68,7 +68,8 @@ def replace_spans(tokens: np.ndarray, spans: np.ndarray, sentinels: np.ndarray) 
 
 
 def pack(tokens: np.ndarray, kept: np.ndarray, length: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `kept` tokens of each row and the end: ids int32 [B, `length`], filled up with it, and bool, True = no filling."""
+    """The `kept` tokens of each row and the end, ids int32 [B, `length`] filled up with it, and where there is none of
+    the filling, bool."""
     ids = np.full((len(tokens), length), end, np.int32)
     rows, columns = np.nonzero(kept)
     ids[rows, (np.cumsum(kept, axis=1) - 1)[rows, columns]] = tokens[rows, columns]
@@ -80,7 +81,7 @@ class CorruptSpans:
     """Makes inputs and targets of windows: of the inputs, spans are replaced by sentinels, which the targets have with
     what they stand for. Other ones each time that a window comes up.
 
-    The batch then has what `data.pairs.Pairs` has, `tokens` beginning with `start`, inputs and targets of fixed lengths.
+    The batch then has what `data.pairs.Pairs` has, `tokens` beginning with `start`; both sides have fixed lengths.
 
     Attributes:
         rate: the part of the tokens that is replaced.
@@ -100,7 +101,9 @@ class CorruptSpans:
         """Of a batch of windows; `keys` uint64 [B] draw."""
         tokens, real = batch["tokens"], present(batch)
         noise = draw_noise(self.rate, real, keys)
-        (inputs, left), (targets, gone) = (replace_spans(tokens, spans, self.sentinels) for spans in (noise, real & ~noise))
+        (inputs, left), (targets, gone) = (
+            replace_spans(tokens, spans, self.sentinels) for spans in (noise, real & ~noise)
+        )
         inputs, inputs_mask = pack(inputs, left & real, self.inputs_length, self.end)
         targets, mask = pack(targets, gone & real, self.targets_length, self.end)
         return {"inputs": inputs, "inputs_mask": inputs_mask} | shifted(targets, mask & real[:, :1], self.start)

@@ -31,8 +31,8 @@ Transform = Callable[[Batch, np.ndarray], Batch]
 
 @dataclass(frozen=True)
 class Examples:
-    """What a task makes: examples by split, what batches of them go through (in evaluation perhaps another transform for
-    each split), and facts about them."""
+    """What a task makes: examples by split, what batches of them go through (in evaluation, one for all splits or one for
+    each), and facts about them."""
 
     splits: dict[str, Source]
     info: dict[str, Any]
@@ -93,7 +93,9 @@ def make_spans(options: Options) -> Examples:
     examples = _windows(replace(options, sequence_length=length), ("pad", "end_of_text", "sentinels"))
     coder, needed = examples.tokenizer, spans.count_noise(options.mask_rate, length)[1]
     if len(coder.sentinels) < needed:
-        raise ValueError(f"sequence_length={options.sequence_length} needs {needed} sentinels: there are {len(coder.sentinels)}")
+        raise ValueError(
+            f"sequence_length={options.sequence_length} needs {needed} sentinels: there are {len(coder.sentinels)}"
+        )
     corrupt = spans.CorruptSpans(
         options.mask_rate, options.sequence_length, targets, np.array(coder.sentinels), coder.pad, coder.end_of_text
     )

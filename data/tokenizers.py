@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, characters, words and four kinds of sub-words, all kept in the format of the `tokenizers` library."""
+"""Tokenizers: bytes, characters, words and sub-words of four kinds, all in the format of the `tokenizers` library."""
 
 import json
 import os

@@ -196,6 +196,7 @@ OPERATIONS: dict[str, Callable[[Image.Image, float, np.random.Generator], Image.
     "cutout": _cutout,
 }
 
+
 def parse(augment: str, image_size: int = 0) -> list[Callable[[Images, np.ndarray], np.ndarray]]:
     """The transforms that a string names, such as `crop | flip | randaugment(2, 10)`; `crop` is to `image_size`.
 

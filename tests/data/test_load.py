@@ -175,7 +175,11 @@ def test_images_from_folders(tmp_path):
             "augment='flip' has no meaning for source='stdlib', which is read for task='next_token'",
         ),
         ("stdlib", {"max_bytes": 10_000, "sequence_length": 0}, "sequence_length=0"),
-        ("stdlib", {"max_bytes": 100_000, "vocab_size": 300}, "vocab_size=300 is for words and sub-words: tokenizer='bytes'"),
+        (
+            "stdlib",
+            {"max_bytes": 100_000, "vocab_size": 300},
+            "vocab_size=300 is for words and sub-words: tokenizer='bytes'",
+        ),
         ("stdlib", {"max_bytes": 1}, "within max_bytes=1"),
         ("text:x", {"train_split": "y"}, "train_split='y': the text to train on is the PATH"),
         ("digits", {"task": "pairs"}, "task='pairs' is for cldr, pairs, tfds, not for source='digits'"),

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data import shuffle, transforms
+from data import shuffle
 from data.transforms import OPERATIONS, CentreCrop, Flip, RandAugment, RandomCrop, Shift, Transform, parse
 
 RANDOM = np.random.default_rng(0)
