@@ -20,9 +20,14 @@ def count_noise(rate: float, length: int) -> tuple[int, int]:
 
 def lengths(rate: float, inputs_length: int) -> tuple[int, int]:
     """How many tokens of a text make inputs of at most `inputs_length`, sentinels and end included, and targets of how
-    many."""
+    many.
+
+    Raises ValueError for a rate that is not between 0 and 1, and for inputs too short for any text.
+    """
+    if not 0 < rate < 1 or inputs_length < 3:
+        raise ValueError(f"mask_rate={rate} must be between 0 and 1, and sequence_length={inputs_length} at least 3")
     length = 2
-    while sum(_sizes(rate, length + 1)[:1]) <= inputs_length:
+    while _sizes(rate, length + 1)[0] <= inputs_length:
         length += 1
     return length, _sizes(rate, length)[1]
 

@@ -31,8 +31,8 @@ Transform = Callable[[Batch, np.ndarray], Batch]
 
 @dataclass(frozen=True)
 class Examples:
-    """What a task makes: examples by split, what batches of them go through (in evaluation, one for all splits or one for
-    each), and facts about them."""
+    """What a task makes: examples by split, what batches of them go through (in evaluation, one for all splits or
+    one for each), and facts about them."""
 
     splits: dict[str, Source]
     info: dict[str, Any]
@@ -104,6 +104,8 @@ def make_spans(options: Options) -> Examples:
 
 def make_noisy(options: Options) -> Examples:
     """Windows under noise, and without."""
+    if options.sequence_length < 2:
+        raise ValueError(f"sequence_length={options.sequence_length}: denoising needs at least 2, a token and the end")
     examples = _windows(replace(options, sequence_length=options.sequence_length - 1), ("pad", "mask", "end_of_text"))
     coder = examples.tokenizer
     noisy = noise.AddNoise(noise.parse(options.noise, coder), options.sequence_length, coder.end_of_text)

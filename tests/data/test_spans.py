@@ -114,3 +114,5 @@ def test_load(tmp_path):
     tokenizers.train("bytes", []).save(tmp_path / "few.json")
     with pytest.raises(ValueError, match="task='span_corruption' needs pad, sentinels in tokenizer="):
         data.load(f"text:{tmp_path}/a.txt", **options, tokenizer=str(tmp_path / "few.json"))
+    with pytest.raises(ValueError, match=r"mask_rate=1.0 must be between 0 and 1, and sequence_length=64 at least 3"):
+        data.load(f"text:{tmp_path}/a.txt", **options, mask_rate=1.0)
