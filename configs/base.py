@@ -19,7 +19,9 @@ def get_config(model: str) -> ConfigDict:
     config.data = ConfigDict(data())
 
     config.objective = ConfigDict()
-    config.objective.name = "classification"  # classification | causal_lm | masked_lm | sequence_to_sequence
+    config.objective.name = (
+        "classification"  # classification | causal_lm | masked_lm | pretraining | sequence_to_sequence
+    )
     config.objective.label_smoothing = 0.0  # this part of the target goes to all classes evenly, in training
     config.objective.mixup = 0.0  # a of the Beta(a, a) that examples are mixed by (classification); 0 = not
 
@@ -97,7 +99,7 @@ def data() -> dict:
     return {
         # digits | stdlib | cldr | text:PATH | pairs:PATH | folder:PATH | tfds:NAME[/CONFIG][:VERSION]
         "source": "digits",
-        "task": "",  # images | next_token | masked_tokens | pairs, see data/tasks.py; "" = the source's
+        "task": "",  # images | next_token | masked_tokens | ... | pairs, see data/tasks.py; "" = the source's
         "batch_size": 128,  # examples of a step, on all devices together
         "evaluation_batch_size": 0,  # 0 = batch_size
         "train_split": "",  # a split of TFDS such as train[:99%]; "" = the source's own
@@ -107,14 +109,16 @@ def data() -> dict:
         "in_memory": False,  # decode all images once, at the start
         "image_key": "image",  # features of a TFDS set
         "label_key": "label",
-        "text_key": "text",
+        "text_key": "text",  # of pairs two, such as "en,de"
         "image_size": 0,  # of the square that images are resized to, pixels; 0 = as they are
         "evaluation_crop": 1.0,  # the central part of a resized image that is seen
         "augment": "",  # of training images, such as "crop | flip | randaugment(2, 10)" or "shift(1)"
         "mean": (0.5,),  # image = (pixel in 0..1 - mean) / std
         "std": (0.5,),
-        "tokenizer": "bytes",  # bytes | characters | words | bpe | path of a tokenizer.json
-        "vocab_size": 0,  # of bpe, and of words (0 = all)
+        # bytes | characters | words | bpe | bpe_words | wordpiece | unigram | path of a tokenizer.json
+        "tokenizer": "bytes",
+        "vocab_size": 0,  # of sub-words (bpe and on), and of words (0 = all)
+        "lowercase": False,  # upper and lower case are one (words, bpe_words, wordpiece, unigram)
         "sequence_length": 0,  # tokens in a window of text; of pairs, in an input and in a target
         "buckets": (),  # shorter lengths: a training batch of pairs has pairs of about one length
         "stride": 0,  # tokens from one training window to the next; 0 = sequence_length, 1 = windows at every offset
@@ -122,6 +126,8 @@ def data() -> dict:
         "max_bytes": 0,  # of text, in whole documents; 0 = all
         "cache_dir": "",  # keeps token ids from run to run; "" = tokenise at each start
         "mask_rate": 0.15,  # the part of the tokens that is hidden and to be guessed
+        "mask_whole_words": False,  # all or none of a word's tokens are hidden
+        "noise": "",  # of denoising, such as "permute_sentences | infill(0.3, 3)", see data/noise.py
         "workers": 0,  # processes that read ahead
         "threads": 0,  # threads in each that read ahead; 0 and 0 = read when asked for
     }

@@ -30,7 +30,8 @@ class Data:
     `train` has endless batches, `splits` one exact pass by name; `tokenizer` is None for images. `info` has `kind` and,
     by split, `examples`; for images `num_classes`, `class_names`, `image_size` (h, w), `channels`, `mean` and `std`
     (picture in 0..1 = image * std + mean); for texts and pairs `vocab_size` and `sequence_length`; for texts, by split,
-    `tokens`, `characters_per_token` and `bytes_per_token`.
+    `tokens`, `characters_per_token` and `bytes_per_token`; where outputs are written for inputs, `start`, their token
+    before the first.
     """
 
     train: TrainBatches
@@ -68,8 +69,10 @@ def load(source: str = "digits", **options: Any) -> Data:
         **reading,
     )
     size = options.evaluation_batch_size or options.batch_size
+    changes = examples.in_evaluation
+    changes = changes if isinstance(changes, dict) else dict.fromkeys(examples.splits, changes)
     splits = {
-        name: EvaluationBatches(source=part, batch_size=size, transform=examples.in_evaluation, **reading)
+        name: EvaluationBatches(source=part, batch_size=size, transform=changes[name], **reading)
         for name, part in examples.splits.items()
         if name != "train"
     }

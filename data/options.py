@@ -1,8 +1,11 @@
 """What `data.load` can be told."""
 
-from collections.abc import Sequence
+import ast
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +23,7 @@ class Options:
         data_dir: where TFDS data sets are prepared; "" = TFDS's default.
         tokenizer: a name of `tokenizers.KINDS`, or the path of a `tokenizer.json`; one in `workdir` comes first.
         vocab_size: of a tokenizer that is trained; of words, 0 = every word.
+        lowercase: a tokenizer that is trained does not tell upper case from lower case.
         sequence_length: tokens in an example; of pairs, in an input and in a target: longer ones are left out of the
             training, and cut in evaluation.
         buckets: shorter lengths, rising: a training batch of pairs has pairs of about one length and is padded to the
@@ -28,9 +32,11 @@ class Options:
         validation_fraction: the part of a text without a validation split that is held out, by file if there are many;
             0 = none.
         max_bytes: reads at most so much text, in whole documents; 0 = everything.
-        text_key, image_key, label_key: the features of a TFDS data set.
+        text_key, image_key, label_key: the features of a TFDS data set; of pairs, `text_key` has two, "en,de".
         cache_dir: a folder that keeps the token ids from run to run; "" = tokenise at each start, in memory.
         mask_rate: the part of the tokens that is hidden, to be guessed.
+        mask_whole_words: all or none of a word's tokens are hidden.
+        noise: what is done to texts that are to be restored, such as `permute_sentences | infill(0.3, 3)`.
         image_size: of the square that images are resized to; 0 = as they are, all of one size.
         evaluation_crop: the central part of the resized image that is seen (in training too, unless `augment` crops).
         augment: of training images, such as `shift(1)` or `crop | flip | randaugment(2, 10)`.
@@ -52,6 +58,7 @@ class Options:
     data_dir: str = ""
     tokenizer: str = "bytes"
     vocab_size: int = 0
+    lowercase: bool = False
     sequence_length: int = 0
     buckets: Sequence[int] = ()
     stride: int = 0
@@ -60,6 +67,8 @@ class Options:
     text_key: str = "text"
     cache_dir: str = ""
     mask_rate: float = 0.15
+    mask_whole_words: bool = False
+    noise: str = ""
     image_size: int = 0
     evaluation_crop: float = 1.0
     augment: str = ""
@@ -106,3 +115,21 @@ _ALWAYS = (
     *("source", "task", "batch_size", "evaluation_batch_size", "seed", "train_split", "validation_split", "test_split"),
     *("data_dir", "workers", "threads", "process_index", "process_count", "workdir"),
 )
+
+
+def called(option: str, value: str, known: Mapping[str, Callable[..., Any]]) -> list[Any]:
+    """What the functions return that an option's value such as `a | b(2, 10)` calls by their names in `known`.
+
+    Raises ValueError, with what there is, for another name and for other arguments than a function takes.
+    """
+    results = []
+    for text in filter(None, (part.strip() for part in value.split("|"))):
+        try:
+            call = ast.parse(text, mode="eval").body
+            name, arguments = (call.func.id, call.args) if isinstance(call, ast.Call) else (call.id, [])
+            results.append(known[name](*map(ast.literal_eval, arguments)))
+        except (SyntaxError, AttributeError, KeyError, TypeError) as error:
+            takes = {name: ", ".join(inspect.signature(function).parameters) for name, function in known.items()}
+            names = ", ".join(f"{name}({parameters})" if parameters else name for name, parameters in takes.items())
+            raise ValueError(f"{option}={value!r}: {text!r} is not one of {names}") from error
+    return results

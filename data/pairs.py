@@ -53,9 +53,7 @@ class Pairs:
         """The pairs of `indices` int64 [N], stacked on a leading axis."""
         inputs, inputs_mask = self._padded([self.inputs[index] for index in indices])
         targets, mask = self._padded([self.targets[index] for index in indices])
-        tokens = np.roll(targets, 1, axis=1)
-        tokens[:, 0] = self.end
-        return {"inputs": inputs, "inputs_mask": inputs_mask, "tokens": tokens, "targets": targets, "mask": mask}
+        return {"inputs": inputs, "inputs_mask": inputs_mask} | shifted(targets, mask, self.end)
 
     def _padded(self, rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         ids = np.full((len(rows), self.length), self.end, np.int32)
@@ -65,6 +63,13 @@ class Pairs:
             ids[row, : len(kept)] = kept
             mask[row, : len(kept) + 1] = True
         return ids, mask
+
+
+def shifted(targets: np.ndarray, mask: np.ndarray, start: int) -> dict[str, np.ndarray]:
+    """Targets and their mask, both [N, T], and `tokens`: `start` and the targets but for the last."""
+    tokens = np.roll(targets, 1, axis=1)
+    tokens[:, 0] = start
+    return {"tokens": tokens, "targets": targets, "mask": mask}
 
 
 def encode(texts: Texts, tokenizer: Tokenizer, length: int, drop: bool) -> Pairs:

@@ -54,6 +54,12 @@ def read_pairs(options: Options) -> dict[str, pairs.Texts]:
     """The inputs and the targets of each split."""
     if options.kind == "cldr":
         return pairs.cldr()
+    if options.kind == "tfds":
+        builder, keys = tfds.builder(options.path, options.data_dir), options.text_key.split(",")
+        if len(keys) != 2:
+            raise ValueError(f"text_key={options.text_key!r} must name two features, such as en,de")
+        splits = tfds.splits(builder, options.splits)
+        return {name: tuple(list(tfds.texts(builder, part, key)) for key in keys) for name, part in splits.items()}
     return {name: pairs.read(where) for name, where in ({"train": options.path} | options.splits).items()}
 
 

@@ -1,23 +1,29 @@
 """What a source's content is made into: the examples of a task.
 
-images           labelled images, to be told apart
-next_token       windows of a text's tokens, each to be guessed from those before it
-masked_tokens    windows of a text's tokens, some of which are hidden, to be guessed from the others
-pairs            texts, and texts to be written for them
+images             labelled images, to be told apart
+next_token         windows of a text's tokens, each to be guessed from those before it
+masked_tokens      windows of a text's tokens, some of which are hidden, to be guessed from the others
+next_sentence      the same of two texts, and to be told whether the second follows the first (BERT)
+sentence_order     the same, and to be told which of the two was first (ALBERT)
+span_corruption    windows of a text's tokens without some spans, which are to be written (T5)
+denoising          windows of a text's tokens under some noise, to be written without it (BART)
+pairs              texts, and texts to be written for them
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data import images, pairs, sources, text, tokenizers, transforms
+from data import images, noise, pairs, sources, spans, text, tokenizers, transforms
 from data.masking import MaskTokens
 from data.options import Options
 from data.pipeline import Batch, Source
+from data.sentences import Chunks, PairSentences, Sentences
 from data.tokenizers import Tokenizer
 
 Transform = Callable[[Batch, np.ndarray], Batch]
@@ -25,13 +31,14 @@ Transform = Callable[[Batch, np.ndarray], Batch]
 
 @dataclass(frozen=True)
 class Examples:
-    """What a task makes: examples by split, what batches of them go through, and facts about them."""
+    """What a task makes: examples by split, what batches of them go through (in evaluation, one for all splits or
+    one for each), and facts about them."""
 
     splits: dict[str, Source]
     info: dict[str, Any]
     tokenizer: Tokenizer | None = None
     in_training: Transform | None = None
-    in_evaluation: Transform | None = None
+    in_evaluation: Transform | dict[str, Transform] | None = None
 
 
 @dataclass(frozen=True)
@@ -57,9 +64,53 @@ def make_windows(options: Options) -> Examples:
 def make_masked(options: Options) -> Examples:
     """Windows, some of whose tokens are hidden."""
     examples = _windows(options, ("end_of_text", "mask"))
-    masked = MaskTokens(options.mask_rate, examples.tokenizer)
-    info = examples.info | {"kind": "masked text"}
-    return Examples(examples.splits, info, examples.tokenizer, masked, masked)
+    masked = MaskTokens(options.mask_rate, examples.tokenizer, options.mask_whole_words)
+    return _changed(examples, masked, kind="masked text")
+
+
+def make_sentences(options: Options) -> Examples:
+    """Pairs of runs of sentences, some of whose tokens are hidden."""
+    documents = {name: Sentences(part) for name, part in sources.read_documents(options).items()}
+    coder = find_tokenizer(options, documents, ("pad", "cls", "sep", "mask", "end_of_text"))
+    masked = MaskTokens(options.mask_rate, coder, options.mask_whole_words)
+    if options.sequence_length < 5:
+        raise ValueError(f"sequence_length={options.sequence_length}: pairs need at least 5, three special tokens too")
+    streams = {name: text.tokenize(part, coder, options.cache_dir) for name, part in documents.items()}
+    splits = {
+        name: Chunks(stream.tokens, coder.end_of_text, options.sequence_length - 3) for name, stream in streams.items()
+    }
+    paired = {
+        name: PairSentences(part, coder, masked, order=options.task == "sentence_order")
+        for name, part in splits.items()
+    }
+    info = {"kind": "masked text", "vocab_size": coder.vocab_size, "sequence_length": options.sequence_length}
+    return Examples(splits, info, coder, paired["train"], paired)
+
+
+def make_spans(options: Options) -> Examples:
+    """Windows without some spans, and these."""
+    length, targets = spans.lengths(options.mask_rate, options.sequence_length)
+    examples = _windows(replace(options, sequence_length=length), ("pad", "end_of_text", "sentinels"))
+    coder, needed = examples.tokenizer, spans.count_noise(options.mask_rate, length)[1]
+    if len(coder.sentinels) < needed:
+        raise ValueError(
+            f"sequence_length={options.sequence_length} needs {needed} sentinels: there are {len(coder.sentinels)}"
+        )
+    corrupt = spans.CorruptSpans(
+        options.mask_rate, options.sequence_length, targets, np.array(coder.sentinels), coder.pad, coder.end_of_text
+    )
+    return _changed(examples, corrupt, kind="noisy text", start=coder.pad, sequence_length=options.sequence_length)
+
+
+def make_noisy(options: Options) -> Examples:
+    """Windows under noise, and without."""
+    if options.sequence_length < 2:
+        raise ValueError(f"sequence_length={options.sequence_length}: denoising needs at least 2, a token and the end")
+    examples = _windows(replace(options, sequence_length=options.sequence_length - 1), ("pad", "mask", "end_of_text"))
+    coder = examples.tokenizer
+    noisy = noise.AddNoise(noise.parse(options.noise, coder), options.sequence_length, coder.end_of_text)
+    info = {"kind": "noisy text", "start": coder.end_of_text, "sequence_length": options.sequence_length}
+    return _changed(examples, noisy, **info)
 
 
 def make_pairs(options: Options) -> Examples:
@@ -67,6 +118,7 @@ def make_pairs(options: Options) -> Examples:
     texts = sources.read_pairs(options)
     coder = find_tokenizer(options, {name: [*inputs, *targets] for name, (inputs, targets) in texts.items()})
     info = {"kind": "pairs", "vocab_size": coder.vocab_size, "sequence_length": options.sequence_length}
+    info["start"] = coder.end_of_text
     encode = partial(pairs.encode, tokenizer=coder, length=options.sequence_length)
     return Examples({name: encode(part, drop=name == "train") for name, part in texts.items()}, info, coder)
 
@@ -111,11 +163,19 @@ def find_tokenizer(
         coder = Tokenizer.load(spec)
     else:
         # Characters come from all splits, as in nanoGPT, because an unknown one cannot be encoded.
-        parts = texts.values() if spec == "characters" else [texts["train"]]
-        coder = tokenizers.train(spec, (document for part in parts for document in part), options.vocab_size, special)
+        seen = chain(*texts.values()) if spec == "characters" else texts["train"]
+        coder = tokenizers.train(spec, seen, options.vocab_size, special, options.lowercase)
     if workdir is not None and options.process_index == 0:
         coder.save(workdir)
+    missing = [role for role in special if role != "end_of_text" and getattr(coder, role) in (None, [])]
+    if missing:
+        raise ValueError(f"task={options.task!r} needs {', '.join(missing)} in tokenizer={spec!r}, which has none")
     return coder
+
+
+def _changed(examples, transform, **info):
+    """Examples that go through a transform, and what there is to know of them."""
+    return replace(examples, info=examples.info | info, in_training=transform, in_evaluation=transform)
 
 
 def _windows(options, special):
@@ -139,12 +199,18 @@ def _windows(options, special):
     return Examples(splits, info, coder)
 
 
-_TOKENS = ("tokenizer", "vocab_size", "sequence_length")
+_TOKENS = ("tokenizer", "vocab_size", "lowercase", "sequence_length")
 _DOCUMENTS = (*_TOKENS, "stride", "max_bytes", "text_key", "validation_fraction", "cache_dir")
+_MASKED = ("mask_rate", "mask_whole_words")
+_TEXTS = ("stdlib", "text", "tfds")
 _IMAGES = ("image_key", "label_key", "image_size", "evaluation_crop", "augment", "mean", "std", "in_memory")
 TASKS = {
     "images": Task(make_images, ("digits", "folder", "tfds"), _IMAGES),
-    "next_token": Task(make_windows, ("stdlib", "text", "tfds"), _DOCUMENTS),
-    "masked_tokens": Task(make_masked, ("stdlib", "text", "tfds"), (*_DOCUMENTS, "mask_rate")),
-    "pairs": Task(make_pairs, ("cldr", "pairs"), (*_TOKENS, "buckets")),
+    "next_token": Task(make_windows, _TEXTS, _DOCUMENTS),
+    "masked_tokens": Task(make_masked, _TEXTS, (*_DOCUMENTS, *_MASKED)),
+    "next_sentence": Task(make_sentences, _TEXTS, (*_DOCUMENTS, *_MASKED)),
+    "sentence_order": Task(make_sentences, _TEXTS, (*_DOCUMENTS, *_MASKED)),
+    "span_corruption": Task(make_spans, _TEXTS, (*_DOCUMENTS, "mask_rate")),
+    "denoising": Task(make_noisy, _TEXTS, (*_DOCUMENTS, "noise")),
+    "pairs": Task(make_pairs, ("cldr", "pairs", "tfds"), (*_TOKENS, "buckets", "text_key")),
 }

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
+from data import spans
 from data.masking import count_masked
 from train.objectives import Batch
 
@@ -29,6 +30,17 @@ def masked(size: int, length: int, mask_rate: float) -> Batch:
     return batch | _tokens("places", size, chosen) | _tokens("targets", size, chosen)
 
 
+def sentences(size: int, length: int, mask_rate: float) -> Batch:
+    """Pairs of texts of which some tokens are hidden."""
+    return masked(size, length, mask_rate) | _tokens("segments", size, length) | _tokens("label", size)
+
+
+def corrupted(size: int, length: int, mask_rate: float) -> Batch:
+    """Texts without some spans, and these."""
+    inputs = _tokens("inputs", size, length) | _mask("inputs_mask", size, length)
+    return inputs | windows(size, spans.lengths(mask_rate, length)[1], mask_rate)
+
+
 def pairs(size: int, length: int, mask_rate: float) -> Batch:
     """Inputs and targets."""
     inputs = _tokens("inputs", size, length) | _mask("inputs_mask", size, length)
@@ -43,9 +55,11 @@ def _mask(name, *shape):
     return {name: jnp.ones(shape, bool)}
 
 
-# objective -> zeros in the shapes of its batches of texts
+# objective, or a task whose batches have other shapes -> zeros in the shapes of its batches of texts
 OF_TEXTS: dict[str, Callable[[int, int, float], Batch]] = {
     "causal_lm": windows,
     "masked_lm": masked,
+    "pretraining": sentences,
+    "span_corruption": corrupted,
     "sequence_to_sequence": pairs,
 }

@@ -66,20 +66,20 @@ class Evaluator:
         if not len(tokens):
             raise ValueError("the prompt is empty: a language model needs at least one token to go on from.")
         rows, end = self.config.sampling.num_samples or 1, data.tokenizer.end_of_text
-        if data.info["kind"] != "pairs":
+        if "start" not in data.info:
             return np.tile(tokens, (rows, 1)), None
         inputs = np.tile(np.append(tokens, end), (rows, 1)).astype(np.int32)
-        return np.full((rows, 1), end), (inputs, np.ones(inputs.shape, bool))
+        return np.full((rows, 1), data.info["start"]), (inputs, np.ones(inputs.shape, bool))
 
     def lead(self, prompt: str) -> str:
         """What is to be shown before a text that the model wrote for a prompt."""
-        return f"{prompt} → " if self.experiment.data.info["kind"] == "pairs" else prompt
+        return f"{prompt} → " if "start" in self.experiment.data.info else prompt
 
     def _compared(self, variables, split, batches):
         """How the texts that the model writes for a split's inputs compare with the targets."""
         coder, outputs, references = self.experiment.data.tokenizer, [], batches.source.references
         for batch in batches:
-            prompts = np.full((len(batch["inputs"]), 1), coder.end_of_text)
+            prompts = np.full((len(batch["inputs"]), 1), self.experiment.data.info["start"])
             written = self._generate(variables, prompts, (batch["inputs"], batch["inputs_mask"]))
             outputs += self._texts(prompts, written)
         outputs = outputs[: len(references)]  # without the padding of the last batch

@@ -139,8 +139,9 @@ class Experiment:
         `length` of texts; None is the config's.
         """
         settings, objective = self.config.data, self.config.objective.name
-        if objective in batches.OF_TEXTS:
-            return batches.OF_TEXTS[objective](size, length or settings.sequence_length, settings.mask_rate)
+        make = batches.OF_TEXTS.get(settings.task) or batches.OF_TEXTS.get(objective)
+        if make:
+            return make(size, length or settings.sequence_length, settings.mask_rate)
         if not hasattr(self.model, "image_size"):
             raise ValueError(f"the objective {objective!r} is not for the model {self.config.model.name!r}.")
         height, width = (self.model.image_size,) * 2

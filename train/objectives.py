@@ -65,6 +65,18 @@ def masked_lm(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -
     return _of_tokens(model, logits, batch, label_smoothing)
 
 
+def pretraining(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -> Result:
+    """That of `masked_lm`, of two texts that `segments` [B, T] tell apart, and the cross-entropy of their `label` [B],
+    which counts as much as M words: their mean losses are added where every text has M."""
+    mask, whole = batch["tokens_mask"], batch["tokens_mask"][:, 0]
+    logits, scores = model(batch["tokens"], segments=batch["segments"], mask=mask, places=batch["places"])
+    words, weight, aux = _of_tokens(model, logits, batch, label_smoothing)
+    texts = Mean.empty().update(cross_entropy(scores, batch["label"]), whole)
+    aux["sentence_accuracy"] = Mean.empty().update(correct(scores, batch["label"]), whole)
+    loss = words + batch["places"].shape[1] * texts.total
+    return loss, weight, aux | {"loss": Mean(loss, weight), "masked_lm_loss": aux["loss"], "sentence_loss": texts}
+
+
 def sequence_to_sequence(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -> Result:
     """Cross-entropy of `targets` [B, T], each given all `inputs` [B, S] and the `tokens` [B, T] up to its own.
 
@@ -89,5 +101,6 @@ OBJECTIVES = {
     "classification": classification,
     "causal_lm": causal_lm,
     "masked_lm": masked_lm,
+    "pretraining": pretraining,
     "sequence_to_sequence": sequence_to_sequence,
 }
