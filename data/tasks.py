@@ -4,6 +4,11 @@ images           labelled images, to be told apart
 next_token       windows of a text's tokens, each to be guessed from those before it
 masked_tokens    windows of a text's tokens, some of which are hidden, to be guessed from the others
 pairs            texts, and texts to be written for them
+continuations    the same, each pair as one text
+classification   texts or pairs of texts, to be told apart
+regression       texts or pairs of texts, and a number to be guessed for each
+tagging          sentences, whose words are to be told apart
+spans            texts and questions, whose answers are to be found in them
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from data import images, pairs, sources, text, tokenizers, transforms
+from data import encoded, images, labelled, pairs, questions, sources, tagged, text, tokenizers, transforms
 from data.masking import MaskTokens
 from data.options import Options
 from data.pipeline import Batch, Source
@@ -62,13 +67,54 @@ def make_masked(options: Options) -> Examples:
     return Examples(examples.splits, info, examples.tokenizer, masked, masked)
 
 
-def make_pairs(options: Options) -> Examples:
+def make_pairs(options: Options, kind: type[pairs.Pairs] = pairs.Pairs) -> Examples:
     """Pairs of texts as token ids."""
     texts = sources.read_pairs(options)
     coder = find_tokenizer(options, {name: [*inputs, *targets] for name, (inputs, targets) in texts.items()})
-    info = {"kind": "pairs", "vocab_size": coder.vocab_size, "sequence_length": options.sequence_length}
-    encode = partial(pairs.encode, tokenizer=coder, length=options.sequence_length)
-    return Examples({name: encode(part, drop=name == "train") for name, part in texts.items()}, info, coder)
+    encode = partial(pairs.encode, tokenizer=coder, length=options.sequence_length, kind=kind)
+    return Examples(
+        {name: encode(part, drop=name == "train") for name, part in texts.items()},
+        _info(options, coder, options.task),
+        coder,
+    )
+
+
+def make_classified(options: Options) -> Examples:
+    """Rows of texts with the numbers of their classes."""
+    splits = sources.read_labelled(options)
+    names = labelled.names(splits)
+    number_of = {name: number for number, name in enumerate(names)}
+    labels = {name: np.array([number_of[label] for label in part.labels], np.int32) for name, part in splits.items()}
+    return _labelled(options, splits, labels, num_classes=len(names), class_names=names)
+
+
+def make_regression(options: Options) -> Examples:
+    """Rows of texts with a number for each."""
+    splits = sources.read_labelled(options)
+    try:
+        labels = {name: np.array(part.labels, np.float32) for name, part in splits.items()}
+    except ValueError as error:
+        raise ValueError(f"the labels of {options.source!r} must be numbers: {error}") from None
+    return _labelled(options, splits, labels, num_classes=1)
+
+
+def make_tagged(options: Options) -> Examples:
+    """Rows of sentences with the tags of their words."""
+    splits = sources.read_tagged(options)
+    tags = tagged.names(splits)
+    texts = {name: ["".join(sentence.words) for sentence in part] for name, part in splits.items()}
+    coder = find_tokenizer(options, texts, encoded.ROLES)
+    rows = {name: tagged.encode(part, tags, coder, options.sequence_length) for name, part in splits.items()}
+    return Examples(rows, _info(options, coder, options.task, num_classes=len(tags), class_names=tags), coder)
+
+
+def make_spans(options: Options) -> Examples:
+    """Rows of questions and parts of texts, with the place of the answer."""
+    splits = sources.read_questions(options)
+    texts = {name: [text for item in part for text in (item.text, item.context)] for name, part in splits.items()}
+    coder = find_tokenizer(options, texts, encoded.ROLES)
+    encode = partial(questions.encode, tokenizer=coder, length=options.sequence_length, stride=options.stride)
+    return Examples({name: encode(part) for name, part in splits.items()}, _info(options, coder, options.task), coder)
 
 
 def make_images(options: Options) -> Examples:
@@ -118,6 +164,18 @@ def find_tokenizer(
     return coder
 
 
+def _info(options, coder, kind, **more):
+    return {"kind": kind, "vocab_size": coder.vocab_size, "sequence_length": options.sequence_length, **more}
+
+
+def _labelled(options, splits, labels, **info):
+    texts = {name: [text for row in part.texts for text in row] for name, part in splits.items()}
+    coder, length = find_tokenizer(options, texts, encoded.ROLES), options.sequence_length
+    fit = labelled.Fit(options.long_text, coder, length, options.stride, splits["train"])
+    rows = {name: labelled.encode(part, labels[name], coder, length, fit) for name, part in splits.items()}
+    return Examples(rows, _info(options, coder, options.task, **info), coder)
+
+
 def _windows(options, special):
     documents = sources.read_documents(options)
     if options.tokenizer == "characters" and not any(len(part) > 1 for part in documents.values()):
@@ -141,10 +199,17 @@ def _windows(options, special):
 
 _TOKENS = ("tokenizer", "vocab_size", "sequence_length")
 _DOCUMENTS = (*_TOKENS, "stride", "max_bytes", "text_key", "validation_fraction", "cache_dir")
+_PAIRS = ("cldr", "pairs", "tfds")
+_LABELLED = (*_TOKENS, "buckets", "stride", "long_text", "text_key", "label_key")
 _IMAGES = ("image_key", "label_key", "image_size", "evaluation_crop", "augment", "mean", "std", "in_memory")
 TASKS = {
     "images": Task(make_images, ("digits", "folder", "tfds"), _IMAGES),
     "next_token": Task(make_windows, ("stdlib", "text", "tfds"), _DOCUMENTS),
     "masked_tokens": Task(make_masked, ("stdlib", "text", "tfds"), (*_DOCUMENTS, "mask_rate")),
-    "pairs": Task(make_pairs, ("cldr", "pairs"), (*_TOKENS, "buckets")),
+    "pairs": Task(make_pairs, _PAIRS, (*_TOKENS, "buckets", "text_key")),
+    "continuations": Task(partial(make_pairs, kind=pairs.Continuations), _PAIRS, (*_TOKENS, "buckets", "text_key")),
+    "classification": Task(make_classified, ("labels", "tfds"), _LABELLED),
+    "regression": Task(make_regression, ("labels", "tfds"), _LABELLED),
+    "tagging": Task(make_tagged, ("conllu",), (*_TOKENS, "buckets")),
+    "spans": Task(make_spans, ("squad", "tfds"), (*_TOKENS, "buckets", "stride")),
 }
