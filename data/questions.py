@@ -136,4 +136,5 @@ def _span(question, offsets):
     stop = start + len(text)
     if not text or offsets[0, 0] > start or offsets[-1, 1] < stop:
         return None
-    return int(np.argmax(offsets[:, 1] > start)), int(len(offsets) - 1 - np.argmax(offsets[::-1, 0] < stop))
+    first, last = np.argmax(offsets[:, 1] > start), len(offsets) - 1 - np.argmax(offsets[::-1, 0] < stop)
+    return (int(first), int(last)) if first <= last else None
