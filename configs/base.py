@@ -19,9 +19,19 @@ def get_config(model: str) -> ConfigDict:
     config.data = ConfigDict(data())
 
     config.objective = ConfigDict()
-    config.objective.name = "classification"  # classification | causal_lm | masked_lm | sequence_to_sequence
+    # classification | regression | tagging | span_extraction | causal_lm | masked_lm | distillation |
+    # sequence_to_sequence
+    config.objective.name = "classification"
     config.objective.label_smoothing = 0.0  # this part of the target goes to all classes evenly, in training
+    config.objective.temperature = 0.0  # of both models' logits in a distillation; 0 = 2
+    config.objective.weights = ()  # of a distillation's losses: soft targets, hidden words, cosine; () = (5, 2, 1)
     config.objective.mixup = 0.0  # a of the Beta(a, a) that examples are mixed by (classification); 0 = not
+
+    config.init = ConfigDict()  # what the parameters are before the first step
+    config.init.path = ""  # those of a run's workdir or a folder of transformers', its tokenizer too; "" = new
+    config.init.skip = ()  # parameters in whose path one of these regular expressions is found are new all the same
+    config.init.layers = ()  # of the other model that become this one's, from 0, such as (0, 2, 4); () = all
+    config.teacher = ""  # of a distillation: a run's workdir, or a folder in transformers' layout
 
     config.optimizer = ConfigDict()
     config.optimizer.name = "adamw"  # adamw | sgd | adafactor | lion

@@ -40,6 +40,11 @@ class Encoded:
         return len(self.tokens)
 
     @property
+    def is_cut(self) -> bool:
+        """Whether a text has several rows."""
+        return len(set(self.origins.tolist())) < len(self)
+
+    @property
     def lengths(self) -> np.ndarray:
         """Tokens int64 [N] of each row."""
         return np.array([len(row) for row in self.tokens])
