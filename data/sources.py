@@ -45,6 +45,8 @@ def read_documents(options: Options) -> dict[str, text.Documents]:
         builder = tfds.builder(options.path, options.data_dir)
         splits = tfds.splits(builder, options.splits)
         return {name: tfds.texts(builder, split, options.text_key, options.max_bytes) for name, split in splits.items()}
+    if options.kind == "conllu":
+        return {name: text.Documents(["".join(s.words) for s in part]) for name, part in read_tagged(options).items()}
     size = options.max_bytes
     texts = {"train": text.stdlib(size) if options.kind == "stdlib" else text.files(options.path, size)}
     texts |= {name: text.files(where, size) for name, where in options.splits.items()}
@@ -57,6 +59,10 @@ def read_pairs(options: Options) -> dict[str, pairs.Texts]:
     """The inputs and the targets of each split."""
     if options.kind == "cldr":
         return pairs.cldr()
+    if options.kind == "labels":  # which are to be written, as T5 does (arXiv 1910.10683)
+        return {
+            name: ([" ".join(row) for row in part.texts], part.labels) for name, part in read_labelled(options).items()
+        }
     if options.kind == "tfds":
         keys = options.text_key.split(",")
         if len(keys) != 2:

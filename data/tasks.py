@@ -199,13 +199,13 @@ def _windows(options, special):
 
 _TOKENS = ("tokenizer", "vocab_size", "sequence_length")
 _DOCUMENTS = (*_TOKENS, "stride", "max_bytes", "text_key", "validation_fraction", "cache_dir")
-_PAIRS = ("cldr", "pairs", "tfds")
+_PAIRS = ("cldr", "pairs", "labels", "tfds")
 _LABELLED = (*_TOKENS, "buckets", "stride", "long_text", "text_key", "label_key")
 _IMAGES = ("image_key", "label_key", "image_size", "evaluation_crop", "augment", "mean", "std", "in_memory")
 TASKS = {
     "images": Task(make_images, ("digits", "folder", "tfds"), _IMAGES),
     "next_token": Task(make_windows, ("stdlib", "text", "tfds"), _DOCUMENTS),
-    "masked_tokens": Task(make_masked, ("stdlib", "text", "tfds"), (*_DOCUMENTS, "mask_rate")),
+    "masked_tokens": Task(make_masked, ("stdlib", "text", "conllu", "tfds"), (*_DOCUMENTS, "mask_rate")),
     "pairs": Task(make_pairs, _PAIRS, (*_TOKENS, "buckets", "text_key")),
     "continuations": Task(partial(make_pairs, kind=pairs.Continuations), _PAIRS, (*_TOKENS, "buckets", "text_key")),
     "classification": Task(make_classified, ("labels", "tfds"), _LABELLED),
