@@ -97,3 +97,10 @@ def test_words_that_the_tokenizer_makes_nothing_of():
     source = tagged.encode([Sentence(["the", "\u200b", " \t", "fox"], ["A", "B", "C", "A"])], TAGS, coder, 8)
     assert tagged.by_word(source, source.take(np.array([0]))["targets"])[0].tolist() == [0, 1, 2, 0]
     assert source.tokens[0][3] == coder.mask
+
+
+def test_sentences_are_texts_to_guess_words_of(tmp_path):
+    (tmp_path / "a-train.conllu").write_text(CONLLU * 3)
+    (tmp_path / "a-dev.conllu").write_text(CONLLU)
+    loaded = data.load(f"conllu:{tmp_path}", task="masked_tokens", batch_size=1, sequence_length=16)
+    assert loaded.info["characters_per_token"]["validation"] * loaded.info["tokens"]["validation"] == 28
