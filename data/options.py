@@ -28,11 +28,13 @@ class Options:
             training, and cut in evaluation.
         buckets: shorter lengths, rising: a training batch of pairs has pairs of about one length and is padded to the
             shortest of these, or to sequence_length, that all of them fit in.
-        stride: tokens from one training window to the next; 0 = sequence_length; 1 = windows at every offset.
+        stride: tokens from one training window to the next; 0 = sequence_length; 1 = windows at every offset; of a long
+            text that is labelled or asked about, from one of its windows to the next; 0 = without overlap.
+        long_text: what of labelled texts that are too long is read, see `labelled.Fit`.
         validation_fraction: the part of a text without a validation split that is held out, by file if there are many;
             0 = none.
         max_bytes: reads at most so much text, in whole documents; 0 = everything.
-        text_key, image_key, label_key: the features of a TFDS data set; of pairs, `text_key` has two, "en,de".
+        text_key, image_key, label_key: the features of a TFDS data set; of pairs, two for the texts: "de,en".
         cache_dir: a folder that keeps the token ids from run to run; "" = tokenise at each start, in memory.
         mask_rate: the part of the tokens that is hidden, to be guessed.
         mask_whole_words: all or none of a word's tokens are hidden.
@@ -62,6 +64,7 @@ class Options:
     sequence_length: int = 0
     buckets: Sequence[int] = ()
     stride: int = 0
+    long_text: str = "head"
     validation_fraction: float = 0.1
     max_bytes: int = 0
     text_key: str = "text"

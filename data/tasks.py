@@ -8,6 +8,11 @@ sentence_order     the same, and to be told which of the two was first (ALBERT)
 span_corruption    windows of a text's tokens without some spans, which are to be written (T5)
 denoising          windows of a text's tokens under some noise, to be written without it (BART)
 pairs              texts, and texts to be written for them
+continuations      the same, each pair as one text
+classification     texts or pairs of texts, to be told apart
+regression         texts or pairs of texts, and a number to be guessed for each
+tagging            sentences, whose words are to be told apart
+spans              texts and questions, whose answers are to be found in them
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +24,20 @@ from typing import Any
 
 import numpy as np
 
-from data import images, noise, pairs, sources, spans, text, tokenizers, transforms
+from data import (
+    encoded,
+    images,
+    labelled,
+    noise,
+    pairs,
+    questions,
+    sources,
+    spans,
+    tagged,
+    text,
+    tokenizers,
+    transforms,
+)
 from data.masking import MaskTokens
 from data.options import Options
 from data.pipeline import Batch, Source
@@ -83,11 +101,10 @@ def make_sentences(options: Options) -> Examples:
         name: PairSentences(part, coder, masked, order=options.task == "sentence_order")
         for name, part in splits.items()
     }
-    info = {"kind": "masked text", "vocab_size": coder.vocab_size, "sequence_length": options.sequence_length}
-    return Examples(splits, info, coder, paired["train"], paired)
+    return Examples(splits, _info(options, coder, "masked text"), coder, paired["train"], paired)
 
 
-def make_spans(options: Options) -> Examples:
+def make_corrupted(options: Options) -> Examples:
     """Windows without some spans, and these."""
     length, targets = spans.lengths(options.mask_rate, options.sequence_length)
     examples = _windows(replace(options, sequence_length=length), ("pad", "end_of_text", "sentinels"))
@@ -113,14 +130,55 @@ def make_noisy(options: Options) -> Examples:
     return _changed(examples, noisy, **info)
 
 
-def make_pairs(options: Options) -> Examples:
+def make_pairs(options: Options, kind: type[pairs.Pairs] = pairs.Pairs) -> Examples:
     """Pairs of texts as token ids."""
     texts = sources.read_pairs(options)
     coder = find_tokenizer(options, {name: [*inputs, *targets] for name, (inputs, targets) in texts.items()})
-    info = {"kind": "pairs", "vocab_size": coder.vocab_size, "sequence_length": options.sequence_length}
-    info["start"] = coder.end_of_text
-    encode = partial(pairs.encode, tokenizer=coder, length=options.sequence_length)
-    return Examples({name: encode(part, drop=name == "train") for name, part in texts.items()}, info, coder)
+    encode = partial(pairs.encode, tokenizer=coder, length=options.sequence_length, kind=kind)
+    more = {"start": coder.end_of_text} if kind is pairs.Pairs else {}
+    return Examples(
+        {name: encode(part, drop=name == "train") for name, part in texts.items()},
+        _info(options, coder, options.task, **more),
+        coder,
+    )
+
+
+def make_classified(options: Options) -> Examples:
+    """Rows of texts with the numbers of their classes."""
+    splits = sources.read_labelled(options)
+    names = labelled.names(splits)
+    number_of = {name: number for number, name in enumerate(names)}
+    labels = {name: np.array([number_of[label] for label in part.labels], np.int32) for name, part in splits.items()}
+    return _labelled(options, splits, labels, num_classes=len(names), class_names=names)
+
+
+def make_regression(options: Options) -> Examples:
+    """Rows of texts with a number for each."""
+    splits = sources.read_labelled(options)
+    try:
+        labels = {name: np.array(part.labels, np.float32) for name, part in splits.items()}
+    except ValueError as error:
+        raise ValueError(f"the labels of {options.source!r} must be numbers: {error}") from None
+    return _labelled(options, splits, labels, num_classes=1)
+
+
+def make_tagged(options: Options) -> Examples:
+    """Rows of sentences with the tags of their words."""
+    splits = sources.read_tagged(options)
+    tags = tagged.names(splits)
+    texts = {name: ["".join(sentence.words) for sentence in part] for name, part in splits.items()}
+    coder = find_tokenizer(options, texts, encoded.ROLES)
+    rows = {name: tagged.encode(part, tags, coder, options.sequence_length) for name, part in splits.items()}
+    return Examples(rows, _info(options, coder, options.task, num_classes=len(tags), class_names=tags), coder)
+
+
+def make_spans(options: Options) -> Examples:
+    """Rows of questions and parts of texts, with the place of the answer."""
+    splits = sources.read_questions(options)
+    texts = {name: [text for item in part for text in (item.text, item.context)] for name, part in splits.items()}
+    coder = find_tokenizer(options, texts, encoded.ROLES)
+    encode = partial(questions.encode, tokenizer=coder, length=options.sequence_length, stride=options.stride)
+    return Examples({name: encode(part) for name, part in splits.items()}, _info(options, coder, options.task), coder)
 
 
 def make_images(options: Options) -> Examples:
@@ -178,6 +236,18 @@ def _changed(examples, transform, **info):
     return replace(examples, info=examples.info | info, in_training=transform, in_evaluation=transform)
 
 
+def _info(options, coder, kind, **more):
+    return {"kind": kind, "vocab_size": coder.vocab_size, "sequence_length": options.sequence_length, **more}
+
+
+def _labelled(options, splits, labels, **info):
+    texts = {name: [text for row in part.texts for text in row] for name, part in splits.items()}
+    coder, length = find_tokenizer(options, texts, encoded.ROLES), options.sequence_length
+    fit = labelled.Fit(options.long_text, coder, length, options.stride, splits["train"])
+    rows = {name: labelled.encode(part, labels[name], coder, length, fit) for name, part in splits.items()}
+    return Examples(rows, _info(options, coder, options.task, **info), coder)
+
+
 def _windows(options, special):
     documents = sources.read_documents(options)
     if options.tokenizer == "characters" and not any(len(part) > 1 for part in documents.values()):
@@ -203,14 +273,21 @@ _TOKENS = ("tokenizer", "vocab_size", "lowercase", "sequence_length")
 _DOCUMENTS = (*_TOKENS, "stride", "max_bytes", "text_key", "validation_fraction", "cache_dir")
 _MASKED = ("mask_rate", "mask_whole_words")
 _TEXTS = ("stdlib", "text", "tfds")
+_PAIRS = ("cldr", "pairs", "labels", "tfds")
+_LABELLED = (*_TOKENS, "buckets", "stride", "long_text", "text_key", "label_key")
 _IMAGES = ("image_key", "label_key", "image_size", "evaluation_crop", "augment", "mean", "std", "in_memory")
 TASKS = {
     "images": Task(make_images, ("digits", "folder", "tfds"), _IMAGES),
     "next_token": Task(make_windows, _TEXTS, _DOCUMENTS),
-    "masked_tokens": Task(make_masked, _TEXTS, (*_DOCUMENTS, *_MASKED)),
+    "masked_tokens": Task(make_masked, (*_TEXTS, "conllu"), (*_DOCUMENTS, *_MASKED)),
     "next_sentence": Task(make_sentences, _TEXTS, (*_DOCUMENTS, *_MASKED)),
     "sentence_order": Task(make_sentences, _TEXTS, (*_DOCUMENTS, *_MASKED)),
-    "span_corruption": Task(make_spans, _TEXTS, (*_DOCUMENTS, "mask_rate")),
+    "span_corruption": Task(make_corrupted, _TEXTS, (*_DOCUMENTS, "mask_rate")),
     "denoising": Task(make_noisy, _TEXTS, (*_DOCUMENTS, "noise")),
-    "pairs": Task(make_pairs, ("cldr", "pairs", "tfds"), (*_TOKENS, "buckets", "text_key")),
+    "pairs": Task(make_pairs, _PAIRS, (*_TOKENS, "buckets", "text_key")),
+    "continuations": Task(partial(make_pairs, kind=pairs.Continuations), _PAIRS, (*_TOKENS, "buckets", "text_key")),
+    "classification": Task(make_classified, ("labels", "tfds"), _LABELLED),
+    "regression": Task(make_regression, ("labels", "tfds"), _LABELLED),
+    "tagging": Task(make_tagged, ("conllu",), (*_TOKENS, "buckets")),
+    "spans": Task(make_spans, ("squad", "tfds"), (*_TOKENS, "buckets", "stride")),
 }

@@ -104,6 +104,12 @@ class Tokenizer:
         encodings = iter(self._backend.encode_batch_fast(list(chain(*pieces)), add_special_tokens=False))
         return [np.concatenate([np.array(next(encodings).ids, np.int32) for _ in group]) for group in pieces]
 
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The token ids int32 [N] of each text, and where they are in it: first character and the one after the last,
+        int64 [N, 2]."""
+        encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        return [(np.array(e.ids, np.int32), np.array(e.offsets, np.int64).reshape(-1, 2)) for e in encodings]
+
     def _look_up(self, points: np.ndarray) -> np.ndarray:
         ids = self._characters[np.minimum(points, len(self._characters) - 1)]
         if (ids < 0).any():

@@ -47,6 +47,31 @@ def pairs(size: int, length: int, mask_rate: float) -> Batch:
     return inputs | windows(size, length, mask_rate)
 
 
+def labelled(size: int, length: int, mask_rate: float) -> Batch:
+    """Texts or pairs of texts with classes."""
+    return _encoded(size, length) | _tokens("label", size) | _mask("mask", size)
+
+
+def numbered(size: int, length: int, mask_rate: float) -> Batch:
+    """Texts or pairs of texts with numbers."""
+    return labelled(size, length, mask_rate) | {"label": jnp.zeros(size, jnp.float32)}
+
+
+def tagged(size: int, length: int, mask_rate: float) -> Batch:
+    """Sentences with tags."""
+    return _encoded(size, length) | _tokens("targets", size, length) | _mask("mask", size, length)
+
+
+def answers(size: int, length: int, mask_rate: float) -> Batch:
+    """Questions and texts with the places of answers."""
+    return _encoded(size, length) | _tokens("start", size) | _tokens("end", size) | _mask("mask", size)
+
+
+def _encoded(size, length):
+    tokens = _tokens("tokens", size, length) | _tokens("segments", size, length)
+    return tokens | _mask("tokens_mask", size, length)
+
+
 def _tokens(name, *shape):
     return {name: jnp.zeros(shape, jnp.int32)}
 
@@ -58,8 +83,13 @@ def _mask(name, *shape):
 # objective, or a task whose batches have other shapes -> zeros in the shapes of its batches of texts
 OF_TEXTS: dict[str, Callable[[int, int, float], Batch]] = {
     "causal_lm": windows,
+    "classification": labelled,
+    "distillation": masked,
     "masked_lm": masked,
     "pretraining": sentences,
     "span_corruption": corrupted,
+    "regression": numbered,
     "sequence_to_sequence": pairs,
+    "span_extraction": answers,
+    "tagging": tagged,
 }

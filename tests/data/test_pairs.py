@@ -171,3 +171,34 @@ def test_processes_share_a_bucketed_batch():
     for step in (0, 7, 23):
         for name, value in whole[step].items():
             np.testing.assert_array_equal(np.concatenate([part[step][name] for part in parts]), value)
+
+
+def test_pairs_as_one_text(tmp_path):
+    """What is to be guessed is the target and its end, given the input and its end; a long input makes room."""
+    (tmp_path / "a.tsv").write_text("ab\txyz\nabcdefgh\txy\na\tx\n")
+    loaded = data.load(
+        f"pairs:{tmp_path}/a.tsv",
+        task="continuations",
+        batch_size=2,
+        validation_split=f"{tmp_path}/a.tsv",
+        evaluation_batch_size=3,
+        sequence_length=7,
+    )
+    assert loaded.info["examples"] == {"train": 2, "validation": 3}  # one is too long
+    (batch,) = loaded.splits["validation"]
+    end = loaded.tokenizer.end_of_text
+    for row, text, target in zip(range(3), ["ab", "abcd", "a"], ["xyz", "xy", "x"]):
+        mask = batch["mask"][row]
+        assert batch["targets"][row][mask].tolist() == [*target.encode(), end]
+        assert batch["tokens"][row][: mask.argmax() + 1].tolist() == [*text.encode(), end]
+        np.testing.assert_array_equal(batch["tokens"][row, 1:], batch["targets"][row, :-1])
+    assert loaded.splits["validation"].source.lengths.tolist() == [6, 7, 3]
+    assert loaded.splits["validation"].source.references == ["xyz", "xy", "x"]
+
+
+def test_labels_can_be_written(tmp_path):
+    (tmp_path / "a.tsv").write_text("one\ttwo\tyes\n")
+    loaded = data.load(f"labels:{tmp_path}/a.tsv", task="pairs", batch_size=1, sequence_length=10)
+    batch = loaded.train[0]
+    assert loaded.tokenizer.decode(batch["inputs"][0][batch["inputs_mask"][0]]) == "one two<|endoftext|>"
+    assert loaded.tokenizer.decode(batch["targets"][0][batch["mask"][0]]) == "yes<|endoftext|>"

@@ -112,3 +112,25 @@ def test_training_goes_through_buckets(files, tiny, tmp_path):
     loop.train(config, tmp_path / "parts", devices=jax.devices()[:1])
     whole, parts = (restore(Experiment(config, tmp_path / name)).params for name in ("whole", "parts"))
     jax.tree.map(np.testing.assert_array_equal, whole, parts)
+
+
+@pytest.mark.usefixtures("no_report")
+def test_a_decoder_alone_writes_too(files, tiny, tmp_path):
+    """The same numbers as one text each; prompts of different lengths in a batch."""
+    (tmp_path / "train.tsv").write_text("12\ta b\n345\tc\n6\td d\n78910\te\n")
+    changes = {
+        "data.source": f"pairs:{tmp_path}/train.tsv",
+        "data.test_split": f"{tmp_path}/train.tsv",
+        "data.task": "continuations",
+        "data.max_bytes": 0,
+        "data.sequence_length": 12,
+        "data.evaluation_batch_size": 3,
+        "model.max_length": 20,
+        "model.width": 32,
+        "sampling.temperature": 0.0,
+        "total_steps": 120,
+        "evaluate_every_steps": 120,
+    }
+    metrics = loop.train(tiny("gpt", changes), tmp_path / "run", devices=jax.devices()[:1])
+    assert metrics["test/exact_match"] == 1
+    assert metrics["test/accuracy"] == 1
