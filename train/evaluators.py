@@ -34,6 +34,7 @@ class Evaluator:
             values = with_derived(values, data.info, split)
             if data.info["kind"] == "pairs":
                 values |= self._compared(variables, batches)
+                values["gap"] = values["accuracy"] - values["free_running_accuracy"]
             metrics |= {f"{split}/{key}": value for key, value in values.items()}
         return metrics
 
@@ -71,14 +72,16 @@ class Evaluator:
 
     def _compared(self, variables, batches):
         """How the texts that the model writes for a split's inputs compare with the targets."""
-        outputs, references = [], batches.source.references
+        outputs, references, right, count = [], batches.source.references, 0, 0
         for batch in batches:
             prompts = np.full((len(batch["inputs"]), 1), self.experiment.data.tokenizer.end_of_text)
             written = self._generate(variables, prompts, (batch["inputs"], batch["inputs_mask"]))
             outputs += self._texts(prompts, written)
+            right, count = right + _in_place(written, batch["targets"], batch["mask"]), count + batch["mask"].sum()
         outputs = outputs[: len(references)]  # without the padding of the last batch
         exact = sum(ours == theirs for ours, theirs in zip(outputs, references)) / len(references)
-        return {"exact_match": exact, "bleu": sacrebleu.corpus_bleu(outputs, [references]).score}
+        bleu = sacrebleu.corpus_bleu(outputs, [references]).score
+        return {"exact_match": exact, "bleu": bleu, "free_running_accuracy": float(right / count)}
 
     def _generate(self, variables, prompts, inputs):
         """What the model writes after prompts [B, T] as token ids."""
@@ -151,6 +154,14 @@ def with_derived(metrics: dict[str, float], info: Mapping[str, Any], split: str)
     loss = metrics["loss"]
     per = {unit: info[f"{unit}s_per_token"][split] for unit in ("character", "byte")}
     return metrics | {"perplexity": perplexity(loss)} | {f"bits_per_{unit}": bits(loss, per[unit]) for unit in per}
+
+
+def _in_place(written, targets, mask):
+    """How many of the targets [B, T], where the mask is True, the model wrote in their places, from one token on."""
+    tokens, lengths = np.asarray(written.tokens)[:, 1:], np.asarray(written.lengths) - 1
+    size = min(tokens.shape[1], targets.shape[1])
+    right = (tokens[:, :size] == targets[:, :size]) & (np.arange(size) < lengths[:, None])
+    return (right & mask[:, :size]).sum()
 
 
 def _merge(merged, states):

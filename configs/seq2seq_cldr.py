@@ -1,0 +1,47 @@
+"""Recurrent networks with attention that read dates as twelve locales write them, and write them as ISO 8601 has them.
+
+    python launch.py --config=configs/seq2seq_cldr.py
+    python launch.py sweep --config=configs/seq2seq_cldr.py
+"""
+
+from collections.abc import Iterator
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config("seq2seq")
+    config.model.cell = "gru"
+    config.model.width = 64
+    config.model.embed_width = 32
+    config.model.attention = "additive"
+
+    config.data.source = "cldr"
+    config.data.tokenizer = "characters"
+    config.data.sequence_length = 40
+    config.data.batch_size = 64
+    config.data.evaluation_batch_size = 256
+    config.objective.name = "sequence_to_sequence"
+
+    config.optimizer.learning_rate = 5e-3
+    config.optimizer.warmup_percent = 5.0
+
+    config.total_steps = 1500
+    config.log_every_steps = 10
+    config.evaluate_every_steps = 500
+    config.save_every_steps = 500
+    config.checkpoint.best = "validation/exact_match"
+    config.checkpoint.best_is_highest = True
+    config.sampling.prompt = "21 novembre 2026"
+    config.sampling.num_samples = 1
+    config.sampling.max_new_tokens = 11
+    config.sampling.temperature = 0.0
+    return config
+
+
+def sweep() -> Iterator[dict]:
+    """Without and with scheduled sampling."""
+    for rate in (0.0, 0.5):
+        yield {"objective.scheduled_sampling": rate}
