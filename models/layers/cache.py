@@ -123,4 +123,4 @@ class States:
 
     def rewind(self, length: Int[Array, "B"]) -> "States":
         """The cache after no more than the first `length` tokens of each row."""
-        return self.replace(length=jnp.broadcast_to(length, self.length.shape).astype(jnp.int32))
+        return self.replace(length=jnp.broadcast_to(length, self.length.shape))
