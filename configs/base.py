@@ -19,11 +19,12 @@ def get_config(model: str) -> ConfigDict:
     config.data = ConfigDict(data())
 
     config.objective = ConfigDict()
-    config.objective.name = "classification"  # classification | causal_lm | masked_lm | bidirectional_lm | sequence_to_sequence
+    # classification | causal_lm | masked_lm | bidirectional_lm | sequence_to_sequence
+    config.objective.name = "classification"
     config.objective.label_smoothing = 0.0  # this part of the target goes to all classes evenly, in training
     config.objective.mixup = 0.0  # a of the Beta(a, a) that examples are mixed by (classification); 0 = not
-    config.objective.scheduled_sampling = 0.0  # of a decoder's inputs, the part that it draws itself in the end (seq2seq)
-    config.objective.decay = ""  # how the others get there: linear (also "") | exponential | inverse_sigmoid
+    config.objective.scheduled_sampling = 0.0  # this part of a seq2seq's tokens is its own in the end, in training
+    config.objective.decay = ""  # of the part of the others: linear (as "") | exponential | inverse_sigmoid
 
     config.optimizer = ConfigDict()
     config.optimizer.name = "adamw"  # adamw | sgd | adafactor | lion
@@ -209,7 +210,7 @@ def seq2seq() -> dict:
         "width": placeholder(int),
         "embed_width": placeholder(int),  # of the tokens' vectors; None = width
         "bidirectional": placeholder(bool),  # the encoder
-        "attention": placeholder(str),  # none | additive | dot | general | concat
+        "attention": placeholder(str),  # fixed (none) | additive | dot | general | concat
         "span": placeholder(str),  # of attention: global | monotonic | predictive
         "window": 10,  # how far monotonic and predictive attention see, tokens on each side
         "dropout": placeholder(float),

@@ -1,6 +1,8 @@
 """A small ELMo, language models of both directions, on the source text of Python's standard library.
 
     python launch.py --config=configs/elmo_stdlib.py
+
+Perplexity is the mean of both directions'.
 """
 
 from ml_collections import ConfigDict

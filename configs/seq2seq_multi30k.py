@@ -1,10 +1,11 @@
 """Recurrent networks from English to German image captions, with attention or without.
 
     python launch.py --config=configs/seq2seq_multi30k.py:PATH
-    python launch.py --config=configs/seq2seq_multi30k.py:PATH,none
+    python launch.py --config=configs/seq2seq_multi30k.py:PATH,fixed
 
-PATH is the folder of Multi30k: train, val and test_2016_flickr, each .en.gz and .de.gz. After a comma stands the kind
-of attention: additive (Bahdanau's, the default), general or concat (Luong's), or none.
+PATH is the folder of Multi30k: train, val and test_2016_flickr, each .en.gz and .de.gz. After a comma stands
+what the decoder reads: additive (Bahdanau's attention, the default), general or concat (Luong's), or fixed, the
+encoder's last state.
 """
 
 from ml_collections import ConfigDict

@@ -22,7 +22,7 @@ from models.layers.recurrent import CELLS, Cell, Recurrent, held
 
 LUONG = {"cell": "lstm", "depth": 4, "width": 1000, "bidirectional": False, "dropout": 0.2}
 VARIANTS = {
-    "rnnencdec": {"embed_width": 620, "bidirectional": False, "attention": "none"},  # the names of arXiv 1409.0473
+    "rnnencdec": {"embed_width": 620, "bidirectional": False, "attention": "fixed"},  # the names of arXiv 1409.0473
     "rnnsearch": {"embed_width": 620},
     "luong": {**LUONG, "attention": "dot"},  # the best of arXiv 1508.04025: global dot, local-p general
     "luong_local": {**LUONG, "attention": "general", "span": "predictive"},
@@ -52,8 +52,8 @@ class Seq2Seq(nn.Module):
         depth: L, of the encoder and of the decoder.
         width: D, of each state.
         embed_width: of the tokens' vectors; None is D.
-        bidirectional: the encoder also reads from the last token to the first; the decoder then starts from those states.
-        attention: "none", "additive" (Bahdanau's), "dot", "general" or "concat" (Luong's).
+        bidirectional: the encoder reads from the last token to the first too; from those states the decoder starts.
+        attention: "fixed", "additive" (Bahdanau's), "dot", "general" or "concat" (Luong's).
         span: where attention looks: "global" everywhere, "monotonic" around the place of the output token in the input,
             "predictive" around a place that is predicted (Luong's local-m and local-p).
         window: how far from its centre a span reaches, in tokens on each side.
@@ -67,7 +67,7 @@ class Seq2Seq(nn.Module):
     width: int = 1000
     embed_width: int | None = None
     bidirectional: bool = True
-    attention: Literal["none", "additive", "dot", "general", "concat"] = "additive"
+    attention: Literal["fixed", "additive", "dot", "general", "concat"] = "additive"
     span: Literal["global", "monotonic", "predictive"] = "global"
     window: int = 10
     dropout: float = 0.0
@@ -75,8 +75,8 @@ class Seq2Seq(nn.Module):
 
     def setup(self):
         if self.attention == "dot" and self.bidirectional:
-            raise ValueError("the dot product needs states of one width, and those of a bidirectional encoder have two.")
-        if self.attention == "none" and self.span != "global":
+            raise ValueError("the dot product needs states of one width: those of a bidirectional encoder have two.")
+        if self.attention == "fixed" and self.span != "global":
             raise ValueError(f"without attention there is nothing for span {self.span!r}: it must be 'global'.")
         _, gates, parts = CELLS[self.cell]
         embed = partial(Embed, self.vocab_size, self.embed_width or self.width)
@@ -141,7 +141,7 @@ class Seq2Seq(nn.Module):
                 tuple(jnp.tanh(linear(part)) for linear, part in zip(start, end))
                 for start, end in zip(self.start, ends[1::2])
             ]
-        if self.attention == "none":
+        if self.attention == "fixed":
             last = jnp.concatenate([end[0] for end in ends[-2 if self.bidirectional else -1 :]], axis=-1)
             value, mask = last[:, None], mask[:, :1]
         key = self.key(value) if self.attention in ("additive", "general", "concat") else value
@@ -209,7 +209,7 @@ class Seq2Seq(nn.Module):
 
     def _read(self, query, position, memory):
         """The context of a query, which is the weighted mean of the encoder's states, and the weights [B, 1, S]."""
-        if self.attention == "none":
+        if self.attention == "fixed":
             return memory.value[:, 0], None
         mask, weigh = memory.mask, lambda weights: weights
         if self.span != "global":

@@ -196,16 +196,16 @@ _FROM_DATA = {
 
 
 _AT_LEAST_1 = (
-    *("accumulate", "data.batch_size", "sampling.max_new_tokens", "sampling.num_beams"),
-    *(f"model.{name}" for name in ("depth", "width", "num_heads", "hidden", "patch_size", "max_length", "unroll", "window")),
+    *("accumulate", "data.batch_size", "sampling.max_new_tokens", "sampling.num_beams", "model.window"),
+    *(f"model.{name}" for name in ("depth", "width", "num_heads", "hidden", "patch_size", "max_length", "unroll")),
 )
 _NOT_NEGATIVE = (
     *("data.evaluation_batch_size", "objective.mixup", "sampling.num_samples", "sampling.temperature"),
     *(f"optimizer.{name}" for name in ("learning_rate", "weight_decay", "clip_norm", "end_factor")),
 )
 _BELOW_1 = (
-    *("ema_decay", "objective.label_smoothing", "objective.scheduled_sampling", "model.dropout", "model.stochastic_depth"),
-    *("optimizer.b1", "optimizer.b2"),
+    *("ema_decay", "model.dropout", "model.stochastic_depth", "optimizer.b1", "optimizer.b2"),
+    *("objective.label_smoothing", "objective.scheduled_sampling"),
 )
 _PATTERNS = ("optimizer.no_decay", "optimizer.frozen", "optimizer.rates", "sharding")
 

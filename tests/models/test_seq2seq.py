@@ -12,7 +12,7 @@ RNG = np.random.default_rng(0)
 INPUTS, TOKENS = (jnp.asarray(RNG.integers(0, VOCAB, (2, length)), jnp.int32) for length in (7, 6))
 MASK = jnp.arange(7) < jnp.array([[7], [4]])
 KINDS = {
-    "fixed": Seq2Seq(VOCAB, "lstm", 2, 8, 6, True, "none"),
+    "fixed": Seq2Seq(VOCAB, "lstm", 2, 8, 6, True, "fixed"),
     "additive": Seq2Seq(VOCAB, "gru", 1, 8, 6, True, "additive"),
     "general": Seq2Seq(VOCAB, "lstm", 2, 8, 6, False, "general", "predictive", 2),
     "dot": Seq2Seq(VOCAB, "rnn", 1, 8, 6, False, "dot", "monotonic", 2),
@@ -145,7 +145,7 @@ def test_the_first_token_is_always_given_and_gradients_pass_by_what_is_drawn():
     ("settings", "message"),
     [
         ({"attention": "dot"}, "the dot product needs states of one width"),
-        ({"attention": "none", "span": "monotonic"}, "there is nothing for span 'monotonic'"),
+        ({"attention": "fixed", "span": "monotonic"}, "there is nothing for span 'monotonic'"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(settings, message):

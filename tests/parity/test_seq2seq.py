@@ -35,7 +35,7 @@ class Reference(torch.nn.Module):
         self.out = linear(WIDTH, VOCAB) if self.luong else linear(WIDTH // 2, VOCAB)
 
     def context(self, query, states, t):
-        if self.attention == "none":
+        if self.attention == "fixed":
             return self.fixed, torch.zeros(len(states))
         if self.attention == "dot":
             scores = states @ query
@@ -103,7 +103,10 @@ class Reference(torch.nn.Module):
             return {name: x.reshape(-1, *shape) if name == "kernel" else x.reshape(shape) for name, x in parts.items()}
 
         depth, ways = len(self.cells), {"forward": "", "backward": "_reverse"}
-        tree = {"encoder_embed": {"table": get(self.source.weight)}, "decoder_embed": {"table": get(self.target.weight)}}
+        tree = {
+            "encoder_embed": {"table": get(self.source.weight)},
+            "decoder_embed": {"table": get(self.target.weight)},
+        }
         tree["encoder"] = {
             f"{way}_{i}": {"cell": cell(self.encoder, f"_l{i}{end}", None)[0]}
             for i in range(depth)
@@ -142,8 +145,8 @@ def gradient(parameter):
 @pytest.mark.parametrize(
     ("kind", "depth", "bidirectional", "attention", "span"),
     [
-        ("gru", 1, False, "none", "global"),
-        ("lstm", 2, True, "none", "global"),
+        ("gru", 1, False, "fixed", "global"),
+        ("lstm", 2, True, "fixed", "global"),
         ("gru", 1, True, "additive", "global"),
         ("lstm", 2, False, "additive", "predictive"),
         ("lstm", 2, False, "dot", "global"),
@@ -178,7 +181,7 @@ def test_logits_weights_and_gradients(kind, depth, bidirectional, attention, spa
     grads, (logits, sown) = jax.jit(jax.grad(loss, has_aux=True))(ours)
     for i, (expected, weights) in enumerate(rows):
         np.testing.assert_allclose(logits[i], expected.detach(), atol=1e-5)
-        if attention != "none":
+        if attention != "fixed":
             found = sown["attention"][0][i, 0]
             np.testing.assert_allclose(found[:, : LENGTHS[i]], weights.detach(), atol=1e-5)
             assert not found[:, LENGTHS[i] :].any()
