@@ -20,12 +20,14 @@ def get_config(model: str) -> ConfigDict:
 
     config.objective = ConfigDict()
     # classification | regression | tagging | span_extraction | causal_lm | masked_lm | pretraining | distillation |
-    # sequence_to_sequence
+    # bidirectional_lm | sequence_to_sequence
     config.objective.name = "classification"
     config.objective.label_smoothing = 0.0  # this part of the target goes to all classes evenly, in training
     config.objective.temperature = 0.0  # of both models' logits in a distillation; 0 = 2
     config.objective.weights = ()  # of a distillation's losses: soft targets, hidden words, cosine; () = (5, 2, 1)
     config.objective.mixup = 0.0  # a of the Beta(a, a) that examples are mixed by (classification); 0 = not
+    config.objective.scheduled_sampling = 0.0  # this part of a seq2seq's tokens is its own in the end, in training
+    config.objective.decay = ""  # of the part of the others: linear (as "") | exponential | inverse_sigmoid
 
     config.init = ConfigDict()  # what the parameters are before the first step
     config.init.path = ""  # those of a run's workdir or a folder of transformers', its tokenizer too; "" = new
@@ -216,6 +218,39 @@ def transformer() -> dict:
     }
 
 
+def seq2seq() -> dict:
+    """What `models.seq2seq.Seq2Seq` takes; None is the variant's or the data's."""
+    return {
+        "name": "seq2seq",
+        "variant": placeholder(str),  # rnnencdec | rnnsearch | luong | luong_local
+        "vocab_size": placeholder(int),
+        "cell": placeholder(str),  # rnn | gru | lstm
+        "depth": placeholder(int),  # of the encoder, and of the decoder
+        "width": placeholder(int),
+        "embed_width": placeholder(int),  # of the tokens' vectors; None = width
+        "bidirectional": placeholder(bool),  # the encoder
+        "attention": placeholder(str),  # fixed (none) | additive | dot | general | concat
+        "span": placeholder(str),  # of attention: global | monotonic | predictive
+        "window": 10,  # how far monotonic and predictive attention see, tokens on each side
+        "dropout": placeholder(float),
+        "unroll": 1,  # tokens in a turn of the compiled loops
+    }
+
+
+def elmo() -> dict:
+    """What `models.elmo.ELMo` takes; None is the variant's or the data's."""
+    return {
+        "name": "elmo",
+        "variant": "original",  # small | medium | original
+        "vocab_size": placeholder(int),
+        "depth": 2,
+        "width": placeholder(int),  # of what comes out of each direction
+        "hidden": placeholder(int),  # of the LSTMs' memories
+        "dropout": 0.1,
+        "unroll": 1,  # tokens in a turn of the compiled loops
+    }
+
+
 def t5() -> dict:
     """What `models.t5.T5` takes; None is the variant's or the data's."""
     return {
@@ -334,9 +369,11 @@ MODELS = {
     "bert": bert,
     "distilbert": partial(bert, "distilbert"),
     "electra": partial(embed_width, "electra"),
+    "elmo": elmo,
     "gpt": gpt,
     "llama": llama,
     "roberta": roberta,
+    "seq2seq": seq2seq,
     "t5": t5,
     "transformer": transformer,
     "vit": vit,

@@ -6,7 +6,7 @@ from typing import Literal, get_args, get_origin
 
 import flax.linen as nn
 
-from models import albert, bart, bert, distilbert, electra, gpt, llama, roberta, t5, transformer, vit
+from models import albert, bart, bert, distilbert, electra, elmo, gpt, llama, roberta, seq2seq, t5, transformer, vit
 from models.layers.mlp import ACTIVATIONS
 
 # name -> (class, variants)
@@ -16,9 +16,11 @@ MODELS = {
     "bert": (bert.BERT, bert.VARIANTS),
     "distilbert": (distilbert.DistilBERT, distilbert.VARIANTS),
     "electra": (electra.ELECTRA, electra.VARIANTS),
+    "elmo": (elmo.ELMo, elmo.VARIANTS),
     "gpt": (gpt.GPT, gpt.VARIANTS),
     "llama": (llama.Llama, llama.VARIANTS),
     "roberta": (roberta.RoBERTa, roberta.VARIANTS),
+    "seq2seq": (seq2seq.Seq2Seq, seq2seq.VARIANTS),
     "t5": (t5.T5, t5.VARIANTS),
     "transformer": (transformer.Transformer, transformer.VARIANTS),
     "vit": (vit.ViT, vit.VARIANTS),

@@ -82,6 +82,7 @@ def _mask(name, *shape):
 
 # objective, or a task whose batches have other shapes -> zeros in the shapes of its batches of texts
 OF_TEXTS: dict[str, Callable[[int, int, float], Batch]] = {
+    "bidirectional_lm": windows,
     "causal_lm": windows,
     "classification": labelled,
     "distillation": masked,

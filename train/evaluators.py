@@ -105,6 +105,7 @@ class Evaluator:
     def _compared(self, variables, split, batches):
         """How the texts that the model writes for a split's inputs compare with the targets."""
         coder, outputs, references = self.experiment.data.tokenizer, [], batches.source.references
+        right = count = 0
         for batch in batches:
             if "inputs" in batch:
                 prompts, lengths = np.full((len(batch["inputs"]), 1), self.experiment.data.info["start"]), None
@@ -113,12 +114,16 @@ class Evaluator:
                 prompts, lengths, inputs = batch["tokens"], batch["mask"].argmax(axis=1) + 1, None
             written = self._generate(variables, prompts, inputs, lengths)
             outputs += self._texts(prompts, written, lengths)
+            if "inputs" in batch:
+                right += _in_place(written, batch["targets"], batch["mask"])
+                count += batch["mask"].sum()
         outputs = outputs[: len(references)]  # without the padding of the last batch
         exact = sum(ours == theirs for ours, theirs in zip(outputs, references)) / len(references)
         score, signature = bleu(outputs, references)
         inputs = [coder.decode(tokens) for tokens in batches.source.inputs]
         self.written[split] = {"bleu": score, "signature": signature, "rows": list(zip(inputs, outputs, references))}
-        return {"exact_match": exact, "bleu": score}
+        free = {"free_running_accuracy": float(right / count)} if count else {}
+        return {"exact_match": exact, "bleu": score, **free}
 
     def _generate(self, variables, prompts, inputs, lengths=None):
         """What the model writes after prompts [B, T], of some lengths [B], as token ids."""
@@ -202,6 +207,14 @@ def with_derived(metrics: dict[str, float], info: Mapping[str, Any], split: str)
     loss = metrics["loss"]
     per = {unit: info[f"{unit}s_per_token"][split] for unit in ("character", "byte")}
     return metrics | {"perplexity": perplexity(loss)} | {f"bits_per_{unit}": bits(loss, per[unit]) for unit in per}
+
+
+def _in_place(written, targets, mask):
+    """How many of the targets [B, T], where the mask is True, the model wrote in their places, from one token on."""
+    tokens, lengths = np.asarray(written.tokens)[:, 1:], np.asarray(written.lengths) - 1
+    size = min(tokens.shape[1], targets.shape[1])
+    right = (tokens[:, :size] == targets[:, :size]) & (np.arange(size) < lengths[:, None])
+    return (right & mask[:, :size]).sum()
 
 
 def _merge(merged, states):

@@ -218,7 +218,7 @@ _FROM_DATA = {
 
 
 _AT_LEAST_1 = (
-    *("accumulate", "data.batch_size", "sampling.max_new_tokens", "sampling.num_beams"),
+    *("accumulate", "data.batch_size", "sampling.max_new_tokens", "sampling.num_beams", "model.window"),
     *(f"model.{name}" for name in ("depth", "width", "num_heads", "hidden", "patch_size", "max_length", "unroll")),
 )
 _NOT_NEGATIVE = (
@@ -226,8 +226,8 @@ _NOT_NEGATIVE = (
     *(f"optimizer.{name}" for name in ("learning_rate", "weight_decay", "clip_norm", "end_factor")),
 )
 _BELOW_1 = (
-    *("ema_decay", "objective.label_smoothing", "model.dropout", "model.stochastic_depth"),
-    *("optimizer.b1", "optimizer.b2"),
+    *("ema_decay", "model.dropout", "model.stochastic_depth", "optimizer.b1", "optimizer.b2"),
+    *("objective.label_smoothing", "objective.scheduled_sampling"),
 )
 _PATTERNS = ("init.skip", "optimizer.no_decay", "optimizer.frozen", "optimizer.rates", "sharding")
 

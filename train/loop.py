@@ -176,6 +176,7 @@ def compile_step(experiment: Experiment, state: TrainState):
         accumulate=config.accumulate,
         precision=config.precision,
         ema_decay=config.ema_decay,
+        total_steps=experiment.total_steps,
     )
     batch = batch_sharding(experiment.mesh)
     compiled = jax.jit(step, in_shardings=(places, batch), out_shardings=(places, None), donate_argnums=0)

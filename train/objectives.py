@@ -2,9 +2,11 @@
 
 Each returns `(loss_sum, weight, aux)`: the sum of the losses, the sum of their weights, and metric states by name.
 Sums, not means, so that the gradients of a batch's parts add up to the whole's: loss = sum of sums / sum of weights.
-An objective is called under `flax.linen.apply`; it is in training when the model has a "dropout" rng.
+An objective is called under `flax.linen.apply`; it is in training when the model has a "dropout" rng. The variable
+`progress` of the collection "run" is then the part of the run's steps that is done.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 
 import flax.linen as nn
@@ -161,13 +163,61 @@ def distillation(
     return _sums(sum(weight * part for weight, part in zip(weights, parts.values())), mask, aux)
 
 
-def sequence_to_sequence(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -> Result:
+def bidirectional_lm(model: nn.Module, batch: Batch) -> Result:
+    """Cross-entropy of `targets` [B, T] given the `tokens` [B, T] up to each, and of the tokens given those after each.
+
+    Counted where `mask` [B, T] is True, the two directions alike; the last token is the only one that nothing precedes.
+    """
+    tokens, mask = batch["tokens"], batch["mask"]
+    forward, backward = model(tokens, mask=mask)
+    before = {"targets": tokens[:, :-1], "mask": mask[:, :-1] & mask[:, 1:]}
+    (loss, weight, aux), (loss_before, weight_before, aux_before) = (
+        _of_tokens(model, logits, part, 0.0) for logits, part in ((forward, batch), (backward[:, 1:], before))
+    )
+    aux = {name: aux[name].merge(aux_before[name]) for name in aux} | {"backward_loss": aux_before["loss"]}
+    return loss + loss_before, weight + weight_before, aux
+
+
+def sequence_to_sequence(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    label_smoothing: float = 0.0,
+    scheduled_sampling: float = 0.0,
+    decay: str = "linear",
+) -> Result:
     """Cross-entropy of `targets` [B, T], each given all `inputs` [B, S] and the `tokens` [B, T] up to its own.
 
     Counted where `mask` [B, T] is True; of the inputs, those where `inputs_mask` [B, S] is True are seen.
+
+    Args:
+        label_smoothing: see `cross_entropy`; in training only.
+        scheduled_sampling: in training, the part of the tokens in whose place the model reads its own prediction at the
+            end of the run (arXiv 1506.03099); it begins at 0.
+        decay: a name of `DECAYS`: how the part of the tokens that it is given falls meanwhile.
+
+    Raises:
+        ValueError: the decay is unknown, or the model cannot read its own predictions in training.
     """
-    logits = model(batch["inputs"], batch["tokens"], inputs_mask=batch["inputs_mask"])
+    options = {}
+    if scheduled_sampling:
+        if decay not in DECAYS:
+            raise ValueError(f"objective.decay is {decay!r}: it must be one of {', '.join(DECAYS)}.")
+        if "own_rate" not in inspect.signature(type(model).__call__).parameters:
+            raise ValueError(f"scheduled sampling is for seq2seq: {type(model).__name__} is given all tokens at once.")
+        if model.has_rng("dropout"):
+            progress = model.get_variable("run", "progress", 0.0)
+            options["own_rate"] = 1 - DECAYS[decay](progress, 1 - scheduled_sampling)
+    logits = model(batch["inputs"], batch["tokens"], inputs_mask=batch["inputs_mask"], **options)
     return _of_tokens(model, logits, batch, label_smoothing)
+
+
+# From (about) 1 at progress 0 to `end` at progress 1 (arXiv 1506.03099, section 2.4); 100 is the sigmoid's k.
+DECAYS = {
+    "linear": lambda progress, end: 1 - (1 - end) * progress,
+    "exponential": lambda progress, end: end**progress,
+    "inverse_sigmoid": lambda progress, end: 100 / (100 + (100 * (1 - end) / end) ** progress),
+}
 
 
 def _of_tokens(model, logits, batch, label_smoothing):
@@ -194,6 +244,7 @@ OBJECTIVES = {
     "masked_lm": masked_lm,
     "pretraining": pretraining,
     "distillation": distillation,
+    "bidirectional_lm": bidirectional_lm,
     "sequence_to_sequence": sequence_to_sequence,
 }
 # objective -> the head that an encoder of texts needs for it

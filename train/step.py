@@ -45,6 +45,7 @@ def make_train_step(
     accumulate: int = 1,
     precision: str = "float32",
     ema_decay: float = 0.0,
+    total_steps: int = 1,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """A function (state, batch) -> (state after one more step, metrics of that step).
 
@@ -53,6 +54,7 @@ def make_train_step(
             memory, same result, unless the examples of a part meet, as in mixup. It must divide the batch.
         precision: "float32", or "bfloat16" to compute in it; parameters, gradients and the optimizer stay float32.
         ema_decay: the moving average keeps this part of itself in each step; 0 keeps no average.
+        total_steps: of the run: what part of them is done is an objective's variable `progress`, of collection "run".
     """
     dtype = compute_dtype(precision)
 
@@ -84,7 +86,9 @@ def make_train_step(
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
         compute = gradients if accumulate == 1 else accumulated
-        collections, (grads, weight, aux) = compute(state.params, state.collections, batch, rng)
+        collections = {**state.collections, "run": {"progress": state.step / total_steps}}
+        collections, (grads, weight, aux) = compute(state.params, collections, batch, rng)
+        del collections["run"]
         grads = jax.tree.map(lambda g: g / weight, grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)

@@ -39,14 +39,17 @@ class Additive(nn.Module):
 
     Attributes:
         hidden: width of the hidden layer.
+        keys_projected: the keys are U k already, which serves many queries that come one by one.
     """
 
     hidden: int
+    keys_projected: bool = False
 
     @nn.compact
     def __call__(self, query: Float[Array, "B T K G Q"], key: Float[Array, "B S K C"]) -> Float[Array, "B K G T S"]:
         query = nn.Dense(self.hidden, use_bias=False, name="query")(query)
-        key = nn.Dense(self.hidden, use_bias=False, name="key")(key)
+        if not self.keys_projected:
+            key = nn.Dense(self.hidden, use_bias=False, name="key")(key)
         hidden = jnp.tanh(query[:, :, None] + key[:, None, :, :, None])
         scores = nn.Dense(1, use_bias=False, name="score")(hidden)
         return jnp.einsum("BTSKG->BKGTS", scores[..., 0])

@@ -1,5 +1,8 @@
 """What incremental decoding keeps: explicit pytrees that go into a decoder, the cache to come out of it again."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
@@ -79,3 +82,45 @@ class Memory:
     def gather(self, rows: Int[Array, "N"]) -> "Memory":
         """The memory whose row n is this one's row `rows[n]`."""
         return Memory(self.key[:, rows], self.value[:, rows], self.mask[rows])
+
+
+@struct.dataclass
+class States:
+    """The states of a recurrent decoder, a pytree of arrays [B, ...], after each token: so it can be rewound too."""
+
+    state: Any  # of arrays [B, S, ...]
+    length: Int[Array, "B"]
+
+    @classmethod
+    def empty(cls, state: Any, max_length: int) -> "States":
+        """A cache of states like this one, with room for those after `max_length` tokens."""
+        state = jax.tree.map(lambda a: jnp.zeros((len(a), max_length, *a.shape[1:]), a.dtype), state)
+        return cls(state, jnp.zeros(len(jax.tree.leaves(state)[0]), jnp.int32))
+
+    def positions(self, count: int) -> Int[Array, "B T"]:
+        """The positions that the next `count` tokens of each row take."""
+        return self.length[:, None] + jnp.arange(count)
+
+    def last(self, first: Any) -> Any:
+        """The state now: `first` in the rows without any token."""
+
+        def read(states, first):
+            rows = jnp.arange(len(states))
+            return jnp.where((self.length == 0)[:, None], first, states[rows, jnp.maximum(self.length - 1, 0)])
+
+        return jax.tree.map(read, self.state, first)
+
+    def append(self, state: Any) -> "States":
+        """The cache with the states, of arrays [B, T, ...], after T more tokens in each row."""
+        count = jax.tree.leaves(state)[0].shape[1]
+        rows, places = jnp.arange(len(self.length))[:, None], self.positions(count)
+        write = lambda old, new: old.at[rows, places].set(new.astype(old.dtype), mode="drop")  # noqa: E731
+        return States(jax.tree.map(write, self.state, state), self.length + count)
+
+    def gather(self, rows: Int[Array, "N"]) -> "States":
+        """The cache whose row n is this one's row `rows[n]`."""
+        return jax.tree.map(lambda a: a[rows], self)
+
+    def rewind(self, length: Int[Array, "B"]) -> "States":
+        """The cache after no more than the first `length` tokens of each row."""
+        return self.replace(length=jnp.broadcast_to(length, self.length.shape))

@@ -45,6 +45,7 @@ def test_what_is_learned_by_heart_is_written(trained):
     _, workdir, metrics = trained
     assert metrics["test/exact_match"] == 1
     assert metrics["test/accuracy"] == 1
+    assert metrics["test/free_running_accuracy"] == 1
     sample = json.loads((workdir / "artifacts" / "samples.jsonl").read_text().splitlines()[-1])
     assert sample == {"step": 250, "prompt": "1005 → ", "text": "5 0 0 1"}
 
@@ -74,6 +75,8 @@ def test_every_pair_counts_once_whatever_the_batch_size(size, trained, files):
     experiment = Experiment(config, workdir, jax.devices()[:1])
     metrics = Evaluator(experiment).evaluate(restore(experiment))
     np.testing.assert_allclose(metrics["test/exact_match"], 5 / 7)
+    # A right target has 8 tokens; a wrong one is cut to 9, of which the model writes the first 7 and then ends.
+    np.testing.assert_allclose(metrics["test/free_running_accuracy"], (5 * 8 + 2 * 7) / (5 * 8 + 2 * 9))
     assert 0 < metrics["test/bleu"] < 100
 
 

@@ -1,0 +1,43 @@
+"""Recurrent networks with attention at the papers' scale, from English to German: WMT 2014.
+
+    python launch.py --config=configs/seq2seq_wmt14.py
+    python launch.py --config=configs/seq2seq_wmt14.py:luong_local
+
+The variants: rnnencdec and rnnsearch (arXiv 1409.0473: 1,000 hidden units, words of 620 numbers, batches of 80
+sentences of at most 50 words, Adadelta; here AdamW), luong and luong_local (arXiv 1508.04025: four layers of 1,000
+cells, dropout 0.2, input feeding). Both had vocabularies of words, of 30,000 and 50,000; here one of 32,000 sub-words
+serves both languages.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config(variant: str = "rnnsearch") -> ConfigDict:
+    """The data and the recipe for a variant of `models.seq2seq`."""
+    config = base.get_config("seq2seq")
+    config.model.variant = variant
+
+    config.data.source = "tfds:wmt14_translate/de-en"
+    config.data.tokenizer = "bpe"
+    config.data.vocab_size = 32_000
+    config.data.sequence_length = 50
+    config.data.batch_size = 80 if variant.startswith("rnn") else 128
+    config.objective.name = "sequence_to_sequence"
+
+    config.optimizer.learning_rate = 5e-4
+    config.optimizer.warmup_steps = 4000
+    config.optimizer.clip_norm = 1.0
+    config.precision = "bfloat16"
+
+    config.total_epochs = 6.0
+    config.log_every_steps = 100
+    config.evaluate_every_epochs = 1.0
+    config.save_every_steps = 5000
+    config.checkpoint.best = "validation/bleu"
+    config.checkpoint.best_is_highest = True
+    config.sampling.max_new_tokens = 50
+    config.sampling.temperature = 0.0
+    config.sampling.num_beams = 12
+    return config

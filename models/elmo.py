@@ -1,0 +1,87 @@
+"""ELMo (arXiv 1802.05365) on tokens: language models of both directions, and all their layers as features."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from models.layers.embed import Embed
+from models.layers.linear import Linear
+from models.layers.recurrent import Cell, Layer
+
+VARIANTS = {  # as published, but for the characters that the first layer was made of
+    "small": {"width": 128, "hidden": 1024},
+    "medium": {"width": 256, "hidden": 2048},
+    "original": {"width": 512, "hidden": 4096},
+}
+
+
+class ELMo(nn.Module):
+    """Two stacks of LSTMs over the same tokens' vectors, one reading forward and one backward, with one output layer.
+
+    Attributes:
+        vocab_size: V.
+        depth: L, the LSTMs of each direction; what one adds to its input goes to the next.
+        width: D, of the tokens' vectors and of what comes out of each LSTM.
+        hidden: F, of the LSTMs' memories.
+        dropout: rate on what goes into each LSTM and into the output layer.
+        unroll: tokens in a turn of the compiled loops.
+    """
+
+    vocab_size: int
+    depth: int = 2
+    width: int = 512
+    hidden: int = 4096
+    dropout: float = 0.1
+    unroll: int = 1
+
+    def setup(self):
+        layer = partial(Layer, partial(Cell, "lstm", self.hidden, self.width), unroll=self.unroll)
+        self.embed = Embed(self.vocab_size, self.width)
+        self.drop = nn.Dropout(self.dropout)
+        self.forward = [layer() for _ in range(self.depth)]
+        self.backward = [layer(reverse=True) for _ in range(self.depth)]
+        self.head = Linear((self.vocab_size,))
+
+    def __call__(
+        self, tokens: Int[Array, "B T"], *, mask: Bool[Array, "B T"] | None = None
+    ) -> tuple[Float[Array, "B T V"], Float[Array, "B T V"]]:
+        """Logits of the token after each one, from it and those before; and of the one before, from it and those after.
+
+        Args:
+            tokens: what is read.
+            mask: True = a real token; the others change no state.
+        """
+        ahead, back = jnp.split(self.features(tokens, mask=mask)[-1], 2, axis=-1)
+        return self.head(self._dropped(ahead)), self.head(self._dropped(back))
+
+    def features(
+        self, tokens: Int[Array, "B T"], *, mask: Bool[Array, "B T"] | None = None
+    ) -> Float[Array, "layers B T features"]:
+        """All L + 1 layers, the tokens' vectors first: of each the forward and the backward half, side by side."""
+        ahead = back = self.embed(tokens)
+        layers = [jnp.concatenate([ahead, back], axis=-1)]
+        for i, (forward, backward) in enumerate(zip(self.forward, self.backward)):
+            ahead, back = self._further(forward, ahead, mask, i), self._further(backward, back, mask, i)
+            layers.append(jnp.concatenate([ahead, back], axis=-1))
+        layers = jnp.stack(layers)
+        self.sow("intermediates", "layers", layers)
+        return layers
+
+    def _further(self, layer, x, mask, i):
+        out, _ = layer(self._dropped(x), mask=mask)
+        return x + out if i else out
+
+    def _dropped(self, x):
+        return self.drop(x, deterministic=not self.has_rng("dropout"))
+
+
+class ScalarMix(nn.Module):
+    """gamma times the mean of a model's layers, weighted by a softmax: both are learned with the task (equation 1)."""
+
+    @nn.compact
+    def __call__(self, layers: Float[Array, "L *B D"]) -> Float[Array, "*B D"]:
+        weights = jax.nn.softmax(self.param("weights", nn.initializers.zeros, (len(layers),)))
+        return self.param("gamma", nn.initializers.ones, ()) * jnp.einsum("L,L...->...", weights, layers)

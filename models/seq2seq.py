@@ -1,0 +1,243 @@
+"""Sequence to sequence with recurrent networks: the way from one fixed vector to attention.
+
+Without attention the decoder starts from the encoder's last state, and reads it with every token (arXiv 1409.3215,
+1406.1078). Attention lets it read, instead, a mean of the encoder's states, weighted anew for each token: Bahdanau's by
+the decoder's last state (arXiv 1409.0473), Luong's by its present one, after which it is fed on (arXiv 1508.04025).
+"""
+
+from functools import partial
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int
+
+from models.layers.attention import Additive, attend, dot_product
+from models.layers.cache import States
+from models.layers.embed import Embed
+from models.layers.linear import Linear
+from models.layers.recurrent import CELLS, Cell, Recurrent, held
+
+LUONG = {"cell": "lstm", "depth": 4, "width": 1000, "bidirectional": False, "dropout": 0.2}
+VARIANTS = {
+    "rnnencdec": {"embed_width": 620, "bidirectional": False, "attention": "fixed"},  # the names of arXiv 1409.0473
+    "rnnsearch": {"embed_width": 620},
+    "luong": {**LUONG, "attention": "dot"},  # the best of arXiv 1508.04025: global dot, local-p general
+    "luong_local": {**LUONG, "attention": "general", "span": "predictive"},
+}
+
+
+@struct.dataclass
+class Annotations:
+    """What the decoder sees of the input, computed once: the encoder's states, as keys and as they are."""
+
+    key: Float[Array, "B S C"]
+    value: Float[Array, "B S E"]
+    mask: Bool[Array, "B S"]
+    state: Any  # the decoder's first
+
+    def gather(self, rows: Int[Array, "N"]) -> "Annotations":
+        """The annotations whose row n is this one's row `rows[n]`."""
+        return jax.tree.map(lambda a: a[rows], self)
+
+
+class Seq2Seq(nn.Module):
+    """A recurrent encoder-decoder: input tokens and the output's first ones in, logits of the output's next ones out.
+
+    Attributes:
+        vocab_size: V, of inputs and outputs.
+        cell: "rnn", "gru" or "lstm".
+        depth: L, of the encoder and of the decoder.
+        width: D, of each state.
+        embed_width: of the tokens' vectors; None is D.
+        bidirectional: the encoder reads from the last token to the first too; from those states the decoder starts.
+        attention: "fixed", "additive" (Bahdanau's), "dot", "general" or "concat" (Luong's).
+        span: where attention looks: "global" everywhere, "monotonic" around the place of the output token in the input,
+            "predictive" around a place that is predicted (Luong's local-m and local-p).
+        window: how far from its centre a span reaches, in tokens on each side.
+        dropout: rate on the tokens' vectors, between layers and before the logits.
+        unroll: tokens in a turn of the compiled loops.
+    """
+
+    vocab_size: int
+    cell: Literal["rnn", "gru", "lstm"] = "gru"
+    depth: int = 1
+    width: int = 1000
+    embed_width: int | None = None
+    bidirectional: bool = True
+    attention: Literal["fixed", "additive", "dot", "general", "concat"] = "additive"
+    span: Literal["global", "monotonic", "predictive"] = "global"
+    window: int = 10
+    dropout: float = 0.0
+    unroll: int = 1
+
+    def setup(self):
+        if self.attention == "dot" and self.bidirectional:
+            raise ValueError("the dot product needs states of one width: those of a bidirectional encoder have two.")
+        if self.attention == "fixed" and self.span != "global":
+            raise ValueError(f"without attention there is nothing for span {self.span!r}: it must be 'global'.")
+        _, gates, parts = CELLS[self.cell]
+        embed = partial(Embed, self.vocab_size, self.embed_width or self.width)
+        linear = partial(Linear, use_bias=False)
+        self.encoder_embed, self.decoder_embed = embed(), embed()
+        self.drop = nn.Dropout(self.dropout)
+        self.encoder = Recurrent(
+            self.cell, self.width, self.depth, self.bidirectional, dropout=self.dropout, unroll=self.unroll
+        )
+        if self.bidirectional:
+            self.start = [[Linear((self.width,)) for _ in range(parts)] for _ in range(self.depth)]
+        self.cells = [Cell(self.cell, self.width) for _ in range(self.depth)]
+        self.fed = linear((gates * self.width,))  # to the first cell, beside the token's vector
+        if self.attention in ("additive", "general", "concat"):
+            self.key = linear((self.width,))
+        additive = self.attention in ("additive", "concat")
+        self.score = Additive(self.width, keys_projected=True) if additive else dot_product
+        if self.span == "predictive":
+            self.place = [linear((self.width,)), linear((1,))]
+        if self.luong:
+            self.attentional = linear((self.width,))
+        else:
+            self.readout = Linear((self.width // 2, 2))
+        self.head = Linear((self.vocab_size,))
+
+    @property
+    def luong(self) -> bool:
+        return self.attention in ("dot", "general", "concat")
+
+    def __call__(
+        self,
+        inputs: Int[Array, "B S"],
+        tokens: Int[Array, "B T"],
+        *,
+        inputs_mask: Bool[Array, "B S"] | None = None,
+        mask: Bool[Array, "B T"] | None = None,
+        own_rate: Float[Array, ""] | float | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Logits of the token after each of `tokens`, given the whole of `inputs`.
+
+        Args:
+            inputs, tokens: what the encoder and the decoder read.
+            inputs_mask, mask: True = a real token; the others change no state, and nothing attends to them.
+            own_rate: with this probability the decoder reads, in place of a token (not of the first one), one that is
+                drawn from its own prediction (scheduled sampling, arXiv 1506.03099), by the "dropout" rng; None: never.
+        """
+        inputs_mask = jnp.ones(inputs.shape, bool) if inputs_mask is None else inputs_mask
+        memory = self.encode((inputs, inputs_mask))
+        positions = jnp.arange(tokens.shape[1])[None] if mask is None else jnp.cumsum(mask, axis=1) - 1
+        given = None
+        if own_rate is not None:
+            given = jax.random.bernoulli(self.make_rng("dropout"), 1 - own_rate, tokens.shape).at[:, 0].set(True)
+        return self._decode(tokens, jnp.broadcast_to(positions, tokens.shape), memory.state, memory, mask, given)[0]
+
+    def encode(self, inputs: tuple[Int[Array, "B S"], Bool[Array, "B S"]]) -> Annotations:
+        """What the decoder sees of the input tokens, of which the second part of the pair tells the real ones."""
+        tokens, mask = inputs
+        value, ends = self.encoder(self._dropped(self.encoder_embed(tokens)), mask=mask)
+        cells = ends
+        if self.bidirectional:  # the backward states: the last thing that they have read is the beginning
+            cells = [
+                tuple(jnp.tanh(linear(part)) for linear, part in zip(start, end))
+                for start, end in zip(self.start, ends[1::2])
+            ]
+        if self.attention == "fixed":
+            last = jnp.concatenate([end[0] for end in ends[-2 if self.bidirectional else -1 :]], axis=-1)
+            value, mask = last[:, None], mask[:, :1]
+        key = self.key(value) if self.attention in ("additive", "general", "concat") else value
+        return Annotations(key, value, mask, (cells, jnp.zeros_like(cells[0][0])))
+
+    def init_cache(self, batch_size: int, max_length: int) -> States:
+        """An empty cache of the parameters' dtype with room for `max_length` tokens in each row."""
+        row = jnp.zeros((batch_size, self.width), self.encoder_embed.table.dtype)
+        return States.empty(([cell.zeros(row) for cell in self.cells], row), max_length)
+
+    def decode(
+        self, tokens: Int[Array, "B T"], cache: States, memory: Annotations
+    ) -> tuple[Float[Array, "B T V"], States]:
+        """Logits after each of T more tokens in every row, and the cache with them in it."""
+        positions = cache.positions(tokens.shape[1])
+        logits, states = self._decode(tokens, positions, cache.last(memory.state), memory)
+        return logits, cache.append(states)
+
+    def _decode(self, tokens, positions, state, memory, mask=None, given=None):
+        """Logits, and the state after each token; the tokens that are not `given` are drawn, one after the other."""
+
+        def step(self, carry, now):
+            state, drawn = carry
+            vector, x, position, real, given = now
+            if given is not None:
+                vector = jnp.where(given[:, None], vector, self._dropped(self.decoder_embed(drawn)))
+                x = self.cells[0].project(vector)
+            new, seen, weights = self._step(state, x, position, memory)
+            state = held(real, new, state)
+            if given is not None:
+                logits = jax.lax.stop_gradient(self._logits(seen, vector))
+                drawn = jax.random.categorical(self.make_rng("dropout"), logits)
+            return (state, drawn), (state, seen, vector, weights)
+
+        scan = nn.scan(
+            step,
+            variable_broadcast="params",
+            split_rngs={"params": False, "dropout": True},
+            in_axes=1,
+            out_axes=1,
+            unroll=self.unroll,
+        )
+        vectors = self._dropped(self.decoder_embed(tokens))
+        now = vectors, self.cells[0].project(vectors), positions, mask, given
+        states, seen, vectors, weights = scan(self, (state, tokens[:, 0]), now)[1]
+        if weights is not None:
+            self.sow("intermediates", "attention", weights.swapaxes(1, 2))
+        return self._logits(seen, vectors), states
+
+    def _step(self, state, x, position, memory):
+        """The state after one more token, of which x is the first cell's projection; what tells the next; weights."""
+        cells, fed = state
+        if not self.luong:
+            fed, weights = self._read(cells[-1][0], position, memory)
+        x, new = x + self.fed(fed), []
+        for i, cell in enumerate(self.cells):
+            x = cell.project(self._dropped(new[-1][0])) if i else x
+            new.append(cell(cells[i], x))
+        top = new[-1][0]
+        if not self.luong:
+            return (new, state[1]), jnp.concatenate([top, fed], axis=-1), weights
+        context, weights = self._read(top, position, memory)
+        fed = jnp.tanh(self.attentional(jnp.concatenate([context, top], axis=-1)))
+        return (new, fed), fed, weights
+
+    def _read(self, query, position, memory):
+        """The context of a query, which is the weighted mean of the encoder's states, and the weights [B, 1, S]."""
+        if self.attention == "fixed":
+            return memory.value[:, 0], None
+        mask, weigh = memory.mask, lambda weights: weights
+        if self.span != "global":
+            length = mask.sum(axis=1)
+            # Luong's local-m sees nothing far beyond the end of the input: here its last window stays there.
+            centre = jnp.minimum(position, length - 1)
+            if self.span == "predictive":
+                hidden, score = self.place
+                centre = length * jax.nn.sigmoid(score(jnp.tanh(hidden(query)))[:, 0].astype(jnp.float32))
+            distance = jnp.cumsum(mask, axis=1) - 1 - centre[:, None]
+            mask = mask & (jnp.abs(distance) <= self.window)
+            if self.span == "predictive":  # a Gaussian, of which the window holds two deviations on each side
+                weigh = lambda weights: weights * jnp.exp(-2 * (distance / self.window) ** 2)[:, None, None]  # noqa: E731
+        looked = []
+
+        def look(weights):
+            looked.append(weigh(weights).astype(query.dtype))
+            return looked[0]
+
+        key, value = memory.key[:, :, None], memory.value[:, :, None]
+        out = attend(query[:, None, None], key, value, score=self.score, mask=mask[:, None, None], transform=look)
+        return out[:, 0, 0], looked[0][:, :, 0]
+
+    def _logits(self, seen, vectors):
+        """Of the attentional state alone (Luong), or of state, context and token by maxout (arXiv 1302.4389)."""
+        if not self.luong:
+            seen = self.readout(jnp.concatenate([seen, vectors], axis=-1)).max(axis=-1)
+        return self.head(self._dropped(seen))
+
+    def _dropped(self, x):
+        return self.drop(x, deterministic=not self.has_rng("dropout"))

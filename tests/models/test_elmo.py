@@ -1,0 +1,100 @@
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import models
+from models.elmo import ELMo, ScalarMix
+from models.layers.linear import Linear
+from train.objectives import bidirectional_lm
+
+TINY = ELMo(vocab_size=11, depth=2, width=6, hidden=8, dropout=0.0)
+TOKENS = jnp.asarray(np.random.default_rng(0).permutation(11)[None, :5], jnp.int32)
+
+
+@pytest.fixture(scope="module")
+def params():
+    shapes = jax.eval_shape(TINY.init, jax.random.key(0), TOKENS)["params"]
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda x: jnp.asarray(0.7 * rng.standard_normal(x.shape), x.dtype), shapes)
+
+
+@jax.jit
+def features(params, tokens, mask=None):
+    return TINY.apply({"params": params}, tokens, mask=mask, method="features")
+
+
+def test_parameters_of_the_published_size():
+    """93.6M with a layer of characters: without it, the LSTMs' and what is by the vocabulary."""
+    module = models.build("elmo", "original", vocab_size=11)
+    shapes = jax.eval_shape(module.init, jax.random.key(0), TOKENS)["params"]
+    lstm = 4 * 4096 * (512 + 512 + 1) + 4096 * 512
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 4 * lstm + 11 * (512 + 512 + 1)
+
+
+def test_forward_states_see_the_past_and_backward_ones_the_future_by_gradient(params):
+    """All tokens differ, so that each one's vector in the table is its own."""
+
+    def sums(table):
+        layers = features(params | {"embed": {"table": table}}, TOKENS)[1:, 0]
+        return layers.reshape(2, 5, 2, 6).sum(-1)  # layer, place, direction
+
+    jacobian = jax.jit(jax.jacobian(sums))(params["embed"]["table"])[..., TOKENS[0], :]
+    seen = np.abs(jacobian).max(-1) > 0
+    for layer in seen:
+        np.testing.assert_array_equal(layer[:, 0], np.tril(np.ones((5, 5))))
+        np.testing.assert_array_equal(layer[:, 1], np.triu(np.ones((5, 5))))
+
+
+def test_padding_changes_nothing(params):
+    padded, mask = jnp.pad(TOKENS, ((0, 0), (0, 3))), jnp.arange(8)[None] < 5
+    np.testing.assert_allclose(features(params, padded, mask)[:, :, :5], features(params, TOKENS), atol=1e-6)
+
+
+def test_the_loss_is_that_of_both_directions(params):
+    """Counted by hand: the next token after each of 3, and the token before each but the first."""
+    padded = jnp.pad(TOKENS[:, :3], ((0, 0), (0, 2)))
+    batch = {"tokens": padded, "targets": jnp.roll(TOKENS, -1, axis=1), "mask": jnp.arange(5)[None] < 3}
+    bound = TINY.bind({"params": params})
+    loss, weight, aux = bidirectional_lm(bound, batch)
+    last = features(params, TOKENS[:, :3])[-1, 0]
+    scores = [jax.nn.log_softmax(bound.head(half)) for half in (last[:, :6], last[:, 6:])]
+    tokens = TOKENS[0]
+    ahead = -sum(scores[0][t, tokens[t + 1]] for t in range(3))
+    back = -sum(scores[1][t, tokens[t - 1]] for t in (1, 2))
+    assert weight == 5
+    np.testing.assert_allclose(loss, ahead + back, rtol=1e-5)
+    np.testing.assert_allclose(aux["loss"].compute(), (ahead + back) / 5, rtol=1e-5)
+    np.testing.assert_allclose(aux["backward_loss"].compute(), back / 2, rtol=1e-5)
+
+
+class Tagger(nn.Module):
+    """A linear layer on the mix of a frozen ELMo's layers."""
+
+    def setup(self):
+        self.elmo, self.mix, self.head = TINY, ScalarMix(), Linear((3,))
+
+    def __call__(self, tokens):
+        return self.head(self.mix(jax.lax.stop_gradient(self.elmo.features(tokens))))
+
+
+def test_a_task_learns_its_mix_of_a_frozen_model(params):
+    tagger = Tagger()
+    made = jax.jit(tagger.init)(jax.random.key(0), TOKENS)["params"]
+    weights = np.array([0.3, -1.0, 0.5], np.float32)
+    made |= {"elmo": params, "mix": {"weights": weights, "gamma": jnp.asarray(1.5)}}
+
+    @jax.jit
+    def logits(params):
+        return tagger.apply({"params": params}, TOKENS)
+
+    share = np.exp(weights) / np.exp(weights).sum()
+    mixed = 1.5 * sum(part * layer for part, layer in zip(share, features(params, TOKENS)[:, 0]))
+    expected = mixed @ made["head"]["kernel"] + made["head"]["bias"]
+    np.testing.assert_allclose(logits(made)[0], expected, atol=1e-5)
+
+    grads = jax.grad(lambda params: jnp.square(logits(params)).sum())(made)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(grads["elmo"]))
+    assert all(leaf.any() for leaf in jax.tree.leaves((grads["mix"], grads["head"])))
+    np.testing.assert_allclose(grads["mix"]["weights"].sum(), 0, atol=1e-4)  # a softmax's sum stays

@@ -1,0 +1,153 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import models
+from models.generate import generate
+from models.seq2seq import Seq2Seq
+
+VOCAB = 13
+RNG = np.random.default_rng(0)
+INPUTS, TOKENS = (jnp.asarray(RNG.integers(0, VOCAB, (2, length)), jnp.int32) for length in (7, 6))
+MASK = jnp.arange(7) < jnp.array([[7], [4]])
+KINDS = {
+    "fixed": Seq2Seq(VOCAB, "lstm", 2, 8, 6, True, "fixed"),
+    "additive": Seq2Seq(VOCAB, "gru", 1, 8, 6, True, "additive"),
+    "general": Seq2Seq(VOCAB, "lstm", 2, 8, 6, False, "general", "predictive", 2),
+    "dot": Seq2Seq(VOCAB, "rnn", 1, 8, 6, False, "dot", "monotonic", 2),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(request):
+    """A model, random parameters, and its logits of two rows, the second of which is padded."""
+    module = KINDS[request.param]
+    shapes = jax.eval_shape(module.init, jax.random.key(0), INPUTS, TOKENS)["params"]
+    rng = np.random.default_rng(1)
+    params = {"params": jax.tree.map(lambda x: jnp.asarray(0.7 * rng.standard_normal(x.shape), x.dtype), shapes)}
+    return module, params, jax.jit(module.apply)(params, INPUTS, TOKENS, inputs_mask=MASK)
+
+
+@pytest.mark.parametrize(
+    ("variant", "count"),
+    [
+        # With 30,000 words: two tables; gates of input, context and state; alignment, start, readout, output.
+        ("rnnsearch", 2 * 30_000 * 620 + 2 * 3 * (620 + 1000 + 2) * 1000 + 3 * (620 + 2000 + 1000 + 2) * 1000
+            + (1000 + 2000 + 1) * 1000 + 1001 * 1000 + (1000 + 2000 + 620 + 1) * 1000 + 501 * 30_000),
+        # 50,000 words, four layers of 1000 cells on each side, input feeding.
+        ("luong", 3 * 50_000 * 1000 + 50_000 + 8 * 4 * (2000 + 1) * 1000 + 4 * 1000 * 1000 + 2000 * 1000),
+    ],
+)  # fmt: skip
+def test_parameters_of_the_papers_sizes(variant, count):
+    module = models.build("seq2seq", variant, vocab_size=30_000 if variant == "rnnsearch" else 50_000)
+    shapes = jax.eval_shape(module.init, jax.random.key(0), INPUTS, TOKENS)["params"]
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
+
+
+def test_cached_equals_uncached_and_rewinds(model):
+    module, params, expected = model
+    decode = jax.jit(lambda *args: module.apply(params, *args, method="decode"))
+    memory = jax.jit(lambda inputs: module.apply(params, inputs, method="encode"))((INPUTS, MASK))
+    cache = module.apply(params, 2, 6, method="init_cache")
+    for start, stop in ((0, 3), (3, 4)):
+        logits, cache = decode(TOKENS[:, start:stop], cache, memory)
+        np.testing.assert_allclose(logits, expected[:, start:stop], atol=1e-5)
+    starts = jnp.array([3, 0])  # each row goes on from a place of its own
+    logits, _ = decode(TOKENS[jnp.arange(2)[:, None], starts[:, None] + jnp.arange(3)], cache.rewind(starts), memory)
+    for row, start in enumerate(starts):
+        np.testing.assert_allclose(logits[row], expected[row, start : start + 3], atol=1e-5)
+
+
+def test_padding_changes_nothing(model):
+    """Of the inputs at their end, of the outputs anywhere."""
+    module, params, expected = model
+    apply = jax.jit(module.apply)
+    np.testing.assert_allclose(apply(params, INPUTS[1:, :4], TOKENS[1:]), expected[1:], atol=1e-5)
+    places = jnp.array([1, 2, 4, 5, 6, 8])
+    padded = jnp.zeros((2, 9), jnp.int32).at[:, places].set(TOKENS)
+    mask = jnp.zeros((2, 9), bool).at[:, places].set(True)
+    logits = apply(params, INPUTS, padded, inputs_mask=MASK, mask=mask)
+    np.testing.assert_allclose(logits[:, places], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["fixed", "additive", "general"], indirect=True)
+def test_logits_are_causal_in_the_tokens_and_see_all_inputs_by_gradient(model):
+    """Each input and each output token is one of a kind, so that its vector in the table is its own."""
+    module, params, _ = model
+    module = module.clone(span="global")  # a window hides inputs from a token, though not from the states that it sees
+
+    def logits(source, target):
+        tables = {"encoder_embed": {"table": source}, "decoder_embed": {"table": target}}
+        places = jnp.arange(7, dtype=jnp.int32)[None]
+        return module.apply({"params": params["params"] | tables}, places, places[:, :6])[0].sum(-1)
+
+    tables = [params["params"][f"{side}_embed"]["table"] for side in ("encoder", "decoder")]
+    source, target = (np.abs(part).max(-1) > 0 for part in jax.jit(jax.jacobian(logits, (0, 1)))(*tables))
+    np.testing.assert_array_equal(source, np.tile(np.arange(VOCAB) < 7, (6, 1)))
+    np.testing.assert_array_equal(target, np.tril(np.ones((6, VOCAB))))
+
+
+@pytest.mark.parametrize(("model", "beams"), [("additive", 1), ("general", 3)], indirect=["model"])
+def test_generation_in_a_batch_follows_the_logits_of_each_row_alone(model, beams):
+    """Inputs and prompts of different lengths; beam search's score is that of its tokens."""
+    module, params, _ = model
+    prompts, lengths = TOKENS[:, :3], np.array([3, 1])
+    options = {"max_new_tokens": 5, "temperature": 0.0, "num_beams": beams}
+    out = generate(module, params, prompts, lengths, inputs=(INPUTS, MASK), **options)
+    apply = jax.jit(module.apply)
+    for row, (size, length) in enumerate(zip((7, 4), lengths)):
+        tokens = out.tokens[row, : length + 5]
+        logits = apply(params, INPUTS[row : row + 1, :size], tokens[None])[0]
+        if beams == 1:
+            np.testing.assert_array_equal(logits[length - 1 : -1].argmax(-1), tokens[length:])
+        scores = jax.nn.log_softmax(logits)[jnp.arange(length - 1, length + 4), tokens[length:]]
+        np.testing.assert_allclose(out.scores[row], scores.sum() / (5 if beams > 1 else 1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["additive"], indirect=True)
+def test_a_model_that_reads_its_own_predictions_writes_as_it_does_freely(model):
+    """With a sharp output layer what is drawn is the likeliest token: scheduled sampling is greedy search."""
+    module, params, expected = model
+    sharp = {"params": params["params"] | {"head": jax.tree.map(lambda x: x * 1e4, params["params"]["head"])}}
+
+    @jax.jit
+    def logits(rate):
+        rngs = {"dropout": jax.random.key(0)}
+        return module.apply(sharp, INPUTS, TOKENS, inputs_mask=MASK, own_rate=rate, rngs=rngs)
+
+    given, own = logits(0.0), logits(1.0)
+    np.testing.assert_allclose(given * 1e-4, expected, atol=1e-5)
+    options = {"max_new_tokens": 6, "temperature": 0.0}
+    free = generate(module, sharp, TOKENS[:, :1], inputs=(INPUTS, MASK), **options)
+    np.testing.assert_array_equal(own.argmax(-1), free.tokens[:, 1:])
+    assert (own.argmax(-1) != given.argmax(-1)).any()
+
+
+def test_the_first_token_is_always_given_and_gradients_pass_by_what_is_drawn():
+    module = KINDS["additive"]
+    params = jax.jit(module.init)(jax.random.key(0), INPUTS, TOKENS)
+
+    def loss(params, tokens):
+        logits = module.apply(params, INPUTS, tokens, own_rate=1.0, rngs={"dropout": jax.random.key(1)})
+        return logits.sum(), logits
+
+    grad = jax.jit(jax.grad(loss, has_aux=True))
+    (grads, logits), (_, same), (_, other) = (
+        grad(params, tokens) for tokens in (TOKENS, TOKENS.at[:, 1:].set(0), TOKENS.at[:, 0].add(1))
+    )
+    np.testing.assert_array_equal(logits, same)
+    assert (logits != other).any()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attention": "dot"}, "the dot product needs states of one width"),
+        ({"attention": "fixed", "span": "monotonic"}, "there is nothing for span 'monotonic'"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Seq2Seq(VOCAB, width=8, **settings).init(jax.random.key(0), INPUTS, TOKENS)

@@ -1,0 +1,89 @@
+"""Recurrent layers compute what PyTorch's do, from the same weights."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from models.layers.recurrent import CELLS, Recurrent
+
+WIDTH, INPUTS = 6, 5
+LENGTHS = np.array([7, 4, 1])
+MASK = np.arange(7) < LENGTHS[:, None]
+
+
+def kernels(kind, weights, suffix):
+    """A direction of a layer of PyTorch's as ours: two biases add up, but for what a GRU resets."""
+    w_x, w_h, b_x, b_h = (weights[f"{part}_{suffix}"] for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+    ours = {"input": {"kernel": w_x.T, "bias": b_x}, "recurrent": {"kernel": w_h.T}}
+    if kind == "gru":
+        ours["recurrent"]["bias"] = b_h
+    else:
+        ours["input"]["bias"] = b_x + b_h
+    if f"weight_hr_{suffix}" in weights:
+        ours["output"] = {"kernel": weights[f"weight_hr_{suffix}"].T}
+    return {"cell": ours}
+
+
+def params(kind, depth, weights):
+    weights = {name: np.asarray(value) for name, value in weights.items()}
+    both = any(name.endswith("reverse") for name in weights)
+    directions = [("forward", ""), ("backward", "_reverse")] if both else [("forward", "")]
+    return {f"{way}_{i}": kernels(kind, weights, f"l{i}{end}") for i in range(depth) for way, end in directions}
+
+
+@pytest.mark.parametrize(
+    ("kind", "depth", "bidirectional", "projection"),
+    [
+        ("rnn", 1, False, None),
+        ("rnn", 2, True, None),
+        ("gru", 1, True, None),
+        ("gru", 2, True, None),
+        ("lstm", 2, False, None),
+        ("lstm", 2, True, None),
+        ("lstm", 2, True, 4),
+    ],
+)
+def test_outputs_states_and_gradients_are_those_of_pytorch(kind, depth, bidirectional, projection):
+    torch.manual_seed(0)
+    options = {"proj_size": projection} if projection else {}
+    reference = getattr(torch.nn, kind.upper())(
+        INPUTS, WIDTH, depth, batch_first=True, bidirectional=bidirectional, **options
+    )
+    rng, directions = np.random.default_rng(0), 1 + bidirectional
+    x = rng.standard_normal((3, 7, INPUTS)).astype(np.float32)
+    sizes = (projection or WIDTH, WIDTH)[: CELLS[kind][2]]
+    starts = [rng.standard_normal((depth * directions, 3, size)).astype(np.float32) for size in sizes]
+    weigh = rng.standard_normal((3, 7, directions * sizes[0])).astype(np.float32)
+
+    inputs, begin = torch.tensor(x, requires_grad=True), [torch.tensor(start) for start in starts]
+    packed = torch.nn.utils.rnn.pack_padded_sequence(inputs, torch.tensor(LENGTHS), batch_first=True)
+    out, ends = reference(packed, tuple(begin) if kind == "lstm" else begin[0])
+    out, _ = torch.nn.utils.rnn.pad_packed_sequence(out, batch_first=True)
+    ends = ends if kind == "lstm" else (ends,)
+    ((out * torch.tensor(weigh)).sum() + sum((end**2).sum() for end in ends)).backward()
+
+    module = Recurrent(kind, WIDTH, depth, bidirectional, projection)
+    states = [tuple(jnp.asarray(start[i]) for start in starts) for i in range(depth * directions)]
+
+    def loss(params, x):
+        out, ends = module.apply({"params": params}, x, mask=jnp.asarray(MASK), states=states)
+        out = jnp.where(MASK[..., None], out, 0)
+        return (out * weigh).sum() + sum((part**2).sum() for end in ends for part in end), (out, ends)
+
+    ours = params(kind, depth, {name: value.detach() for name, value in reference.named_parameters()})
+    (grads, to_x), (found, found_ends) = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(ours, x)
+    np.testing.assert_allclose(found, out.detach(), atol=2e-6)
+    for i, end in enumerate(found_ends):
+        for part, expected in zip(end, ends):
+            np.testing.assert_allclose(part, expected[i].detach(), atol=2e-6)
+    np.testing.assert_allclose(to_x, inputs.grad, atol=2e-5)
+    expected = params(kind, depth, {name: value.grad for name, value in reference.named_parameters()})
+    if kind != "gru":  # each of two biases that add up has the gradient of the sum, which `params` has doubled
+        halve = lambda path, x: x / 2 if path[-1].key == "bias" else x  # noqa: E731
+        expected = jax.tree_util.tree_map_with_path(halve, expected)
+    assert jax.tree.structure(grads) == jax.tree.structure(expected)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=3e-5), grads, expected)

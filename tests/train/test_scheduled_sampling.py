@@ -1,0 +1,63 @@
+"""How much of its own a decoder reads, step by step; whether it can."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from models.transformer import Transformer
+from train.objectives import DECAYS, sequence_to_sequence
+from train.step import init_state, make_evaluation_step, make_train_step
+
+TOKENS = jnp.zeros((4, 3), jnp.int32)
+BATCH = dict.fromkeys(("inputs", "tokens", "targets"), TOKENS) | dict.fromkeys(("inputs_mask", "mask"), TOKENS == 0)
+
+
+class Tell(nn.Module):
+    """Its loss tells the rate that it was given: ln(1 + e^-rate) a token, without one ln(1 + e^-7)."""
+
+    @nn.compact
+    def __call__(self, inputs, tokens, *, inputs_mask, own_rate=None):
+        logit = self.param("one", nn.initializers.ones, ()) * (7.0 if own_rate is None else own_rate)
+        return jnp.stack([jnp.full(tokens.shape, logit), jnp.zeros(tokens.shape)], axis=-1)
+
+
+def told(loss):
+    return -np.log(np.expm1(loss))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(
+    ("decay", "rates"),
+    [("linear", [0, 0.4, 0.8]), ("exponential", [0, 1 - 0.2**0.5, 0.8]), ("inverse_sigmoid", [1 / 101, 1 / 6, 0.8])],
+)
+def test_the_rate_follows_the_steps_of_the_run_in_training_alone(decay, rates, accumulate):
+    objective = partial(sequence_to_sequence, scheduled_sampling=0.8, decay=decay)
+    optimizer = optax.sgd(0.0)
+    state = init_state(Tell(), optimizer, objective, BATCH, seed=0)
+    step = jax.jit(make_train_step(Tell(), objective, optimizer, seed=0, accumulate=accumulate, total_steps=10))
+    for at, rate in zip((0, 5, 10), rates):
+        after, metrics = step(state.replace(step=jnp.asarray(at, jnp.int32)), BATCH)
+        np.testing.assert_allclose(told(metrics["loss"]), rate, atol=1e-4)
+        assert after.collections == state.collections == {}
+    metrics = make_evaluation_step(Tell(), objective)(state.variables(), BATCH)
+    np.testing.assert_allclose(told(metrics["loss"].compute()), 7, atol=1e-2)
+
+
+def test_schedules_fall_to_their_end():
+    for decay in DECAYS.values():
+        chances = [decay(progress, 0.25) for progress in np.linspace(0, 1, 11)]
+        assert chances[0] == pytest.approx(1, abs=0.011)
+        assert chances[-1] == pytest.approx(0.25)
+        assert (np.diff(chances) < 0).all()
+
+
+def test_what_cannot_be_is_a_sentence():
+    with pytest.raises(ValueError, match="decay is 'cosine': it must be one of linear, exponential, inverse_sigmoid"):
+        sequence_to_sequence(Tell(), BATCH, scheduled_sampling=0.5, decay="cosine")
+    with pytest.raises(ValueError, match="scheduled sampling is for seq2seq: Transformer is given all tokens at once"):
+        sequence_to_sequence(Transformer(11), BATCH, scheduled_sampling=0.5)
