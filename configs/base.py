@@ -308,10 +308,22 @@ def embed_width(name: str) -> dict:
     return bert(name, embed_width=placeholder(int))
 
 
+def bigbird() -> dict:
+    """What `models.bigbird.BigBird` takes: BERT's, and who sees whom."""
+    return bert(
+        "bigbird",
+        block_size=64,  # tokens
+        num_random_blocks=3,  # that a block sees beside its neighbours, the first and the last
+        random_blocks="seeded",  # seeded | first: the first block again, as the published code evaluates
+        seed=0,  # of the random blocks
+    )
+
+
 MODELS = {
     "albert": partial(embed_width, "albert"),
     "bart": bart,
     "bert": bert,
+    "bigbird": bigbird,
     "distilbert": partial(bert, "distilbert"),
     "electra": partial(embed_width, "electra"),
     "gpt": gpt,

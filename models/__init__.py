@@ -6,7 +6,7 @@ from typing import Literal, get_args, get_origin
 
 import flax.linen as nn
 
-from models import albert, bart, bert, distilbert, electra, gpt, llama, roberta, t5, transformer, vit
+from models import albert, bart, bert, bigbird, distilbert, electra, gpt, llama, roberta, t5, transformer, vit
 from models.layers.mlp import ACTIVATIONS
 
 # name -> (class, variants)
@@ -14,6 +14,7 @@ MODELS = {
     "albert": (albert.ALBERT, albert.VARIANTS),
     "bart": (bart.BART, bart.VARIANTS),
     "bert": (bert.BERT, bert.VARIANTS),
+    "bigbird": (bigbird.BigBird, bigbird.VARIANTS),
     "distilbert": (distilbert.DistilBERT, distilbert.VARIANTS),
     "electra": (electra.ELECTRA, electra.VARIANTS),
     "gpt": (gpt.GPT, gpt.VARIANTS),
