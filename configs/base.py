@@ -89,6 +89,7 @@ SHARDING = (
     ("down/kernel", ("tensor", "fsdp")),
     ("embed/table", ("tensor", "fsdp")),
     ("kernel|table", (None, "fsdp")),
+    ("memory/.*hidden", (("data", "fsdp"), None, None)),
 )
 
 
@@ -116,6 +117,7 @@ def data() -> dict:
         "vocab_size": 0,  # of bpe, and of words (0 = all)
         "sequence_length": 0,  # tokens in a window of text; of pairs, in an input and in a target
         "stride": 0,  # tokens from one training window to the next; 0 = sequence_length, 1 = windows at every offset
+        "order": "",  # of windows: "" = shuffled | stream: each row of a batch goes on where it ended in the last one
         "validation_fraction": 0.1,  # of a text without a validation split
         "max_bytes": 0,  # of text, in whole documents; 0 = all
         "cache_dir": "",  # keeps token ids from run to run; "" = tokenise at each start
@@ -243,6 +245,27 @@ def bart() -> dict:
     }
 
 
+def transformer_xl() -> dict:
+    """What `models.transformer_xl.TransformerXL` takes; None is the variant's or the data's."""
+    return {
+        "name": "transformer_xl",
+        "variant": "standard",  # standard | large
+        "vocab_size": placeholder(int),
+        "max_length": placeholder(int),  # tokens of a segment
+        "memory_length": placeholder(int),  # tokens before it that it sees; needs data.order="stream" if above 0
+        "depth": placeholder(int),
+        "width": placeholder(int),
+        "num_heads": placeholder(int),
+        "hidden": placeholder(int),  # of the feed-forward layers; None = 4 x width
+        "activation": "relu",  # gelu | gelu_tanh | relu | silu
+        "epsilon": 1e-5,  # of LayerNorm
+        "dropout": 0.0,
+        "attention_dropout": 0.0,  # of the attention weights
+        "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
+        "unroll": 1,  # layers in a turn of the compiled loop
+    }
+
+
 def llama() -> dict:
     """What `models.llama.Llama` takes; None is the variant's or the data's."""
     return {
@@ -331,6 +354,7 @@ MODELS = {
     "roberta": roberta,
     "t5": t5,
     "transformer": transformer,
+    "transformer_xl": transformer_xl,
     "vit": vit,
     "xlmr": partial(roberta, "xlmr"),
 }

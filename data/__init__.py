@@ -27,6 +27,7 @@ _TEXT_ONLY = (
     "vocab_size",
     "sequence_length",
     "stride",
+    "order",
     "max_bytes",
     "text_key",
     "validation_fraction",
@@ -34,7 +35,7 @@ _TEXT_ONLY = (
     "mask_rate",
 )
 _IMAGES_ONLY = ("image_key", "label_key", "image_size", "evaluation_crop", "augment", "mean", "std", "in_memory")
-_STREAM_ONLY = ("stride", "max_bytes", "text_key", "validation_fraction", "cache_dir", "mask_rate")
+_STREAM_ONLY = ("stride", "order", "max_bytes", "text_key", "validation_fraction", "cache_dir", "mask_rate")
 _OWN_SPLITS = ("digits", "stdlib", "cldr", "folder")
 _PATHS = ("text", "pairs", "folder", "tfds")
 
@@ -69,6 +70,7 @@ def load(
     vocab_size: int = 0,
     sequence_length: int = 0,
     stride: int = 0,
+    order: str = "",
     validation_fraction: float = 0.1,
     max_bytes: int = 0,
     text_key: str = "text",
@@ -103,6 +105,8 @@ def load(
       sequence_length: tokens in a window of text; of pairs, in an input and in a target: longer ones are left out
         of the training, and cut in evaluation.
       stride: tokens from one training window to the next; 0 = sequence_length; 1 = windows at every offset.
+      order: of the windows: "" = another one in each epoch; stream = row b of a batch goes on where row b of the batch
+        before ended, in training and in evaluation, for models with a memory.
       validation_fraction: the part of a text without a validation split that is held out, by file if there are many;
         0 = none.
       max_bytes: reads at most so much text, in whole documents; 0 = everything.
@@ -153,6 +157,8 @@ def load(
         before = after = None
         info = {"kind": "pairs", "vocab_size": coder.vocab_size, "sequence_length": sequence_length}
     elif is_text:
+        if order and stride not in (0, sequence_length):
+            raise ValueError(f"order={order!r} needs windows one after the other: stride={stride} must be 0")
         documents = _documents(kind, path, asked, builder, validation_fraction, max_bytes, text_key)
         coder = _tokenizer(tokenizer, vocab_size, documents, workdir, process_index, mask=bool(mask_rate))
         streams = {name: text.tokenize(part, coder, cache_dir) for name, part in documents.items()}
@@ -180,7 +186,7 @@ def load(
         before, after, info = _prepared(shape, image_size, evaluation_crop, augment, tuple(mean), tuple(std))
         info |= {"kind": "images", "num_classes": len(names), "class_names": names}
     info["examples"] = {name: len(part) for name, part in sources.items()}
-    reading = {name: options[name] for name in ("process_index", "process_count", "workers", "threads")}
+    reading = {name: options[name] for name in ("order", "process_index", "process_count", "workers", "threads")}
     train = TrainBatches(source=sources.pop("train"), batch_size=batch_size, transform=before, seed=seed, **reading)
     size = evaluation_batch_size or batch_size
     splits = {

@@ -6,7 +6,21 @@ from typing import Literal, get_args, get_origin
 
 import flax.linen as nn
 
-from models import albert, bart, bert, bigbird, distilbert, electra, gpt, llama, roberta, t5, transformer, vit
+from models import (
+    albert,
+    bart,
+    bert,
+    bigbird,
+    distilbert,
+    electra,
+    gpt,
+    llama,
+    roberta,
+    t5,
+    transformer,
+    transformer_xl,
+    vit,
+)
 from models.layers.mlp import ACTIVATIONS
 
 # name -> (class, variants)
@@ -22,6 +36,7 @@ MODELS = {
     "roberta": (roberta.RoBERTa, roberta.VARIANTS),
     "t5": (t5.T5, t5.VARIANTS),
     "transformer": (transformer.Transformer, transformer.VARIANTS),
+    "transformer_xl": (transformer_xl.TransformerXL, transformer_xl.VARIANTS),
     "vit": (vit.ViT, vit.VARIANTS),
     "xlmr": (roberta.XLMR, roberta.VARIANTS),
 }

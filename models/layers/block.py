@@ -121,7 +121,7 @@ class Stack(nn.Module):
         rates = jnp.linspace(0, self.stochastic_depth, self.depth) if self.stochastic_depth else None
         scan = nn.scan(
             layer,
-            variable_axes={"intermediates": 0} | ({} if self.share else {"params": 0}),
+            variable_axes={"intermediates": 0, "memory": 0} | ({} if self.share else {"params": 0}),
             variable_broadcast="params" if self.share else False,
             split_rngs={"params": not self.share, "dropout": True},
             length=self.depth,
