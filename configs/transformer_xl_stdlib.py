@@ -1,7 +1,7 @@
 """A small Transformer-XL on the source text of Python's standard library, with its memory and without.
 
     python launch.py --config=configs/transformer_xl_stdlib.py
-    python launch.py --config=configs/transformer_xl_stdlib.py --mode=sweep
+    python launch.py --config=configs/transformer_xl_stdlib.py --sweep --workdir=runs/transformer_xl
 
 The sweep is the paper's ablation: segments of 64 tokens that see the 64 before, or know nothing of each other.
 """

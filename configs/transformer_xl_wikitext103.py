@@ -13,6 +13,7 @@ def get_config() -> ConfigDict:
     config = base.get_config("transformer_xl")
     config.model.variant = "standard"
     config.model.vocab_size = 267_735
+    config.model.max_length = 150
     config.model.memory_length = 150
     config.model.dropout = 0.1
 
