@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from configs.base import UNITS
+from configs.base import MODELS, UNITS
 
 
 def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
@@ -69,7 +69,19 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
         if unit in UNITS and f"{duration}_steps" in section:
             for other in UNITS:  # a duration has one unit
                 section[f"{duration}_{other}"] = None
+        if key == "model.name" and value in MODELS:
+            section = _other_model(config, value)
         section[name] = value
+
+
+def _other_model(config, name):
+    """Gives the config the section of another model, in which the keys of both keep their values."""
+    section = ConfigDict(MODELS[name]())
+    section.update({key: value for key, value in config.model.items() if key in section and value is not None})
+    section.variant = MODELS[name]()["variant"]
+    with config.unlocked():
+        config.model = section
+    return config.model
 
 
 def keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:

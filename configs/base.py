@@ -19,9 +19,19 @@ def get_config(model: str) -> ConfigDict:
     config.data = ConfigDict(data())
 
     config.objective = ConfigDict()
-    config.objective.name = "classification"  # classification | causal_lm | masked_lm | sequence_to_sequence
+    # classification | regression | tagging | span_extraction | causal_lm | masked_lm | pretraining | distillation |
+    # sequence_to_sequence
+    config.objective.name = "classification"
     config.objective.label_smoothing = 0.0  # this part of the target goes to all classes evenly, in training
+    config.objective.temperature = 0.0  # of both models' logits in a distillation; 0 = 2
+    config.objective.weights = ()  # of a distillation's losses: soft targets, hidden words, cosine; () = (5, 2, 1)
     config.objective.mixup = 0.0  # a of the Beta(a, a) that examples are mixed by (classification); 0 = not
+
+    config.init = ConfigDict()  # what the parameters are before the first step
+    config.init.path = ""  # those of a run's workdir or a folder of transformers', its tokenizer too; "" = new
+    config.init.skip = ()  # parameters in whose path one of these regular expressions is found are new all the same
+    config.init.layers = ()  # of the other model that become this one's, from 0, such as (0, 2, 4); () = all
+    config.teacher = ""  # of a distillation: a run's workdir, or a folder in transformers' layout
 
     config.optimizer = ConfigDict()
     config.optimizer.name = "adamw"  # adamw | sgd | adafactor | lion
@@ -96,8 +106,12 @@ SHARDING = (
 def data() -> dict:
     """What `data.load` takes."""
     return {
-        # digits | stdlib | cldr | text:PATH | pairs:PATH | folder:PATH | tfds:NAME[/CONFIG][:VERSION]
+        # digits | stdlib | cldr | text:PATH | pairs:PATH | labels:PATH | conllu:PATH | squad:PATH | folder:PATH |
+        # tfds:NAME[/CONFIG][:VERSION]
         "source": "digits",
+        # images | next_token | masked_tokens | next_sentence | sentence_order | span_corruption | denoising | pairs |
+        # continuations | classification | regression | tagging | spans (see data/tasks.py); "" = the source's
+        "task": "",
         "batch_size": 128,  # examples of a step, on all devices together
         "evaluation_batch_size": 0,  # 0 = batch_size
         "train_split": "",  # a split of TFDS such as train[:99%]; "" = the source's own
@@ -107,21 +121,27 @@ def data() -> dict:
         "in_memory": False,  # decode all images once, at the start
         "image_key": "image",  # features of a TFDS set
         "label_key": "label",
-        "text_key": "text",
+        "text_key": "text",  # of pairs, two: "de,en"
         "image_size": 0,  # of the square that images are resized to, pixels; 0 = as they are
         "evaluation_crop": 1.0,  # the central part of a resized image that is seen
         "augment": "",  # of training images, such as "crop | flip | randaugment(2, 10)" or "shift(1)"
         "mean": (0.5,),  # image = (pixel in 0..1 - mean) / std
         "std": (0.5,),
-        "tokenizer": "bytes",  # bytes | characters | words | bpe | path of a tokenizer.json
-        "vocab_size": 0,  # of bpe, and of words (0 = all)
+        # bytes | characters | words | bpe | bpe_words | wordpiece | unigram | path of a tokenizer.json
+        "tokenizer": "bytes",
+        "vocab_size": 0,  # of sub-words (bpe and on), and of words (0 = all)
+        "lowercase": False,  # upper and lower case are one (words, bpe_words, wordpiece, unigram)
         "sequence_length": 0,  # tokens in a window of text; of pairs, in an input and in a target
+        "buckets": (),  # shorter lengths: a training batch of pairs has pairs of about one length
         "stride": 0,  # tokens from one training window to the next; 0 = sequence_length, 1 = windows at every offset
         "order": "",  # of windows: "" = shuffled | stream: each row of a batch goes on where it ended in the last one
+        "long_text": "head",  # of labelled texts: head | tail | head_tail | key_sentences | segments
         "validation_fraction": 0.1,  # of a text without a validation split
         "max_bytes": 0,  # of text, in whole documents; 0 = all
         "cache_dir": "",  # keeps token ids from run to run; "" = tokenise at each start
-        "mask_rate": 0.0,  # the part of a window's tokens that is hidden and to be guessed; 0 = the next token is
+        "mask_rate": 0.15,  # the part of the tokens that is hidden and to be guessed
+        "mask_whole_words": False,  # all or none of a word's tokens are hidden
+        "noise": "",  # of denoising, such as "permute_sentences | infill(0.3, 3)", see data/noise.py
         "workers": 0,  # processes that read ahead
         "threads": 0,  # threads in each that read ahead; 0 and 0 = read when asked for
     }

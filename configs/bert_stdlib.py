@@ -1,4 +1,7 @@
-"""A small BERT that guesses hidden tokens in the source text of Python's standard library."""
+"""A small BERT on the source text of Python's standard library: hidden words, and whether lines follow others.
+
+python launch.py --config=configs/bert_stdlib.py
+"""
 
 from ml_collections import ConfigDict
 
@@ -7,23 +10,20 @@ from configs import base
 
 def get_config() -> ConfigDict:
     config = base.get_config("bert")
-    config.model.depth = 4
-    config.model.num_heads = 4
-    config.model.width = 128
-    config.model.head = "masked_lm"
-    config.model.num_segments = 0
+    config.model.variant = "tiny"
+    config.model.head = "pretraining"
     config.model.dropout = 0.0
-    config.model.unroll = 4
+    config.model.unroll = 2
 
     config.data.source = "stdlib"
-    config.data.tokenizer = "bpe"
-    config.data.vocab_size = 2048
-    config.data.sequence_length = 128
-    config.data.mask_rate = 0.15
-    config.data.batch_size = 32
-    config.data.evaluation_batch_size = 64
+    config.data.task = "next_sentence"
+    config.data.tokenizer = "wordpiece"
+    config.data.vocab_size = 4096
+    config.data.sequence_length = 64
+    config.data.batch_size = 64
+    config.data.evaluation_batch_size = 256
     config.data.max_bytes = 8_000_000
-    config.objective.name = "masked_lm"
+    config.objective.name = "pretraining"
 
     config.optimizer.learning_rate = 2e-3
     config.optimizer.warmup_percent = 10.0

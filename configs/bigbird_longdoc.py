@@ -19,11 +19,11 @@ def get_config() -> ConfigDict:
     config.model.remat = "dots"
 
     config.data.source = "tfds:pg19"
+    config.data.task = "masked_tokens"
     config.data.text_key = "book_text"
     config.data.tokenizer = "bpe"
     config.data.vocab_size = 50_357  # and the mask
     config.data.sequence_length = 4096
-    config.data.mask_rate = 0.15
     config.data.batch_size = 256
     config.data.evaluation_batch_size = 64
     config.data.cache_dir = "runs/longdoc_tokens"

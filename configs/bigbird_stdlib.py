@@ -22,10 +22,10 @@ def get_config() -> ConfigDict:
     config.model.unroll = 4
 
     config.data.source = "stdlib"
+    config.data.task = "masked_tokens"
     config.data.tokenizer = "bpe"
     config.data.vocab_size = 2048
     config.data.sequence_length = 1024
-    config.data.mask_rate = 0.15
     config.data.batch_size = 4  # tokens are as many as in bert_stdlib.py
     config.data.evaluation_batch_size = 8
     config.data.max_bytes = 8_000_000

@@ -23,14 +23,15 @@ def get_config(folder: str = "data/multi30k") -> ConfigDict:
     config.data.validation_split = pair.format("val")
     config.data.test_split = pair.format("test_2016_flickr")
     config.data.tokenizer = "bpe"
-    config.data.vocab_size = 8000
-    config.data.sequence_length = 48
+    config.data.vocab_size = 4000
+    config.data.sequence_length = 64
+    config.data.buckets = (14, 16, 18, 21, 25, 32)
     config.data.batch_size = 128
     config.objective.name = "sequence_to_sequence"
     config.objective.label_smoothing = 0.1
 
     config.optimizer.learning_rate = 5e-3
-    config.optimizer.schedule = "rsqrt"
+    config.optimizer.schedule = "cosine"
     config.optimizer.warmup_steps = 2000
     config.optimizer.b2 = 0.98
     config.optimizer.clip_norm = 0.0
@@ -38,13 +39,13 @@ def get_config(folder: str = "data/multi30k") -> ConfigDict:
 
     config.total_epochs = 40.0
     config.log_every_steps = 50
-    config.evaluate_every_epochs = 4.0
+    config.evaluate_every_epochs = 5.0
     config.save_every_epochs = 1.0
     config.checkpoint.best = "validation/bleu"
     config.checkpoint.best_is_highest = True
     config.sampling.prompt = "A man in a red shirt is riding a bicycle."
     config.sampling.num_samples = 1
-    config.sampling.max_new_tokens = 47
+    config.sampling.max_new_tokens = 63
     config.sampling.temperature = 0.0
     config.sampling.num_beams = 5
     return config

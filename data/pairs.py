@@ -40,6 +40,12 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens int64 [N] of the longer side of each pair, with its end."""
+        longest = [max(len(a), len(b)) + 1 for a, b in zip(self.inputs, self.targets)]
+        return np.minimum(longest, self.length)
+
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         return {name: value[0] for name, value in self.take(np.array([index])).items()}
 
@@ -47,9 +53,7 @@ class Pairs:
         """The pairs of `indices` int64 [N], stacked on a leading axis."""
         inputs, inputs_mask = self._padded([self.inputs[index] for index in indices])
         targets, mask = self._padded([self.targets[index] for index in indices])
-        tokens = np.roll(targets, 1, axis=1)
-        tokens[:, 0] = self.end
-        return {"inputs": inputs, "inputs_mask": inputs_mask, "tokens": tokens, "targets": targets, "mask": mask}
+        return {"inputs": inputs, "inputs_mask": inputs_mask} | shifted(targets, mask, self.end)
 
     def _padded(self, rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         ids = np.full((len(rows), self.length), self.end, np.int32)
@@ -61,8 +65,40 @@ class Pairs:
         return ids, mask
 
 
-def encode(texts: Texts, tokenizer: Tokenizer, length: int, drop: bool) -> Pairs:
-    """Pairs of texts as token ids; `drop` leaves out those of which a side is longer than `length`, end included.
+def shifted(targets: np.ndarray, mask: np.ndarray, start: int) -> dict[str, np.ndarray]:
+    """Targets and their mask, both [N, T], and `tokens`: `start` and the targets but for the last."""
+    tokens = np.roll(targets, 1, axis=1)
+    tokens[:, 0] = start
+    return {"tokens": tokens, "targets": targets, "mask": mask}
+
+
+class Continuations(Pairs):
+    """The same pairs for a decoder alone: each one is a row of the input, `end`, the target and `end`.
+
+    An example has `tokens`, `targets` (each token's next), int32 [T], and `mask` bool [T], True where the target and
+    its end are to be guessed. An input is cut to make room for the target.
+    """
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens int64 [N] of each row but its last."""
+        return np.minimum([len(a) + len(b) + 1 for a, b in zip(self.inputs, self.targets)], self.length)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The pairs of `indices` int64 [N], stacked on a leading axis."""
+        rows = np.full((len(indices), self.length + 1), self.end, np.int32)
+        mask = np.zeros((len(indices), self.length), bool)
+        for row, index in enumerate(indices):
+            target = self.targets[index][: self.length - 1]
+            given = self.inputs[index][: self.length - 1 - len(target)]
+            whole = [*given, self.end, *target]
+            rows[row, : len(whole)] = whole
+            mask[row, len(given) : len(whole)] = True
+        return {"tokens": rows[:, :-1], "targets": rows[:, 1:], "mask": mask}
+
+
+def encode(texts: Texts, tokenizer: Tokenizer, length: int, drop: bool, kind: type[Pairs] = Pairs) -> Pairs:
+    """Pairs of texts as token ids; `drop` leaves out what does not fit `length`: a side with its end, or a row.
 
     Raises ValueError for a tokenizer without an end of text, and when no pair is left.
     """
@@ -71,11 +107,12 @@ def encode(texts: Texts, tokenizer: Tokenizer, length: int, drop: bool) -> Pairs
     if tokenizer.end_of_text is None:
         raise ValueError("pairs need a tokenizer with an end of text: this one has none")
     inputs, targets = (tokenizer.encode_batch(side) for side in texts)
-    kept = [i for i in range(len(inputs)) if not drop or max(len(inputs[i]), len(targets[i])) < length]
+    add = sum if kind is Continuations else max
+    kept = [i for i in range(len(inputs)) if not drop or add((len(inputs[i]), len(targets[i]))) < length]
     if not kept:
         raise ValueError(f"no pair of {len(inputs)} fits sequence_length={length}: give a larger one")
     inputs, targets, references = ([side[i] for i in kept] for side in (inputs, targets, texts[1]))
-    return Pairs(inputs, targets, references, length, tokenizer.end_of_text)
+    return kind(inputs, targets, references, length, tokenizer.end_of_text)
 
 
 def read(path: str) -> Texts:
@@ -85,7 +122,7 @@ def read(path: str) -> Texts:
     Raises FileNotFoundError, and ValueError, naming the line, for what are no pairs.
     """
     files = path.split(",")
-    lines = [_lines(file) for file in files]
+    lines = [read_lines(file) for file in files]
     if len(files) == 2:
         if len(lines[0]) != len(lines[1]):
             raise ValueError(
@@ -121,7 +158,8 @@ def cldr() -> dict[str, Texts]:
     return splits
 
 
-def _lines(path: str) -> list[str]:
+def read_lines(path: str) -> list[str]:
+    """The lines of a file of UTF-8 text, which may be gzipped (.gz)."""
     opened: Any = gzip.open if path.endswith(".gz") else open
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -91,27 +92,70 @@ class TrainBatches(_Batches):
     The global batch of a step is the same for any number of processes, workers and threads. In the order "stream" each
     row goes through the source in its own order, over and over, the rows starting evenly spread: row b of a batch goes
     on where row b of the batch before ended.
+
+    With `buckets`, rising lengths, a batch has examples of about one length, and its sequences are cut to the shortest
+    bucket that they fit in: each bucket is a stream of its own, and in every round of steps, in a new order, it has as
+    many batches as its part of the source is.
     """
 
     seed: int
+    buckets: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        super().__post_init__()
+        if list(self.buckets) != sorted(set(self.buckets)) or any(bound < 1 for bound in self.buckets):
+            raise ValueError(f"buckets={self.buckets} must be rising lengths")
 
     @property
     def examples_per_epoch(self) -> int:
-        """The number of examples in one pass over the source."""
-        return len(self.source)
+        """The number of examples in one pass over the source; with buckets, in one round."""
+        return self.batch_size * int(self._rounds[-1]) if self.buckets else len(self.source)
+
+    @property
+    def lengths(self) -> dict[int | None, float]:
+        """The part of the batches that each bucket has, by its length; None is whole sequences."""
+        shares = np.diff(self._rounds, prepend=0) / self._rounds[-1] if self.buckets else [1.0]
+        return {length: float(share) for length, share in zip((*self.buckets, None), shares) if share}
 
     def __getitem__(self, step: int) -> Batch:
         if step < 0:
             raise IndexError(f"step {step} is negative: steps count from 0")
         positions = self._positions(step)
-        size = len(self.source)
         if self.order == "stream":
-            indices = (self._rows() * size // self.batch_size + step) % size
+            size = len(self.source)
+            batch = self.source.take((self._rows() * size // self.batch_size + step) % size)
         else:
-            indices = shuffle.permute(positions, size, self.seed)
-        batch = self.source.take(indices)
+            batch = self._of_one_length(step) if self.buckets else self._take(positions, None, self.seed)
         batch.setdefault("mask", np.ones(len(positions), bool))
         return self.transform(batch, shuffle.keys(positions, ~self.seed)) if self.transform else batch
+
+    def _take(self, positions, members, seed):
+        chosen = shuffle.permute(positions, len(self.source) if members is None else len(members), seed)
+        return self.source.take(chosen if members is None else members[chosen])
+
+    def _of_one_length(self, step):
+        in_round = int(self._rounds[-1])
+        number = shuffle.permute(np.array([step]), in_round, self.seed)[0]
+        bucket = int(np.searchsorted(self._rounds, number, side="right"))
+        first = self._rounds[bucket - 1] if bucket else 0
+        nth = step // in_round * (self._rounds[bucket] - first) + number - first
+        batch = self._take(self._positions(nth), self._members[bucket], self.seed + bucket + 1)
+        return {
+            name: value[:, : (*self.buckets, None)[bucket]] if value.ndim > 1 else value
+            for name, value in batch.items()
+        }
+
+    @cached_property
+    def _members(self) -> list[np.ndarray]:
+        """The examples of each bucket that has any."""
+        bucket = np.searchsorted(self.buckets, self.source.lengths)
+        return [np.flatnonzero(bucket == number) for number in range(len(self.buckets) + 1)]
+
+    @cached_property
+    def _rounds(self) -> np.ndarray:
+        """How many batches of a round are of the buckets up to each."""
+        counts = np.array([len(members) for members in self._members])
+        return np.cumsum(np.maximum(np.rint(counts / self.batch_size).astype(int), counts > 0))
 
     def iterate(self, start: int = 0) -> Iterator[Batch]:
         """The batches of steps start, start + 1, ... without end."""

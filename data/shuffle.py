@@ -27,6 +27,16 @@ def fold(parent: np.ndarray, number: int) -> np.ndarray:
     return mix(parent + _GOLDEN * np.arange(number + 1, number + 2, dtype=np.uint64))
 
 
+def draw(parent: np.ndarray, count: int) -> np.ndarray:
+    """Random uint64 [N, `count`] of the keys `parent` [N]."""
+    return mix(parent[:, None] + _GOLDEN * np.arange(1, count + 1, dtype=np.uint64))
+
+
+def generator(key: np.uint64) -> np.random.Generator:
+    """NumPy's random numbers for one example."""
+    return np.random.Generator(np.random.Philox(key=int(key)))
+
+
 def permute(positions: np.ndarray, length: int, seed: int) -> np.ndarray:
     """Indices int64 [N] of the examples at `positions` int64 [N] of an endless stream over `length` examples, in which
     each epoch is a permutation of its own.

@@ -18,6 +18,8 @@ from data.tokenizers import Tokenizer
 class Documents:
     """Texts in a fixed order; `fingerprint` changes when they do ("" = computed from them)."""
 
+    always_ended = False  # the last one needs an end even if it is the only one
+
     def __init__(self, texts: Sequence[str], fingerprint: str = ""):
         self._texts = texts
         self._fingerprint = fingerprint
@@ -50,7 +52,24 @@ class Documents:
         return self._fingerprint
 
 
-class Windows:
+class Tokens:
+    """What holds `tokens` [N], perhaps of a file, which is then mapped in worker processes too."""
+
+    tokens: np.ndarray
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if isinstance(self.tokens, np.memmap):
+            state["tokens"] = (os.fspath(self.tokens.filename), self.tokens.dtype)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if isinstance(state["tokens"], tuple):
+            state["tokens"] = np.memmap(*state["tokens"], mode="r")
+        self.__dict__.update(state)
+
+
+class Windows(Tokens):
     """A stream of tokens seen through windows: example i predicts the tokens after i * stride.
 
     An example has `tokens` and `targets` (each token's next), int32 [T], and `mask` bool [T], False past the end of the
@@ -86,17 +105,6 @@ class Windows:
                 block[row, : len(part)] = part
                 mask[row, len(part) - 1 :] = False
         return {"tokens": block[:, :-1], "targets": block[:, 1:], "mask": mask}
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        if isinstance(self.tokens, np.memmap):  # Worker processes map the file too, rather than receive its content.
-            state["tokens"] = (os.fspath(self.tokens.filename), self.tokens.dtype)
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if isinstance(state["tokens"], tuple):
-            state["tokens"] = np.memmap(*state["tokens"], mode="r")
-        self.__dict__.update(state)
 
 
 @dataclass(frozen=True)
@@ -135,7 +143,8 @@ def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path =
 def _encode(
     documents: Documents, tokenizer: Tokenizer, dtype: np.dtype, counts: dict[str, int]
 ) -> Iterator[np.ndarray]:
-    end = np.array([tokenizer.end_of_text] if tokenizer.end_of_text is not None and len(documents) > 1 else [], dtype)
+    ended = tokenizer.end_of_text is not None and (documents.always_ended or len(documents) > 1)
+    end = np.array([tokenizer.end_of_text] if ended else [], dtype)
     for texts in documents.chunks():
         counts["characters"] += sum(map(len, texts))
         counts["bytes"] += sum(len(text.encode()) for text in texts)

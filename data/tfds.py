@@ -1,6 +1,7 @@
 """Data sets that TensorFlow Datasets has prepared as array_record, read without TensorFlow."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,10 +49,7 @@ class Texts:
     def __getitem__(self, index: int) -> str:
         if not 0 <= index < self.length:
             raise IndexError(index)
-        try:
-            return self.records[index][self.key].decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"feature {self.key!r} of example {index} is not UTF-8 at byte {error.start}") from None
+        return _decoded(self.records[index][self.key], self.key, index)
 
 
 def builder(name: str, data_dir: str = "") -> Any:
@@ -88,13 +86,26 @@ def builder(name: str, data_dir: str = "") -> Any:
     return found
 
 
-def _records(builder: Any, split: str, key: str, skip_decoding: bool = False) -> Any:
-    import tensorflow_datasets
+def splits(builder: Any, asked: dict[str, str]) -> dict[str, str]:
+    """The splits to read: those `asked` for by name, and for the other names what the data set calls so."""
+    # Part of the training split as validation is for the user to ask for.
+    own = {name: name for name in ("validation", "test") if name in builder.info.splits}
+    return {"train": "train"} | own | asked
 
+
+def feature(builder: Any, key: str) -> Any:
+    """What a feature is. Raises ValueError if the data set has none of this name."""
     if key not in builder.info.features:
         raise ValueError(
             f"{builder.info.full_name} has no feature {key!r}: it has {', '.join(sorted(builder.info.features))}"
         )
+    return builder.info.features[key]
+
+
+def _records(builder: Any, split: str, key: str, skip_decoding: bool = False) -> Any:
+    import tensorflow_datasets
+
+    feature(builder, key)
     decoders = {key: tensorflow_datasets.decode.SkipDecoding()} if skip_decoding else None
     try:
         return builder.as_data_source(split, decoders=decoders, file_format="array_record")
@@ -122,3 +133,18 @@ def texts(builder: Any, split: str, key: str, max_bytes: int = 0) -> Documents:
         length = int(np.searchsorted(size, max_bytes, side="right"))
     fingerprint = f"{builder.info.full_name} {builder.info.splits[split].num_bytes} {split} {key} {length}"
     return Documents(Texts(records, key, length), fingerprint)
+
+
+def columns(builder: Any, split: str, keys: Sequence[str]) -> list[list[Any]]:
+    """All values of some features of a split such as `train[:99%]`; of texts, as such."""
+    for key in keys:
+        feature(builder, key)
+    records = list(_records(builder, split, keys[0]))
+    return [[_decoded(record[key], key, number) for number, record in enumerate(records)] for key in keys]
+
+
+def _decoded(value: Any, key: str, index: int) -> Any:
+    try:
+        return value.decode("utf-8") if isinstance(value, bytes) else value
+    except UnicodeDecodeError as error:
+        raise ValueError(f"feature {key!r} of example {index} is not UTF-8 at byte {error.start}") from None

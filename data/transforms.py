@@ -3,11 +3,10 @@
 Sizes come first (to stacked uint8 [B, h, w, c]), then changes of the pixels, then the normalisation.
 """
 
-import ast
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,9 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from data import shuffle
 from data.images import stack
+from data.options import called
 
 Images = Sequence[np.ndarray] | np.ndarray
-
-
-def generator(key: np.uint64) -> np.random.Generator:
-    """The random generator of one example."""
-    return np.random.Generator(np.random.Philox(key=int(key)))
 
 
 def _pillow(image: np.ndarray) -> Image.Image:
@@ -71,7 +66,7 @@ class RandomCrop:
             raise ValueError(f"{self}: need 0 < min_area <= max_area <= 1 and max_aspect >= 1")
 
     def __call__(self, images: Images, keys: np.ndarray) -> np.ndarray:
-        return np.stack([self._one(image, generator(key)) for image, key in zip(images, keys)])
+        return np.stack([self._one(image, shuffle.generator(key)) for image, key in zip(images, keys)])
 
     def _one(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
         top, left, height, width = self.box(*image.shape[:2], random)
@@ -135,7 +130,7 @@ class RandAugment:
             raise ValueError(f"randaugment({self.layers}, {self.magnitude}) needs layers >= 0 and magnitude in 0..10")
 
     def __call__(self, images: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        return np.stack([self._one(image, generator(key)) for image, key in zip(images, keys)])
+        return np.stack([self._one(image, shuffle.generator(key)) for image, key in zip(images, keys)])
 
     def _one(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
         picture, operations = _pillow(image), list(OPERATIONS.values())
@@ -201,29 +196,14 @@ OPERATIONS: dict[str, Callable[[Image.Image, float, np.random.Generator], Image.
     "cutout": _cutout,
 }
 
-_AUGMENTATIONS = {"crop": RandomCrop, "flip": Flip, "randaugment": RandAugment, "shift": Shift}
-
 
 def parse(augment: str, image_size: int = 0) -> list[Callable[[Images, np.ndarray], np.ndarray]]:
     """The transforms that a string names, such as `crop | flip | randaugment(2, 10)`; `crop` is to `image_size`.
 
     Raises ValueError for what it does not know.
     """
-    transforms = []
-    for text in filter(None, (part.strip() for part in augment.split("|"))):
-        try:
-            call = ast.parse(text, mode="eval").body
-            name, arguments = (call.func.id, call.args) if isinstance(call, ast.Call) else (call.id, [])
-            kind = _AUGMENTATIONS[name]
-            values = [ast.literal_eval(value) for value in arguments]
-            transforms.append(kind(image_size, *values) if kind is RandomCrop else kind(*values))
-        except (SyntaxError, AttributeError, KeyError, TypeError) as error:
-            fields = {
-                name: [field.name for field in dataclasses.fields(kind) if field.name != "size"]
-                for name, kind in _AUGMENTATIONS.items()
-            }
-            known = ", ".join(f"{name}({', '.join(names)})" if names else name for name, names in fields.items())
-            raise ValueError(f"augment={augment!r}: {text!r} is not one of {known}") from error
+    known = {"crop": partial(RandomCrop, image_size), "flip": Flip, "randaugment": RandAugment, "shift": Shift}
+    transforms = called("augment", augment, known)
     if any(isinstance(transform, RandomCrop) for transform in transforms[1:]):
         raise ValueError(f"augment={augment!r}: crop must come first")
     if transforms and isinstance(transforms[0], RandomCrop) and not image_size:

@@ -66,7 +66,49 @@ class Confusion(State):
     ) -> "Confusion":
         """With more predictions; mask False = does not count."""
         ones = jnp.ones_like(labels) if mask is None else mask.astype(jnp.int32)
-        return Confusion(self.counts.at[labels, predictions].add(ones))
+        return self.replace(counts=self.counts.at[labels, predictions].add(ones))
 
-    def compute(self) -> Int[Array, "V V"] | Int[np.ndarray, "V V"]:
+    def compute(self) -> Leaf:
+        """The counts [V, V]; of what is made from them, a number."""
         return self.counts
+
+
+@struct.dataclass
+class F1(Confusion):
+    """F1 of the second of two classes, or the mean of all where there are more; 0 of a class that never comes up."""
+
+    def compute(self) -> Leaf:
+        found, total = self.counts.diagonal(), self.counts.sum(0) + self.counts.sum(1)
+        scores = 2 * found / total.clip(1)
+        return scores[1] if len(scores) == 2 else scores.mean()
+
+
+@struct.dataclass
+class Matthews(Confusion):
+    """Matthews' correlation of truth and predictions, of any classes (Gorodkin 2004); 0 where one is constant."""
+
+    def compute(self) -> Leaf:
+        counts = self.counts / self.counts.sum().clip(1)
+        truth, predicted = counts.sum(1), counts.sum(0)
+        covariance = counts.trace() - truth @ predicted
+        return covariance / ((1 - truth @ truth) * (1 - predicted @ predicted)).clip(1e-12) ** 0.5
+
+
+@struct.dataclass
+class Correlation(State):
+    """Pearson's correlation of two values; 0 where one is constant."""
+
+    sums: Leaf  # [6]: how many, x, y, x x, y y, x y
+
+    @classmethod
+    def empty(cls) -> "Correlation":
+        return cls(jnp.zeros(6))
+
+    def update(self, x: Float[Array, "N"], y: Float[Array, "N"], mask: Bool[Array, "N"]) -> "Correlation":
+        """With more pairs; mask False = does not count."""
+        values = jnp.stack([jnp.ones_like(x), x, y, x * x, y * y, x * y])
+        return Correlation(self.sums + jnp.where(mask, values, 0).sum(axis=1))
+
+    def compute(self) -> Leaf:
+        x, y, xx, yy, xy = self.sums[1:] / self.sums[0].clip(1)
+        return (xy - x * y) / ((xx - x * x) * (yy - y * y)).clip(1e-12) ** 0.5

@@ -9,11 +9,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from models.layers.attention import Attention
 from models.layers.block import Block, Stack
-from models.layers.cache import Cache, Memory
+from models.layers.cache import Cache
 from models.layers.embed import Embed
 from models.layers.mlp import ACTIVATIONS, Mlp
 from models.layers.norm import LayerNorm
 from models.layers.position import Learned
+from models.layers.protocol import EncoderDecoder
 
 VARIANTS = {
     "base": {"depth": 6, "width": 768, "num_heads": 12},
@@ -23,7 +24,7 @@ VARIANTS = {
 UNUSED = 2
 
 
-class BART(nn.Module):
+class BART(EncoderDecoder):
     """Text to text: tokens of the input and of the output so far in, logits of the next token out.
 
     The decoder starts with token 2, the end of text.
@@ -90,66 +91,25 @@ class BART(nn.Module):
         if self.logits_bias:
             self.bias = self.param("logits_bias", nn.initializers.zeros, (self.vocab_size,))
 
-    def __call__(
-        self,
-        inputs: Int[Array, "B S"],
-        tokens: Int[Array, "B T"],
-        *,
-        inputs_mask: Bool[Array, "B S"] | None = None,
-        mask: Bool[Array, "B T"] | None = None,
-    ) -> Float[Array, "B T V"]:
-        """Logits of the token after each one.
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        return self.decoder_depth or self.depth, self.num_heads, self.width // self.num_heads
 
-        Args:
-            inputs: what the encoder reads, at most `max_length` tokens in a row.
-            tokens: what the decoder has written so far, at most as many.
-            inputs_mask, mask: True = a real token; nothing attends to the others. Positions count these, too.
-
-        Raises:
-            ValueError: a sequence is longer than the model's.
-        """
-        inputs_mask = jnp.ones(inputs.shape, bool) if inputs_mask is None else inputs_mask
-        mask = None if mask is None else mask[:, None, None, :]
-        context, positions = self._encoded(inputs, inputs_mask), jnp.arange(tokens.shape[1])[None]
-        return self._logits(tokens, positions, context, inputs_mask, mask=mask)[0]
-
-    def encode(self, inputs: tuple[Int[Array, "B S"], Bool[Array, "B S"]]) -> Memory:
-        """What the decoder sees of `inputs`: tokens, and a mask which is True where they are real."""
-        tokens, mask = inputs
-        return self.decoder_stack.memory(self._encoded(tokens, mask), mask)
-
-    def init_cache(self, batch_size: int, max_length: int) -> Cache:
-        """An empty cache of the parameters' dtype with room for `max_length` tokens in each row.
-
-        Raises:
-            ValueError: `max_length` is beyond the model's.
-        """
-        self._check_length(max_length)
-        depth, dtype = self.decoder_depth or self.depth, self.embed.table.dtype
-        return Cache.empty(depth, batch_size, max_length, self.num_heads, self.width // self.num_heads, dtype)
-
-    def decode(self, tokens: Int[Array, "B T"], cache: Cache, memory: Memory) -> tuple[Float[Array, "B T V"], Cache]:
-        """Logits after each of T more tokens in every row, and the cache with them in it."""
-        return self._logits(tokens, cache.positions(tokens.shape[1]), memory, memory.mask, cache=cache)
-
-    def _encoded(self, tokens, mask):
+    def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
         x = self._embedded("encoder", tokens, jnp.arange(tokens.shape[1])[None])
         return self.encoder_stack(x, mask=mask[:, None, None, :])[0]
 
-    def _logits(self, tokens, positions, context, context_mask, **kwargs):
-        x = self._embedded("decoder", tokens, positions)
-        x, cache = self.decoder_stack(x, context=context, context_mask=context_mask[:, None, None, :], **kwargs)
+    def logits(
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs
+    ) -> tuple[Float[Array, "B T V"], Cache | None]:
+        x, cache = self.decoder_stack(self._embedded("decoder", tokens, positions), **kwargs)
         logits = self.embed.logits(x)
         return logits + self.bias if self.logits_bias else logits, cache
 
     def _embedded(self, side, tokens, positions):
-        self._check_length(tokens.shape[1])
+        self.check_length(tokens.shape[1])
         position, norm = getattr(self, f"{side}_position"), getattr(self, f"{side}_norm")
         x = norm(self.embed(tokens) + jnp.take(position(), UNUSED + positions, axis=0))
         x = self.drop(x, deterministic=not self.has_rng("dropout"))
         self.sow("intermediates", f"{side}_embedding", x)
         return x
-
-    def _check_length(self, length):
-        if length > self.max_length:
-            raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}.")

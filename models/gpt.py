@@ -5,7 +5,7 @@ from typing import Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from models.layers.attention import Attention
 from models.layers.block import Block, Stack
@@ -14,6 +14,7 @@ from models.layers.embed import Embed
 from models.layers.mlp import ACTIVATIONS, Mlp
 from models.layers.norm import LayerNorm
 from models.layers.position import Learned
+from models.layers.protocol import DecoderOnly
 
 VARIANTS = {
     "small": {"depth": 12, "width": 768, "num_heads": 12},
@@ -23,7 +24,7 @@ VARIANTS = {
 }
 
 
-class GPT(nn.Module):
+class GPT(DecoderOnly):
     """A language model: tokens in, logits of the next token out.
 
     Attributes:
@@ -82,54 +83,16 @@ class GPT(nn.Module):
         self.stack = Stack(block, self.depth, remat=self.remat, unroll=self.unroll)
         self.norm = norm()
 
-    def __call__(
-        self,
-        tokens: Int[Array, "B T"],
-        *,
-        mask: Bool[Array, "B T"] | None = None,
-        positions: Int[Array, "#B T"] | None = None,
-    ) -> Float[Array, "B T V"]:
-        """Logits of the token after each one.
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        return self.depth, self.num_heads, self.width // self.num_heads
 
-        Args:
-            tokens: at most `max_length` of them in a row.
-            mask: True = a real token; nothing attends to the others (padding on either side).
-            positions: of the tokens; 0 to T-1 when None.
-
-        Raises:
-            ValueError: the sequence is longer than the model's.
-        """
-        mask = None if mask is None else mask[:, None, None, :]
-        positions = jnp.arange(tokens.shape[1])[None] if positions is None else positions
-        return self._logits(tokens, positions, mask=mask)[0]
-
-    def encode(self, inputs: None = None) -> None:
-        """The decoders' protocol: a decoder-only model has nothing to encode."""
-
-    def init_cache(self, batch_size: int, max_length: int) -> Cache:
-        """An empty cache of the parameters' dtype with room for `max_length` tokens in each row.
-
-        Raises:
-            ValueError: `max_length` is beyond the model's.
-        """
-        self._check_length(max_length)
-        dtype = self.embed.table.dtype
-        return Cache.empty(self.depth, batch_size, max_length, self.num_heads, self.width // self.num_heads, dtype)
-
-    def decode(
-        self, tokens: Int[Array, "B T"], cache: Cache, memory: None = None
-    ) -> tuple[Float[Array, "B T V"], Cache]:
-        """Logits after each of T more tokens in every row, and the cache with them in it."""
-        return self._logits(tokens, cache.positions(tokens.shape[1]), cache=cache)
-
-    def _logits(self, tokens, positions, **kwargs):
-        self._check_length(tokens.shape[1])
+    def logits(
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs
+    ) -> tuple[Float[Array, "B T V"], Cache | None]:
+        self.check_length(tokens.shape[1])
         x = self.embed(tokens) + jnp.take(self.position(), positions, axis=0)
         x = self.embed_dropout(x, deterministic=not self.has_rng("dropout"))
         self.sow("intermediates", "embedding", x)
         x, cache = self.stack(x, **kwargs)
         return self.embed.logits(self.norm(x)), cache
-
-    def _check_length(self, length):
-        if length > self.max_length:
-            raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}.")

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Literal
 
 import flax.linen as nn
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from models.layers.attention import Attention
 from models.layers.block import Block, Stack
@@ -18,6 +18,7 @@ from models.layers.embed import Embed
 from models.layers.mlp import ACTIVATIONS, Mlp
 from models.layers.norm import RMSNorm
 from models.layers.position import rotary, stretched, yarn_magnitude
+from models.layers.protocol import DecoderOnly
 
 LLAMA2 = {"vocab_size": 32_000, "max_length": 4096}
 LLAMA3 = {"vocab_size": 128_256, "max_length": 8192, "rope_base": 500_000.0}
@@ -34,7 +35,7 @@ VARIANTS = {
 }
 
 
-class Llama(nn.Module):
+class Llama(DecoderOnly):
     """A language model: tokens in, logits of the next token out.
 
     Attributes:
@@ -120,50 +121,17 @@ class Llama(nn.Module):
         self.norm = norm()
         self.unembed = self.embed if self.tied else Embed(self.vocab_size, self.width)
 
-    def __call__(
-        self,
-        tokens: Int[Array, "B T"],
-        *,
-        mask: Bool[Array, "B T"] | None = None,
-        positions: Int[Array, "#B T"] | None = None,
-    ) -> Float[Array, "B T V"]:
-        """Logits of the token after each one.
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        return self.depth, self.kv_heads, self.head_size or self.width // self.num_heads
 
-        Args:
-            tokens: at most `max_length` of them in a row.
-            mask: True = a real token; nothing attends to the others (padding on either side).
-            positions: of the tokens; 0 to T-1 when None.
-
-        Raises:
-            ValueError: the sequence is longer than the model's.
-        """
-        mask = None if mask is None else mask[:, None, None, :]
-        return self._logits(tokens, mask=mask, positions=positions)[0]
-
-    def encode(self, inputs: None = None) -> None:
-        """The decoders' protocol: a decoder-only model has nothing to encode."""
-
-    def init_cache(self, batch_size: int, max_length: int) -> Cache:
-        """An empty cache of the parameters' dtype with room for `max_length` tokens in each row.
-
-        Raises:
-            ValueError: `max_length` is beyond the model's.
-        """
-        self._check_length(max_length)
-        head_size = self.head_size or self.width // self.num_heads
-        return Cache.empty(self.depth, batch_size, max_length, self.kv_heads, head_size, self.embed.table.dtype)
-
-    def decode(
-        self, tokens: Int[Array, "B T"], cache: Cache, memory: None = None
-    ) -> tuple[Float[Array, "B T V"], Cache]:
-        """Logits after each of T more tokens in every row, and the cache with them in it."""
-        return self._logits(tokens, cache=cache)
-
-    def _logits(self, tokens, **kwargs):
-        self._check_length(tokens.shape[1])
+    def logits(
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs
+    ) -> tuple[Float[Array, "B T V"], Cache | None]:
+        self.check_length(tokens.shape[1])
         x = self.embed_dropout(self.embed(tokens), deterministic=not self.has_rng("dropout"))
         self.sow("intermediates", "embedding", x)
-        x, cache = self.stack(x, **kwargs)
+        x, cache = self.stack(x, positions=positions, **kwargs)
         return self.unembed.logits(self.norm(x)), cache
 
     def _rotary(self):
@@ -173,7 +141,3 @@ class Llama(nn.Module):
         scaling = partial(stretched, length=self.rope_length or self.max_length, **settings)
         magnitude = yarn_magnitude(self.rope_factor) if self.rope_scaling == "yarn" else 1.0
         return partial(rotary, base=self.rope_base, scaling=scaling, magnitude=magnitude)
-
-    def _check_length(self, length):
-        if length > self.max_length:
-            raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}.")

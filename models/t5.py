@@ -12,12 +12,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from models.layers.attention import Attention, dot_product
 from models.layers.block import Block, Stack
-from models.layers.cache import Cache, Memory
+from models.layers.cache import Cache
 from models.layers.embed import Embed
 from models.layers.linear import Linear
 from models.layers.mlp import ACTIVATIONS, Mlp
 from models.layers.norm import RMSNorm
 from models.layers.position import RelativeBuckets
+from models.layers.protocol import EncoderDecoder
 
 V1_1 = {"activation": "gelu_tanh", "gated": True, "tied": False}
 VARIANTS = {
@@ -34,7 +35,7 @@ VARIANTS = {
 }
 
 
-class T5(nn.Module):
+class T5(EncoderDecoder):
     """Text to text: tokens of the input and of the output so far in, logits of the next token out.
 
     Sequences have no longest length. The decoder starts with token 0, the padding.
@@ -109,50 +110,20 @@ class T5(nn.Module):
         if not self.tied:
             self.head = Linear((self.vocab_size,), use_bias=False, kernel_init=init)
 
-    def __call__(
-        self,
-        inputs: Int[Array, "B S"],
-        tokens: Int[Array, "B T"],
-        *,
-        inputs_mask: Bool[Array, "B S"] | None = None,
-        mask: Bool[Array, "B T"] | None = None,
-    ) -> Float[Array, "B T V"]:
-        """Logits of the token after each one.
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        return self.decoder_depth or self.depth, self.num_heads, self.head_size
 
-        Args:
-            inputs: what the encoder reads.
-            tokens: what the decoder has written so far.
-            inputs_mask, mask: True = a real token; nothing attends to the others (padding on either side).
-        """
-        inputs_mask = jnp.ones(inputs.shape, bool) if inputs_mask is None else inputs_mask
-        mask = None if mask is None else mask[:, None, None, :]
-        context, positions = self._encoded(inputs, inputs_mask), jnp.arange(tokens.shape[1])[None]
-        return self._logits(tokens, positions, tokens.shape[1], context, inputs_mask, mask=mask)[0]
-
-    def encode(self, inputs: tuple[Int[Array, "B S"], Bool[Array, "B S"]]) -> Memory:
-        """What the decoder sees of `inputs`: tokens, and a mask which is True where they are real."""
-        tokens, mask = inputs
-        return self.decoder_stack.memory(self._encoded(tokens, mask), mask)
-
-    def init_cache(self, batch_size: int, max_length: int) -> Cache:
-        """An empty cache of the parameters' dtype with room for `max_length` tokens in each row."""
-        depth, dtype = self.decoder_depth or self.depth, self.embed.table.dtype
-        return Cache.empty(depth, batch_size, max_length, self.num_heads, self.head_size, dtype)
-
-    def decode(self, tokens: Int[Array, "B T"], cache: Cache, memory: Memory) -> tuple[Float[Array, "B T V"], Cache]:
-        """Logits after each of T more tokens in every row, and the cache with them in it."""
-        positions = cache.positions(tokens.shape[1])
-        return self._logits(tokens, positions, cache.max_length, memory, memory.mask, cache=cache)
-
-    def _encoded(self, tokens, mask):
+    def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
         bias = self.encoder_relative(jnp.arange(tokens.shape[1])[None], tokens.shape[1])
         x, _ = self.encoder_stack(self._embedded("encoder", tokens), bias=bias, mask=mask[:, None, None, :])
         return self._dropped(self.encoder_norm(x))
 
-    def _logits(self, tokens, positions, keys, context, context_mask, **kwargs):
-        bias = self.decoder_relative(positions, keys)
-        kwargs |= {"context": context, "context_mask": context_mask[:, None, None, :]}
-        x, cache = self.decoder_stack(self._embedded("decoder", tokens), bias=bias, **kwargs)
+    def logits(
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], *, cache: Cache | None = None, **kwargs
+    ) -> tuple[Float[Array, "B T V"], Cache | None]:
+        bias = self.decoder_relative(positions, tokens.shape[1] if cache is None else cache.max_length)
+        x, cache = self.decoder_stack(self._embedded("decoder", tokens), bias=bias, cache=cache, **kwargs)
         x = self._dropped(self.decoder_norm(x))
         return self.embed.logits(x * self.width**-0.5) if self.tied else self.head(x), cache
 

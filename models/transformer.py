@@ -14,11 +14,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from models.layers.attention import Attention
 from models.layers.block import Block, Stack
-from models.layers.cache import Cache, Memory
+from models.layers.cache import Cache
 from models.layers.embed import Embed
 from models.layers.mlp import ACTIVATIONS, Mlp
 from models.layers.norm import LayerNorm, RMSNorm
 from models.layers.position import Learned, RelativeKeys, rotary, sinusoidal
+from models.layers.protocol import EncoderDecoder
 
 VARIANTS = {
     "tiny": {"depth": 4, "width": 128, "num_heads": 4, "hidden": 256},  # arXiv 2105.14462
@@ -28,7 +29,7 @@ VARIANTS = {
 NORMS = {"layer": LayerNorm, "rms": RMSNorm}
 
 
-class Transformer(nn.Module):
+class Transformer(EncoderDecoder):
     """An encoder-decoder: input tokens and the output's first ones in, logits of the output's next ones out.
 
     Attributes:
@@ -85,66 +86,28 @@ class Transformer(nn.Module):
             self.encoder_position = Learned(self.max_length, self.width)
             self.decoder_position = Learned(self.max_length, self.width)
         self.embed_dropout = nn.Dropout(self.dropout)
-        self.encoder = Stack(block, self.depth, remat=self.remat, unroll=self.unroll)
-        self.decoder = Stack(decoder_block, self.depth, remat=self.remat, unroll=self.unroll)
+        self.encoder_stack = Stack(block, self.depth, remat=self.remat, unroll=self.unroll)
+        self.decoder_stack = Stack(decoder_block, self.depth, remat=self.remat, unroll=self.unroll)
         if self.placement == "pre":
             self.encoder_norm, self.decoder_norm = norm(), norm()
 
-    def __call__(
-        self,
-        inputs: Int[Array, "B S"],
-        tokens: Int[Array, "B T"],
-        *,
-        inputs_mask: Bool[Array, "B S"] | None = None,
-        mask: Bool[Array, "B T"] | None = None,
-    ) -> Float[Array, "B T V"]:
-        """Logits of the token after each of `tokens`, given the whole of `inputs`.
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        return self.depth, self.num_heads, self.width // self.num_heads
 
-        Args:
-            inputs, tokens: each at most `max_length` in a row.
-            inputs_mask, mask: True = a real token; nothing attends to the others.
-
-        Raises:
-            ValueError: a sequence is longer than the model's.
-        """
-        inputs_mask = jnp.ones(inputs.shape, bool) if inputs_mask is None else inputs_mask
-        seen = self._encode(inputs, inputs_mask)
-        mask = None if mask is None else mask[:, None, None]
-        positions = jnp.arange(tokens.shape[1])[None]
-        return self._decode(tokens, positions, context=seen, context_mask=inputs_mask[:, None, None], mask=mask)[0]
-
-    def encode(self, inputs: tuple[Int[Array, "B S"], Bool[Array, "B S"]]) -> Memory:
-        """What the decoder sees of the input tokens, of which the second part of the pair tells the real ones."""
-        tokens, mask = inputs
-        return self.decoder.memory(self._encode(tokens, mask), mask)
-
-    def init_cache(self, batch_size: int, max_length: int) -> Cache:
-        """An empty cache of the parameters' dtype with room for `max_length` tokens in each row.
-
-        Raises:
-            ValueError: `max_length` is beyond the model's.
-        """
-        self._check_length(max_length)
-        dtype, size = self.embed.table.dtype, self.width // self.num_heads
-        return Cache.empty(self.depth, batch_size, max_length, self.num_heads, size, dtype)
-
-    def decode(self, tokens: Int[Array, "B T"], cache: Cache, memory: Memory) -> tuple[Float[Array, "B T V"], Cache]:
-        """Logits after each of T more tokens in every row, and the cache with them in it."""
-        context_mask = memory.mask[:, None, None]
-        positions = cache.positions(tokens.shape[1])
-        return self._decode(tokens, positions, context=memory, context_mask=context_mask, cache=cache)
-
-    def _encode(self, tokens, mask):
+    def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
         x = self._embed(tokens, jnp.arange(tokens.shape[1])[None], "encoder")
-        x, _ = self.encoder(x, mask=mask[:, None, None])
+        x, _ = self.encoder_stack(x, mask=mask[:, None, None])
         return self.encoder_norm(x) if self.placement == "pre" else x
 
-    def _decode(self, tokens, positions, **kwargs):
-        x, cache = self.decoder(self._embed(tokens, positions, "decoder"), positions=positions, **kwargs)
+    def logits(
+        self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs
+    ) -> tuple[Float[Array, "B T V"], Cache | None]:
+        x, cache = self.decoder_stack(self._embed(tokens, positions, "decoder"), positions=positions, **kwargs)
         return self.embed.logits(self.decoder_norm(x) if self.placement == "pre" else x), cache
 
     def _embed(self, tokens, positions, side):
-        self._check_length(tokens.shape[1])
+        self.check_length(tokens.shape[1])
         x = self.embed(tokens)
         if self.position in ("sinusoidal", "learned"):
             learned = self.position == "learned"
@@ -153,7 +116,3 @@ class Transformer(nn.Module):
         x = self.embed_dropout(x, deterministic=not self.has_rng("dropout"))
         self.sow("intermediates", f"{side}_embedding", x)
         return x
-
-    def _check_length(self, length):
-        if length > self.max_length:
-            raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}.")

@@ -50,8 +50,10 @@ def write_all(evaluator: Evaluator, state: TrainState, budget: Budget, about: Ma
         if data.info["kind"] == "images":
             write_classification(out, split, experiment.model, variables, batches, data.info)
             write_image_attention(out, experiment.model, variables, batches[0], data.info)
-        elif data.info["kind"] != "pairs":
+        elif "start" not in data.info:
             write_text_attention(out, experiment.model, variables, batches[0], data.tokenizer)
+    for split, written in evaluator.written.items():
+        _write(out / f"written_{split}.json", json.dumps(written, ensure_ascii=False))
     (out / "cost.json").write_text(json.dumps(budget.to_dict(), indent=2), encoding="utf-8")
     path = out / "run.json"
     seconds = json.loads(path.read_text())["seconds"] if path.exists() else 0.0  # of the parts before

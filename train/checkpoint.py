@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
@@ -122,6 +123,25 @@ class Checkpoints(contextlib.AbstractContextManager):
                 f"a checkpoint could not be written to {self.folder} ({' '.join(str(error).split())[:300]}): "
                 "those that are complete stay."
             ) from error
+
+
+def read_parameters(workdir: Path) -> dict[str, Any]:
+    """The parameters, or their average where one is kept, of the newest checkpoint of a run of any model.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    steps = [int(step.name) for step in (workdir / "checkpoints").glob("*") if step.name.isdigit()]
+    if not steps:
+        raise FileNotFoundError(f"there is no checkpoint in {workdir / 'checkpoints'}.")
+    folder = workdir.absolute() / "checkpoints" / str(max(steps)) / "state"
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        saved = checkpointer.metadata(folder).item_metadata.tree
+        name = "params" if saved["ema"] is None else "ema"
+        item = {name: saved[name]}
+        kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
+        args = ocp.args.PyTreeRestore(item=item, restore_args=kinds, partial_restore=True)
+        return checkpointer.restore(folder, args=args)[name]
 
 
 def _checksums(state: TrainState) -> list[int]:

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from functools import partial
+from operator import mul
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,10 @@ class Clock:
         kind = jax.devices()[0].device_kind
         peak = peak_flops(kind, compute_dtype(experiment.config.precision).name) or measured_peak()
         self.budget = experiment_budget(experiment)
-        self._flops = self.budget.flops["training"]["model"] / (peak * experiment.mesh.size)
+        lengths = experiment.data.train.lengths
+        flops = [experiment_budget(experiment, length).flops["training"]["model"] for length in lengths if length]
+        flops += [self.budget.flops["training"]["model"]] if None in lengths else []
+        self._flops = sum(map(mul, flops, lengths.values())) / (peak * experiment.mesh.size)
         self._batch_size = experiment.config.data.batch_size
         self._start, self._pause = time.monotonic(), 0.0
         self._last: tuple[float, int] | None = None
@@ -67,9 +71,13 @@ def measured_peak(size: int = 1024) -> float:
     return 2 * size**3 / min(times)
 
 
-def experiment_budget(experiment: Experiment) -> Budget:
-    """What the experiment's model costs with its batch, objective, optimizer and precision, on all devices together."""
-    config, batch = experiment.config, jax.eval_shape(partial(experiment.zeros, experiment.config.data.batch_size))
+def experiment_budget(experiment: Experiment, length: int | None = None) -> Budget:
+    """What the experiment's model costs with its batch, objective, optimizer and precision, on all devices together.
+
+    `length` of the texts in the batch; None is the config's.
+    """
+    config = experiment.config
+    batch = jax.eval_shape(partial(experiment.zeros, config.data.batch_size, length))
     length = getattr(experiment.model, "max_length", config.data.sequence_length)  # of the cache
     return budget(
         experiment.model,

@@ -5,35 +5,52 @@ from typing import Any
 
 import jax
 import numpy as np
-import sacrebleu
+from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Float
+from scipy.special import softmax
 
+from data.encoded import Encoded
+from metrics.answers import exact_match, f1
 from metrics.likelihood import bits, perplexity
 from metrics.states import State
+from metrics.translation import bleu
 from models.generate import generate
 from train.checkpoint import Checkpoints
 from train.experiment import Experiment
+from train.objectives import read
 from train.sharding import check_batch, to_mesh
 from train.state import TrainState
 from train.step import make_evaluation_step
 
 
 class Evaluator:
-    """Asks the states of an experiment; compiled once. An average of the parameters, where one is kept, is asked."""
+    """Asks the states of an experiment; compiled once. An average of the parameters, where one is kept, is asked.
+
+    Attributes:
+        written: of pairs, by split, what the model last wrote: `rows` of input, output and reference, their `bleu` and
+            its `signature`.
+    """
 
     def __init__(self, experiment: Experiment):
         self.experiment, self.config = experiment, experiment.config
-        step = make_evaluation_step(experiment.model, experiment.objective, self.config.precision)
-        self._step = jax.jit(step)
+        model, precision = experiment.model, self.config.precision
+        self._step = jax.jit(make_evaluation_step(model, experiment.objective, precision))
+        self._read = jax.jit(make_evaluation_step(model, lambda *args: (0, 0, read(*args)), precision))
+        self.written: dict[str, dict[str, Any]] = {}
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
         """Metrics of every split, as "split/name"."""
         data, variables, metrics = self.experiment.data, state.variables(average=True), {}
         for split, batches in data.splits.items():
-            values = evaluate(self._step, variables, batches, self.experiment.mesh)
+            values = evaluate(self._step_taught, variables, batches, self.experiment.mesh)
             values = with_derived(values, data.info, split)
-            if data.info["kind"] == "pairs":
-                values |= self._compared(variables, batches)
+            if data.info["kind"] in ("pairs", "continuations"):
+                values |= self._compared(variables, split, batches)
+            elif data.info["kind"] == "spans":
+                values |= self._answered(variables, batches)
+            elif data.info["kind"] == "classification" and batches.source.is_cut:
+                values |= pooled_accuracy(self._logits(variables, batches), batches.source)
             metrics |= {f"{split}/{key}": value for key, value in values.items()}
         return metrics
 
@@ -60,43 +77,68 @@ class Evaluator:
         if not len(tokens):
             raise ValueError("the prompt is empty: a language model needs at least one token to go on from.")
         rows, end = self.config.sampling.num_samples or 1, data.tokenizer.end_of_text
-        if data.info["kind"] != "pairs":
+        if "start" not in data.info:
+            tokens = np.append(tokens, end) if data.info["kind"] == "continuations" else tokens
             return np.tile(tokens, (rows, 1)), None
         inputs = np.tile(np.append(tokens, end), (rows, 1)).astype(np.int32)
-        return np.full((rows, 1), end), (inputs, np.ones(inputs.shape, bool))
+        return np.full((rows, 1), data.info["start"]), (inputs, np.ones(inputs.shape, bool))
 
     def lead(self, prompt: str) -> str:
         """What is to be shown before a text that the model wrote for a prompt."""
-        return f"{prompt} → " if self.experiment.data.info["kind"] == "pairs" else prompt
+        return f"{prompt} → " if "start" in self.experiment.data.info else prompt
 
-    def _compared(self, variables, batches):
+    def _step_taught(self, variables, batch):
+        return self._step(variables, self.experiment.taught(batch))
+
+    def _logits(self, variables, batches):
+        """What the model says of a split's rows [N, ...], in their order, on the host."""
+        mesh = self.experiment.mesh
+        rows = [process_allgather(self._read(variables, to_mesh(batch, mesh))[0], tiled=True) for batch in batches]
+        return np.concatenate(rows)[: batches.num_examples].astype(np.float32)
+
+    def _answered(self, variables, batches):
+        """How the answers to a split's questions compare with the references."""
+        answers = batches.source.answers(*np.moveaxis(self._logits(variables, batches), -1, 0))
+        references = [question.references for question in batches.source.questions]
+        return {score.__name__: float(np.mean(list(map(score, answers, references)))) for score in (exact_match, f1)}
+
+    def _compared(self, variables, split, batches):
         """How the texts that the model writes for a split's inputs compare with the targets."""
-        outputs, references = [], batches.source.references
+        coder, outputs, references = self.experiment.data.tokenizer, [], batches.source.references
         for batch in batches:
-            prompts = np.full((len(batch["inputs"]), 1), self.experiment.data.tokenizer.end_of_text)
-            written = self._generate(variables, prompts, (batch["inputs"], batch["inputs_mask"]))
-            outputs += self._texts(prompts, written)
+            if "inputs" in batch:
+                prompts, lengths = np.full((len(batch["inputs"]), 1), self.experiment.data.info["start"]), None
+                inputs = batch["inputs"], batch["inputs_mask"]
+            else:  # up to the first token that is to be guessed
+                prompts, lengths, inputs = batch["tokens"], batch["mask"].argmax(axis=1) + 1, None
+            written = self._generate(variables, prompts, inputs, lengths)
+            outputs += self._texts(prompts, written, lengths)
         outputs = outputs[: len(references)]  # without the padding of the last batch
         exact = sum(ours == theirs for ours, theirs in zip(outputs, references)) / len(references)
-        return {"exact_match": exact, "bleu": sacrebleu.corpus_bleu(outputs, [references]).score}
+        score, signature = bleu(outputs, references)
+        inputs = [coder.decode(tokens) for tokens in batches.source.inputs]
+        self.written[split] = {"bleu": score, "signature": signature, "rows": list(zip(inputs, outputs, references))}
+        return {"exact_match": exact, "bleu": score}
 
-    def _generate(self, variables, prompts, inputs):
-        """What the model writes after prompts [B, T] as token ids."""
+    def _generate(self, variables, prompts, inputs, lengths=None):
+        """What the model writes after prompts [B, T], of some lengths [B], as token ids."""
         settings = self.config.sampling.to_dict()
         del settings["num_samples"], settings["prompt"]
         settings |= {key: settings[key] or None for key in ("top_k", "top_p")}
         model, seed = self.experiment.model, self.config.seed
-        return generate(model, variables, prompts, inputs=inputs, seed=seed, stop_tokens=self._stop_tokens, **settings)
+        settings |= {"inputs": inputs, "seed": seed, "stop_tokens": self._stop_tokens}
+        return generate(model, variables, prompts, lengths, **settings)
 
     @property
     def _stop_tokens(self):
         end = self.experiment.data.tokenizer.end_of_text
         return () if end is None else (end,)
 
-    def _texts(self, prompts, written):
+    def _texts(self, prompts, written, lengths=None):
         """The texts after the prompts, without the end of text."""
-        rows = zip(np.asarray(written.tokens), np.asarray(written.lengths))
-        rows = [row[prompts.shape[1] : length] for row, length in rows]
+        starts = np.full(len(prompts), prompts.shape[1]) if lengths is None else lengths
+        rows = zip(np.asarray(written.tokens), starts, np.asarray(written.lengths))
+        rows = [row[start:stop] for row, start, stop in rows]
         return [self.experiment.data.tokenizer.decode(row[~np.isin(row, self._stop_tokens)]) for row in rows]
 
     def gathered(self, state: TrainState) -> Mapping[str, Any]:
@@ -145,6 +187,15 @@ def evaluate(
     if not merged:
         raise ValueError("there is nothing to evaluate: the split is empty.")
     return {name: float(state.compute()) for name, state in merged.items()}
+
+
+def pooled_accuracy(logits: Float[np.ndarray, "N V"], source: Encoded) -> dict[str, float]:
+    """How often the class of a whole text is right, by the mean and by the highest of its rows' probabilities."""
+    probabilities = softmax(logits, axis=-1)
+    first = np.flatnonzero(np.diff(source.origins, prepend=-1))
+    pools = {"mean": np.add, "max": np.maximum}
+    pooled = {name: pool.reduceat(probabilities, first).argmax(axis=-1) for name, pool in pools.items()}
+    return {f"{k}_pooled_accuracy": float((v == source.per_row["label"][first]).mean()) for k, v in pooled.items()}
 
 
 def with_derived(metrics: dict[str, float], info: Mapping[str, Any], split: str) -> dict[str, float]:

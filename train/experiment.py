@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -17,10 +17,10 @@ from ml_collections import ConfigDict
 
 import data
 import models
-from data.masking import count_masked
-from train import durations, sharding
+from data import tokenizers
+from train import batches, durations, initial, sharding
 from train.checkpoint import Checkpoints
-from train.objectives import OBJECTIVES, Batch, Objective
+from train.objectives import HEADS, OBJECTIVES, Batch, Objective
 from train.optimizer import Schedule, check_patterns, make_optimizer, make_schedule
 from train.state import TrainState
 from train.step import init_state
@@ -46,6 +46,10 @@ class Experiment:
     @cached_property
     def data(self) -> data.Data:
         settings = self.config.data.to_dict()
+        origin = self.config.init.path or self.config.teacher
+        known = Path(origin) / tokenizers.FILE  # what has learned some words goes on with these
+        if origin and settings["tokenizer"] in tokenizers.KINDS and known.is_file():
+            settings |= {"tokenizer": str(known), "vocab_size": 0}
         return data.load(
             settings.pop("source"),
             **settings,
@@ -79,12 +83,23 @@ class Experiment:
             if has and needs and has < needs:
                 raise ValueError(f"model.{name} is {has}: the data {self.config.data.source!r} have {needs}.")
 
-    @cached_property
-    def objective(self) -> Objective:
-        settings = {key: value for key, value in self.config.objective.items() if value}
-        name = settings.pop("name")
+    def check_objective(self) -> None:
+        """Raises ValueError for an objective that there is not, or that the model has no head for."""
+        name, model = self.config.objective.name, self.config.model.name
         if name not in OBJECTIVES:
             raise ValueError(f"unknown objective {name!r}: it is one of {', '.join(OBJECTIVES)}.")
+        if name not in HEADS or hasattr(self.model, "image_size"):
+            return
+        if not hasattr(self.model, "head"):
+            raise ValueError(f"the objective {name!r} is not for the model {model!r}.")
+        if self.model.head != HEADS[name]:
+            raise ValueError(f"the objective {name!r} needs model.head={HEADS[name]!r}, not {self.model.head!r}.")
+
+    @cached_property
+    def objective(self) -> Objective:
+        self.check_objective()
+        settings = {key: value for key, value in self.config.objective.items() if value}
+        name = settings.pop("name")
         for key in settings:
             if key not in inspect.signature(OBJECTIVES[name]).parameters:
                 raise ValueError(f"the objective {name!r} has no {key!r}: leave objective.{key} at 0.")
@@ -134,26 +149,33 @@ class Experiment:
         """Zeros in the shapes of a training batch."""
         return self.zeros(self.config.data.batch_size)
 
-    def zeros(self, size: int) -> Batch:
-        """A batch of `size` examples of zeros; it needs no data unless the sizes are the data's."""
+    def zeros(self, size: int, length: int | None = None) -> Batch:
+        """A batch of `size` examples of zeros; it needs no data unless the sizes are the data's.
+
+        `length` of texts; None is the config's.
+        """
         settings, objective = self.config.data, self.config.objective.name
-        if objective != "classification":
-            shape = (size, settings.sequence_length)
-            tokens, mask = jnp.zeros(shape, jnp.int32), jnp.ones(shape, bool)
-            if objective == "sequence_to_sequence":
-                return {"inputs": tokens, "inputs_mask": mask, "tokens": tokens, "targets": tokens, "mask": mask}
-            if objective == "masked_lm":
-                chosen = count_masked(settings.mask_rate, settings.sequence_length)
-                places, real = tokens[:, :chosen], mask[:, :chosen]
-                return {"tokens": tokens, "tokens_mask": mask, "places": places, "targets": places, "mask": real}
-            return {"tokens": tokens, "targets": tokens, "mask": mask}
-        if not hasattr(self.model, "image_size"):
-            raise ValueError(f"the objective {objective!r} is not for the model {self.config.model.name!r}.")
-        height, width = (self.model.image_size,) * 2
-        if not settings.image_size:
-            height, width = self.data.info["image_size"]
-        image = jnp.zeros((size, height, width, self.model.channels), jnp.float32)
-        return {"image": image, "label": jnp.zeros(size, jnp.int32), "mask": jnp.ones(size, bool)}
+        if objective == "classification" and hasattr(self.model, "image_size"):
+            height, width = (self.model.image_size,) * 2
+            if not settings.image_size:
+                height, width = self.data.info["image_size"]
+            return batches.images(size, (height, width, self.model.channels))
+        self.check_objective()
+        make = batches.OF_TEXTS.get(settings.task) or batches.OF_TEXTS[objective]
+        batch = make(size, length or settings.sequence_length, settings.mask_rate)
+        said = jax.eval_shape(self.teacher, batch) if self.teacher else {}
+        return batch | {name: jnp.zeros(value.shape, value.dtype) for name, value in said.items()}
+
+    @cached_property
+    def teacher(self) -> Callable[[Batch], Batch] | None:
+        """What it says of a batch, where the config names one."""
+        if bool(self.config.teacher) != (self.config.objective.name == "distillation"):
+            raise ValueError(f"teacher is {self.config.teacher!r}: the objective 'distillation' alone needs one.")
+        return initial.load_teacher(self.config.teacher) if self.config.teacher else None
+
+    def taught(self, batch: Batch) -> Batch:
+        """A batch on the devices, with what the teacher says of it where there is one."""
+        return batch | self.teacher(batch) if self.teacher else batch
 
     def state(self, checkpoints: Checkpoints, step: int | None = None) -> TrainState:
         """The state of a checkpoint (None: the newest), or without any checkpoint the one before the first step."""
@@ -210,7 +232,7 @@ _BELOW_1 = (
     *("ema_decay", "objective.label_smoothing", "model.dropout", "model.stochastic_depth"),
     *("optimizer.b1", "optimizer.b2"),
 )
-_PATTERNS = ("optimizer.no_decay", "optimizer.frozen", "optimizer.rates", "sharding")
+_PATTERNS = ("init.skip", "optimizer.no_decay", "optimizer.frozen", "optimizer.rates", "sharding")
 
 
 def check_values(config: ConfigDict) -> None:

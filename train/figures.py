@@ -97,6 +97,22 @@ def chart(title: str, curves: Mapping[str, Curve], splits: Sequence[str], *, per
     return figure
 
 
+def bleu_by_length(runs: Mapping[str, Sequence[tuple[int, int, int, float]]]) -> Figure:
+    """BLEU against the length of the input in words, a line for each run: its groups as `metrics` has them."""
+    figure = Figure(figsize=(4.3, 2.75), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["left", "top", "right"]].set_visible(False)
+    axes.grid(axis="y")
+    for (name, groups), colour in zip(runs.items(), SERIES.values()):
+        middles = [(shortest + longest) / 2 for shortest, longest, _, _ in groups]
+        axes.plot(middles, [group[-1] for group in groups], color=colour, marker="o", markersize=3.2, label=name)
+    axes.set(xlabel="words in the input", ylabel="BLEU")
+    axes.set_ylim(bottom=0)
+    if len(runs) > 1:
+        axes.legend(frameon=False)
+    return figure
+
+
 def smooth(values: np.ndarray) -> np.ndarray:
     """A Gaussian mean over about a thirtieth of the curve; points that are not finite do not count, and stay."""
     width = max(len(values) / 60, 1.0)

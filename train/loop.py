@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from train import artifacts, costs, guard
+from train import artifacts, costs, guard, initial
 from train.checkpoint import Checkpoints
 from train.evaluators import Evaluator
 from train.experiment import Experiment
@@ -69,12 +69,16 @@ class Loop:
         primary = jax.process_index() == 0
         self.experiment, self.clock = experiment, clock
         self.checkpoints = stack.enter_context(Checkpoints(workdir, **config.checkpoint))
-        self.state = experiment.state(self.checkpoints)
+        self.state, said = experiment.state(self.checkpoints), ""
+        if config.init.path and self.checkpoints.latest is None:
+            self.state, said = initial.start_from(self.state, **config.init)
         self.start, self.total = int(self.state.step), experiment.total_steps
         self.stop = stack.enter_context(guard.StopSignal())
         wandb = {"project": config.wandb} if config.wandb else None
         self.writer = stack.enter_context(MetricsWriter(workdir, resume_step=self.start, wandb=wandb, primary=primary))
         self.progress = stack.enter_context(Progress(self.total, primary=primary))
+        if said:
+            self.progress.message(said)
         if self.start:
             self.progress.message(f"going on from step {self.start:,}")
         self.log_every = every(experiment, "log_every", 10)
@@ -175,6 +179,8 @@ def compile_step(experiment: Experiment, state: TrainState):
     )
     batch = batch_sharding(experiment.mesh)
     compiled = jax.jit(step, in_shardings=(places, batch), out_shardings=(places, None), donate_argnums=0)
+    if config.data.buckets:
+        return compiled  # for each bucket when it comes
     return compiled.lower(state, jax.eval_shape(partial(experiment.zeros, config.data.batch_size))).compile()
 
 
@@ -182,10 +188,11 @@ def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax
     """Training batches on the devices, from that of step `start`; the next one is on its way while one is used."""
     batches = experiment.data.train.iterate(start)
     first = next(batches)
-    for name, like in jax.eval_shape(lambda: experiment.zeros(1)).items():
-        if first[name].shape[1:] != like.shape[1:]:
+    length = first["tokens"].shape[1] if experiment.config.data.buckets else None
+    for name, like in jax.eval_shape(lambda: experiment.zeros(1, length)).items():
+        if name in first and first[name].shape[1:] != like.shape[1:]:
             raise ValueError(f"{name} of the data is {first[name].shape[1:]}, but the model is for {like.shape[1:]}.")
-    ahead = to_mesh(first, experiment.mesh)
+    ahead = experiment.taught(to_mesh(first, experiment.mesh))
     while True:
         yield ahead
-        ahead = to_mesh(next(batches), experiment.mesh)
+        ahead = experiment.taught(to_mesh(next(batches), experiment.mesh))

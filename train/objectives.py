@@ -5,7 +5,7 @@ Sums, not means, so that the gradients of a batch's parts add up to the whole's:
 An objective is called under `flax.linen.apply`; it is in training when the model has a "dropout" rng.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax
@@ -14,15 +14,25 @@ from jaxtyping import Array, Float
 
 from metrics.classification import correct, correct_top_k
 from metrics.likelihood import cross_entropy
-from metrics.states import Mean, State
+from metrics.states import F1, Correlation, Matthews, Mean, State
 
 Batch = dict[str, Array]
 Result = tuple[Float[Array, ""], Float[Array, ""], dict[str, State]]
 Objective = Callable[[nn.Module, Batch], Result]
+NEVER = -1e9  # the logit of padding
+
+
+def read(model: nn.Module, batch: Batch) -> Array:
+    """What the model says of a batch's images, or of its texts."""
+    if "image" in batch:
+        return model(batch["image"])
+    return model(batch["tokens"], segments=batch["segments"], mask=batch["tokens_mask"])
 
 
 def classification(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0, mixup: float = 0.0) -> Result:
     """Cross-entropy of `label` [B] given `image` [B, h, w, c], over the examples whose `mask` [B] is True.
+
+    Or given a text or two, `tokens` and `segments` [B, T], of which those are seen where `tokens_mask` [B, T] is True.
 
     Args:
         label_smoothing: see `cross_entropy`; in training only, so that evaluations compare.
@@ -30,14 +40,17 @@ def classification(model: nn.Module, batch: Batch, *, label_smoothing: float = 0
             (arXiv 1710.09412), one draw for the whole batch; 0 mixes nothing.
 
     Raises:
-        ValueError: there is nothing to mix one example with.
+        ValueError: there is nothing to mix one example with, or the examples are texts.
     """
-    image, label, mask = batch["image"], batch["label"], batch["mask"]
+    label, mask = batch["label"], batch["mask"]
     training = model.has_rng("dropout")
     if not (training and mixup):
-        logits = model(image)
+        logits = read(model, batch)
         loss = cross_entropy(logits, label, label_smoothing if training else 0.0)
     else:
+        if "image" not in batch:
+            raise ValueError("mixup is for images: leave objective.mixup at 0.")
+        image = batch["image"]
         if len(image) == 1:
             raise ValueError("mixup needs at least 2 examples in a batch, or in each of its accumulated parts.")
         share = jax.random.beta(model.make_rng("dropout"), mixup, mixup).astype(image.dtype)
@@ -48,7 +61,40 @@ def classification(model: nn.Module, batch: Batch, *, label_smoothing: float = 0
     aux = {"accuracy": Mean.empty().update(correct(logits, label), mask)}
     if logits.shape[-1] > 10:
         aux["top_5_accuracy"] = Mean.empty().update(correct_top_k(logits, label, 5), mask)
+    if "image" not in batch:
+        for name, state in (("f1", F1), ("matthews", Matthews)):
+            aux[name] = state.empty(logits.shape[-1]).update(logits.argmax(axis=-1), label, mask)
     return _sums(loss, mask, aux)
+
+
+def regression(model: nn.Module, batch: Batch) -> Result:
+    """Squared error of the model's one output from `label` [B], over the examples whose `mask` [B] is True.
+
+    Raises:
+        ValueError: the model has several outputs.
+    """
+    values, label, mask = read(model, batch), batch["label"], batch["mask"]
+    if values.shape[-1] != 1:
+        raise ValueError(f"a regression has one output, not {values.shape[-1]}: set model.num_classes to 1.")
+    values = values[..., 0].astype(jnp.float32)
+    return _sums((values - label) ** 2, mask, {"pearson": Correlation.empty().update(values, label, mask)})
+
+
+def tagging(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -> Result:
+    """Cross-entropy of the tags `targets` [B, T] of words, at their first tokens, where `mask` [B, T] is True."""
+    return _of_tokens(model, read(model, batch), batch, label_smoothing)
+
+
+def span_extraction(model: nn.Module, batch: Batch) -> Result:
+    """Mean cross-entropy of an answer's first and last token, `start` and `end` [B], each among all tokens of its text.
+
+    Accuracy is of both together. Counted are the examples whose `mask` [B] is True.
+    """
+    logits = jnp.where(batch["tokens_mask"][..., None], read(model, batch).astype(jnp.float32), NEVER)
+    first, last = logits[..., 0], logits[..., 1]
+    loss = (cross_entropy(first, batch["start"]) + cross_entropy(last, batch["end"])) / 2
+    both = correct(first, batch["start"]) & correct(last, batch["end"])
+    return _sums(loss, batch["mask"], {"accuracy": Mean.empty().update(both, batch["mask"])})
 
 
 def causal_lm(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -> Result:
@@ -63,6 +109,56 @@ def masked_lm(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -
     """
     logits = model(batch["tokens"], mask=batch["tokens_mask"], places=batch["places"])
     return _of_tokens(model, logits, batch, label_smoothing)
+
+
+def pretraining(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -> Result:
+    """That of `masked_lm`, of two texts that `segments` [B, T] tell apart, and the cross-entropy of their `label` [B],
+    which counts as much as M words: their mean losses are added where every text has M."""
+    mask, whole = batch["tokens_mask"], batch["tokens_mask"][:, 0]
+    logits, scores = model(batch["tokens"], segments=batch["segments"], mask=mask, places=batch["places"])
+    words, weight, aux = _of_tokens(model, logits, batch, label_smoothing)
+    texts = Mean.empty().update(cross_entropy(scores, batch["label"]), whole)
+    aux["sentence_accuracy"] = Mean.empty().update(correct(scores, batch["label"]), whole)
+    loss = words + batch["places"].shape[1] * texts.total
+    return loss, weight, aux | {"loss": Mean(loss, weight), "masked_lm_loss": aux["loss"], "sentence_loss": texts}
+
+
+def read_masked(model: nn.Module, batch: Batch) -> tuple[Float[Array, "B T D"], Float[Array, "B M V"]]:
+    """An encoder's last vectors, and its logits of the hidden words."""
+    hidden = model.encode(batch["tokens"], mask=batch["tokens_mask"])
+    words = model.read(hidden, batch["places"])
+    return hidden, words[0] if isinstance(words, tuple) else words
+
+
+def distillation(
+    model: nn.Module, batch: Batch, *, temperature: float = 2.0, weights: Sequence[float] = (5.0, 2.0, 1.0)
+) -> Result:
+    """DistilBERT's three losses (arXiv 1910.01108, section 3), for the batches of `masked_lm`, of which a teacher has
+    said `teacher_logits` [B, M, V] and `teacher_hidden` [B, T, D].
+
+    Args:
+        temperature: what both models' logits of hidden words are divided by before the teacher's probabilities are the
+            student's targets (arXiv 1503.02531); the loss is multiplied by its square.
+        weights: of this loss, of `masked_lm`'s, and of 1 - the cosine of both models' last vectors, over all tokens.
+
+    Raises:
+        ValueError: the teacher has other words or another width.
+    """
+    hidden, logits = (x.astype(jnp.float32) for x in read_masked(model, batch))
+    their_hidden, their_logits = (batch[f"teacher_{name}"].astype(jnp.float32) for name in ("hidden", "logits"))
+    for ours, theirs, name in ((logits, their_logits, "vocab_size"), (hidden, their_hidden, "width")):
+        if ours.shape != theirs.shape:
+            raise ValueError(f"model.{name} is {ours.shape[-1]}: the teacher's is {theirs.shape[-1]}.")
+    target, given = (jax.nn.log_softmax(x / temperature) for x in (their_logits, logits))
+    soft = (jnp.exp(target) * (target - given)).sum(axis=-1) * temperature**2
+    hard = cross_entropy(logits, batch["targets"])
+    real, mask = batch["tokens_mask"], batch["mask"]
+    cosine = (hidden * their_hidden).sum(-1) / jnp.maximum(_norm(hidden) * _norm(their_hidden), 1e-8)
+    apart = ((1 - cosine) * real).sum(-1, keepdims=True) / jnp.maximum(real.sum(-1, keepdims=True), 1)
+    parts = {"soft_loss": soft, "masked_lm_loss": hard, "cosine_loss": jnp.broadcast_to(apart, soft.shape)}
+    aux = {"accuracy": correct(logits, batch["targets"])} | parts
+    aux = {name: Mean.empty().update(value, mask) for name, value in aux.items()}
+    return _sums(sum(weight * part for weight, part in zip(weights, parts.values())), mask, aux)
 
 
 def sequence_to_sequence(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -> Result:
@@ -80,6 +176,10 @@ def _of_tokens(model, logits, batch, label_smoothing):
     return _sums(loss, batch["mask"], aux)
 
 
+def _norm(x):
+    return jnp.linalg.norm(x, axis=-1)
+
+
 def _sums(loss, mask, aux):
     loss = Mean.empty().update(loss, mask)
     return loss.total, loss.weight, {"loss": loss, **aux}
@@ -87,7 +187,15 @@ def _sums(loss, mask, aux):
 
 OBJECTIVES = {
     "classification": classification,
+    "regression": regression,
+    "tagging": tagging,
+    "span_extraction": span_extraction,
     "causal_lm": causal_lm,
     "masked_lm": masked_lm,
+    "pretraining": pretraining,
+    "distillation": distillation,
     "sequence_to_sequence": sequence_to_sequence,
 }
+# objective -> the head that an encoder of texts needs for it
+HEADS = {"classification": "classification", "regression": "classification"}
+HEADS |= {"tagging": "tagging", "span_extraction": "span"}

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from matplotlib.image import imsave
 
+from metrics.translation import bleu_by_length
 from train import figures
 from train.progress import clock
 from train.writers import METRICS_FILE, read_metrics
@@ -32,7 +33,16 @@ CURVES = {  # what is charted first, and its title
     "time/mfu": "Model FLOP/s utilisation",
 }
 GROUPS = {"flops": "FLOPs"}
-MOST = {"mistakes": 36, "images": 6, "layers": 6, "heads": 8, "tokens": 40, "samples": 30, "confused": 12}
+MOST = {
+    "mistakes": 36,
+    "images": 6,
+    "layers": 6,
+    "heads": 8,
+    "tokens": 40,
+    "samples": 30,
+    "confused": 12,
+    "written": 30,
+}
 
 
 def write_report(workdir: str | os.PathLike) -> Path:
@@ -61,6 +71,7 @@ def write_report(workdir: str | os.PathLike) -> Path:
         *(_confusion(key, data, folder) for key, data in arrays.items() if key.startswith("confusion_")),
         *(_mistakes(key, data, folder) for key, data in arrays.items() if key.startswith("mistakes_")),
         _section("Samples", _samples(artifacts / "samples.jsonl")),
+        *(_written(path, folder) for path in sorted(artifacts.glob("written_*.json"))),
         _image_attention(arrays["attention_image"], folder) if "attention_image" in arrays else "",
         _text_attention(arrays["attention_text"], folder) if "attention_text" in arrays else "",
         _section("What it costs", _cost(cost), "cards"),
@@ -179,6 +190,18 @@ def _samples(path: Path) -> str:
     )
 
 
+def _written(path: Path, folder: Path) -> str:
+    """BLEU by the length of the input, and the first texts beside what they should be."""
+    written = _read_json(path)
+    inputs, outputs, references = zip(*written["rows"])
+    groups = {"": bleu_by_length(outputs, references, [len(text.split()) for text in inputs])}
+    rows = "".join(f"<tr><td>{'<td>'.join(map(_text, row))}" for row in written["rows"][: MOST["written"]])
+    table = f"<div class='card scroll'><table><tr><th>input<th>written<th>reference{rows}</table></div>"
+    note = f"<p class=note>BLEU {written['bleu']:.2f}, {_text(written['signature'])}.</p>"
+    body = _card(figures.bleu_by_length, groups, name=_file(path.stem), folder=folder) + table
+    return _section(_title(path.stem), note + body)
+
+
 def _image_attention(data: Mapping[str, np.ndarray], folder: Path) -> str:
     """Where the class token (without one: the mean patch) looks: rollout, each layer, and the heads of one image."""
     weights, size = data["weights"].astype(np.float64), tuple(map(int, data["grid"]))
@@ -268,7 +291,8 @@ def _section(title: str, body: str, kind: str = "") -> str:
 
 def _title(key: str) -> str:
     what, _, split = key.partition("_")
-    return f"{ {'confusion': 'Confusion matrix', 'mistakes': 'Worst mistakes'}[what] }, {_words(split)}"
+    titles = {"confusion": "Confusion matrix", "mistakes": "Worst mistakes", "written": "What it wrote"}
+    return f"{titles[what]}, {_words(split)}"
 
 
 def _keys(metrics: Metrics) -> list[str]:

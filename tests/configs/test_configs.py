@@ -5,12 +5,14 @@ import inspect
 import json
 from pathlib import Path
 
+import jax
 import pytest
 
 import configs
 import data
 import models
 from configs import base
+from train.experiment import Experiment
 from train.objectives import OBJECTIVES
 from train.optimizer import make_optimizer, make_schedule
 
@@ -38,7 +40,7 @@ def test_the_models_keys_are_the_keyword_arguments(name):
 
 
 def test_the_data_keys_are_the_keyword_arguments_with_their_defaults():
-    parameters = dict(inspect.signature(data.load).parameters)
+    parameters = dict(inspect.signature(data.Options).parameters)
     for own in ("seed", "process_index", "process_count", "workdir"):
         parameters.pop(own)
     assert set(base.data()) == set(parameters)
@@ -55,6 +57,44 @@ def test_the_optimizer_and_objective_keys_are_keyword_arguments():
     assert set(config.objective) - {"name"} == {
         key for objective in OBJECTIVES.values() for key in list(inspect.signature(objective).parameters)[2:]
     }
+
+
+def test_another_model_has_its_own_keys(config):
+    configs.override(config, {"model.width": 24, "model.name": "gpt", "model.depth": "7"})
+    assert set(config.model) == set(base.gpt())
+    assert (config.model.name, config.model.variant, config.model.width, config.model.depth) == ("gpt", "small", 24, 7)
+    assert config.is_locked
+    with pytest.raises(ValueError, match=r"unknown config key 'model\.patch_size'"):
+        configs.override(config, {"model.patch_size": 4})
+
+
+def test_three_families_of_one_size():
+    """Within 3% of each other, vocabularies of one size given."""
+    sizes = {}
+    for overrides in configs.load(str(ROOT / "configs" / "families.py"))[1]:
+        config, _ = configs.load(str(ROOT / "configs" / "families.py"))
+        configs.override(config, {**overrides, "model.vocab_size": 4100, "total_steps": 1})
+        state = Experiment(config).abstract_state
+        sizes[config.model.name] = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    assert set(sizes) == {"bert", "gpt", "transformer"}
+    assert max(sizes.values()) < 1.03 * min(sizes.values())
+
+
+def test_tagging_starts_from_the_model_of_a_run(tmp_path):
+    other, _ = configs.load(str(ROOT / "configs" / "bert_stdlib.py"))
+    configs.override(other, {"model.width": 64, "data.sequence_length": 96})
+    (tmp_path / "config.json").write_text(other.to_json_best_effort())
+    config, _ = configs.load(f"{ROOT / 'configs' / 'bert_tagging_ud.py'}:x,{tmp_path}")
+    assert (config.model.width, config.model.max_length, config.model.head) == (64, 96, "tagging")
+    assert (config.init.path, config.init.skip) == (str(tmp_path), ("^classifier",))
+
+
+def test_glue():
+    path = ROOT / "configs" / "bert_glue.py"
+    assert configs.load(f"{path}:stsb")[0].objective.name == "regression"
+    assert configs.load(f"{path}:mnli")[0].model.num_classes == 3
+    with pytest.raises(ValueError, match="'glue' is not a task of GLUE: it is one of cola, sst2,"):
+        configs.load(f"{path}:glue")
 
 
 def test_overrides_are_typed(config):

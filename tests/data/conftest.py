@@ -24,10 +24,10 @@ def prepare():
         proto = tf_example_pb2.Example()
         for name, value in example.items():
             feature = proto.features.feature[name]
-            if isinstance(value, int):
-                feature.int64_list.value.append(value)
-            else:
-                feature.bytes_list.value.append(value)
+            array = np.atleast_1d(np.asarray(value, object if isinstance(value, bytes) else None))
+            kind = {"i": feature.int64_list, "f": feature.float_list}.get(array.dtype.kind, feature.bytes_list)
+            kind.SetInParent()  # an empty list is one too
+            kind.value.extend(array.tolist())
         return proto.SerializeToString()
 
     def write(folder, name, features, splits, version="1.0.0"):

@@ -6,14 +6,14 @@ from data import tokenizers
 from data.masking import MaskTokens
 
 WORDS = [f"w{i}" for i in range(50)]
-CODER = tokenizers.train("words", [" ".join(WORDS)], mask=True)
+CODER = tokenizers.train("words", [" ".join(WORDS)], special=("end_of_text", "mask"))
 END, MASK = CODER.end_of_text, CODER.mask
 
 
 def windows(rows=400, length=40, seed=0):
     """Windows without padding, an end of text in each, and then two with padding and one that is all padding."""
     rng = np.random.default_rng(seed)
-    tokens = rng.integers(END + 1, MASK, (rows, length)).astype(np.int32)
+    tokens = rng.integers(3, CODER.vocab_size, (rows, length)).astype(np.int32)
     tokens[:, 7] = END
     mask = np.ones(tokens.shape, bool)
     mask[-3:-1, 20:] = False
@@ -31,7 +31,7 @@ def test_the_chosen_ones_are_to_be_guessed_and_the_others_are_as_they_were():
     tokens, batch = masked()
     assert batch["places"].shape == batch["targets"].shape == batch["mask"].shape == (400, 6)
     assert batch["mask"][:-3].all()
-    assert not batch["mask"][-1].any()
+    assert batch["mask"].sum(axis=1)[-3:].tolist() == [3, 3, 0]  # of 21, 21 and 0 tokens
     found = np.take_along_axis(tokens, batch["places"], axis=1)
     np.testing.assert_array_equal(batch["targets"], found)
     for row, (places, chosen) in enumerate(zip(batch["places"], batch["mask"])):
@@ -40,7 +40,7 @@ def test_the_chosen_ones_are_to_be_guessed_and_the_others_are_as_they_were():
         np.testing.assert_array_equal(batch["tokens"][row, others], tokens[row, others])
 
 
-def test_neither_the_end_of_text_nor_padding_is_chosen():
+def test_neither_special_tokens_nor_padding_are_chosen():
     _, batch = masked()
     assert (batch["targets"][batch["mask"]] != END).all()
     assert batch["tokens_mask"].sum(axis=1)[[0, -3, -1]].tolist() == [40, 21, 0]
@@ -65,13 +65,71 @@ def test_shares_of_mask_random_and_unchanged():
     assert (np.abs(np.delete(places, 7) - expected) < 5 * expected**0.5).all()
 
 
+PIECES = ["one", "two ", "three words", "a", "rewritten", "unwritten"]
+SUBWORDS = {
+    "wordpiece": tokenizers.train("wordpiece", [" ".join(PIECES)], 30, ("mask", "sep")),
+    "unigram": tokenizers.train("unigram", [" ".join(PIECES * 3)], 32, ("mask", "end_of_text")),
+    "bpe": tokenizers.train("bpe", [" ".join(PIECES)], 270, ("mask", "end_of_text")),
+    "bpe_words": tokenizers.train("bpe_words", [" ".join(PIECES)], 30, ("mask", "end_of_text")),
+}
+
+
+@pytest.mark.parametrize("kind", SUBWORDS)
+def test_whole_words(kind):
+    """All or none of a word's tokens; each word as often as any other of its length, and 15% less what does not fit."""
+    coder, rng = SUBWORDS[kind], np.random.default_rng(0)
+    texts = [" ".join(rng.choice(["one", "two", "three", "words", "rewritten"], 40)) for _ in range(2000)]
+    encoded = coder.encode_batch(texts)
+    length = min(map(len, encoded))
+    tokens = np.stack([row[:length] for row in encoded])
+    tokens[:, 30] = coder.end_of_text
+    real = np.ones(tokens.shape, bool)
+    real[:2, 40:] = False
+    batch = MaskTokens(0.15, coder, whole_words=True).hide(tokens, real, rng.integers(0, 2**63, 2000).astype(np.uint64))
+    hidden = np.zeros(tokens.shape, bool)
+    np.put_along_axis(hidden, batch["places"], batch["mask"], axis=1)
+    assert not hidden[~real].any()
+    assert not hidden[:, 30].any()
+    wanted = np.rint(0.15 * real.sum(axis=1))
+    assert (hidden.sum(axis=1) <= wanted).all()
+    assert 0.95 < hidden.sum() / wanted.sum() <= 1
+    counts = {}
+    for row, row_hidden in zip(tokens[2:200], hidden[2:200]):
+        decoded, words = [coder.decode([token]) for token in row], []
+        for place, piece in enumerate(row):
+            text = coder._backend.id_to_token(int(piece))
+            before = coder._backend.id_to_token(int(row[place - 1])) if place else ""
+            new = {
+                "wordpiece": not text.startswith("##"),
+                "unigram": text.startswith("\u2581"),
+                "bpe": text.startswith("\u0120"),
+                "bpe_words": before.endswith("</w>"),
+            }[kind]
+            if new or place in (0, 30, 31):
+                words.append([])
+            words[-1].append(place)
+        for word in words[:-1]:
+            assert len(set(row_hidden[word].tolist())) == 1, (decoded, word)
+            total, times = counts.get(len(word), (0, 0))
+            counts[len(word)] = total + 1, times + row_hidden[word[0]]
+    rates = {size: times / total for size, (total, times) in counts.items() if total > 1000}
+    assert all(0.1 < rate < 0.2 for rate in rates.values()), rates
+    assert any(size > 1 for size in rates)
+
+
 def test_training_draws_anew_in_each_epoch_and_evaluation_does_not(tmp_path):
     (tmp_path / "a.txt").write_text(" ".join(WORDS * 20))
     loaded = data.load(
-        f"text:{tmp_path}/a.txt", tokenizer="words", sequence_length=10, mask_rate=0.2, batch_size=90, seed=1
+        f"text:{tmp_path}/a.txt",
+        task="masked_tokens",
+        tokenizer="words",
+        sequence_length=10,
+        mask_rate=0.2,
+        batch_size=90,
+        seed=1,
     )
     assert loaded.info["kind"] == "masked text"
-    assert loaded.tokenizer.mask == loaded.tokenizer.vocab_size - 1
+    assert loaded.tokenizer.special.sum() == 3
     first, second = loaded.train[0], loaded.train[1]
     assert first["targets"].shape == (90, 2)
     assert (first["places"] != second["places"]).any()

@@ -6,6 +6,7 @@ import pytest
 
 import data
 from data import pairs, tokenizers
+from data.pipeline import TrainBatches
 
 LEFT, RIGHT = ["ein Haus", "zwei", "drei Bäume im Wald"], ["a house", "two", "three trees"]
 
@@ -84,7 +85,7 @@ def test_load(tmp_path):
     assert loaded.train[0]["inputs"].shape == (2, 20)
     batch = loaded.splits["test"][0]
     assert batch["mask"].any(axis=1).tolist() == [True, False]
-    with pytest.raises(ValueError, match=r"image_size=8 has no meaning for source=.*, which is read as pairs"):
+    with pytest.raises(ValueError, match=r"image_size=8 has no meaning for source=.*, which is read for task='pairs'"):
         data.load(**source, sequence_length=20, batch_size=2, image_size=8)
     with pytest.raises(ValueError, match=r"no pair of 3 fits sequence_length=3"):
         data.load(**source, sequence_length=3, batch_size=2)
@@ -115,3 +116,89 @@ def test_files_that_are_not_parallel_not_there_or_not_text(tmp_path):
         pairs.read(f"{one},{tmp_path}/nowhere")
     with pytest.raises(ValueError, match=r"c\.tsv is not UTF-8 text"):
         pairs.read(str(bad))
+
+
+def of_lengths(*counts):
+    """Pairs whose longer side has 1, 2, ... tokens and the end, so many of each; the first input token is a number."""
+    rows = [np.full(length, length) for length, count in enumerate(counts, 1) for _ in range(count)]
+    inputs = [np.array([1000 + number]) for number in range(len(rows))]
+    return pairs.Pairs(inputs, rows, [""] * len(rows), 12, 0)
+
+
+def bucketed(**options):
+    source = of_lengths(10, 0, 31, 20, 0, 0, 0, 41)
+    settings = {"batch_size": 10, "seed": 3, "buckets": (3, 5, 6)} | options
+    return source, TrainBatches(source=source, **settings)
+
+
+def test_a_batch_has_pairs_of_about_one_length():
+    source, batches = bucketed()
+    lengths = {3: (2,), 5: (4, 5), 12: (9,)}  # with the end
+    widths = []
+    for step in range(30):
+        batch = batches[step]
+        width = batch["tokens"].shape[1]
+        widths.append(width)
+        assert {value.shape for value in batch.values()} == {(10, width)}
+        assert set(batch["mask"].sum(axis=1).tolist()) <= set(lengths[width])
+        for row, number in enumerate(batch["inputs"][:, 0] - 1000):
+            np.testing.assert_array_equal(batch["targets"][row], source[number]["targets"][:width])
+    # 10, 51 and 41 pairs are 1, 5 and 4 batches of each round; the middle of 3..5 and 12 is empty.
+    assert batches.lengths == {3: 0.1, 5: 0.5, None: 0.4}
+    assert batches.examples_per_epoch == 100
+    for start in (0, 10, 20):
+        assert np.bincount(widths[start : start + 10])[[3, 5, 12]].tolist() == [1, 5, 4]
+    assert widths[:10] != widths[10:20]
+
+
+def test_the_pairs_of_a_bucket_come_equally_often():
+    """In 20 rounds, whose batches are 10, 50 and 40 of buckets of 10, 51 and 41."""
+    _, batches = bucketed()
+    seen = {3: [], 5: [], 12: []}
+    for step in range(200):
+        batch = batches[step]
+        seen[batch["tokens"].shape[1]] += (batch["inputs"][:, 0] - 1000).tolist()
+    for width, first, size, times in ((3, 0, 10, {20}), (5, 10, 51, {19, 20}), (12, 61, 41, {19, 20})):
+        counts = np.bincount(seen[width], minlength=102)
+        assert set(counts[first : first + size].tolist()) == times
+        assert counts.sum() == counts[first : first + size].sum()
+    assert seen[5][:50] != seen[5][50:100]
+
+
+def test_processes_share_a_bucketed_batch():
+    _, whole = bucketed()
+    parts = [bucketed(process_index=index, process_count=2)[1] for index in range(2)]
+    for step in (0, 7, 23):
+        for name, value in whole[step].items():
+            np.testing.assert_array_equal(np.concatenate([part[step][name] for part in parts]), value)
+
+
+def test_pairs_as_one_text(tmp_path):
+    """What is to be guessed is the target and its end, given the input and its end; a long input makes room."""
+    (tmp_path / "a.tsv").write_text("ab\txyz\nabcdefgh\txy\na\tx\n")
+    loaded = data.load(
+        f"pairs:{tmp_path}/a.tsv",
+        task="continuations",
+        batch_size=2,
+        validation_split=f"{tmp_path}/a.tsv",
+        evaluation_batch_size=3,
+        sequence_length=7,
+    )
+    assert loaded.info["examples"] == {"train": 2, "validation": 3}  # one is too long
+    (batch,) = loaded.splits["validation"]
+    end = loaded.tokenizer.end_of_text
+    for row, text, target in zip(range(3), ["ab", "abcd", "a"], ["xyz", "xy", "x"]):
+        mask = batch["mask"][row]
+        assert batch["targets"][row][mask].tolist() == [*target.encode(), end]
+        assert batch["tokens"][row][: mask.argmax() + 1].tolist() == [*text.encode(), end]
+        np.testing.assert_array_equal(batch["tokens"][row, 1:], batch["targets"][row, :-1])
+    assert loaded.splits["validation"].source.lengths.tolist() == [6, 7, 3]
+    assert loaded.splits["validation"].source.references == ["xyz", "xy", "x"]
+
+
+def test_labels_can_be_written(tmp_path):
+    (tmp_path / "a.tsv").write_text("one\ttwo\tyes\n")
+    loaded = data.load(f"labels:{tmp_path}/a.tsv", task="pairs", batch_size=1, sequence_length=10)
+    batch = loaded.train[0]
+    assert loaded.tokenizer.decode(batch["inputs"][0][batch["inputs_mask"][0]]) == "one two<|endoftext|>"
+    assert loaded.tokenizer.decode(batch["targets"][0][batch["mask"][0]]) == "yes<|endoftext|>"

@@ -151,3 +151,85 @@ def test_sources_can_be_sent_to_workers(shapes):
     source = data.load("tfds:shapes", data_dir=str(shapes), batch_size=8).train.source
     received = cloudpickle.loads(cloudpickle.dumps(source))
     np.testing.assert_array_equal(received[3]["image"], source[3]["image"])
+
+
+def test_labelled_pairs(prepare, tmp_path):
+    """As GLUE has them: a test split without labels is none, and so is an example without one."""
+
+    def features(kinds):
+        return {"sentence1": kinds.Text(), "sentence2": kinds.Text(), "label": kinds.ClassLabel(names=["no", "yes"])}
+
+    def rows(*labels):
+        return [{"sentence1": f"a {i}".encode(), "sentence2": b"b", "label": y} for i, y in enumerate(labels)]
+
+    prepare(tmp_path, "mrpc", features, {"train": rows(1, 0, -1), "validation": rows(1), "test": rows(-1, -1)})
+    loaded = data.load(
+        "tfds:mrpc",
+        data_dir=str(tmp_path),
+        batch_size=2,
+        task="classification",
+        text_key="sentence1,sentence2",
+        sequence_length=12,
+    )
+    assert loaded.info["examples"] == {"train": 2, "validation": 1}
+    assert loaded.info["class_names"] == ["no", "yes"]
+    (batch,) = loaded.splits["validation"]
+    assert batch["label"][0] == 1
+    assert loaded.tokenizer.decode(batch["tokens"][0]) == "<s>a 0</s>b</s><pad><pad><pad><pad><pad>"
+
+
+def test_numbers(prepare, tmp_path):
+    def features(kinds):
+        return {"sentence": kinds.Text(), "label": kinds.Scalar(np.float32)}
+
+    prepare(tmp_path, "stsb", features, {"train": [{"sentence": b"a", "label": y} for y in (-1.0, 2.5)]})
+    loaded = data.load(
+        "tfds:stsb",
+        data_dir=str(tmp_path),
+        batch_size=2,
+        task="regression",
+        text_key="sentence",
+        sequence_length=8,
+        tokenizer="words",
+    )
+    assert sorted(loaded.train[0]["label"].tolist()) == [-1, 2.5]
+
+
+def test_translations(prepare, tmp_path):
+    rows = [{"de": "zwei Bäume".encode(), "en": b"two trees"}]
+    prepare(tmp_path, "wmt", lambda kinds: kinds.Translation(["de", "en"]), {"train": rows, "validation": rows})
+    options = {"data_dir": str(tmp_path), "batch_size": 1, "task": "pairs", "sequence_length": 16}
+    loaded = data.load("tfds:wmt", text_key="de,en", **options)
+    batch = loaded.train[0]
+    assert loaded.tokenizer.decode(batch["inputs"][0][batch["inputs_mask"][0]]) == "zwei Bäume<|endoftext|>"
+    assert loaded.splits["validation"].source.references == ["two trees"]
+    with pytest.raises(ValueError, match="text_key='de' must be two features for pairs"):
+        data.load("tfds:wmt", text_key="de", **options)
+    with pytest.raises(ValueError, match="has no feature 'fr': it has de, en"):
+        data.load("tfds:wmt", text_key="de,fr", **options)
+
+
+def test_questions(prepare, tmp_path):
+    def features(kinds):
+        answers = kinds.Sequence({"text": kinds.Text(), "answer_start": np.int32})
+        return {"question": kinds.Text(), "context": kinds.Text(), "answers": answers}
+
+    rows = [
+        {
+            "question": b"Who?",
+            "context": b"a cat sat",
+            "answers/text": np.array([b"cat", b"a cat"], object),
+            "answers/answer_start": [2, 0],
+        },
+        {
+            "question": b"Why?",
+            "context": b"a cat sat",
+            "answers/text": np.array([], object),
+            "answers/answer_start": np.array([], int),
+        },
+    ]
+    prepare(tmp_path, "squad", features, {"train": rows, "validation": rows})
+    loaded = data.load("tfds:squad", data_dir=str(tmp_path), batch_size=2, task="spans", sequence_length=20)
+    source = loaded.splits["validation"].source
+    assert [item.references for item in source.questions] == [["cat", "a cat"], []]
+    assert source.per_row["start"].tolist() == [8, 0]

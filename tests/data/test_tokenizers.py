@@ -1,7 +1,10 @@
+import functools
 import json
+import unicodedata
 
 import numpy as np
 import pytest
+import tokenizers as library
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +16,11 @@ BYTES = train("bytes", [])
 BPE = train("bpe", [TEXT], vocab_size=300)
 CHARACTERS = train("characters", [TEXT, "xyz"])
 WORDS = train("words", [TEXT])
-ALL = {"bytes": BYTES, "bpe": BPE, "characters": CHARACTERS, "words": WORDS}
+BERT = ("pad", "cls", "sep", "mask")
+SUBWORDS = {kind: train(kind, [TEXT, "xyz"], vocab_size=120) for kind in ("bpe_words", "wordpiece", "unigram")}
+ALL = {"bytes": BYTES, "bpe": BPE, "characters": CHARACTERS, "words": WORDS, **SUBWORDS}
+SIZES = {"bpe": 400, "bpe_words": 200, "wordpiece": 200, "unigram": 80}
+LETTERS = st.text(st.sampled_from(sorted(set(TEXT + "xyz"))), max_size=60)
 
 
 @given(st.text())
@@ -62,11 +69,106 @@ def test_sizes_and_ends():
     assert BYTES.end_of_text == 256
     assert BPE.vocab_size == 300
     assert CHARACTERS.vocab_size == len(set(TEXT + "xyz")) + 1
-    alone = train("characters", [TEXT], end_of_text=False)
+    alone = train("characters", [TEXT], special=())
     assert alone.end_of_text is None
     assert alone.vocab_size == len(set(TEXT))
-    for tokenizer in ALL.values():
+    for tokenizer in (BYTES, BPE, CHARACTERS, WORDS):
         assert tokenizer.decode([tokenizer.end_of_text]) == "<|endoftext|>"
+
+
+@given(LETTERS)
+def test_round_trips_up_to_white_space_and_normalisation(text):
+    for kind, form in (("bpe_words", "NFC"), ("unigram", "NFKC")):
+        ids = ALL[kind].encode(text)
+        assert ALL[kind].decode(ids) == unicodedata.normalize(form, " ".join(text.split()))
+    # WordPiece puts a space around punctuation, and knows words of up to 100 letters.
+    ids = ALL["wordpiece"].encode(text)
+    assert ALL["wordpiece"].decode(ids).replace(" ", "") == "".join(text.split())
+
+
+@given(st.text())
+def test_what_is_unknown_is_said_to_be(text):
+    for tokenizer in SUBWORDS.values():
+        ids = tokenizer.encode(text)
+        assert ((ids >= 0) & (ids < tokenizer.vocab_size)).all()
+        assert not tokenizer.special[ids[ids != tokenizer.unknown]].any()
+
+
+def test_lower_case():
+    texts = {"wordpiece": "naive three", "unigram": "naïve three", "bpe_words": "naïve three", "words": "naïve three"}
+    for kind, text in texts.items():
+        tokenizer = train(kind, ["Naïve THREE three naive"], 60 if kind != "words" else 0, lowercase=True)
+        assert tokenizer.decode(tokenizer.encode("NAÏVE\nThree")) == text
+
+
+def test_special_tokens_come_first_and_within_the_size():
+    for kind in SUBWORDS:
+        made = train(kind, [TEXT], 150 if kind != "unigram" else 60, special=BERT)
+        assert [made.pad, made.cls, made.sep, made.mask, made.unknown] == [0, 1, 2, 3, 4]
+        assert np.flatnonzero(made.special).tolist() == [0, 1, 2, 3, 4]
+        assert made.end_of_text == made.sep  # for want of one of its own
+        assert made.encode("[MASK] <mask>").min() > 3
+    made = train("bpe", [TEXT], 400, special=("pad", "end_of_text", "sentinels"))
+    assert (made.pad, made.end_of_text, made.sentinels) == (0, 1, list(range(2, 102)))
+    assert made.decode([made.sentinels[7]]) == "<extra_id_7>"
+
+
+@pytest.mark.parametrize("kind", ["bpe", "bpe_words", "wordpiece", "unigram", "characters", "words"])
+def test_where_words_begin(kind):
+    tokenizer = train(kind, [TEXT, "abcdefghijklmnopqrstuvwxyz \t"], SIZES.get(kind, 0))
+    ids = tokenizer.encode("the two rewritten\twords")
+    begins, ends = tokenizer.word_marks
+    starts = np.append(True, begins[ids[1:]] | ends[ids[:-1]])
+    words = [tokenizer.decode(part).strip() for part in np.split(ids, np.flatnonzero(starts)[1:])]
+    unknown = [tokenizer.decode([tokenizer.unknown])] * 2 if kind == "words" else ["the", "two"]
+    assert len(words) == 4
+    assert words[1] == "two"
+    assert words[0] == unknown[0]
+    assert begins[tokenizer.end_of_text]
+
+
+@functools.cache  # The library's training depends on more than the text.
+def reference(family):
+    """What the reference's checkpoints have: a tokenizer of the library with special tokens under their names."""
+    if family == "bert":
+        names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        made = library.BertWordPieceTokenizer()
+        made.train_from_iterator([TEXT], vocab_size=200, special_tokens=names, show_progress=False)
+        return json.loads(made.to_str())
+    if family == "t5":
+        names = ["<pad>", "</s>", "<unk>"]
+        made = library.SentencePieceUnigramTokenizer()
+        made.train_from_iterator([TEXT], 80, special_tokens=names, unk_token="<unk>", show_progress=False)
+        made.add_special_tokens([f"<extra_id_{i}>" for i in reversed(range(100))])
+        return json.loads(made.to_str())
+    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if family == "roberta" else ["<|endoftext|>"]
+    made = library.ByteLevelBPETokenizer()
+    made.train_from_iterator([TEXT], vocab_size=300, special_tokens=names, show_progress=False)
+    return json.loads(made.to_str())
+
+
+@pytest.mark.parametrize(
+    ("family", "roles"),
+    [
+        ("bert", {"pad": 0, "unknown": 1, "cls": 2, "sep": 3, "mask": 4, "end_of_text": 3}),
+        ("roberta", {"cls": 0, "pad": 1, "sep": 2, "end_of_text": 2, "unknown": 3, "mask": 4}),
+        ("t5", {"pad": 0, "end_of_text": 1, "unknown": 2, "mask": None}),
+        ("gpt2", {"end_of_text": 0, "pad": None, "mask": None, "cls": None}),
+    ],
+)
+def test_the_references_tokenizers_load(family, roles, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(reference(family)))
+    loaded = Tokenizer.load(tmp_path)
+    assert {role: getattr(loaded, role) for role in roles} == roles
+    assert loaded.special.sum() == (103 if family == "t5" else len({id for id in roles.values() if id is not None}))
+    own = library.Tokenizer.from_str(json.dumps(reference(family)))
+    assert loaded.encode("class one").tolist() == own.encode("class one", add_special_tokens=False).ids
+    assert loaded.decode(loaded.encode("class one")) == "class one"
+    sentinels = [own.token_to_id(f"<extra_id_{i}>") for i in range(100)]
+    assert loaded.sentinels == (sentinels if family == "t5" else [])
+    begins, ends = loaded.word_marks
+    ids = loaded.encode("class one return")
+    assert np.sum(begins[ids[1:]] | ends[ids[:-1]]) == 2
 
 
 def test_bpe_compresses():
@@ -90,14 +192,16 @@ def test_saved_and_loaded(kind, tmp_path):
 @pytest.mark.parametrize("kind", tokenizers.KINDS)
 def test_training_again_gives_the_same(kind):
     texts = [f"{TEXT} {i} {i * i} word{i % 7}" for i in range(50)]
-    size = 400 if kind == "bpe" else 0
-    assert json.loads(train(kind, texts, size).to_str()) == json.loads(train(kind, iter(texts), size).to_str())
+    first = train(kind, texts, SIZES.get(kind, 0))
+    for _ in range(3):
+        again = train(kind, iter(texts), SIZES.get(kind, 0))
+        assert json.loads(again.to_str()) == json.loads(first.to_str())
 
 
 @pytest.mark.parametrize("kind", tokenizers.KINDS)
 def test_long_texts_are_cut_without_a_trace(kind, monkeypatch):
     text = (TEXT + "\n\n \n\t\n a\r\n b\n'll\n x\u2028\ny\n1\u00a0\n2\ns \n\tt \nu\n") * 20
-    tokenizer = train(kind, [text], 1000 if kind == "bpe" else 0)
+    tokenizer = train(kind, [text], SIZES.get(kind, 0))
     whole = tokenizer._backend.encode(text, add_special_tokens=False).ids
     for piece in (1, 2, 3, 50):
         monkeypatch.setattr(tokenizers, "_PIECE", piece)
@@ -109,11 +213,17 @@ def test_long_texts_are_cut_without_a_trace(kind, monkeypatch):
 
 def test_errors(tmp_path):
     with pytest.raises(
-        ValueError, match="tokenizer='bites' is neither a file nor one of bytes, characters, words, bpe"
+        ValueError, match="tokenizer='bites' is neither a file nor one of bytes, characters, words, bpe, bpe_words"
     ):
         train("bites", [])
     with pytest.raises(ValueError, match="vocab_size=256: bpe needs at least 257"):
         train("bpe", [TEXT], vocab_size=256)
+    with pytest.raises(ValueError, match="vocab_size=0: unigram needs at least 3, special tokens among them"):
+        train("unigram", [TEXT])
+    with pytest.raises(ValueError, match="vocab_size=30 is too small: the characters and special tokens alone are"):
+        train("wordpiece", [TEXT], vocab_size=30)
+    with pytest.raises(ValueError, match="lowercase is for words, bpe_words, wordpiece, unigram: tokenizer='bpe'"):
+        train("bpe", [TEXT], vocab_size=300, lowercase=True)
     with pytest.raises(FileNotFoundError, match="there is no tokenizer at"):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')

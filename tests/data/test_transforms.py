@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data import shuffle, transforms
+from data import shuffle
 from data.transforms import OPERATIONS, CentreCrop, Flip, RandAugment, RandomCrop, Shift, Transform, parse
 
 RANDOM = np.random.default_rng(0)
@@ -70,7 +70,7 @@ def test_centre_crop_is_pillows_resize():
 
 def test_random_crop():
     crop = RandomCrop(8, 0.2, 0.6)
-    boxes = [crop.box(100, 150, transforms.generator(key)) for key in shuffle.keys(np.arange(2000), 0)]
+    boxes = [crop.box(100, 150, shuffle.generator(key)) for key in shuffle.keys(np.arange(2000), 0)]
     top, left, height, width = np.array(boxes).T
     area, aspect = height * width / 15_000, width / height
     assert 0.19 < area.min() < 0.22
@@ -85,7 +85,7 @@ def test_random_crop():
     assert (top == 0).any()
     assert (top + height == 100)[height < 90].any()
     # Where nothing fits, all of it.
-    assert RandomCrop(8, 0.9, 1).box(2, 1000, transforms.generator(KEYS[0])) == (0, 0, 2, 1000)
+    assert RandomCrop(8, 0.9, 1).box(2, 1000, shuffle.generator(KEYS[0])) == (0, 0, 2, 1000)
     np.testing.assert_array_equal(RandomCrop(20, 1, 1, 1)(RGB[:1, :, :20], KEYS[:1]), RGB[:1, :, :20])
 
 
@@ -110,14 +110,14 @@ def test_randaugment_draws_all_operations():
 def test_operations_keep_size_and_mode(name, mode, strength):
     image = Image.fromarray(RGB[0]).convert(mode)
     before = image.tobytes()
-    result = OPERATIONS[name](image, strength, transforms.generator(KEYS[0]))
+    result = OPERATIONS[name](image, strength, shuffle.generator(KEYS[0]))
     assert (result.size, result.mode) == (image.size, mode)
     assert image.tobytes() == before
 
 
 def apply(name, pixels, strength):
     image = Image.fromarray(np.array(pixels, np.uint8))
-    results = {np.asarray(OPERATIONS[name](image, strength, transforms.generator(key))).tobytes() for key in KEYS}
+    results = {np.asarray(OPERATIONS[name](image, strength, shuffle.generator(key))).tobytes() for key in KEYS}
     return [np.frombuffer(result, np.uint8).reshape(np.shape(pixels)).tolist() for result in sorted(results)]
 
 

@@ -12,7 +12,7 @@ from sklearn import metrics as reference
 
 from metrics.classification import correct, correct_top_k
 from metrics.likelihood import bits, cross_entropy, perplexity
-from metrics.states import Confusion, Mean
+from metrics.states import F1, Confusion, Correlation, Matthews, Mean
 
 
 def cases(seed, n=200, classes=7):
@@ -108,3 +108,26 @@ def test_host_states_keep_digits_that_float32_loses():
     for _ in range(3):
         state = state.merge(one)
     assert state.weight == 2**24 + 3
+
+
+def test_scores_are_scikit_learns():
+    random = np.random.default_rng(0)
+    for classes in (2, 5):
+        truth, found = random.integers(0, classes, (2, 300))
+        found = np.where(random.random(300) < 0.5, truth, found)
+        mask = random.random(300) < 0.8
+        args = [jnp.asarray(a) for a in (found, truth, mask)]
+        average = "binary" if classes == 2 else "macro"
+        expected = reference.f1_score(truth[mask], found[mask], average=average)
+        assert float(F1.empty(classes).update(*args).compute()) == pytest.approx(expected, abs=1e-6)
+        state = Matthews.empty(classes).update(*args)
+        for value in (state, state.to_host()):
+            expected = reference.matthews_corrcoef(truth[mask], found[mask])
+            assert float(value.compute()) == pytest.approx(expected, abs=1e-6)
+    x, y = random.normal(size=(2, 100)).astype(np.float32)
+    columns = [jnp.asarray(a) for a in (x, x + y, y > -1)]
+    first, rest = (Correlation.empty().update(*(a[p] for a in columns)) for p in (slice(40), slice(40, 100)))
+    kept = y > -1
+    expected = np.corrcoef(x[kept], (x + y)[kept])[0, 1]
+    assert float(first.to_host().merge(rest.to_host()).compute()) == pytest.approx(expected, abs=1e-5)
+    assert float(Matthews.empty(2).compute()) == float(Correlation.empty().compute()) == 0

@@ -57,7 +57,7 @@ def test_logits_and_hidden_states(placement, activation, randomise):
     model = Transformer(VOCAB, 9, DEPTH, WIDTH, HEADS, HIDDEN, activation=activation, placement=placement, epsilon=1e-4)
     params = {"embed": {"table": embedding.weight.detach().numpy()}}
     for side in ("encoder", "decoder"):
-        params[side] = stack(getattr(reference, side).layers, side == "decoder")
+        params[f"{side}_stack"] = stack(getattr(reference, side).layers, side == "decoder")
         if placement == "pre":
             params[f"{side}_norm"] = norm(getattr(reference, side).norm)
 

@@ -14,6 +14,7 @@ CHANGES = {
     "data.source": "stdlib",
     "data.max_bytes": 20_000,
     "data.sequence_length": 16,
+    "data.task": "masked_tokens",
     "data.mask_rate": 0.2,
     "objective.name": "masked_lm",
 }

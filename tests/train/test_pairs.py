@@ -1,5 +1,6 @@
 """Sequence to sequence, whole: training, evaluation by what is written, and writing."""
 
+import itertools
 import json
 
 import jax
@@ -48,6 +49,18 @@ def test_what_is_learned_by_heart_is_written(trained):
     assert sample == {"step": 250, "prompt": "1005 → ", "text": "5 0 0 1"}
 
 
+def test_what_was_written_is_kept_and_reported(trained, files):
+    _, workdir, _ = trained
+    written = json.loads((workdir / "artifacts" / "written_test.json").read_text())
+    pairs = [line.split("\t") for line in (files / "test.tsv").read_text().splitlines()]
+    assert written["rows"] == [[left, right, right] for left, right in pairs]
+    assert written["bleu"] == pytest.approx(100)
+    page = (workdir / "report.html").read_text()
+    assert f"BLEU 100.00, {written['signature']}" in page
+    assert "<tr><td>1003<td>3 0 0 1<td>3 0 0 1" in page
+    assert (workdir / "report" / "written_test.png").is_file()
+
+
 @pytest.mark.parametrize("size", [1, 4, 64])
 def test_every_pair_counts_once_whatever_the_batch_size(size, trained, files):
     """A split whose last targets are wrong: 2 of 7."""
@@ -73,3 +86,51 @@ def test_writing(trained):
         evaluator.write(restore(experiment), "")
     with pytest.raises(ValueError, match="a sequence of 81 tokens is longer than the model's 64"):
         evaluator.write(restore(experiment), "1" * 80)
+
+
+def test_training_goes_through_buckets(files, tiny, tmp_path):
+    """Pairs of three and of four numbers in batches of their own, and the same run when it is stopped between."""
+    (tmp_path / "train.tsv").write_text(
+        "".join(f"{n}\t{' '.join(str(n)[::-1])}\n" for n in (*range(100, 108), *range(1000, 1008)))
+    )
+    changes = {
+        "data.source": f"pairs:{tmp_path}/train.tsv",
+        "data.sequence_length": 9,
+        "data.buckets": (7,),
+        "optimizer.schedule": "constant",  # the same for a shorter run
+        "data.batch_size": 8,
+        "total_steps": 4,
+        "save_every_steps": 2,
+    }
+    config = tiny("transformer", changes)
+    widths = [batch["tokens"].shape for batch in itertools.islice(Experiment(config).data.train.iterate(), 4)]
+    assert sorted(widths) == [(8, 7), (8, 7), (8, 9), (8, 9)]
+    loop.train(config, tmp_path / "whole", devices=jax.devices()[:1])
+    first = config.copy_and_resolve_references()
+    first.total_steps = 2
+    loop.train(first, tmp_path / "parts", devices=jax.devices()[:1])
+    loop.train(config, tmp_path / "parts", devices=jax.devices()[:1])
+    whole, parts = (restore(Experiment(config, tmp_path / name)).params for name in ("whole", "parts"))
+    jax.tree.map(np.testing.assert_array_equal, whole, parts)
+
+
+@pytest.mark.usefixtures("no_report")
+def test_a_decoder_alone_writes_too(files, tiny, tmp_path):
+    """The same numbers as one text each; prompts of different lengths in a batch."""
+    (tmp_path / "train.tsv").write_text("12\ta b\n345\tc\n6\td d\n78910\te\n")
+    changes = {
+        "data.source": f"pairs:{tmp_path}/train.tsv",
+        "data.test_split": f"{tmp_path}/train.tsv",
+        "data.task": "continuations",
+        "data.max_bytes": 0,
+        "data.sequence_length": 12,
+        "data.evaluation_batch_size": 3,
+        "model.max_length": 20,
+        "model.width": 32,
+        "sampling.temperature": 0.0,
+        "total_steps": 120,
+        "evaluate_every_steps": 120,
+    }
+    metrics = loop.train(tiny("gpt", changes), tmp_path / "run", devices=jax.devices()[:1])
+    assert metrics["test/exact_match"] == 1
+    assert metrics["test/accuracy"] == 1

@@ -1,0 +1,40 @@
+"""BLEU by the length of the input, of several runs on the same pairs: what made attention famous (1409.0473).
+
+    python -m benchmarks.bleu_by_length runs/with runs/without --split=test
+
+Prints a table and draws `bleu_by_length.png` into the first run's folder.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from metrics.translation import bleu_by_length
+from train import figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, help="workdirs")
+    parser.add_argument("--split", default="test")
+    options = parser.parse_args()
+    written = {
+        run.name: json.loads((run / "artifacts" / f"written_{options.split}.json").read_text(encoding="utf-8"))
+        for run in options.runs
+    }
+    groups = {}
+    for name, texts in written.items():
+        inputs, outputs, references = zip(*texts["rows"])
+        groups[name] = bleu_by_length(outputs, references, [len(text.split()) for text in inputs])
+        print(f"{name}: BLEU {texts['bleu']:.2f}  {texts['signature']}")
+    print("\nwords   pairs  " + "  ".join(groups))
+    for rows in zip(*groups.values()):
+        shortest, longest, count, _ = rows[0]
+        scores = "  ".join(f"{row[3]:{len(name)}.1f}" for name, row in zip(groups, rows))
+        print(f"{f'{shortest}-{longest}':6}  {count:5}  {scores}")
+    figures.save(figures.bleu_by_length, groups, name="bleu_by_length", folder=options.runs[0])
+    print(f"\n{options.runs[0] / 'bleu_by_length.png'}")
+
+
+if __name__ == "__main__":
+    main()

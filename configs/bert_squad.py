@@ -1,0 +1,43 @@
+"""BERT on SQuAD, as published (arXiv 1810.04805, sections 4.2 and 4.3; appendix A.3).
+
+    tfds build squad/v1.1 --file_format=array_record
+    python launch.py --config=configs/bert_squad.py --config.init.path=FOLDER
+
+FOLDER holds `config.json`, `model.safetensors` and `tokenizer.json` of google-bert/bert-base-uncased, or is the workdir
+of a run; `bert_squad.py:v2.0` has questions without answers too, with the paper's recipe for these. The files of
+SQuAD's own page are `--config.data.source=squad:train-v1.1.json --config.data.validation_split=dev-v1.1.json`. No GPU
+was at hand: it has not been run.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config(version: str = "v1.1") -> ConfigDict:
+    config = base.get_config("bert")
+    config.model.head = "span"
+    config.model.max_length = 512
+    config.init.skip = ("^classifier",)
+
+    config.data.source = f"tfds:squad/{version}"
+    config.data.task = "spans"
+    config.data.sequence_length = 384
+    config.data.stride = 128
+    config.data.threads = 2
+    config.data.batch_size = 48 if version == "v2.0" else 32
+    config.objective.name = "span_extraction"
+
+    config.optimizer.learning_rate = 5e-5
+    config.optimizer.schedule = "linear"
+    config.optimizer.warmup_percent = 10.0
+    config.optimizer.epsilon = 1e-6
+    config.optimizer.weight_decay = 0.01
+
+    config.total_epochs = 2.0 if version == "v2.0" else 3.0
+    config.log_every_steps = 50
+    config.evaluate_every_epochs = 1.0
+    config.save_every_epochs = 1.0
+    config.checkpoint.best = "validation/f1"
+    config.checkpoint.best_is_highest = True
+    return config

@@ -1,0 +1,141 @@
+"""What `data.load` can be told."""
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of `data.load`, with their defaults.
+
+    Attributes:
+        source: what to read; see the package.
+        task: what its texts are made into, see `data.tasks`; "" = what the source is for.
+        batch_size: examples in a training batch, of all processes together.
+        evaluation_batch_size: the same for evaluation; 0 = batch_size.
+        seed: of the order of training examples, of their augmentation and of their noise.
+        train_split, validation_split, test_split: TFDS splits such as `train[:99%]`; with a PATH of texts, other files
+            for validation and test; "" = the source's own, if it has one.
+        data_dir: where TFDS data sets are prepared; "" = TFDS's default.
+        tokenizer: a name of `tokenizers.KINDS`, or the path of a `tokenizer.json`; one in `workdir` comes first.
+        vocab_size: of a tokenizer that is trained; of words, 0 = every word.
+        lowercase: a tokenizer that is trained does not tell upper case from lower case.
+        sequence_length: tokens in an example; of pairs, in an input and in a target: longer ones are left out of the
+            training, and cut in evaluation.
+        buckets: shorter lengths, rising: a training batch of pairs has pairs of about one length and is padded to the
+            shortest of these, or to sequence_length, that all of them fit in.
+        stride: tokens from one training window to the next; 0 = sequence_length; 1 = windows at every offset; of a long
+            text that is labelled or asked about, from one of its windows to the next; 0 = without overlap.
+        order: of a text's windows: "" = another one in each epoch; stream = row b of a batch goes on where row b of the
+            batch before ended, in training and in evaluation, for models with a memory.
+        long_text: what of labelled texts that are too long is read, see `labelled.Fit`.
+        validation_fraction: the part of a text without a validation split that is held out, by file if there are many;
+            0 = none.
+        max_bytes: reads at most so much text, in whole documents; 0 = everything.
+        text_key, image_key, label_key: the features of a TFDS data set; of pairs, two for the texts: "de,en".
+        cache_dir: a folder that keeps the token ids from run to run; "" = tokenise at each start, in memory.
+        mask_rate: the part of the tokens that is hidden, to be guessed.
+        mask_whole_words: all or none of a word's tokens are hidden.
+        noise: what is done to texts that are to be restored, such as `permute_sentences | infill(0.3, 3)`.
+        image_size: of the square that images are resized to; 0 = as they are, all of one size.
+        evaluation_crop: the central part of the resized image that is seen (in training too, unless `augment` crops).
+        augment: of training images, such as `shift(1)` or `crop | flip | randaugment(2, 10)`.
+        mean, std: of the normalisation, in 0..1; one number, or one for each channel.
+        in_memory: decodes all images at the start, for small images of one size.
+        workers, threads: processes, and threads in each, that make batches ahead; 0 and 0 = made when asked for.
+        process_index, process_count: this process has an equal contiguous part of each global batch.
+        workdir: of the run; keeps its tokenizer.
+    """
+
+    source: str = "digits"
+    task: str = ""
+    batch_size: int
+    evaluation_batch_size: int = 0
+    seed: int = 0
+    train_split: str = ""
+    validation_split: str = ""
+    test_split: str = ""
+    data_dir: str = ""
+    tokenizer: str = "bytes"
+    vocab_size: int = 0
+    lowercase: bool = False
+    sequence_length: int = 0
+    buckets: Sequence[int] = ()
+    stride: int = 0
+    order: str = ""
+    long_text: str = "head"
+    validation_fraction: float = 0.1
+    max_bytes: int = 0
+    text_key: str = "text"
+    cache_dir: str = ""
+    mask_rate: float = 0.15
+    mask_whole_words: bool = False
+    noise: str = ""
+    image_size: int = 0
+    evaluation_crop: float = 1.0
+    augment: str = ""
+    mean: Sequence[float] = (0.5,)
+    std: Sequence[float] = (0.5,)
+    image_key: str = "image"
+    label_key: str = "label"
+    in_memory: bool = False
+    workers: int = 0
+    threads: int = 0
+    process_index: int = 0
+    process_count: int = 1
+    workdir: str | Path | None = None
+
+    @property
+    def kind(self) -> str:
+        """Of the source: what is before the colon."""
+        return self.source.partition(":")[0]
+
+    @property
+    def path(self) -> str:
+        """Of the source: what is after the colon."""
+        return self.source.partition(":")[2]
+
+    @property
+    def splits(self) -> dict[str, str]:
+        """The splits that are asked for by name."""
+        asked = {"train": self.train_split, "validation": self.validation_split, "test": self.test_split}
+        return {name: split for name, split in asked.items() if split}
+
+    def refuse_all_but(self, names: Sequence[str]) -> None:
+        """Raises ValueError for an option that would have no effect: it is a mistake of the user's."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            value = tuple(value) if isinstance(value, list) else value
+            if field.name not in (*_ALWAYS, *names) and value != field.default:
+                raise ValueError(
+                    f"{field.name}={value!r} has no meaning for source={self.source!r}, which is read for "
+                    f"task={self.task!r}"
+                )
+
+
+_ALWAYS = (
+    *("source", "task", "batch_size", "evaluation_batch_size", "seed", "train_split", "validation_split", "test_split"),
+    *("data_dir", "workers", "threads", "process_index", "process_count", "workdir"),
+)
+
+
+def called(option: str, value: str, known: Mapping[str, Callable[..., Any]]) -> list[Any]:
+    """What the functions return that an option's value such as `a | b(2, 10)` calls by their names in `known`.
+
+    Raises ValueError, with what there is, for another name and for other arguments than a function takes.
+    """
+    results = []
+    for text in filter(None, (part.strip() for part in value.split("|"))):
+        try:
+            call = ast.parse(text, mode="eval").body
+            name, arguments = (call.func.id, call.args) if isinstance(call, ast.Call) else (call.id, [])
+            results.append(known[name](*map(ast.literal_eval, arguments)))
+        except (SyntaxError, AttributeError, KeyError, TypeError) as error:
+            takes = {name: ", ".join(inspect.signature(function).parameters) for name, function in known.items()}
+            names = ", ".join(f"{name}({parameters})" if parameters else name for name, parameters in takes.items())
+            raise ValueError(f"{option}={value!r}: {text!r} is not one of {names}") from error
+    return results

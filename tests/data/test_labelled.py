@@ -1,0 +1,166 @@
+"""Labelled texts: every layout of files, pairs, what of long texts is read."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import data
+from data import encoded, labelled, tokenizers
+
+WORDS = [f"w{i}" for i in range(40)]
+CODER = tokenizers.train("words", [" ".join(WORDS) + " . the"], special=encoded.ROLES)
+
+
+def fit(rule, length=8, stride=0, texts=(("w0",),)):
+    return labelled.Fit(rule, CODER, length, stride, labelled.Labelled(list(texts), ["a"] * len(texts)))
+
+
+def written(rows):
+    return [[CODER.decode(part) for part in row] for row in rows]
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("layout", ["tsv", "jsonl"])
+@pytest.mark.parametrize("second", [False, True])
+def test_every_layout_of_files_gives_the_same_texts(layout, zipped, second, tmp_path):
+    rows = [("ein Haus", "groß", "yes"), ("zwei", "klein", "no"), ("drei", "groß", "yes")]
+    rows = rows if second else [(a, label) for a, _, label in rows]
+    keys = ("text", "second", "label") if second else ("text", "label")
+    lines = ["\t".join(row) if layout == "tsv" else json.dumps(dict(zip(keys, row))) for row in rows]
+    path = tmp_path / f"a.{layout}{'.gz' if zipped else ''}"
+    (gzip.open if zipped else open)(path, "wt", encoding="utf-8").write("\n".join(lines) + "\n")
+    part = labelled.read(str(path))
+    assert list(part.texts) == [row[:-1] for row in rows]
+    assert list(part.labels) == ["yes", "no", "yes"]
+    loaded = data.load(
+        f"labels:{path}", batch_size=3, validation_split=str(path), tokenizer="bytes", sequence_length=20
+    )
+    assert loaded.info["class_names"] == ["no", "yes"]
+    (batch,) = loaded.splits["validation"]
+    assert batch["label"].tolist() == [1, 0, 1]
+    coder = loaded.tokenizer
+    for tokens, mask, segments, (*texts, _) in zip(batch["tokens"], batch["tokens_mask"], batch["segments"], rows):
+        assert tokens[0] == coder.cls
+        assert (tokens[~mask] == coder.pad).all()
+        ends = np.flatnonzero(tokens == coder.sep)
+        assert ends[-1] == mask.sum() - 1
+        starts = [1, *(ends[:-1] + 1)]
+        assert [coder.decode(tokens[start:end]) for start, end in zip(starts, ends)] == texts
+        expected = np.zeros(20, int)
+        if second:
+            expected[ends[0] + 1 : ends[1] + 1] = 1
+        np.testing.assert_array_equal(segments, expected)
+
+
+def test_classes_that_are_numbers_are_in_their_order():
+    part = labelled.Labelled([("a",)] * 3, ["10", "9", "x"])
+    assert labelled.names({"train": part}) == ["9", "10", "x"]
+    with pytest.raises(ValueError, match="the label 'y' of the test split is not one of 9, 10, x"):
+        labelled.names({"train": part, "test": labelled.Labelled([("a",)], ["y"])})
+
+
+def test_numbers(tmp_path):
+    (tmp_path / "a.tsv").write_text("a\tb\t1.5\nc\td\t-0.25\n")
+    loaded = data.load(f"labels:{tmp_path}/a.tsv", batch_size=2, task="regression", sequence_length=8)
+    assert sorted(loaded.train[0]["label"].tolist()) == [-0.25, 1.5]
+    assert loaded.train[0]["label"].dtype == np.float32
+    assert loaded.info["num_classes"] == 1
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 30))
+def test_the_longer_text_loses_tokens_first(first, second, room):
+    a, b = first, second
+    while a + b > room:
+        a, b = (a - 1, b) if a > b else (a, b - 1)
+    assert encoded.longest_first(first, second, room) == (a, b)
+
+
+@given(st.integers(0, 60), st.integers(1, 20), st.data())
+def test_windows_have_everything(count, room, draw):
+    stride = draw.draw(st.integers(0, room))
+    starts = list(encoded.starts(count, room, stride))
+    assert {i for start in starts for i in range(start, start + room)} >= set(range(count))
+    assert starts == [i * (stride or room) for i in range(len(starts))]
+    assert len(starts) == 1 or starts[-2] + room < count  # none is for nothing
+
+
+def test_what_of_a_long_text_is_read():
+    text = " ".join(WORDS[:10])
+    assert written(fit("head")((text,))) == [[" ".join(WORDS[:6])]]
+    assert written(fit("tail")((text,))) == [[" ".join(WORDS[4:10])]]
+    assert written(fit("head_tail")((text,))) == [["w0 w1 w6 w7 w8 w9"]]
+    assert written(fit("segments", stride=3)((text,))) == [
+        ["w0 w1 w2 w3 w4 w5"],
+        ["w3 w4 w5 w6 w7 w8"],
+        ["w6 w7 w8 w9"],
+    ]
+    for rule in labelled.LONG:
+        assert written(fit(rule)(("w3 w4",))) == [["w3 w4"]]
+    pair = (" ".join(WORDS[:9]), "w20 w21")
+    assert written(fit("tail", texts=[("a", "b")])(pair)) == [["w6 w7 w8", "w20 w21"]]
+
+
+def test_bert_keeps_128_and_382_of_510():
+    ids = fit("head_tail", 512)((" ".join(f"w{i % 40}" for i in range(1000)),))[0][0]
+    expected = CODER.encode(" ".join(f"w{i % 40}" for i in [*range(128), *range(1000 - 382, 1000)]))
+    np.testing.assert_array_equal(ids, expected)
+
+
+def test_key_sentences_are_those_of_the_texts_own_words():
+    """w5 is what this text alone speaks of again and again; `the` is in every text."""
+    others = [(f"the {word} .",) for word in WORDS[10:]]
+    text = "the the the . w5 w6 w5 . the . w7 w5 ."
+    assert written(fit("key_sentences", 9, texts=[*others, (text,)])((text,))) == [["w5 w6 w5 . w7 w5 ."]]
+
+
+def test_rows_of_one_text_have_its_label(tmp_path):
+    (tmp_path / "a.tsv").write_text(f"{' '.join(WORDS[:10])}\tyes\nw1\tno\n{' '.join(WORDS[:7])}\tno\n")
+    loaded = data.load(
+        f"labels:{tmp_path}/a.tsv",
+        batch_size=4,
+        validation_split=f"{tmp_path}/a.tsv",
+        tokenizer="words",
+        sequence_length=8,
+        long_text="segments",
+        stride=2,
+    )
+    source = loaded.splits["validation"].source
+    assert source.origins.tolist() == [0, 0, 0, 1, 2, 2]
+    assert source.per_row["label"].tolist() == [1, 1, 1, 0, 0, 0]
+    assert loaded.info["examples"]["validation"] == 6
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ("a\n", {}, r"line 1 has 1 columns: it must have one or two texts and a label"),
+        ("a\tyes\na\tb\tno\n", {}, "some texts alone and some in pairs"),
+        ("a\tyes\n", {"task": "regression"}, "must be numbers: .*'yes'"),
+        ("a\tyes\n", {"long_text": "middle"}, "long_text='middle' must be one of head, tail"),
+        ("a\tb\tyes\n", {"long_text": "segments"}, "long_text='segments' is for texts alone, not for pairs"),
+        ("a\tyes\n", {"long_text": "segments", "stride": 7}, r"stride=7 must be from 0 \(no overlap\) to 6"),
+        ("a\tyes\n", {"sequence_length": 3}, "sequence_length=3 must be at least 4"),
+        ("\n", {}, "the data set is empty"),
+        ("a\tyes\n", {"mask_rate": 0.5}, "mask_rate=0.5 has no meaning"),
+    ],
+)
+def test_errors(content, options, message, tmp_path):
+    (tmp_path / "a.tsv").write_text(content + ("b c d e f g h i\tyes\n" if options.get("stride") else ""))
+    with pytest.raises(ValueError, match=message):
+        data.load(f"labels:{tmp_path}/a.tsv", **{"batch_size": 1, "sequence_length": 8} | options)
+    with pytest.raises(ValueError, match=r"must be a \.tsv or \.jsonl file"):
+        labelled.read("a.csv")
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(ValueError, match="line 1 must be a JSON object with `text` and `label`"):
+        labelled.read(f"{tmp_path}/a.jsonl")
+
+
+def test_a_tokenizer_without_the_tokens(tmp_path):
+    tokenizers.train("bytes", []).save(tmp_path)
+    (tmp_path / "a.tsv").write_text("a\tyes\n")
+    with pytest.raises(ValueError, match="task='classification' needs cls, sep, pad, mask in tokenizer="):
+        data.load(f"labels:{tmp_path}/a.tsv", batch_size=1, sequence_length=8, tokenizer=f"{tmp_path}/tokenizer.json")

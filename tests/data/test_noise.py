@@ -1,0 +1,158 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import data
+from data import noise, shuffle, tokenizers
+
+MASK = -1
+ROWS = st.integers(1, 120).map(lambda n: np.arange(n))
+RATES = st.floats(0.05, 0.8)
+SEEDS = st.integers(0, 2**32)
+
+
+def random(seed=0):
+    return np.random.default_rng(seed)
+
+
+@given(tokens=ROWS, rate=RATES, seed=SEEDS)
+def test_mask_hides_that_part_and_moves_nothing(tokens, rate, seed):
+    before, new = tokens.copy(), noise.mask(tokens, random(seed), rate, token=MASK)
+    assert (new == MASK).sum() == round(rate * len(tokens))
+    np.testing.assert_array_equal(np.where(new == MASK, tokens, new), tokens)
+    np.testing.assert_array_equal(tokens, before)
+
+
+@given(tokens=ROWS, rate=RATES, seed=SEEDS)
+def test_delete_leaves_the_others_in_order(tokens, rate, seed):
+    new = noise.delete(tokens, random(seed), rate)
+    assert len(new) == len(tokens) - round(rate * len(tokens))
+    assert (np.diff(new) > 0).all()
+
+
+@given(tokens=ROWS, rate=RATES, mean=st.floats(0.5, 8), seed=SEEDS)
+def test_infill_takes_that_part_out_in_spans_that_do_not_touch(tokens, rate, mean, seed):
+    new = noise.infill(tokens, random(seed), rate, mean, token=MASK)
+    left = new[new != MASK]
+    assert (np.diff(left) > 0).all()
+    if mean > 1 and rate < 0.6:
+        assert len(left) == len(tokens) - round(rate * len(tokens))
+    masks = np.flatnonzero(new == MASK)
+    assert (np.diff(masks) > 1).all()
+    # Where tokens are missing there is a mask, and only one.
+    gaps = np.flatnonzero(np.diff(left, prepend=-1, append=len(tokens)) > 1)
+    assert len(gaps) <= len(masks)
+
+
+def test_lengths_of_spans_are_poissons():
+    """Shares of 0 to 8 tokens among the spans of long texts, of which a twentieth come in without a token."""
+    tokens, counts = np.arange(10_000), np.zeros(50)
+    for seed in range(10):
+        new = noise.infill(tokens, random(seed), 0.3, 3.0, token=MASK)
+        for place in np.flatnonzero(new == MASK):
+            before = new[place - 1] if place else -1
+            after = new[place + 1] if place + 1 < len(new) else len(tokens)
+            counts[after - before - 1] += 1
+    expected = np.cumprod([np.exp(-3), *(3 / np.arange(1, 9))]) * counts.sum()
+    assert (np.abs(counts[:9] - expected) < 4.5 * expected**0.5).all()
+    places = np.flatnonzero(new == MASK) / len(new)
+    assert abs(places.mean() - 0.5) < 0.05
+
+
+@given(tokens=st.lists(st.integers(0, 9), min_size=1, max_size=60), seed=SEEDS)
+def test_permuted_sentences_are_the_same_ones(tokens, seed):
+    ends = np.arange(10) == 3
+    new = noise.permute_sentences(np.array(tokens), random(seed), ends=ends)
+
+    def split(tokens):
+        cuts = [i + 1 for i, token in enumerate(tokens[:-1]) if token == 3]
+        return sorted(tuple(tokens[a:b]) for a, b in zip([0, *cuts], [*cuts, len(tokens)]))
+
+    if tokens[-1] == 3:
+        assert split(new.tolist()) == split(tokens)
+    assert sorted(new.tolist()) == sorted(tokens)
+
+
+def test_sentences_come_in_any_order():
+    tokens = np.array([0, 3, 1, 3, 2, 3])
+    orders = {tuple(noise.permute_sentences(tokens, random(s), ends=np.arange(10) == 3)[::2]) for s in range(100)}
+    assert len(orders) == 6
+
+
+@given(tokens=ROWS, seed=SEEDS)
+def test_rotation_is_one(tokens, seed):
+    new = noise.rotate(tokens, random(seed))
+    np.testing.assert_array_equal(np.roll(new, int(new[0])), tokens)
+
+
+def test_rotation_begins_with_any_token():
+    firsts = np.bincount([noise.rotate(np.arange(8), random(seed))[0] for seed in range(4000)])
+    assert len(firsts) == 8
+    assert (np.abs(firsts - 500) < 5 * 500**0.5).all()
+
+
+TEXT = "First. Second! Third? fourth\nfifth 5.6 " * 60
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "words"])
+def test_steps_one_after_the_other(kind):
+    sizes = {"bpe": 400, "unigram": 30, "wordpiece": 60}
+    coder = tokenizers.train(kind, [TEXT], sizes.get(kind, 0), ("pad", "end_of_text", "mask"))
+    ids = coder.encode(TEXT)[:60]
+    permute, mask = noise.parse("permute_sentences | mask(0.5)", coder)
+    new = permute(ids, random())
+    assert sorted(new.tolist()) == sorted(ids.tolist())
+    sentences = coder.decode(ids).replace("! ", ". ").replace("? ", ". ").count(". ")
+    assert 5 < sentences <= permute.keywords["ends"][ids].sum() + 1
+    assert (mask(new, random()) == coder.mask).sum() == 30
+
+
+def test_load(tmp_path):
+    (tmp_path / "a.txt").write_text(TEXT)
+    options = {"task": "denoising", "sequence_length": 33, "batch_size": 4, "tokenizer": "bpe", "vocab_size": 300}
+    loaded = data.load(f"text:{tmp_path}/a.txt", noise="permute_sentences | infill(0.3, 3)", **options)
+    coder, batch = loaded.tokenizer, loaded.train[0]
+    assert {name: value.shape for name, value in batch.items()} == dict.fromkeys(
+        ("inputs", "inputs_mask", "tokens", "targets", "mask"), (4, 33)
+    )
+    assert loaded.info["start"] == coder.end_of_text
+    for row in range(4):
+        targets = batch["targets"][row][batch["mask"][row]]
+        assert coder.decode(targets[:-1]) in TEXT
+        assert batch["tokens"][row, : len(targets)].tolist() == [coder.end_of_text, *targets[:-1]]
+        inputs = batch["inputs"][row][batch["inputs_mask"][row]]
+        kept = inputs[(inputs != coder.mask) & (inputs != coder.end_of_text)]
+        assert len(kept) == len(targets) - 1 - round(0.3 * (len(targets) - 1))
+        assert inputs[-1] == targets[-1] == coder.end_of_text
+    assert (loaded.train[0]["inputs"] == batch["inputs"]).all()
+    assert (loaded.train[1]["inputs"] != batch["inputs"]).any()
+    last = list(loaded.splits["validation"])[-1]
+    assert last["mask"].any(axis=1).sum() < 4
+    every = data.load(f"text:{tmp_path}/a.txt", noise="delete(0.9) | mask(0.2) | rotate | infill(0.5)", **options)
+    assert every.train[0]["inputs_mask"].any(axis=1).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "noise='': there must be some, such as infill"),
+        ("masks(0.1)", r"'masks\(0.1\)' is not one of mask\(rate\), delete\(rate\), infill\(rate, mean\), permute"),
+        ("mask", "'mask' is not one of"),
+        ("infill(1.5)", "rates must be between 0 and 1"),
+        ("infill(0.5, 0)", "and lengths above 0"),
+    ],
+)
+def test_errors(text, message):
+    with pytest.raises(ValueError, match=message):
+        noise.parse(text, tokenizers.train("bytes", [], special=("mask",)))
+
+
+def test_the_keys_alone_decide(tmp_path):
+    coder = tokenizers.train("bytes", [], special=("end_of_text", "mask"))
+    add = noise.AddNoise(noise.parse("infill(0.3) | rotate", coder), 21, coder.end_of_text)
+    tokens = np.tile(np.arange(20, dtype=np.int32), (3, 1))
+    batch, keys = {"tokens": tokens, "mask": np.ones(tokens.shape, bool)}, shuffle.keys(np.arange(3), 0)
+    whole, part = add(batch, keys), add({name: value[1:] for name, value in batch.items()}, keys[1:])
+    for name in whole:
+        np.testing.assert_array_equal(whole[name][1:], part[name])

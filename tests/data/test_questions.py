@@ -1,0 +1,153 @@
+"""Questions about texts: files, windows, and answers back from tokens to characters."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import data
+from data import encoded, questions, tokenizers
+from data.questions import Question
+
+CONTEXT = "In 1066, the Normans — from Normandy — conquered England. Élan vital! 漢字 too."
+CODERS = {
+    kind: tokenizers.train(kind, [CONTEXT, "Who conquered what and when?"], size, encoded.ROLES)
+    for kind, size in (("bytes", 0), ("bpe", 300), ("words", 0))
+}
+
+
+def squad(path, rows, version="v2.0"):
+    """A file of SQuAD's from (question, context, answers)."""
+    content = [
+        {
+            "context": context,
+            "qas": [
+                {
+                    "id": str(number),
+                    "question": question,
+                    "answers": [{"text": text, "answer_start": start} for start, text in answers],
+                    **({"is_impossible": not answers} if version == "v2.0" else {}),
+                }
+            ],
+        }
+        for number, (question, context, answers) in enumerate(rows)
+    ]
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "wt", encoding="utf-8") as file:
+        json.dump({"version": version, "data": [{"title": "x", "paragraphs": content}]}, file)
+    return str(path)
+
+
+def sure(source):
+    """Logits of a model that knows the places: of [CLS] in windows without the answer."""
+    start, end = np.zeros((2, len(source), source.length))
+    rows = np.arange(len(source))
+    start[rows, source.per_row["start"]] = end[rows, source.per_row["end"]] = 5.0
+    return start, end
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+@pytest.mark.parametrize("version", ["1.1", "v2.0"])
+def test_files(name, version, tmp_path):
+    rows = [("When?", CONTEXT, [(3, "1066"), (0, "In 1066")]), ("Who?", CONTEXT, [(13, "Normans")])]
+    rows += [("Why?", CONTEXT, [])] if version == "v2.0" else []
+    found = questions.read(squad(tmp_path / name, rows, version))
+    assert [(item.text, item.context, list(item.answers)) for item in found] == rows
+    assert found[0].references == ["1066", "In 1066"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_the_answer_comes_back_from_the_tokens(draw):
+    """Whatever window it is in: to the character with bytes, and else with what is left of its first and last token."""
+    kind = draw.draw(st.sampled_from(sorted(CODERS)))
+    start = draw.draw(st.integers(0, len(CONTEXT) - 1))
+    stop = draw.draw(st.integers(start + 1, min(len(CONTEXT), start + 8)))
+    text = CONTEXT[start:stop]
+    stride = draw.draw(st.integers(1, 5))
+    source = questions.encode([Question("Who?", CONTEXT, [(start, text)])], CODERS[kind], 32, stride)
+    inside = source.per_row["start"] > 0
+    if not inside.any():  # no token has a character of it, or it ends in a space that no token has
+        assert kind == "words"
+        return
+    logits = np.stack(sure(source))
+    (answer,) = source.answers(*np.where(inside[:, None], logits, 0))
+    if kind == "bytes":
+        assert answer == text.strip()
+    assert text.strip() in answer
+    assert len(answer) <= len(text) + 18
+
+
+def test_windows_overlap_and_have_the_question():
+    coder = CODERS["bytes"]
+    source = questions.encode([Question("Who?", CONTEXT, [(13, "Normans")])], coder, 32, 10)
+    room = 32 - 4 - 3
+    texts = [coder.decode(row[6:-1]) for row in source.tokens]
+    assert all(row[:6].tolist() == [coder.cls, *b"Who?", coder.sep] and row[-1] == coder.sep for row in source.tokens)
+    whole = CONTEXT.encode()
+    assert [text.encode("utf-8", "replace")[:3] for text in texts[:2]] == [whole[:3], whole[10:13]]
+    assert len(texts) == -(-(len(whole) - room) // 10) + 1
+    batch = source.take(np.arange(len(source)))
+    assert (batch["segments"].sum(1) == [len(row) - 6 for row in source.tokens]).all()
+    has = np.array(["Normans" in text for text in texts])
+    np.testing.assert_array_equal(batch["start"] > 0, has)
+    for row in np.flatnonzero(has):
+        assert coder.decode(batch["tokens"][row, batch["start"][row] : batch["end"][row] + 1]) == "Normans"
+    np.testing.assert_array_equal(batch["end"][~has], 0)
+
+
+def test_answers_are_the_best_of_all_windows():
+    """By a search through everything, for random logits."""
+    asked = [Question("Who?", CONTEXT, [(13, "Normans")]), Question("A?", CONTEXT[:20], [(0, "In")])]
+    source = questions.encode(asked, CODERS["bytes"], 48, 7)
+    start, end = np.random.default_rng(0).normal(size=(2, len(source), 48))
+    for number, answer in enumerate(source.answers(start, end)):
+        best = (-np.inf, "")
+        for row in np.flatnonzero(source.origins == number):
+            offsets = source.offsets[row]
+            for first in range(len(offsets)):
+                for last in range(first, min(first + 30, len(offsets))):
+                    if offsets[first, 0] >= 0 and offsets[last, 0] >= 0:
+                        text = asked[number].context[offsets[first, 0] : offsets[last, 1]].strip()
+                        best = max(best, (start[row, first] + end[row, last], text))
+        assert answer == best[1]
+
+
+def test_no_answer_is_one_where_there_are_questions_without():
+    asked = [Question("Who?", CONTEXT, [(13, "Normans")]), Question("Why?", CONTEXT, [])]
+    source = questions.encode(asked, CODERS["words"], 64, 0)
+    assert source.answers(*sure(source)) == ["Normans", ""]
+    source = questions.encode([*asked[:1], Question("Why?", CONTEXT, [(13, "Normans")])], CODERS["words"], 64, 0)
+    start, end = sure(source)
+    start[1], end[1] = 0, 0
+    start[1, 0] = 9  # of no use: every question has an answer
+    assert source.answers(start, end)[1] != ""
+
+
+def test_loading(tmp_path):
+    path = squad(tmp_path / "a.json", [("Who?", CONTEXT, [(13, "Normans")]), ("Why?", CONTEXT, [])])
+    loaded = data.load(f"squad:{path}", batch_size=4, validation_split=path, sequence_length=48, stride=16)
+    assert loaded.info["kind"] == "spans"
+    batch = loaded.train[0]
+    assert {name: (value.shape, value.dtype.name) for name, value in batch.items()} == {
+        "tokens": ((4, 48), "int32"),
+        "segments": ((4, 48), "int32"),
+        "tokens_mask": ((4, 48), "bool"),
+        "start": ((4,), "int32"),
+        "end": ((4,), "int32"),
+        "mask": ((4,), "bool"),
+    }
+
+
+def test_errors(tmp_path):
+    path = squad(tmp_path / "a.json", [("Who?", CONTEXT, [(14, "Normans")])])
+    with pytest.raises(ValueError, match="the answer 'Normans' to 'Who\\?' is not at character 14 of its context"):
+        questions.read(path)
+    (tmp_path / "b.json").write_text('{"data": [{}]}')
+    with pytest.raises(ValueError, match=r"b\.json is not a file of SQuAD's: KeyError 'paragraphs'"):
+        questions.read(f"{tmp_path}/b.json")
+    with pytest.raises(ValueError, match="stride=60 must be from 0"):
+        questions.encode([Question("Who?", CONTEXT, [])], CODERS["bytes"], 32, 60)

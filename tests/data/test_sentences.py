@@ -1,0 +1,184 @@
+import cloudpickle
+import numpy as np
+import pytest
+
+import data
+from data import shuffle, tokenizers
+from data.masking import MaskTokens
+from data.sentences import Chunks, PairSentences, Sentences
+from data.text import Documents, tokenize
+
+LENGTH = 24
+ROLES = ("pad", "cls", "sep", "mask", "end_of_text")
+
+
+def corpus(documents=30, seed=0):
+    """Documents of numbered sentences: the word "d3s7w1" is of document 3 and its sentence 7."""
+    rng = np.random.default_rng(seed)
+    return [
+        "\n".join(" ".join(f"d{d}s{s}w{w}" for w in range(rng.integers(1, 9))) for s in range(rng.integers(1, 30)))
+        for d in range(documents)
+    ]
+
+
+@pytest.fixture(scope="module")
+def chunks():
+    texts = Sentences(Documents(corpus()))
+    coder = tokenizers.train("words", texts, special=ROLES)
+    return Chunks(tokenize(texts, coder).tokens, coder.end_of_text, LENGTH), coder
+
+
+def read(coder, tokens):
+    """(document, sentence, word) of each token."""
+    words = coder.decode(tokens).split()
+    return [tuple(map(int, word[1:].replace("s", " ").replace("w", " ").split())) for word in words]
+
+
+def begins(chunks, coder):
+    """(document, sentence, word) of the first word of each sentence."""
+    return read(coder, chunks.tokens[chunks.starts])
+
+
+def pairs(chunks, coder, order=False, seed=0, rounds=1):
+    """The examples before words are hidden."""
+    masked = MaskTokens(0.15, coder)
+    firsts = np.tile(chunks.firsts, rounds)
+    batch = {"first": firsts, "mask": np.ones(len(firsts), bool)}
+    made = PairSentences(chunks, coder, masked, order)(batch, shuffle.keys(np.arange(len(firsts)), seed))
+    hidden = made["tokens"].copy()
+    np.put_along_axis(hidden, made["places"], made["targets"], axis=1)  # what masking hid is what was there
+    return firsts, made | {"tokens": hidden}
+
+
+def test_sentences_are_lines_and_what_ends_with_a_full_stop():
+    texts = ["One. Two!  Three?\nfour 5.6\n\n  \nlast", "", "x.y"]
+    assert list(Sentences(Documents(texts))) == ["One.", "Two!", "Three?", "four 5.6", "last", "", "", "x.y", ""]
+
+
+def test_chunks_begin_with_sentences_and_go_through_each_document(chunks):
+    chunks, coder = chunks
+    everything = read(coder, np.concatenate([chunks.read(s, 1) for s in range(len(chunks.starts))]))
+    words = " ".join(corpus()).split()
+    assert coder.decode(np.concatenate([chunks.read(s, 1) for s in range(len(chunks.starts))])).split() == words
+    assert everything == sorted(everything)
+    seen = set()
+    for index in range(len(chunks)):
+        first = int(chunks[index]["first"])
+        assert chunks.take(np.array([index]))["first"] == first
+        count = max(chunks.whole(first, LENGTH), 2)
+        found = read(coder, chunks.read(first, count))
+        assert len({d for d, _, _ in found}) == 1
+        assert found[0][2] == 0
+        if first + count < chunks.stops[first]:
+            assert len(chunks.read(first, count + 1)) > LENGTH
+        seen.update(found)
+    several = [word for word in everything if word[0] in {d for d, s, _ in everything if s == 1}]
+    assert len(seen & set(several)) > 0.8 * len(several)
+
+
+def test_the_second_follows_the_first_or_is_of_another_document(chunks):
+    chunks, coder = chunks
+    firsts, batch = pairs(chunks, coder, rounds=200)
+    count = len(firsts)
+    assert abs(batch["label"].mean() - 0.5) < 4 * 0.5 / count**0.5
+    others, short, begun = [], 0, begins(chunks, coder)
+    for row in range(1000):
+        tokens, real = batch["tokens"][row], batch["tokens_mask"][row]
+        size = real.sum()
+        assert real[:size].all()
+        assert (tokens[size:] == coder.pad).all()
+        middle, last = np.flatnonzero(tokens == coder.sep)
+        assert tokens[0] == coder.cls
+        assert last == size - 1
+        assert batch["segments"][row].tolist() == [0] * (middle + 1) + [1] * (last - middle) + [0] * (len(real) - size)
+        a, b = read(coder, tokens[1:middle]), read(coder, tokens[middle + 1 : last])
+        assert min(len(a), len(b)) > 0
+        assert a[0][0] == a[-1][0] == begun[firsts[row]][0]
+        if batch["label"][row]:
+            assert a[0][0] != b[0][0]
+            others.append(b[0])
+        else:
+            assert (a[-1][0], a[-1][1] + 1, 0) == b[0]  # the end of a sentence and the beginning of the next one
+        assert b[0][2] == 0
+        assert len(a) + len(b) <= LENGTH
+        short += len(a) + len(b) < LENGTH / 2
+    assert len({d for d, _, _ in others}) == 30
+    assert 0.02 < short / 1000 < 0.3
+
+
+def test_any_sentence_of_another_document_may_follow(chunks):
+    """Evenly: each of the S - s others as often as any other."""
+    chunks, coder = chunks
+    firsts = np.full(10_000, chunks.firsts[5])
+    pair = PairSentences(chunks, coder, MaskTokens(0.15, coder))
+    draws = np.random.default_rng(0).integers(0, 2**63, (len(firsts), 4))
+    begun = [read(coder, pair._texts(int(firsts[0]), True, *map(int, draw))[1][:1])[0] for draw in draws]
+    own = begins(chunks, coder)[firsts[0]][0]
+    others = [word for word in begins(chunks, coder) if word[0] != own]
+    counts = np.array([begun.count(word) for word in others])
+    assert counts.sum() == len(begun)
+    expected = len(begun) / len(others)
+    assert (np.abs(counts - expected) < 5 * expected**0.5).all()
+
+
+def test_sentence_order_is_right_in_half_the_examples(chunks):
+    chunks, coder = chunks
+    firsts, batch = pairs(chunks, coder, order=True, rounds=200)
+    assert abs(batch["label"].mean() - 0.5) < 4 * 0.5 / len(firsts) ** 0.5
+    for row in range(500):
+        middle, last = np.flatnonzero(batch["tokens"][row] == coder.sep)
+        a, b = (read(coder, batch["tokens"][row, part]) for part in (slice(1, middle), slice(middle + 1, last)))
+        assert a[0][0] == b[0][0]
+        assert (a > b) == bool(batch["label"][row])
+
+
+def test_other_pairs_in_each_epoch_and_the_same_in_each_evaluation(tmp_path):
+    for number, document in enumerate(corpus(40)):
+        (tmp_path / f"{number:02}.txt").write_text(document)
+    options = {"tokenizer": "wordpiece", "vocab_size": 60, "sequence_length": 32, "batch_size": 16, "seed": 1}
+    loaded = data.load(f"text:{tmp_path}", task="next_sentence", mask_whole_words=True, **options)
+    assert loaded.info["kind"] == "masked text"
+    first, again = (
+        loaded.train[3],
+        data.load(f"text:{tmp_path}", task="next_sentence", mask_whole_words=True, **options),
+    )
+    shapes = {name: value.shape for name, value in first.items()}
+    assert shapes == {
+        **dict.fromkeys(("tokens", "tokens_mask", "segments"), (16, 32)),
+        **dict.fromkeys(("places", "targets", "mask"), (16, 5)),
+        "label": (16,),
+    }
+    copied = cloudpickle.loads(cloudpickle.dumps(loaded.train))
+    parts = [
+        data.load(
+            f"text:{tmp_path}", task="next_sentence", mask_whole_words=True, **options, process_index=i, process_count=2
+        )
+        for i in range(2)
+    ]
+    for name, value in first.items():
+        np.testing.assert_array_equal(copied[3][name], value)
+        np.testing.assert_array_equal(np.concatenate([part.train[3][name] for part in parts]), value)
+        np.testing.assert_array_equal(again.splits["validation"][0][name], loaded.splits["validation"][0][name])
+    last = list(loaded.splits["validation"])[-1]
+    rows = len(loaded.splits["validation"].source) % 16
+    assert last["tokens_mask"][:, 0].tolist() == [True] * rows + [False] * (16 - rows)
+    assert not last["mask"][rows:].any()
+
+
+def test_what_has_no_pairs(tmp_path):
+    one, flat = tmp_path / "one.txt", tmp_path / "flat"
+    one.write_text("a b\nc d\n" * 20)
+    flat.mkdir()
+    for number in range(20):
+        (flat / str(number)).write_text(f"only {number}")
+    options = {"tokenizer": "words", "sequence_length": 16, "batch_size": 2, "validation_fraction": 0.0}
+    with pytest.raises(ValueError, match="next_sentence needs several texts"):
+        data.load(f"text:{one}", task="next_sentence", **options)
+    assert data.load(f"text:{one}", task="sentence_order", **options).train[0]["label"].shape == (2,)
+    with pytest.raises(ValueError, match="pairs of sentences need texts of several: none has two"):
+        data.load(f"text:{flat}", task="next_sentence", **options)
+    with pytest.raises(ValueError, match="sequence_length=4: pairs need at least 5"):
+        data.load(f"text:{one}", task="sentence_order", **options | {"sequence_length": 4})
+    tokenizers.train("words", ["a b c"], special=("end_of_text", "mask")).save(tmp_path / "few.json")
+    with pytest.raises(ValueError, match=r"task='sentence_order' needs pad, cls, sep in tokenizer='.*few.json', which"):
+        data.load(f"text:{one}", task="sentence_order", **options | {"tokenizer": str(tmp_path / "few.json")})

@@ -1,0 +1,118 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import data
+from data import shuffle, spans, tokenizers
+from data.spans import CorruptSpans
+
+END, START = 1, 0
+SENTINELS = np.arange(1000, 900, -1)
+
+
+def windows(lengths, width):
+    """Rows of numbers from 2 on, so many of them real; a window's `mask` is of the targets, which the first is not."""
+    tokens = np.tile(np.arange(2, width + 2), (len(lengths), 1)).astype(np.int32)
+    targets = np.array([size if size == width else max(size - 1, 0) for size in lengths])
+    return {"tokens": tokens, "targets": tokens + 1, "mask": np.arange(width) < targets[:, None]}
+
+
+def corrupt(lengths, inputs_length, rate=0.15, seed=0):
+    width, targets_length = spans.lengths(rate, inputs_length)
+    batch = windows(np.minimum(lengths, width), width)
+    made = CorruptSpans(rate, inputs_length, targets_length, SENTINELS, START, END)
+    return batch, made(batch, shuffle.keys(np.arange(len(lengths)), seed))
+
+
+def restore(inputs, targets):
+    """The text of inputs and targets without their ends, read by hand."""
+    found, parts = {}, []
+    for token in targets:
+        if token > 900:
+            parts = found.setdefault(int(token), [])
+        else:
+            parts.append(int(token))
+    return [word for token in inputs for word in (found.pop(int(token)) if token > 900 else [int(token)])], found
+
+
+@given(
+    lengths=st.lists(st.integers(2, 90), min_size=1, max_size=4),
+    inputs_length=st.integers(4, 60),
+    rate=st.floats(0.05, 0.6),
+    seed=st.integers(0, 2**32),
+)
+def test_inputs_and_targets_give_back_the_text(lengths, inputs_length, rate, seed):
+    batch, made = corrupt(lengths, inputs_length, rate, seed)
+    for row in range(len(lengths)):
+        size = min(lengths[row], batch["tokens"].shape[1])
+        noise, count = spans.count_noise(rate, size)
+        inputs = made["inputs"][row][made["inputs_mask"][row]]
+        targets = made["targets"][row][made["mask"][row]]
+        assert inputs[-1] == targets[-1] == END
+        assert (made["inputs"][row][~made["inputs_mask"][row]] == END).all()
+        assert made["tokens"][row, : len(targets)].tolist() == [START, *targets[:-1]]
+        text, left = restore(inputs[:-1], targets[:-1])
+        assert text == batch["tokens"][row, :size].tolist()
+        assert not left
+        assert inputs[inputs > 900].tolist() == SENTINELS[:count].tolist()
+        assert len(targets) == noise + count + 1
+        assert len(inputs) == size - noise + count + 1
+
+
+def test_sizes_are_the_references():
+    """512 tokens of input are made of 568, with targets of 114, in the published T5; full windows fill both exactly."""
+    assert spans.lengths(0.15, 512) == (568, 114)
+    assert spans.count_noise(0.15, 568) == (85, 28)
+    _, made = corrupt([568] * 4, 512)
+    assert made["inputs"].shape == (4, 512)
+    assert made["targets"].shape == (4, 114)
+    assert made["inputs_mask"].all()
+    assert made["mask"].all()
+
+
+def test_any_segmentation_is_alike_likely():
+    """The 36 ways to have 10 tokens in 3 spans, within 5 standard deviations."""
+    count = 36_000
+    drawn = spans.draw_spans(np.full(count, 10), np.full(count, 3), 15, shuffle.keys(np.arange(count), 0))
+    assert (drawn.sum(axis=1) == 10).all()
+    assert (drawn > 0).all()
+    _, times = np.unique(drawn, axis=0, return_counts=True)
+    assert len(times) == 36
+    assert (np.abs(times - 1000) < 5 * 1000**0.5).all()
+
+
+def test_noise_is_spread_over_the_text():
+    batch = windows([100] * 5000, 100)
+    noise = spans.draw_noise(0.15, batch["mask"], shuffle.keys(np.arange(5000), 1))
+    assert (noise.sum(axis=1) == 15).all()
+    assert ((noise[:, 1:] & ~noise[:, :-1]).sum(axis=1) == 5).all()  # five spans: three tokens on average
+    assert not noise[:, 0].any()  # a text begins with a token that stays, and ends with noise
+    assert noise[:, -1].all()
+    np.testing.assert_allclose(noise[:, 20:80].mean(axis=0), 0.15, atol=0.04)
+
+
+def test_padded_rows_count_for_nothing():
+    _, made = corrupt([0, 30], 20)
+    assert not made["mask"][0].any()
+    assert made["mask"][1].any()
+
+
+def test_load(tmp_path):
+    (tmp_path / "a.txt").write_text("".join(f"line {number}\n" for number in range(2000)))
+    options = {"task": "span_corruption", "sequence_length": 64, "batch_size": 4}
+    loaded = data.load(f"text:{tmp_path}/a.txt", **options)
+    assert loaded.info["sequence_length"] == 64
+    assert loaded.info["start"] == loaded.tokenizer.pad
+    batch = loaded.train[0]
+    assert batch["inputs"].shape == (4, 64)
+    assert batch["tokens"].shape == (4, spans.lengths(0.15, 64)[1])
+    assert (batch["tokens"][:, 0] == loaded.tokenizer.pad).all()
+    assert "<extra_id_0>" in loaded.tokenizer.decode(batch["inputs"][0])
+    with pytest.raises(ValueError, match=r"sequence_length=2000 needs 111 sentinels: there are 100"):
+        data.load(f"text:{tmp_path}/a.txt", **options | {"sequence_length": 2000})
+    tokenizers.train("bytes", []).save(tmp_path / "few.json")
+    with pytest.raises(ValueError, match="task='span_corruption' needs pad, sentinels in tokenizer="):
+        data.load(f"text:{tmp_path}/a.txt", **options, tokenizer=str(tmp_path / "few.json"))
+    with pytest.raises(ValueError, match=r"mask_rate=1.0 must be between 0 and 1, and sequence_length=64 at least 3"):
+        data.load(f"text:{tmp_path}/a.txt", **options, mask_rate=1.0)

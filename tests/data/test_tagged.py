@@ -1,0 +1,106 @@
+"""Tagged words: CoNLL-U, and every word's tag at its first token and back."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import data
+from data import encoded, tagged, tokenizers
+from data.tagged import Sentence
+
+CONLLU = """\
+# text = I don't vámonos (al mar).
+1\tI\tI\tPRON\t_\t_\t2\tx\t_\t_
+2-3\tdon't\t_\t_\t_\t_\t_\t_\t_\t_
+2\tdo\tdo\tAUX\t_\t_\t0\tx\t_\t_
+3\tn't\tnot\tPART\t_\t_\t2\tx\t_\t_
+4\tvámonos\tx\tVERB\t_\t_\t2\tx\t_\t_
+4.1\tempty\tx\tVERB\t_\t_\t_\t_\t2:x\t_
+5\t(\t(\tPUNCT\t_\t_\t2\tx\t_\tSpaceAfter=No
+6-7\tal\t_\t_\t_\t_\t_\t_\t_\tSpaceAfter=No
+6\ta\ta\tADP\t_\t_\t2\tx\t_\t_
+7\tel\tel\tDET\t_\t_\t2\tx\t_\t_
+8\t.\t.\tPUNCT\t_\t_\t2\tx\t_\tA=b|SpaceAfter=No
+
+1\tYes\tyes\tINTJ\t_\t_\t0\tx\t_\t_
+"""
+
+
+def test_conllu(tmp_path):
+    (tmp_path / "a.conllu").write_text(CONLLU)
+    first, second = tagged.read(f"{tmp_path}/a.conllu")
+    assert first.words == ["I", " do", "n't", " vámonos", " (", "a", "el", "."]
+    assert first.tags == ["PRON", "AUX", "PART", "VERB", "PUNCT", "ADP", "DET", "PUNCT"]
+    assert second == Sentence(["Yes"], ["INTJ"])
+    (tmp_path / "b.conllu").write_text("1\ta\n")
+    with pytest.raises(ValueError, match=r"b.conllu, line 1 has 2 columns: CoNLL-U has 10"):
+        tagged.read(f"{tmp_path}/b.conllu")
+
+
+def test_a_folder_of_universal_dependencies(tmp_path):
+    for split in ("train", "dev", "test"):
+        (tmp_path / f"xx_y-ud-{split}.conllu").write_text(CONLLU)
+    loaded = data.load(f"conllu:{tmp_path}", batch_size=2, tokenizer="bytes", sequence_length=32)
+    assert set(loaded.splits) == {"validation", "test"}
+    assert loaded.info["class_names"] == ["ADP", "AUX", "DET", "INTJ", "PART", "PRON", "PUNCT", "VERB"]
+    (batch,) = loaded.splits["test"]
+    assert batch["mask"].sum() == 9
+    assert bytes(batch["tokens"][0][batch["mask"][0]].tolist()) == b"I n  ae."  # the first byte of each word
+    assert (batch["targets"][~batch["mask"]] == 0).all()
+    (tmp_path / "xx_y-ud-train.conllu").unlink()
+    with pytest.raises(FileNotFoundError, match=r"there is no file \*-train\.conllu in"):
+        data.load(f"conllu:{tmp_path}", batch_size=2, sequence_length=32)
+
+
+TAGS = ["A", "B", "C"]
+TEXTS = ["the quick brown fox", "don't do that, naïve Ünïcode 漢字 !", "a" * 30]
+CODERS = [
+    tokenizers.train(kind, TEXTS, size, encoded.ROLES) for kind, size in (("bytes", 0), ("bpe", 300), ("words", 0))
+]
+WORD = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
+SENTENCE = st.lists(st.tuples(WORD, st.sampled_from(TAGS)), min_size=1, max_size=12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(SENTENCE, min_size=1, max_size=4), st.sampled_from(CODERS), st.integers(4, 24))
+def test_every_words_tag_comes_back(sentences, coder, length):
+    """Whatever words are, spaces among them, and however they are cut and spread over rows."""
+    sentences = [Sentence(*zip(*sentence)) for sentence in sentences]
+    source = tagged.encode(sentences, TAGS, coder, length)
+    batch = source.take(np.arange(len(source)))
+    assert batch["tokens"].shape == (len(source), length)
+    found = tagged.by_word(source, batch["targets"])
+    assert [[TAGS[number] for number in row] for row in found] == [list(sentence.tags) for sentence in sentences]
+    assert (batch["tokens_mask"] | ~batch["mask"]).all()
+    assert not (batch["mask"] & np.isin(batch["tokens"], [coder.cls, coder.sep, coder.pad])).any()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(SENTENCE, min_size=1, max_size=4), st.integers(16, 40))
+def test_a_words_tokens_are_those_of_its_text(sentences, length):
+    """Between the first token of a word and that of the next one is the word: bytes, so that it can be read."""
+    coder = CODERS[0]
+    sentences = [Sentence(*zip(*sentence)) for sentence in sentences]
+    source = tagged.encode(sentences, TAGS, coder, length)
+    words = []
+    for row, mask in zip(source.tokens, source.per_token["mask"]):
+        bounds = [*np.flatnonzero(mask), len(row) - 1]
+        words += [bytes(row[a:b].tolist()) for a, b in itertools.pairwise(bounds)]
+    assert words == [word.encode()[: length - 2] for sentence in sentences for word in sentence.words]
+
+
+def test_words_that_the_tokenizer_makes_nothing_of():
+    coder = CODERS[2]
+    source = tagged.encode([Sentence(["the", "\u200b", " \t", "fox"], ["A", "B", "C", "A"])], TAGS, coder, 8)
+    assert tagged.by_word(source, source.take(np.array([0]))["targets"])[0].tolist() == [0, 1, 2, 0]
+    assert source.tokens[0][3] == coder.mask
+
+
+def test_sentences_are_texts_to_guess_words_of(tmp_path):
+    (tmp_path / "a-train.conllu").write_text(CONLLU * 3)
+    (tmp_path / "a-dev.conllu").write_text(CONLLU)
+    loaded = data.load(f"conllu:{tmp_path}", task="masked_tokens", batch_size=1, sequence_length=16)
+    assert loaded.info["characters_per_token"]["validation"] * loaded.info["tokens"]["validation"] == 28
