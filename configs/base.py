@@ -101,6 +101,7 @@ SHARDING = (
     ("down/kernel", ("tensor", "fsdp")),
     ("embed/table", ("tensor", "fsdp")),
     ("kernel|table", (None, "fsdp")),
+    ("memory/.*hidden", (("data", "fsdp"), None, None)),
 )
 
 
@@ -135,6 +136,7 @@ def data() -> dict:
         "sequence_length": 0,  # tokens in a window of text; of pairs, in an input and in a target
         "buckets": (),  # shorter lengths: a training batch of pairs has pairs of about one length
         "stride": 0,  # tokens from one training window to the next; 0 = sequence_length, 1 = windows at every offset
+        "order": "",  # of windows: "" = shuffled | stream: each row of a batch goes on where it ended in the last one
         "long_text": "head",  # of labelled texts: head | tail | head_tail | key_sentences | segments
         "validation_fraction": 0.1,  # of a text without a validation split
         "max_bytes": 0,  # of text, in whole documents; 0 = all
@@ -298,6 +300,27 @@ def bart() -> dict:
     }
 
 
+def transformer_xl() -> dict:
+    """What `models.transformer_xl.TransformerXL` takes; None is the variant's or the data's."""
+    return {
+        "name": "transformer_xl",
+        "variant": "standard",  # standard | large
+        "vocab_size": placeholder(int),
+        "max_length": placeholder(int),  # tokens of a segment
+        "memory_length": placeholder(int),  # tokens before it that it sees; needs data.order="stream" if above 0
+        "depth": placeholder(int),
+        "width": placeholder(int),
+        "num_heads": placeholder(int),
+        "hidden": placeholder(int),  # of the feed-forward layers; None = 4 x width
+        "activation": "relu",  # gelu | gelu_tanh | relu | silu
+        "epsilon": 1e-5,  # of LayerNorm
+        "dropout": 0.0,
+        "attention_dropout": 0.0,  # of the attention weights
+        "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
+        "unroll": 1,  # layers in a turn of the compiled loop
+    }
+
+
 def llama() -> dict:
     """What `models.llama.Llama` takes; None is the variant's or the data's."""
     return {
@@ -363,10 +386,22 @@ def embed_width(name: str) -> dict:
     return bert(name, embed_width=placeholder(int))
 
 
+def bigbird() -> dict:
+    """What `models.bigbird.BigBird` takes: BERT's, and who sees whom."""
+    return bert(
+        "bigbird",
+        block_size=64,  # tokens
+        num_random_blocks=3,  # that a block sees beside its neighbours, the first and the last
+        random_blocks="seeded",  # seeded | first: the first block again, as the published code evaluates
+        seed=0,  # of the random blocks
+    )
+
+
 MODELS = {
     "albert": partial(embed_width, "albert"),
     "bart": bart,
     "bert": bert,
+    "bigbird": bigbird,
     "distilbert": partial(bert, "distilbert"),
     "electra": partial(embed_width, "electra"),
     "elmo": elmo,
@@ -376,6 +411,7 @@ MODELS = {
     "seq2seq": seq2seq,
     "t5": t5,
     "transformer": transformer,
+    "transformer_xl": transformer_xl,
     "vit": vit,
     "xlmr": partial(roberta, "xlmr"),
 }

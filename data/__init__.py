@@ -62,7 +62,9 @@ def load(source: str = "digits", **options: Any) -> Data:
     options.refuse_all_but(task.options)
     examples = task.make(options)
     info = examples.info | {"examples": {name: len(part) for name, part in examples.splits.items()}}
-    reading = {name: getattr(options, name) for name in ("process_index", "process_count", "workers", "threads")}
+    reading = {
+        name: getattr(options, name) for name in ("order", "process_index", "process_count", "workers", "threads")
+    }
     train = TrainBatches(
         source=examples.splits["train"],
         batch_size=options.batch_size,

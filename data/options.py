@@ -30,6 +30,8 @@ class Options:
             shortest of these, or to sequence_length, that all of them fit in.
         stride: tokens from one training window to the next; 0 = sequence_length; 1 = windows at every offset; of a long
             text that is labelled or asked about, from one of its windows to the next; 0 = without overlap.
+        order: of a text's windows: "" = another one in each epoch; stream = row b of a batch goes on where row b of the
+            batch before ended, in training and in evaluation, for models with a memory.
         long_text: what of labelled texts that are too long is read, see `labelled.Fit`.
         validation_fraction: the part of a text without a validation split that is held out, by file if there are many;
             0 = none.
@@ -64,6 +66,7 @@ class Options:
     sequence_length: int = 0
     buckets: Sequence[int] = ()
     stride: int = 0
+    order: str = ""
     long_text: str = "head"
     validation_fraction: float = 0.1
     max_bytes: int = 0

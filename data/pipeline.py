@@ -30,6 +30,7 @@ class Source(Protocol):
 class _Batches:
     source: Source
     batch_size: int
+    order: str = ""
     transform: Callable[[dict[str, Any], np.ndarray], Batch] | None = None
     process_index: int = 0
     process_count: int = 1
@@ -46,13 +47,19 @@ class _Batches:
             raise ValueError(f"process_index={self.process_index} must be in 0..{self.process_count - 1}")
         if min(self.workers, self.threads) < 0:
             raise ValueError(f"workers={self.workers} and threads={self.threads} must not be negative")
+        if self.order not in ("", "stream"):
+            raise ValueError(f"order={self.order!r} must be 'stream' or ''")
         if not len(self.source):
             raise ValueError("the data set is empty: at least one example is needed")
 
-    def _positions(self, number: int) -> np.ndarray:
-        """Positions of this process's rows of global batch `number`: a contiguous part, so that parts concatenate."""
+    def _rows(self) -> np.ndarray:
+        """This process's rows of a global batch: a contiguous part, so that parts concatenate."""
         rows = self.batch_size // self.process_count
-        return number * self.batch_size + self.process_index * rows + np.arange(rows)
+        return self.process_index * rows + np.arange(rows)
+
+    def _positions(self, number: int) -> np.ndarray:
+        """Positions of this process's rows of global batch `number`, batch after batch."""
+        return number * self.batch_size + self._rows()
 
     def _ahead(self, start: int, stop: int) -> Iterator[Batch]:
         """Batches start..stop-1 in order, made ahead by Grain's worker processes and threads if asked for."""
@@ -82,7 +89,9 @@ class TrainBatches(_Batches):
     """Endless training batches; `batches[n]` is this process's part of the batch of step n (0-based).
 
     The stream is the source in a new order in each epoch, epoch after epoch without a gap, so a batch may straddle two.
-    The global batch of a step is the same for any number of processes, workers and threads.
+    The global batch of a step is the same for any number of processes, workers and threads. In the order "stream" each
+    row goes through the source in its own order, over and over, the rows starting evenly spread: row b of a batch goes
+    on where row b of the batch before ended.
 
     With `buckets`, rising lengths, a batch has examples of about one length, and its sequences are cut to the shortest
     bucket that they fit in: each bucket is a stream of its own, and in every round of steps, in a new order, it has as
@@ -112,7 +121,11 @@ class TrainBatches(_Batches):
         if step < 0:
             raise IndexError(f"step {step} is negative: steps count from 0")
         positions = self._positions(step)
-        batch = self._of_one_length(step) if self.buckets else self._take(positions, None, self.seed)
+        if self.order == "stream":
+            size = len(self.source)
+            batch = self.source.take((self._rows() * size // self.batch_size + step) % size)
+        else:
+            batch = self._of_one_length(step) if self.buckets else self._take(positions, None, self.seed)
         batch.setdefault("mask", np.ones(len(positions), bool))
         return self.transform(batch, shuffle.keys(positions, ~self.seed)) if self.transform else batch
 
@@ -153,7 +166,8 @@ class TrainBatches(_Batches):
 class EvaluationBatches(_Batches):
     """One pass over the source in its own order, every example once; the last batch is padded with `mask` False.
 
-    Every process yields the same number of batches. It can be iterated again and again.
+    Every process yields the same number of batches. It can be iterated again and again. In the order "stream" each row
+    has a part of the source for itself: row b of a batch goes on where row b of the batch before ended.
     """
 
     @property
@@ -167,7 +181,7 @@ class EvaluationBatches(_Batches):
     def __getitem__(self, number: int) -> Batch:
         if not 0 <= number < len(self):
             raise IndexError(f"batch {number} of {len(self)}")
-        positions = self._positions(number)
+        positions = self._rows() * len(self) + number if self.order == "stream" else self._positions(number)
         real = positions < len(self.source)
         batch = self.source.take(np.minimum(positions, len(self.source) - 1))
         mask = batch.get("mask", real)

@@ -76,6 +76,10 @@ class Task:
 
 def make_windows(options: Options) -> Examples:
     """Windows of the tokens of all texts in a row."""
+    if options.order and options.stride not in (0, options.sequence_length):
+        raise ValueError(
+            f"order={options.order!r} needs windows one after the other: stride={options.stride} must be 0"
+        )
     return _windows(options, ("end_of_text",))
 
 
@@ -278,7 +282,7 @@ _LABELLED = (*_TOKENS, "buckets", "stride", "long_text", "text_key", "label_key"
 _IMAGES = ("image_key", "label_key", "image_size", "evaluation_crop", "augment", "mean", "std", "in_memory")
 TASKS = {
     "images": Task(make_images, ("digits", "folder", "tfds"), _IMAGES),
-    "next_token": Task(make_windows, _TEXTS, _DOCUMENTS),
+    "next_token": Task(make_windows, _TEXTS, (*_DOCUMENTS, "order")),
     "masked_tokens": Task(make_masked, (*_TEXTS, "conllu"), (*_DOCUMENTS, *_MASKED)),
     "next_sentence": Task(make_sentences, _TEXTS, (*_DOCUMENTS, *_MASKED)),
     "sentence_order": Task(make_sentences, _TEXTS, (*_DOCUMENTS, *_MASKED)),

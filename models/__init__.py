@@ -6,7 +6,23 @@ from typing import Literal, get_args, get_origin
 
 import flax.linen as nn
 
-from models import albert, bart, bert, distilbert, electra, elmo, gpt, llama, roberta, seq2seq, t5, transformer, vit
+from models import (
+    albert,
+    bart,
+    bert,
+    bigbird,
+    distilbert,
+    electra,
+    elmo,
+    gpt,
+    llama,
+    roberta,
+    seq2seq,
+    t5,
+    transformer,
+    transformer_xl,
+    vit,
+)
 from models.layers.mlp import ACTIVATIONS
 
 # name -> (class, variants)
@@ -14,6 +30,7 @@ MODELS = {
     "albert": (albert.ALBERT, albert.VARIANTS),
     "bart": (bart.BART, bart.VARIANTS),
     "bert": (bert.BERT, bert.VARIANTS),
+    "bigbird": (bigbird.BigBird, bigbird.VARIANTS),
     "distilbert": (distilbert.DistilBERT, distilbert.VARIANTS),
     "electra": (electra.ELECTRA, electra.VARIANTS),
     "elmo": (elmo.ELMo, elmo.VARIANTS),
@@ -23,6 +40,7 @@ MODELS = {
     "seq2seq": (seq2seq.Seq2Seq, seq2seq.VARIANTS),
     "t5": (t5.T5, t5.VARIANTS),
     "transformer": (transformer.Transformer, transformer.VARIANTS),
+    "transformer_xl": (transformer_xl.TransformerXL, transformer_xl.VARIANTS),
     "vit": (vit.ViT, vit.VARIANTS),
     "xlmr": (roberta.XLMR, roberta.VARIANTS),
 }

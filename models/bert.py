@@ -1,11 +1,12 @@
 """BERT (arXiv 1810.04805): a bidirectional, post-norm Transformer encoder, and a small head for each task.
 
-Its descendants are the same encoder with other settings: `roberta.py`, `distilbert.py`, `albert.py`, `electra.py`.
+Its descendants are the same encoder with other settings: `roberta.py`, `distilbert.py`, `albert.py`, `electra.py`,
+`bigbird.py`.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -87,6 +88,7 @@ class BERT(nn.Module):
     first_position = 0  # the position table's row of the first token
     pooler_activation = staticmethod(jnp.tanh)
     words_activation = None  # between the two projections of "masked_lm"; None is `activation`
+    dropout_first = False  # on the embeddings, before their norm
 
     def setup(self):
         init = nn.initializers.truncated_normal(0.02)
@@ -162,12 +164,16 @@ class BERT(nn.Module):
         x = self.embed(tokens) + jnp.take(self.position(), positions + self.first_position, axis=0)
         if self.num_segments:
             x = x + self.segment(jnp.zeros_like(tokens) if segments is None else segments)
-        x = self.embed_dropout(self.embed_norm(x), deterministic=not self.has_rng("dropout"))
+        drop = partial(self.embed_dropout, deterministic=not self.has_rng("dropout"))
+        x = self.embed_norm(drop(x)) if self.dropout_first else drop(self.embed_norm(x))
         x = self.projection(x) if self.embed_width else x
         self.sow("intermediates", "embedding", x)
         mask = None if mask is None else mask.reshape(-1, 1, 1, length)
-        x, _ = self.stack(x.reshape(-1, length, self.width), mask=mask)
+        x, _ = self.stack(x.reshape(-1, length, self.width), mask=mask, each=self.each_layer(length))
         return x.reshape(*batch, length, self.width)
+
+    def each_layer(self, length: int) -> dict[str, Any] | None:
+        """What each layer is given of its own for a sequence of so many tokens, with a layer axis."""
 
     def positions(self, tokens: Int[Array, "*B T"]) -> Int[Array, "*#B T"]:
         """Where tokens stand unless told."""

@@ -1,4 +1,4 @@
-"""Runs that take seconds: `--config=tests/tiny.py:gpt`, `tests/tiny.py:transformer` and `tests/tiny.py:vit`."""
+"""Runs that take seconds: `--config=tests/tiny.py:gpt`, `:transformer`, `:transformer_xl` and `:vit`."""
 
 from ml_collections import ConfigDict
 
@@ -12,12 +12,15 @@ def get_config(model: str = "gpt") -> ConfigDict:
     config.model.num_heads = 2
     config.data.batch_size = 8
     config.data.evaluation_batch_size = 64
-    if model == "gpt":
+    if model in ("gpt", "transformer_xl"):
         config.data.source = "stdlib"
         config.data.max_bytes = 20_000
         config.data.sequence_length = 16
         config.objective.name = "causal_lm"
         config.sampling.max_new_tokens = 8
+        if model == "transformer_xl":
+            config.model.memory_length = 24
+            config.data.order = "stream"
     elif model == "transformer":
         config.data.source = "cldr"
         config.data.sequence_length = 48

@@ -93,7 +93,7 @@ class Evaluator:
     def _logits(self, variables, batches):
         """What the model says of a split's rows [N, ...], in their order, on the host."""
         mesh = self.experiment.mesh
-        rows = [process_allgather(self._read(variables, to_mesh(batch, mesh)), tiled=True) for batch in batches]
+        rows = [process_allgather(self._read(variables, to_mesh(batch, mesh))[0], tiled=True) for batch in batches]
         return np.concatenate(rows)[: batches.num_examples].astype(np.float32)
 
     def _answered(self, variables, batches):
@@ -171,18 +171,21 @@ def restore(experiment: Experiment, which: str = "latest") -> TrainState:
 
 
 def evaluate(
-    step: Callable[[Any, dict], dict[str, State]], variables: Any, batches: Iterable[dict], mesh: Mesh
+    step: Callable[[Any, dict], tuple[dict[str, State], dict]], variables: Any, batches: Iterable[dict], mesh: Mesh
 ) -> dict[str, float]:
     """The metrics of a split, every example counted once: `step` gives each batch's states, which the host merges.
+
+    A memory goes from batch to batch, empty before the first.
 
     Raises:
         ValueError: a batch does not divide over the devices, or there is none.
     """
     merged: dict[str, State] = {}
+    variables, memory = {name: value for name, value in variables.items() if name != "memory"}, {}
     waiting = None
     for batch in batches:
         check_batch(len(batch["mask"]) * jax.process_count(), mesh)
-        states = step(variables, to_mesh(batch, mesh))
+        states, memory = step({**variables, **memory}, to_mesh(batch, mesh))
         merged = _merge(merged, waiting)  # the batch before, while this one is computed
         waiting = states
     merged = _merge(merged, waiting)

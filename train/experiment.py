@@ -146,9 +146,8 @@ class Experiment:
         return make_optimizer(schedule=self.schedule, **settings)
 
     def example_batch(self) -> Batch:
-        """Zeros in the shapes of a training batch of one example for each device."""
-        size = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
-        return self.zeros(size)
+        """Zeros in the shapes of a training batch."""
+        return self.zeros(self.config.data.batch_size)
 
     def zeros(self, size: int, length: int | None = None) -> Batch:
         """A batch of `size` examples of zeros; it needs no data unless the sizes are the data's.
@@ -195,6 +194,10 @@ class Experiment:
         """Shapes and dtypes of the state."""
         state = jax.eval_shape(self.make_state)
         check_patterns([pattern for pattern, _ in self.config.optimizer.rates], state.params)
+        if "memory" in state.collections and self.config.data.order != "stream":
+            raise ValueError(
+                "model.memory_length is above 0: the segments must follow each other, data.order='stream'."
+            )
         return state
 
     @cached_property

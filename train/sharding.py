@@ -1,5 +1,6 @@
 """The mesh of devices, and where the parts of a state and of a batch lie on it."""
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from train.optimizer import map_paths
 
 AXES = ("data", "fsdp", "tensor")
-Rule = tuple[str, Sequence[str | None]]
+Rule = tuple[str, Sequence[str | tuple[str, ...] | None]]  # several axes may share a dimension
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -41,16 +42,22 @@ def shardings(tree: Any, rules: Sequence[Rule], mesh: Mesh) -> Any:
     a dimension that the mesh axis does not divide.
     """
 
+    def flat(axis):
+        return axis if isinstance(axis, tuple) else (axis,) * (axis is not None)
+
     def place(path, leaf):
         axes = next((axes for pattern, axes in rules if re.search(pattern, path)), ())
         if len(axes) > len(leaf.shape):
             axes = ()
         sizes = leaf.shape[len(leaf.shape) - len(axes) :]
-        axes = [axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in zip(axes, sizes)]
+        axes = [
+            axis if size % math.prod(mesh.shape[a] for a in flat(axis)) == 0 else None
+            for axis, size in zip(axes, sizes)
+        ]
         return NamedSharding(mesh, PartitionSpec(*[None] * (len(leaf.shape) - len(axes)), *axes))
 
     for pattern, axes in rules:
-        unknown = [axis for axis in axes if axis not in (*AXES, None)]
+        unknown = [axis for dimension in axes for axis in flat(dimension) if axis not in AXES]
         if unknown:
             raise ValueError(f"the sharding rule {pattern!r} names {unknown[0]!r}: mesh axes are {', '.join(AXES)}.")
     return map_paths(place, tree)

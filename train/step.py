@@ -84,6 +84,8 @@ def make_train_step(
         return jax.lax.scan(body, (collections, zeros), (jnp.arange(accumulate), parts))[0]
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        if accumulate > 1 and "memory" in state.collections:
+            raise ValueError(f"accumulate is {accumulate}: a model with a memory goes through a batch in 1 part.")
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
         compute = gradients if accumulate == 1 else accumulated
         collections = {**state.collections, "run": {"progress": state.step / total_steps}}
@@ -101,13 +103,14 @@ def make_train_step(
 
 def make_evaluation_step(
     model: nn.Module, objective: Objective, precision: str = "float32"
-) -> Callable[[Any, Batch], dict[str, State]]:
-    """A function (variables, batch) -> metric states of the batch, without randomness."""
+) -> Callable[[Any, Batch], tuple[dict[str, State], dict[str, Any]]]:
+    """A function (variables, batch) -> (metric states of the batch, the memory after it if any), without randomness."""
     dtype = compute_dtype(precision)
 
-    def step(variables: Any, batch: Batch) -> dict[str, State]:
+    def step(variables: Any, batch: Batch) -> tuple[dict[str, State], dict[str, Any]]:
         variables = {**variables, "params": _cast(variables["params"], dtype)}
-        return nn.apply(objective, model)(variables, _cast(batch, dtype))[2]
+        (_, _, aux), memory = nn.apply(objective, model, mutable=["memory"])(variables, _cast(batch, dtype))
+        return aux, memory
 
     return step
 

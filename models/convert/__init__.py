@@ -15,13 +15,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 import models
-from models.convert import albert, bart, bert, distilbert, electra, gpt2, llama, roberta, t5, vit
+from models.convert import albert, bart, bert, bigbird, distilbert, electra, gpt2, llama, roberta, t5, vit
 from models.convert.family import ACTIVATIONS, rearrange
 
 FAMILIES = {
     "albert": albert.FAMILY,
     "bart": bart.FAMILY,
     "bert": bert.FAMILY,
+    "big_bird": bigbird.FAMILY,
     "distilbert": distilbert.FAMILY,
     "electra": electra.FAMILY,
     "gpt2": gpt2.FAMILY,

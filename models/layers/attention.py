@@ -197,10 +197,12 @@ class Attention(nn.Module):
         bias: Float[Array, "#B #H #T #S"] | None = None,
         positions: Int[Array, "#B T"] | None = None,
         cache: Cache | None = None,
+        pattern: Callable | None = None,
     ) -> tuple[Float[Array, "B T D"], Cache | None]:
         """Returns the output and the cache with this call's keys and values appended (None when none was given).
 
-        With a cache, `mask` and `bias` are over all of its positions, and a query sees those up to its own.
+        With a cache, `mask` and `bias` are over all of its positions, and a query sees those up to its own. A `pattern`
+        computes what is to be seen in the place of `attend`, such as `BlockSparse`.
 
         Raises:
             ValueError: heads do not divide, or the implementation cannot do what is asked of it.
@@ -245,9 +247,11 @@ class Attention(nn.Module):
             bias = relative if bias is None else bias + relative
 
         if self.implementation == "cudnn":
+            if pattern is not None:
+                raise ValueError("cuDNN attention has no patterns of blocks: set implementation to 'xla'.")
             out = self._flash(query, key, value, mask, bias, causal)
         elif self.implementation == "xla":
-            attention = attend
+            attention = pattern or attend
             if causal and self._in_blocks(x.shape[1], mask, bias):
                 attention = partial(attend_in_window, window=self.window)
             elif causal:

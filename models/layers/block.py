@@ -1,7 +1,7 @@
 """The residual block and the stack of blocks that every Transformer here is."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -46,13 +46,16 @@ class Block(nn.Module):
         context: Float[Array, "B M E"] | Memory | None = None,
         context_mask: Bool[Array, "#B #H #T M"] | None = None,
         drop_path: Float[Array, ""] | None = None,
+        **inputs: Any,
     ) -> tuple[Float[Array, "B T D"], Cache | None]:
         """Returns the output and the cache with this call appended.
 
-        `drop_path` is the probability that an example skips a part (stochastic depth, arXiv 1603.09382).
+        `drop_path` is the probability that an example skips a part (stochastic depth, arXiv 1603.09382); `inputs` are
+        the attention's.
         """
         attention = self.attention(name="attention")
-        branch, cache = attention(self._before("attention", x), mask=mask, bias=bias, positions=positions, cache=cache)
+        inputs |= {"mask": mask, "bias": bias, "positions": positions, "cache": cache}
+        branch, cache = attention(self._before("attention", x), **inputs)
         x = self._after("attention", x, branch, drop_path)
         if self.cross_attention is not None:
             cross_attention = self.cross_attention(name="cross_attention")
@@ -101,23 +104,24 @@ class Stack(nn.Module):
         *,
         cache: Cache | None = None,
         context: Float[Array, "B M E"] | Memory | None = None,
+        each: dict[str, Any] | None = None,
         **inputs,
     ) -> tuple[Float[Array, "B T D"], Cache | None]:
-        """Returns the last block's output and the cache; `inputs` go to every block alike."""
+        """Returns the last block's output and the cache; `inputs` go to all blocks, of `each` its own layer's part."""
         remembered = isinstance(context, Memory)
 
         def layer(block, carry, scanned):
-            (x, cache), (index, drop_path, kept) = carry, scanned
+            (x, cache), (index, drop_path, kept, own) = carry, scanned
             cache = None if cache is None else cache.at(index)
             seen = context.replace(key=kept[0], value=kept[1]) if remembered else context
-            return block(x, cache=cache, drop_path=drop_path, context=seen, **inputs), None
+            return block(x, cache=cache, drop_path=drop_path, context=seen, **own, **inputs), None
 
         if self.remat:
             layer = nn.remat(layer, policy=REMAT[self.remat], prevent_cse=False)
         rates = jnp.linspace(0, self.stochastic_depth, self.depth) if self.stochastic_depth else None
         scan = nn.scan(
             layer,
-            variable_axes={"intermediates": 0} | ({} if self.share else {"params": 0}),
+            variable_axes={"intermediates": 0, "memory": 0} | ({} if self.share else {"params": 0}),
             variable_broadcast="params" if self.share else False,
             split_rngs={"params": not self.share, "dropout": True},
             length=self.depth,
@@ -125,7 +129,7 @@ class Stack(nn.Module):
         )
         indices = None if cache is None else jnp.arange(self.depth)
         kept = (context.key, context.value) if remembered else None
-        return scan(self.block(name="layers"), (x, cache), (indices, rates, kept))[0]
+        return scan(self.block(name="layers"), (x, cache), (indices, rates, kept, each or {}))[0]
 
     def memory(self, context: Float[Array, "B S E"], mask: Bool[Array, "B S"]) -> Memory:
         """The keys and values of `context` in every layer's cross-attention, of which `mask` tells the real ones."""

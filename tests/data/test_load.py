@@ -188,6 +188,16 @@ def test_images_from_folders(tmp_path):
         ("digits", {"mean": (0.1, 0.2)}, r"mean=\(0.1, 0.2\) and std=\(0.5,\) need 1 or 1 numbers each"),
         ("digits", {"std": (0.0,)}, "std above 0"),
         ("digits", {"image_size": 8, "evaluation_crop": 0.0}, "evaluation_crop=0.0"),
+        (
+            "digits",
+            {"order": "stream"},
+            "order='stream' has no meaning for source='digits', which is read for task='images'",
+        ),
+        (
+            "stdlib",
+            {"max_bytes": 100_000, "sequence_length": 8, "stride": 4, "order": "stream"},
+            "order='stream' needs windows one after the other: stride=4 must be 0",
+        ),
         ("digits", {"batch_size": 9, "process_count": 2}, "batch size 9 does not divide over 2 processes"),
     ],
 )

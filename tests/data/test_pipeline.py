@@ -140,8 +140,43 @@ def test_indices_outside():
         ({"batch_size": 4, "process_index": 2, "process_count": 2}, "process_index=2 must be in 0..1"),
         ({"batch_size": 4, "workers": -1}, "workers=-1"),
         ({"batch_size": 4, "source": source(0)}, "the data set is empty"),
+        ({"batch_size": 4, "order": "sorted"}, "order=.sorted. must be .stream. or ..$"),
     ],
 )
 def test_errors(options, message):
     with pytest.raises(ValueError, match=message):
         EvaluationBatches(**{"source": source(5), **options})
+
+
+@pytest.mark.parametrize(("n", "size"), [(12, 4), (11, 4), (3, 8)])
+def test_in_a_stream_each_row_goes_on(n, size):
+    batches = TrainBatches(source=source(n), batch_size=size, seed=0, order="stream")
+    rows = np.stack([batches[step]["number"] for step in range(3 * n)])
+    np.testing.assert_array_equal(rows[1:], (rows[:-1] + 1) % n)
+    assert np.bincount(rows.ravel()).tolist() == [3 * size] * n
+    # The rows start evenly spread, so that a pass takes no longer than that many batches.
+    assert set(rows[: -(-n // size)].ravel()) == set(range(n))
+    for start in (0, 7, 10**9):
+        for offset, batch in enumerate(itertools.islice(batches.iterate(start), 2)):
+            same(batch, batches[start + offset])
+
+
+@pytest.mark.parametrize(("n", "size"), [(12, 4), (11, 4), (9, 8), (3, 8)])
+def test_in_an_evaluated_stream_each_row_goes_on_and_all_are_seen_once(n, size):
+    batches = EvaluationBatches(source=source(n), batch_size=size, order="stream")
+    assert len(list(batches)) == len(batches) == -(-n // size)
+    rows, real = (np.stack([batch[name] for batch in batches], axis=1) for name in ("number", "mask"))
+    assert rows[real].tolist() == list(range(n))
+    both = real[:, :-1] & real[:, 1:]
+    np.testing.assert_array_equal(rows[:, 1:][both], rows[:, :-1][both] + 1)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_share_a_stream(processes):
+    for make in (lambda **how: TrainBatches(seed=0, **how), EvaluationBatches):
+        options = {"source": source(21), "batch_size": 8, "order": "stream"}
+        whole = make(**options)
+        parts = [make(**options, process_index=i, process_count=processes) for i in range(processes)]
+        for step in range(3):
+            joined = {name: np.concatenate([part[step][name] for part in parts]) for name in whole[step]}
+            same(joined, whole[step])

@@ -1,0 +1,59 @@
+"""Time and memory of a training step by the length of the text: BigBird beside dense BERT, in one run.
+
+python -m benchmarks.long_text
+
+Both models have the same sizes and see the same tokens: the gradient of a sum over all outputs. Memory is what the
+compiled step needs beside its inputs and outputs. Each length times the models in turns; the medians are printed.
+"""
+
+import argparse
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+
+import models
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
+    parser.add_argument("--depth", type=int, default=1)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--heads", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    sizes = {"depth": options.depth, "width": options.width, "num_heads": options.heads, "vocab_size": 1000}
+    print(f"{sizes}, batch {options.batch}, {jax.devices()[0].device_kind}")
+    print(f"{'tokens':>8} {'BigBird':>10} {'dense':>10} {'ratio':>6}   {'BigBird':>11} {'dense':>11} {'ratio':>6}")
+    for length in options.lengths:
+        settings = sizes | {"max_length": length, "head": "none"}
+        steps = [compiled(models.build(name, **settings), options.batch, length) for name in ("bigbird", "bert")]
+        times = [[timed(step) for step, _ in steps] for _ in range(options.rounds + 1)][1:]
+        sparse, dense = (statistics.median(column) for column in zip(*times))
+        small, large = (memory / 2**20 for _, memory in steps)
+        print(
+            f"{length:8,d} {sparse:7.0f} ms {dense:7.0f} ms {dense / sparse:6.2f}   "
+            f"{small:7.1f} MiB {large:7.1f} MiB {large / small:6.2f}",
+            flush=True,
+        )
+
+
+def compiled(model, batch, length):
+    """A function that runs a step, and the bytes that it needs."""
+    tokens = jnp.arange(batch * length, dtype=jnp.int32).reshape(batch, length) % model.vocab_size
+    params = jax.jit(model.init)(jax.random.key(0), tokens[:, :1])["params"]
+    gradient = jax.jit(jax.grad(lambda params: model.apply({"params": params}, tokens).sum())).lower(params).compile()
+    return lambda: gradient(params), gradient.memory_analysis().temp_size_in_bytes
+
+
+def timed(step):
+    start = time.perf_counter()
+    jax.block_until_ready(step())
+    return (time.perf_counter() - start) * 1e3
+
+
+if __name__ == "__main__":
+    main()

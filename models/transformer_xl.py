@@ -1,0 +1,199 @@
+"""Transformer-XL (arXiv 1901.02860): a language model that reads a text segment by segment and remembers the last ones.
+
+Each layer keeps its inputs of the last tokens; the next segment attends to them too, without gradient. Positions that
+start again in every segment would not tell these apart, so attention depends on distances alone. Without a memory it is
+the vanilla model of segments that know nothing of each other (section 3.1).
+"""
+
+from functools import partial
+from typing import Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from models.layers.attention import attend, causal_mask, window_mask
+from models.layers.block import Block, Stack
+from models.layers.cache import Cache
+from models.layers.embed import Embed
+from models.layers.linear import Linear
+from models.layers.mlp import ACTIVATIONS, Mlp
+from models.layers.norm import LayerNorm
+from models.layers.position import sinusoidal
+
+VARIANTS = {
+    "standard": {"depth": 16, "width": 410, "num_heads": 10, "hidden": 2100},
+    "large": {"depth": 18, "width": 1024, "num_heads": 16, "hidden": 4096},
+}
+
+
+class RecurrentAttention(nn.Module):
+    """Causal attention to a segment and to the hidden states before it, by content and distance (section 3.3).
+
+    The score of query i and key j is ((q_i + u) . k_j + (q_i + v) . W_R R_(i-j)) / sqrt(C), R being sinusoids. What is
+    worth seeing, and how far away, whatever is asked, say u and v: each layer's own, as in the published models.
+
+    Where the collection "memory" may change, the last `memory_length` inputs are kept there for the next call.
+
+    Attributes:
+        num_heads: H; C is width / H.
+        memory_length: M, hidden states before the segment.
+        window: how many tokens one sees at most of a cache, itself among them.
+        dropout: rate on the attention weights.
+        kernel_init: of the projections, u and v.
+    """
+
+    num_heads: int
+    memory_length: int
+    window: int
+    dropout: float = 0.0
+    kernel_init: nn.initializers.Initializer = nn.initializers.normal(0.02)
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "B T D"], *, cache: Cache | None = None, mask: None = None, bias: None = None, **_
+    ) -> tuple[Float[Array, "B T D"], Cache | None]:
+        """Returns the output and the cache with this call's keys and values appended (None when none was given)."""
+        length, width = x.shape[1:]
+        heads = (self.num_heads, width // self.num_heads)
+
+        def project(name, inputs):
+            return Linear(heads, use_bias=False, kernel_init=self.kernel_init, name=name)(inputs)
+
+        query = project("query", x)
+        if cache is None:
+            seen, real = self._remembered(x)
+            key, value = project("key", seen), project("value", seen)
+            places = jnp.arange(key.shape[1])
+            mask = causal_mask(places[None, -length:], places) & real
+        else:
+            positions = cache.positions(length)
+            cache = cache.append(project("key", x), project("value", x))
+            key, value = (kept.astype(x.dtype) for kept in cache.keys_and_values())
+            mask = window_mask(positions, jnp.arange(cache.max_length), self.window)
+
+        relative = project("distance", jnp.asarray(sinusoidal(key.shape[1], width), x.dtype))
+        u, v = (self.param(name, self.kernel_init, heads) for name in ("u", "v"))
+        scores = jnp.einsum("BTHC,SHC->BHTS", (query + v) * heads[1] ** -0.5, relative)
+        if cache is None:
+            bias = shifted(scores)
+        else:
+            distance = positions[:, None, :, None] - jnp.arange(cache.max_length)
+            bias = jnp.take_along_axis(scores, jnp.maximum(distance, 0), axis=-1)
+        out = attend(query + u, key, value, mask=mask, bias=bias, transform=self._weights)
+        return Linear((width,), axes=2, use_bias=False, kernel_init=self.kernel_init, name="out")(out), cache
+
+    def _remembered(self, x):
+        """Memory and segment [B, M + T, D], and which of them are real [M + T]; their end is the next memory."""
+        if not self.memory_length or not self.is_mutable_collection("memory"):
+            return x, jnp.ones(x.shape[1], bool)
+        shape = (len(x), self.memory_length, x.shape[-1])
+        hidden = self.variable("memory", "hidden", jnp.zeros, shape)
+        count = self.variable("memory", "count", jnp.zeros, (), jnp.int32)
+        seen = jnp.concatenate([hidden.value.astype(x.dtype), x], axis=1)
+        real = jnp.arange(seen.shape[1]) >= self.memory_length - count.value
+        if not self.is_initializing():
+            hidden.value = jax.lax.stop_gradient(seen[:, -self.memory_length :]).astype(hidden.value.dtype)
+            count.value = jnp.minimum(count.value + x.shape[1], self.memory_length)
+        return seen, real
+
+    def _weights(self, weights: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
+        self.sow("intermediates", "attention", weights)
+        return nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(weights)
+
+
+def shifted(scores: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
+    """Of scores by distance 0 to S - 1, those by key, the queries being the last T of S tokens (appendix B).
+
+    Row t of the reversed scores belongs T - 1 - t places to the left: a row that is longer by one moves each by one
+    more than the row before. What comes in from the right belongs to later keys.
+    """
+    *batch, length, keys = scores.shape
+    scores = jnp.pad(scores[..., ::-1], [(0, 0)] * len(batch) + [(0, 0), (1, 0)])
+    scores = scores.reshape(*batch, (keys + 1) * length)[..., length:]
+    return scores.reshape(*batch, length, keys)
+
+
+class TransformerXL(nn.Module):
+    """A language model: a segment's tokens in, logits of the next token out.
+
+    Attributes:
+        vocab_size: V.
+        max_length: tokens of a segment in training.
+        memory_length: M, tokens before the segment whose hidden states each layer sees; 0 is the vanilla model.
+        depth, width, num_heads, hidden: L, D, H and F; hidden None is 4 D.
+        activation: a name of `ACTIVATIONS`.
+        epsilon: of every LayerNorm.
+        dropout: rate on embeddings, the stack's output and what each part adds.
+        attention_dropout: rate on the attention weights.
+        remat, unroll: see `Stack`.
+    """
+
+    vocab_size: int = 267_735
+    max_length: int = 150
+    memory_length: int = 150
+    depth: int = 16
+    width: int = 410
+    num_heads: int = 10
+    hidden: int | None = None
+    activation: str = "relu"
+    epsilon: float = 1e-5
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    remat: Literal["dots", "full"] | None = None
+    unroll: int = 1
+
+    def setup(self):
+        init = nn.initializers.normal(0.02)
+        attention = partial(
+            RecurrentAttention,
+            num_heads=self.num_heads,
+            memory_length=self.memory_length,
+            window=self.max_length + self.memory_length,
+            dropout=self.attention_dropout,
+            kernel_init=init,
+        )
+        mlp = partial(
+            Mlp,
+            hidden=self.hidden or 4 * self.width,
+            activation=ACTIVATIONS[self.activation],
+            kernel_init=init,
+            out_init=init,
+        )
+        norm = partial(LayerNorm, epsilon=self.epsilon)
+        block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
+        self.embed = Embed(self.vocab_size, self.width, scale=True)
+        self.drop = nn.Dropout(self.dropout)
+        self.stack = Stack(block, self.depth, remat=self.remat, unroll=self.unroll)
+
+    def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+        """Logits of the token after each one of a segment.
+
+        Each row goes on where it ended in the last call if that left its memory: apply(..., mutable=["memory"]).
+        """
+        return self._logits(tokens)[0]
+
+    def encode(self, inputs: None = None) -> None:
+        """The decoders' protocol: a decoder-only model has nothing to encode."""
+
+    def init_cache(self, batch_size: int, max_length: int) -> Cache:
+        """An empty cache of the parameters' dtype with room for `max_length` tokens in each row: any number."""
+        size = self.width // self.num_heads
+        return Cache.empty(self.depth, batch_size, max_length, self.num_heads, size, self.embed.table.dtype)
+
+    def decode(
+        self, tokens: Int[Array, "B T"], cache: Cache, memory: None = None
+    ) -> tuple[Float[Array, "B T V"], Cache]:
+        """Logits after each of T more tokens in every row, and the cache with them in it.
+
+        Each token sees as many as the last one of a segment in training: itself, M + max_length - 1 before it.
+        """
+        return self._logits(tokens, cache=cache)
+
+    def _logits(self, tokens, **kwargs):
+        drop = partial(self.drop, deterministic=not self.has_rng("dropout"))
+        x = drop(self.embed(tokens))
+        self.sow("intermediates", "embedding", x)
+        x, cache = self.stack(x, **kwargs)
+        return self.embed.logits(drop(x)), cache

@@ -1,0 +1,139 @@
+"""BigBird computes what `transformers` computes in evaluation, from its weights, whatever the head."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import models
+from models import convert
+
+HEADS = {
+    "Model": "pooler",
+    "ForPreTraining": "pretraining",
+    "ForMaskedLM": "masked_lm",
+    "ForSequenceClassification": "classification",
+    "ForTokenClassification": "tagging",
+    "ForMultipleChoice": "choice",
+}
+UNPOOLED = ("masked_lm", "classification", "tagging")  # the reference has a pooler there too, which nothing reads
+OUTPUTS = ("last_hidden_state", "pooler_output", "prediction_logits", "seq_relationship_logits", "logits")
+# length, block, random blocks: the last block whole or not, and a sequence that is too short for blocks
+SIZES = [(37, 4, 1), (40, 4, 2), (29, 3, 2), (26, 2, 3), (31, 4, 1), (28, 4, 1)]
+CASES = [pytest.param(task, *size, seed, id=task) for seed, (task, size) in enumerate(zip(HEADS, SIZES))]
+
+
+@pytest.fixture
+def reference_of(randomise):
+    def make(task, length, block, others, seed):
+        rng = np.random.default_rng(seed)
+        heads = int(rng.integers(1, 4))
+        config = transformers.BigBirdConfig(
+            vocab_size=70, hidden_size=heads * int(rng.choice([3, 8])), num_hidden_layers=int(rng.integers(2, 4)),
+            num_attention_heads=heads, intermediate_size=int(rng.integers(5, 40)), max_position_embeddings=length + 3,
+            hidden_act=["gelu_new", "relu", "gelu"][seed % 3], layer_norm_eps=float(rng.choice([1e-12, 1e-5, 1e-2])),
+            type_vocab_size=3, block_size=block, num_random_blocks=others, hidden_dropout_prob=0.2,
+            attention_probs_dropout_prob=0.2, classifier_dropout=0.3,
+            num_labels=3 if task in ("ForSequenceClassification", "ForTokenClassification") else 2,
+            attn_implementation="eager",
+        )  # fmt: skip
+        return randomise(getattr(transformers, f"BigBird{task}")(config), seed)
+
+    return make
+
+
+def batch_of(task, length, seed):
+    """Rows without padding, with padding on the right, and with a hole; pairs of them for multiple choice."""
+    rng = np.random.default_rng(seed + 100)
+    shape = (3, 2, length) if task == "ForMultipleChoice" else (3, length)
+    mask = np.ones(shape, bool)
+    mask[1, ..., length - 9 :] = False
+    mask[2, ..., 2:7] = False
+    return {
+        "tokens": np.where(mask, rng.integers(4, 70, shape), 0),
+        "segments": rng.integers(0, 3, shape),
+        "mask": mask,
+    }
+
+
+def run(reference, batch):
+    """The reference's outputs in the order of ours, and its hidden states."""
+    tokens, segments, mask = (torch.tensor(batch[name]).long() for name in ("tokens", "segments", "mask"))
+    out = reference(input_ids=tokens, token_type_ids=segments, attention_mask=mask, output_hidden_states=True)
+    return [out[key] for key in OUTPUTS if out.get(key) is not None], out.hidden_states
+
+
+def of_real_tokens(array, mask):
+    return array[mask] if array.shape[: mask.ndim] == mask.shape else array
+
+
+@pytest.mark.parametrize(("task", "length", "block", "others", "seed"), CASES)
+def test_outputs_hidden_states_and_gradients(
+    task, length, block, others, seed, reference_of, ours, gradients, assert_same_gradients
+):
+    reference = reference_of(task, length, block, others, seed)
+    batch = batch_of(task, length, seed)
+    model, variables = ours(reference)
+    assert type(model) is models.MODELS["bigbird"][0]
+    assert (model.head, model.block_size, model.num_random_blocks) == (HEADS[task], block, others)
+    assert (model.each_layer(length) is None) == (length <= (5 + 2 * others) * block)
+    mask, ours_batch = batch["mask"], jax.tree.map(jnp.asarray, batch)
+
+    def loss(params):
+        out, state = model.apply({"params": params}, **ours_batch, mutable=["intermediates"])
+        out = out if isinstance(out, tuple) else (out,)
+        return sum(of_real_tokens(jnp.sin(a), mask).sum() for a in out), (out, state["intermediates"])
+
+    outputs, hidden = run(reference, batch)
+    if task == "ForPreTraining":
+        sum(of_real_tokens(a.sin(), mask).sum() for a in outputs).backward()
+        grads, (found, seen) = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
+        assert_same_gradients(grads, gradients(reference))
+    else:
+        _, (found, seen) = jax.jit(loss)(variables["params"])
+    for mine, theirs in zip(found, outputs, strict=True):
+        theirs = theirs.detach().numpy()
+        np.testing.assert_allclose(of_real_tokens(mine, mask), of_real_tokens(theirs, mask), rtol=0, atol=1e-5)
+    layers, rows = [seen["embedding"][0], *seen["stack"]["layers"]["hidden"][0]], mask.reshape(-1, length)
+    for mine, theirs in zip(layers, hidden, strict=True):
+        mine, theirs = np.asarray(mine).reshape(*rows.shape, -1), theirs.detach().numpy()[:, :length]
+        np.testing.assert_allclose(mine[rows], theirs[rows], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("task", "length", "block", "others", "seed"), CASES)
+def test_export_gives_the_same_model_there_and_here(task, length, block, others, seed, reference_of, ours, tmp_path):
+    reference = reference_of(task, length, block, others, seed)
+    model, variables = ours(reference)
+    convert.save(tmp_path, model, variables)
+    exported, info = type(reference).from_pretrained(tmp_path, output_loading_info=True)
+    unread = {"bert.pooler.weight", "bert.pooler.bias"} if model.head in UNPOOLED else set()
+    assert info.pop("missing_keys") == unread
+    assert not any(info.values())
+    for name, theirs in reference.state_dict().items():
+        if name not in unread:
+            np.testing.assert_array_equal(exported.state_dict()[name], theirs)
+    known = {field.name for field in dataclasses.fields(reference.config)} - {"_name_or_path", "dtype"}
+    said, meant = ({key: getattr(config, key) for key in known} for config in (exported.config, reference.config))
+    assert said == meant
+    again, restored = convert.load(tmp_path)
+    assert again == model
+    jax.tree.map(np.testing.assert_array_equal, restored, variables)
+
+
+@pytest.mark.parametrize(("variant", "sizes"), [("base", (768, 12, 12)), ("large", (1024, 24, 16))])
+def test_parameters_are_as_many_as_the_references(variant, sizes):
+    width, depth, heads = sizes
+    config = transformers.BigBirdConfig(
+        hidden_size=width, num_hidden_layers=depth, num_attention_heads=heads, intermediate_size=4 * width
+    )
+    with torch.device("meta"):
+        reference = transformers.BigBirdForPreTraining(config)
+    model = models.build("bigbird", variant)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
+    number = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    assert number == sum(parameter.numel() for parameter in reference.parameters())
+    assert number == {"base": 128_112_824, "large": 360_228_024}[variant]

@@ -1,0 +1,140 @@
+"""A memory goes from batch to batch in training and in evaluation, and is part of the checkpoint."""
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec
+
+from train import experiment as experiment_module
+from train import loop, step
+from train.evaluators import restore
+from train.experiment import Experiment
+from train.sharding import shardings
+from train.step import make_train_step
+from train.writers import read_metrics
+
+ONE = jax.devices()[:1]
+# The parameters stay as they were, so that a loss depends on the text alone.
+CHANGES = {"total_steps": 4, "save_every_steps": 2, "evaluate_every_steps": 4, "checkpoint.keep": 9}
+CHANGES |= {"optimizer.learning_rate": 0.0, "data.evaluation_batch_size": 16}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def noisy():
+    """Parameters start larger: a new model hardly looks at what it remembers. Runs leave out what they draw."""
+
+    def init_state(*args, **options):
+        state = step.init_state(*args, **options)
+        noise = lambda leaf: leaf + 0.3 * jax.random.normal(jax.random.key(leaf.size), leaf.shape)  # noqa: E731
+        return state.replace(params=jax.tree.map(noise, state.params))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment_module, "init_state", init_state)
+        patch.setattr(loop, "write_report", lambda workdir: None)
+        patch.setattr(loop.artifacts, "write_all", lambda *args: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(tiny, tmp_path_factory):
+    """A run of four steps: its config, folder and history."""
+    config, workdir = tiny("transformer_xl", CHANGES), tmp_path_factory.mktemp("run")
+    loop.train(config, workdir, devices=ONE)
+    return config, workdir, read_metrics(workdir)
+
+
+def read(experiment, params, segments):
+    """The losses [N, B, T] of segments that follow each other, and the memory after them: the model without a loop."""
+
+    @jax.jit
+    def step(memory, tokens, targets):
+        logits, memory = experiment.model.apply({"params": params, **memory}, tokens, mutable="memory")
+        return optax.softmax_cross_entropy_with_integer_labels(logits, targets), memory
+
+    memory, losses = {}, []
+    for tokens, targets in segments:
+        loss, memory = step(memory, tokens, targets)
+        losses.append(loss)
+    return np.stack(losses), memory
+
+
+def test_training_reads_on(run):
+    config, workdir, history = run
+    experiment = Experiment(config, workdir, ONE)
+    windows = experiment.data.train.source
+    params = restore(experiment).params
+    starts = np.arange(8) * len(windows) // 8
+    segments = [windows.take(starts + step) for step in range(4)]
+    losses, memory = read(experiment, params, [(batch["tokens"], batch["targets"]) for batch in segments])
+    found = [line["train/loss"] for line in history if "train/loss" in line]
+    np.testing.assert_allclose(found, losses.mean((1, 2)), rtol=1e-5)
+    alone = read(experiment, params, [(segments[3]["tokens"], segments[3]["targets"])])[0].mean()
+    assert np.abs(found[3] - alone) > 1e-3
+    kept = restore(experiment).collections
+    assert jax.tree.map(jnp.shape, kept) == jax.tree.map(jnp.shape, memory)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), kept, memory)
+
+
+def test_evaluation_reads_on_from_nothing(run):
+    config, workdir, history = run
+    experiment = Experiment(config, workdir, ONE)
+    windows, size = experiment.data.splits["validation"].source, 16
+    count = -(-len(windows) // size)
+    places = np.arange(size)[:, None] * count + np.arange(count)
+    batches = [windows.take(np.minimum(column, len(windows) - 1)) for column in places.T]
+    losses, _ = read(experiment, restore(experiment).params, [(batch["tokens"], batch["targets"]) for batch in batches])
+    counted = np.stack([batch["mask"] for batch in batches]) & (len(windows) > places.T)[..., None]
+    assert history[-1]["validation/loss"] == pytest.approx(losses[counted].mean(), rel=1e-5)
+
+
+def test_a_run_goes_on_with_its_memory(run, tmp_path):
+    config, workdir, history = run
+    shutil.copytree(workdir, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")
+    loop.train(config, tmp_path / "run", devices=ONE)
+    again, expected = (restore(Experiment(config, folder, ONE)) for folder in (tmp_path / "run", workdir))
+    jax.tree.map(np.testing.assert_array_equal, again, expected)
+    losses = lambda history: [line["train/loss"] for line in history if "train/loss" in line]  # noqa: E731
+    assert losses(read_metrics(tmp_path / "run")) == losses(history)
+
+
+def test_each_device_keeps_the_memory_of_its_rows(run, tiny, tmp_path):
+    config, _, history = run
+    config = tiny("transformer_xl", CHANGES | {"mesh.data": 2, "mesh.fsdp": 2})
+    experiment = Experiment(config, tmp_path, jax.devices()[:4])
+    memory = experiment.state_shardings.collections["memory"]["stack"]["layers"]["attention"]
+    assert memory["hidden"].spec == PartitionSpec(None, ("data", "fsdp"), None, None)
+    assert memory["count"].spec == PartitionSpec(None)
+    loop.train(config, tmp_path, devices=jax.devices()[:4])
+    for line, expected in zip(read_metrics(tmp_path), history, strict=True):
+        for name in {"train/loss", "validation/loss"} & expected.keys():
+            assert line[name] == pytest.approx(expected[name], rel=1e-5)
+
+
+def test_a_dimension_that_two_axes_share_must_divide_by_both(run):
+    mesh = Experiment(run[0], None, jax.devices()[:8]).mesh
+    rules = (("a", (("data", "fsdp"), None)),)
+    places = shardings({"a": np.zeros((8, 3)), "ba": np.zeros((6, 3))}, rules, mesh)
+    assert places["a"].spec == PartitionSpec(("data", "fsdp"), None)
+    assert places["ba"].spec == PartitionSpec(None, None)
+    with pytest.raises(ValueError, match="names 'rows'"):
+        shardings({}, (("a", (("data", "rows"),)),), mesh)
+
+
+def test_segments_that_do_not_follow_each_other_are_refused(tiny, tmp_path):
+    config = tiny("transformer_xl", {"data.order": ""})
+    message = r"model.memory_length is above 0: the segments must follow each other, data.order='stream'\."
+    with pytest.raises(ValueError, match=message):
+        loop.train(config, tmp_path, devices=ONE)
+
+
+def test_parts_of_a_batch_are_refused(run):
+    config, workdir, _ = run
+    experiment = Experiment(config, workdir, ONE)
+    parts = make_train_step(experiment.model, experiment.objective, experiment.optimizer, seed=0, accumulate=2)
+    with pytest.raises(ValueError, match="accumulate is 2: a model with a memory goes through a batch in 1 part"):
+        jax.eval_shape(parts, experiment.abstract_state, jax.eval_shape(experiment.example_batch))
