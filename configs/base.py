@@ -235,7 +235,6 @@ def seq2seq() -> dict:
         "span": placeholder(str),  # of attention: global | monotonic | predictive
         "window": 10,  # how far monotonic and predictive attention see, tokens on each side
         "dropout": placeholder(float),
-        "unroll": 1,  # tokens in a turn of the compiled loops
     }
 
 
@@ -249,7 +248,6 @@ def elmo() -> dict:
         "width": placeholder(int),  # of what comes out of each direction
         "hidden": placeholder(int),  # of the LSTMs' memories
         "dropout": 0.1,
-        "unroll": 1,  # tokens in a turn of the compiled loops
     }
 
 

@@ -15,7 +15,6 @@ def get_config() -> ConfigDict:
     config.model.variant = "small"
     config.model.hidden = 256
     config.model.dropout = 0.0
-    config.model.unroll = 4
 
     config.data.source = "stdlib"
     config.data.tokenizer = "bpe"

@@ -27,7 +27,6 @@ class ELMo(nn.Module):
         width: D, of the tokens' vectors and of what comes out of each LSTM.
         hidden: F, of the LSTMs' memories.
         dropout: rate on what goes into each LSTM and into the output layer.
-        unroll: tokens in a turn of the compiled loops.
     """
 
     vocab_size: int
@@ -35,10 +34,9 @@ class ELMo(nn.Module):
     width: int = 512
     hidden: int = 4096
     dropout: float = 0.1
-    unroll: int = 1
 
     def setup(self):
-        layer = partial(Layer, partial(Cell, "lstm", self.hidden, self.width), unroll=self.unroll)
+        layer = partial(Layer, partial(Cell, "lstm", self.hidden, self.width))
         self.embed = Embed(self.vocab_size, self.width)
         self.drop = nn.Dropout(self.dropout)
         self.forward = [layer() for _ in range(self.depth)]

@@ -8,7 +8,7 @@ A decoder is any model with the methods
 
 Cache and memory alone know which of their axes is the batch's, so they have the operations that the searches need:
 `gather(rows)`, those rows in that order (beam search), and the cache `rewind(length)`, what it was after the first
-`length` tokens of each row (prompts of different lengths). `Cache` and `Memory` of `models.layers.cache` are such.
+`length` tokens of each row (prompts of different lengths). `models.layers.cache` has such: `Cache`, `States`, `Memory`.
 
 What the model computes becomes what is chosen from through processors, pure functions of the logits and of the tokens
 so far, in the order repetition penalty, temperature, top-k, top-p.

@@ -53,12 +53,11 @@ class Seq2Seq(nn.Module):
         width: D, of each state.
         embed_width: of the tokens' vectors; None is D.
         bidirectional: the encoder reads from the last token to the first too; from those states the decoder starts.
-        attention: "fixed", "additive" (Bahdanau's), "dot", "general" or "concat" (Luong's).
+        attention: "additive" (Bahdanau's), "dot", "general", "concat" (Luong's), or "fixed": none.
         span: where attention looks: "global" everywhere, "monotonic" around the place of the output token in the input,
             "predictive" around a place that is predicted (Luong's local-m and local-p).
         window: how far from its centre a span reaches, in tokens on each side.
         dropout: rate on the tokens' vectors, between layers and before the logits.
-        unroll: tokens in a turn of the compiled loops.
     """
 
     vocab_size: int
@@ -71,7 +70,6 @@ class Seq2Seq(nn.Module):
     span: Literal["global", "monotonic", "predictive"] = "global"
     window: int = 10
     dropout: float = 0.0
-    unroll: int = 1
 
     def setup(self):
         if self.attention == "dot" and self.bidirectional:
@@ -83,9 +81,7 @@ class Seq2Seq(nn.Module):
         linear = partial(Linear, use_bias=False)
         self.encoder_embed, self.decoder_embed = embed(), embed()
         self.drop = nn.Dropout(self.dropout)
-        self.encoder = Recurrent(
-            self.cell, self.width, self.depth, self.bidirectional, dropout=self.dropout, unroll=self.unroll
-        )
+        self.encoder = Recurrent(self.cell, self.width, self.depth, self.bidirectional, dropout=self.dropout)
         if self.bidirectional:
             self.start = [[Linear((self.width,)) for _ in range(parts)] for _ in range(self.depth)]
         self.cells = [Cell(self.cell, self.width) for _ in range(self.depth)]
@@ -145,12 +141,12 @@ class Seq2Seq(nn.Module):
             last = jnp.concatenate([end[0] for end in ends[-2 if self.bidirectional else -1 :]], axis=-1)
             value, mask = last[:, None], mask[:, :1]
         key = self.key(value) if self.attention in ("additive", "general", "concat") else value
-        return Annotations(key, value, mask, (cells, jnp.zeros_like(cells[0][0])))
+        return Annotations(key, value, mask, self._first(cells))
 
     def init_cache(self, batch_size: int, max_length: int) -> States:
         """An empty cache of the parameters' dtype with room for `max_length` tokens in each row."""
         row = jnp.zeros((batch_size, self.width), self.encoder_embed.table.dtype)
-        return States.empty(([cell.zeros(row) for cell in self.cells], row), max_length)
+        return States.empty(self._first([cell.zeros(row) for cell in self.cells]), max_length)
 
     def decode(
         self, tokens: Int[Array, "B T"], cache: States, memory: Annotations
@@ -159,6 +155,10 @@ class Seq2Seq(nn.Module):
         positions = cache.positions(tokens.shape[1])
         logits, states = self._decode(tokens, positions, cache.last(memory.state), memory)
         return logits, cache.append(states)
+
+    def _first(self, cells):
+        """The decoder's first state: that of the cells and, of Luong's kinds, what is fed on."""
+        return cells, jnp.zeros_like(cells[0][0]) if self.luong else None
 
     def _decode(self, tokens, positions, state, memory, mask=None, given=None):
         """Logits, and the state after each token; the tokens that are not `given` are drawn, one after the other."""
@@ -182,7 +182,6 @@ class Seq2Seq(nn.Module):
             split_rngs={"params": False, "dropout": True},
             in_axes=1,
             out_axes=1,
-            unroll=self.unroll,
         )
         vectors = self._dropped(self.decoder_embed(tokens))
         now = vectors, self.cells[0].project(vectors), positions, mask, given
@@ -202,7 +201,7 @@ class Seq2Seq(nn.Module):
             new.append(cell(cells[i], x))
         top = new[-1][0]
         if not self.luong:
-            return (new, state[1]), jnp.concatenate([top, fed], axis=-1), weights
+            return (new, None), jnp.concatenate([top, fed], axis=-1), weights
         context, weights = self._read(top, position, memory)
         fed = jnp.tanh(self.attentional(jnp.concatenate([context, top], axis=-1)))
         return (new, fed), fed, weights
@@ -211,7 +210,7 @@ class Seq2Seq(nn.Module):
         """The context of a query, which is the weighted mean of the encoder's states, and the weights [B, 1, S]."""
         if self.attention == "fixed":
             return memory.value[:, 0], None
-        mask, weigh = memory.mask, lambda weights: weights
+        mask, factor = memory.mask, 1.0
         if self.span != "global":
             length = mask.sum(axis=1)
             # Luong's local-m sees nothing far beyond the end of the input: here its last window stays there.
@@ -222,11 +221,11 @@ class Seq2Seq(nn.Module):
             distance = jnp.cumsum(mask, axis=1) - 1 - centre[:, None]
             mask = mask & (jnp.abs(distance) <= self.window)
             if self.span == "predictive":  # a Gaussian, of which the window holds two deviations on each side
-                weigh = lambda weights: weights * jnp.exp(-2 * (distance / self.window) ** 2)[:, None, None]  # noqa: E731
+                factor = jnp.exp(-2 * (distance / self.window) ** 2)[:, None, None]
         looked = []
 
         def look(weights):
-            looked.append(weigh(weights).astype(query.dtype))
+            looked.append((weights * factor).astype(query.dtype))
             return looked[0]
 
         key, value = memory.key[:, :, None], memory.value[:, :, None]

@@ -166,7 +166,7 @@ def distillation(
 def bidirectional_lm(model: nn.Module, batch: Batch) -> Result:
     """Cross-entropy of `targets` [B, T] given the `tokens` [B, T] up to each, and of the tokens given those after each.
 
-    Counted where `mask` [B, T] is True, the two directions alike; the last token is the only one that nothing precedes.
+    Counted where `mask` [B, T] is True, both directions alike; the last of the tokens is not guessed: none follows it.
     """
     tokens, mask = batch["tokens"], batch["mask"]
     forward, backward = model(tokens, mask=mask)

@@ -92,12 +92,10 @@ class Layer(nn.Module):
     Attributes:
         cell: what makes it, such as `partial(Cell, "gru", 256)`.
         reverse: the direction.
-        unroll: how many tokens each turn of the compiled loop holds.
     """
 
     cell: Callable[..., Cell]
     reverse: bool = False
-    unroll: int = 1
 
     @nn.compact
     def __call__(
@@ -117,8 +115,8 @@ class Layer(nn.Module):
             state = held(real, cell(state, x), state)
             return state, state[0]
 
-        options = {"in_axes": 1, "out_axes": 1, "reverse": self.reverse, "unroll": self.unroll}
-        scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False}, **options)
+        axes = {"in_axes": 1, "out_axes": 1, "reverse": self.reverse}
+        scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False}, **axes)
         state, out = scan(cell, cell.zeros(x) if state is None else state, (cell.project(x), mask))
         return out, state
 
@@ -131,7 +129,6 @@ class Recurrent(nn.Module):
         depth: L.
         bidirectional: each layer has a second cell, which goes from the last token to the first.
         dropout: rate between layers (arXiv 1409.2329).
-        unroll: see `Layer`.
     """
 
     kind: Kind
@@ -140,7 +137,6 @@ class Recurrent(nn.Module):
     bidirectional: bool = False
     projection: int | None = None
     dropout: float = 0.0
-    unroll: int = 1
 
     @nn.compact
     def __call__(
@@ -160,7 +156,7 @@ class Recurrent(nn.Module):
             x = nn.Dropout(self.dropout, deterministic=not (i and self.has_rng("dropout")))(x)
             out = []
             for direction in directions:
-                layer = Layer(cell, reverse=direction == "backward", unroll=self.unroll, name=f"{direction}_{i}")
+                layer = Layer(cell, reverse=direction == "backward", name=f"{direction}_{i}")
                 y, end = layer(x, mask=mask, state=states[len(ends)] if states else None)
                 out.append(y)
                 ends.append(end)

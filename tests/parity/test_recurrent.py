@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from models.elmo import ELMo
 from models.layers.recurrent import CELLS, Recurrent
 
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections")
 WIDTH, INPUTS = 6, 5
 LENGTHS = np.array([7, 4, 1])
 MASK = np.arange(7) < LENGTHS[:, None]
@@ -87,3 +89,42 @@ def test_outputs_states_and_gradients_are_those_of_pytorch(kind, depth, bidirect
         expected = jax.tree_util.tree_map_with_path(halve, expected)
     assert jax.tree.structure(grads) == jax.tree.structure(expected)
     jax.tree.map(partial(np.testing.assert_allclose, atol=3e-5), grads, expected)
+
+
+def test_elmo_is_two_stacks_of_projected_lstms_with_a_residual_connection():
+    torch.manual_seed(0)
+    model, mask = ELMo(vocab_size=11, depth=2, width=4, hidden=WIDTH, dropout=0.0), torch.tensor(MASK)[..., None]
+    stacks = {
+        way: [torch.nn.LSTM(4, WIDTH, batch_first=True, proj_size=4) for _ in range(2)] for way in ("ahead", "back")
+    }
+    table, head = torch.nn.Embedding(11, 4), torch.nn.Linear(4, 11)
+    tokens = torch.randint(11, MASK.shape)
+
+    def turned(x):
+        """The real tokens of each row from the last to the first."""
+        return torch.stack([torch.cat([row[:size].flip(0), row[size:]]) for row, size in zip(x, LENGTHS)])
+
+    layers, logits = [[table(tokens)] * 2], []
+    params = {"embed": {"table": table.weight.detach().numpy()}}
+    params["head"] = {"kernel": head.weight.detach().numpy().T, "bias": head.bias.detach().numpy()}
+    for way, stack in stacks.items():
+        x, outs = table(tokens), []
+        for i, lstm in enumerate(stack):
+            out = lstm(x)[0] if way == "ahead" else turned(lstm(turned(x))[0])
+            x = out + x if i else out
+            outs.append(x)
+            weights = {name: value.detach().numpy() for name, value in lstm.named_parameters()}
+            params[f"{'forward' if way == 'ahead' else 'backward'}_{i}"] = kernels("lstm", weights, "l0")
+        layers.append(outs)
+        logits.append(head(x))
+    expected = [layers[0], *zip(layers[1], layers[2])]
+    expected = torch.stack([torch.cat(list(halves), -1) for halves in expected])
+
+    apply = jax.jit(
+        lambda params, *args: model.apply({"params": params}, *args[:1], mask=args[1], mutable=["intermediates"])
+    )
+    found, sown = apply(params, jnp.asarray(tokens.numpy(), jnp.int32), jnp.asarray(MASK))
+    real = mask.numpy()
+    np.testing.assert_allclose(sown["intermediates"]["layers"][0] * real, (expected * mask).detach(), atol=1e-5)
+    for ours, theirs in zip(found, logits):
+        np.testing.assert_allclose(ours * real, (theirs * mask).detach(), atol=1e-5)
