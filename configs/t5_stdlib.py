@@ -1,6 +1,8 @@
 """A small T5 that fills in spans of the source text of Python's standard library.
 
-python launch.py --config=configs/t5_stdlib.py
+    python launch.py --config=configs/t5_stdlib.py
+
+15% of the tokens are taken out, in spans of three on average.
 """
 
 from ml_collections import ConfigDict

@@ -31,8 +31,8 @@ MODELS = [
     ("llama_1b", 1_038_682_112, None, MIXED),
     # 124,439,808 as published, and 47 x 768 of a vocabulary of a rounder size.
     ("gpt2_openwebtext", 124_475_904, None, MIXED),
-    # The paper says 22M: 22,050,664 of ViT-S/16, less 76,032 of the class token and the learned positions, and 147,840 of
-    # the head's hidden layer.
+    # The paper says 22M: 22,050,664 of ViT-S/16, less 76,032 of the class token and the learned positions, and 147,840
+    # of the head's hidden layer.
     ("vit_s16_imagenet", 22_122_472, None, MIXED),
 ]
 
