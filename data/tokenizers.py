@@ -187,13 +187,13 @@ def train(
         raise ValueError(f"lowercase is for {', '.join(KINDS[2:3] + KINDS[4:])}: tokenizer={kind!r} loses nothing")
     style = "[" if kind == "wordpiece" else "<"
     roles = special if kind in ("bytes", "characters", "bpe") else (*special, "unknown")
-    names = [SENTINELS if role == "sentinels" else [_name(role, style)] for role in roles]
-    names = list(dict.fromkeys(chain(*names)))
+    names = (SENTINELS if role == "sentinels" else [_name(role, style)] for role in roles)
+    names = list(dict.fromkeys(chain(*names)))  # one name may be of two roles
     least = len(names) + (256 if kind == "bpe" else 1)
     if kind in KINDS[3:] and vocab_size < least:
         raise ValueError(f"vocab_size={vocab_size}: {kind} needs at least {least}, special tokens among them")
     settings = {"special_tokens": names, "vocab_size": vocab_size or 2**31, "show_progress": False}
-    lower = normalizers.Lowercase() if lowercase else normalizers.Sequence([])
+    unknown, lower = _name("unknown", style), normalizers.Lowercase() if lowercase else normalizers.Sequence([])
     if kind == "bytes":
         backend = tokenizers.Tokenizer(models.BPE(vocab=_BYTES, merges=[]))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -206,7 +206,7 @@ def train(
         backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(_ANY_CHARACTER), "isolated")
         backend.decoder = decoders.Fuse()
     elif kind == "words":
-        backend = tokenizers.Tokenizer(models.WordLevel(unk_token=_name("unknown", style)))
+        backend = tokenizers.Tokenizer(models.WordLevel(unk_token=unknown))
         backend.normalizer = lower
         backend.pre_tokenizer = pre_tokenizers.Whitespace()
         backend.train_from_iterator(texts, trainers.WordLevelTrainer(**settings))
@@ -216,14 +216,14 @@ def train(
         backend.decoder = decoders.ByteLevel()
         backend.train_from_iterator(texts, trainers.BpeTrainer(initial_alphabet=list(_BYTES), **settings))
     elif kind == "bpe_words":
-        backend = tokenizers.Tokenizer(models.BPE(unk_token=_name("unknown", style), end_of_word_suffix=_END_OF_WORD))
+        backend = tokenizers.Tokenizer(models.BPE(unk_token=unknown, end_of_word_suffix=_END_OF_WORD))
         backend.normalizer = lower
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         backend.decoder = decoders.BPEDecoder(_END_OF_WORD)
         settings["end_of_word_suffix"] = _END_OF_WORD
         backend = _train_merges(backend, texts, trainers.BpeTrainer, f"{{}}{_END_OF_WORD}", settings)
     elif kind == "wordpiece":
-        backend = tokenizers.Tokenizer(models.WordPiece(unk_token=_name("unknown", style)))
+        backend = tokenizers.Tokenizer(models.WordPiece(unk_token=unknown))
         backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         backend.decoder = decoders.WordPiece(cleanup=False)
@@ -235,7 +235,7 @@ def train(
         parts = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(), pre_tokenizers.Split("<", "isolated")]
         backend.pre_tokenizer = pre_tokenizers.Sequence(parts)
         backend.decoder = decoders.Metaspace()
-        trainer = trainers.UnigramTrainer(unk_token=_name("unknown", style), **settings)
+        trainer = trainers.UnigramTrainer(unk_token=unknown, **settings)
         backend.train_from_iterator(texts, trainer)
         # The library sums in no fixed order: what it leaves of that in the last digits must not order the pieces.
         spec = json.loads(backend.to_str())

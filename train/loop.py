@@ -165,8 +165,8 @@ def every(experiment: Experiment, name: str, default: int) -> int:
     return steps
 
 
-def compile_step(experiment: Experiment, state: TrainState):
-    """The compiled training step, (state, batch) -> (state, metrics): the old state's memory becomes the new one's."""
+def jit_step(experiment: Experiment):
+    """The training step, (state, batch) -> (state, metrics): the old state's memory becomes the new one's."""
     config, places = experiment.config, experiment.state_shardings
     step = make_train_step(
         experiment.model,
@@ -179,10 +179,15 @@ def compile_step(experiment: Experiment, state: TrainState):
         total_steps=experiment.total_steps,
     )
     batch = batch_sharding(experiment.mesh)
-    compiled = jax.jit(step, in_shardings=(places, batch), out_shardings=(places, None), donate_argnums=0)
-    if config.data.buckets:
-        return compiled  # for each bucket when it comes
-    return compiled.lower(state, jax.eval_shape(partial(experiment.zeros, config.data.batch_size))).compile()
+    return jax.jit(step, in_shardings=(places, batch), out_shardings=(places, None), donate_argnums=0)
+
+
+def compile_step(experiment: Experiment, state: TrainState):
+    """The training step, compiled; with buckets, for each when it comes."""
+    step, data = jit_step(experiment), experiment.config.data
+    if data.buckets:
+        return step
+    return step.lower(state, jax.eval_shape(partial(experiment.zeros, data.batch_size))).compile()
 
 
 def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax.Array]]:

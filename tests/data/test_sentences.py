@@ -82,6 +82,7 @@ def test_the_second_follows_the_first_or_is_of_another_document(chunks):
     count = len(firsts)
     assert abs(batch["label"].mean() - 0.5) < 4 * 0.5 / count**0.5
     others, short, begun = [], 0, begins(chunks, coder)
+    lasts = set(read(coder, chunks.tokens[chunks.starts + chunks.lengths - 1]))
     for row in range(1000):
         tokens, real = batch["tokens"][row], batch["tokens_mask"][row]
         size = real.sum()
@@ -100,6 +101,7 @@ def test_the_second_follows_the_first_or_is_of_another_document(chunks):
         else:
             assert (a[-1][0], a[-1][1] + 1, 0) == b[0]  # the end of a sentence and the beginning of the next one
         assert b[0][2] == 0
+        assert a[-1] in lasts
         assert len(a) + len(b) <= LENGTH
         short += len(a) + len(b) < LENGTH / 2
     assert len({d for d, _, _ in others}) == 30

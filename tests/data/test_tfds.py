@@ -68,6 +68,21 @@ def test_texts(prepare, tmp_path):
         data.load("tfds:prose", data_dir=str(tmp_path), batch_size=2)
 
 
+def test_pairs_of_two_features(prepare, tmp_path):
+    rows = [{"de": f"Haus {i}".encode(), "en": f"house {i}".encode()} for i in range(6)]
+    features = lambda kinds: kinds.Translation(languages=["de", "en"])  # noqa: E731
+    prepare(tmp_path, "wmt", lambda kinds: dict(features(kinds)), {"train": rows, "test": rows[:2]})
+    options = {"task": "pairs", "data_dir": str(tmp_path), "batch_size": 2, "sequence_length": 12}
+    loaded = data.load("tfds:wmt", text_key="en,de", **options)
+    assert loaded.info["examples"] == {"train": 6, "test": 2}
+    batch, coder = loaded.splits["test"][0], loaded.tokenizer
+    assert coder.decode(batch["inputs"][1][batch["inputs_mask"][1]]) == "house 1<|endoftext|>"
+    assert coder.decode(batch["targets"][1][batch["mask"][1]]) == "Haus 1<|endoftext|>"
+    assert loaded.splits["test"].source.references == ["Haus 0", "Haus 1"]
+    with pytest.raises(ValueError, match="text_key='text' must name two features, such as en,de"):
+        data.load("tfds:wmt", **options)
+
+
 def test_texts_that_are_not_utf8(prepare, tmp_path):
     prepare(tmp_path, "prose", lambda kinds: {"text": kinds.Text()}, {"train": [{"text": b"a"}, {"text": b"ab\xff"}]})
     with pytest.raises(ValueError, match=r"feature 'text' of example 1 is not UTF-8 at byte 2"):

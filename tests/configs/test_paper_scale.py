@@ -1,0 +1,60 @@
+"""Configs at paper scale, without their data: there are as many parameters as in the paper's model, and the training
+step lowers for a mesh of eight devices, over which its state is spread."""
+
+import math
+import re
+from pathlib import Path
+
+import jax
+import pytest
+
+import configs
+from train.experiment import Experiment
+from train.loop import jit_step
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+FSDP, MIXED = {"mesh.data": 1, "mesh.fsdp": 8}, {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}
+# config, parameters, which of them are not counted, mesh
+MODELS = [
+    # Encoder and pooler of bert-base-uncased and bert-large-uncased; the paper says 110M and 340M.
+    ("bert_pretrain:base", 109_482_240, "masked_lm|classifier", MIXED),
+    ("bert_pretrain:large", 335_141_888, "masked_lm|classifier", FSDP),
+    # All of the published checkpoints, shared embeddings once; the papers say 220M, 11B, 140M and 400M.
+    ("t5_c4:base", 222_903_552, None, MIXED),
+    ("t5_c4:11b", 11_307_321_344, None, MIXED),
+    ("bart_pretrain:base", 139_420_416, None, MIXED),
+    ("bart_pretrain:large", 406_291_456, None, FSDP),
+    # Of 37,000 words, shared embeddings once; the paper says 65M and 213M, of about 37,000.
+    ("transformer_wmt14:base", 63_082_496, None, MIXED),
+    ("transformer_wmt14:big", 214_245_376, None, FSDP),
+    # 1,235,814,400 as published, less (128,256 - 32,000) x 2048 of its vocabulary.
+    ("llama_1b", 1_038_682_112, None, MIXED),
+    # 124,439,808 as published, and 47 x 768 of a vocabulary of a rounder size.
+    ("gpt2_openwebtext", 124_475_904, None, MIXED),
+    # The paper says 22M: 22,050,664 of ViT-S/16, less 76,032 of the class token and the learned positions, and 147,840
+    # of the head's hidden layer.
+    ("vit_s16_imagenet", 22_122_472, None, MIXED),
+]
+
+
+@pytest.mark.parametrize(("name", "parameters", "uncounted", "mesh"), MODELS, ids=[row[0] for row in MODELS])
+def test_paper_scale(name, parameters, uncounted, mesh):
+    file, _, argument = name.partition(":")
+    config, _ = configs.load(f"{CONFIGS / file}.py" + (f":{argument}" if argument else ""))
+    configs.override(config, mesh)
+    if config.total_epochs:
+        configs.override(config, {"total_steps": 100_000})  # the data, which are not here, know how long an epoch is
+    experiment = Experiment(config)
+    state = experiment.abstract_state
+    paths = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)}
+    counted = [leaf for path, leaf in paths.items() if not (uncounted and re.search(uncounted, path))]
+    assert sum(math.prod(leaf.shape) for leaf in counted) == parameters
+    batch = jax.eval_shape(lambda: experiment.zeros(config.data.batch_size))
+    lowered = jit_step(experiment).lower(state, batch)
+    after, metrics = lowered.out_info
+    assert [leaf.shape for leaf in jax.tree.leaves(after)] == [leaf.shape for leaf in jax.tree.leaves(state)]
+    assert metrics["loss"].shape == ()
+    leaves = zip(jax.tree.leaves(state), jax.tree.leaves(experiment.state_shardings), strict=True)
+    here = sum(math.prod(place.shard_shape(leaf.shape)) for leaf, place in leaves)
+    parts = mesh["mesh.fsdp"] * mesh.get("mesh.tensor", 1)
+    assert here < 1.5 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state)) / parts
