@@ -21,7 +21,7 @@ from train.experiment import Experiment
 from train.objectives import read
 from train.sharding import check_batch, to_mesh
 from train.state import TrainState
-from train.step import make_evaluation_step
+from train.step import make_asking_step, make_evaluation_step
 
 
 class Evaluator:
@@ -31,7 +31,7 @@ class Evaluator:
         self.experiment, self.config = experiment, experiment.config
         model, precision = experiment.model, self.config.precision
         self._step = jax.jit(make_evaluation_step(model, experiment.objective, precision))
-        self._read = jax.jit(make_evaluation_step(model, lambda *args: (0, 0, read(*args)), precision))
+        self._read = jax.jit(make_asking_step(model, read, precision))
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
         """Metrics of every split, as "split/name"."""

@@ -99,11 +99,19 @@ def make_evaluation_step(
     model: nn.Module, objective: Objective, precision: str = "float32"
 ) -> Callable[[Any, Batch], dict[str, State]]:
     """A function (variables, batch) -> metric states of the batch, without randomness."""
+    step = make_asking_step(model, objective, precision)
+    return lambda variables, batch: step(variables, batch)[2]
+
+
+def make_asking_step(
+    model: nn.Module, ask: Callable[[nn.Module, Batch], Any], precision: str = "float32"
+) -> Callable[[Any, Batch], Any]:
+    """A function (variables, batch) -> what `ask` finds out from the model and the batch, without randomness."""
     dtype = compute_dtype(precision)
 
-    def step(variables: Any, batch: Batch) -> dict[str, State]:
+    def step(variables: Any, batch: Batch) -> Any:
         variables = {**variables, "params": _cast(variables["params"], dtype)}
-        return nn.apply(objective, model)(variables, _cast(batch, dtype))[2]
+        return nn.apply(ask, model)(variables, _cast(batch, dtype))
 
     return step
 
