@@ -57,6 +57,6 @@ def start_from(config: ConfigDict, run: str) -> None:
     config.init.path = run
     config.init.skip = ("^classifier",)
     trained = json.loads(Path(run, "config.json").read_text(encoding="utf-8"))
-    for key in ("depth", "num_heads", "width", "hidden", "num_segments", "activation"):
+    for key in ("variant", "depth", "num_heads", "width", "hidden", "num_segments", "activation"):
         config.model[key] = trained["model"][key]
     config.model.max_length = trained["model"]["max_length"] or trained["data"]["sequence_length"]

@@ -11,15 +11,17 @@ from configs import base, bert_stdlib
 
 def get_config(teacher: str = "runs/bert_stdlib") -> ConfigDict:
     config = bert_stdlib.get_config()
-    shared = ("num_heads", "width", "hidden", "max_length", "activation", "epsilon")
-    config.model = base.bert("distilbert") | {key: config.model[key] for key in shared}
-    config.model.depth = config.model.unroll = 2
-    config.model.dropout = 0.0
-    config.model.head = "masked_lm"
+    config.model = base.bert("distilbert")
+    config.model.depth = 1
+    config.model.num_heads = 2
+    config.model.width = 128
     config.model.num_segments = 0
+    config.model.head = "masked_lm"
+    config.model.dropout = 0.0
+
     config.data.task = "masked_tokens"
     config.objective.name = "distillation"
     config.teacher = teacher
     config.init.path = teacher
-    config.init.layers = (0, 2)  # every other one
+    config.init.layers = (0,)  # every other one
     return config

@@ -76,7 +76,8 @@ def names(splits: dict[str, Labelled]) -> list[str]:
 
 def encode(part: Labelled, labels: np.ndarray, tokenizer: Tokenizer, length: int, fit: "Fit") -> Encoded:
     """Rows of texts with the `label` of each."""
-    made = [(parts, origin) for origin, texts in enumerate(part.texts) for parts in fit(texts)]
+    ids = zip(*map(tokenizer.encode_batch, zip(*part.texts)))
+    made = [(parts, origin) for origin, row in enumerate(zip(part.texts, ids)) for parts in fit(*row)]
     origins = [origin for _, origin in made]
     joined = [encoded.join(tokenizer, *parts) for parts, _ in made]
     return encoded.rows(joined, origins, length, tokenizer, per_row={"label": labels[origins]})
@@ -104,14 +105,13 @@ class Fit:
         self.rule, self.encode = long_text, tokenizer.encode
         self.room = length - (3 if pairs else 2)
         self.stride = stride
-        self.spread = Counter(word for (text, *_) in train.texts for word in set(_words(text))) if not pairs else {}
-        self.count = len(train.texts)
+        self.count, spread = len(train.texts), train.texts if long_text == "key_sentences" else ()
+        self.spread = Counter(word for (text,) in spread for word in set(_words(text)))
 
-    def __call__(self, texts: tuple[str, ...]) -> list[list[np.ndarray]]:
-        """The rows' parts, as token ids."""
-        ids = [self.encode(text) for text in texts]
+    def __call__(self, texts: tuple[str, ...], ids: tuple[np.ndarray, ...]) -> list[list[np.ndarray]]:
+        """The parts of each row of one or two texts, given and made as token ids."""
         if sum(map(len, ids)) <= self.room:
-            return [ids]
+            return [list(ids)]
         if self.rule == "segments":
             starts = encoded.starts(len(ids[0]), self.room, self.stride)
             return [[ids[0][start : start + self.room]] for start in starts]
@@ -121,8 +121,10 @@ class Fit:
         return [[self._cut(part, size) for part, size in zip(ids, sizes)]]
 
     def _cut(self, ids, size):
-        head = {"tail": 0, "head_tail": round(size * 128 / 510)}.get(self.rule, size) if len(ids) > size else size
-        return np.concatenate([ids[:head], ids[len(ids) - size + head :]]) if len(ids) > size else ids
+        if len(ids) <= size:
+            return ids
+        head = {"tail": 0, "head_tail": round(size * 128 / 510)}.get(self.rule, size)
+        return np.concatenate([ids[:head], ids[len(ids) - size + head :]])
 
     def _key_sentences(self, text):
         """Sentences by the weight of their words in the text's tf-idf centroid (Radev et al. 2004, section 3.1)."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -83,8 +84,9 @@ def encode(sentences: Sequence[Sentence], tags: Sequence[str], tokenizer: Tokeni
     encoded.check(length)
     number_of, room = {tag: number for number, tag in enumerate(tags)}, length - 2
     joined, origins, targets, masks = [], [], [], []
+    of_words = iter(tokenizer.encode_batch([word for sentence in sentences for word in sentence.words]))
     for origin, sentence in enumerate(sentences):
-        words = [ids[:room] if len(ids) else [tokenizer.mask] for ids in tokenizer.encode_batch(sentence.words)]
+        words = [ids[:room] if len(ids) else [tokenizer.mask] for ids in islice(of_words, len(sentence.words))]
         ends = np.cumsum([len(ids) for ids in words])
         first = 0
         while first < len(words):

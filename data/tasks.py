@@ -85,7 +85,7 @@ def make_windows(options: Options) -> Examples:
 
 def make_masked(options: Options) -> Examples:
     """Windows, some of whose tokens are hidden."""
-    examples = _windows(options, ("end_of_text", "mask"))
+    examples = _windows(options, ("end_of_text", *encoded.ROLES))  # as what it learns for will need
     masked = MaskTokens(options.mask_rate, examples.tokenizer, options.mask_whole_words)
     return _changed(examples, masked, kind="masked text")
 

@@ -21,7 +21,7 @@ from train.experiment import Experiment
 from train.objectives import read
 from train.sharding import check_batch, to_mesh
 from train.state import TrainState
-from train.step import make_evaluation_step
+from train.step import make_asking_step, make_evaluation_step
 
 
 class Evaluator:
@@ -36,7 +36,7 @@ class Evaluator:
         self.experiment, self.config = experiment, experiment.config
         model, precision = experiment.model, self.config.precision
         self._step = jax.jit(make_evaluation_step(model, experiment.objective, precision))
-        self._read = jax.jit(make_evaluation_step(model, lambda *args: (0, 0, read(*args)), precision))
+        self._read = jax.jit(make_asking_step(model, read, precision))
         self.written: dict[str, dict[str, Any]] = {}
 
     def evaluate(self, state: TrainState) -> dict[str, float]:

@@ -171,7 +171,8 @@ class Experiment:
         """What it says of a batch, where the config names one."""
         if bool(self.config.teacher) != (self.config.objective.name == "distillation"):
             raise ValueError(f"teacher is {self.config.teacher!r}: the objective 'distillation' alone needs one.")
-        return initial.load_teacher(self.config.teacher) if self.config.teacher else None
+        with jax.ensure_compile_time_eval():  # even if it is shapes that are asked for first
+            return initial.load_teacher(self.config.teacher, self.mesh) if self.config.teacher else None
 
     def taught(self, batch: Batch) -> Batch:
         """A batch on the devices, with what the teacher says of it where there is one."""

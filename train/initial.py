@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import models
 from data import Tokenizer
@@ -56,11 +57,11 @@ def start_from(state: TrainState, path: str, skip: Sequence[str], layers: Sequen
     return state.replace(params=params, ema=ema), f"starts from {path}; new: {fresh}; not used: {unused}"
 
 
-def load_teacher(path: str) -> Callable[[Batch], Batch]:
+def load_teacher(path: str, mesh: Mesh) -> Callable[[Batch], Batch]:
     """What a trained model of a run's workdir, or of a folder in `transformers`' layout, says of a batch.
 
     That is of the batches of `masked_lm`: its last vectors `teacher_hidden` [B, T, D], and its logits of the hidden
-    words `teacher_logits` [B, M, V], without dropout.
+    words `teacher_logits` [B, M, V], without dropout. Its parameters are on every device of the mesh.
     """
     model, params = _load(path)
 
@@ -69,7 +70,7 @@ def load_teacher(path: str) -> Callable[[Batch], Batch]:
         hidden, logits = nn.apply(read_masked, model)({"params": params}, batch)
         return {"teacher_hidden": hidden, "teacher_logits": logits}
 
-    return partial(say, jax.tree.map(jnp.asarray, params))
+    return partial(say, jax.device_put(params, NamedSharding(mesh, PartitionSpec())))
 
 
 def _load(path: str) -> tuple[nn.Module, dict[str, Any]]:

@@ -105,12 +105,27 @@ def make_evaluation_step(
     model: nn.Module, objective: Objective, precision: str = "float32"
 ) -> Callable[[Any, Batch], tuple[dict[str, State], dict[str, Any]]]:
     """A function (variables, batch) -> (metric states of the batch, the memory after it if any), without randomness."""
-    dtype = compute_dtype(precision)
+    ask = make_asking_step(model, objective, precision, mutable=["memory"])
 
     def step(variables: Any, batch: Batch) -> tuple[dict[str, State], dict[str, Any]]:
-        variables = {**variables, "params": _cast(variables["params"], dtype)}
-        (_, _, aux), memory = nn.apply(objective, model, mutable=["memory"])(variables, _cast(batch, dtype))
+        (_, _, aux), memory = ask(variables, batch)
         return aux, memory
+
+    return step
+
+
+def make_asking_step(
+    model: nn.Module, ask: Callable[[nn.Module, Batch], Any], precision: str = "float32", **kwargs: Any
+) -> Callable[[Any, Batch], Any]:
+    """A function (variables, batch) -> what `ask` finds out from the model and the batch, without randomness.
+
+    `kwargs` are those of Flax's `apply`.
+    """
+    dtype = compute_dtype(precision)
+
+    def step(variables: Any, batch: Batch) -> Any:
+        variables = {**variables, "params": _cast(variables["params"], dtype)}
+        return nn.apply(ask, model, **kwargs)(variables, _cast(batch, dtype))
 
     return step
 

@@ -16,7 +16,8 @@ CODER = tokenizers.train("words", [" ".join(WORDS) + " . the"], special=encoded.
 
 
 def fit(rule, length=8, stride=0, texts=(("w0",),)):
-    return labelled.Fit(rule, CODER, length, stride, labelled.Labelled(list(texts), ["a"] * len(texts)))
+    made = labelled.Fit(rule, CODER, length, stride, labelled.Labelled(list(texts), ["a"] * len(texts)))
+    return lambda row: made(row, tuple(CODER.encode_batch(row)))
 
 
 def written(rows):
