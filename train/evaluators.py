@@ -93,7 +93,7 @@ class Evaluator:
     def _logits(self, variables, batches):
         """What the model says of a split's rows [N, ...], in their order, on the host."""
         mesh = self.experiment.mesh
-        rows = [process_allgather(self._read(variables, to_mesh(batch, mesh))[0], tiled=True) for batch in batches]
+        rows = [process_allgather(self._read(variables, to_mesh(batch, mesh)), tiled=True) for batch in batches]
         return np.concatenate(rows)[: batches.num_examples].astype(np.float32)
 
     def _answered(self, variables, batches):
