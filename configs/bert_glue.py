@@ -4,7 +4,7 @@
     python launch.py --config=configs/bert_glue.py:mrpc --config.init.path=FOLDER
 
 FOLDER holds `config.json`, `model.safetensors` and `tokenizer.json` of google-bert/bert-base-uncased, or is the workdir
-of a run. The paper takes the best of the rates 5e-5, 3e-5 and 2e-5. No GPU was at hand: it has not been run.
+of a run. The paper takes the best of the rates 5e-5, 3e-5 and 2e-5. It has not been run.
 """
 
 from ml_collections import ConfigDict

@@ -5,8 +5,8 @@
 
 FOLDER holds `config.json`, `model.safetensors` and `tokenizer.json` of google-bert/bert-base-uncased, or is the workdir
 of a run; `bert_squad.py:v2.0` has questions without answers too, with the paper's recipe for these. The files of
-SQuAD's own page are `--config.data.source=squad:train-v1.1.json --config.data.validation_split=dev-v1.1.json`. No GPU
-was at hand: it has not been run.
+SQuAD's own page are `--config.data.source=squad:train-v1.1.json --config.data.validation_split=dev-v1.1.json`. It has
+not been run.
 """
 
 from ml_collections import ConfigDict
