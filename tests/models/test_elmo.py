@@ -56,10 +56,10 @@ def test_the_loss_is_that_of_both_directions(params):
     """Counted by hand: the next token after each of 3, and the token before each but the first."""
     padded = jnp.pad(TOKENS[:, :3], ((0, 0), (0, 2)))
     batch = {"tokens": padded, "targets": jnp.roll(TOKENS, -1, axis=1), "mask": jnp.arange(5)[None] < 3}
-    bound = TINY.bind({"params": params})
-    loss, weight, aux = bidirectional_lm(bound, batch)
+    loss, weight, aux = jax.jit(nn.apply(bidirectional_lm, TINY))({"params": params}, batch)
     last = features(params, TOKENS[:, :3])[-1, 0]
-    scores = [jax.nn.log_softmax(bound.head(half)) for half in (last[:, :6], last[:, 6:])]
+    head = params["head"]
+    scores = [jax.nn.log_softmax(half @ head["kernel"] + head["bias"]) for half in (last[:, :6], last[:, 6:])]
     tokens = TOKENS[0]
     ahead = -sum(scores[0][t, tokens[t + 1]] for t in range(3))
     back = -sum(scores[1][t, tokens[t - 1]] for t in (1, 2))
@@ -94,7 +94,7 @@ def test_a_task_learns_its_mix_of_a_frozen_model(params):
     expected = mixed @ made["head"]["kernel"] + made["head"]["bias"]
     np.testing.assert_allclose(logits(made)[0], expected, atol=1e-5)
 
-    grads = jax.grad(lambda params: jnp.square(logits(params)).sum())(made)
+    grads = jax.jit(jax.grad(lambda params: jnp.square(logits(params)).sum()))(made)
     assert not any(leaf.any() for leaf in jax.tree.leaves(grads["elmo"]))
     assert all(leaf.any() for leaf in jax.tree.leaves((grads["mix"], grads["head"])))
     np.testing.assert_allclose(grads["mix"]["weights"].sum(), 0, atol=1e-4)  # a softmax's sum stays
