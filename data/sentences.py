@@ -76,9 +76,8 @@ class Chunks(Tokens):
 
     def whole(self, first: int, size: int) -> int:
         """How many sentences from the one numbered `first` have `size` tokens together at the most, in its document."""
-        return int(
-            np.searchsorted(np.cumsum(self.lengths[first : min(self.stops[first], first + size)]), size, "right")
-        )
+        lengths = self.lengths[first : min(self.stops[first], first + size)]
+        return int(np.searchsorted(np.cumsum(lengths), size, side="right"))
 
     def read(self, first: int, count: int) -> np.ndarray:
         """The tokens of so many sentences."""
@@ -105,7 +104,7 @@ class PairSentences:
 
     def __post_init__(self):
         if not self.order and self.chunks.stops[0] == len(self.chunks.stops):
-            raise ValueError("next_sentence needs several texts: there is no other one for what does not follow")
+            raise ValueError("next_sentence needs several texts in each split: what does not follow is of another one")
 
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
         """Of a batch of chunks; `keys` uint64 [B] draw."""

@@ -94,17 +94,13 @@ def make_sentences(options: Options) -> Examples:
     """Pairs of runs of sentences, some of whose tokens are hidden."""
     documents = {name: Sentences(part) for name, part in sources.read_documents(options).items()}
     coder = find_tokenizer(options, documents, ("pad", "cls", "sep", "mask", "end_of_text"))
-    masked = MaskTokens(options.mask_rate, coder, options.mask_whole_words)
-    if options.sequence_length < 5:
-        raise ValueError(f"sequence_length={options.sequence_length}: pairs need at least 5, three special tokens too")
-    streams = {name: text.tokenize(part, coder, options.cache_dir) for name, part in documents.items()}
-    splits = {
-        name: Chunks(stream.tokens, coder.end_of_text, options.sequence_length - 3) for name, stream in streams.items()
-    }
-    paired = {
-        name: PairSentences(part, coder, masked, order=options.task == "sentence_order")
-        for name, part in splits.items()
-    }
+    length, masked = options.sequence_length, MaskTokens(options.mask_rate, coder, options.mask_whole_words)
+    if length < 5:
+        raise ValueError(f"sequence_length={length}: pairs need at least 5, three special tokens among them")
+    streams = {name: text.tokenize(part, coder, options.cache_dir).tokens for name, part in documents.items()}
+    splits = {name: Chunks(tokens, coder.end_of_text, length - 3) for name, tokens in streams.items()}
+    order = options.task == "sentence_order"
+    paired = {name: PairSentences(part, coder, masked, order) for name, part in splits.items()}
     return Examples(splits, _info(options, coder, "masked text"), coder, paired["train"], paired)
 
 
@@ -227,11 +223,13 @@ def find_tokenizer(
         # Characters come from all splits, as in nanoGPT, because an unknown one cannot be encoded.
         seen = chain(*texts.values()) if spec == "characters" else texts["train"]
         coder = tokenizers.train(spec, seen, options.vocab_size, special, options.lowercase)
-    if workdir is not None and options.process_index == 0:
-        coder.save(workdir)
-    missing = [role for role in special if role != "end_of_text" and getattr(coder, role) in (None, [])]
+    # Texts that are only gone through in a row do without an end.
+    optional = ("end_of_text",) if options.task in ("next_token", "masked_tokens", "pairs") else ()
+    missing = [role for role in special if role not in optional and getattr(coder, role) in (None, [])]
     if missing:
         raise ValueError(f"task={options.task!r} needs {', '.join(missing)} in tokenizer={spec!r}, which has none")
+    if workdir is not None and options.process_index == 0:
+        coder.save(workdir)
     return coder
 
 
@@ -274,7 +272,8 @@ def _windows(options, special):
 
 
 _TOKENS = ("tokenizer", "vocab_size", "lowercase", "sequence_length")
-_DOCUMENTS = (*_TOKENS, "stride", "max_bytes", "text_key", "validation_fraction", "cache_dir")
+_DOCUMENTS = (*_TOKENS, "max_bytes", "text_key", "validation_fraction", "cache_dir")
+_WINDOWS = (*_DOCUMENTS, "stride")
 _MASKED = ("mask_rate", "mask_whole_words")
 _TEXTS = ("stdlib", "text", "tfds")
 _PAIRS = ("cldr", "pairs", "labels", "tfds")
@@ -282,12 +281,12 @@ _LABELLED = (*_TOKENS, "buckets", "stride", "long_text", "text_key", "label_key"
 _IMAGES = ("image_key", "label_key", "image_size", "evaluation_crop", "augment", "mean", "std", "in_memory")
 TASKS = {
     "images": Task(make_images, ("digits", "folder", "tfds"), _IMAGES),
-    "next_token": Task(make_windows, _TEXTS, (*_DOCUMENTS, "order")),
-    "masked_tokens": Task(make_masked, (*_TEXTS, "conllu"), (*_DOCUMENTS, *_MASKED)),
+    "next_token": Task(make_windows, _TEXTS, (*_WINDOWS, "order")),
+    "masked_tokens": Task(make_masked, (*_TEXTS, "conllu"), (*_WINDOWS, *_MASKED)),
     "next_sentence": Task(make_sentences, _TEXTS, (*_DOCUMENTS, *_MASKED)),
     "sentence_order": Task(make_sentences, _TEXTS, (*_DOCUMENTS, *_MASKED)),
-    "span_corruption": Task(make_corrupted, _TEXTS, (*_DOCUMENTS, "mask_rate")),
-    "denoising": Task(make_noisy, _TEXTS, (*_DOCUMENTS, "noise")),
+    "span_corruption": Task(make_corrupted, _TEXTS, (*_WINDOWS, "mask_rate")),
+    "denoising": Task(make_noisy, _TEXTS, (*_WINDOWS, "noise")),
     "pairs": Task(make_pairs, _PAIRS, (*_TOKENS, "buckets", "text_key")),
     "continuations": Task(partial(make_pairs, kind=pairs.Continuations), _PAIRS, (*_TOKENS, "buckets", "text_key")),
     "classification": Task(make_classified, ("labels", "tfds"), _LABELLED),

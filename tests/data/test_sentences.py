@@ -174,7 +174,7 @@ def test_what_has_no_pairs(tmp_path):
     for number in range(20):
         (flat / str(number)).write_text(f"only {number}")
     options = {"tokenizer": "words", "sequence_length": 16, "batch_size": 2, "validation_fraction": 0.0}
-    with pytest.raises(ValueError, match="next_sentence needs several texts"):
+    with pytest.raises(ValueError, match="next_sentence needs several texts in each split"):
         data.load(f"text:{one}", task="next_sentence", **options)
     assert data.load(f"text:{one}", task="sentence_order", **options).train[0]["label"].shape == (2,)
     with pytest.raises(ValueError, match="pairs of sentences need texts of several: none has two"):
