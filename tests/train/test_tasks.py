@@ -251,7 +251,10 @@ def test_the_three_losses_by_hand(pretrained, tiny):
         words = experiment.model.apply({"params": params}, batch["tokens"], places=batch["places"], **args)
         return np.asarray(inner.apply({"params": kept}, batch["tokens"], **args), float), np.asarray(words, float)
 
-    (hidden, words), (their_hidden, their_words) = says(params), says(read_parameters(pretrained))
+    (hidden, words), (their_hidden, their_words) = (
+        says(params),
+        says(jax.tree.map(jnp.asarray, read_parameters(pretrained))),
+    )
     np.testing.assert_allclose(told["teacher_hidden"], their_hidden, atol=1e-5)
     total, count = 0.0, 0
     for row in range(len(hidden)):
