@@ -43,7 +43,10 @@ def infill(
     stops = np.minimum(np.cumsum(random.poisson(mean, 20 + int(4 * total / mean))), total)
     lengths = np.diff(stops[: np.searchsorted(stops, total) + 1], prepend=0)
     left = len(tokens) - lengths.sum()
-    lengths = lengths[: left + 1] if total else lengths[:0]
+    if len(lengths) > left + 1:  # so many would touch: empty ones go, and then the last ones are one
+        lengths = lengths[lengths > 0]
+        lengths = np.append(lengths[:left], lengths[left:].sum()) if len(lengths) > left + 1 else lengths
+    lengths = lengths if total else lengths[:0]
     gaps = np.sort(random.choice(left + 1, len(lengths), replace=False))  # before which of the tokens that stay
     starts = gaps + np.cumsum(lengths) - lengths
     covered = np.concatenate([np.arange(start, start + size) for start, size in zip(starts, lengths)] or [[]])

@@ -129,7 +129,7 @@ def test_training_draws_anew_in_each_epoch_and_evaluation_does_not(tmp_path):
         seed=1,
     )
     assert loaded.info["kind"] == "masked text"
-    assert loaded.tokenizer.special.sum() == 3
+    assert loaded.tokenizer.special.sum() == 6
     first, second = loaded.train[0], loaded.train[1]
     assert first["targets"].shape == (90, 2)
     assert (first["places"] != second["places"]).any()

@@ -79,7 +79,7 @@ def test_pairs_of_two_features(prepare, tmp_path):
     assert coder.decode(batch["inputs"][1][batch["inputs_mask"][1]]) == "house 1<|endoftext|>"
     assert coder.decode(batch["targets"][1][batch["mask"][1]]) == "Haus 1<|endoftext|>"
     assert loaded.splits["test"].source.references == ["Haus 0", "Haus 1"]
-    with pytest.raises(ValueError, match="text_key='text' must name two features, such as en,de"):
+    with pytest.raises(ValueError, match="text_key='text' must be two features for pairs"):
         data.load("tfds:wmt", **options)
 
 
