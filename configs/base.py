@@ -185,7 +185,8 @@ def transformer() -> dict:
         "hidden": placeholder(int),  # of the feed-forward layers; None = 4 x width
         "activation": "relu",  # gelu | gelu_tanh | relu | silu
         "placement": "post",  # post | pre: where the norms are
-        "norm": "layer",  # layer | rms
+        "norm": "layer",  # layer | rms | batch | power
+        "norm_warmup": 4000,  # steps in which power norm uses the batch's statistics
         "epsilon": 1e-6,  # of the norms
         "position": "sinusoidal",  # sinusoidal | learned | relative | rotary
         "max_distance": 16,  # of relative positions

@@ -12,7 +12,8 @@ import pytest
 from flax import struct
 from scipy import stats
 
-from models.generate import generate, repetition_penalty, top_k, top_p
+from models.choice import repetition_penalty, top_k, top_p
+from models.generate import generate
 from models.gpt import GPT
 
 VOCAB = 11

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.generate import generate, repetition_penalty, top_k, top_p
+from models.choice import repetition_penalty, top_k, top_p
+from models.generate import generate
 from models.gpt import GPT
 
 torch = pytest.importorskip("torch")
