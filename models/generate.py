@@ -140,14 +140,15 @@ def best_of(
         ValueError: as `generate`.
     """
     check(num_choices >= 1, f"num_choices must be at least 1, not {num_choices}.")
-    prompts = np.asarray(prompts)
-    starts = np.full(len(prompts), prompts.shape[1]) if lengths is None else np.asarray(lengths, np.int32)
-    prompts, starts, inputs = jax.tree.map(lambda a: np.repeat(a, num_choices, axis=0), (prompts, starts, inputs))
-    out = generate(model, variables, prompts, starts, inputs=inputs, **options)
+    if num_choices == 1:
+        return generate(model, variables, prompts, lengths, inputs=inputs, **options)
+    prompts, lengths = np.asarray(prompts), None if lengths is None else np.asarray(lengths)
+    prompts, lengths, inputs = jax.tree.map(lambda a: np.repeat(a, num_choices, axis=0), (prompts, lengths, inputs))
+    out = generate(model, variables, prompts, lengths, inputs=inputs, **options)
+    starts = np.full(len(prompts), prompts.shape[1]) if lengths is None else lengths
     scores = out.scores if contrast is None else out.scores - log_likelihood(*contrast, out, starts, inputs)
-    means = (scores / (out.lengths - starts)).reshape(-1, num_choices)
-    rows = jnp.arange(len(means)) * num_choices + means.argmax(axis=1)
-    return jax.tree.map(lambda a: a[rows], out)
+    best = (scores / (out.lengths - starts)).reshape(-1, num_choices).argmax(axis=1)
+    return jax.tree.map(lambda a: a[jnp.arange(len(best)) * num_choices + best], out)
 
 
 @partial(jax.jit, static_argnames="model")
@@ -155,14 +156,15 @@ def log_likelihood(
     model: nn.Module, variables: Any, written: Generation, starts: Int[Array, "B"], inputs: Any = None
 ) -> Float[Array, "B"]:
     """The sum of a decoder's log-probabilities of what was written after each row's first `starts` tokens."""
-    places = jnp.arange(1, written.tokens.shape[1])
-    tokens = jnp.where(jnp.arange(written.tokens.shape[1]) < written.lengths[:, None], written.tokens, 0)
+    places = jnp.arange(written.tokens.shape[1])
+    real = places < written.lengths[:, None]
+    tokens = jnp.where(real, written.tokens, 0)
     cache = model.apply(variables, *tokens.shape, method="init_cache")
     memory = model.apply(variables, inputs, method="encode")
     logits, _ = model.apply(variables, tokens[:, :-1], cache, memory, method="decode")
     scores = jnp.take_along_axis(jax.nn.log_softmax(logits.astype(jnp.float32)), tokens[:, 1:, None], axis=-1)
-    counts = (starts[:, None] <= places) & (places < written.lengths[:, None])
-    return jnp.where(counts, scores[..., 0], 0).sum(axis=1)
+    new = real & (places >= starts[:, None])
+    return jnp.where(new[:, 1:], scores[..., 0], 0).sum(axis=1)
 
 
 def checked_prompts(

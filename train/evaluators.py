@@ -1,8 +1,10 @@
 """What a trained model is asked: numbers over whole splits, and texts."""
 
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 import sacrebleu
@@ -10,7 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from metrics.likelihood import bits, perplexity
 from metrics.states import State
-from models.generate import generate
+from models.generate import best_of
+from models.speculative import speculate
 from train.checkpoint import Checkpoints
 from train.experiment import Experiment
 from train.sharding import check_batch, to_mesh
@@ -19,9 +22,13 @@ from train.step import make_evaluation_step
 
 
 class Evaluator:
-    """Asks the states of an experiment; compiled once. An average of the parameters, where one is kept, is asked."""
+    """Asks the states of an experiment; compiled once. An average of the parameters, where one is kept, is asked.
 
-    def __init__(self, experiment: Experiment):
+    `helpers` are other models and their variables: "draft" for speculative decoding, "contrast" to choose a sample by.
+    """
+
+    def __init__(self, experiment: Experiment, helpers: Mapping[str, tuple[nn.Module, Any]] = MappingProxyType({})):
+        self.helpers, self.acceptance_rate = helpers, None  # of the draft's tokens in what was written last
         self.experiment, self.config = experiment, experiment.config
         step = make_evaluation_step(experiment.model, experiment.objective, self.config.precision)
         self._step = jax.jit(step)
@@ -82,11 +89,22 @@ class Evaluator:
 
     def _generate(self, variables, prompts, inputs):
         """What the model writes after prompts [B, T] as token ids."""
-        settings = self.config.sampling.to_dict()
-        del settings["num_samples"], settings["prompt"]
-        settings |= {key: settings[key] or None for key in ("top_k", "top_p")}
-        model, seed = self.experiment.model, self.config.seed
-        return generate(model, variables, prompts, inputs=inputs, seed=seed, stop_tokens=self._stop_tokens, **settings)
+        settings = self.config.sampling.to_dict() | {"seed": self.config.seed, "stop_tokens": self._stop_tokens}
+        num_choices, num_drafted = settings.pop("num_choices", 1), settings.pop("num_drafted", 4)
+        for key in ("num_samples", "prompt", "draft", "contrast"):
+            settings.pop(key, None)
+        settings |= {key: settings.get(key) or None for key in ("top_k", "top_p", "no_repeat_ngram_size")}
+        model = self.experiment.model
+        if "draft" not in self.helpers:
+            contrast = self.helpers.get("contrast")
+            return best_of(num_choices, model, variables, prompts, inputs=inputs, contrast=contrast, **settings)
+        if (settings.pop("num_beams"), num_choices) != (1, 1):
+            raise ValueError("a draft is for one sample a text: leave sampling.num_beams and num_choices at 1.")
+        del settings["length_penalty"]
+        settings |= {"inputs": inputs, "num_drafted": num_drafted}
+        out = speculate(model, variables, *self.helpers["draft"], prompts, **settings)
+        self.acceptance_rate = out.acceptance_rate
+        return out.generation
 
     @property
     def _stop_tokens(self):

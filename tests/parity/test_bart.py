@@ -49,7 +49,13 @@ def test_logits_hidden_states_and_gradients(seed, randomise, assert_same_encoder
     assert_same_encoder_decoder(reference, encoder, decoder, seed, lowest=REAL)
 
 
-@pytest.mark.parametrize(("seed", "options"), [(0, {}), (1, {"num_beams": 3, "length_penalty": 0.5})])
+BLOCKED = {"no_repeat_ngram_size": 2, "min_new_tokens": 4, "forced_first_token": 7, "repetition_penalty": 1.2}
+
+
+@pytest.mark.parametrize(
+    ("seed", "options"),
+    [(0, {}), (1, {"num_beams": 3, "length_penalty": 0.5}), (2, BLOCKED), (3, BLOCKED | {"num_beams": 3})],
+)
 def test_generation(seed, options, randomise, assert_same_generation):
     reference = reference_of(seed, randomise, scale=0.4)
     settings = reference.generation_config

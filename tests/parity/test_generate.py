@@ -154,6 +154,16 @@ def test_beam_search_with_repetition_penalty():
         compare(seed, "deep", stops=2, num_beams=3, repetition_penalty=1.5)
 
 
+BLOCKS = [{"no_repeat_ngram_size": 1}, {"no_repeat_ngram_size": 3}, {"no_repeat_ngram_size": 2, "min_new_tokens": 6}]
+
+
+@pytest.mark.parametrize("options", [*BLOCKS, BLOCKS[2] | {"num_beams": 3}], ids=str)
+def test_ngram_blocking_and_minimum_length(options):
+    """Rows of one length: of padding, too, the reference blocks what repeats it."""
+    for seed in range(6):
+        compare(seed, "deep", stops=4, padded=False, **options)
+
+
 def test_processors():
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(5, 40)).astype(np.float32) * 3

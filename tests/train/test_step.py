@@ -10,7 +10,8 @@ import optax
 import pytest
 
 import models
-from train.objectives import causal_lm, classification, sequence_to_sequence
+from models.layers.norm import BatchNorm, PowerNorm
+from train.objectives import causal_lm, classification
 from train.optimizer import make_optimizer
 from train.sharding import make_mesh, to_mesh
 from train.step import init_state, make_evaluation_step, make_train_step
@@ -144,43 +145,41 @@ def test_dropout_depends_on_the_step_and_is_off_in_evaluation():
         assert evaluate(state.variables(), batch)["loss"].compute() == pytest.approx(GOLDEN["gpt"][0], abs=1e-5)
 
 
-@pytest.mark.parametrize("norm", ["batch", "power"])
+class Normed(nn.Module):
+    """An image's classes by way of a norm over the batch."""
+
+    norm: nn.Module
+
+    @nn.compact
+    def __call__(self, image):
+        return nn.Dense(5)(self.norm(nn.Dense(4)(image.reshape(len(image), -1))))
+
+
+@pytest.mark.parametrize("norm", [BatchNorm(1e-3), PowerNorm(1e-3, warmup=1)])
 def test_running_statistics_follow_the_batch_on_all_devices_and_the_parts_in_turn(norm):
-    """Layers of a Transformer keep their own; eight devices have those of one, and accumulated parts come in order."""
-    model = models.build(
-        "transformer", vocab_size=11, max_length=6, depth=2, width=8, num_heads=1, norm=norm, norm_warmup=1, dropout=0.0
-    )
-    rng = np.random.default_rng(0)
-    tokens = jnp.asarray(rng.integers(0, 11, (8, 5)), jnp.int32)
-    real = jnp.asarray(np.arange(5) < rng.integers(2, 6, (8, 1)))
-    batch = {"inputs": tokens, "inputs_mask": real, "tokens": tokens, "targets": tokens[:, ::-1], "mask": real}
-    state = init_state(model, optax.sgd(0.1), sequence_to_sequence, batch, seed=0)
-    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state.collections)}
-    assert all(leaf.shape[0] == 2 for leaf in leaves.values())  # a layer each
+    model, rng = Normed(norm), np.random.default_rng(0)
+    batch = {"image": rng.normal(size=(8, 2, 2, 1)).astype(np.float32), "label": rng.integers(0, 5, 8)}
+    batch = jax.tree.map(jnp.asarray, batch | {"mask": np.ones(8, bool)})
+    state = init_state(model, optax.sgd(0.1), classification, batch, seed=0)
 
-    def run(batches, shard=lambda batch: batch, **options):
-        step = jax.jit(make_train_step(model, sequence_to_sequence, optax.sgd(0.1), seed=0, **options))
-        end = state
-        for part in batches:
-            end, _ = step(end, shard(part))
-        return end
+    def run(state, batches, optimizer=optax.sgd(0.1), **options):  # noqa: B008
+        step = jax.jit(make_train_step(model, classification, optimizer, seed=0, **options))
+        for batch in batches:
+            state, _ = step(state, batch)
+        return state
 
-    whole = run([batch] * 3)
-    moved = jax.tree.map(lambda a, b: bool((a != b).any(axis=tuple(range(1, a.ndim))).all()), state, whole)
-    assert all(jax.tree.leaves(moved.collections))
-    mesh = make_mesh()
-    on_eight = run([batch] * 3, lambda batch: to_mesh(jax.tree.map(np.asarray, batch), mesh))
+    whole = run(state, [batch] * 3)
+    moved = jax.tree.map(lambda a, b: bool((a != b).all()), state.collections, whole.collections)
+    assert all(jax.tree.leaves(moved))
+    on_eight = run(state, [to_mesh(jax.tree.map(np.asarray, batch), make_mesh())] * 3)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
     jax.tree.map(close, (whole.params, whole.collections), (on_eight.params, on_eight.collections))
-    # Two parts, each of every other row, are two steps' statistics when the parameters stay.
-    frozen = state.replace(opt_state=optax.set_to_zero().init(state.params))
-    step = functools.partial(make_train_step, model, sequence_to_sequence, optax.set_to_zero(), seed=0)
+    # Two parts, each of every other row, leave what two steps leave between which the parameters stay.
+    frozen = optax.set_to_zero()
     parts = [jax.tree.map(lambda a, i=i: a[i::2], batch) for i in range(2)]
-    after, _ = jax.jit(step(accumulate=2))(frozen, batch)
-    one_by_one = frozen
-    for part in parts:
-        one_by_one, _ = jax.jit(step())(one_by_one, part)
-    jax.tree.map(close, after.collections, one_by_one.collections)
+    state = state.replace(opt_state=frozen.init(state.params))
+    accumulated, one_by_one = run(state, [batch], frozen, accumulate=2), run(state, parts, frozen)
+    jax.tree.map(close, accumulated.collections, one_by_one.collections)
 
 
 class Scores(nn.Module):
