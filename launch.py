@@ -119,7 +119,8 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
             for role in ("draft", "contrast"):
                 if folder := config.sampling.get(role):
                     other = Experiment(configs.load(f"{folder}/config.json")[0], Path(folder))
-                    if other.data.tokenizer.to_str() != experiment.data.tokenizer.to_str():
+                    tokens = [one.data.tokenizer and one.data.tokenizer.to_str() for one in (experiment, other)]
+                    if tokens[0] != tokens[1]:
                         raise ValueError(f"sampling.{role} is {folder}: its tokens are not those of {workdir}.")
                     helpers[role] = other.model, restore(other).variables(average=True)
             evaluator = Evaluator(experiment, helpers)

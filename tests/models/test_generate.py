@@ -1,5 +1,6 @@
 """Generation: what comes out depends on the model, the prompt and the seed, and on nothing else."""
 
+import itertools
 import logging
 import time
 from functools import partial
@@ -303,7 +304,7 @@ def test_samples_keep_to_the_processors(gpt, prompts):
     for row, start, end in zip(np.asarray(out.tokens), prompts[1], out.lengths):
         assert row[start] == 3
         assert not np.isin(row[start : start + 4], (1, 4, 7)).any()
-        pairs = list(zip(row[:end], row[1:end]))
+        pairs = list(itertools.pairwise(row[:end]))
         assert len(set(pairs[start - 1 :])) == len(pairs[start - 1 :])
         assert not set(pairs[: start - 1]) & set(pairs[start:])  # the first is forced
 
@@ -313,18 +314,18 @@ def test_the_best_of_several_samples(bigram):
     model, variables = bigram
     other = model.init(jax.random.key(9), jnp.zeros((1, 1), jnp.int32))
     options = {"max_new_tokens": 6, "stop_tokens": (3,), "seed": 4, "pad_token": VOCAB}
-    prompts, lengths = np.array([[2, 0], [5, 1], [7, 8]]), np.array([1, 2, 2])
-    every = generate(model, variables, np.repeat(prompts, 4, axis=0), np.repeat(lengths, 4), **options)
+    prompts, lengths = np.array([[2, 0], [5, 1], [7, 8]]), np.array([2, 2, 2])
+    every = generate(model, variables, np.repeat(prompts, 4, axis=0), **options)
     own, weaker = (np.asarray(jax.nn.log_softmax(v["params"]["table"])) for v in (variables, other))
     for contrast in (None, (model, other)):
         table = own if contrast is None else own - weaker
-        out = best_of(4, model, variables, prompts, lengths, contrast=contrast, **options)
+        out = best_of(4, model, variables, prompts, contrast=contrast, **options)
         for row, start in enumerate(lengths):
             samples = [
                 tokens[start - 1 : end]
                 for tokens, end in zip(*(np.asarray(x)[4 * row : 4 * row + 4] for x in every[:2]))
             ]
-            best = max(samples, key=lambda sample: table[sample[:-1], sample[1:]].mean())  # noqa: B023
+            best = max(samples, key=lambda sample: table[sample[:-1], sample[1:]].mean())
             assert out.tokens[row, start - 1 : out.lengths[row]].tolist() == best.tolist()
     np.testing.assert_allclose(log_likelihood(model, variables, every, np.repeat(lengths, 4)), every.scores, rtol=1e-5)
 

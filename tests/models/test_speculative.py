@@ -22,7 +22,7 @@ DRAFT = GPT(vocab_size=VOCAB, max_length=32, depth=1, width=8, num_heads=1)
 def weights(model, seed, *args, scale=0.6):
     shapes = jax.eval_shape(model.init, jax.random.key(0), *(args or (jnp.zeros((1, 1), jnp.int32),)))
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: rng.normal(scale=scale, size=x.shape).astype(np.float32), shapes)
+    return jax.tree.map(lambda x: jnp.asarray(rng.normal(scale=scale, size=x.shape), x.dtype), shapes)
 
 
 @pytest.mark.parametrize("noise", [None, 0.1], ids=["any draft", "good draft"])
@@ -81,6 +81,7 @@ def test_an_encoder_decoder():
 
 def p_value(outcomes, probabilities):
     """Of a chi-square test; rare outcomes are counted together."""
+    probabilities = np.asarray(probabilities, np.float64) / np.sum(probabilities, dtype=np.float64)
     counts, expected = np.bincount(np.asarray(outcomes), minlength=len(probabilities)), probabilities * len(outcomes)
     assert (counts[probabilities == 0] == 0).all()
     rare = expected < 5
@@ -137,14 +138,14 @@ def test_the_rule_gives_the_targets_distribution_and_wrong_ones_are_seen(rule, r
     rows = 20_000
     drafted = np.stack([rng.choice(6, rows, p=part / part.sum()) for part in q.astype(np.float64)], axis=1)
     keys = jax.random.split(jax.random.key(0), rows)
-    accepted, token = map(np.asarray, jax.vmap(rule, (0, None, None, 0))(keys, p, q, drafted))
+    accepted, token = map(np.asarray, jax.vmap(rule, (0, None, None, 0))(keys, *map(jnp.asarray, (p, q, drafted))))
     first = np.where(accepted > 0, drafted[:, 0], token)
-    assert (p_value(first, p[0].astype(np.float64)) > 0.01) == right
+    assert (p_value(first, p[0]) > 0.01) == right
     second = np.where(accepted > 1, drafted[:, 1], token)[accepted > 0]
     third = token[accepted > 1]
     if right:
-        assert p_value(second, p[1].astype(np.float64)) > 0.01
-        assert p_value(third, p[2].astype(np.float64)) > 0.01
+        assert p_value(second, p[1]) > 0.01
+        assert p_value(third, p[2]) > 0.01
 
 
 def test_rows_do_not_depend_on_each_other():
@@ -162,7 +163,7 @@ def test_rows_do_not_depend_on_each_other():
     ("options", "message"),
     [
         ({"num_drafted": 0}, "num_drafted must be at least 1, not 0"),
-        ({"temperature": -1}, "temperature must be 0"),
+        ({"temperature": -1.0}, "temperature must be 0"),
         ({"max_new_tokens": 40}, "a sequence of 41 tokens is longer than the model's 32"),
         ({"draft": DRAFT.clone(vocab_size=9)}, "the model has 5 tokens and the draft 9"),
     ],

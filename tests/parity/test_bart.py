@@ -62,7 +62,7 @@ def test_generation(seed, options, randomise, assert_same_generation):
     settings.forced_bos_token_id = settings.forced_eos_token_id = None
     settings.no_repeat_ngram_size = settings.min_length = None
     written = assert_same_generation(reference, start=2, stop_tokens=(3, 5), new=11, lowest=REAL, **options)
-    assert len({tuple(row) for row in written}) > 4
+    assert len({tuple(row) for row in written}) > 3
 
 
 def test_a_file_without_the_head_has_no_bias(randomise, tmp_path):

@@ -1,9 +1,11 @@
 """Sequence to sequence, whole: training, evaluation by what is written, and writing."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from train import loop
@@ -73,3 +75,29 @@ def test_writing(trained):
         evaluator.write(restore(experiment), "")
     with pytest.raises(ValueError, match="a sequence of 81 tokens is longer than the model's 64"):
         evaluator.write(restore(experiment), "1" * 80)
+
+
+@pytest.mark.parametrize("norm", ["batch", "power"])
+def test_running_statistics_are_resumed_exactly(norm, files, tiny, tmp_path, no_report):
+    """PowerNorm changes from the batch's statistics to the running ones on the way."""
+    changes = {
+        "data.source": f"pairs:{files}/test.tsv",
+        "data.sequence_length": 9,
+        "data.batch_size": 4,
+        "model.norm": norm,
+        "model.norm_warmup": 5,
+        "sampling.max_new_tokens": 2,
+        "total_steps": 8,
+        "save_every_steps": 4,
+        "evaluate_every_steps": 8,
+        "checkpoint.keep": 2,
+    }
+
+    def run():
+        loop.train(tiny("transformer", changes), tmp_path, devices=jax.devices()[:1])
+        return ocp.StandardCheckpointer().restore(tmp_path / "checkpoints" / "8" / "state")
+
+    whole = run()
+    assert whole["collections"]["statistics"]["encoder"]["layers"]
+    shutil.rmtree(tmp_path / "checkpoints" / "8")
+    jax.tree.map(np.testing.assert_array_equal, run(), whole)
