@@ -14,12 +14,12 @@ def get_config() -> ConfigDict:
     config = transformer_cldr.get_config()
     config.model.depth = 6
     config.model.unroll = 1
-    config.optimizer.learning_rate = 1e-3
+    config.optimizer.learning_rate = 3e-3
     config.optimizer.schedule = "linear"
 
-    config.total_steps = 400
-    config.evaluate_every_steps = 400
-    config.save_every_steps = 400
+    config.total_steps = 300
+    config.evaluate_every_steps = 300
+    config.save_every_steps = 300
     config.checkpoint.best = ""
     config.sampling.num_samples = 0
     return config
