@@ -13,8 +13,11 @@ from configs import transformer_cldr
 def get_config() -> ConfigDict:
     config = transformer_cldr.get_config()
     config.model.depth = 6
+    config.model.width = 32
+    config.model.hidden = 128
+    config.data.batch_size = 32
     config.model.unroll = 1
-    config.optimizer.learning_rate = 3e-3
+    config.optimizer.learning_rate = 5e-3
     config.optimizer.schedule = "linear"
 
     config.total_steps = 300
@@ -26,6 +29,6 @@ def get_config() -> ConfigDict:
 
 
 def sweep():
-    for placement in ("post", "pre"):
-        for warmup in (25.0, 0.0):
+    for warmup in (0.0, 25.0):
+        for placement in ("post", "pre"):
             yield {"model.placement": placement, "optimizer.warmup_percent": warmup}

@@ -64,6 +64,7 @@ def make_train_step(
         return loss_sum, (weight, aux, collections)
 
     def gradients(params, collections, batch, rng):
+        # What a backward pass leaves for the next one comes out as the gradient of what it found.
         overwritten = {name: value for name, value in collections.items() if name == OVERWRITE_WITH_GRADIENT}
         differentiate = jax.grad(loss, argnums=(0, 1), has_aux=True)
         (grads, new), (weight, aux, collections) = differentiate(params, overwritten, collections, batch, rng)

@@ -68,8 +68,8 @@ class RMSNorm(nn.Module):
 class TokenNorm(nn.Module):
     """A norm of each feature over all tokens of the batch: over those where `mask` is True, if there is one.
 
-    In training, which is when the collection "statistics" is mutable, running statistics follow those of the batches:
-    of the whole one, on however many devices; of one accumulated part after the other. Else they take their place.
+    In training, which is when the collection "statistics" is mutable, running statistics follow the batches': on many
+    devices those of the whole batch, of accumulated parts each part's in turn. Otherwise they take the batch's place.
 
     Attributes:
         epsilon: part of the model.
@@ -161,8 +161,9 @@ def power(
 ) -> Float[Array, "*B D"]:
     """x times 1 / psi, with an approximate derivative (arXiv 2003.07845, algorithm 2).
 
-    `nu` follows the mean of gradient times result over the tokens, each with its share. Its own derivative is what it
-    is after the step: Flax's collection "_overwrite_with_gradient" takes it as its new value.
+    `nu` follows the mean of gradient times result over the tokens, each with its share: of a loss that is a sum, as the
+    objectives' are, it does not depend on how many there are. What comes out as its own derivative is what it is after
+    the step: Flax's collection "_overwrite_with_gradient" takes that as its new value.
     """
     return x * inverse
 
