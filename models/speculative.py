@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import ArrayLike
 
 from models.choice import Choice, check, row_keys
@@ -70,6 +70,18 @@ def speculate(
     return _speculate(models, variables, prompts, lengths, inputs, seed, choice, np.int32(pad_token), **count)
 
 
+class _State(NamedTuple):
+    calls: Int[Array, ""]
+    tokens: Int[Array, "B S"]
+    lengths: Int[Array, "B"]
+    scores: Float[Array, "B"]
+    done: Bool[Array, "B"]
+    cache: Any  # of the first `lengths` - 1 tokens of each row
+    draft_cache: Any
+    checked: Int[Array, "B"]
+    accepted: Int[Array, "B"]
+
+
 def verify(
     key: Array, p: Float[Array, "M V"], q: Float[Array, "N V"], drafted: Int[Array, "N"]
 ) -> tuple[Int[Array, ""], Int[Array, ""]]:
@@ -88,6 +100,11 @@ def _speculate(
 ):  # fmt: skip
     begun = [begin(*both, prompts, lengths, inputs, max_new_tokens) for both in zip(models, variables)]
     (tokens, starts, cache, memory), (_, _, draft_cache, draft_memory) = begun
+    for kept in (cache, draft_cache):
+        check(
+            hasattr(kept, "rewind"),
+            f"a {type(kept).__name__} cannot be rewound: such a model neither drafts nor checks.",
+        )
     batch, ends = len(tokens), starts + max_new_tokens
     rows, steps = jnp.arange(batch), jnp.arange(num_drafted + 1)
 
@@ -103,8 +120,8 @@ def _speculate(
         return jax.nn.softmax(logits)
 
     def advance(state):
-        step, tokens, lengths, scores, done, cache, draft_cache, checked, accepted = state
-        keys = row_keys(seed, step, batch)
+        calls, tokens, lengths, scores, done, cache, draft_cache, checked, accepted = state
+        keys = row_keys(seed, calls, batch)
 
         def propose(carry, i):
             tokens, cache = carry
@@ -128,22 +145,21 @@ def _speculate(
         new_scores = jnp.take_along_axis(jax.nn.log_softmax(logits), new[..., None], axis=-1)[..., 0]
         scores += jnp.where(steps < count[:, None], new_scores, 0).sum(axis=1)
         lengths += count
-        checked, accepted = checked + jnp.minimum(count, num_drafted), accepted + jnp.minimum(count, kept)
-        caches = cache.rewind(lengths - 1), draft_cache.rewind(lengths - 1)
-        return (
-            step + 1,
+        return _State(
+            calls + 1,
             tokens,
             lengths,
             scores,
             done | stops.any(axis=1) | (lengths == ends),
-            *caches,
-            checked,
-            accepted,
+            cache.rewind(lengths - 1),
+            draft_cache.rewind(lengths - 1),
+            checked + jnp.minimum(count, num_drafted),
+            accepted + jnp.minimum(count, kept),
         )
 
     none = jnp.zeros(batch, jnp.int32)
-    start = 0, tokens, starts, jnp.zeros(batch), jnp.zeros(batch, bool), cache, draft_cache, none, none
-    end = jax.lax.while_loop(lambda state: ~state[4].all(), advance, start)
-    calls, tokens, lengths, scores, *_, checked, accepted = end
-    written = jnp.arange(tokens.shape[1]) < lengths[:, None]
-    return Speculation(Generation(jnp.where(written, tokens, pad_token), lengths, scores), checked, accepted, calls)
+    start = _State(0, tokens, starts, jnp.zeros(batch), none > 0, cache, draft_cache, none, none)
+    end = jax.lax.while_loop(lambda state: ~state.done.all(), advance, start)
+    written = jnp.arange(tokens.shape[1]) < end.lengths[:, None]
+    generation = Generation(jnp.where(written, end.tokens, pad_token), end.lengths, end.scores)
+    return Speculation(generation, end.checked, end.accepted, end.calls)

@@ -159,6 +159,13 @@ def test_rows_do_not_depend_on_each_other():
     np.testing.assert_array_equal(first.checked[:2], second.checked[:2])
 
 
+class Forward(GPT):
+    """A model whose cache cannot go back."""
+
+    def init_cache(self, batch_size, max_length):
+        return {}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -166,6 +173,7 @@ def test_rows_do_not_depend_on_each_other():
         ({"temperature": -1.0}, "temperature must be 0"),
         ({"max_new_tokens": 40}, "a sequence of 41 tokens is longer than the model's 32"),
         ({"draft": DRAFT.clone(vocab_size=9)}, "the model has 5 tokens and the draft 9"),
+        ({"draft": Forward(vocab_size=VOCAB)}, "a dict cannot be rewound"),
     ],
 )
 def test_errors(options, message):

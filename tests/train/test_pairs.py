@@ -77,7 +77,7 @@ def test_writing(trained):
         evaluator.write(restore(experiment), "1" * 80)
 
 
-@pytest.mark.parametrize("norm", ["batch", "power"])
+@pytest.mark.parametrize("norm", [pytest.param("batch", marks=pytest.mark.slow), "power"])
 def test_running_statistics_are_resumed_exactly(norm, files, tiny, tmp_path, no_report):
     """PowerNorm changes from the batch's statistics to the running ones on the way."""
     changes = {
