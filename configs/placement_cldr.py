@@ -2,7 +2,13 @@
 
     python launch.py --config=configs/placement_cldr.py --sweep
 
-Four runs of equal length: norms after each part or before it, with a warm-up of the learning rate and without.
+Four runs of equal length: norms after each part or before it, with a warm-up of the learning rate and without. Accuracy
+and loss on the validation dates, on 2 CPU cores shared with other work:
+
+    after each part, no warm-up     0.182   2.276
+    after each part, warm-up        0.707   0.724
+    before each part, no warm-up    0.872   0.335
+    before each part, warm-up       0.919   0.223
 """
 
 from ml_collections import ConfigDict
