@@ -111,13 +111,24 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
     else:
         guard.check_config(config, workdir)
         experiment = Experiment(config, workdir)
-        state, evaluator = restore(experiment, options.checkpoint), Evaluator(experiment)
+        state = restore(experiment, options.checkpoint)
         if options.mode == "evaluate":
-            print(json.dumps(evaluator.evaluate(state), indent=2))
+            print(json.dumps(Evaluator(experiment).evaluate(state), indent=2))
         else:
+            helpers = {}
+            for role in ("draft", "contrast"):
+                if folder := config.sampling.get(role):
+                    other = Experiment(configs.load(f"{folder}/config.json")[0], Path(folder))
+                    tokens = [one.data.tokenizer and one.data.tokenizer.to_str() for one in (experiment, other)]
+                    if tokens[0] != tokens[1]:
+                        raise ValueError(f"sampling.{role} is {folder}: its tokens are not those of {workdir}.")
+                    helpers[role] = other.model, restore(other).variables(average=True)
+            evaluator = Evaluator(experiment, helpers)
             prompt = config.sampling.prompt if options.prompt is None else options.prompt
             for text in evaluator.write(state, prompt):
                 print(evaluator.lead(prompt) + text)
+            if evaluator.acceptance_rate is not None:
+                print(f"{evaluator.acceptance_rate:.0%} of the draft's tokens were accepted")
     return 0
 
 

@@ -77,6 +77,13 @@ def get_config(model: str) -> ConfigDict:
     config.sampling.top_k = 0  # only the k likeliest tokens; 0 = all
     config.sampling.top_p = 0.0  # only the likeliest tokens that together reach this probability; 0 = all
     config.sampling.repetition_penalty = 1.0  # above 1, tokens that were there before are less likely
+    config.sampling.no_repeat_ngram_size = 0  # no sequence of so many tokens comes twice; 0 = it may
+    config.sampling.min_new_tokens = 0  # no text ends before
+    config.sampling.forced_first_token = placeholder(int)  # the id that a text starts with; None = the model's choice
+    config.sampling.num_choices = 1  # samples that a text is the best of, by its tokens' mean log-probability
+    config.sampling.contrast = ""  # workdir of a weaker run, whose log-probability is subtracted (--mode=generate)
+    config.sampling.draft = ""  # workdir of a smaller run, whose drafts the model checks: faster (--mode=generate)
+    config.sampling.num_drafted = 4  # tokens at a time
     config.sampling.num_beams = 1  # above 1: beam search, which needs temperature 0
     config.sampling.length_penalty = 1.0  # of beam search: above 0 prefers longer texts
 
@@ -209,7 +216,8 @@ def transformer() -> dict:
         "hidden": placeholder(int),  # of the feed-forward layers; None = 4 x width
         "activation": "relu",  # gelu | gelu_tanh | relu | silu
         "placement": "post",  # post | pre: where the norms are
-        "norm": "layer",  # layer | rms
+        "norm": "layer",  # layer | rms | batch | power
+        "norm_warmup": 4000,  # steps in which power norm uses the batch's statistics
         "epsilon": 1e-6,  # of the norms
         "position": "sinusoidal",  # sinusoidal | learned | relative | rotary
         "max_distance": 16,  # of relative positions

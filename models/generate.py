@@ -10,8 +10,7 @@ Cache and memory alone know which of their axes is the batch's, so they have the
 `gather(rows)`, those rows in that order (beam search), and the cache `rewind(length)`, what it was after the first
 `length` tokens of each row (prompts of different lengths). `models.layers.cache` has such: `Cache`, `States`, `Memory`.
 
-What the model computes becomes what is chosen from through processors, pure functions of the logits and of the tokens
-so far, in the order repetition penalty, temperature, top-k, top-p.
+How a token is chosen from the logits is `models.choice`'s; `models.speculative` has a faster way to the same tokens.
 """
 
 from collections.abc import Sequence
@@ -25,6 +24,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy.typing import ArrayLike
 
+from models.choice import Choice, check, row_keys
+
 NEVER = -1e9  # the score of what must not be chosen; finite, so that sums and quotients of it are numbers
 
 
@@ -32,38 +33,13 @@ class Generation(NamedTuple):
     """What came out: each row is its prompt, the new tokens (a stop token among them) and padding.
 
     `lengths` counts the prompt and the new tokens; S is the prompts' length plus `max_new_tokens`. `scores` is the sum
-    of the new tokens' log-probabilities under the model; of beam search, that sum after the repetition penalty, over
+    of the new tokens' log-probabilities under the model; of beam search, that sum after all processors, over
     the number of new tokens to the power of the length penalty.
     """
 
     tokens: Int[Array, "B S"]
     lengths: Int[Array, "B"]
     scores: Float[Array, "B"]
-
-
-def repetition_penalty(
-    logits: Float[Array, "B V"], tokens: Int[Array, "B S"], lengths: Int[Array, "B"], penalty: Float[Array, ""] | float
-) -> Float[Array, "B V"]:
-    """Divides the positive, multiplies the negative logits of a row's tokens (arXiv 1909.05858, section 4.1)."""
-    written = jnp.arange(tokens.shape[1]) < lengths[:, None]
-    rows = jnp.arange(tokens.shape[0])[:, None]
-    seen = jnp.zeros(logits.shape, bool).at[rows, tokens].max(written)
-    return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
-
-
-def top_k(logits: Float[Array, "B V"], k: int) -> Float[Array, "B V"]:
-    """Leaves the k largest, and what equals the least of them; the others become -inf (arXiv 1805.04833)."""
-    least = jax.lax.top_k(logits, min(k, logits.shape[-1]))[0][:, -1:]
-    return jnp.where(logits < least, -jnp.inf, logits)
-
-
-def top_p(logits: Float[Array, "B V"], p: Float[Array, ""] | float) -> Float[Array, "B V"]:
-    """Leaves the fewest tokens whose probabilities sum to p or more; the others become -inf (arXiv 1904.09751)."""
-    order = jnp.argsort(-logits, axis=-1)
-    probabilities = jnp.take_along_axis(jax.nn.softmax(logits), order, axis=-1)
-    before = jnp.cumsum(probabilities, axis=-1) - probabilities
-    kept = jnp.put_along_axis(jnp.zeros(logits.shape, bool), order, before < p, axis=-1, inplace=False)
-    return jnp.where(kept, logits, -jnp.inf)
 
 
 def generate(
@@ -79,6 +55,9 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     repetition_penalty: float = 1.0,
+    no_repeat_ngram_size: int | None = None,
+    min_new_tokens: int = 0,
+    forced_first_token: int | None = None,
     stop_tokens: Sequence[int] = (),
     pad_token: int = 0,
     num_beams: int = 1,
@@ -86,10 +65,10 @@ def generate(
 ) -> Generation:
     """Continues every prompt until a stop token or for `max_new_tokens`.
 
-    The first call with a model, shapes, `max_new_tokens`, `top_k`, `num_beams` and kinds of processors compiles; calls
-    that differ in anything else (weights, tokens, lengths, seed, temperature, top-p, penalties) do not. A row's tokens
-    depend on its prompt, the seed and its place in the batch, not on the other rows: to draw several samples of a
-    prompt, repeat it. Semantics and beam search are those of `transformers.GenerationMixin.generate`.
+    The first call with a model, shapes, `max_new_tokens`, `top_k`, `num_beams`, size of n-grams and kinds of processors
+    compiles; calls that differ in anything else (weights, tokens, lengths, seed, temperature, top-p, penalties) do not.
+    A row's tokens depend on its prompt, the seed and its place in the batch, not on the other rows: to draw several
+    samples of a prompt, repeat it. Semantics and beam search are those of `transformers.GenerationMixin.generate`.
 
     Args:
         model, variables: a decoder, see above, and its weights.
@@ -100,6 +79,9 @@ def generate(
         temperature: what divides the logits before sampling; 0 takes the likeliest token, as does beam search.
         top_k, top_p: sample from the likeliest tokens only, see the functions of these names; None: from all.
         repetition_penalty: above 1 makes tokens less likely that the row has, prompt included; see the function.
+        no_repeat_ngram_size: no sequence of so many tokens comes twice in a row, prompt included; None: it may.
+        min_new_tokens: until there are so many, none is a stop token.
+        forced_first_token: what the first new token is (the language's, of models that translate into several).
         stop_tokens: each ends the row it appears in.
         pad_token: what fills a row up.
         num_beams: more than 1 is beam search; the best hypothesis is returned.
@@ -108,29 +90,20 @@ def generate(
     Raises:
         ValueError: an argument is out of its range, or prompt and new tokens are longer than the model's sequences.
     """
-    prompts = np.asarray(prompts)
-    _check(
-        prompts.ndim == 2 and prompts.size > 0, f"prompts must be [rows, tokens] and not empty, not {prompts.shape}."
+    prompts, lengths = checked_prompts(model, prompts, lengths, max_new_tokens)
+    check(num_beams >= 1, f"num_beams must be at least 1, not {num_beams}.")
+    check(num_beams == 1 or temperature == 0, f"beam search does not sample: set temperature to 0, not {temperature}.")
+    choice = Choice.checked(
+        model,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=repetition_penalty,
+        no_repeat_ngram_size=no_repeat_ngram_size,
+        min_new_tokens=min_new_tokens,
+        forced_first_token=forced_first_token,
+        stop_tokens=stop_tokens,
     )
-    if lengths is not None:
-        lengths = np.asarray(lengths, np.int32)
-        longest = prompts.shape[1]
-        _check(lengths.shape == prompts.shape[:1], f"{len(prompts)} prompts need as many lengths, not {lengths.shape}.")
-        _check(lengths.min() >= 1, f"prompt {lengths.argmin()} is empty: a prompt has at least 1 token.")
-        _check(lengths.max() <= longest, f"a prompt of {lengths.max()} tokens does not fit an array of {longest}.")
-    real = prompts if lengths is None else prompts[np.arange(longest) < lengths[:, None]]
-    _check((real == real.astype(np.int32)).all(), "prompts must be whole numbers, the ids of tokens.")
-    last = getattr(model, "vocab_size", 2**31) - 1
-    _check(0 <= real.min() <= real.max() <= last, f"tokens {real.min()} to {real.max()}: the model has 0 to {last}.")
-    prompts = prompts.astype(np.int32)
-    _check(max_new_tokens >= 1, f"max_new_tokens must be at least 1, not {max_new_tokens}.")
-    _check(temperature >= 0, f"temperature must be 0 (greedy) or more, not {temperature}.")
-    _check(top_k is None or top_k >= 1, f"top_k must be at least 1, or None for all tokens, not {top_k}.")
-    _check(top_p is None or 0 < top_p <= 1, f"top_p must be above 0 and at most 1, not {top_p}.")
-    _check(repetition_penalty > 0, f"repetition_penalty must be above 0 (1 is none), not {repetition_penalty}.")
-    _check(num_beams >= 1, f"num_beams must be at least 1, not {num_beams}.")
-    _check(num_beams == 1 or temperature == 0, f"beam search does not sample: set temperature to 0, not {temperature}.")
-    sampled = temperature > 0
     return _generate(
         model,
         variables,
@@ -138,45 +111,91 @@ def generate(
         lengths,
         inputs,
         np.uint32(seed % 2**32),
-        np.asarray(stop_tokens, np.int32),
+        choice,
         np.int32(pad_token),
         float(length_penalty),
-        # None, a different type to the compiler, leaves a processor out.
-        penalty=float(repetition_penalty) if repetition_penalty != 1 else None,
-        temperature=float(temperature) if sampled else None,
-        k=top_k if sampled else None,
-        p=float(top_p) if sampled and top_p is not None and top_p < 1 else None,
         num_beams=num_beams,
         max_new_tokens=max_new_tokens,
     )
 
 
-def _check(condition, message):
-    if not condition:
-        raise ValueError(message)
+def best_of(
+    num_choices: int,
+    model: nn.Module,
+    variables: Any,
+    prompts: ArrayLike,
+    lengths: ArrayLike | None = None,
+    *,
+    inputs: Any = None,
+    contrast: tuple[nn.Module, Any] | None = None,
+    **options,
+) -> Generation:
+    """Of `num_choices` samples of each prompt, the one whose new tokens have the largest mean log-probability.
+
+    With `contrast`, a weaker model of the same tokens and its variables, the mean under it is subtracted: what any
+    model would write gains nothing. This is the objective of contrastive decoding (arXiv 2210.15097, equation 1) for a
+    token; its constraint to plausible tokens is `top_p`'s part here. `options` are those of `generate`.
+
+    Raises:
+        ValueError: as `generate`.
+    """
+    check(num_choices >= 1, f"num_choices must be at least 1, not {num_choices}.")
+    if num_choices == 1:
+        return generate(model, variables, prompts, lengths, inputs=inputs, **options)
+    prompts, lengths = np.asarray(prompts), None if lengths is None else np.asarray(lengths)
+    prompts, lengths, inputs = jax.tree.map(lambda a: np.repeat(a, num_choices, axis=0), (prompts, lengths, inputs))
+    out = generate(model, variables, prompts, lengths, inputs=inputs, **options)
+    starts = np.full(len(prompts), prompts.shape[1]) if lengths is None else lengths
+    scores = out.scores if contrast is None else out.scores - log_likelihood(*contrast, out, starts, inputs)
+    best = (scores / (out.lengths - starts)).reshape(-1, num_choices).argmax(axis=1)
+    return jax.tree.map(lambda a: a[jnp.arange(len(best)) * num_choices + best], out)
 
 
-@partial(jax.jit, static_argnames=("model", "k", "num_beams", "max_new_tokens"))
-def _generate(
-    model, variables, prompts, lengths, inputs, seed, stop_tokens, pad_token, length_penalty,
-    *, penalty, temperature, k, p, num_beams, max_new_tokens
-):  # fmt: skip
-    def process(logits, tokens, lengths):
-        if penalty is not None:
-            logits = repetition_penalty(logits, tokens, lengths, penalty)
-        if temperature is not None:
-            logits = logits / temperature
-        if k is not None:
-            logits = top_k(logits, k)
-        return logits if p is None else top_p(logits, p)
+@partial(jax.jit, static_argnames="model")
+def log_likelihood(
+    model: nn.Module, variables: Any, written: Generation, starts: Int[Array, "B"], inputs: Any = None
+) -> Float[Array, "B"]:
+    """The sum of a decoder's log-probabilities of what was written after each row's first `starts` tokens."""
+    places = jnp.arange(written.tokens.shape[1])
+    real = places < written.lengths[:, None]
+    tokens = jnp.where(real, written.tokens, 0)
+    cache = model.apply(variables, *tokens.shape, method="init_cache")
+    memory = model.apply(variables, inputs, method="encode")
+    logits, _ = model.apply(variables, tokens[:, :-1], cache, memory, method="decode")
+    scores = jnp.take_along_axis(jax.nn.log_softmax(logits.astype(jnp.float32)), tokens[:, 1:, None], axis=-1)
+    new = real & (places >= starts[:, None])
+    return jnp.where(new[:, 1:], scores[..., 0], 0).sum(axis=1)
 
-    def sample(logits, step):
-        if temperature is None:
-            return jnp.argmax(logits, axis=-1)
-        fold = jax.vmap(jax.random.fold_in, (None, 0))
-        keys = fold(jax.random.fold_in(jax.random.key(seed), step), jnp.arange(len(logits)))
-        return jax.vmap(jax.random.categorical)(keys, logits)
 
+def checked_prompts(
+    model: nn.Module, prompts: ArrayLike, lengths: ArrayLike | None, max_new_tokens: int
+) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B"] | None]:
+    """Prompts and lengths as int32; ValueError where they, or `max_new_tokens`, are not what `generate` takes."""
+    prompts = np.asarray(prompts)
+    check(prompts.ndim == 2 and prompts.size > 0, f"prompts must be [rows, tokens] and not empty, not {prompts.shape}.")
+    if lengths is not None:
+        lengths = np.asarray(lengths, np.int32)
+        longest = prompts.shape[1]
+        check(lengths.shape == prompts.shape[:1], f"{len(prompts)} prompts need as many lengths, not {lengths.shape}.")
+        check(lengths.min() >= 1, f"prompt {lengths.argmin()} is empty: a prompt has at least 1 token.")
+        check(lengths.max() <= longest, f"a prompt of {lengths.max()} tokens does not fit an array of {longest}.")
+    real = prompts if lengths is None else prompts[np.arange(longest) < lengths[:, None]]
+    check((real == real.astype(np.int32)).all(), "prompts must be whole numbers, the ids of tokens.")
+    last = getattr(model, "vocab_size", 2**31) - 1
+    check(0 <= real.min() <= real.max() <= last, f"tokens {real.min()} to {real.max()}: the model has 0 to {last}.")
+    check(max_new_tokens >= 1, f"max_new_tokens must be at least 1, not {max_new_tokens}.")
+    return prompts.astype(np.int32), lengths
+
+
+def begin(
+    model: nn.Module,
+    variables: Any,
+    prompts: Int[Array, "B T"],
+    lengths: Int[Array, "B"] | None,
+    inputs: Any,
+    max_new_tokens: int,
+) -> tuple[Int[Array, "B S"], Int[Array, "B"], Any, Any]:
+    """The prompts with room for new tokens, their lengths, and the cache before each one's last token, and memory."""
     batch, longest = prompts.shape
     places = jnp.arange(longest + max_new_tokens)
     memory = model.apply(variables, inputs, method="encode")
@@ -188,6 +207,14 @@ def _generate(
         # All but the last token, whose logits are the first that anyone looks at: those of the others cost nothing.
         _, cache = model.apply(variables, tokens[:, : longest - 1], cache, memory, method="decode")
         cache = cache if lengths is None else cache.rewind(starts - 1)
+    return tokens, starts, cache, memory
+
+
+@partial(jax.jit, static_argnames=("model", "num_beams", "max_new_tokens"))
+def _generate(
+    model, variables, prompts, lengths, inputs, seed, choice, pad_token, length_penalty, *, num_beams, max_new_tokens
+):
+    tokens, starts, cache, memory = begin(model, variables, prompts, lengths, inputs, max_new_tokens)
 
     def decode(tokens, lengths, cache, memory):
         last = jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)
@@ -196,19 +223,21 @@ def _generate(
 
     if num_beams == 1:
         decode = partial(decode, memory=memory)
-        tokens, lengths, scores = _one_path(decode, process, sample, cache, tokens, starts, stop_tokens, max_new_tokens)
+        tokens, lengths, scores = _one_path(decode, choice, seed, cache, tokens, starts, max_new_tokens)
     else:
-        rows = jnp.repeat(jnp.arange(batch), num_beams)
+        rows = jnp.repeat(jnp.arange(len(tokens)), num_beams)
         decode = partial(decode, memory=None if memory is None else memory.gather(rows))
         tokens, lengths, scores = _beam_search(
-            decode, process, cache.gather(rows), tokens, starts, stop_tokens, max_new_tokens, num_beams, length_penalty
+            decode, choice, cache.gather(rows), tokens, starts, max_new_tokens, num_beams, length_penalty
         )
-    return Generation(jnp.where(places < lengths[:, None], tokens, pad_token), lengths, scores)
+    written = jnp.arange(tokens.shape[1]) < lengths[:, None]
+    return Generation(jnp.where(written, tokens, pad_token), lengths, scores)
 
 
-def _one_path(decode, process, sample, cache, tokens, lengths, stop_tokens, max_new_tokens):
-    """Each row goes on with the token that `sample` takes."""
-    rows = jnp.arange(len(tokens))
+def _one_path(decode, choice, seed, cache, tokens, lengths, max_new_tokens):
+    """Each row goes on with the likeliest token, or one that is drawn."""
+    batch = len(tokens)
+    rows = jnp.arange(batch)
 
     def unfinished(state):
         step, _, _, _, done, _ = state
@@ -217,12 +246,16 @@ def _one_path(decode, process, sample, cache, tokens, lengths, stop_tokens, max_
     def advance(state):
         step, tokens, lengths, scores, done, cache = state
         logits, cache = decode(tokens, lengths, cache)
-        token = sample(process(logits, tokens, lengths), step).astype(jnp.int32)
+        processed = choice.process(logits, tokens, lengths, jnp.full(1, step))
+        if choice.temperature is None:
+            token = processed.argmax(axis=-1)
+        else:
+            token = jax.vmap(jax.random.categorical)(row_keys(seed, step, batch), processed)
         tokens = tokens.at[rows, lengths].set(token)  # beyond the end of a row that is done, where nobody looks
         scores = scores + jnp.where(done, 0, jax.nn.log_softmax(logits)[rows, token])
-        return step + 1, tokens, lengths + ~done, scores, done | jnp.isin(token, stop_tokens), cache
+        return step + 1, tokens, lengths + ~done, scores, done | choice.stops(token), cache
 
-    start = 0, tokens, lengths, jnp.zeros(len(tokens)), jnp.zeros(len(tokens), bool), cache
+    start = 0, tokens, lengths, jnp.zeros(batch), jnp.zeros(batch, bool), cache
     _, tokens, lengths, scores, _, _ = jax.lax.while_loop(unfinished, advance, start)
     return tokens, lengths, scores
 
@@ -241,7 +274,7 @@ class _Hypotheses(NamedTuple):
         return _Hypotheses(tokens, scores, jnp.take_along_axis(self.new, chosen, axis=1)), chosen
 
 
-def _beam_search(decode, process, cache, tokens, starts, stop_tokens, max_new_tokens, num_beams, length_penalty):
+def _beam_search(decode, choice, cache, tokens, starts, max_new_tokens, num_beams, length_penalty):
     """The `num_beams` best open continuations of each row go on; the best that ended is the result.
 
     A row goes on until no open one, at its present length, would score more than the worst of `num_beams` ended ones.
@@ -249,7 +282,7 @@ def _beam_search(decode, process, cache, tokens, starts, stop_tokens, max_new_to
     batch, length = tokens.shape
     rows = jnp.arange(batch)[:, None]
     # With so many candidates, `num_beams` remain even if all of them could end.
-    keep = max(2, 1 + len(stop_tokens)) * num_beams
+    keep = max(2, 1 + len(choice.stop_tokens)) * num_beams
 
     def unfinished(state):
         step, _, _, improvable, _ = state
@@ -259,7 +292,8 @@ def _beam_search(decode, process, cache, tokens, starts, stop_tokens, max_new_to
         step, running, ended, improvable, cache = state
         flat, lengths = running.tokens.reshape(-1, length), jnp.repeat(starts + step, num_beams)
         logits, cache = decode(flat, lengths, cache)
-        scores = process(jax.nn.log_softmax(logits), flat, lengths).reshape(batch, num_beams, -1)
+        scores = choice.process(jax.nn.log_softmax(logits), flat, lengths, jnp.full(1, step))
+        scores = scores.reshape(batch, num_beams, -1)
         vocab_size = scores.shape[-1]
         scores = (scores + running.scores[..., None]).reshape(batch, -1)
 
@@ -267,7 +301,7 @@ def _beam_search(decode, process, cache, tokens, starts, stop_tokens, max_new_to
         beam, token = chosen // vocab_size, chosen % vocab_size
         candidates = running.tokens[rows, beam].at[rows, jnp.arange(chosen.shape[1]), starts[:, None] + step].set(token)
         count = jnp.full(chosen.shape, step + 1)
-        stops = jnp.isin(token, stop_tokens) | (step + 1 == max_new_tokens)
+        stops = choice.stops(token) | (step + 1 == max_new_tokens)
 
         # What was not among the best `num_beams` is there to go on, not to end.
         ends = stops & (jnp.arange(chosen.shape[1]) < num_beams) & improvable[:, None]

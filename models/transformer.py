@@ -1,8 +1,8 @@
 """The Transformer (arXiv 1706.03762): an encoder, and a decoder that attends to what came out of it.
 
 As published: normalisation after each addition, sinusoidal positions, one table for the inputs, the outputs and the
-last projection. Switches: normalisation before each part (arXiv 2002.04745), RMSNorm, learned positions, relative ones
-(arXiv 1803.02155) and rotary ones (arXiv 2104.09864).
+last projection. Switches: normalisation before each part (arXiv 2002.04745), RMSNorm, batch norm and PowerNorm (arXiv
+2003.07845), learned positions, relative ones (arXiv 1803.02155) and rotary ones (arXiv 2104.09864).
 """
 
 from functools import partial
@@ -17,7 +17,7 @@ from models.layers.block import Block, Stack
 from models.layers.cache import Cache
 from models.layers.embed import Embed
 from models.layers.mlp import ACTIVATIONS, Mlp
-from models.layers.norm import LayerNorm, RMSNorm
+from models.layers.norm import BatchNorm, LayerNorm, PowerNorm, RMSNorm, normalise
 from models.layers.position import Learned, RelativeKeys, rotary, sinusoidal
 from models.layers.protocol import EncoderDecoder
 
@@ -26,7 +26,7 @@ VARIANTS = {
     "base": {"depth": 6, "width": 512, "num_heads": 8, "hidden": 2048},
     "big": {"depth": 6, "width": 1024, "num_heads": 16, "hidden": 4096},
 }
-NORMS = {"layer": LayerNorm, "rms": RMSNorm}
+NORMS = {"layer": LayerNorm, "rms": RMSNorm, "batch": BatchNorm, "power": PowerNorm}
 
 
 class Transformer(EncoderDecoder):
@@ -39,7 +39,8 @@ class Transformer(EncoderDecoder):
         width, num_heads, hidden: D, H and F; hidden None is 4 D.
         activation: a name of `ACTIVATIONS`.
         placement: normalise the sum after each part ("post") or what goes into it ("pre", and the stack's output).
-        norm: "layer" or "rms".
+        norm: "layer", "rms", "batch" or "power"; the last two, over tokens, count all of the output's, also padding.
+        norm_warmup: steps in which "power" uses the batch's statistics, see `PowerNorm`.
         epsilon: of every norm.
         position: "sinusoidal", "learned", "relative" (to `max_distance`) or "rotary".
         dropout: rate on embeddings, attention weights and what each part adds.
@@ -55,7 +56,8 @@ class Transformer(EncoderDecoder):
     hidden: int | None = None
     activation: str = "relu"
     placement: Literal["post", "pre"] = "post"
-    norm: Literal["layer", "rms"] = "layer"
+    norm: Literal["layer", "rms", "batch", "power"] = "layer"
+    norm_warmup: int = 4000
     epsilon: float = 1e-6
     position: Literal["sinusoidal", "learned", "relative", "rotary"] = "sinusoidal"
     max_distance: int = 16
@@ -66,6 +68,7 @@ class Transformer(EncoderDecoder):
 
     def setup(self):
         norm = partial(NORMS[self.norm], epsilon=self.epsilon)
+        norm = partial(norm, warmup=self.norm_warmup) if self.norm == "power" else norm
         cross = partial(Attention, num_heads=self.num_heads, dropout=self.dropout, implementation=self.implementation)
         attention = partial(
             cross,
@@ -98,7 +101,7 @@ class Transformer(EncoderDecoder):
     def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
         x = self._embed(tokens, jnp.arange(tokens.shape[1])[None], "encoder")
         x, _ = self.encoder_stack(x, mask=mask[:, None, None])
-        return self.encoder_norm(x) if self.placement == "pre" else x
+        return normalise(self.encoder_norm, x, mask) if self.placement == "pre" else x
 
     def logits(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs

@@ -1,8 +1,10 @@
 """What a trained model is asked: numbers over whole splits, and texts."""
 
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
@@ -15,7 +17,8 @@ from metrics.answers import exact_match, f1
 from metrics.likelihood import bits, perplexity
 from metrics.states import State
 from metrics.translation import bleu
-from models.generate import generate
+from models.generate import best_of
+from models.speculative import speculate
 from train.checkpoint import Checkpoints
 from train.experiment import Experiment
 from train.objectives import read
@@ -28,11 +31,14 @@ class Evaluator:
     """Asks the states of an experiment; compiled once. An average of the parameters, where one is kept, is asked.
 
     Attributes:
+        helpers: other models and their variables: "draft" for speculative decoding, "contrast" to choose a sample by.
+        acceptance_rate: of the draft's tokens in what was written last.
         written: of pairs, by split, what the model last wrote: `rows` of input, output and reference, their `bleu` and
             its `signature`.
     """
 
-    def __init__(self, experiment: Experiment):
+    def __init__(self, experiment: Experiment, helpers: Mapping[str, tuple[nn.Module, Any]] = MappingProxyType({})):
+        self.helpers, self.acceptance_rate = helpers, None
         self.experiment, self.config = experiment, experiment.config
         model, precision = experiment.model, self.config.precision
         self._step = jax.jit(make_evaluation_step(model, experiment.objective, precision))
@@ -127,12 +133,24 @@ class Evaluator:
 
     def _generate(self, variables, prompts, inputs, lengths=None):
         """What the model writes after prompts [B, T], of some lengths [B], as token ids."""
-        settings = self.config.sampling.to_dict()
-        del settings["num_samples"], settings["prompt"]
-        settings |= {key: settings[key] or None for key in ("top_k", "top_p")}
-        model, seed = self.experiment.model, self.config.seed
-        settings |= {"inputs": inputs, "seed": seed, "stop_tokens": self._stop_tokens}
-        return generate(model, variables, prompts, lengths, **settings)
+        settings = self.config.sampling.to_dict() | {"seed": self.config.seed, "stop_tokens": self._stop_tokens}
+        num_choices, num_drafted = settings.pop("num_choices"), settings.pop("num_drafted")
+        for key in ("num_samples", "prompt", "draft", "contrast"):
+            del settings[key]
+        settings |= {key: settings[key] or None for key in ("top_k", "top_p", "no_repeat_ngram_size")}
+        model = self.experiment.model
+        if "draft" not in self.helpers:
+            contrast = self.helpers.get("contrast")
+            return best_of(
+                num_choices, model, variables, prompts, lengths, inputs=inputs, contrast=contrast, **settings
+            )
+        if (settings.pop("num_beams"), num_choices) != (1, 1):
+            raise ValueError("a draft is for one sample a text: leave sampling.num_beams and num_choices at 1.")
+        del settings["length_penalty"]
+        settings |= {"inputs": inputs, "num_drafted": num_drafted}
+        out = speculate(model, variables, *self.helpers["draft"], prompts, lengths, **settings)
+        self.acceptance_rate = out.acceptance_rate
+        return out.generation
 
     @property
     def _stop_tokens(self):

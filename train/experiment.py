@@ -222,11 +222,13 @@ _FROM_DATA = {
 
 
 _AT_LEAST_1 = (
-    *("accumulate", "data.batch_size", "sampling.max_new_tokens", "sampling.num_beams", "model.window"),
+    *("accumulate", "data.batch_size", "model.window"),
+    *(f"sampling.{name}" for name in ("max_new_tokens", "num_beams", "num_choices", "num_drafted")),
     *(f"model.{name}" for name in ("depth", "width", "num_heads", "hidden", "patch_size", "max_length", "unroll")),
 )
 _NOT_NEGATIVE = (
     *("data.evaluation_batch_size", "objective.mixup", "sampling.num_samples", "sampling.temperature"),
+    *("sampling.no_repeat_ngram_size", "sampling.min_new_tokens"),
     *(f"optimizer.{name}" for name in ("learning_rate", "weight_decay", "clip_norm", "end_factor")),
 )
 _BELOW_1 = (

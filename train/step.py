@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
 from metrics.states import State
 from train.objectives import Batch, Objective
@@ -58,15 +59,18 @@ def make_train_step(
     """
     dtype = compute_dtype(precision)
 
-    def loss(params, collections, batch, rng):
-        variables = {"params": _cast(params, dtype), **collections}
+    def loss(params, overwritten, collections, batch, rng):
+        variables = {"params": _cast(params, dtype), **collections, **overwritten}
         apply = nn.apply(objective, model, mutable=list(collections))
         (loss_sum, weight, aux), collections = apply(variables, _cast(batch, dtype), rngs={"dropout": rng})
         return loss_sum, (weight, aux, collections)
 
     def gradients(params, collections, batch, rng):
-        grads, (weight, aux, collections) = jax.grad(loss, has_aux=True)(params, collections, batch, rng)
-        return collections, (grads, weight, aux)
+        # What a backward pass leaves for the next one comes out as the gradient of what it found.
+        overwritten = {name: value for name, value in collections.items() if name == OVERWRITE_WITH_GRADIENT}
+        differentiate = jax.grad(loss, argnums=(0, 1), has_aux=True)
+        (grads, new), (weight, aux, collections) = differentiate(params, overwritten, collections, batch, rng)
+        return collections | new, (grads, weight, aux)
 
     def accumulated(params, collections, batch, rng):
         # Part i holds rows i, i + A, ...: each device then works on rows of its own in every part.

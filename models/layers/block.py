@@ -6,9 +6,11 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from jaxtyping import Array, Bool, Float, Int
 
 from models.layers.cache import Cache, Memory
+from models.layers.norm import normalise
 
 REMAT = {
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -53,28 +55,29 @@ class Block(nn.Module):
         `drop_path` is the probability that an example skips a part (stochastic depth, arXiv 1603.09382); `inputs` are
         the attention's.
         """
+        real = None if mask is None or mask.shape[1:] != (1, 1, x.shape[1]) else mask[:, 0, 0]
         attention = self.attention(name="attention")
         inputs |= {"mask": mask, "bias": bias, "positions": positions, "cache": cache}
-        branch, cache = attention(self._before("attention", x), **inputs)
-        x = self._after("attention", x, branch, drop_path)
+        branch, cache = attention(self._before("attention", x, real), **inputs)
+        x = self._after("attention", x, real, branch, drop_path)
         if self.cross_attention is not None:
             cross_attention = self.cross_attention(name="cross_attention")
-            branch, _ = cross_attention(self._before("cross_attention", x), context, mask=context_mask)
-            x = self._after("cross_attention", x, branch, drop_path)
-        x = self._after("mlp", x, self.mlp(name="mlp")(self._before("mlp", x)), drop_path)
+            branch, _ = cross_attention(self._before("cross_attention", x, real), context, mask=context_mask)
+            x = self._after("cross_attention", x, real, branch, drop_path)
+        x = self._after("mlp", x, real, self.mlp(name="mlp")(self._before("mlp", x, real)), drop_path)
         self.sow("intermediates", "hidden", x)
         return x, cache
 
-    def _before(self, part, x):
-        return self.norm(name=f"{part}_norm")(x) if self.placement == "pre" else x
+    def _before(self, part, x, real):
+        return normalise(self.norm(name=f"{part}_norm"), x, real) if self.placement == "pre" else x
 
-    def _after(self, part, x, branch, drop_path):
+    def _after(self, part, x, real, branch, drop_path):
         branch = nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(branch)
         if drop_path is not None and self.has_rng("dropout"):
             keep = jax.random.bernoulli(self.make_rng("dropout"), 1 - drop_path, (x.shape[0], 1, 1))
             branch = jnp.where(keep, branch / (1 - drop_path).astype(branch.dtype), 0)
         x = x + branch
-        return self.norm(name=f"{part}_norm")(x) if self.placement == "post" else x
+        return normalise(self.norm(name=f"{part}_norm"), x, real) if self.placement == "post" else x
 
 
 class Stack(nn.Module):
@@ -119,9 +122,10 @@ class Stack(nn.Module):
         if self.remat:
             layer = nn.remat(layer, policy=REMAT[self.remat], prevent_cse=False)
         rates = jnp.linspace(0, self.stochastic_depth, self.depth) if self.stochastic_depth else None
+        kinds = ["intermediates", "memory", "statistics", OVERWRITE_WITH_GRADIENT, *([] if self.share else ["params"])]
         scan = nn.scan(
             layer,
-            variable_axes={"intermediates": 0, "memory": 0} | ({} if self.share else {"params": 0}),
+            variable_axes=dict.fromkeys(kinds, 0),
             variable_broadcast="params" if self.share else False,
             split_rngs={"params": not self.share, "dropout": True},
             length=self.depth,

@@ -53,6 +53,15 @@ def test_generate_goes_on_from_the_prompt(finished, say):
     assert say("--mode=generate", f"--workdir={finished}").rstrip("\n").endswith(sample["text"].rstrip("\n"))
 
 
+def test_other_runs_help_to_generate(finished, say):
+    """A draft that is the model itself is always right; a contrast is read and used, see `best_of`."""
+    arguments = "--mode=generate", f"--workdir={finished}", "--config.sampling.temperature=0"
+    drafted = say(*arguments, f"--config.sampling.draft={finished}")
+    assert drafted == say(*arguments) + "100% of the draft's tokens were accepted\n"
+    several = "--config.sampling.num_choices=3", "--config.sampling.temperature=1"
+    assert say(*arguments, *several, f"--config.sampling.contrast={finished}")
+
+
 def test_describe_needs_no_training(say):
     table = say("--mode=describe", "--config=tests/tiny.py:vit")
     total = 4 * 4 * 16 + 16 + 4 * 16 + 2 * (4 * (16 * 16 + 16) + 2 * 16 * 64 + 64 + 16 + 4 * 16) + 2 * 16 + 16 * 10 + 10

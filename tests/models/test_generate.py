@@ -1,5 +1,6 @@
 """Generation: what comes out depends on the model, the prompt and the seed, and on nothing else."""
 
+import itertools
 import logging
 import time
 from functools import partial
@@ -12,7 +13,8 @@ import pytest
 from flax import struct
 from scipy import stats
 
-from models.generate import generate, repetition_penalty, top_k, top_p
+from models.choice import no_repeat_ngrams, repetition_penalty, top_k, top_p
+from models.generate import best_of, generate, log_likelihood
 from models.gpt import GPT
 
 VOCAB = 11
@@ -121,7 +123,7 @@ def test_greedy_takes_the_likeliest_token_of_the_uncached_model(gpt, prompts):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"num_beams": 3, "length_penalty": 0.5}],
+    [{"no_repeat_ngram_size": 2, "min_new_tokens": 5}, {"num_beams": 3, "length_penalty": 0.5}],
     ids=["greedy", "beams"],
 )
 def test_ragged_batch_equals_one_prompt_at_a_time(gpt, prompts, options):
@@ -283,6 +285,51 @@ def test_repetition_penalty_is_for_the_tokens_of_the_row():
     assert out.tolist() == [[1.0, -4.0, 3.0, 4.0], [2.0, -2.0, 1.5, 4.0]]
 
 
+def test_ngrams_are_those_of_the_row_alone():
+    """What is beyond a row's length does not count; a row that is shorter than an n-gram may go on with anything."""
+    tokens = jnp.array([[0, 1, 2, 0, 1, 2], [0, 1, 2, 0, 1, 2], [3, 3, 3, 3, 3, 3], [1, 2, 1, 2, 1, 2]])
+    lengths = jnp.array([5, 4, 1, 3])
+    banned = {size: ~jnp.isfinite(no_repeat_ngrams(jnp.zeros((4, 4)), tokens, lengths, size)) for size in (1, 2, 3)}
+    assert [np.flatnonzero(row).tolist() for row in banned[1]] == [[0, 1, 2], [0, 1, 2], [3], [1, 2]]
+    assert [np.flatnonzero(row).tolist() for row in banned[2]] == [[2], [1], [], [2]]
+    assert [np.flatnonzero(row).tolist() for row in banned[3]] == [[2], [], [], []]
+
+
+def test_samples_keep_to_the_processors(gpt, prompts):
+    options = {"max_new_tokens": 14, "no_repeat_ngram_size": 2, "min_new_tokens": 4, "forced_first_token": 3}
+    out = generate(*gpt, *prompts, stop_tokens=(1, 4, 7), **options)
+    new = np.asarray(out.lengths) - prompts[1]
+    assert (new >= 5).all()
+    assert (new < 14).any()
+    for row, start, end in zip(np.asarray(out.tokens), prompts[1], out.lengths):
+        assert row[start] == 3
+        assert not np.isin(row[start : start + 4], (1, 4, 7)).any()
+        pairs = list(itertools.pairwise(row[:end]))
+        assert len(set(pairs[start - 1 :])) == len(pairs[start - 1 :])
+        assert not set(pairs[: start - 1]) & set(pairs[start:])  # the first is forced
+
+
+def test_the_best_of_several_samples(bigram):
+    """Of the samples drawn one by one, that of the largest mean log-probability, less that of a weaker model."""
+    model, variables = bigram
+    other = model.init(jax.random.key(9), jnp.zeros((1, 1), jnp.int32))
+    options = {"max_new_tokens": 6, "stop_tokens": (3,), "seed": 4, "pad_token": VOCAB}
+    prompts, lengths = np.array([[2, 0], [5, 1], [7, 8]]), np.array([2, 2, 2])
+    every = generate(model, variables, np.repeat(prompts, 4, axis=0), **options)
+    own, weaker = (np.asarray(jax.nn.log_softmax(v["params"]["table"])) for v in (variables, other))
+    for contrast in (None, (model, other)):
+        table = own if contrast is None else own - weaker
+        out = best_of(4, model, variables, prompts, contrast=contrast, **options)
+        for row, start in enumerate(lengths):
+            samples = [
+                tokens[start - 1 : end]
+                for tokens, end in zip(*(np.asarray(x)[4 * row : 4 * row + 4] for x in every[:2]))
+            ]
+            best = max(samples, key=lambda sample: table[sample[:-1], sample[1:]].mean())
+            assert out.tokens[row, start - 1 : out.lengths[row]].tolist() == best.tolist()
+    np.testing.assert_allclose(log_likelihood(model, variables, every, np.repeat(lengths, 4)), every.scores, rtol=1e-5)
+
+
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
 def test_a_wide_beam_finds_the_best_of_all_continuations(length_penalty):
     model = Bigram(4)
@@ -347,6 +394,9 @@ def test_cache_rewinds_and_gathers(gpt):
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1, not 0.0"),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1, not 1.5"),
         ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0"),
+        ({"no_repeat_ngram_size": 0}, "no_repeat_ngram_size must be at least 1, or None, not 0"),
+        ({"min_new_tokens": -1}, "min_new_tokens must be at least 0, not -1"),
+        ({"forced_first_token": VOCAB}, f"forced_first_token is {VOCAB}: the model has 0 to {VOCAB - 1}"),
         ({"num_beams": 0}, "num_beams must be at least 1"),
         ({"num_beams": 2}, "beam search does not sample: set temperature to 0, not 1.0"),
     ],

@@ -131,7 +131,9 @@ def assert_same_generation(ours):
 
     def check(reference, start, stop_tokens=(), new=12, seeds=range(4), lowest=0, **options):
         model, variables = ours(reference)
-        written = []
+        written, theirs = [], options.copy()
+        if "forced_first_token" in options:
+            theirs["forced_bos_token_id"] = theirs.pop("forced_first_token")
         for seed in seeds:
             rng = np.random.default_rng(seed)
             inputs, mask = _padded(rng, reference.config.vocab_size, [(0, 9), (3, 6), (0, 4), (0, 1)], lowest)
@@ -139,7 +141,7 @@ def assert_same_generation(ours):
                 expected = reference.generate(
                     torch.tensor(inputs), attention_mask=torch.tensor(mask).long(), max_new_tokens=new,
                     decoder_start_token_id=start, eos_token_id=list(stop_tokens) or None, pad_token_id=1,
-                    do_sample=False, output_scores=True, return_dict_in_generate=True, **options,
+                    do_sample=False, output_scores=True, return_dict_in_generate=True, **theirs,
                 )  # fmt: skip
             out = generate(
                 model, variables, np.full((len(inputs), 1), start), inputs=(inputs.astype(np.int32), mask),

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.generate import generate, repetition_penalty, top_k, top_p
+from models.choice import repetition_penalty, top_k, top_p
+from models.generate import generate
 from models.gpt import GPT
 
 torch = pytest.importorskip("torch")
@@ -151,6 +152,16 @@ def test_beam_search(shape, num_beams, stops):
 def test_beam_search_with_repetition_penalty():
     for seed in range(8):
         compare(seed, "deep", stops=2, num_beams=3, repetition_penalty=1.5)
+
+
+BLOCKS = [{"no_repeat_ngram_size": 1}, {"no_repeat_ngram_size": 3}, {"no_repeat_ngram_size": 2, "min_new_tokens": 6}]
+
+
+@pytest.mark.parametrize("options", [*BLOCKS, BLOCKS[2] | {"num_beams": 3}], ids=str)
+def test_ngram_blocking_and_minimum_length(options):
+    """Rows of one length: of padding, too, the reference blocks what repeats it."""
+    for seed in range(6):
+        compare(seed, "deep", stops=4, padded=False, **options)
 
 
 def test_processors():

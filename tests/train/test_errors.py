@@ -182,6 +182,10 @@ def test_modes(error, trained, capsys):
     )
     assert "20 tokens" in long
     assert "16" in long
+    drafted = "--mode=generate", f"--workdir={trained}/gpt"
+    assert "its tokens are not those of" in error(*drafted, f"--config.sampling.draft={trained}/vit")
+    beams = "--config.sampling.num_beams=2", "--config.sampling.temperature=0"
+    assert "a draft is for one sample" in error(*drafted, *beams, f"--config.sampling.draft={trained}/gpt")
     assert error("--mode=evaluate", f"--workdir={trained}/gpt", "--checkpoint=best").startswith(
         "there is no best checkpoint in"
     )

@@ -2,9 +2,11 @@
 
 import itertools
 import json
+import shutil
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from train import loop
@@ -137,3 +139,29 @@ def test_a_decoder_alone_writes_too(files, tiny, tmp_path):
     metrics = loop.train(tiny("gpt", changes), tmp_path / "run", devices=jax.devices()[:1])
     assert metrics["test/exact_match"] == 1
     assert metrics["test/accuracy"] == 1
+
+
+@pytest.mark.parametrize("norm", [pytest.param("batch", marks=pytest.mark.slow), "power"])
+def test_running_statistics_are_resumed_exactly(norm, files, tiny, tmp_path, no_report):
+    """PowerNorm changes from the batch's statistics to the running ones on the way."""
+    changes = {
+        "data.source": f"pairs:{files}/test.tsv",
+        "data.sequence_length": 9,
+        "data.batch_size": 4,
+        "model.norm": norm,
+        "model.norm_warmup": 5,
+        "sampling.max_new_tokens": 2,
+        "total_steps": 8,
+        "save_every_steps": 4,
+        "evaluate_every_steps": 8,
+        "checkpoint.keep": 2,
+    }
+
+    def run():
+        loop.train(tiny("transformer", changes), tmp_path, devices=jax.devices()[:1])
+        return ocp.StandardCheckpointer().restore(tmp_path / "checkpoints" / "8" / "state")
+
+    whole = run()
+    assert whole["collections"]["statistics"]["encoder_stack"]["layers"]
+    shutil.rmtree(tmp_path / "checkpoints" / "8")
+    jax.tree.map(np.testing.assert_array_equal, run(), whole)

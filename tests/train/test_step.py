@@ -10,8 +10,10 @@ import optax
 import pytest
 
 import models
+from models.layers.norm import BatchNorm, PowerNorm
 from train.objectives import causal_lm, classification
 from train.optimizer import make_optimizer
+from train.sharding import make_mesh, to_mesh
 from train.step import init_state, make_evaluation_step, make_train_step
 
 
@@ -141,6 +143,43 @@ def test_dropout_depends_on_the_step_and_is_off_in_evaluation():
     assert steps((state, step), batch, 1)[1] == metrics[:1]
     for state in states:
         assert evaluate(state.variables(), batch)[0]["loss"].compute() == pytest.approx(GOLDEN["gpt"][0], abs=1e-5)
+
+
+class Normed(nn.Module):
+    """An image's classes by way of a norm over the batch."""
+
+    norm: nn.Module
+
+    @nn.compact
+    def __call__(self, image):
+        return nn.Dense(5)(self.norm(nn.Dense(4)(image.reshape(len(image), -1))))
+
+
+@pytest.mark.parametrize("norm", [BatchNorm(1e-3), PowerNorm(1e-3, warmup=1)])
+def test_running_statistics_follow_the_batch_on_all_devices_and_the_parts_in_turn(norm):
+    model, rng = Normed(norm), np.random.default_rng(0)
+    batch = {"image": rng.normal(size=(8, 2, 2, 1)).astype(np.float32), "label": rng.integers(0, 5, 8)}
+    batch = jax.tree.map(jnp.asarray, batch | {"mask": np.ones(8, bool)})
+    state = init_state(model, optax.sgd(0.1), classification, batch, seed=0)
+
+    def run(state, batches, optimizer=optax.sgd(0.1), **options):  # noqa: B008
+        step = jax.jit(make_train_step(model, classification, optimizer, seed=0, **options))
+        for batch in batches:
+            state, _ = step(state, batch)
+        return state
+
+    whole = run(state, [batch] * 3)
+    moved = jax.tree.map(lambda a, b: bool((a != b).all()), state.collections, whole.collections)
+    assert all(jax.tree.leaves(moved))
+    on_eight = run(state, [to_mesh(jax.tree.map(np.asarray, batch), make_mesh())] * 3)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, (whole.params, whole.collections), (on_eight.params, on_eight.collections))
+    # Two parts, each of every other row, leave what two steps leave between which the parameters stay.
+    frozen = optax.set_to_zero()
+    parts = [jax.tree.map(lambda a, i=i: a[i::2], batch) for i in range(2)]
+    state = state.replace(opt_state=frozen.init(state.params))
+    accumulated, one_by_one = run(state, [batch], frozen, accumulate=2), run(state, parts, frozen)
+    jax.tree.map(close, accumulated.collections, one_by_one.collections)
 
 
 class Scores(nn.Module):

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.layers.norm import LayerNorm, RMSNorm
+from models.layers.norm import OVERWRITE_WITH_GRADIENT, BatchNorm, LayerNorm, PowerNorm, RMSNorm
 
 
 def formula(x, epsilon, centre, scale, bias=0.0):
@@ -61,3 +61,97 @@ def test_bfloat16_has_float32_statistics(module, normal):
     assert out.dtype == jnp.bfloat16
     exact = module.apply(params, x.astype(jnp.float32))
     np.testing.assert_array_equal(out, exact.astype(jnp.bfloat16))
+
+
+def trained(module, params, state, x, mask=None, weights=1.0):
+    """One step: what comes out, the gradients of parameters and input, and the state after it."""
+
+    def loss(params, overwritten, x):
+        out, new = module.apply({"params": params, **state, **overwritten}, x, mask, mutable=["statistics"])
+        return (out * weights).sum(), (out, new)
+
+    overwritten = {name: value for name, value in state.items() if name == OVERWRITE_WITH_GRADIENT}
+    (grads, after, dx), (out, new) = jax.grad(loss, (0, 1, 2), has_aux=True)(params, overwritten, x)
+    return out, grads, dx, {**new, **after}
+
+
+def test_batch_norm_is_the_reference(variables, normal):
+    """Three steps of training, gradients, running statistics; then evaluation."""
+    torch = pytest.importorskip("torch")
+    module, reference = BatchNorm(1e-3, momentum=0.8), torch.nn.BatchNorm1d(10, eps=1e-3, momentum=0.2)
+    params = variables(module, normal(2, 3, 10))["params"]
+    reference.load_state_dict(
+        reference.state_dict()
+        | {theirs: torch.tensor(np.asarray(params[ours])) for theirs, ours in (("weight", "scale"), ("bias", "bias"))}
+    )
+    state = {"statistics": module.init(jax.random.key(0), normal(2, 3, 10))["statistics"]}
+    assert (state["statistics"]["mean"] == 0).all()  # initialising is no step
+    for step in range(3):
+        x, weights = 2 * normal(2, 3, 10) + step, normal(2, 3, 10)
+        out, grads, dx, state = trained(module, params, state, x, weights=weights)
+        theirs = torch.tensor(np.asarray(x), requires_grad=True)
+        expected = reference(theirs.reshape(6, 10)).reshape(2, 3, 10)
+        reference.zero_grad()
+        (expected * torch.tensor(np.asarray(weights))).sum().backward()
+        pairs = [
+            (out, expected.detach()), (dx, theirs.grad), (grads["scale"], reference.weight.grad),
+            (grads["bias"], reference.bias.grad), (state["statistics"]["mean"], reference.running_mean),
+            (state["statistics"]["variance"], reference.running_var),
+        ]  # fmt: skip
+        for mine, other in pairs:
+            np.testing.assert_allclose(mine, other.numpy(), atol=1e-5)
+    x = normal(2, 3, 10)
+    expected = reference.eval()(torch.tensor(np.asarray(x)).reshape(6, 10)).reshape(2, 3, 10)
+    np.testing.assert_allclose(module.apply({"params": params, **state}, x), expected.detach().numpy(), atol=1e-5)
+
+
+def algorithm_2(x, scale, bias, square, nu, gradient, epsilon, alpha, batch_square=None):
+    """A step of PowerNorm as the paper writes it, for tokens [N, D]: output, gradient of the input, statistics."""
+    psi = np.sqrt((square if batch_square is None else batch_square) + epsilon)
+    hat = x / psi
+    of_hat = scale * gradient
+    dx = (of_hat - nu * hat) / psi
+    gamma, lambda_ = (hat * hat).mean(0), (of_hat * hat).mean(0)
+    nu = nu * (1 - (1 - alpha) * gamma) + (1 - alpha) * lambda_
+    return scale * hat + bias, dx, alpha * square + (1 - alpha) * (x * x).mean(0), nu, (gradient * hat).sum(0)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_power_norm_is_the_papers_algorithm(padded, variables, normal):
+    module = PowerNorm(1e-3, momentum=0.8, warmup=2)
+    params = variables(module, normal(2, 3, 5))["params"]
+    scale, bias = (np.asarray(params[name], np.float64) for name in ("scale", "bias"))
+    mask = jnp.array([[True, True, False], [True, True, True]]) if padded else None
+    real = np.ones((2, 3), bool) if mask is None else np.asarray(mask)
+    state = dict(module.init(jax.random.key(0), normal(2, 3, 5)))
+    del state["params"]
+    square, nu = np.ones(5), np.zeros(5)
+    for step in range(5):
+        x, weights = 2 * normal(2, 3, 5) + step, normal(2, 3, 5)
+        out, grads, dx, state = trained(module, params, state, x, mask, weights * real[..., None])
+        x, weights = (np.asarray(a, np.float64)[real] for a in (x, weights))
+        batch = (x * x).mean(0) if step < 2 else None
+        expected, gradient, square, nu, d_scale = algorithm_2(x, scale, bias, square, nu, weights, 1e-3, 0.8, batch)
+        pairs = [
+            (out[real], expected), (dx[real], gradient), (state["statistics"]["square"], square),
+            (state[OVERWRITE_WITH_GRADIENT]["nu"], nu), (grads["scale"], d_scale), (grads["bias"], weights.sum(0)),
+        ]  # fmt: skip
+        for mine, other in pairs:
+            np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
+    assert state["statistics"]["steps"] == 5
+    x = normal(2, 3, 5)
+    expected = np.asarray(x) / np.sqrt(square + 1e-3) * scale + bias
+    np.testing.assert_allclose(module.apply({"params": params, **state}, x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("module", [BatchNorm(1e-3), PowerNorm(1e-3)])
+def test_padding_moves_no_statistics_over_tokens(module, normal):
+    x, mask = normal(2, 4, 5), jnp.arange(4) < jnp.array([[4], [2]])
+    state = dict(module.init(jax.random.key(0), x))
+    params = state.pop("params")
+    first = trained(module, params, state, x, mask, mask[..., None])
+    other = trained(module, params, state, jnp.where(mask[..., None], x, 100.0), mask, mask[..., None])
+    for mine, theirs in zip(jax.tree.leaves((first[3], first[0][mask])), jax.tree.leaves((other[3], other[0][mask]))):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+    unmasked = trained(module, params, state, x)
+    assert not np.allclose(unmasked[0][mask], first[0][mask], atol=1e-3)

@@ -1,0 +1,116 @@
+"""What shared keys and values save (a Llama's cache and its speed), and what a draft saves (speculative decoding).
+
+python -m benchmarks.decoding
+python -m benchmarks.decoding --target=runs/large --draft=runs/small
+
+Without arguments: tokens a second after a prompt, and the cache's bytes, of random models whose heads share keys and
+values: not at all, in groups, all. With two runs of one tokenizer: tokens a second of the target's own decoding, of
+speculative decoding, and the part of the draft's tokens that is accepted. Medians over rounds of one after the other.
+"""
+
+import argparse
+import statistics
+import time
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+import configs
+from launch import keep_freed_memory
+from models.generate import generate
+from models.llama import Llama
+from models.speculative import speculate
+from train.evaluators import restore
+from train.experiment import Experiment
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", help="workdir of the run that writes")
+    parser.add_argument("--draft", help="workdir of the run that drafts")
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--context", type=int, default=1024, help="tokens of a prompt")
+    parser.add_argument("--batch", type=int, help="rows (16; 1 of a draft and its target)")
+    parser.add_argument("--new", type=int, default=32, help="tokens to be written")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of a draft and its target")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    keep_freed_memory()
+    (speculation if options.draft else sharing)(options)
+
+
+def sharing(options) -> None:
+    """Attention with H, H / 4 and 1 heads of keys and values, each row having a context already."""
+    rows, sizes = options.batch or 16, [options.heads, max(options.heads // 4, 1), 1]
+    length, ways, caches = options.context + options.new, [], []
+    for kv_heads in sizes:
+        model = Llama(256, length, options.depth, options.width, options.heads, kv_heads)
+        variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
+        ways.append(jax.jit(partial(write, model, variables, rows, options.context, options.new)))
+        caches.append(cache_bytes(model, variables, rows, length))
+    print(
+        f"width {options.width}, depth {options.depth}, {options.heads} heads, {rows} rows, context {options.context}"
+    )
+    print("key/value heads   cache, MiB   of the first   tokens/s")
+    for kv_heads, size, seconds in zip(sizes, caches, medians(ways, options.rounds)):
+        speed = rows * options.new / seconds
+        print(f"{kv_heads:<15d}   {size / 2**20:10.1f}   {size / caches[0]:12.4f}   {speed:8.0f}")
+
+
+def write(model, variables, rows: int, context: int, new: int):
+    """Decodes `new` tokens greedily after a context; what stands there is all the same to the time."""
+
+    def step(carry, _):
+        tokens, cache = carry
+        logits, cache = model.apply(variables, tokens, cache, None, method="decode")
+        return (logits.argmax(axis=-1), cache), None
+
+    cache = model.apply(variables, rows, context + new, method="init_cache").rewind(jnp.full(rows, context))
+    (tokens, _), _ = jax.lax.scan(step, (jnp.zeros((rows, 1), jnp.int32), cache), length=new)
+    return tokens
+
+
+def cache_bytes(model, variables, rows: int, length: int) -> int:
+    """Of the keys and values of so many rows and tokens."""
+    cache = jax.eval_shape(lambda: model.apply(variables, rows, length, method="init_cache"))
+    return sum(part.size * part.dtype.itemsize for part in (cache.key, cache.value))
+
+
+def speculation(options) -> None:
+    """The target alone, and with drafts of several lengths."""
+    pairs = []
+    for folder in (options.target, options.draft):
+        experiment = Experiment(configs.load(f"{folder}/config.json")[0], Path(folder))
+        pairs.append((experiment.model, restore(experiment).variables(average=True)))
+    tokens = experiment.data.splits["validation"][0]["tokens"][: options.batch or 1, :32]
+    settings = {"max_new_tokens": options.new, "temperature": options.temperature}
+    ways = {"target alone": partial(generate, *pairs[0], tokens, **settings)}
+    for count in (2, 4, 8):
+        ways[f"{count} drafted"] = partial(speculate, *pairs[0], *pairs[1], tokens, num_drafted=count, **settings)
+    print(f"{len(tokens)} rows, {options.new} new tokens, temperature {options.temperature:g}")
+    print("                 tokens/s   accepted   calls of the target")
+    for (name, way), seconds in zip(ways.items(), medians(list(ways.values()), options.rounds)):
+        out = way()
+        what = f"{out.acceptance_rate:8.1%}   {int(out.calls)}" if "drafted" in name else f"{'':8s}   {options.new}"
+        print(f"{name:14s}   {tokens.shape[0] * options.new / seconds:8.0f}   {what}")
+
+
+def medians(ways, rounds: int) -> list[float]:
+    """The median seconds of each function, the functions being called in turns."""
+
+    def timed(way):
+        start = time.perf_counter()
+        jax.block_until_ready(jax.tree.leaves(way()))
+        return time.perf_counter() - start
+
+    for way in ways:
+        timed(way)  # compiles
+    return list(map(statistics.median, zip(*[[timed(way) for way in ways] for _ in range(rounds)])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Norms of the gradients at initialisation, layer by layer, of Transformers with norms after or before each part.
+
+python -m benchmarks.gradient_norms --folder=runs/gradient_norms
+
+Figure 3 of arXiv 2002.04745: of the two matrices of each feed-forward layer, in the base Transformer with 6 + 6 layers.
+Means over some initialisations, each with a batch of the dates of transformer_cldr.py of its own.
+"""
+
+import argparse
+from pathlib import Path
+
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+
+import configs
+from launch import changed
+from train import figures
+from train.experiment import Experiment
+
+PLACEMENTS, SIDES, MATRICES = ("post", "pre"), ("encoder", "decoder"), ("up", "down")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", default="runs/gradient_norms", help="where the plot goes")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=16, help="dates in a batch")
+    options = parser.parse_args()
+    config, _ = configs.load("configs/transformer_cldr.py")
+    base = {"depth": 6, "width": 512, "num_heads": 8, "hidden": 2048, "unroll": 1}
+    config = changed(config, {f"model.{key}": value for key, value in base.items()})
+    config = changed(config, {"data.batch_size": options.batch})
+    means = {placement: gradient_norms(config, placement, options.seeds) for placement in PLACEMENTS}
+    columns = [(placement, matrix) for placement in PLACEMENTS for matrix in MATRICES]
+    print(f"{'layer':12s}" + "".join(f"{placement}-norm {matrix:8s}" for placement, matrix in columns))
+    for side in SIDES:
+        for layer in range(config.model.depth):
+            values = [means[placement][side, matrix][layer] for placement, matrix in columns]
+            print(f"{side} {layer + 1:<4d}" + "".join(f"{value:<18.4f}" for value in values))
+    folder = Path(options.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    figures.save(draw, means, name="gradient_norms", folder=folder)
+    print(folder / "gradient_norms.png")
+
+
+def gradient_norms(config, placement: str, seeds: int) -> dict[tuple[str, str], np.ndarray]:
+    """The mean norm [L] of the loss's gradient, by side and matrix."""
+    experiment = Experiment(changed(config, {"model.placement": placement}))
+    model, batches = experiment.model, experiment.data.train.iterate(0)
+
+    @jax.jit
+    def norms(seed, batch):
+        def loss(params):
+            total, weight, _ = experiment.objective(model.bind({"params": params}), batch)
+            return total / weight
+
+        params = model.init(jax.random.key(seed), batch["inputs"], batch["tokens"])["params"]
+        grads = jax.grad(loss)(params)
+        kernels = {(side, name): grads[side]["layers"]["mlp"][name]["kernel"] for side in SIDES for name in MATRICES}
+        return {key: (kernel**2).sum(axis=(1, 2)) ** 0.5 for key, kernel in kernels.items()}
+
+    found = [jax.device_get(norms(seed, next(batches))) for seed in range(seeds)]
+    return {key: np.mean([one[key] for one in found], axis=0) for key in found[0]}
+
+
+def draw(means) -> Figure:
+    """A panel for each side; a colour for each placement, the second matrix dashed."""
+    figure = Figure(figsize=(7.2, 2.9), layout="constrained")
+    for axes, side in zip(figure.subplots(1, 2, sharey=True), SIDES):
+        axes.spines[["left", "top", "right"]].set_visible(False)
+        axes.grid(axis="y")
+        axes.set(title=side, xlabel="layer")
+        for placement, colour in zip(PLACEMENTS, figures.SERIES.values()):
+            for matrix, style in zip(MATRICES, ("-", "--")):
+                values = means[placement][side, matrix]
+                label = f"{placement}-norm, {matrix}"
+                axes.plot(range(1, len(values) + 1), values, style, color=colour, marker="o", markersize=3, label=label)
+    axes.legend(frameon=False)
+    return figure
+
+
+if __name__ == "__main__":
+    main()

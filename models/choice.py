@@ -1,0 +1,149 @@
+"""How the next token is chosen: what the model computes becomes what is chosen from.
+
+Pure functions of the logits and of the tokens so far, and `Choice`, which has them in the order repetition penalty,
+n-gram blocking, minimum length, forced first token, temperature, top-k, top-p (that of `transformers`).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Bool, Float, Int, Integer
+
+
+def repetition_penalty(
+    logits: Float[Array, "B V"], tokens: Int[Array, "B S"], lengths: Int[Array, "B"], penalty: Float[Array, ""] | float
+) -> Float[Array, "B V"]:
+    """Divides the positive, multiplies the negative logits of a row's tokens (arXiv 1909.05858, section 4.1)."""
+    seen = _found(logits, tokens, jnp.arange(tokens.shape[1]) < lengths[:, None])
+    return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def no_repeat_ngrams(
+    logits: Float[Array, "B V"], tokens: Int[Array, "B S"], lengths: Int[Array, "B"], size: int
+) -> Float[Array, "B V"]:
+    """-inf for what would make `size` tokens in succession that the row has already (arXiv 1705.04304, section 2.5)."""
+    places = jnp.arange(tokens.shape[1])
+    repeats = (places >= size - 1) & (places < lengths[:, None])
+    for back in range(1, size):  # what stands so far before a place is what stands so far before the new token
+        last = jnp.take_along_axis(tokens, jnp.maximum(lengths - back, 0)[:, None], axis=1)
+        repeats &= jnp.roll(tokens, back, axis=1) == last
+    return jnp.where(_found(logits, tokens, repeats), -jnp.inf, logits)
+
+
+def _found(logits, tokens, where):
+    """[B, V]: which tokens a row has at the places `where` [B, S]."""
+    rows = jnp.arange(tokens.shape[0])[:, None]
+    return jnp.zeros(logits.shape, bool).at[rows, tokens].max(where)
+
+
+def top_k(logits: Float[Array, "B V"], k: int) -> Float[Array, "B V"]:
+    """Leaves the k largest, and what equals the least of them; the others become -inf (arXiv 1805.04833)."""
+    least = jax.lax.top_k(logits, min(k, logits.shape[-1]))[0][:, -1:]
+    return jnp.where(logits < least, -jnp.inf, logits)
+
+
+def top_p(logits: Float[Array, "B V"], p: Float[Array, ""] | float) -> Float[Array, "B V"]:
+    """Leaves the fewest tokens whose probabilities sum to p or more; the others become -inf (arXiv 1904.09751)."""
+    order = jnp.argsort(-logits, axis=-1)
+    probabilities = jnp.take_along_axis(jax.nn.softmax(logits), order, axis=-1)
+    before = jnp.cumsum(probabilities, axis=-1) - probabilities
+    kept = jnp.put_along_axis(jnp.zeros(logits.shape, bool), order, before < p, axis=-1, inplace=False)
+    return jnp.where(kept, logits, -jnp.inf)
+
+
+@struct.dataclass
+class Choice:
+    """How tokens are chosen: greedily if `temperature` is None, else sampled.
+
+    None, a different type to the compiler, leaves a processor out.
+    """
+
+    stop_tokens: Int[Any, "E"]
+    repetition_penalty: Any
+    no_repeat_ngram_size: int | None = struct.field(pytree_node=False)
+    min_new_tokens: Any
+    forced_first_token: Any
+    temperature: Any
+    top_k: int | None = struct.field(pytree_node=False)
+    top_p: Any
+
+    @classmethod
+    def checked(
+        cls,
+        model: nn.Module,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        repetition_penalty: float = 1.0,
+        no_repeat_ngram_size: int | None = None,
+        min_new_tokens: int = 0,
+        forced_first_token: int | None = None,
+        stop_tokens: Sequence[int] = (),
+    ) -> "Choice":
+        """From the options of `generate`, which has what they mean; ValueError for one that is out of its range."""
+        size, first, last = no_repeat_ngram_size, forced_first_token, getattr(model, "vocab_size", 2**31) - 1
+        check(temperature >= 0, f"temperature must be 0 (greedy) or more, not {temperature}.")
+        check(top_k is None or top_k >= 1, f"top_k must be at least 1, or None for all tokens, not {top_k}.")
+        check(top_p is None or 0 < top_p <= 1, f"top_p must be above 0 and at most 1, not {top_p}.")
+        check(repetition_penalty > 0, f"repetition_penalty must be above 0 (1 is none), not {repetition_penalty}.")
+        check(size is None or size >= 1, f"no_repeat_ngram_size must be at least 1, or None, not {size}.")
+        check(min_new_tokens >= 0, f"min_new_tokens must be at least 0, not {min_new_tokens}.")
+        check(first is None or 0 <= first <= last, f"forced_first_token is {first}: the model has 0 to {last}.")
+        sampled = temperature > 0
+        return cls(
+            stop_tokens=np.asarray(stop_tokens, np.int32),
+            repetition_penalty=float(repetition_penalty) if repetition_penalty != 1 else None,
+            no_repeat_ngram_size=size,
+            min_new_tokens=np.int32(min_new_tokens) if min_new_tokens else None,
+            forced_first_token=None if first is None else np.int32(first),
+            temperature=float(temperature) if sampled else None,
+            top_k=top_k if sampled else None,
+            top_p=float(top_p) if sampled and top_p is not None and top_p < 1 else None,
+        )
+
+    def process(
+        self,
+        logits: Float[Array, "B V"],
+        tokens: Int[Array, "B S"],
+        lengths: Int[Array, "B"],
+        new: Int[Array, "#B"],
+    ) -> Float[Array, "B V"]:
+        """The logits to choose from, after the first `lengths` of a row's tokens, of which `new` were chosen."""
+        if self.repetition_penalty is not None:
+            logits = repetition_penalty(logits, tokens, lengths, self.repetition_penalty)
+        if self.no_repeat_ngram_size is not None:
+            logits = no_repeat_ngrams(logits, tokens, lengths, self.no_repeat_ngram_size)
+        vocabulary = jnp.arange(logits.shape[-1])
+        if self.min_new_tokens is not None:
+            early = (new < self.min_new_tokens)[:, None] & self.stops(vocabulary)
+            logits = jnp.where(early, -jnp.inf, logits)
+        if self.forced_first_token is not None:
+            forced = jnp.where(vocabulary == self.forced_first_token, 0.0, -jnp.inf)
+            logits = jnp.where((new == 0)[:, None], forced, logits)
+        if self.temperature is not None:
+            logits = logits / self.temperature
+        if self.top_k is not None:
+            logits = top_k(logits, self.top_k)
+        return logits if self.top_p is None else top_p(logits, self.top_p)
+
+    def stops(self, tokens: Int[Array, "*B"]) -> Bool[Array, "*B"]:
+        """Which of the tokens end a row."""
+        return jnp.isin(tokens, self.stop_tokens)
+
+
+def row_keys(seed: Integer[Array, ""], step: Integer[Array, ""] | int, rows: int) -> Array:
+    """A random key for each row at a step, which does not depend on how many rows there are."""
+    fold = jax.vmap(jax.random.fold_in, (None, 0))
+    return fold(jax.random.fold_in(jax.random.key(seed), step), jnp.arange(rows))
+
+
+def check(condition: Any, message: str) -> None:
+    """Raises ValueError with the message unless the condition holds."""
+    if not condition:
+        raise ValueError(message)
