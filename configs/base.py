@@ -156,76 +156,75 @@ def data() -> dict:
     }
 
 
-def vit() -> dict:
-    """What `models.vit.ViT` takes; None is the variant's or the data's."""
+def layers(name: str, variant: str, **own) -> dict:
+    """What every model of blocks takes, and what one has of its `own`; None is the variant's or the data's."""
     return {
-        "name": "vit",
-        "variant": "mu",  # mu | Ti | S | B | L | H
-        "num_classes": placeholder(int),
-        "image_size": placeholder(int),  # pixels
-        "patch_size": 16,  # pixels
-        "channels": placeholder(int),
+        "name": name,
+        "variant": variant,
         "depth": placeholder(int),
         "width": placeholder(int),
         "num_heads": placeholder(int),
-        "hidden": placeholder(int),  # of the feed-forward layers; None = 4 x width
-        "position": "1d",  # none | 1d | 2d | relative | sincos2d
-        "pooling": "token",  # token | gap | map
-        "head": "linear",  # linear | mlp
-        "activation": "gelu",  # gelu | gelu_tanh | relu | silu
-        "epsilon": 1e-6,  # of LayerNorm
+        "hidden": placeholder(int),  # of the feed-forward layers; None = 4 x width (Llama: 8/3, a multiple of 256)
         "dropout": 0.0,
-        "stochastic_depth": 0.0,  # rate of the last layer
         "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
         "unroll": 1,  # layers in a turn of the compiled loop
-        "implementation": "xla",  # of attention: xla | cudnn
+        **own,
     }
+
+
+def vit() -> dict:
+    """What `models.vit.ViT` takes."""
+    return layers(
+        "vit",
+        "mu",  # mu | Ti | S | B | L | H
+        num_classes=placeholder(int),
+        image_size=placeholder(int),  # pixels
+        patch_size=16,  # pixels
+        channels=placeholder(int),
+        position="1d",  # none | 1d | 2d | relative | sincos2d
+        pooling="token",  # token | gap | map
+        head="linear",  # linear | mlp
+        activation="gelu",  # gelu | gelu_tanh | relu | silu, here and below
+        epsilon=1e-6,  # of LayerNorm
+        stochastic_depth=0.0,  # rate of the last layer
+        implementation="xla",  # of attention: xla | cudnn, here and below
+    )
+
+
+def texts(name: str, variant: str, **own) -> dict:
+    """What models of texts take."""
+    return layers(name, variant, vocab_size=placeholder(int), **own)
 
 
 def gpt() -> dict:
-    """What `models.gpt.GPT` takes; None is the variant's or the data's."""
-    return {
-        "name": "gpt",
-        "variant": "small",  # small | medium | large | xl
-        "vocab_size": placeholder(int),
-        "max_length": placeholder(int),  # tokens
-        "depth": placeholder(int),
-        "width": placeholder(int),
-        "num_heads": placeholder(int),
-        "hidden": placeholder(int),  # of the feed-forward layers; None = 4 x width
-        "activation": "gelu_tanh",  # gelu | gelu_tanh | relu | silu
-        "epsilon": 1e-5,  # of LayerNorm
-        "use_bias": True,  # in projections and norms
-        "dropout": 0.0,
-        "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
-        "unroll": 1,  # layers in a turn of the compiled loop
-        "implementation": "xla",  # of attention: xla | cudnn
-    }
+    """What `models.gpt.GPT` takes."""
+    return texts(
+        "gpt",
+        "small",  # small | medium | large | xl
+        max_length=placeholder(int),  # tokens
+        activation="gelu_tanh",
+        epsilon=1e-5,  # of LayerNorm
+        use_bias=True,  # in projections and norms
+        implementation="xla",
+    )
 
 
 def transformer() -> dict:
-    """What `models.transformer.Transformer` takes; None is the variant's or the data's."""
-    return {
-        "name": "transformer",
-        "variant": "base",  # tiny | base | big
-        "vocab_size": placeholder(int),
-        "max_length": placeholder(int),  # tokens of an input, and of a target
-        "depth": placeholder(int),  # of the encoder, and of the decoder
-        "width": placeholder(int),
-        "num_heads": placeholder(int),
-        "hidden": placeholder(int),  # of the feed-forward layers; None = 4 x width
-        "activation": "relu",  # gelu | gelu_tanh | relu | silu
-        "placement": "post",  # post | pre: where the norms are
-        "norm": "layer",  # layer | rms | batch | power
-        "norm_warmup": 4000,  # steps in which power norm uses the batch's statistics
-        "epsilon": 1e-6,  # of the norms
-        "position": "sinusoidal",  # sinusoidal | learned | relative | rotary
-        "max_distance": 16,  # of relative positions
-        "dropout": 0.1,
-        "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
-        "unroll": 1,  # layers in a turn of the compiled loop
-        "implementation": "xla",  # of attention: xla | cudnn
-    }
+    """What `models.transformer.Transformer` takes."""
+    return texts(
+        "transformer",
+        "base",  # tiny | base | big
+        max_length=placeholder(int),  # tokens of an input, and of a target
+        activation="relu",
+        placement="post",  # post | pre: where the norms are
+        norm="layer",  # layer | rms | batch | power
+        norm_warmup=4000,  # steps in which power norm uses the batch's statistics
+        epsilon=1e-6,  # of the norms
+        position="sinusoidal",  # sinusoidal | learned | relative | rotary
+        max_distance=16,  # of relative positions
+        dropout=0.1,
+        implementation="xla",
+    )
 
 
 def seq2seq() -> dict:
@@ -260,126 +259,87 @@ def elmo() -> dict:
 
 
 def t5() -> dict:
-    """What `models.t5.T5` takes; None is the variant's or the data's."""
-    return {
-        "name": "t5",
-        "variant": "small",  # small | base | large | 3b | 11b | v1_1_small | v1_1_base | ... | v1_1_xxl
-        "vocab_size": placeholder(int),
-        "depth": placeholder(int),
-        "decoder_depth": placeholder(int),  # None = depth
-        "width": placeholder(int),
-        "num_heads": placeholder(int),
-        "head_size": placeholder(int),
-        "hidden": placeholder(int),  # of the feed-forward layers
-        "activation": placeholder(str),  # gelu | gelu_tanh | relu | silu
-        "gated": placeholder(bool),  # the feed-forward layers
-        "tied": placeholder(bool),  # the embedding is the output projection too
-        "buckets": 32,  # of distances between tokens
-        "max_distance": 128,  # tokens; those farther apart share a bucket
-        "epsilon": 1e-6,  # of RMSNorm
-        "dropout": 0.0,
-        "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
-        "unroll": 1,  # layers in a turn of the compiled loop
-    }
+    """What `models.t5.T5` takes."""
+    return texts(
+        "t5",
+        "small",  # small | base | large | 3b | 11b | v1_1_small | v1_1_base | ... | v1_1_xxl
+        decoder_depth=placeholder(int),  # None = depth
+        head_size=placeholder(int),
+        activation=placeholder(str),
+        gated=placeholder(bool),  # the feed-forward layers
+        tied=placeholder(bool),  # the embedding is the output projection too
+        buckets=32,  # of distances between tokens
+        max_distance=128,  # tokens; those farther apart share a bucket
+        epsilon=1e-6,  # of RMSNorm
+    )
 
 
 def bart() -> dict:
-    """What `models.bart.BART` takes; None is the variant's or the data's."""
-    return {
-        "name": "bart",
-        "variant": "base",  # base | large
-        "vocab_size": placeholder(int),
-        "max_length": placeholder(int),  # tokens, of the input and of the output
-        "depth": placeholder(int),
-        "decoder_depth": placeholder(int),  # None = depth
-        "width": placeholder(int),
-        "num_heads": placeholder(int),
-        "hidden": placeholder(int),  # of the feed-forward layers; None = 4 x width
-        "activation": "gelu",  # gelu | gelu_tanh | relu | silu
-        "logits_bias": False,
-        "dropout": 0.0,
-        "attention_dropout": 0.0,  # of the attention weights
-        "activation_dropout": 0.0,  # of the hidden layers
-        "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
-        "unroll": 1,  # layers in a turn of the compiled loop
-        "implementation": "xla",  # of attention: xla | cudnn
-    }
+    """What `models.bart.BART` takes."""
+    return texts(
+        "bart",
+        "base",  # base | large
+        max_length=placeholder(int),  # tokens, of the input and of the output
+        decoder_depth=placeholder(int),  # None = depth
+        activation="gelu",
+        logits_bias=False,
+        attention_dropout=0.0,  # of the attention weights
+        activation_dropout=0.0,  # of the hidden layers
+        implementation="xla",
+    )
 
 
 def transformer_xl() -> dict:
-    """What `models.transformer_xl.TransformerXL` takes; None is the variant's or the data's."""
-    return {
-        "name": "transformer_xl",
-        "variant": "standard",  # standard | large
-        "vocab_size": placeholder(int),
-        "max_length": placeholder(int),  # tokens of a segment
-        "memory_length": placeholder(int),  # tokens before it that it sees; needs data.order="stream" if above 0
-        "depth": placeholder(int),
-        "width": placeholder(int),
-        "num_heads": placeholder(int),
-        "hidden": placeholder(int),  # of the feed-forward layers; None = 4 x width
-        "activation": "relu",  # gelu | gelu_tanh | relu | silu
-        "epsilon": 1e-5,  # of LayerNorm
-        "dropout": 0.0,
-        "attention_dropout": 0.0,  # of the attention weights
-        "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
-        "unroll": 1,  # layers in a turn of the compiled loop
-    }
+    """What `models.transformer_xl.TransformerXL` takes."""
+    return texts(
+        "transformer_xl",
+        "standard",  # standard | large
+        max_length=placeholder(int),  # tokens of a segment
+        memory_length=placeholder(int),  # tokens before it that it sees; needs data.order="stream" if above 0
+        activation="relu",
+        epsilon=1e-5,  # of LayerNorm
+        attention_dropout=0.0,  # of the attention weights
+    )
 
 
 def llama() -> dict:
-    """What `models.llama.Llama` takes; None is the variant's or the data's."""
-    return {
-        "name": "llama",
-        "variant": "llama2-7b",  # llama2-7b | llama2-13b | llama2-70b | llama3-8b | llama3.2-1b | mistral-7b
-        "vocab_size": placeholder(int),
-        "max_length": placeholder(int),  # tokens
-        "depth": placeholder(int),
-        "width": placeholder(int),
-        "num_heads": placeholder(int),
-        "num_kv_heads": placeholder(int),  # of keys and values; None = num_heads
-        "head_size": placeholder(int),  # None = width / num_heads
-        "hidden": placeholder(int),  # of the feed-forward layers; None = 8/3 x width, a multiple of 256
-        "window": placeholder(int),  # tokens that each one sees, itself among them; None = all
-        "tied": placeholder(bool),  # the embedding's table gives the logits too
-        "rope_base": placeholder(float),  # 1 / the slowest rotary frequency
-        "rope_scaling": placeholder(str),  # default | linear | llama3 | yarn: for longer sequences than the training's
-        "rope_factor": placeholder(float),  # how much longer
-        "rope_length": placeholder(int),  # of the training's sequences; None = max_length
-        "rope_turns": placeholder(tuple),  # llama3, yarn: slowed below the first, kept above the second number of turns
-        "activation": "silu",  # gelu | gelu_tanh | relu | silu
-        "epsilon": 1e-5,  # of RMSNorm
-        "dropout": 0.0,
-        "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
-        "unroll": 1,  # layers in a turn of the compiled loop
-        "implementation": "xla",  # of attention: xla | cudnn
-    }
+    """What `models.llama.Llama` takes."""
+    return texts(
+        "llama",
+        "llama2-7b",  # llama2-7b | llama2-13b | llama2-70b | llama3-8b | llama3.2-1b | mistral-7b
+        max_length=placeholder(int),  # tokens
+        num_kv_heads=placeholder(int),  # of keys and values; None = num_heads
+        head_size=placeholder(int),  # None = width / num_heads
+        window=placeholder(int),  # tokens that each one sees, itself among them; None = all
+        tied=placeholder(bool),  # the embedding's table gives the logits too
+        rope_base=placeholder(float),  # 1 / the slowest rotary frequency
+        rope_scaling=placeholder(str),  # default | linear | llama3 | yarn: for longer sequences than the training's
+        rope_factor=placeholder(float),  # how much longer
+        rope_length=placeholder(int),  # of the training's sequences; None = max_length
+        rope_turns=placeholder(tuple),  # llama3, yarn: slowed below the first, kept above the second number of turns
+        activation="silu",
+        epsilon=1e-5,  # of RMSNorm
+        implementation="xla",
+    )
 
 
-def bert(name: str = "bert", **changes) -> dict:
-    """What `models.bert.BERT` and its descendants take; None is the variant's or the data's."""
-    return {
-        "name": name,
-        "variant": "base",  # tiny | mini | small | medium | base | large, see the model's VARIANTS
-        "vocab_size": placeholder(int),
-        "max_length": placeholder(int),  # tokens
-        "num_segments": placeholder(int),  # texts in a row; 0 = their vectors are left out
-        "depth": placeholder(int),
-        "width": placeholder(int),
-        "num_heads": placeholder(int),
-        "hidden": placeholder(int),  # of the feed-forward layers; None = 4 x width
+def bert(name: str = "bert", **own) -> dict:
+    """What `models.bert.BERT` and its descendants take."""
+    return texts(
+        name,
+        "base",  # tiny | mini | small | medium | base | large, see the model's VARIANTS
+        max_length=placeholder(int),  # tokens
+        num_segments=placeholder(int),  # texts in a row; 0 = their vectors are left out
         # none | pooler | masked_lm | pretraining | next_sentence | classification | tagging | span | choice | replaced
-        "head": placeholder(str),
-        "num_classes": 2,  # of classification and tagging; None = the data's
-        "activation": placeholder(str),  # gelu | gelu_tanh | relu | silu
-        "epsilon": placeholder(float),  # of LayerNorm
-        "dropout": 0.1,
-        "head_dropout": placeholder(float),  # before the classifier; None = dropout
-        "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
-        "unroll": 1,  # layers in a turn of the compiled loop
-        "implementation": "xla",  # of attention: xla | cudnn
-        **changes,
-    }
+        head=placeholder(str),
+        num_classes=2,  # of classification and tagging; None = the data's
+        activation=placeholder(str),
+        epsilon=placeholder(float),  # of LayerNorm
+        dropout=0.1,
+        head_dropout=placeholder(float),  # before the classifier; None = dropout
+        implementation="xla",
+        **own,
+    )
 
 
 def roberta(name: str = "roberta") -> dict:
