@@ -97,6 +97,7 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
     from train import costs, guard, loop
     from train.evaluators import Evaluator, restore
     from train.experiment import Experiment
+    from train.sampling import Sampler
 
     if options.mode == "train":
         try:
@@ -115,21 +116,33 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
         if options.mode == "evaluate":
             print(json.dumps(Evaluator(experiment).evaluate(state), indent=2))
         else:
-            helpers = {}
-            for role in ("draft", "contrast"):
-                if folder := config.sampling.get(role):
-                    other = Experiment(configs.load(f"{folder}/config.json")[0], Path(folder))
-                    tokens = [one.data.tokenizer and one.data.tokenizer.to_str() for one in (experiment, other)]
-                    if tokens[0] != tokens[1]:
-                        raise ValueError(f"sampling.{role} is {folder}: its tokens are not those of {workdir}.")
-                    helpers[role] = other.model, restore(other).variables(average=True)
-            evaluator = Evaluator(experiment, helpers)
+            sampler = Sampler(experiment, helpers(experiment))
             prompt = config.sampling.prompt if options.prompt is None else options.prompt
-            for text in evaluator.write(state, prompt):
-                print(evaluator.lead(prompt) + text)
-            if evaluator.acceptance_rate is not None:
-                print(f"{evaluator.acceptance_rate:.0%} of the draft's tokens were accepted")
+            for text in sampler.write(state.variables(average=True), prompt):
+                print(sampler.lead(prompt) + text)
+            if sampler.acceptance_rate is not None:
+                print(f"{sampler.acceptance_rate:.0%} of the draft's tokens were accepted")
     return 0
+
+
+def helpers(experiment: Any) -> dict[str, tuple[Any, Any]]:
+    """The models, with their variables, that `sampling.draft` and `sampling.contrast` name.
+
+    Raises:
+        ValueError: one has other tokens.
+    """
+    from train.evaluators import restore
+    from train.experiment import Experiment
+
+    found = {}
+    for role in ("draft", "contrast"):
+        if folder := experiment.config.sampling.get(role):
+            other = Experiment(configs.load(f"{folder}/config.json")[0], Path(folder))
+            tokens = [one.data.tokenizer and one.data.tokenizer.to_str() for one in (experiment, other)]
+            if tokens[0] != tokens[1]:
+                raise ValueError(f"sampling.{role} is {folder}: its tokens are not those of {experiment.workdir}.")
+            found[role] = other.model, restore(other).variables(average=True)
+    return found
 
 
 def changed(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:

@@ -26,16 +26,18 @@ def write_samples(evaluator: Evaluator, state: TrainState, step: int) -> None:
 
     Samples of this step and later ones, of a run that was killed before it saved, are replaced.
     """
-    settings = evaluator.config.sampling
+    settings = evaluator.experiment.config.sampling
     if not settings.num_samples:
         return
-    texts = evaluator.write(state, settings.prompt)
+    texts = evaluator.sampler.write(state.variables(average=True), settings.prompt)
     if jax.process_index():
         return
     path = folder(evaluator) / SAMPLES
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     earlier = [line for line in lines if line.endswith("}") and json.loads(line)["step"] < step]
-    new = [json.dumps({"step": step, "prompt": evaluator.lead(settings.prompt), "text": text}) for text in texts]
+    new = [
+        json.dumps({"step": step, "prompt": evaluator.sampler.lead(settings.prompt), "text": text}) for text in texts
+    ]
     _write(path, "".join(f"{line}\n" for line in earlier + new))
 
 
@@ -52,7 +54,7 @@ def write_all(evaluator: Evaluator, state: TrainState, budget: Budget, about: Ma
             write_image_attention(out, experiment.model, variables, batches[0], data.info)
         elif "start" not in data.info:
             write_text_attention(out, experiment.model, variables, batches[0], data.tokenizer)
-    for split, written in evaluator.written.items():
+    for split, written in evaluator.sampler.compared.items():
         _write(out / f"written_{split}.json", json.dumps(written, ensure_ascii=False))
     (out / "cost.json").write_text(json.dumps(budget.to_dict(), indent=2), encoding="utf-8")
     path = out / "run.json"

@@ -87,7 +87,7 @@ class Loop:
         self.evaluator = Evaluator(experiment)
         experiment.check_sizes()
         if config.sampling.num_samples:
-            self.evaluator.check_sampling(self.state)
+            self.evaluator.sampler.check(self.state.variables(average=True))
         split = config.checkpoint.best.partition("/")[0]
         if split and split not in experiment.data.splits:
             splits = ", ".join(experiment.data.splits) or "none"

@@ -12,6 +12,7 @@ import pytest
 from train import loop
 from train.evaluators import Evaluator, restore
 from train.experiment import Experiment
+from train.sampling import Sampler
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +86,12 @@ def test_every_pair_counts_once_whatever_the_batch_size(size, trained, files):
 def test_writing(trained):
     config, workdir, _ = trained
     experiment = Experiment(config, workdir, jax.devices()[:1])
-    evaluator = Evaluator(experiment)
-    assert evaluator.write(restore(experiment), "1003") == ["3 0 0 1"]
+    sampler, variables = Sampler(experiment), restore(experiment).variables()
+    assert sampler.write(variables, "1003") == ["3 0 0 1"]
     with pytest.raises(ValueError, match="the prompt is empty"):
-        evaluator.write(restore(experiment), "")
+        sampler.write(variables, "")
     with pytest.raises(ValueError, match="a sequence of 81 tokens is longer than the model's 64"):
-        evaluator.write(restore(experiment), "1" * 80)
+        sampler.write(variables, "1" * 80)
 
 
 def test_training_goes_through_buckets(files, tiny, tmp_path):
