@@ -44,7 +44,7 @@ def test_the_rate_follows_the_steps_of_the_run_in_training_alone(decay, rates, a
         after, metrics = step(state.replace(step=jnp.asarray(at, jnp.int32)), BATCH)
         np.testing.assert_allclose(told(metrics["loss"]), rate, atol=1e-4)
         assert after.collections == state.collections == {}
-    metrics = make_evaluation_step(Tell(), objective)(state.variables(), BATCH)
+    metrics, _ = make_evaluation_step(Tell(), objective)(state.variables(), BATCH)
     np.testing.assert_allclose(told(metrics["loss"].compute()), 7, atol=1e-2)
 
 
