@@ -22,7 +22,7 @@ def get_config() -> ConfigDict:
     config.data.task = "masked_tokens"
     config.data.text_key = "book_text"
     config.data.tokenizer = "bpe"
-    config.data.vocab_size = 50_357  # and the mask
+    config.data.vocab_size = 50_358
     config.data.sequence_length = 4096
     config.data.batch_size = 256
     config.data.evaluation_batch_size = 64

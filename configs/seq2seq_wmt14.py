@@ -18,8 +18,11 @@ def get_config(variant: str = "rnnsearch") -> ConfigDict:
     """The data and the recipe for a variant of `models.seq2seq`."""
     config = base.get_config("seq2seq")
     config.model.variant = variant
+    config.model.vocab_size = 32_000
 
     config.data.source = "tfds:wmt14_translate/de-en"
+    config.data.task = "pairs"
+    config.data.text_key = "en,de"
     config.data.tokenizer = "bpe"
     config.data.vocab_size = 32_000
     config.data.sequence_length = 50
