@@ -5,7 +5,9 @@
 
 RUN is the workdir of a BERT that has guessed hidden words: of bert_stdlib.py, or of one on texts that are nearer:
 
-    python launch.py --config=configs/bert_stdlib.py --workdir=RUN --config.data.source=conllu:PATH
+    python launch.py --config=configs/bert_stdlib.py --workdir=RUN --config.data.source=conllu:PATH \\
+      --config.data.max_bytes=0 --config.data.task=masked_tokens --config.objective.name=masked_lm \\
+      --config.model.head=masked_lm
 """
 
 import json

@@ -35,6 +35,7 @@ def get_config(variant: str = "base") -> ConfigDict:
     config.optimizer.schedule = "rsqrt"
     config.optimizer.warmup_steps = 10_000
     config.optimizer.b1 = 0.0
+    config.optimizer.clip_norm = 0.0  # but by parameter, as Adafactor does
     config.precision = "bfloat16"
 
     config.total_steps = 524_288

@@ -30,10 +30,10 @@ __all__ = ["Batch", "Data", "EvaluationBatches", "Options", "Source", "Tokenizer
 class Data:
     """What a run reads.
 
-    `train` has endless batches, `splits` one exact pass by name; `tokenizer` is None for images. `info` has `kind` and,
-    by split, `examples`; for images `num_classes`, `class_names`, `image_size` (h, w), `channels`, `mean` and `std`
-    (picture in 0..1 = image * std + mean); for texts and pairs `vocab_size` and `sequence_length`; for texts, by split,
-    `tokens`, `characters_per_token` and `bytes_per_token`; for texts that are told apart `num_classes` and
+    `train` has endless batches, `splits` one exact pass by name; `tokenizer` is None for images. `info` has `kind`,
+    `task` and, by split, `examples`; for images `num_classes`, `class_names`, `image_size` (h, w), `channels`, `mean`
+    and `std` (picture in 0..1 = image * std + mean); for texts and pairs `vocab_size` and `sequence_length`; for texts,
+    by split, `tokens`, `characters_per_token` and `bytes_per_token`; for texts that are told apart `num_classes` and
     `class_names`; where outputs are written for inputs, `start`, their token before the first.
     """
 
@@ -61,7 +61,10 @@ def load(source: str = "digits", **options: Any) -> Data:
         raise ValueError(f"task={options.task!r} is for {', '.join(task.kinds)}, not for source={source!r}")
     options.refuse_all_but(task.options)
     examples = task.make(options)
-    info = examples.info | {"examples": {name: len(part) for name, part in examples.splits.items()}}
+    info = examples.info | {
+        "task": options.task,
+        "examples": {name: len(part) for name, part in examples.splits.items()},
+    }
     reading = {
         name: getattr(options, name) for name in ("order", "process_index", "process_count", "workers", "threads")
     }

@@ -65,7 +65,7 @@ def names(splits: dict[str, Labelled]) -> list[str]:
     Raises ValueError for a label of another split that is not among them.
     """
     found = list(splits["train"].names) or sorted(
-        set(splits["train"].labels), key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name)
+        set(splits["train"].labels), key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
     )
     for split, part in splits.items():
         unknown = sorted(set(part.labels) - set(found))

@@ -164,10 +164,12 @@ def read_lines(path: str) -> list[str]:
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
     try:
-        with opened(path, "rt", encoding="utf-8") as file:
+        with opened(path, "rt", encoding="utf-8-sig") as file:
             lines = [line.rstrip("\r") for line in file.read().split("\n")]
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is not a whole gzip file: {error}") from None
     return lines if lines[-1] else lines[:-1]
 
 

@@ -33,7 +33,7 @@ class Sentences(Documents):
 
 class Chunks(Tokens):
     """Runs of sentences in a document, of about `length` tokens and of two sentences at least: example i has the number
-    of its first sentence as `first`. Together they go through each document once.
+    of its first sentence as `first`. Together they go through each document once, but for a last sentence left alone.
 
     Args:
         tokens: [N], each sentence followed by `end`, and each document by one more.
@@ -56,11 +56,14 @@ class Chunks(Tokens):
         self.starts, self.lengths = starts[kept], (ends - starts)[kept]
         documents = np.cumsum(~kept)[kept]
         self.stops = np.searchsorted(documents, documents, side="right")
-        begins = np.searchsorted(documents, documents)
-        before = np.cumsum(self.lengths) - self.lengths
-        part = (before - before[begins]) // length
-        new = (np.diff(part, prepend=-1) != 0) | (np.diff(documents, prepend=-1) != 0)
-        self.firsts = np.flatnonzero(new & (np.arange(len(documents)) + 1 < self.stops))
+        total, firsts, first = np.append(0, np.cumsum(self.lengths)), [], 0
+        while first < len(documents):
+            stop = int(self.stops[first])
+            if first + 1 < stop:
+                firsts.append(first)
+            fits = int(np.searchsorted(total, total[first] + length, side="right")) - 1  # up to this sentence
+            first = min(max(fits, first + 2), stop)
+        self.firsts = np.array(firsts, np.int64)
         if not len(self.firsts):
             raise ValueError("pairs of sentences need texts of several: none has two")
 

@@ -243,6 +243,8 @@ def _info(options, coder, kind, **more):
 
 
 def _labelled(options, splits, labels, **info):
+    if len(counts := {len(row) for part in splits.values() for row in part.texts}) > 1:
+        raise ValueError(f"{options.source!r} has rows of {min(counts)} and of {max(counts)} texts: give all as many")
     texts = {name: [text for row in part.texts for text in row] for name, part in splits.items()}
     coder, length = find_tokenizer(options, texts, encoded.ROLES), options.sequence_length
     fit = labelled.Fit(options.long_text, coder, length, options.stride, splits["train"])

@@ -173,7 +173,7 @@ class Seq2Seq(nn.Module):
             state = held(real, new, state)
             if given is not None:
                 logits = jax.lax.stop_gradient(self._logits(seen, vector))
-                drawn = jax.random.categorical(self.make_rng("dropout"), logits)
+                drawn = jax.random.categorical(self.make_rng("dropout"), logits.astype(jnp.float32))
             return (state, drawn), (state, seen, vector, weights)
 
         scan = nn.scan(

@@ -56,6 +56,8 @@ class RecurrentAttention(nn.Module):
     ) -> tuple[Float[Array, "B T D"], Cache | None]:
         """Returns the output and the cache with this call's keys and values appended (None when none was given)."""
         length, width = x.shape[1:]
+        if width % self.num_heads:
+            raise ValueError(f"width {width} and {self.num_heads} heads do not fit: the width must be a multiple.")
         heads = (self.num_heads, width // self.num_heads)
 
         def project(name, inputs):

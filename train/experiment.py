@@ -20,7 +20,7 @@ import models
 from data import tokenizers
 from train import batches, durations, initial, sharding
 from train.checkpoint import Checkpoints
-from train.objectives import HEADS, OBJECTIVES, Batch, Objective
+from train.objectives import HEADS, OBJECTIVES, TASKS, Batch, Objective
 from train.optimizer import Schedule, check_patterns, make_optimizer, make_schedule
 from train.state import TrainState
 from train.step import init_state
@@ -76,8 +76,13 @@ class Experiment:
                 ) from None
         return models.build(**settings)
 
-    def check_sizes(self) -> None:
-        """Raises ValueError if the data have more classes or tokens than the model knows."""
+    def check_data(self) -> None:
+        """Raises ValueError if the data are for another objective, or have more classes or tokens than the model."""
+        objective, task = self.config.objective.name, self.data.info["task"]
+        if task not in TASKS[objective]:
+            raise ValueError(
+                f"the objective {objective!r} is for data.task {' or '.join(TASKS[objective])}: it is {task!r}."
+            )
         for name in ("num_classes", "vocab_size"):
             has, needs = getattr(self.model, name, None), self.data.info.get(name)
             if has and needs and has < needs:
@@ -228,6 +233,7 @@ _AT_LEAST_1 = (
 )
 _NOT_NEGATIVE = (
     *("data.evaluation_batch_size", "objective.mixup", "sampling.num_samples", "sampling.temperature"),
+    *("model.memory_length",),
     *("sampling.no_repeat_ngram_size", "sampling.min_new_tokens"),
     *(f"optimizer.{name}" for name in ("learning_rate", "weight_decay", "clip_norm", "end_factor")),
 )

@@ -39,6 +39,9 @@ def start_from(state: TrainState, path: str, skip: Sequence[str], layers: Sequen
         ValueError: a parameter has another shape there, or none of the model's is there.
     """
     ours, theirs = (flatten_dict(params, sep="/") for params in (state.params, _load(path)[1]))
+    depth = next((len(value) for name, value in theirs.items() if "layers/" in name), 0)
+    if layers and not 0 <= min(layers) <= max(layers) < depth:
+        raise ValueError(f"init.layers is {tuple(layers)}: the model in {path} has layers 0 to {depth - 1}.")
     taken = {}
     for name in ours.keys() & theirs.keys():
         if not any(re.search(pattern, name) for pattern in skip):

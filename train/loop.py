@@ -85,7 +85,7 @@ class Loop:
         self.evaluate_every = every(experiment, "evaluate_every", self.total)
         self.save_every = every(experiment, "save_every", self.total)
         self.evaluator = Evaluator(experiment)
-        experiment.check_sizes()
+        experiment.check_data()
         if config.sampling.num_samples:
             self.evaluator.sampler.check(self.state.variables(average=True))
         split = config.checkpoint.best.partition("/")[0]

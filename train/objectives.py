@@ -144,8 +144,10 @@ def distillation(
         weights: of this loss, of `masked_lm`'s, and of 1 - the cosine of both models' last vectors, over all tokens.
 
     Raises:
-        ValueError: the teacher has other words or another width.
+        ValueError: the teacher has another number of words or another width, or there are not three weights.
     """
+    if len(weights) != 3:
+        raise ValueError(f"objective.weights is {tuple(weights)}: a distillation has three losses.")
     hidden, logits = (x.astype(jnp.float32) for x in read_masked(model, batch))
     their_hidden, their_logits = (batch[f"teacher_{name}"].astype(jnp.float32) for name in ("hidden", "logits"))
     for ours, theirs, name in ((logits, their_logits, "vocab_size"), (hidden, their_hidden, "width")):
@@ -248,5 +250,24 @@ OBJECTIVES = {
     "sequence_to_sequence": sequence_to_sequence,
 }
 # objective -> the head that an encoder of texts needs for it
-HEADS = {"classification": "classification", "regression": "classification"}
-HEADS |= {"tagging": "tagging", "span_extraction": "span"}
+HEADS = {
+    "classification": "classification",
+    "regression": "classification",
+    "tagging": "tagging",
+    "span_extraction": "span",
+    "masked_lm": "masked_lm",
+    "pretraining": "pretraining",
+}
+# objective -> the tasks of `data.tasks` that it is for
+TASKS = {
+    "classification": ("images", "classification"),
+    "regression": ("regression",),
+    "tagging": ("tagging",),
+    "span_extraction": ("spans",),
+    "causal_lm": ("next_token", "continuations"),
+    "bidirectional_lm": ("next_token",),
+    "masked_lm": ("masked_tokens",),
+    "distillation": ("masked_tokens",),
+    "pretraining": ("next_sentence", "sentence_order"),
+    "sequence_to_sequence": ("pairs", "span_corruption", "denoising"),
+}

@@ -77,8 +77,10 @@ def masked_softmax(scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T 
 @masked_softmax.defjvp
 def _(primals, tangents):
     weights, mask = masked_softmax(*primals), primals[1]
-    tangent = weights * tangents[0]
-    tangent = tangent - weights * tangent.sum(axis=-1, keepdims=True)
+    # In this order: XLA's CPU backend (jaxlib 0.10.2) sums `weights * tangent` wrongly where the tangents alone are
+    # batched, as under jax.jacrev.
+    tangent = tangents[0] * weights
+    tangent = tangent - tangent.sum(axis=-1, keepdims=True) * weights
     # The weights of a row without any key are all alike, whatever its scores.
     return weights, tangent if mask is None else jnp.where(mask.any(axis=-1, keepdims=True), tangent, 0)
 

@@ -82,9 +82,11 @@ class TokenNorm(nn.Module):
     def running(self, name, *init):
         return self.variable("statistics", name, *init)
 
-    def follow(self, running, value):
+    def follow(self, running, value, shares):
+        """The running mean after a batch; one without any real token leaves it as it is."""
         if not self.is_initializing():
-            running.value = self.momentum * running.value + (1 - self.momentum) * value
+            new = self.momentum * running.value + (1 - self.momentum) * value
+            running.value = jnp.where(shares.any(), new, running.value)
 
     def affine(self, x, dtype):
         scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
@@ -99,7 +101,7 @@ def normalise(norm: nn.Module, x: Float[Array, "B T D"], mask: Bool[Array, "#B T
 def _shares(x, mask):
     """What each token counts in a mean: [*B, 1], in all 1."""
     real = jnp.ones(x.shape[:-1]) if mask is None else jnp.broadcast_to(mask, x.shape[:-1]).astype(jnp.float32)
-    return (real / real.sum())[..., None]
+    return (real / jnp.maximum(real.sum(), 1))[..., None]
 
 
 def _mean(x, shares):
@@ -118,8 +120,9 @@ class BatchNorm(TokenNorm):
             shares = _shares(x, mask)
             centre = _mean(wide, shares)
             used = centre, _mean(jnp.square(wide - centre), shares)
-            self.follow(mean, centre)
-            self.follow(variance, used[1] / jnp.maximum(1 - shares.max(), shares.max()))  # n / (n - 1)
+            self.follow(mean, centre, shares)
+            unbiased = used[1] / jnp.maximum(1 - shares.max(), shares.max())  # n / (n - 1)
+            self.follow(variance, unbiased, shares)
         return self.affine((wide - used[0]) * jax.lax.rsqrt(used[1] + self.epsilon), x.dtype)
 
 
@@ -145,7 +148,7 @@ class PowerNorm(TokenNorm):
         if self.is_mutable_collection("statistics"):
             batch = _mean(jnp.square(wide), shares)
             used = jnp.where(steps.value < self.warmup, batch, used)
-            self.follow(square, batch)
+            self.follow(square, batch, shares)
             if not self.is_initializing():
                 steps.value = steps.value + 1
         return self.affine(power(wide, jax.lax.rsqrt(used + self.epsilon), nu.value, shares, self.momentum), x.dtype)

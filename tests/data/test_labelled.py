@@ -165,3 +165,10 @@ def test_a_tokenizer_without_the_tokens(tmp_path):
     (tmp_path / "a.tsv").write_text("a\tyes\n")
     with pytest.raises(ValueError, match="task='classification' needs cls, sep, pad, mask in tokenizer="):
         data.load(f"labels:{tmp_path}/a.tsv", batch_size=1, sequence_length=8, tokenizer=f"{tmp_path}/tokenizer.json")
+
+
+def test_rows_of_one_text_and_of_two(tmp_path):
+    (tmp_path / "a.tsv").write_text("one\tyes\n")
+    (tmp_path / "b.tsv").write_text("one\ttwo\tyes\n")
+    with pytest.raises(ValueError, match="has rows of 1 and of 2 texts: give all as many"):
+        data.load(f"labels:{tmp_path}/a.tsv", validation_split=f"{tmp_path}/b.tsv", sequence_length=16, batch_size=1)

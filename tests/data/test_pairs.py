@@ -202,3 +202,12 @@ def test_labels_can_be_written(tmp_path):
     batch = loaded.train[0]
     assert loaded.tokenizer.decode(batch["inputs"][0][batch["inputs_mask"][0]]) == "one two<|endoftext|>"
     assert loaded.tokenizer.decode(batch["targets"][0][batch["mask"][0]]) == "yes<|endoftext|>"
+
+
+def test_files_that_are_cut_or_marked(tmp_path):
+    whole = gzip.compress(b"ein Haus\ta house\n" * 100)
+    (tmp_path / "a.tsv.gz").write_bytes(whole[:-20])
+    with pytest.raises(ValueError, match=r"a\.tsv\.gz is not a whole gzip file"):
+        pairs.read(f"{tmp_path}/a.tsv.gz")
+    (tmp_path / "b.tsv").write_text("ein Haus\ta house\n", encoding="utf-8-sig")
+    assert pairs.read(f"{tmp_path}/b.tsv") == (["ein Haus"], ["a house"])

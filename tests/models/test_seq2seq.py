@@ -1,3 +1,5 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -151,3 +153,21 @@ def test_the_first_token_is_always_given_and_gradients_pass_by_what_is_drawn():
 def test_parts_that_do_not_fit_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         Seq2Seq(VOCAB, width=8, **settings).init(jax.random.key(0), INPUTS, TOKENS)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_what_is_drawn_is_spread_as_predicted(dtype):
+    """From (almost) even predictions, a tenth of the tokens that it reads are of the first tenth of the vocabulary.
+
+    All parameters are zero but those that show in the last token's logit which tenth the token that was read is of.
+    """
+    module, tokens = Seq2Seq(vocab_size=8000, width=4), jnp.full((200, 3), 7999)
+    shapes = jax.eval_shape(module.init, jax.random.key(0), tokens, tokens)
+    params = jax.tree.map(lambda x: jnp.zeros(x.shape, dtype), shapes)
+    parts = params["params"]
+    parts["decoder_embed"]["table"] = parts["decoder_embed"]["table"].at[:800].set(1)
+    parts["readout"]["kernel"] = parts["readout"]["kernel"].at[-1].set(1)
+    parts["head"]["kernel"] = parts["head"]["kernel"].at[:, -1].set(0.01)
+    logits = jax.jit(partial(module.apply, own_rate=1.0))(params, tokens, tokens, rngs={"dropout": jax.random.key(1)})
+    shown = logits[:, 1:, -1] > 0.005
+    assert abs(shown.mean() - 0.1) < 4 * (0.09 / shown.size) ** 0.5

@@ -126,3 +126,8 @@ def test_dropout_only_with_its_rng(params):
         np.testing.assert_array_equal(jax.jit(model.apply)(params, TOKENS[:, :4]), plain)
         dropped = jax.jit(lambda key, model=model: model.apply(params, TOKENS[:, :4], rngs={"dropout": key}))
         assert (dropped(jax.random.key(0)) != plain).any()
+
+
+def test_heads_must_divide_the_width():
+    with pytest.raises(ValueError, match="width 16 and 3 heads do not fit"):
+        jax.eval_shape(TINY.clone(num_heads=3).init, jax.random.key(0), TOKENS[:, :4])

@@ -82,6 +82,10 @@ def trained(tiny, tmp_path_factory):
         ),
         ([GPT, "--config.objective.name=classification"], "the objective 'classification' is not for the model 'gpt'."),
         (
+            [GPT, "--config.data.task=masked_tokens"],
+            "the objective 'causal_lm' is for data.task next_token or continuations: it is 'masked_tokens'.",
+        ),
+        (
             [GPT, "--config.objective.name=causal"],
             f"unknown objective 'causal': it is one of {', '.join(OBJECTIVES)}.",
         ),

@@ -231,6 +231,15 @@ def test_what_cannot_be_started_from(pretrained, tasks, tiny, tmp_path):
         learned(tiny, changes | {"init.path": "absent"}, tmp_path / "c", 1)
     with pytest.raises(ValueError, match=r"init\.skip has '\[', which is no regular expression"):
         learned(tiny, changes | {"init.skip": ("[",)}, tmp_path / "d", 1)
+    layers = {"init.path": str(pretrained), "init.layers": (0, 7)}
+    with pytest.raises(ValueError, match=r"init\.layers is \(0, 7\): the model in .* has layers 0 to"):
+        loop.train(tiny("bert", MASKED | layers), tmp_path / "layers", **ONE)
+
+
+def test_a_distillation_has_three_weights(pretrained, tiny):
+    config = tiny("bert", distilled(pretrained, {"objective.weights": (5.0,)}))
+    with pytest.raises(ValueError, match=r"objective\.weights is \(5\.0,\): a distillation has three losses"):
+        jax.eval_shape(Experiment(config).make_state)
 
 
 def distilled(pretrained, changes=()):

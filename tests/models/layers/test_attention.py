@@ -302,3 +302,12 @@ def test_queries_may_start_smaller(normal):
     )
     means = {part: leaf["kernel"].mean() for part, leaf in params["params"].items() if part != "out"}
     assert means == {"query": 0, "key": 1, "value": 1}
+
+
+def test_the_softmaxs_derivative_for_many_tangents_at_once(normal):
+    """As `jax.jacrev` takes it: one by one and together they are the same."""
+    scores, cotangents = normal(64, 2, 4, 24), normal(38, 64, 2, 4, 24)
+    pull = jax.jit(lambda cotangent: jax.vjp(lambda s: masked_softmax(s, None), scores)[1](cotangent)[0])
+    together = jax.jit(jax.vmap(pull))(cotangents)
+    for mine, cotangent in zip(together, cotangents):
+        np.testing.assert_allclose(mine, pull(cotangent), rtol=0, atol=1e-6)

@@ -155,3 +155,15 @@ def test_padding_moves_no_statistics_over_tokens(module, normal):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6)
     unmasked = trained(module, params, state, x)
     assert not np.allclose(unmasked[0][mask], first[0][mask], atol=1e-3)
+
+
+@pytest.mark.parametrize("module", [BatchNorm(1e-3), PowerNorm(1e-3)])
+def test_a_batch_of_padding_moves_nothing(module, normal):
+    x = normal(2, 4, 5)
+    state = dict(module.init(jax.random.key(0), x))
+    params = state.pop("params")
+    out, *_, after = trained(module, params, state, x, jnp.zeros((2, 4), bool))
+    assert np.isfinite(out).all()
+    for name in ("mean", "variance", "square"):
+        if name in state["statistics"]:
+            np.testing.assert_array_equal(after["statistics"][name], state["statistics"][name])
