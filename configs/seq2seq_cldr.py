@@ -15,36 +15,20 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from configs import base
+from configs import base, transformer_cldr
 
 
 def get_config() -> ConfigDict:
-    config = base.get_config("seq2seq")
+    config = transformer_cldr.get_config()
+    config.model = ConfigDict(base.MODELS["seq2seq"]())
     config.model.cell = "gru"
     config.model.width = 64
     config.model.embed_width = 32
     config.model.attention = "additive"
-
-    config.data.source = "cldr"
-    config.data.tokenizer = "characters"
-    config.data.sequence_length = 40
-    config.data.batch_size = 64
-    config.data.evaluation_batch_size = 256
-    config.objective.name = "sequence_to_sequence"
-
     config.optimizer.learning_rate = 5e-3
     config.optimizer.warmup_percent = 5.0
-
+    config.optimizer.b2 = 0.999
     config.total_steps = 1000
-    config.log_every_steps = 10
-    config.evaluate_every_steps = 500
-    config.save_every_steps = 500
-    config.checkpoint.best = "validation/exact_match"
-    config.checkpoint.best_is_highest = True
-    config.sampling.prompt = "21 novembre 2026"
-    config.sampling.num_samples = 1
-    config.sampling.max_new_tokens = 11
-    config.sampling.temperature = 0.0
     return config
 
 
