@@ -4,7 +4,8 @@
 
 `base` or `large`. The data are a TFDS data set with the feature `text`, prepared under data.data_dir; the README says
 how to store one. The tokenizer is the published one of bart-large. The paper says neither the learning rate nor the
-warm-up: these are RoBERTa's of the same sizes (arXiv 1907.11692), on whose text and batch it follows.
+warm-up: these are RoBERTa's of the same sizes (arXiv 1907.11692), whose batch it follows, and whose 160 GB of text
+OpenWebText stands for here. Windows of 512 tokens take no notice of where a text ends.
 """
 
 from ml_collections import ConfigDict

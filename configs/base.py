@@ -131,6 +131,7 @@ def data() -> dict:
         "image_key": "image",  # features of a TFDS set
         "label_key": "label",
         "text_key": "text",  # of pairs, two: "de,en"
+        "start_token": "end_of_text",  # of outputs that are written for inputs; "pad" for a T5 from elsewhere
         "image_size": 0,  # of the square that images are resized to, pixels; 0 = as they are
         "evaluation_crop": 1.0,  # the central part of a resized image that is seen
         "augment": "",  # of training images, such as "crop | flip | randaugment(2, 10)" or "shift(1)"

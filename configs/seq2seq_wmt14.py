@@ -4,9 +4,9 @@
     python launch.py --config=configs/seq2seq_wmt14.py:luong_local
 
 The variants: rnnencdec and rnnsearch (arXiv 1409.0473: 1,000 hidden units, words of 620 numbers, batches of 80
-sentences of at most 50 words, Adadelta; here AdamW), luong and luong_local (arXiv 1508.04025: four layers of 1,000
-cells, dropout 0.2, input feeding). Both had vocabularies of words, of 30,000 and 50,000; here one of 32,000 sub-words
-serves both languages.
+sentences of at most 50 words, Adadelta), luong and luong_local (arXiv 1508.04025: four layers of 1,000 cells, dropout
+0.2, input feeding, SGD). Both papers had vocabularies of words, of 30,000 and 50,000. Here one of 32,000 sub-words
+serves both languages, and all train with AdamW and a cosine. None has been run.
 """
 
 from ml_collections import ConfigDict

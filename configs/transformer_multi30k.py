@@ -18,8 +18,12 @@ def get_config(folder: str = "data/multi30k") -> ConfigDict:
     pair = f"{folder}/{{0}}.en.gz,{folder}/{{0}}.de.gz"
     config = base.get_config("transformer")
     config.model.variant = "tiny"
-    config.model.dropout = 0.3
-    config.model.unroll = 4
+    config.model.depth = 3
+    config.model.width = 256
+    config.model.hidden = 512
+    config.model.placement = "pre"
+    config.model.dropout = 0.2
+    config.model.unroll = 3
 
     config.data.source = f"pairs:{pair.format('train')}"
     config.data.validation_split = pair.format("val")
@@ -32,14 +36,13 @@ def get_config(folder: str = "data/multi30k") -> ConfigDict:
     config.objective.name = "sequence_to_sequence"
     config.objective.label_smoothing = 0.1
 
-    config.optimizer.learning_rate = 5e-3
+    config.optimizer.learning_rate = 1.5e-3
     config.optimizer.schedule = "cosine"
-    config.optimizer.warmup_steps = 2000
+    config.optimizer.warmup_steps = 400
     config.optimizer.b2 = 0.98
-    config.optimizer.clip_norm = 0.0
-    config.ema_decay = 0.999
+    config.ema_decay = 0.995
 
-    config.total_epochs = 40.0
+    config.total_epochs = 20.0
     config.log_every_steps = 50
     config.evaluate_every_epochs = 5.0
     config.save_every_epochs = 1.0

@@ -54,9 +54,12 @@ def _columns(line: str, suffix: str, where: str) -> tuple[str, ...]:
         return tuple(columns)
     try:
         entry = json.loads(line)
-        return tuple(str(entry[key]) for key in ("text", "second", "label") if key != "second" or key in entry)
+        row = [entry[key] for key in ("text", "second", "label") if key != "second" or key in entry]
+        if None in row:
+            raise ValueError
+        return tuple(map(str, row))
     except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{where} must be a JSON object with `text` and `label`") from None
+        raise ValueError(f"{where} must be a JSON object with `text` and `label`, none of them null") from None
 
 
 def names(splits: dict[str, Labelled]) -> list[str]:
@@ -128,7 +131,7 @@ class Fit:
 
     def _key_sentences(self, text):
         """Sentences by the weight of their words in the text's tf-idf centroid (Radev et al. 2004, section 3.1)."""
-        sentences = re.split(r"(?<=[.!?])\s+|\n+", text)
+        sentences = re.split(r"(?<=[.!?])(?=[^\S\n])|(?<=\n)", text)
         idf = {word: log((1 + self.count) / (1 + self.spread[word])) for word in _words(text)}
         centroid = {word: times * idf[word] for word, times in Counter(_words(text)).items()}
         scores = [sum(centroid[word] for word in set(_words(sentence))) for sentence in sentences]

@@ -37,6 +37,7 @@ class Options:
             0 = none.
         max_bytes: reads at most so much text, in whole documents; 0 = everything.
         text_key, image_key, label_key: the features of a TFDS data set; of pairs, two for the texts: "de,en".
+        start_token: what the outputs of pairs begin with, end_of_text, or pad as T5's do.
         cache_dir: a folder that keeps the token ids from run to run; "" = tokenise at each start, in memory.
         mask_rate: the part of the tokens that is hidden, to be guessed.
         mask_whole_words: all or none of a word's tokens are hidden.
@@ -71,6 +72,7 @@ class Options:
     validation_fraction: float = 0.1
     max_bytes: int = 0
     text_key: str = "text"
+    start_token: str = "end_of_text"
     cache_dir: str = ""
     mask_rate: float = 0.15
     mask_whole_words: bool = False

@@ -22,8 +22,8 @@ class Pairs:
     """Token ids of inputs and targets, padded to one length.
 
     An example has `inputs` int32 [T] and `inputs_mask` bool [T] (True = a token), and of the output `tokens`, `targets`
-    int32 [T] and `mask` bool [T]. Inputs and targets end with `end`; `tokens` are `end` and the targets but for their
-    own. What is longer than T is cut before its end; `references` are the whole texts of the targets.
+    int32 [T] and `mask` bool [T]. Inputs and targets end with `end`; `tokens` are `start` and the targets but for their
+    end. What is longer than T is cut before its end; `references` are the whole texts of the targets.
     """
 
     def __init__(
@@ -33,9 +33,10 @@ class Pairs:
         references: Sequence[str],
         length: int,
         end: int,
+        start: int,
     ):
         self.inputs, self.targets, self.references = inputs, targets, references
-        self.length, self.end = length, end
+        self.length, self.end, self.start = length, end, start
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -53,7 +54,7 @@ class Pairs:
         """The pairs of `indices` int64 [N], stacked on a leading axis."""
         inputs, inputs_mask = self._padded([self.inputs[index] for index in indices])
         targets, mask = self._padded([self.targets[index] for index in indices])
-        return {"inputs": inputs, "inputs_mask": inputs_mask} | shifted(targets, mask, self.end)
+        return {"inputs": inputs, "inputs_mask": inputs_mask} | shifted(targets, mask, self.start)
 
     def _padded(self, rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         ids = np.full((len(rows), self.length), self.end, np.int32)
@@ -97,7 +98,7 @@ class Continuations(Pairs):
         return {"tokens": rows[:, :-1], "targets": rows[:, 1:], "mask": mask}
 
 
-def encode(texts: Texts, tokenizer: Tokenizer, length: int, drop: bool, kind: type[Pairs] = Pairs) -> Pairs:
+def encode(texts: Texts, tokenizer: Tokenizer, length: int, drop: bool, start: int, kind: type[Pairs] = Pairs) -> Pairs:
     """Pairs of texts as token ids; `drop` leaves out what does not fit `length`: a side with its end, or a row.
 
     Raises ValueError for a tokenizer without an end of text, and when no pair is left.
@@ -112,7 +113,7 @@ def encode(texts: Texts, tokenizer: Tokenizer, length: int, drop: bool, kind: ty
     if not kept:
         raise ValueError(f"no pair of {len(inputs)} fits sequence_length={length}: give a larger one")
     inputs, targets, references = ([side[i] for i in kept] for side in (inputs, targets, texts[1]))
-    return kind(inputs, targets, references, length, tokenizer.end_of_text)
+    return kind(inputs, targets, references, length, tokenizer.end_of_text, start)
 
 
 def read(path: str) -> Texts:
@@ -181,6 +182,8 @@ def _pair(line: str, suffix: str, where: str) -> tuple[str, str]:
         return columns[0], columns[1]
     try:
         entry = json.loads(line)
+        if None in (entry["input"], entry["target"]):
+            raise ValueError
         return str(entry["input"]), str(entry["target"])
     except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{where} must be a JSON object with `input` and `target`") from None
+        raise ValueError(f"{where} must be a JSON object with `input` and `target`, none of them null") from None

@@ -13,11 +13,12 @@ from data.pipeline import Batch
 from data.text import Documents, Tokens
 from data.tokenizers import Tokenizer
 
-_ENDS = re.compile(r"(?<=[.!?])\s+|\n")
+_ENDS = re.compile(r"(?<=[.!?])(?=[^\S\n])|(?<=\n)")
 
 
 class Sentences(Documents):
-    """The lines of texts, and within a line what ends with . ! or ? before white space; after a text an empty one."""
+    """The lines of texts, and within a line what ends with . ! or ? before white space, which the next one begins with;
+    after a text an empty one."""
 
     always_ended = True
 
@@ -28,7 +29,7 @@ class Sentences(Documents):
 
     def fingerprint(self) -> str:
         """A digest of the texts."""
-        return f"{self._texts.fingerprint()} by sentences"
+        return f"{self._texts.fingerprint()} in sentences"
 
 
 class Chunks(Tokens):

@@ -1,5 +1,6 @@
 """Sentences whose words have tags, and how words and the tokens that they are cut into belong together."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -11,6 +12,8 @@ from data import encoded
 from data.encoded import Encoded
 from data.pairs import read_lines
 from data.tokenizers import Tokenizer
+
+_ID = re.compile(r"\d+([-.]\d+)?")
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,10 @@ def read(path: str) -> list[Sentence]:
             columns = line.split("\t")
             if len(columns) != 10:
                 raise ValueError(f"{path}, line {number} has {len(columns)} columns: CoNLL-U has 10")
+            if not _ID.fullmatch(columns[0]):
+                raise ValueError(
+                    f"{path}, line {number} begins with {columns[0]!r}: a word has a number, such as 1 or 1-2"
+                )
             after = "" if "SpaceAfter=No" in columns[9].split("|") else " "
             if "-" in columns[0]:
                 whole = int(columns[0].partition("-")[2]), after

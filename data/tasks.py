@@ -132,10 +132,14 @@ def make_noisy(options: Options) -> Examples:
 
 def make_pairs(options: Options, kind: type[pairs.Pairs] = pairs.Pairs) -> Examples:
     """Pairs of texts as token ids."""
-    texts = sources.read_pairs(options)
-    coder = find_tokenizer(options, {name: [*inputs, *targets] for name, (inputs, targets) in texts.items()})
-    encode = partial(pairs.encode, tokenizer=coder, length=options.sequence_length, kind=kind)
-    more = {"start": coder.end_of_text} if kind is pairs.Pairs else {}
+    texts, role = sources.read_pairs(options), options.start_token
+    if role not in ("end_of_text", "pad"):
+        raise ValueError(f"start_token={role!r} must be end_of_text or pad")
+    both = {name: [*inputs, *targets] for name, (inputs, targets) in texts.items()}
+    coder = find_tokenizer(options, both, tuple(dict.fromkeys([role, "end_of_text"])))
+    start = getattr(coder, role)
+    encode = partial(pairs.encode, tokenizer=coder, length=options.sequence_length, start=start, kind=kind)
+    more = {"start": start} if kind is pairs.Pairs else {}
     return Examples(
         {name: encode(part, drop=name == "train") for name, part in texts.items()},
         _info(options, coder, options.task, **more),
@@ -159,6 +163,9 @@ def make_regression(options: Options) -> Examples:
         labels = {name: np.array(part.labels, np.float32) for name, part in splits.items()}
     except ValueError as error:
         raise ValueError(f"the labels of {options.source!r} must be numbers: {error}") from None
+    for name, values in labels.items():
+        if not np.isfinite(values).all():
+            raise ValueError(f"the labels of {options.source!r} must be finite: one of the {name} split is not")
     return _labelled(options, splits, labels, num_classes=1)
 
 
@@ -289,7 +296,7 @@ TASKS = {
     "sentence_order": Task(make_sentences, _TEXTS, (*_DOCUMENTS, *_MASKED)),
     "span_corruption": Task(make_corrupted, _TEXTS, (*_WINDOWS, "mask_rate")),
     "denoising": Task(make_noisy, _TEXTS, (*_WINDOWS, "noise")),
-    "pairs": Task(make_pairs, _PAIRS, (*_TOKENS, "buckets", "text_key")),
+    "pairs": Task(make_pairs, _PAIRS, (*_TOKENS, "buckets", "text_key", "start_token")),
     "continuations": Task(partial(make_pairs, kind=pairs.Continuations), _PAIRS, (*_TOKENS, "buckets", "text_key")),
     "classification": Task(make_classified, ("labels", "tfds"), _LABELLED),
     "regression": Task(make_regression, ("labels", "tfds"), _LABELLED),

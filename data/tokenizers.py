@@ -107,6 +107,8 @@ class Tokenizer:
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """The token ids int32 [N] of each text, and where they are in it: first character and the one after the last,
         int64 [N, 2]."""
+        if self._characters is not None:
+            self.encode_batch(texts)  # which says what character is not known
         encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [(np.array(e.ids, np.int32), np.array(e.offsets, np.int64).reshape(-1, 2)) for e in encodings]
 

@@ -114,7 +114,11 @@ class Choice:
         lengths: Int[Array, "B"],
         new: Int[Array, "#B"],
     ) -> Float[Array, "B V"]:
-        """The logits to choose from, after the first `lengths` of a row's tokens, of which `new` were chosen."""
+        """The logits to choose from, after the first `lengths` of a row's tokens, of which `new` were chosen.
+
+        Where every token is forbidden, none is.
+        """
+        given = logits
         if self.repetition_penalty is not None:
             logits = repetition_penalty(logits, tokens, lengths, self.repetition_penalty)
         if self.no_repeat_ngram_size is not None:
@@ -123,6 +127,7 @@ class Choice:
         if self.min_new_tokens is not None:
             early = (new < self.min_new_tokens)[:, None] & self.stops(vocabulary)
             logits = jnp.where(early, -jnp.inf, logits)
+        logits = jnp.where(jnp.isneginf(logits).all(axis=-1, keepdims=True), given, logits)
         if self.forced_first_token is not None:
             forced = jnp.where(vocabulary == self.forced_first_token, 0.0, -jnp.inf)
             logits = jnp.where((new == 0)[:, None], forced, logits)

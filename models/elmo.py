@@ -21,6 +21,8 @@ VARIANTS = {  # as published, but for the characters that the first layer was ma
 class ELMo(nn.Module):
     """Two stacks of LSTMs over the same tokens' vectors, one reading forward and one backward, with one output layer.
 
+    What the published models clip, memories and outputs to -3..3, is left free.
+
     Attributes:
         vocab_size: V.
         depth: L, the LSTMs of each direction; what one adds to its input goes to the next.

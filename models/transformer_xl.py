@@ -21,6 +21,7 @@ from models.layers.linear import Linear
 from models.layers.mlp import ACTIVATIONS, Mlp
 from models.layers.norm import LayerNorm
 from models.layers.position import sinusoidal
+from models.layers.protocol import DecoderOnly
 
 VARIANTS = {
     "standard": {"depth": 16, "width": 410, "num_heads": 10, "hidden": 2100},
@@ -93,6 +94,8 @@ class RecurrentAttention(nn.Module):
         shape = (len(x), self.memory_length, x.shape[-1])
         hidden = self.variable("memory", "hidden", jnp.zeros, shape)
         count = self.variable("memory", "count", jnp.zeros, (), jnp.int32)
+        if hidden.value.shape != shape:
+            raise ValueError(f"the memory is of {hidden.value.shape[0]} rows: these are {len(x)}.")
         seen = jnp.concatenate([hidden.value.astype(x.dtype), x], axis=1)
         real = jnp.arange(seen.shape[1]) >= self.memory_length - count.value
         if not self.is_initializing():
@@ -117,7 +120,7 @@ def shifted(scores: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
     return scores.reshape(*batch, length, keys)
 
 
-class TransformerXL(nn.Module):
+class TransformerXL(DecoderOnly):
     """A language model: a segment's tokens in, logits of the next token out.
 
     Attributes:
@@ -174,26 +177,17 @@ class TransformerXL(nn.Module):
 
         Each row goes on where it ended in the last call if that left its memory: apply(..., mutable=["memory"]).
         """
-        return self._logits(tokens)[0]
+        return self.logits(tokens)[0]
 
-    def encode(self, inputs: None = None) -> None:
-        """The decoders' protocol: a decoder-only model has nothing to encode."""
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        return self.depth, self.num_heads, self.width // self.num_heads
 
-    def init_cache(self, batch_size: int, max_length: int) -> Cache:
-        """An empty cache of the parameters' dtype with room for `max_length` tokens in each row: any number."""
-        size = self.width // self.num_heads
-        return Cache.empty(self.depth, batch_size, max_length, self.num_heads, size, self.embed.table.dtype)
+    def check_length(self, length: int) -> None:
+        """Of a cache any: each token sees as many as the last one of a segment in training, and itself."""
 
-    def decode(
-        self, tokens: Int[Array, "B T"], cache: Cache, memory: None = None
-    ) -> tuple[Float[Array, "B T V"], Cache]:
-        """Logits after each of T more tokens in every row, and the cache with them in it.
-
-        Each token sees as many as the last one of a segment in training: itself, M + max_length - 1 before it.
-        """
-        return self._logits(tokens, cache=cache)
-
-    def _logits(self, tokens, **kwargs):
+    def logits(self, tokens, positions=None, **kwargs):
+        """Logits of the token after each one, and the cache with them in it; where they are does not matter."""
         drop = partial(self.drop, deterministic=not self.has_rng("dropout"))
         x = drop(self.embed(tokens))
         self.sow("intermediates", "embedding", x)

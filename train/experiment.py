@@ -77,7 +77,8 @@ class Experiment:
         return models.build(**settings)
 
     def check_data(self) -> None:
-        """Raises ValueError if the data are for another objective, or have more classes or tokens than the model."""
+        """Raises ValueError if the data are for another objective, have more classes or tokens than the model, or other
+        tokens than the teacher."""
         objective, task = self.config.objective.name, self.data.info["task"]
         if task not in TASKS[objective]:
             raise ValueError(
@@ -87,6 +88,9 @@ class Experiment:
             has, needs = getattr(self.model, name, None), self.data.info.get(name)
             if has and needs and has < needs:
                 raise ValueError(f"model.{name} is {has}: the data {self.config.data.source!r} have {needs}.")
+        theirs = self.config.teacher and Path(self.config.teacher) / tokenizers.FILE
+        if theirs and theirs.is_file() and data.Tokenizer.load(theirs).to_str() != self.data.tokenizer.to_str():
+            raise ValueError(f"data.tokenizer must be the teacher's, {theirs}: words have other numbers in this one.")
 
     def check_objective(self) -> None:
         """Raises ValueError for an objective that there is not, or that the model has no head for."""

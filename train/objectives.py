@@ -210,6 +210,8 @@ def sequence_to_sequence(
         if model.has_rng("dropout"):
             progress = model.get_variable("run", "progress", 0.0)
             options["own_rate"] = 1 - DECAYS[decay](progress, 1 - scheduled_sampling)
+    if model.has_rng("dropout") and getattr(model, "norm", "") in ("batch", "power"):
+        options["mask"] = batch["mask"]  # what follows a target's end is not to count in their statistics
     logits = model(batch["inputs"], batch["tokens"], inputs_mask=batch["inputs_mask"], **options)
     return _of_tokens(model, logits, batch, label_smoothing)
 

@@ -141,6 +141,7 @@ def test_rows_of_one_text_have_its_label(tmp_path):
         ("a\n", {}, r"line 1 has 1 columns: it must have one or two texts and a label"),
         ("a\tyes\na\tb\tno\n", {}, "some texts alone and some in pairs"),
         ("a\tyes\n", {"task": "regression"}, "must be numbers: .*'yes'"),
+        ("a\t1\nb\tnan\n", {"task": "regression"}, "must be finite: one of the train split is not"),
         ("a\tyes\n", {"long_text": "middle"}, "long_text='middle' must be one of head, tail"),
         ("a\tb\tyes\n", {"long_text": "segments"}, "long_text='segments' is for texts alone, not for pairs"),
         ("a\tyes\n", {"long_text": "segments", "stride": 7}, r"stride=7 must be from 0 \(no overlap\) to 6"),
@@ -155,9 +156,10 @@ def test_errors(content, options, message, tmp_path):
         data.load(f"labels:{tmp_path}/a.tsv", **{"batch_size": 1, "sequence_length": 8} | options)
     with pytest.raises(ValueError, match=r"must be a \.tsv or \.jsonl file"):
         labelled.read("a.csv")
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
-    with pytest.raises(ValueError, match="line 1 must be a JSON object with `text` and `label`"):
-        labelled.read(f"{tmp_path}/a.jsonl")
+    for content in ('{"text": "a"}\n', '{"text": "a", "label": null}\n'):
+        (tmp_path / "a.jsonl").write_text(content)
+        with pytest.raises(ValueError, match="line 1 must be a JSON object with `text` and `label`"):
+            labelled.read(f"{tmp_path}/a.jsonl")
 
 
 def test_a_tokenizer_without_the_tokens(tmp_path):

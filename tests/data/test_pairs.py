@@ -37,14 +37,14 @@ def test_every_layout_of_files_gives_the_same_pairs(layout, zipped, tmp_path):
 
 
 def test_tokens_are_the_targets_one_place_later(coder):
-    made = pairs.encode((LEFT, RIGHT), coder, 20, drop=False)
+    made = pairs.encode((LEFT, RIGHT), coder, 20, drop=False, start=0)
     batch = made.take(np.array([2, 0]))
     end = coder.end_of_text
     for row, number in enumerate([2, 0]):
         targets = batch["targets"][row][batch["mask"][row]]
         assert coder.decode(targets[:-1]) == RIGHT[number]
         assert targets[-1] == end
-        np.testing.assert_array_equal(batch["tokens"][row, : len(targets)], [end, *targets[:-1]])
+        np.testing.assert_array_equal(batch["tokens"][row, : len(targets)], [0, *targets[:-1]])
         inputs = batch["inputs"][row][batch["inputs_mask"][row]]
         assert coder.decode(inputs[:-1]) == LEFT[number]
         assert inputs[-1] == end
@@ -52,8 +52,8 @@ def test_tokens_are_the_targets_one_place_later(coder):
 
 
 def test_long_pairs_are_dropped_or_cut_and_the_reference_stays_whole(coder):
-    assert len(pairs.encode((LEFT, RIGHT), coder, 12, drop=True)) == 2
-    cut = pairs.encode((LEFT, RIGHT), coder, 12, drop=False)
+    assert len(pairs.encode((LEFT, RIGHT), coder, 12, drop=True, start=0)) == 2
+    cut = pairs.encode((LEFT, RIGHT), coder, 12, drop=False, start=0)
     assert len(cut) == 3
     assert cut.references == RIGHT
     last = cut[2]
@@ -93,11 +93,25 @@ def test_load(tmp_path):
         data.load(**source, batch_size=2)
 
 
+def test_what_outputs_begin_with(tmp_path):
+    (tmp_path / "a.tsv").write_text("".join(f"{left}\t{right}\n" for left, right in zip(LEFT, RIGHT)))
+    source = {"source": f"pairs:{tmp_path}/a.tsv", "tokenizer": "characters", "sequence_length": 20, "batch_size": 3}
+    for role in ("end_of_text", "pad"):
+        loaded = data.load(**source, start_token=role)
+        assert loaded.info["start"] == getattr(loaded.tokenizer, role) is not None
+        assert (loaded.train[0]["tokens"][:, 0] == loaded.info["start"]).all()
+        targets, mask = loaded.train[0]["targets"], loaded.train[0]["mask"]
+        assert {row[real][-1] for row, real in zip(targets, mask)} == {loaded.tokenizer.end_of_text}
+    with pytest.raises(ValueError, match=r"start_token='cls' must be end_of_text or pad"):
+        data.load(**source, start_token="cls")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.tsv", "x\ty\nx\n", "a.tsv, line 2 has 1 columns: it must have 2"),
         ("a.jsonl", '{"input": "x"}\n', "a.jsonl, line 1 must be a JSON object with `input` and `target`"),
+        ("a.jsonl", '{"input": "x", "target": null}\n', "a.jsonl, line 1 must be .* none of them null"),
         ("a.txt", "x\n", "must be a .tsv or .jsonl file, or two files with a comma between"),
     ],
 )
@@ -122,7 +136,7 @@ def of_lengths(*counts):
     """Pairs whose longer side has 1, 2, ... tokens and the end, so many of each; the first input token is a number."""
     rows = [np.full(length, length) for length, count in enumerate(counts, 1) for _ in range(count)]
     inputs = [np.array([1000 + number]) for number in range(len(rows))]
-    return pairs.Pairs(inputs, rows, [""] * len(rows), 12, 0)
+    return pairs.Pairs(inputs, rows, [""] * len(rows), 12, 0, 0)
 
 
 def bucketed(**options):

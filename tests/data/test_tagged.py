@@ -38,6 +38,9 @@ def test_conllu(tmp_path):
     (tmp_path / "b.conllu").write_text("1\ta\n")
     with pytest.raises(ValueError, match=r"b.conllu, line 1 has 2 columns: CoNLL-U has 10"):
         tagged.read(f"{tmp_path}/b.conllu")
+    (tmp_path / "c.conllu").write_text(CONLLU.replace("1\tYes", "one\tYes"))
+    with pytest.raises(ValueError, match=r"c.conllu, line \d+ begins with 'one': a word has a number"):
+        tagged.read(f"{tmp_path}/c.conllu")
 
 
 def test_a_folder_of_universal_dependencies(tmp_path):

@@ -56,6 +56,8 @@ def test_unknown_characters_are_an_error():
     for text in ("onß", "\U0001f600", "Q"):
         with pytest.raises(ValueError, match=f"the character '{text[-1]}' is not one of the"):
             CHARACTERS.encode(text)
+        with pytest.raises(ValueError, match=f"the character '{text[-1]}' is not one of the"):
+            CHARACTERS.encode_with_offsets([text])
 
 
 def test_words():

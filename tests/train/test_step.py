@@ -11,7 +11,7 @@ import pytest
 
 import models
 from models.layers.norm import BatchNorm, PowerNorm
-from train.objectives import causal_lm, classification
+from train.objectives import causal_lm, classification, sequence_to_sequence
 from train.optimizer import make_optimizer
 from train.sharding import make_mesh, to_mesh
 from train.step import init_state, make_evaluation_step, make_train_step
@@ -180,6 +180,25 @@ def test_running_statistics_follow_the_batch_on_all_devices_and_the_parts_in_tur
     state = state.replace(opt_state=frozen.init(state.params))
     accumulated, one_by_one = run(state, [batch], frozen, accumulate=2), run(state, parts, frozen)
     jax.tree.map(close, accumulated.collections, one_by_one.collections)
+
+
+@pytest.mark.parametrize("norm", ["batch", "power"])
+def test_padding_does_not_count_in_running_statistics(norm):
+    sizes = {"vocab_size": 11, "max_length": 6, "depth": 1, "width": 8, "num_heads": 2, "dropout": 0.0}
+    model, rng = models.build("transformer", norm=norm, norm_warmup=1, **sizes), np.random.default_rng(0)
+    real = {"inputs_mask": np.arange(6) < [[4], [6]], "mask": np.arange(6) < [[5], [3]]}
+    tokens = {name: rng.integers(0, 11, (2, 6)) for name in ("inputs", "tokens", "targets")}
+    others = {name: rng.integers(0, 11, (2, 6)) for name in tokens}
+    of = {"inputs": "inputs_mask", "tokens": "mask", "targets": "mask"}
+    others = {name: np.where(real[of[name]], tokens[name], others[name]) for name in tokens}
+    state = init_state(model, optax.sgd(0.1), sequence_to_sequence, jax.tree.map(jnp.asarray, tokens | real), seed=0)
+    step = jax.jit(make_train_step(model, sequence_to_sequence, optax.sgd(0.1), seed=0))
+    ours, theirs = (step(state, jax.tree.map(jnp.asarray, batch | real))[0] for batch in (tokens, others))
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), state.collections, ours.collections)
+    assert all(jax.tree.leaves(moved))
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), ours.collections, theirs.collections
+    )
 
 
 class Scores(nn.Module):

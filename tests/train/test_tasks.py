@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
+from data import tokenizers
 from models import convert
 from tests.data.test_questions import squad
 from train import initial, loop
@@ -301,6 +302,13 @@ def test_a_student_of_half_the_depth_learns(pretrained, tiny, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     first = next(line for line in lines if "train/cosine_loss" in line)
     assert found["validation/cosine_loss"] < 0.5 * first["train/cosine_loss"]
+
+
+def test_a_teacher_of_other_words(pretrained, tiny, tmp_path):
+    tokenizers.train("bytes", [], special=("mask", "pad", "sep", "cls", "end_of_text")).save(tmp_path / "own.json")
+    config = tiny("bert", distilled(pretrained, {"data.tokenizer": str(tmp_path / "own.json")}))
+    with pytest.raises(ValueError, match=r"data\.tokenizer must be the teacher's, .*tokenizer\.json"):
+        loop.train(config, tmp_path / "run", **ONE)
 
 
 def test_a_teacher_of_another_size(pretrained, tiny, tmp_path):
