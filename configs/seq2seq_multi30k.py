@@ -22,6 +22,6 @@ def get_config(argument: str = "data/multi30k") -> ConfigDict:
     config.model.embed_width = 256
     config.model.attention = attention or "additive"
     config.model.dropout = 0.3
-    config.total_epochs = 12.0
+    config.total_epochs = 8.0
     config.evaluate_every_epochs = 4.0
     return config
