@@ -20,11 +20,13 @@ def get_config(model: str) -> ConfigDict:
 
     config.objective = ConfigDict()
     # classification | regression | tagging | span_extraction | causal_lm | masked_lm | pretraining | distillation |
-    # bidirectional_lm | sequence_to_sequence
+    # bidirectional_lm | sequence_to_sequence | detection
     config.objective.name = "classification"
     config.objective.label_smoothing = 0.0  # this part of the target goes to all classes evenly, in training
     config.objective.temperature = 0.0  # of both models' logits in a distillation; 0 = 2
-    config.objective.weights = ()  # of a distillation's losses: soft targets, hidden words, cosine; () = (5, 2, 1)
+    # Of a distillation's losses: soft targets, hidden words, cosine, () = (5, 2, 1); or of a detection's: class,
+    # distance, generalised IoU, () = (1, 5, 2).
+    config.objective.weights = ()
     config.objective.mixup = 0.0  # a of the Beta(a, a) that examples are mixed by (classification); 0 = not
     config.objective.scheduled_sampling = 0.0  # this part of a seq2seq's tokens is its own in the end, in training
     config.objective.decay = ""  # of the part of the others: linear (as "") | exponential | inverse_sigmoid
@@ -115,11 +117,11 @@ SHARDING = (
 def data() -> dict:
     """What `data.load` takes."""
     return {
-        # digits | stdlib | cldr | text:PATH | pairs:PATH | labels:PATH | conllu:PATH | squad:PATH | folder:PATH |
-        # tfds:NAME[/CONFIG][:VERSION]
+        # digits | shapes | stdlib | cldr | text:PATH | pairs:PATH | labels:PATH | conllu:PATH | squad:PATH |
+        # folder:PATH | tfds:NAME[/CONFIG][:VERSION]
         "source": "digits",
-        # images | next_token | masked_tokens | next_sentence | sentence_order | span_corruption | denoising | pairs |
-        # continuations | classification | regression | tagging | spans (see data/tasks.py); "" = the source's
+        # images | detection | next_token | masked_tokens | next_sentence | sentence_order | span_corruption | denoising |
+        # pairs | continuations | classification | regression | tagging | spans (see data/tasks.py); "" = the source's
         "task": "",
         "batch_size": 128,  # examples of a step, on all devices together
         "evaluation_batch_size": 0,  # 0 = batch_size
@@ -132,6 +134,8 @@ def data() -> dict:
         "label_key": "label",
         "text_key": "text",  # of pairs, two: "de,en"
         "image_size": 0,  # of the square that images are resized to, pixels; 0 = as they are
+        "shorter_side": 0,  # of images with boxes, if the longer one then fits in image_size; 0 = as it fits
+        "max_boxes": 100,  # the most objects in an image
         "evaluation_crop": 1.0,  # the central part of a resized image that is seen
         "augment": "",  # of training images, such as "crop | flip | randaugment(2, 10)" or "shift(1)"
         "mean": (0.5,),  # image = (pixel in 0..1 - mean) / std
@@ -201,16 +205,31 @@ def resnet() -> dict:
         "channels": placeholder(int),
         "depths": placeholder(tuple),  # blocks in each stage
         "widths": placeholder(tuple),  # channels of each stage
-        "stem": "imagenet",  # imagenet: to a quarter of the resolution | small: to all of it
+        "stem": placeholder(str),  # imagenet: to a quarter of the resolution | small: to all of it
         "stem_width": placeholder(int),
         "bottleneck": placeholder(bool),  # blocks of three convolutions with fewer channels inside
         "preactivation": placeholder(bool),  # norm and activation come before each convolution
         "norm": placeholder(str),  # batch | group (with standardised kernels)
         "groups": placeholder(int),  # of group norm
-        "frozen": False,  # batch norm's statistics stay as they are in training
-        "padding": "symmetric",  # symmetric | same, as TensorFlow has it
-        "epsilon": 1e-5,  # of the norms
+        "frozen": placeholder(bool),  # batch norm's statistics stay as they are in training
+        "padding": placeholder(str),  # symmetric | same, as TensorFlow has it
+        "epsilon": placeholder(float),  # of the norms
     }
+
+
+def detr() -> dict:
+    """What `models.detr.DETR` takes."""
+    return layers(
+        "detr",
+        placeholder(str),  # r50 | r101
+        backbone=resnet() | {"variant": placeholder(str)},
+        num_classes=placeholder(int),
+        image_size=placeholder(int),  # pixels
+        num_queries=100,  # the most objects in an image
+        decoder_depth=placeholder(int),  # None = depth
+        activation="relu",
+        placement="post",  # post | pre: where the norms are
+    )
 
 
 def texts(name: str, variant: str, **own) -> dict:
@@ -390,6 +409,7 @@ MODELS = {
     "bart": bart,
     "bert": bert,
     "bigbird": bigbird,
+    "detr": detr,
     "distilbert": partial(bert, "distilbert"),
     "electra": partial(embed_width, "electra"),
     "elmo": elmo,

@@ -32,7 +32,7 @@ def get_config() -> ConfigDict:
 
     config.optimizer.name = "sgd"
     config.optimizer.learning_rate = 0.1
-    config.optimizer.warmup_epochs = 5.0
+    config.optimizer.warmup_percent = 5.6  # 5 epochs
     config.optimizer.weight_decay = 1e-3  # the 1e-4 of the paper goes through the momentum of 0.9, ours does not
     config.optimizer.clip_norm = 0.0
     config.precision = "bfloat16"

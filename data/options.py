@@ -41,7 +41,10 @@ class Options:
         mask_rate: the part of the tokens that is hidden, to be guessed.
         mask_whole_words: all or none of a word's tokens are hidden.
         noise: what is done to texts that are to be restored, such as `permute_sentences | infill(0.3, 3)`.
-        image_size: of the square that images are resized to; 0 = as they are, all of one size.
+        image_size: of the square that images are resized to; 0 = as they are, all of one size; of detection, of the
+            square that they lie in, 0 = 64.
+        shorter_side: of detection, what images are resized to, but the longer side to image_size at most; 0 = that.
+        max_boxes: of detection, the most objects in an image.
         evaluation_crop: the central part of the resized image that is seen (in training too, unless `augment` crops).
         augment: of training images, such as `shift(1)` or `crop | flip | randaugment(2, 10)`.
         mean, std: of the normalisation, in 0..1; one number, or one for each channel.
@@ -76,6 +79,8 @@ class Options:
     mask_whole_words: bool = False
     noise: str = ""
     image_size: int = 0
+    shorter_side: int = 0
+    max_boxes: int = 100
     evaluation_crop: float = 1.0
     augment: str = ""
     mean: Sequence[float] = (0.5,)

@@ -1,6 +1,7 @@
 """What a source's content is made into: the examples of a task.
 
 images             labelled images, to be told apart
+detection          images with objects, to be found and told apart
 next_token         windows of a text's tokens, each to be guessed from those before it
 masked_tokens      windows of a text's tokens, some of which are hidden, to be guessed from the others
 next_sentence      the same of two texts, and to be told whether the second follows the first (BERT)
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from data import (
+    detection,
     encoded,
     images,
     labelled,
@@ -204,6 +206,20 @@ def make_images(options: Options) -> Examples:
     return Examples(splits, info, None, in_training, in_evaluation)
 
 
+def make_detection(options: Options) -> Examples:
+    """Images with the boxes and the classes of their objects."""
+    splits, names = sources.read_objects(options)
+    size, most, mean, std = options.image_size or 64, options.max_boxes, tuple(options.mean), tuple(options.std)
+    fit = detection.Resize(options.shorter_side or size, options.shorter_side or size, size)
+    steps = detection.parse(options.augment, size)
+    resized = any(isinstance(step, detection.Resize) for step in steps)
+    make = partial(detection.Transform, size=size, most=most, mean=mean, std=std)
+    info = {"kind": "detection", "num_classes": len(names), "class_names": names, "image_size": (size, size)}
+    info |= {"channels": splits["train"][0]["image"].shape[-1], "mean": mean, "std": std}
+    in_training = make(steps if resized else [*steps, fit], training=True)
+    return Examples(splits, info, None, in_training, make([fit], training=False))
+
+
 def find_tokenizer(
     options: Options, texts: dict[str, Iterable[str]], special: Sequence[str] = ("end_of_text",)
 ) -> Tokenizer:
@@ -280,9 +296,11 @@ _MASKED = ("mask_rate", "mask_whole_words")
 _TEXTS = ("stdlib", "text", "tfds")
 _PAIRS = ("cldr", "pairs", "labels", "tfds")
 _LABELLED = (*_TOKENS, "buckets", "stride", "long_text", "text_key", "label_key")
+_DETECTION = ("image_key", "image_size", "shorter_side", "max_boxes", "augment", "mean", "std")
 _IMAGES = ("image_key", "label_key", "image_size", "evaluation_crop", "augment", "mean", "std", "in_memory")
 TASKS = {
     "images": Task(make_images, ("digits", "folder", "tfds"), _IMAGES),
+    "detection": Task(make_detection, ("shapes", "tfds"), _DETECTION),
     "next_token": Task(make_windows, _TEXTS, (*_WINDOWS, "order")),
     "masked_tokens": Task(make_masked, (*_TEXTS, "conllu"), (*_WINDOWS, *_MASKED)),
     "next_sentence": Task(make_sentences, _TEXTS, (*_DOCUMENTS, *_MASKED)),

@@ -11,6 +11,7 @@ from models import (
     bart,
     bert,
     bigbird,
+    detr,
     distilbert,
     electra,
     elmo,
@@ -32,6 +33,7 @@ MODELS = {
     "bart": (bart.BART, bart.VARIANTS),
     "bert": (bert.BERT, bert.VARIANTS),
     "bigbird": (bigbird.BigBird, bigbird.VARIANTS),
+    "detr": (detr.DETR, detr.VARIANTS),
     "distilbert": (distilbert.DistilBERT, distilbert.VARIANTS),
     "electra": (electra.ELECTRA, electra.VARIANTS),
     "elmo": (elmo.ELMo, elmo.VARIANTS),
@@ -51,7 +53,7 @@ MODELS = {
 def build(name: str, variant: str | None = None, **kwargs) -> nn.Module:
     """A model by its name; `variant` (a row of its file's `VARIANTS`) gives what `kwargs` do not.
 
-    A keyword whose value is None counts as not given.
+    A keyword whose value is None counts as not given; one that is a dictionary is a model of its own.
 
     Raises:
         ValueError: the name, the variant, a keyword or one of its choices is unknown; the message names the nearest.
@@ -60,8 +62,11 @@ def build(name: str, variant: str | None = None, **kwargs) -> nn.Module:
     settings = dict(variants[_known(variant, variants, f"variant of {name}")]) if variant else {}
     fields = {field.name: field.type for field in dataclasses.fields(model) if field.name not in ("parent", "name")}
     for key, value in kwargs.items():
+        if isinstance(value, dict):
+            value = settings.get(key, {}) | {k: v for k, v in value.items() if v is not None}
         if value is not None:
             settings[_known(key, fields, f"setting of {name}")] = value
+    settings = {key: build(**value) if isinstance(value, dict) else value for key, value in settings.items()}
     for key, value in settings.items():
         choices = ACTIVATIONS if key == "activation" else _choices(fields[key])
         if choices:

@@ -15,6 +15,7 @@ from metrics.answers import exact_match, f1
 from metrics.likelihood import bits, perplexity
 from metrics.states import State
 from train.checkpoint import Checkpoints
+from train.coco import Objects, average_precision
 from train.experiment import Experiment
 from train.objectives import read
 from train.sampling import Sampler
@@ -46,6 +47,8 @@ class Evaluator:
                 values |= self.sampler.compare(variables, split, batches)
             elif data.info["kind"] == "spans":
                 values |= self._answered(variables, batches)
+            elif data.info["kind"] == "detection":
+                values |= average_precision(*self.detected(variables, batches))
             elif data.info["kind"] == "classification" and batches.source.is_cut:
                 values |= pooled_accuracy(self._logits(variables, batches), batches.source)
             metrics |= {f"{split}/{key}": value for key, value in values.items()}
@@ -65,6 +68,23 @@ class Evaluator:
         answers = batches.source.answers(*np.moveaxis(self._logits(variables, batches), -1, 0))
         references = [question.references for question in batches.source.questions]
         return {score.__name__: float(np.mean(list(map(score, answers, references)))) for score in (exact_match, f1)}
+
+    def detected(self, variables: Any, batches: Iterable[dict]) -> tuple[list[Objects], list[Objects]]:
+        """The true objects of each image, and those that the model finds, see `average_precision`."""
+        truth, found, mesh = [], [], self.experiment.mesh
+        for batch in batches:
+            batch = to_mesh(batch, mesh)
+            logits, boxes = (x[-1] for x in self._read(variables, batch))
+            kinds = {"mask": batch["mask"], "real": batch["boxes_mask"] | batch["crowd"], "crowd": batch["crowd"]}
+            rows = process_allgather((logits, boxes, batch["boxes"], batch["classes"], kinds), tiled=True)
+            logits, boxes, true_boxes, classes, kinds = jax.tree.map(lambda x: x[rows[-1]["mask"]], rows)
+            chances = softmax(logits.astype(np.float32), axis=-1)[..., :-1]
+            for row, real in enumerate(kinds["real"]):
+                true = {"boxes": _placed(true_boxes[row]), "classes": classes[row], "crowd": kinds["crowd"][row]}
+                truth.append({name: value[real] for name, value in true.items()})
+                scores, guesses = chances[row].max(axis=-1), chances[row].argmax(axis=-1)
+                found.append({"boxes": _placed(boxes[row]), "classes": guesses, "scores": scores})
+        return truth, found
 
     def gathered(self, state: TrainState) -> Mapping[str, Any]:
         """The variables, whole on every process."""
@@ -130,6 +150,11 @@ def with_derived(metrics: dict[str, float], info: Mapping[str, Any], split: str)
     loss = metrics["loss"]
     per = {unit: info[f"{unit}s_per_token"][split] for unit in ("character", "byte")}
     return metrics | {"perplexity": perplexity(loss)} | {f"bits_per_{unit}": bits(loss, per[unit]) for unit in per}
+
+
+def _placed(boxes):
+    """(centre x, centre y, width, height) as (left, top, width, height)."""
+    return np.concatenate([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, 2:]], axis=1)
 
 
 def _merge(merged, states):

@@ -93,6 +93,8 @@ class Experiment:
         name, model = self.config.objective.name, self.config.model.name
         if name not in OBJECTIVES:
             raise ValueError(f"unknown objective {name!r}: it is one of {', '.join(OBJECTIVES)}.")
+        if (name == "detection") != hasattr(self.model, "num_queries"):
+            raise ValueError(f"the objective {name!r} is not for the model {model!r}.")
         if name not in HEADS or hasattr(self.model, "image_size"):
             return
         if not hasattr(self.model, "head"):
@@ -166,6 +168,8 @@ class Experiment:
                 height, width = self.data.info["image_size"]
             return batches.images(size, (height, width, self.model.channels))
         self.check_objective()
+        if objective == "detection":
+            return batches.objects(size, (self.model.image_size,) * 2 + (self.model.channels,), settings.max_boxes)
         make = batches.OF_TEXTS.get(settings.task) or batches.OF_TEXTS[objective]
         batch = make(size, length or settings.sequence_length, settings.mask_rate)
         said = jax.eval_shape(self.teacher, batch) if self.teacher else {}

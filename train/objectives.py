@@ -3,7 +3,8 @@
 Each returns `(loss_sum, weight, aux)`: the sum of the losses, the sum of their weights, and metric states by name.
 Sums, not means, so that the gradients of a batch's parts add up to the whole's: loss = sum of sums / sum of weights.
 An objective is called under `flax.linen.apply`; it is in training when the model has a "dropout" rng. The variable
-`progress` of the collection "run" is then the part of the run's steps that is done.
+`progress` of the collection "run" is then the part of the run's steps that is done, and `real` how many are True of each
+mask in the whole batch, of which an objective may be given a part.
 """
 
 import inspect
@@ -14,18 +15,27 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from metrics.boxes import generalised_iou, to_corners
 from metrics.classification import correct, correct_top_k
 from metrics.likelihood import cross_entropy
-from metrics.states import F1, Correlation, Matthews, Mean, State
+from metrics.states import F1, Correlation, Matthews, Mean, State, Total
+from train.matching import match
 
 Batch = dict[str, Array]
 Result = tuple[Float[Array, ""], Float[Array, ""], dict[str, State]]
 Objective = Callable[[nn.Module, Batch], Result]
 NEVER = -1e9  # the logit of padding
+NO_OBJECT = 0.1  # how much a query without an object counts in DETR's cross-entropy
 
 
-def read(model: nn.Module, batch: Batch) -> Array:
+def read(model: nn.Module, batch: Batch) -> Array | tuple[Array, Array]:
     """What the model says of a batch's images, or of its texts."""
+    if "extent" in batch:
+        rows, columns = (
+            jnp.arange(size) + 0.5 < (extent * size)[:, None]
+            for size, extent in zip(batch["image"].shape[1:3], batch["extent"].T)
+        )
+        return model(batch["image"], rows[:, :, None] & columns[:, None])
     if "image" in batch:
         return model(batch["image"])
     return model(batch["tokens"], segments=batch["segments"], mask=batch["tokens_mask"])
@@ -222,6 +232,57 @@ DECAYS = {
 }
 
 
+def detection(model: nn.Module, batch: Batch, *, weights: Sequence[float] = (1.0, 5.0, 2.0)) -> Result:
+    """DETR's loss of a set (arXiv 2005.12872, section 3.1), of each decoder layer's answer.
+
+    The objects of an image, `boxes` [B, N, 4] and `classes` [B, N] where `boxes_mask` is True, go to different queries,
+    so that the costs (- probability of the class, distance of the boxes, - generalised IoU) are the least. The losses
+    are the weighted mean of the queries' cross-entropies, and the means of distance and 1 - IoU over all objects.
+
+    Args:
+        weights: of the three, as costs and as losses.
+
+    Raises:
+        ValueError: there are not three weights, or the model has too few queries.
+    """
+    if len(weights) != 3:
+        raise ValueError(f"objective.weights is {tuple(weights)}: a detection has three losses.")
+    logits, boxes = read(model, batch)
+    kinds, real = batch["classes"], batch["boxes_mask"] & batch["mask"][:, None]
+    queries, nothing = logits.shape[2], logits.shape[3] - 1
+    if queries < real.shape[1]:
+        raise ValueError(f"model.num_queries is {queries}: data.max_boxes is {real.shape[1]}, it must be at most that.")
+    found, truth = boxes[:, :, None], batch["boxes"].astype(jnp.float32)[:, :, None]
+    apart = jnp.abs(found - truth).sum(axis=-1)  # [L, B, N, Q], as the others
+    overlap = generalised_iou(to_corners(found), to_corners(truth))
+    chance = jax.nn.softmax(logits.astype(jnp.float32))
+    chance = jnp.take_along_axis(chance, kinds[None, :, None], axis=-1).swapaxes(2, 3)
+    costs = zip(weights, (-chance, apart, -overlap))
+    choice = jax.vmap(match, (0, None))(jax.lax.stop_gradient(sum(weight * cost for weight, cost in costs)), real)
+
+    taken = choice[..., None] == jnp.arange(queries)
+    target = jnp.where(taken.any(axis=2), (taken * kinds[..., None]).sum(axis=2), nothing)
+    share = jnp.where(target == nothing, NO_OBJECT, 1.0) * batch["mask"][:, None]
+    layers = {
+        "class_loss": cross_entropy(logits, target) * share,
+        "box_loss": jnp.where(taken, apart, 0),
+        "giou_loss": jnp.where(taken, 1 - overlap, 0),
+    }
+    layers = {name: value.reshape(len(value), -1).sum(axis=1) for name, value in layers.items()}
+    objects, weight = real.sum().astype(jnp.float32), share[-1].sum()
+    aux = {name: Mean(value[-1], objects) for name, value in layers.items()}
+    aux["class_loss"] = Mean(layers["class_loss"][-1], weight)
+    counted = (logits[-1].argmax(axis=-1) != nothing).sum(axis=-1)
+    aux["cardinality_error"] = Mean.empty().update(jnp.abs(counted - real.sum(axis=-1)), batch["mask"])
+
+    of_class, *of_boxes = (factor * value.sum() for factor, value in zip(weights, layers.values()))
+    aux["loss"] = Total((Mean(of_class, weight), Mean(sum(of_boxes), objects)))
+    # Means over different things: what they are divided by has the proportion of the whole batch's, not this part's.
+    whole = model.get_variable("run", "real", {"mask": batch["mask"].sum(), "boxes_mask": objects})
+    queried = NO_OBJECT * queries * whole["mask"] + (1 - NO_OBJECT) * whole["boxes_mask"]
+    return of_class + sum(of_boxes) * queried / jnp.maximum(whole["boxes_mask"], 1), weight, aux
+
+
 def _of_tokens(model, logits, batch, label_smoothing):
     loss = cross_entropy(logits, batch["targets"], label_smoothing if model.has_rng("dropout") else 0.0)
     aux = {"accuracy": Mean.empty().update(correct(logits, batch["targets"]), batch["mask"])}
@@ -248,6 +309,7 @@ OBJECTIVES = {
     "distillation": distillation,
     "bidirectional_lm": bidirectional_lm,
     "sequence_to_sequence": sequence_to_sequence,
+    "detection": detection,
 }
 # objective -> the head that an encoder of texts needs for it
 HEADS = {
@@ -269,5 +331,6 @@ TASKS = {
     "masked_lm": ("masked_tokens",),
     "distillation": ("masked_tokens",),
     "pretraining": ("next_sentence", "sentence_order"),
+    "detection": ("detection",),
     "sequence_to_sequence": ("pairs", "span_corruption", "denoising"),
 }

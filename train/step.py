@@ -92,7 +92,8 @@ def make_train_step(
             raise ValueError(f"accumulate is {accumulate}: a model with a memory goes through a batch in 1 part.")
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
         compute = gradients if accumulate == 1 else accumulated
-        collections = {**state.collections, "run": {"progress": state.step / total_steps}}
+        real = {name: value.sum() for name, value in batch.items() if value.dtype == bool}
+        collections = {**state.collections, "run": {"progress": state.step / total_steps, "real": real}}
         collections, (grads, weight, aux) = compute(state.params, collections, batch, rng)
         del collections["run"]
         grads = jax.tree.map(lambda g: g / weight, grads)

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 import models
-from models.convert import albert, bart, bert, bigbird, distilbert, electra, gpt2, llama, resnet, roberta, t5, vit
+from models.convert import albert, bart, bert, bigbird, detr, distilbert, electra, gpt2, llama, resnet, roberta, t5, vit
 from models.convert.family import ACTIVATIONS, rearrange
 
 FAMILIES = {
@@ -24,6 +24,7 @@ FAMILIES = {
     "bert": bert.FAMILY,
     "big_bird": bigbird.FAMILY,
     "bit": resnet.BIT,
+    "detr": detr.FAMILY,
     "distilbert": distilbert.FAMILY,
     "electra": electra.FAMILY,
     "gpt2": gpt2.FAMILY,

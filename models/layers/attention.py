@@ -200,11 +200,14 @@ class Attention(nn.Module):
         positions: Int[Array, "#B T"] | None = None,
         cache: Cache | None = None,
         pattern: Callable | None = None,
+        added: Float[Array, "#B T D"] | None = None,
+        context_added: Float[Array, "#B S E"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Cache | None]:
         """Returns the output and the cache with this call's keys and values appended (None when none was given).
 
         With a cache, `mask` and `bias` are over all of its positions, and a query sees those up to its own. A `pattern`
-        computes what is to be seen in the place of `attend`, such as `BlockSparse`.
+        computes what is to be seen in the place of `attend`, such as `BlockSparse`. What queries are made of is x with
+        what is `added`, and so are keys, or the context with what is added to it, but not values.
 
         Raises:
             ValueError: heads do not divide, or the implementation cannot do what is asked of it.
@@ -225,12 +228,15 @@ class Attention(nn.Module):
         def project(name, heads, inputs, init=self.kernel_init):
             return Linear((heads, head_size), use_bias=self.use_bias, kernel_init=init, name=name)(inputs)
 
-        query = project("query", self.num_heads, x, self.query_init or self.kernel_init)
+        placed = x if added is None else x + added
+        query = project("query", self.num_heads, placed, self.query_init or self.kernel_init)
         if isinstance(context, Memory):
             key, value = context.keys_and_values()
         else:
             source = x if context is None else context
-            key, value = project("key", kv_heads, source), project("value", kv_heads, source)
+            if context is not None:
+                placed = context if context_added is None else context + context_added
+            key, value = project("key", kv_heads, placed), project("value", kv_heads, source)
 
         if positions is None:
             positions = jnp.arange(x.shape[1])[None] if cache is None else cache.positions(x.shape[1])

@@ -48,21 +48,25 @@ class Block(nn.Module):
         context: Float[Array, "B M E"] | Memory | None = None,
         context_mask: Bool[Array, "#B #H #T M"] | None = None,
         drop_path: Float[Array, ""] | None = None,
+        added: Float[Array, "#B T D"] | None = None,
+        context_added: Float[Array, "#B M E"] | None = None,
         **inputs: Any,
     ) -> tuple[Float[Array, "B T D"], Cache | None]:
         """Returns the output and the cache with this call appended.
 
-        `drop_path` is the probability that an example skips a part (stochastic depth, arXiv 1603.09382); `inputs` are
-        the attention's.
+        `drop_path` is the probability that an example skips a part (stochastic depth, arXiv 1603.09382); what is added
+        goes to both attentions, see `Attention`; `inputs` are the attention's.
         """
         real = None if mask is None or mask.shape[1:] != (1, 1, x.shape[1]) else mask[:, 0, 0]
         attention = self.attention(name="attention")
         inputs |= {"mask": mask, "bias": bias, "positions": positions, "cache": cache}
+        inputs |= {} if added is None else {"added": added}
         branch, cache = attention(self._before("attention", x, real), **inputs)
         x = self._after("attention", x, real, branch, drop_path)
         if self.cross_attention is not None:
             cross_attention = self.cross_attention(name="cross_attention")
-            branch, _ = cross_attention(self._before("cross_attention", x, real), context, mask=context_mask)
+            query, places = self._before("cross_attention", x, real), {"added": added, "context_added": context_added}
+            branch, _ = cross_attention(query, context, mask=context_mask, **places)
             x = self._after("cross_attention", x, real, branch, drop_path)
         x = self._after("mlp", x, real, self.mlp(name="mlp")(self._before("mlp", x, real)), drop_path)
         self.sow("intermediates", "hidden", x)
@@ -91,6 +95,7 @@ class Stack(nn.Module):
         remat: what the backward pass computes again to save memory: None nothing, "dots" all but the matrix products of
             weights, "full" everything inside a block.
         unroll: how many layers each turn of the loop holds: more compile longer and may run faster.
+        every: return every layer's output [L, B, T, D].
     """
 
     block: Callable[..., nn.Module]
@@ -99,6 +104,7 @@ class Stack(nn.Module):
     stochastic_depth: float = 0.0
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
+    every: bool = False
 
     @nn.compact
     def __call__(
@@ -109,7 +115,7 @@ class Stack(nn.Module):
         context: Float[Array, "B M E"] | Memory | None = None,
         each: dict[str, Any] | None = None,
         **inputs,
-    ) -> tuple[Float[Array, "B T D"], Cache | None]:
+    ) -> tuple[Float[Array, "*L B T D"], Cache | None]:
         """Returns the last block's output and the cache; `inputs` go to all blocks, of `each` its own layer's part."""
         remembered = isinstance(context, Memory)
 
@@ -117,7 +123,8 @@ class Stack(nn.Module):
             (x, cache), (index, drop_path, kept, own) = carry, scanned
             cache = None if cache is None else cache.at(index)
             seen = context.replace(key=kept[0], value=kept[1]) if remembered else context
-            return block(x, cache=cache, drop_path=drop_path, context=seen, **own, **inputs), None
+            out = block(x, cache=cache, drop_path=drop_path, context=seen, **own, **inputs)
+            return out, out[0] if self.every else None
 
         if self.remat:
             layer = nn.remat(layer, policy=REMAT[self.remat], prevent_cse=False)
@@ -133,7 +140,8 @@ class Stack(nn.Module):
         )
         indices = None if cache is None else jnp.arange(self.depth)
         kept = (context.key, context.value) if remembered else None
-        return scan(self.block(name="layers"), (x, cache), (indices, rates, kept, each or {}))[0]
+        (x, cache), outputs = scan(self.block(name="layers"), (x, cache), (indices, rates, kept, each or {}))
+        return outputs if self.every else x, cache
 
     def memory(self, context: Float[Array, "B S E"], mask: Bool[Array, "B S"]) -> Memory:
         """The keys and values of `context` in every layer's cross-attention, of which `mask` tells the real ones."""
