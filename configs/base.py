@@ -120,8 +120,9 @@ def data() -> dict:
         # digits | shapes | stdlib | cldr | text:PATH | pairs:PATH | labels:PATH | conllu:PATH | squad:PATH |
         # folder:PATH | tfds:NAME[/CONFIG][:VERSION]
         "source": "digits",
-        # images | detection | next_token | masked_tokens | next_sentence | sentence_order | span_corruption | denoising |
-        # pairs | continuations | classification | regression | tagging | spans (see data/tasks.py); "" = the source's
+        # images | detection | next_token | masked_tokens | next_sentence | sentence_order | span_corruption |
+        # denoising | pairs | continuations | classification | regression | tagging | spans (data/tasks.py); "" = the
+        # source's
         "task": "",
         "batch_size": 128,  # examples of a step, on all devices together
         "evaluation_batch_size": 0,  # 0 = batch_size

@@ -33,9 +33,10 @@ class Data:
 
     `train` has endless batches, `splits` one exact pass by name; `tokenizer` is None for images. `info` has `kind`,
     `task` and, by split, `examples`; for images (with boxes too) `num_classes`, `class_names`, `image_size` (h, w),
-    `channels`, `mean` and `std` (picture in 0..1 = image * std + mean); for texts and pairs `vocab_size` and `sequence_length`; for texts,
-    by split, `tokens`, `characters_per_token` and `bytes_per_token`; for texts that are told apart `num_classes` and
-    `class_names`; where outputs are written for inputs, `start`, their token before the first.
+    `channels`, `mean` and `std` (picture in 0..1 = image * std + mean); for texts and pairs `vocab_size` and
+    `sequence_length`; for texts, by split, `tokens`, `characters_per_token` and `bytes_per_token`; for texts that are
+    told apart `num_classes` and `class_names`; where outputs are written for inputs, `start`, their token before the
+    first.
     """
 
     train: TrainBatches

@@ -52,6 +52,8 @@ def write_all(evaluator: Evaluator, state: TrainState, budget: Budget, about: Ma
         if data.info["kind"] == "images":
             write_classification(out, split, experiment.model, variables, batches, data.info)
             write_image_attention(out, experiment.model, variables, batches[0], data.info)
+        elif data.info["kind"] == "detection":
+            write_objects(out, split, evaluator, variables, batches[0], data.info)
         elif "start" not in data.info:
             write_text_attention(out, experiment.model, variables, batches[0], data.tokenizer)
     for split, written in evaluator.sampler.compared.items():
@@ -110,6 +112,34 @@ def write_classification(
             probability=probability,
             class_names=names,
         )
+
+
+def write_objects(
+    out: Path,
+    split: str,
+    evaluator: Evaluator,
+    variables: Mapping[str, Any],
+    batch: dict,
+    info: Mapping[str, Any],
+    count: int = 12,
+    surest: float = 0.5,
+) -> None:
+    """Some images with their true objects and those that the model is sure of.
+
+    Objects are rows (image, class, score, left, top, width, height), the boxes relative to the frame of the image.
+    """
+    arrays = {"image": to_pixels(batch["image"][:count], info), "class_names": np.asarray(info["class_names"])}
+    for name, images in zip(("truth", "found"), evaluator.detected(variables, [batch])):
+        rows = [
+            [number, kind, score, *box * np.tile(extent[::-1], 2)]
+            for number, (objects, extent) in enumerate(zip(images[:count], batch["extent"]))
+            for kind, box, score in zip(
+                objects["classes"], objects["boxes"], objects.get("scores", np.ones(len(objects["boxes"])))
+            )
+            if score >= surest
+        ]
+        arrays[name] = np.array(rows, np.float32).reshape(-1, 7)
+    np.savez_compressed(out / f"objects_{split}.npz", **arrays)
 
 
 def write_image_attention(

@@ -77,7 +77,7 @@ class Evaluator:
             logits, boxes = (x[-1] for x in self._read(variables, batch))
             kinds = {"mask": batch["mask"], "real": batch["boxes_mask"] | batch["crowd"], "crowd": batch["crowd"]}
             rows = process_allgather((logits, boxes, batch["boxes"], batch["classes"], kinds), tiled=True)
-            logits, boxes, true_boxes, classes, kinds = jax.tree.map(lambda x: x[rows[-1]["mask"]], rows)
+            logits, boxes, true_boxes, classes, kinds = jax.tree.map(lambda x, real=rows[-1]["mask"]: x[real], rows)
             chances = softmax(logits.astype(np.float32), axis=-1)[..., :-1]
             for row, real in enumerate(kinds["real"]):
                 true = {"boxes": _placed(true_boxes[row]), "classes": classes[row], "crowd": kinds["crowd"][row]}

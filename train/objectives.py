@@ -3,8 +3,8 @@
 Each returns `(loss_sum, weight, aux)`: the sum of the losses, the sum of their weights, and metric states by name.
 Sums, not means, so that the gradients of a batch's parts add up to the whole's: loss = sum of sums / sum of weights.
 An objective is called under `flax.linen.apply`; it is in training when the model has a "dropout" rng. The variable
-`progress` of the collection "run" is then the part of the run's steps that is done, and `real` how many are True of each
-mask in the whole batch, of which an objective may be given a part.
+`progress` of the collection "run" is then the part of the run's steps that is done, and `real` how many are True of
+each mask in the whole batch, of which an objective may be given a part.
 """
 
 import inspect

@@ -70,6 +70,7 @@ def write_report(workdir: str | os.PathLike) -> Path:
         _section("Curves", _curves(metrics, folder), "cards"),
         *(_confusion(key, data, folder) for key, data in arrays.items() if key.startswith("confusion_")),
         *(_mistakes(key, data, folder) for key, data in arrays.items() if key.startswith("mistakes_")),
+        *(_objects(key, data, folder) for key, data in arrays.items() if key.startswith("objects_")),
         _section("Samples", _samples(artifacts / "samples.jsonl")),
         *(_written(path, folder) for path in sorted(artifacts.glob("written_*.json"))),
         _image_attention(arrays["attention_image"], folder) if "attention_image" in arrays else "",
@@ -170,6 +171,18 @@ def _mistakes(key: str, data: Mapping[str, np.ndarray], folder: Path) -> str:
         tiles.append(f'<figure><img alt="{truth}" src="{source}"><figcaption>{caption}</figcaption></figure>')
     note = "<p class=note>Truth → prediction, and the probability that the model gave to its prediction.</p>"
     return _section(_title(key), note + f"<div class=gallery>{''.join(tiles)}</div>" if tiles else "")
+
+
+def _objects(key: str, data: Mapping[str, np.ndarray], folder: Path) -> str:
+    """Images with the boxes of what is in them, dashed, and of what was found."""
+    pictures = {}
+    for number, image in enumerate(data["image"]):
+        boxes = {name: data[name][data[name][:, 0] == number][:, 1:] for name in ("truth", "found")}
+        pictures[number] = partial(figures.objects, image=image, names=data["class_names"], **boxes)
+    rows = {" " * start: {" " * n: pictures[n + start] for n in range(6) if n + start in pictures} for start in (0, 6)}
+    rows = {title: row for title, row in rows.items() if row}
+    note = "<p class=note>Dashed is the truth; what was found has its class and its probability.</p>"
+    return _section(_title(key), note + _card(partial(figures.grid, side=2.0), rows, name=_file(key), folder=folder))
 
 
 def _samples(path: Path) -> str:
@@ -292,7 +305,7 @@ def _section(title: str, body: str, kind: str = "") -> str:
 def _title(key: str) -> str:
     what, _, split = key.partition("_")
     titles = {"confusion": "Confusion matrix", "mistakes": "Worst mistakes", "written": "What it wrote"}
-    return f"{titles[what]}, {_words(split)}"
+    return f"{titles.get(what, 'Objects')}, {_words(split)}"
 
 
 def _keys(metrics: Metrics) -> list[str]:

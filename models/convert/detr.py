@@ -1,6 +1,6 @@
 """DETR: `DetrForObjectDetection` with a `ResNetConfig` as its backbone's.
 
-The reference's dropout is ours, but it drops nothing from attention weights and hidden layers, as the paper's code does.
+The reference's dropout is ours, but it drops nothing from attention weights and hidden layers: the paper's code does.
 """
 
 import numpy as np

@@ -69,7 +69,8 @@ def test_a_batch_is_in_frames_and_relative():
         height, width = np.rint(out["extent"][row] * 64).astype(int)
         assert max(height, width) == 64
         image = out["image"][row] * 0.25 + 0.5
-        assert (out["image"][row, height:] == 0).all() and (out["image"][row, :, width:] == 0).all()
+        assert (out["image"][row, height:] == 0).all()
+        assert (out["image"][row, :, width:] == 0).all()
         centre, size = out["boxes"][row, :3, :2], out["boxes"][row, :3, 2:]
         boxes = np.concatenate([centre - size / 2, centre + size / 2], axis=1) * np.tile([width, height], 2)
         found = {"image": image[:height, :width] * 255, "boxes": boxes, "classes": out["classes"][row, :3]}
@@ -85,9 +86,11 @@ def test_what_training_and_evaluation_do_with_crowds_and_many_objects():
     batch, keys = detection.gather([example]) | {"mask": np.ones(1, bool)}, shuffle.keys(np.arange(1), 0)
     make = lambda most, training: detection.Transform([], 96, most, (0.5,), (0.5,), training)(batch, keys)  # noqa: E731
     seen = make(3, False)
-    assert seen["boxes_mask"].tolist() == [[True, False, True]] and seen["crowd"].tolist() == [[False, True, False]]
+    assert seen["boxes_mask"].tolist() == [[True, False, True]]
+    assert seen["crowd"].tolist() == [[False, True, False]]
     seen = make(3, True)
-    assert seen["classes"][seen["boxes_mask"]].tolist() == [0, 2] and "crowd" not in seen
+    assert seen["classes"][seen["boxes_mask"]].tolist() == [0, 2]
+    assert "crowd" not in seen
     seen = make(1, True)
     assert seen["classes"][seen["boxes_mask"]].tolist() == [0]
     with pytest.raises(ValueError, match="an image has 3 objects: max_boxes=2 must be at least that"):
@@ -125,16 +128,19 @@ def test_boxes_of_shapes_are_those_of_their_pixels():
         inside[top:bottom, left:right] = True
         ground = np.median(image[~inside], axis=0)
         shape = (np.abs(image - ground).mean(axis=-1) > 40) & inside
-        assert shape.any(1)[top:bottom].all() and shape.any(0)[left:right].all()
+        assert shape.any(1)[top:bottom].all()
+        assert shape.any(0)[left:right].all()
         seen.add(int(example["classes"][0]))
     assert seen == {0, 1, 2, 3}
 
 
 def test_load():
     loaded = data.load("shapes", batch_size=4, max_boxes=6, augment="flip", image_size=32)
-    assert loaded.info["kind"] == "detection" and loaded.info["class_names"] == list(detection.SHAPES)
+    assert loaded.info["kind"] == "detection"
+    assert loaded.info["class_names"] == list(detection.SHAPES)
     batch = loaded.train[0]
-    assert batch["image"].shape == (4, 32, 32, 3) and "crowd" not in batch
+    assert batch["image"].shape == (4, 32, 32, 3)
+    assert "crowd" not in batch
     assert loaded.splits["test"][0]["crowd"].shape == (4, 6)
     with pytest.raises(ValueError, match="is not one of flip, crop"):
         data.load("shapes", batch_size=4, augment="shift(1)")

@@ -27,7 +27,8 @@ def test_overlaps_are_those_of_counted_pixels():
         around = pixels([*start, *end]).sum()
         assert one == pytest.approx(both / either, abs=1e-6)
         assert other == pytest.approx(both / either - (around - either) / around, abs=1e-6)
-    assert 0 < found.mean() < 1 and (generalised < 0).any()
+    assert 0 < found.mean() < 1
+    assert (generalised < 0).any()
 
 
 def test_forms_and_borders():

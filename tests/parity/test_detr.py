@@ -101,7 +101,7 @@ def test_answers_losses_matching_and_gradients(both, gradients, assert_same_grad
     encoded = []
     for layer in reference.model.encoder.layers:
         layer.register_forward_hook(lambda _, args, out: encoded.append(out))
-    logits, boxes, expected, losses, chosen = asked(reference, batch, pixels)
+    _, _, expected, losses, chosen = asked(reference, batch, pixels)
     expected.backward()
     match, choices = objectives.match, []
 
@@ -111,13 +111,13 @@ def test_answers_losses_matching_and_gradients(both, gradients, assert_same_grad
 
     monkeypatch.setattr(objectives, "match", watched)
 
-    def loss(params):
+    def loss(params, batch):
         apply = nn.apply(objectives.detection, model, mutable=["intermediates"])
         (total, weight, aux), seen = apply(variables | {"params": params}, batch)
         return total / weight, (aux, seen["intermediates"])
 
     step = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=QUICK)
-    (value, (aux, seen)), grads = step(variables["params"])
+    (value, (aux, seen)), grads = step(variables["params"], jax.tree.map(jnp.asarray, batch))
     jax.effects_barrier()
     real = pixels[:, [44 * i // 6 for i in range(6)]][:, :, [37 * i // 5 for i in range(5)]].reshape(3, -1)
     for mine, theirs in zip(seen["encoder_stack"]["layers"]["hidden"][0], encoded, strict=True):
