@@ -15,7 +15,8 @@ import numpy as np
 from metrics.states import Confusion
 from models.budget import Budget
 from train import guard
-from train.evaluators import Evaluator
+from train.evaluators import Evaluator, objects_of
+from train.objectives import read
 from train.state import TrainState
 
 SAMPLES = "samples.jsonl"
@@ -53,7 +54,7 @@ def write_all(evaluator: Evaluator, state: TrainState, budget: Budget, about: Ma
             write_classification(out, split, experiment.model, variables, batches, data.info)
             write_image_attention(out, experiment.model, variables, batches[0], data.info)
         elif data.info["kind"] == "detection":
-            write_objects(out, split, evaluator, variables, batches[0], data.info)
+            write_objects(out, split, experiment.model, variables, batches[0], data.info)
         elif "start" not in data.info:
             write_text_attention(out, experiment.model, variables, batches[0], data.tokenizer)
     for split, written in evaluator.sampler.compared.items():
@@ -117,7 +118,7 @@ def write_classification(
 def write_objects(
     out: Path,
     split: str,
-    evaluator: Evaluator,
+    model: nn.Module,
     variables: Mapping[str, Any],
     batch: dict,
     info: Mapping[str, Any],
@@ -128,11 +129,13 @@ def write_objects(
 
     Objects are rows (image, class, score, left, top, width, height), the boxes relative to the frame of the image.
     """
-    arrays = {"image": to_pixels(batch["image"][:count], info), "class_names": np.asarray(info["class_names"])}
-    for name, images in zip(("truth", "found"), evaluator.detected(variables, [batch])):
+    batch = {name: value[:count] for name, value in batch.items()}
+    answer = jax.jit(nn.apply(read, model))(variables, {name: jnp.asarray(value) for name, value in batch.items()})
+    arrays = {"image": to_pixels(batch["image"], info), "class_names": np.asarray(info["class_names"])}
+    for name, images in zip(("truth", "found"), objects_of(batch, *map(np.asarray, answer))):
         rows = [
             [number, kind, score, *box * np.tile(extent[::-1], 2)]
-            for number, (objects, extent) in enumerate(zip(images[:count], batch["extent"]))
+            for number, (objects, extent) in enumerate(zip(images, batch["extent"]))
             for kind, box, score in zip(
                 objects["classes"], objects["boxes"], objects.get("scores", np.ones(len(objects["boxes"])))
             )

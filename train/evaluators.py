@@ -48,7 +48,7 @@ class Evaluator:
             elif data.info["kind"] == "spans":
                 values |= self._answered(variables, batches)
             elif data.info["kind"] == "detection":
-                values |= average_precision(*self.detected(variables, batches))
+                values |= self._detected(variables, batches)
             elif data.info["kind"] == "classification" and batches.source.is_cut:
                 values |= pooled_accuracy(self._logits(variables, batches), batches.source)
             metrics |= {f"{split}/{key}": value for key, value in values.items()}
@@ -69,22 +69,15 @@ class Evaluator:
         references = [question.references for question in batches.source.questions]
         return {score.__name__: float(np.mean(list(map(score, answers, references)))) for score in (exact_match, f1)}
 
-    def detected(self, variables: Any, batches: Iterable[dict]) -> tuple[list[Objects], list[Objects]]:
-        """The true objects of each image, and those that the model finds, see `average_precision`."""
+    def _detected(self, variables, batches):
+        """COCO's average precisions over a split."""
         truth, found, mesh = [], [], self.experiment.mesh
         for batch in batches:
             batch = to_mesh(batch, mesh)
-            logits, boxes = (x[-1] for x in self._read(variables, batch))
-            kinds = {"mask": batch["mask"], "real": batch["boxes_mask"] | batch["crowd"], "crowd": batch["crowd"]}
-            rows = process_allgather((logits, boxes, batch["boxes"], batch["classes"], kinds), tiled=True)
-            logits, boxes, true_boxes, classes, kinds = jax.tree.map(lambda x, real=rows[-1]["mask"]: x[real], rows)
-            chances = softmax(logits.astype(np.float32), axis=-1)[..., :-1]
-            for row, real in enumerate(kinds["real"]):
-                true = {"boxes": _placed(true_boxes[row]), "classes": classes[row], "crowd": kinds["crowd"][row]}
-                truth.append({name: value[real] for name, value in true.items()})
-                scores, guesses = chances[row].max(axis=-1), chances[row].argmax(axis=-1)
-                found.append({"boxes": _placed(boxes[row]), "classes": guesses, "scores": scores})
-        return truth, found
+            batch, answer = process_allgather((batch, self._read(variables, batch)), tiled=True)
+            for objects, new in zip((truth, found), objects_of(batch, *answer)):
+                objects += new
+        return average_precision(truth, found)
 
     def gathered(self, state: TrainState) -> Mapping[str, Any]:
         """The variables, whole on every process."""
@@ -134,6 +127,25 @@ def evaluate(
     return {name: float(state.compute()) for name, state in merged.items()}
 
 
+def objects_of(
+    batch: Mapping[str, np.ndarray], logits: Float[np.ndarray, "L B Q V"], boxes: Float[np.ndarray, "L B Q 4"]
+) -> tuple[list[Objects], list[Objects]]:
+    """The true objects of each real image of a batch, and those that a detector finds, see `average_precision`."""
+    chances = softmax(logits[-1].astype(np.float32), axis=-1)[..., :-1]
+    found = {"boxes": _placed(boxes[-1]), "classes": chances.argmax(axis=-1), "scores": chances.max(axis=-1)}
+    truth = {"boxes": _placed(batch["boxes"])} | {name: batch[name] for name in ("classes", "crowd")}
+    real, rows = batch["boxes_mask"] | batch["crowd"], np.flatnonzero(batch["mask"])
+    return (
+        [{name: value[row][real[row]] for name, value in truth.items()} for row in rows],
+        [{name: value[row] for name, value in found.items()} for row in rows],
+    )
+
+
+def _placed(boxes):
+    """(centre x, centre y, width, height) as (left, top, width, height)."""
+    return np.concatenate([boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., 2:]], axis=-1)
+
+
 def pooled_accuracy(logits: Float[np.ndarray, "N V"], source: Encoded) -> dict[str, float]:
     """How often the class of a whole text is right, by the mean and by the highest of its rows' probabilities."""
     probabilities = softmax(logits, axis=-1)
@@ -150,11 +162,6 @@ def with_derived(metrics: dict[str, float], info: Mapping[str, Any], split: str)
     loss = metrics["loss"]
     per = {unit: info[f"{unit}s_per_token"][split] for unit in ("character", "byte")}
     return metrics | {"perplexity": perplexity(loss)} | {f"bits_per_{unit}": bits(loss, per[unit]) for unit in per}
-
-
-def _placed(boxes):
-    """(centre x, centre y, width, height) as (left, top, width, height)."""
-    return np.concatenate([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, 2:]], axis=1)
 
 
 def _merge(merged, states):

@@ -93,9 +93,11 @@ class Experiment:
         name, model = self.config.objective.name, self.config.model.name
         if name not in OBJECTIVES:
             raise ValueError(f"unknown objective {name!r}: it is one of {', '.join(OBJECTIVES)}.")
-        if (name == "detection") != hasattr(self.model, "num_queries"):
-            raise ValueError(f"the objective {name!r} is not for the model {model!r}.")
-        if name not in HEADS or hasattr(self.model, "image_size"):
+        if name == "detection" or (name in HEADS and hasattr(self.model, "image_size")):
+            if (name == "detection") != hasattr(self.model, "num_queries"):
+                raise ValueError(f"the objective {name!r} is not for the model {model!r}.")
+            return
+        if name not in HEADS:
             return
         if not hasattr(self.model, "head"):
             raise ValueError(f"the objective {name!r} is not for the model {model!r}.")

@@ -62,7 +62,7 @@ def make_train_step(
     def loss(params, overwritten, collections, batch, rng):
         variables = {"params": _cast(params, dtype), **collections, **overwritten}
         apply = nn.apply(objective, model, mutable=list(collections))
-        (loss_sum, weight, aux), collections = apply(variables, _cast(batch, dtype), rngs={"dropout": rng})
+        (loss_sum, weight, aux), collections = apply(variables, _read_in(batch, dtype), rngs={"dropout": rng})
         return loss_sum, (weight, aux, collections)
 
     def gradients(params, collections, batch, rng):
@@ -130,7 +130,7 @@ def make_asking_step(
 
     def step(variables: Any, batch: Batch) -> Any:
         variables = {**variables, "params": _cast(variables["params"], dtype)}
-        return nn.apply(ask, model, **kwargs)(variables, _cast(batch, dtype))
+        return nn.apply(ask, model, **kwargs)(variables, _read_in(batch, dtype))
 
     return step
 
@@ -140,6 +140,11 @@ def compute_dtype(precision: str) -> jnp.dtype:
     if precision not in ("float32", "bfloat16"):
         raise ValueError(f"precision is {precision!r}: it must be float32 or bfloat16.")
     return jnp.dtype(precision)
+
+
+def _read_in(batch, dtype):
+    """The batch with its images as `dtype`; what an answer is compared with stays as it is."""
+    return {name: value.astype(dtype) if name == "image" else value for name, value in batch.items()}
 
 
 def _cast(tree, dtype):

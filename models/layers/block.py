@@ -60,12 +60,13 @@ class Block(nn.Module):
         real = None if mask is None or mask.shape[1:] != (1, 1, x.shape[1]) else mask[:, 0, 0]
         attention = self.attention(name="attention")
         inputs |= {"mask": mask, "bias": bias, "positions": positions, "cache": cache}
-        inputs |= {} if added is None else {"added": added}
+        places = {"added": added, "context_added": context_added} if added is not None else {}
+        inputs |= {"added": added} if places else {}
         branch, cache = attention(self._before("attention", x, real), **inputs)
         x = self._after("attention", x, real, branch, drop_path)
         if self.cross_attention is not None:
             cross_attention = self.cross_attention(name="cross_attention")
-            query, places = self._before("cross_attention", x, real), {"added": added, "context_added": context_added}
+            query = self._before("cross_attention", x, real)
             branch, _ = cross_attention(query, context, mask=context_mask, **places)
             x = self._after("cross_attention", x, real, branch, drop_path)
         x = self._after("mlp", x, real, self.mlp(name="mlp")(self._before("mlp", x, real)), drop_path)
