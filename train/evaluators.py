@@ -74,7 +74,9 @@ class Evaluator:
         truth, found, mesh = [], [], self.experiment.mesh
         for batch in batches:
             batch = to_mesh(batch, mesh)
-            batch, answer = process_allgather((batch, self._read(variables, batch)), tiled=True)
+            answer = self._read(variables, batch)
+            del batch["image"]
+            batch, answer = process_allgather((batch, answer), tiled=True)
             for objects, new in zip((truth, found), objects_of(batch, *answer)):
                 objects += new
         return average_precision(truth, found)
