@@ -20,7 +20,7 @@ def get_config(model: str) -> ConfigDict:
 
     config.objective = ConfigDict()
     # classification | regression | tagging | span_extraction | causal_lm | masked_lm | pretraining | distillation |
-    # bidirectional_lm | sequence_to_sequence
+    # bidirectional_lm | sequence_to_sequence | masked_reconstruction
     config.objective.name = "classification"
     config.objective.label_smoothing = 0.0  # this part of the target goes to all classes evenly, in training
     config.objective.temperature = 0.0  # of both models' logits in a distillation; 0 = 2
@@ -118,7 +118,7 @@ def data() -> dict:
         # digits | stdlib | cldr | text:PATH | pairs:PATH | labels:PATH | conllu:PATH | squad:PATH | folder:PATH |
         # tfds:NAME[/CONFIG][:VERSION]
         "source": "digits",
-        # images | next_token | masked_tokens | next_sentence | sentence_order | span_corruption | denoising | pairs |
+        # images | masked_images | next_token | masked_tokens | next_sentence | sentence_order | span_corruption | denoising | pairs |
         # continuations | classification | regression | tagging | spans (see data/tasks.py); "" = the source's
         "task": "",
         "batch_size": 128,  # examples of a step, on all devices together
@@ -148,7 +148,8 @@ def data() -> dict:
         "validation_fraction": 0.1,  # of a text without a validation split
         "max_bytes": 0,  # of text, in whole documents; 0 = all
         "cache_dir": "",  # keeps token ids from run to run; "" = tokenise at each start
-        "mask_rate": 0.15,  # the part of the tokens that is hidden and to be guessed
+        "mask_rate": 0.15,  # the part of the tokens, or of the patches, that is hidden and to be guessed
+        "masking": "random",  # of an image's patches: random | block | grid
         "mask_whole_words": False,  # all or none of a word's tokens are hidden
         "noise": "",  # of denoising, such as "permute_sentences | infill(0.3, 3)", see data/noise.py
         "workers": 0,  # processes that read ahead
@@ -181,14 +182,30 @@ def vit() -> dict:
         image_size=placeholder(int),  # pixels
         patch_size=16,  # pixels
         channels=placeholder(int),
-        position="1d",  # none | 1d | 2d | relative | sincos2d
-        pooling="token",  # token | gap | map
-        head="linear",  # linear | mlp
+        position="1d",  # none | 1d | 2d | relative | sincos2d | mae
+        pooling="token",  # token | gap | map | tokens
+        head="linear",  # linear | mlp | probe
+        num_registers=0,  # tokens that no output is read from
+        layer_scale=0.0,  # where the factors of what each part adds begin; 0 = none
+        qk_norm=False,  # queries and keys are normalised
         activation="gelu",  # gelu | gelu_tanh | relu | silu, here and below
         epsilon=1e-6,  # of LayerNorm
         stochastic_depth=0.0,  # rate of the last layer
         implementation="xla",  # of attention: xla | cudnn, here and below
     )
+
+
+def mae() -> dict:
+    """What `models.mae.MAE` takes: a ViT's, and of the decoder. How much is hidden is data.mask_rate."""
+    chosen = ("num_classes", "position", "pooling", "head", "num_registers")
+    return {key: value for key, value in vit().items() if key not in chosen} | {
+        "name": "mae",
+        "variant": "B",  # mu | B | L | H
+        "normalised": True,  # each patch's pixels are predicted less their mean, over their deviation
+        "decoder_depth": placeholder(int),
+        "decoder_width": placeholder(int),
+        "decoder_num_heads": placeholder(int),
+    }
 
 
 def texts(name: str, variant: str, **own) -> dict:
@@ -373,6 +390,7 @@ MODELS = {
     "elmo": elmo,
     "gpt": gpt,
     "llama": llama,
+    "mae": mae,
     "roberta": roberta,
     "seq2seq": seq2seq,
     "t5": t5,

@@ -38,7 +38,9 @@ class Options:
         max_bytes: reads at most so much text, in whole documents; 0 = everything.
         text_key, image_key, label_key: the features of a TFDS data set; of pairs, two for the texts: "de,en".
         cache_dir: a folder that keeps the token ids from run to run; "" = tokenise at each start, in memory.
-        mask_rate: the part of the tokens that is hidden, to be guessed.
+        mask_rate: the part of the tokens, or of an image's patches, that is hidden, to be guessed.
+        masking: of images: which patches are hidden, a name of `masking.PATTERNS`.
+        patch_size: of masked images, in pixels.
         mask_whole_words: all or none of a word's tokens are hidden.
         noise: what is done to texts that are to be restored, such as `permute_sentences | infill(0.3, 3)`.
         image_size: of the square that images are resized to; 0 = as they are, all of one size.
@@ -73,6 +75,8 @@ class Options:
     text_key: str = "text"
     cache_dir: str = ""
     mask_rate: float = 0.15
+    masking: str = "random"
+    patch_size: int = 0
     mask_whole_words: bool = False
     noise: str = ""
     image_size: int = 0

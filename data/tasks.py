@@ -1,6 +1,7 @@
 """What a source's content is made into: the examples of a task.
 
 images             labelled images, to be told apart
+masked_images      the same, some of whose patches are hidden, to be painted from the others
 next_token         windows of a text's tokens, each to be guessed from those before it
 masked_tokens      windows of a text's tokens, some of which are hidden, to be guessed from the others
 next_sentence      the same of two texts, and to be told whether the second follows the first (BERT)
@@ -38,7 +39,7 @@ from data import (
     tokenizers,
     transforms,
 )
-from data.masking import MaskTokens
+from data.masking import MaskPatches, MaskTokens
 from data.options import Options
 from data.pipeline import Batch, Source
 from data.sentences import Chunks, PairSentences, Sentences
@@ -204,6 +205,17 @@ def make_images(options: Options) -> Examples:
     return Examples(splits, info, None, in_training, in_evaluation)
 
 
+def make_masked_images(options: Options) -> Examples:
+    """Images, some of whose patches are hidden."""
+    examples = make_images(options)
+    in_training, in_evaluation = (
+        MaskPatches(images, options.patch_size, options.mask_rate, options.masking)
+        for images in (examples.in_training, examples.in_evaluation)
+    )
+    info = examples.info | {"kind": "masked images"}
+    return replace(examples, info=info, in_training=in_training, in_evaluation=in_evaluation)
+
+
 def find_tokenizer(
     options: Options, texts: dict[str, Iterable[str]], special: Sequence[str] = ("end_of_text",)
 ) -> Tokenizer:
@@ -283,6 +295,9 @@ _LABELLED = (*_TOKENS, "buckets", "stride", "long_text", "text_key", "label_key"
 _IMAGES = ("image_key", "label_key", "image_size", "evaluation_crop", "augment", "mean", "std", "in_memory")
 TASKS = {
     "images": Task(make_images, ("digits", "folder", "tfds"), _IMAGES),
+    "masked_images": Task(
+        make_masked_images, ("digits", "folder", "tfds"), (*_IMAGES, "mask_rate", "masking", "patch_size")
+    ),
     "next_token": Task(make_windows, _TEXTS, (*_WINDOWS, "order")),
     "masked_tokens": Task(make_masked, (*_TEXTS, "conllu"), (*_WINDOWS, *_MASKED)),
     "next_sentence": Task(make_sentences, _TEXTS, (*_DOCUMENTS, *_MASKED)),

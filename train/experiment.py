@@ -50,6 +50,8 @@ class Experiment:
         known = Path(origin) / tokenizers.FILE  # what has learned some words goes on with these
         if origin and settings["tokenizer"] in tokenizers.KINDS and known.is_file():
             settings |= {"tokenizer": str(known), "vocab_size": 0}
+        if settings["task"] == "masked_images":
+            settings["patch_size"] = self.config.model.get("patch_size", 0)
         return data.load(
             settings.pop("source"),
             **settings,
@@ -74,6 +76,8 @@ class Experiment:
                 raise ValueError(
                     f"the data {source!r} have no {key}, which the model {settings['name']!r} needs."
                 ) from None
+        if "mask_rate" in fields:
+            settings["mask_rate"] = self.config.data.mask_rate
         return models.build(**settings)
 
     def check_data(self) -> None:
@@ -93,6 +97,8 @@ class Experiment:
         name, model = self.config.objective.name, self.config.model.name
         if name not in OBJECTIVES:
             raise ValueError(f"unknown objective {name!r}: it is one of {', '.join(OBJECTIVES)}.")
+        if (name == "masked_reconstruction") != hasattr(self.model, "mask_rate"):
+            raise ValueError(f"the objective {name!r} is not for the model {model!r}.")
         if name not in HEADS or hasattr(self.model, "image_size"):
             return
         if not hasattr(self.model, "head"):
@@ -160,12 +166,15 @@ class Experiment:
         `length` of texts; None is the config's.
         """
         settings, objective = self.config.data, self.config.objective.name
-        if objective == "classification" and hasattr(self.model, "image_size"):
+        self.check_objective()
+        if hasattr(self.model, "image_size"):
             height, width = (self.model.image_size,) * 2
             if not settings.image_size:
                 height, width = self.data.info["image_size"]
-            return batches.images(size, (height, width, self.model.channels))
-        self.check_objective()
+            shape = (height, width, self.model.channels)
+            if objective == "masked_reconstruction":
+                return batches.masked_images(size, shape, self.model.patch_size)
+            return batches.images(size, shape)
         make = batches.OF_TEXTS.get(settings.task) or batches.OF_TEXTS[objective]
         batch = make(size, length or settings.sequence_length, settings.mask_rate)
         said = jax.eval_shape(self.teacher, batch) if self.teacher else {}

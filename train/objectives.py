@@ -104,6 +104,16 @@ def causal_lm(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -
     return _of_tokens(model, model(batch["tokens"]), batch, label_smoothing)
 
 
+def masked_reconstruction(model: nn.Module, batch: Batch) -> Result:
+    """Mean squared error of what the model predicts of the patches that it did not see, because of `noise` [B, P].
+
+    Counted are those of the images whose `mask` [B] is True (arXiv 2111.06377, section 3).
+    """
+    predicted, hidden = model(batch["image"], batch["noise"])
+    errors = jnp.square(predicted.astype(jnp.float32) - model.target(batch["image"])).mean(axis=-1)
+    return _sums(errors, hidden & batch["mask"][:, None], {})
+
+
 def masked_lm(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -> Result:
     """Cross-entropy of `targets` [B, M] at the `places` [B, M] of hidden tokens, given all `tokens` [B, T].
 
@@ -245,6 +255,7 @@ OBJECTIVES = {
     "causal_lm": causal_lm,
     "masked_lm": masked_lm,
     "pretraining": pretraining,
+    "masked_reconstruction": masked_reconstruction,
     "distillation": distillation,
     "bidirectional_lm": bidirectional_lm,
     "sequence_to_sequence": sequence_to_sequence,
@@ -267,6 +278,7 @@ TASKS = {
     "causal_lm": ("next_token", "continuations"),
     "bidirectional_lm": ("next_token",),
     "masked_lm": ("masked_tokens",),
+    "masked_reconstruction": ("masked_images",),
     "distillation": ("masked_tokens",),
     "pretraining": ("next_sentence", "sentence_order"),
     "sequence_to_sequence": ("pairs", "span_corruption", "denoising"),

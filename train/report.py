@@ -70,6 +70,7 @@ def write_report(workdir: str | os.PathLike) -> Path:
         _section("Curves", _curves(metrics, folder), "cards"),
         *(_confusion(key, data, folder) for key, data in arrays.items() if key.startswith("confusion_")),
         *(_mistakes(key, data, folder) for key, data in arrays.items() if key.startswith("mistakes_")),
+        _painted({key: data for key, data in arrays.items() if key.startswith("painted_")}, folder),
         _section("Samples", _samples(artifacts / "samples.jsonl")),
         *(_written(path, folder) for path in sorted(artifacts.glob("written_*.json"))),
         _image_attention(arrays["attention_image"], folder) if "attention_image" in arrays else "",
@@ -170,6 +171,23 @@ def _mistakes(key: str, data: Mapping[str, np.ndarray], folder: Path) -> str:
         tiles.append(f'<figure><img alt="{truth}" src="{source}"><figcaption>{caption}</figcaption></figure>')
     note = "<p class=note>Truth → prediction, and the probability that the model gave to its prediction.</p>"
     return _section(_title(key), note + f"<div class=gallery>{''.join(tiles)}</div>" if tiles else "")
+
+
+def _painted(steps: Mapping[str, Mapping[str, np.ndarray]], folder: Path) -> str:
+    """Images, what was seen of them, and what the model made of that, step by step."""
+    if not steps:
+        return ""
+    names, first = list(steps), next(iter(steps.values()))
+    columns = {"original": first["image"], "masked": first["masked"]}
+    for i in _spread(len(names), MOST["layers"]):
+        columns[f"step {int(names[i].partition('_')[2]):,}"] = steps[names[i]]["painted"]
+    rows = {
+        " " * n: {
+            title: partial(figures.overlay, image=images[n].squeeze(), heat=None) for title, images in columns.items()
+        }
+        for n in range(len(first["image"]))
+    }
+    return _section("Masked images", _card(figures.grid, rows, name="painted", folder=folder))
 
 
 def _samples(path: Path) -> str:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 import models
-from models.convert import albert, bart, bert, bigbird, distilbert, electra, gpt2, llama, roberta, t5, vit
+from models.convert import albert, bart, bert, bigbird, distilbert, electra, gpt2, llama, mae, roberta, t5, vit
 from models.convert.family import ACTIVATIONS, rearrange
 
 FAMILIES = {
@@ -31,6 +31,7 @@ FAMILIES = {
     "roberta": roberta.ROBERTA,
     "t5": t5.FAMILY,
     "vit": vit.FAMILY,
+    "vit_mae": mae.FAMILY,
     "xlm-roberta": roberta.XLMR,
 }
 
@@ -84,6 +85,9 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
                     array = rearrange(array, *rule.layout.split("->"), _sizes(family, model) | {"n": len(paths)})
                 for path, part in zip(paths, array if len(paths) > 1 else [array]):
                     params[path][index] = part
+        for name, value in family.constants(model).items():
+            if not np.allclose(read(name), value, atol=1e-2):  # in bfloat16 too
+                raise ValueError(f"tensor {name} is not the fixed one that the model has.")
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
     return model, {"params": jax.tree.map(jnp.asarray, unflatten_dict(params, sep="/"))}
@@ -147,6 +151,7 @@ def _tensors(family, model, params):
             if rule.layout:
                 array = rearrange(array, *rule.layout.split("->")[::-1], _sizes(family, model) | {"n": len(paths)})
             yield name, array
+    yield from family.constants(model).items()
 
 
 def _settings(family, config, names, overrides):

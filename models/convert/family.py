@@ -54,6 +54,7 @@ class Family:
         fixed: fields with the only value that our model knows.
         tied: pairs of tensors that are one for us, unless a rule has the first; a file may leave out the first.
         fits: whether a model is one of this family, where several families have the same model.
+        constants: makes the tensors of a model that are no parameters of ours, by name: written, and checked when read.
         ignored: pattern of tensors that carry nothing; or makes a model's.
         old: endings of tensors' names -> those in old files.
         sizes: letters in layouts -> our settings that give their sizes.
@@ -75,6 +76,7 @@ class Family:
     settings: Callable[[dict, str, Mapping], dict] = lambda config, architecture, names: {}
     fits: Callable[[nn.Module], bool] = lambda model: True
     tied: tuple[tuple[str, str], ...] = ()
+    constants: Callable[[nn.Module], dict[str, np.ndarray]] = lambda model: {}
     ignored: str | Callable[[nn.Module], str] = ""
     old: Mapping[str, str] = field(default_factory=dict)
 
@@ -84,10 +86,10 @@ def linear(reference: str, ours: str, layout: str = "F D -> D F") -> list[Rule]:
     return [Rule(f"{reference}.weight", f"{ours}/kernel", layout), Rule(f"{reference}.bias", f"{ours}/bias")]
 
 
-def heads(reference: str, ours: str) -> list[Rule]:
-    """A PyTorch linear layer that makes heads."""
-    bias = Rule(f"{reference}.bias", f"{ours}/bias", "(H C) -> H C")
-    return [Rule(f"{reference}.weight", f"{ours}/kernel", "(H C) D -> D H C"), bias]
+def heads(reference: str, ours: str, h: str = "H") -> list[Rule]:
+    """A PyTorch linear layer that makes heads; `h` is the letter of their number."""
+    bias = Rule(f"{reference}.bias", f"{ours}/bias", f"({h} C) -> {h} C")
+    return [Rule(f"{reference}.weight", f"{ours}/kernel", f"({h} C) D -> D {h} C"), bias]
 
 
 def norm(reference: str, ours: str) -> list[Rule]:

@@ -164,6 +164,7 @@ class Attention(nn.Module):
         rotary: turns (queries or keys [B, T, H, C], positions [B, T]) by their positions; None leaves them.
         relative: makes a Module that maps (queries [B, T, H, C], positions [B, T], number of keys S) to a bias
             [B, H, T, S], such as `partial(RelativeKeys, max_distance=8)`; None adds none.
+        qk_norm: makes a norm of each head's queries and of its keys (arXiv 2302.05442, section 2.1); None makes none.
         dropout: rate on the attention weights.
         implementation: "xla" works everywhere; "cudnn" is flash attention on an NVIDIA GPU in bfloat16 or float16, for
             the scaled dot product without dropout.
@@ -182,6 +183,7 @@ class Attention(nn.Module):
     score: Score = scaled_dot_product
     rotary: Callable | None = None
     relative: Callable[..., nn.Module] | None = None
+    qk_norm: Callable[..., nn.Module] | None = None
     dropout: float = 0.0
     implementation: str = "xla"
     use_bias: bool = True
@@ -232,6 +234,8 @@ class Attention(nn.Module):
             source = x if context is None else context
             key, value = project("key", kv_heads, source), project("value", kv_heads, source)
 
+        if self.qk_norm is not None:
+            query, key = self.qk_norm(name="query_norm")(query), self.qk_norm(name="key_norm")(key)
         if positions is None:
             positions = jnp.arange(x.shape[1])[None] if cache is None else cache.positions(x.shape[1])
         if self.rotary is not None:

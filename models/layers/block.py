@@ -27,6 +27,8 @@ class Block(nn.Module):
         placement: "pre" normalises what goes into a part (arXiv 2002.04745), "post" the sum that comes out
             (arXiv 1706.03762), "none" nothing.
         dropout: rate on what each part adds.
+        layer_scale: what each part adds is multiplied by a learned vector of this initial value (arXiv 2103.17239,
+            section 2.1); 0 leaves it out.
     """
 
     attention: Callable[..., nn.Module]
@@ -35,6 +37,7 @@ class Block(nn.Module):
     cross_attention: Callable[..., nn.Module] | None = None
     placement: Literal["pre", "post", "none"] = "pre"
     dropout: float = 0.0
+    layer_scale: float = 0.0
 
     @nn.compact
     def __call__(
@@ -72,6 +75,9 @@ class Block(nn.Module):
         return normalise(self.norm(name=f"{part}_norm"), x, real) if self.placement == "pre" else x
 
     def _after(self, part, x, real, branch, drop_path):
+        if self.layer_scale:
+            init = nn.initializers.constant(self.layer_scale)
+            branch = branch * self.param(f"{part}_scale", init, x.shape[-1:]).astype(branch.dtype)
         branch = nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(branch)
         if drop_path is not None and self.has_rng("dropout"):
             keep = jax.random.bernoulli(self.make_rng("dropout"), 1 - drop_path, (x.shape[0], 1, 1))
