@@ -20,11 +20,14 @@ def get_config(model: str) -> ConfigDict:
 
     config.objective = ConfigDict()
     # classification | regression | tagging | span_extraction | causal_lm | masked_lm | pretraining | distillation |
-    # bidirectional_lm | sequence_to_sequence | masked_reconstruction
+    # bidirectional_lm | sequence_to_sequence | masked_reconstruction | distilled_classification
     config.objective.name = "classification"
     config.objective.label_smoothing = 0.0  # this part of the target goes to all classes evenly, in training
-    config.objective.temperature = 0.0  # of both models' logits in a distillation; 0 = 2
-    config.objective.weights = ()  # of a distillation's losses: soft targets, hidden words, cosine; () = (5, 2, 1)
+    # of both models' logits; 0 = 2 in distillation, and in distilled_classification the teacher's likeliest class alone
+    config.objective.temperature = 0.0
+    # of the losses: soft targets, hidden words, cosine in distillation (() = (5, 2, 1)), labels and teacher in
+    # distilled_classification (() = (0.5, 0.5))
+    config.objective.weights = ()
     config.objective.mixup = 0.0  # a of the Beta(a, a) that examples are mixed by (classification); 0 = not
     config.objective.scheduled_sampling = 0.0  # this part of a seq2seq's tokens is its own in the end, in training
     config.objective.decay = ""  # of the part of the others: linear (as "") | exponential | inverse_sigmoid
@@ -48,6 +51,8 @@ def get_config(model: str) -> ConfigDict:
     config.optimizer.no_decay = ("bias$", "scale$")  # no weight decay where one of these is found in the path
     config.optimizer.clip_norm = 1.0  # of the global gradient; 0 = no clipping
     config.optimizer.frozen = ()  # parameters in whose path one of these is found are not trained
+    config.optimizer.frozen_layers = 0  # so many of the first layers are not trained, nor what comes before them
+    config.optimizer.layer_decay = 0.0  # each layer learns at this part of the rate of the next one; 0 = at the same
     config.optimizer.rates = ()  # (regular expression, factor) pairs of learning rates by path
 
     config.ema_decay = 0.0  # of an average of the parameters, which is then what is evaluated; 0 = none
@@ -118,8 +123,9 @@ def data() -> dict:
         # digits | stdlib | cldr | text:PATH | pairs:PATH | labels:PATH | conllu:PATH | squad:PATH | folder:PATH |
         # tfds:NAME[/CONFIG][:VERSION]
         "source": "digits",
-        # images | masked_images | next_token | masked_tokens | next_sentence | sentence_order | span_corruption | denoising | pairs |
-        # continuations | classification | regression | tagging | spans (see data/tasks.py); "" = the source's
+        # images | masked_images | next_token | masked_tokens | next_sentence | sentence_order | span_corruption |
+        # denoising | pairs | continuations | classification | regression | tagging | spans (see data/tasks.py); "" = the
+        # source's
         "task": "",
         "batch_size": 128,  # examples of a step, on all devices together
         "evaluation_batch_size": 0,  # 0 = batch_size
@@ -193,6 +199,12 @@ def vit() -> dict:
         stochastic_depth=0.0,  # rate of the last layer
         implementation="xla",  # of attention: xla | cudnn, here and below
     )
+
+
+def deit() -> dict:
+    """What `models.deit.DeiT` takes: a ViT's; it has two tokens and a linear head for each."""
+    own = {key: value for key, value in vit().items() if key not in ("pooling", "head")}
+    return own | {"name": "deit", "variant": "S"}  # mu | Ti | S | B
 
 
 def mae() -> dict:
@@ -385,6 +397,7 @@ MODELS = {
     "bart": bart,
     "bert": bert,
     "bigbird": bigbird,
+    "deit": deit,
     "distilbert": partial(bert, "distilbert"),
     "electra": partial(embed_width, "electra"),
     "elmo": elmo,

@@ -1,4 +1,4 @@
-"""The masked autoencoder (arXiv 2111.06377): a ViT that sees a part of the patches, and a small one that paints the rest."""
+"""The masked autoencoder (arXiv 2111.06377): a ViT that sees some patches, and a small one that paints the rest."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -23,8 +23,8 @@ class MAE(ViT):
     Attributes (beside those of a ViT):
         mask_rate: the part of the patches that the encoder does not see: it sees int(P (1 - mask_rate)).
         normalised: what is to be predicted of a patch is its pixels less their mean, over their deviation.
-        decoder_depth, decoder_width, decoder_num_heads, decoder_hidden: L, D, H and F of the decoder; hidden None is 4 D;
-            depth 0 leaves the decoder out.
+        decoder_depth, decoder_width, decoder_num_heads, decoder_hidden: L, D, H and F of the decoder; hidden None is
+            4 D; depth 0 leaves the decoder out.
     """
 
     num_classes: int = 0
@@ -47,15 +47,18 @@ class MAE(ViT):
             self.decoder_head = nn.Dense(self.patch_size**2 * self.channels)
 
     def __call__(
-        self, image: Float[Array, "B height width channels"], noise: Real[Array, "B P"]
-    ) -> tuple[Float[Array, "B Q F"], Bool[Array, "B P"]]:
+        self, image: Float[Array, "B height width channels"], noise: Real[Array, "B P"] | None = None
+    ) -> tuple[Float[Array, "B Q F"], Bool[Array, "B P"]] | Float[Array, "B *P V"]:
         """What the model predicts of each patch, and True where it did not see it. It sees those with the least noise.
 
-        Without a decoder, the first is the output tokens of the encoder: the class token and what is seen, by its noise.
+        Without a decoder, the first is what the encoder says of the class token and of what it sees, by its noise.
+        Without noise, what a `ViT` says that sees everything.
 
         Raises:
             ValueError: no patch would be seen, or as `ViT` does.
         """
+        if noise is None:
+            return super().__call__(image)
         count = int(noise.shape[1] * (1 - self.mask_rate))
         if not count:
             raise ValueError(f"mask_rate is {self.mask_rate}: of {noise.shape[1]} patches, none would be seen.")

@@ -20,7 +20,7 @@ import models
 from data import tokenizers
 from train import batches, durations, initial, sharding
 from train.checkpoint import Checkpoints
-from train.objectives import HEADS, OBJECTIVES, TASKS, Batch, Objective
+from train.objectives import HEADS, OBJECTIVES, TASKS, TAUGHT, Batch, Objective
 from train.optimizer import Schedule, check_patterns, make_optimizer, make_schedule
 from train.state import TrainState
 from train.step import init_state
@@ -97,7 +97,8 @@ class Experiment:
         name, model = self.config.objective.name, self.config.model.name
         if name not in OBJECTIVES:
             raise ValueError(f"unknown objective {name!r}: it is one of {', '.join(OBJECTIVES)}.")
-        if (name == "masked_reconstruction") != hasattr(self.model, "mask_rate"):
+        needed = {"masked_reconstruction": "target", "distilled_classification": "heads"}.get(name)
+        if (needed and not hasattr(self.model, needed)) or (model == "mae" and needed != "target"):
             raise ValueError(f"the objective {name!r} is not for the model {model!r}.")
         if name not in HEADS or hasattr(self.model, "image_size"):
             return
@@ -172,21 +173,22 @@ class Experiment:
             if not settings.image_size:
                 height, width = self.data.info["image_size"]
             shape = (height, width, self.model.channels)
+            batch = batches.images(size, shape)
             if objective == "masked_reconstruction":
-                return batches.masked_images(size, shape, self.model.patch_size)
-            return batches.images(size, shape)
-        make = batches.OF_TEXTS.get(settings.task) or batches.OF_TEXTS[objective]
-        batch = make(size, length or settings.sequence_length, settings.mask_rate)
+                batch = batches.masked_images(size, shape, self.model.patch_size)
+        else:
+            make = batches.OF_TEXTS.get(settings.task) or batches.OF_TEXTS[objective]
+            batch = make(size, length or settings.sequence_length, settings.mask_rate)
         said = jax.eval_shape(self.teacher, batch) if self.teacher else {}
         return batch | {name: jnp.zeros(value.shape, value.dtype) for name, value in said.items()}
 
     @cached_property
     def teacher(self) -> Callable[[Batch], Batch] | None:
         """What it says of a batch, where the config names one."""
-        if bool(self.config.teacher) != (self.config.objective.name == "distillation"):
-            raise ValueError(f"teacher is {self.config.teacher!r}: the objective 'distillation' alone needs one.")
+        if bool(self.config.teacher) != (self.config.objective.name in TAUGHT):
+            raise ValueError(f"teacher is {self.config.teacher!r}: only {' and '.join(TAUGHT)} need one.")
         with jax.ensure_compile_time_eval():  # even if it is shapes that are asked for first
-            return initial.load_teacher(self.config.teacher, self.mesh) if self.config.teacher else None
+            return initial.load_teacher(self.config.teacher, self.mesh, self.model) if self.config.teacher else None
 
     def taught(self, batch: Batch) -> Batch:
         """A batch on the devices, with what the teacher says of it where there is one."""
@@ -242,7 +244,13 @@ _AT_LEAST_1 = (
 )
 _NOT_NEGATIVE = (
     *("data.evaluation_batch_size", "objective.mixup", "sampling.num_samples", "sampling.temperature"),
-    *("model.memory_length",),
+    *(
+        "model.memory_length",
+        "model.num_registers",
+        "model.layer_scale",
+        "optimizer.layer_decay",
+        "optimizer.frozen_layers",
+    ),
     *("sampling.no_repeat_ngram_size", "sampling.min_new_tokens"),
     *(f"optimizer.{name}" for name in ("learning_rate", "weight_decay", "clip_norm", "end_factor")),
 )

@@ -163,8 +163,7 @@ def distillation(
     for ours, theirs, name in ((logits, their_logits, "vocab_size"), (hidden, their_hidden, "width")):
         if ours.shape != theirs.shape:
             raise ValueError(f"model.{name} is {ours.shape[-1]}: the teacher's is {theirs.shape[-1]}.")
-    target, given = (jax.nn.log_softmax(x / temperature) for x in (their_logits, logits))
-    soft = (jnp.exp(target) * (target - given)).sum(axis=-1) * temperature**2
+    soft = _divergence(their_logits, logits, temperature)
     hard = cross_entropy(logits, batch["targets"])
     real, mask = batch["tokens_mask"], batch["mask"]
     cosine = (hidden * their_hidden).sum(-1) / jnp.maximum(_norm(hidden) * _norm(their_hidden), 1e-8)
@@ -173,6 +172,49 @@ def distillation(
     aux = {"accuracy": correct(logits, batch["targets"])} | parts
     aux = {name: Mean.empty().update(value, mask) for name, value in aux.items()}
     return _sums(sum(weight * part for weight, part in zip(weights, parts.values())), mask, aux)
+
+
+def distilled_classification(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    temperature: float = 0.0,
+    weights: Sequence[float] = (0.5, 0.5),
+    label_smoothing: float = 0.0,
+) -> Result:
+    """DeiT's two losses (arXiv 2012.12877, section 4): one head learns the `label` [B] of an image, the other one what
+    a teacher said of it, `teacher_logits` [B, V]. Accuracy is of their mean.
+
+    Args:
+        temperature: 0 makes the teacher's likeliest class the other head's label; above, its probabilities are the
+            targets, see `distillation`.
+        weights: of the loss of the label and of the teacher's.
+        label_smoothing: see `cross_entropy`; of the label, in training only.
+
+    Raises:
+        ValueError: the teacher has another number of classes, or there are not two weights.
+    """
+    if len(weights) != 2:
+        raise ValueError(f"objective.weights is {tuple(weights)}: a distilled classification has two losses.")
+    ours, logits = model.heads(batch["image"])
+    label, mask, theirs = batch["label"], batch["mask"], batch["teacher_logits"]
+    if logits.shape != theirs.shape:
+        raise ValueError(f"model.num_classes is {logits.shape[-1]}: the teacher's is {theirs.shape[-1]}.")
+    parts = {
+        "label_loss": cross_entropy(ours, label, label_smoothing if model.has_rng("dropout") else 0.0),
+        "teacher_loss": (
+            _divergence(theirs, logits, temperature) if temperature else cross_entropy(logits, theirs.argmax(axis=-1))
+        ),
+    }
+    aux = {"accuracy": correct(ours + logits, label), "teacher_accuracy": correct(theirs, label)} | parts
+    aux = {name: Mean.empty().update(value, mask) for name, value in aux.items()}
+    return _sums(sum(weight * part for weight, part in zip(weights, parts.values())), mask, aux)
+
+
+def _divergence(theirs, ours, temperature):
+    """Of our probabilities from theirs, of logits over a temperature (arXiv 1503.02531), times its square."""
+    target, given = (jax.nn.log_softmax(x.astype(jnp.float32) / temperature) for x in (theirs, ours))
+    return (jnp.exp(target) * (target - given)).sum(axis=-1) * temperature**2
 
 
 def bidirectional_lm(model: nn.Module, batch: Batch) -> Result:
@@ -257,6 +299,7 @@ OBJECTIVES = {
     "pretraining": pretraining,
     "masked_reconstruction": masked_reconstruction,
     "distillation": distillation,
+    "distilled_classification": distilled_classification,
     "bidirectional_lm": bidirectional_lm,
     "sequence_to_sequence": sequence_to_sequence,
 }
@@ -269,6 +312,7 @@ HEADS = {
     "masked_lm": "masked_lm",
     "pretraining": "pretraining",
 }
+TAUGHT = ("distillation", "distilled_classification")  # what needs a teacher
 # objective -> the tasks of `data.tasks` that it is for
 TASKS = {
     "classification": ("images", "classification"),
@@ -280,6 +324,7 @@ TASKS = {
     "masked_lm": ("masked_tokens",),
     "masked_reconstruction": ("masked_images",),
     "distillation": ("masked_tokens",),
+    "distilled_classification": ("images",),
     "pretraining": ("next_sentence", "sentence_order"),
     "sequence_to_sequence": ("pairs", "span_corruption", "denoising"),
 }

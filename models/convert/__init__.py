@@ -15,7 +15,22 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 import models
-from models.convert import albert, bart, bert, bigbird, distilbert, electra, gpt2, llama, mae, roberta, t5, vit
+from models.convert import (
+    albert,
+    bart,
+    bert,
+    bigbird,
+    deit,
+    distilbert,
+    electra,
+    gpt2,
+    llama,
+    mae,
+    roberta,
+    t5,
+    vit,
+    vit_npz,
+)
 from models.convert.family import ACTIVATIONS, rearrange
 
 FAMILIES = {
@@ -23,6 +38,7 @@ FAMILIES = {
     "bart": bart.FAMILY,
     "bert": bert.FAMILY,
     "big_bird": bigbird.FAMILY,
+    "deit": deit.FAMILY,
     "distilbert": distilbert.FAMILY,
     "electra": electra.FAMILY,
     "gpt2": gpt2.FAMILY,
@@ -39,7 +55,7 @@ FAMILIES = {
 def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) -> tuple[nn.Module, dict]:
     """The model in a folder and its variables, whose dtype is `dtype` whatever the file's.
 
-    The folder has `config.json` and `model.safetensors`, or its shards and `model.safetensors.index.json`.
+    Or in a `.npz` file of google-research/vision_transformer, see `vit_npz`. The folder has `config.json` and `model.safetensors`, or its shards and `model.safetensors.index.json`.
     `settings` of our model come before the folder's: `dropout`, `remat`, `implementation`...
 
     Raises:
@@ -47,6 +63,8 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
         ValueError: a file is corrupt, or what it holds is no model of ours.
     """
     folder = Path(folder)
+    if folder.suffix == ".npz":
+        return vit_npz.load(folder, dtype, **settings)
     config = _json(folder / "config.json")
     kind = config.get("model_type")
     if kind not in FAMILIES:

@@ -86,10 +86,10 @@ def linear(reference: str, ours: str, layout: str = "F D -> D F") -> list[Rule]:
     return [Rule(f"{reference}.weight", f"{ours}/kernel", layout), Rule(f"{reference}.bias", f"{ours}/bias")]
 
 
-def heads(reference: str, ours: str, h: str = "H") -> list[Rule]:
-    """A PyTorch linear layer that makes heads; `h` is the letter of their number."""
-    bias = Rule(f"{reference}.bias", f"{ours}/bias", f"({h} C) -> {h} C")
-    return [Rule(f"{reference}.weight", f"{ours}/kernel", f"({h} C) D -> D {h} C"), bias]
+def heads(reference: str, ours: str, number: str | int = "H") -> list[Rule]:
+    """A PyTorch linear layer that makes heads: as many as a letter of the family's `sizes` says, or a number."""
+    bias = Rule(f"{reference}.bias", f"{ours}/bias", f"({number} C) -> {number} C")
+    return [Rule(f"{reference}.weight", f"{ours}/kernel", f"({number} C) D -> D {number} C"), bias]
 
 
 def norm(reference: str, ours: str) -> list[Rule]:
