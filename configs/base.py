@@ -26,6 +26,10 @@ def get_config(model: str) -> ConfigDict:
     config.objective.temperature = 0.0  # of both models' logits in a distillation; 0 = 2
     config.objective.weights = ()  # of a distillation's losses: soft targets, hidden words, cosine; () = (5, 2, 1)
     config.objective.mixup = 0.0  # a of the Beta(a, a) that examples are mixed by (classification); 0 = not
+    config.objective.cutmix = (
+        0.0  # a of the Beta(a, a) of the boxes cut into images; with mixup either, evenly; 0 = not
+    )
+    config.objective.binary = False  # each class is there or not, for itself (classification)
     config.objective.scheduled_sampling = 0.0  # this part of a seq2seq's tokens is its own in the end, in training
     config.objective.decay = ""  # of the part of the others: linear (as "") | exponential | inverse_sigmoid
 
@@ -68,6 +72,9 @@ def get_config(model: str) -> ConfigDict:
     config.checkpoint.keep = 1  # how many of the newest stay
     config.checkpoint.best = ""  # the best by this metric, such as validation/loss, stays too; "" = none
     config.checkpoint.best_is_highest = False  # more of the metric is better
+
+    # of the features of a model of images, at evaluations, such as "knn(20) | few_shot(10) | linear"; "" = none
+    config.probes = ""
 
     config.sampling = ConfigDict()  # what a language model writes at evaluations and with --mode=generate
     config.sampling.prompt = "\n"
