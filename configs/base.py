@@ -202,6 +202,28 @@ def vit() -> dict:
     )
 
 
+def resnet() -> dict:
+    """What `models.resnet.ResNet` takes; None is the variant's or the data's."""
+    return {
+        "name": "resnet",
+        "variant": "50",  # 18 | 50 | 101 | bit50 | bit101
+        "num_classes": placeholder(int),
+        "image_size": placeholder(int),  # pixels
+        "channels": placeholder(int),
+        "depths": placeholder(tuple),  # blocks in each stage
+        "widths": placeholder(tuple),  # channels of each stage
+        "stem": "imagenet",  # imagenet: to a quarter of the resolution | small: to all of it
+        "stem_width": placeholder(int),
+        "bottleneck": placeholder(bool),  # blocks of three convolutions with fewer channels inside
+        "preactivation": placeholder(bool),  # norm and activation come before each convolution
+        "norm": placeholder(str),  # batch | group (with standardised kernels)
+        "groups": placeholder(int),  # of group norm
+        "frozen": False,  # batch norm's statistics stay as they are in training
+        "padding": "symmetric",  # symmetric | same, as TensorFlow has it
+        "epsilon": 1e-5,  # of the norms
+    }
+
+
 def texts(name: str, variant: str, **own) -> dict:
     """What models of texts take."""
     return layers(name, variant, vocab_size=placeholder(int), **own)
@@ -384,6 +406,7 @@ MODELS = {
     "elmo": elmo,
     "gpt": gpt,
     "llama": llama,
+    "resnet": resnet,
     "roberta": roberta,
     "seq2seq": seq2seq,
     "t5": t5,

@@ -46,6 +46,8 @@ MODELS = [
     # The paper says 22M: 22,050,664 of ViT-S/16, less 76,032 of the class token and the learned positions, and 147,840
     # of the head's hidden layer.
     ("vit_s16_imagenet", 22_122_472, None, MIXED),
+    # As published; its kernels are of no more than 8 parts.
+    ("resnet50_imagenet", 25_557_032, None, FSDP),
 ]
 
 
