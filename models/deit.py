@@ -10,7 +10,7 @@ VARIANTS = {name: vit.VARIANTS[name] for name in ("mu", "Ti", "S", "B")}
 
 
 class DeiT(ViT):
-    """A ViT with pooling "token" and two heads, whose output tokens are the class's, the distillation's, the patches'."""
+    """A ViT with pooling "token" and two heads; its output tokens are the class's, the teacher's and the patches'."""
 
     SPECIAL = ("class_token", "distillation_token")
 

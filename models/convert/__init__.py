@@ -58,7 +58,8 @@ FAMILIES = {
 def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) -> tuple[nn.Module, dict]:
     """The model in a folder and its variables, whose dtype is `dtype` whatever the file's.
 
-    Or in a `.npz` file of google-research/vision_transformer, see `vit_npz`. The folder has `config.json` and `model.safetensors`, or its shards and `model.safetensors.index.json`.
+    The folder has `config.json` and `model.safetensors`, or its shards and `model.safetensors.index.json`; or it is an
+    `.npz` file of google-research/vision_transformer, see `vit_npz`.
     `settings` of our model come before the folder's: `dropout`, `remat`, `implementation`...
 
     Raises:
