@@ -194,7 +194,9 @@ class RelativeTable(nn.Module):
     window: int
 
     @nn.compact
-    def __call__(self, query: Float[Array, "B T H C"], _, keys: int) -> Float[Array, "1 H T {keys}"]:
+    def __call__(
+        self, query: Float[Array, "B T H C"], positions: Int[Array, "#B T"], keys: int
+    ) -> Float[Array, "1 H T {keys}"]:
         shape = ((2 * self.window - 1) ** 2, query.shape[2])
         return between_tokens(self.param("table", nn.initializers.normal(0.02), shape), math.isqrt(keys))
 
@@ -209,7 +211,9 @@ class ContinuousBias(nn.Module):
     trained_window: int = 0
 
     @nn.compact
-    def __call__(self, query: Float[Array, "B T H C"], _, keys: int) -> Float[Array, "1 H T {keys}"]:
+    def __call__(
+        self, query: Float[Array, "B T H C"], positions: Int[Array, "#B T"], keys: int
+    ) -> Float[Array, "1 H T {keys}"]:
         window = math.isqrt(keys)
         offset = np.mgrid[1 - window : window, 1 - window : window].reshape(2, -1).T
         offset = 8 * offset / max((self.trained_window or window) - 1, 1)
