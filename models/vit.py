@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from models import resnet
 from models.layers.attention import Attention
 from models.layers.block import Block, Stack
 from models.layers.embed import PatchEmbed
 from models.layers.mlp import ACTIVATIONS, Mlp
 from models.layers.norm import BatchNorm, LayerNorm
 from models.layers.position import Learned, Learned2D, RelativeKeys, resample, sincos_2d
+from models.resnet import ResNet
 
 VARIANTS = {
     "mu": {"depth": 4, "width": 64, "num_heads": 4},
@@ -40,6 +42,8 @@ class ViT(nn.Module):
             "tokens" leaves each of them as it is.
         head: "linear", for fine-tuning, "mlp" with a tanh layer before it, for pre-training, or "probe" with a batch
             norm without scale and bias before it, for a linear probe (arXiv 2111.06377, appendix A.1).
+        hybrid: blocks of each stage of a ResNet whose feature map is cut into patches in the image's place (section 3.1),
+            such as (3, 4, 9); () is none. `patch_size` stays in pixels of the image.
         num_registers: learned tokens without a position that are left out of what comes out (arXiv 2309.16588).
         layer_scale, qk_norm: see `Block` and `Attention`; with `qk_norm`, LayerNorm.
         activation, epsilon: of the blocks; the paper's checkpoints have 1e-6, `transformers` 1e-12.
@@ -59,6 +63,7 @@ class ViT(nn.Module):
     position: Literal["none", "1d", "2d", "relative", "sincos2d", "mae"] = "1d"
     pooling: Literal["token", "gap", "map", "tokens"] = "token"
     head: Literal["linear", "mlp", "probe"] = "linear"
+    hybrid: tuple[int, ...] = ()
     num_registers: int = 0
     layer_scale: float = 0.0
     qk_norm: bool = False
@@ -76,7 +81,15 @@ class ViT(nn.Module):
         side = self.image_size // self.patch_size
         block = self._block(self.width, self.num_heads, self.hidden)
         attention, mlp, norm = (block.keywords[part] for part in ("attention", "mlp", "norm"))
-        self.patch_embed = PatchEmbed(self.patch_size, self.width)
+        stride = 2 ** (len(self.hybrid) + 1) if self.hybrid else 1
+        if self.patch_size % stride:
+            raise ValueError(
+                f"patch_size is {self.patch_size}: it must be a multiple of the ResNet's stride, {stride}."
+            )
+        self.patch_embed = PatchEmbed(self.patch_size // stride, self.width)
+        if self.hybrid:
+            sizes = {"channels": self.channels, "depths": self.hybrid, "widths": resnet.WIDTHS[: len(self.hybrid)]}
+            self.backbone = ResNet(0, **sizes, norm="group", padding="same", epsilon=1e-6)
         names = self.SPECIAL if self.pooling == "token" else ()
         self.special = [self.param(name, nn.initializers.zeros, (self.width,)) for name in names]
         if self.num_registers:
@@ -143,7 +156,7 @@ class ViT(nn.Module):
         """
         if image.shape[-1] != self.channels:
             raise ValueError(f"the image has {image.shape[-1]} channels, the model {self.channels}.")
-        x = self.patch_embed(image)
+        x = self.patch_embed(self.backbone.features(image)[-1] if self.hybrid else image)
         batch, *grid, width = x.shape
         places, table = self._positions(tuple(grid))
         x = x.reshape(batch, -1, width) + jnp.asarray(table, x.dtype)
