@@ -43,7 +43,7 @@ def get_config(model: str) -> ConfigDict:
     config.teacher = ""  # of a distillation: a run's workdir, or a folder in transformers' layout
 
     config.optimizer = ConfigDict()
-    config.optimizer.name = "adamw"  # adamw | sgd | adafactor | lion
+    config.optimizer.name = "adamw"  # adamw | sgd | adafactor | lion | lars
     config.optimizer.learning_rate = 1e-3  # the schedule's peak
     config.optimizer.schedule = "cosine"  # constant | cosine | linear | rsqrt | transformer
     config.optimizer.update(duration("warmup"))  # linear, from 0; part of the total

@@ -83,9 +83,7 @@ class ViT(nn.Module):
         attention, mlp, norm = (block.keywords[part] for part in ("attention", "mlp", "norm"))
         stride = 2 ** (len(self.hybrid) + 1) if self.hybrid else 1
         if self.patch_size % stride:
-            raise ValueError(
-                f"patch_size is {self.patch_size}: it must be a multiple of the ResNet's stride, {stride}."
-            )
+            raise ValueError(f"patch_size is {self.patch_size}: it must be a multiple of {stride}.")
         self.patch_embed = PatchEmbed(self.patch_size // stride, self.width)
         if self.hybrid:
             sizes = {"channels": self.channels, "depths": self.hybrid, "widths": resnet.WIDTHS[: len(self.hybrid)]}

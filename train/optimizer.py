@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -69,7 +70,8 @@ def make_optimizer(
     """Gradients in, what to add to the parameters out.
 
     Args:
-        name: "adamw", "sgd" (with momentum `b1`), "adafactor" (factored second moments, arXiv 1804.04235) or "lion".
+        name: "adamw", "sgd" (with momentum `b1`), "adafactor" (factored second moments, arXiv 1804.04235), "lion" or
+            "lars" (sgd with steps of matrices in proportion to their norms, arXiv 1708.03888).
         b1, b2, epsilon: decay of the first and the second moment, and what is added to the root of the second.
         weight_decay: this part of a parameter, times the learning rate, is taken from it in each step (decoupled, arXiv
             1711.05101), unless a regular expression of `no_decay` finds something in its path.
@@ -92,6 +94,10 @@ def make_optimizer(
             optax.ema(b1, debias=False) if b1 else optax.identity(),
         ),
         "lion": lambda: optax.scale_by_lion(b1, b2),
+        "lars": lambda: optax.chain(
+            optax.masked(optax.scale_by_trust_ratio(trust_coefficient=0.001), partial(jax.tree.map, _is_matrix)),
+            optax.trace(b1),
+        ),
     }
     if name not in rules:
         raise ValueError(f"unknown optimizer {name!r}: it is one of {', '.join(rules)}.")
@@ -129,6 +135,10 @@ def check_patterns(patterns: Sequence[str], tree: Any) -> None:
     for pattern in patterns:
         if not any(re.search(pattern, path) for path in paths):
             raise ValueError(f"the pattern {pattern!r} finds no parameter; a path is like {paths[-1]!r}.")
+
+
+def _is_matrix(leaf):
+    return leaf.ndim > 1
 
 
 def _found(patterns, path):

@@ -126,7 +126,7 @@ def test_warm_up_rises_evenly_to_the_peak_and_is_never_zero(name, warmup):
 
 
 def test_unknown_names_and_patterns_that_find_nothing_are_refused():
-    with pytest.raises(ValueError, match="unknown optimizer 'adamx': it is one of adamw, sgd, adafactor, lion"):
+    with pytest.raises(ValueError, match="unknown optimizer 'adamx': it is one of adamw, sgd, adafactor, lion, lars"):
         make_optimizer("adamx", lambda n: 0.1)
     with pytest.raises(ValueError, match="unknown schedule 'cosin'"):
         make_schedule("cosin", learning_rate=1.0, total_steps=1)
