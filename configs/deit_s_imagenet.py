@@ -4,7 +4,7 @@
     python launch.py --config=configs/deit_s_imagenet.py:distilled --config.teacher=FOLDER
 
 The paper reports 79.9% top-1 on the validation split, and 81.2% from a RegNetY-16GF's likeliest classes. FOLDER is
-the workdir of a run, or has `config.json` and `model.safetensors` as transformers has them, of a model of these classes.
+the workdir of a run, or has `config.json` and `model.safetensors` as transformers has them.
 The data are TFDS's imagenet2012, prepared under data.data_dir. Not here: repeated augmentation, and for the taught one
 mixup and cutmix, for the teacher says what it says before images are mixed.
 """
