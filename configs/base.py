@@ -167,6 +167,7 @@ def data() -> dict:
         "cache_dir": "",  # keeps token ids from run to run; "" = tokenise at each start
         "mask_rate": 0.15,  # the part of the tokens, or of the patches, that is hidden and to be guessed
         "masking": "random",  # of an image's patches: random | block | grid
+        "patch_size": 0,  # of these, pixels; 0 = model.patch_size
         "mask_whole_words": False,  # all or none of a word's tokens are hidden
         "noise": "",  # of denoising, such as "permute_sentences | infill(0.3, 3)", see data/noise.py
         "workers": 0,  # processes that read ahead
@@ -214,21 +215,23 @@ def vit() -> dict:
 
 
 def deit() -> dict:
-    """What `models.deit.DeiT` takes: a ViT's; it has two tokens and a linear head for each."""
-    own = {key: value for key, value in vit().items() if key not in ("pooling", "head")}
-    return own | {"name": "deit", "variant": "S"}  # mu | Ti | S | B
+    """What `models.deit.DeiT` takes: a ViT's."""
+    return vit() | {"name": "deit", "variant": "S"}  # mu | Ti | S | B
 
 
 def mae() -> dict:
-    """What `models.mae.MAE` takes: a ViT's, and of the decoder. How much is hidden is data.mask_rate."""
-    chosen = ("num_classes", "position", "pooling", "head", "num_registers")
-    return {key: value for key, value in vit().items() if key not in chosen} | {
+    """What `models.mae.MAE` takes: a ViT's, and of the decoder."""
+    return vit() | {
         "name": "mae",
         "variant": "B",  # mu | B | L | H
+        "num_classes": 0,
+        "position": "mae",  # none | 1d | 2d | sincos2d | mae
+        "mask_rate": placeholder(float),  # None = data.mask_rate
         "normalised": True,  # each patch's pixels are predicted less their mean, over their deviation
         "decoder_depth": placeholder(int),
         "decoder_width": placeholder(int),
         "decoder_num_heads": placeholder(int),
+        "decoder_hidden": placeholder(int),  # None = 4 x decoder_width
     }
 
 

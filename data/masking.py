@@ -150,11 +150,12 @@ def _blocks(rows: int, columns: int, hidden: int, random: np.random.Generator) -
         area, aspect = random.uniform(min(16, left), left), math.exp(random.uniform(-1, 1) * math.log(1 / 0.3))
         height = min(max(round(math.sqrt(area * aspect)), 1), rows)
         width = min(max(round(math.sqrt(area / aspect)), 1), columns)
-        top, left = random.integers(rows - height + 1), random.integers(columns - width + 1)
+        row, column = random.integers(rows - height + 1), random.integers(columns - width + 1)
         block = np.zeros_like(chosen)
-        block[top : top + height, left : left + width] = True
-        values[block & ~chosen] += last
-        chosen, last = chosen | block, last - 1
+        block[row : row + height, column : column + width] = True
+        block &= ~chosen
+        values[block] += last
+        chosen, last = chosen | block, last - int(block.any())
     return values
 
 

@@ -16,6 +16,8 @@ class DeiT(ViT):
 
     def setup(self):
         super().setup()
+        if (self.pooling, self.head) != ("token", "linear"):
+            raise ValueError(f"DeiT has linear heads of two tokens, not {self.head!r} and pooling {self.pooling!r}.")
         if self.num_classes:
             self.distillation_classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)
 

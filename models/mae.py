@@ -1,5 +1,7 @@
 """The masked autoencoder (arXiv 2111.06377): a ViT that sees some patches, and a small one that paints the rest."""
 
+from typing import Literal
+
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Real
@@ -28,7 +30,7 @@ class MAE(ViT):
     """
 
     num_classes: int = 0
-    position: str = "mae"
+    position: Literal["none", "1d", "2d", "sincos2d", "mae"] = "mae"
     mask_rate: float = 0.75
     normalised: bool = True
     decoder_depth: int = 8

@@ -42,8 +42,8 @@ class ViT(nn.Module):
             "tokens" leaves each of them as it is.
         head: "linear", for fine-tuning, "mlp" with a tanh layer before it, for pre-training, or "probe" with a batch
             norm without scale and bias before it, for a linear probe (arXiv 2111.06377, appendix A.1).
-        hybrid: blocks of each stage of a ResNet, such as (3, 4, 9), whose feature map is cut into patches in the image's
-            place (section 3.1); () is none. `patch_size` stays in pixels of the image.
+        hybrid: blocks of each stage of a ResNet, such as (3, 4, 9), whose feature map is cut into patches, not the image
+            (section 3.1); () is none. `patch_size` stays in pixels of the image.
         num_registers: learned tokens without a position that are left out of what comes out (arXiv 2309.16588).
         layer_scale, qk_norm: see `Block` and `Attention`; with `qk_norm`, LayerNorm.
         activation, epsilon: of the blocks; the paper's checkpoints have 1e-6, `transformers` 1e-12.

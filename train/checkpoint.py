@@ -138,11 +138,11 @@ def read_variables(workdir: Path) -> dict[str, Any]:
     with ocp.PyTreeCheckpointer() as checkpointer:
         saved = checkpointer.metadata(folder).item_metadata.tree
         name = "params" if saved["ema"] is None else "ema"
-        item = {name: saved[name], "collections": saved["collections"]}
+        item = {key: saved[key] for key in (name, "collections") if saved.get(key)}
         kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
         args = ocp.args.PyTreeRestore(item=item, restore_args=kinds, partial_restore=True)
         found = checkpointer.restore(folder, args=args)
-        return {**(found["collections"] or {}), "params": found[name]}
+        return {**found.get("collections", {}), "params": found[name]}
 
 
 def _checksums(state: TrainState) -> list[int]:

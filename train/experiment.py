@@ -51,7 +51,7 @@ class Experiment:
         if origin and settings["tokenizer"] in tokenizers.KINDS and known.is_file():
             settings |= {"tokenizer": str(known), "vocab_size": 0}
         if settings["task"] == "masked_images":
-            settings["patch_size"] = self.config.model.get("patch_size", 0)
+            settings["patch_size"] = settings["patch_size"] or self.config.model.get("patch_size", 0)
         return data.load(
             settings.pop("source"),
             **settings,
@@ -76,7 +76,7 @@ class Experiment:
                 raise ValueError(
                     f"the data {source!r} have no {key}, which the model {settings['name']!r} needs."
                 ) from None
-        if "mask_rate" in fields:
+        if "mask_rate" in fields and settings.get("mask_rate") is None:
             settings["mask_rate"] = self.config.data.mask_rate
         return models.build(**settings)
 
