@@ -8,14 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from models import resnet
 from models.layers.attention import Attention
 from models.layers.block import Block, Stack
 from models.layers.embed import PatchEmbed
 from models.layers.mlp import ACTIVATIONS, Mlp
 from models.layers.norm import BatchNorm, LayerNorm
 from models.layers.position import Learned, Learned2D, RelativeKeys, resample, sincos_2d
-from models.resnet import ResNet
+from models.resnet import WIDTHS, ResNet
 
 VARIANTS = {
     "mu": {"depth": 4, "width": 64, "num_heads": 4},
@@ -42,8 +41,8 @@ class ViT(nn.Module):
             "tokens" leaves each of them as it is.
         head: "linear", for fine-tuning, "mlp" with a tanh layer before it, for pre-training, or "probe" with a batch
             norm without scale and bias before it, for a linear probe (arXiv 2111.06377, appendix A.1).
-        hybrid: blocks of each stage of a ResNet, such as (3, 4, 9), whose feature map is cut into patches, not the image
-            (section 3.1); () is none. `patch_size` stays in pixels of the image.
+        hybrid: blocks of each stage of a ResNet, such as (3, 4, 9), whose map is cut into patches (section 3.1);
+            () is none, and cuts the image. `patch_size` is in pixels of the image, here too.
         num_registers: learned tokens without a position that are left out of what comes out (arXiv 2309.16588).
         layer_scale, qk_norm: see `Block` and `Attention`; with `qk_norm`, LayerNorm.
         activation, epsilon: of the blocks; the paper's checkpoints have 1e-6, `transformers` 1e-12.
@@ -86,7 +85,7 @@ class ViT(nn.Module):
             raise ValueError(f"patch_size is {self.patch_size}: it must be a multiple of {stride}.")
         self.patch_embed = PatchEmbed(self.patch_size // stride, self.width)
         if self.hybrid:
-            sizes = {"channels": self.channels, "depths": self.hybrid, "widths": resnet.WIDTHS[: len(self.hybrid)]}
+            sizes = {"channels": self.channels, "depths": self.hybrid, "widths": WIDTHS[: len(self.hybrid)]}
             self.backbone = ResNet(0, **sizes, norm="group", padding="same", epsilon=1e-6)
         names = self.SPECIAL if self.pooling == "token" else ()
         self.special = [self.param(name, nn.initializers.zeros, (self.width,)) for name in names]

@@ -241,6 +241,7 @@ _AT_LEAST_1 = (
     *("accumulate", "data.batch_size", "model.window"),
     *(f"sampling.{name}" for name in ("max_new_tokens", "num_beams", "num_choices", "num_drafted")),
     *(f"model.{name}" for name in ("depth", "width", "num_heads", "hidden", "patch_size", "max_length", "unroll")),
+    *(f"model.decoder_{name}" for name in ("depth", "width", "num_heads", "hidden")),
     "model.depths",
 )
 _NOT_NEGATIVE = (

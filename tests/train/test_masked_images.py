@@ -1,4 +1,4 @@
-"""Masked autoencoders' runs, and what goes on from them: fine-tuning, probes, other resolutions, students of a teacher."""
+"""Masked autoencoders' runs and what goes on from them, positions on other grids, and students of a teacher."""
 
 import jax
 import jax.numpy as jnp
