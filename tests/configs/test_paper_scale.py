@@ -46,6 +46,8 @@ MODELS = [
     # The paper says 22M: 22,050,664 of ViT-S/16, less 76,032 of the class token and the learned positions, and 147,840
     # of the head's hidden layer.
     ("vit_s16_imagenet", 22_122_472, None, MIXED),
+    # The paper says 28.3M.
+    ("swin_t_imagenet", 28_288_354, None, MIXED),
 ]
 
 
