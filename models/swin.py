@@ -76,10 +76,8 @@ class Swin(nn.Module):
         stages, second = len(self.depths), self.version == "v2"
         trained = self.trained_windows or (0,) * stages
         if not stages == len(self.num_heads) == len(trained):
-            raise ValueError(
-                f"depths {self.depths}, num_heads {self.num_heads} and trained_windows {trained} must have one number "
-                "for each stage."
-            )
+            given = f"depths {self.depths}, num_heads {self.num_heads} and trained_windows {trained}"
+            raise ValueError(f"{given} must be equally long: one for each stage.")
         rates = np.split(np.linspace(0, self.stochastic_depth, sum(self.depths)), np.cumsum(self.depths))
         norm = partial(LayerNorm, epsilon=self.epsilon)
         parts = {"dropout": self.dropout, "kernel_init": INIT, "out_init": INIT}
@@ -99,8 +97,8 @@ class Swin(nn.Module):
                 placement="branch" if second else "pre",
                 dropout=self.dropout,
             )
-            how = {"first_rate": rates[i][0], "stochastic_depth": rates[i][-1]}
-            return Stack(block, self.depths[i], remat=self.remat, unroll=self.unroll, **how)
+            skip = {"first_rate": rates[i][0], "stochastic_depth": rates[i][-1]}
+            return Stack(block, self.depths[i], remat=self.remat, unroll=self.unroll, **skip)
 
         self.patch_embed = PatchEmbed(self.patch_size, self.width)
         self.embed_norm = LayerNorm(1e-5)
@@ -165,8 +163,7 @@ class WindowAttention(nn.Module):
     ) -> tuple[Float[Array, "B T D"], None]:
         """`grid` is the map's rows and columns; `shift`, how far the windows are moved down and to the right.
 
-        What is moved out of the map at its end comes in at its start, into windows with tokens that are no neighbours:
-        these do not see each other.
+        The map is rolled under them instead. What meets in a window only because of that does not see each other.
         """
         batch, _, width = x.shape
         x = pad(x.reshape(batch, *grid, width), window)
