@@ -224,6 +224,31 @@ def resnet() -> dict:
     }
 
 
+def swin() -> dict:
+    """What `models.swin.Swin` takes; None is the variant's or the data's."""
+    return {
+        "name": "swin",
+        "variant": "T",  # mu | T | S | B | L | V2-T | V2-S | V2-B | V2-L
+        "num_classes": placeholder(int),
+        "image_size": placeholder(int),  # pixels
+        "patch_size": 4,  # pixels
+        "channels": placeholder(int),
+        "depths": placeholder(tuple),  # of the stages
+        "width": placeholder(int),  # of the first stage
+        "num_heads": placeholder(tuple),  # of the stages
+        "window": placeholder(int),  # its side, tokens
+        "version": placeholder(str),  # v1 | v2
+        "trained_windows": (),  # of version 2's biases, if other windows than now; () = none
+        "mlp_ratio": 4.0,  # of the feed-forward layers' width to the stage's
+        "activation": "gelu",
+        "epsilon": 1e-5,  # of LayerNorm
+        "dropout": 0.0,
+        "stochastic_depth": 0.0,  # rate of the last layer
+        "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
+        "unroll": 1,  # layers in a turn of the compiled loop
+    }
+
+
 def texts(name: str, variant: str, **own) -> dict:
     """What models of texts take."""
     return layers(name, variant, vocab_size=placeholder(int), **own)
@@ -409,6 +434,7 @@ MODELS = {
     "resnet": resnet,
     "roberta": roberta,
     "seq2seq": seq2seq,
+    "swin": swin,
     "t5": t5,
     "transformer": transformer,
     "transformer_xl": transformer_xl,

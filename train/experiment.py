@@ -230,6 +230,7 @@ _AT_LEAST_1 = (
     *("accumulate", "data.batch_size", "model.window"),
     *(f"sampling.{name}" for name in ("max_new_tokens", "num_beams", "num_choices", "num_drafted")),
     *(f"model.{name}" for name in ("depth", "width", "num_heads", "hidden", "patch_size", "max_length", "unroll")),
+    "model.depths",
 )
 _NOT_NEGATIVE = (
     *("data.evaluation_batch_size", "objective.mixup", "sampling.num_samples", "sampling.temperature"),
@@ -252,9 +253,10 @@ def check_values(config: ConfigDict) -> None:
 
     for keys, low, high in ((_AT_LEAST_1, 1, None), (_NOT_NEGATIVE, 0, None), (_BELOW_1, 0, 1)):
         for key in keys:
-            number = value(key)
-            if number is not None and not (low <= number and (high is None or number < high)):
-                raise ValueError(f"{key} is {number}: it must be {low} or more{f', and below {high}' if high else ''}.")
+            given = value(key)
+            numbers = given if isinstance(given, tuple) else () if given is None else (given,)
+            if not all(low <= number and (high is None or number < high) for number in numbers):
+                raise ValueError(f"{key} is {given}: it must be {low} or more{f', and below {high}' if high else ''}.")
     for key in _PATTERNS:
         for item in value(key):
             paired = key in ("optimizer.rates", "sharding")

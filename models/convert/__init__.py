@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 import models
-from models.convert import albert, bart, bert, bigbird, distilbert, electra, gpt2, llama, resnet, roberta, t5, vit
+from models.convert import albert, bart, bert, bigbird, distilbert, electra, gpt2, llama, resnet, roberta, swin, t5, vit
 from models.convert.family import ACTIVATIONS, rearrange
 
 FAMILIES = {
@@ -31,6 +31,8 @@ FAMILIES = {
     "mistral": llama.MISTRAL,
     "resnet": resnet.FAMILY,
     "roberta": roberta.ROBERTA,
+    "swin": swin.SWIN,
+    "swinv2": swin.SWINV2,
     "t5": t5.FAMILY,
     "vit": vit.FAMILY,
     "xlm-roberta": roberta.XLMR,

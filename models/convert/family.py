@@ -84,10 +84,10 @@ def linear(reference: str, ours: str, layout: str = "F D -> D F") -> list[Rule]:
     return [Rule(f"{reference}.weight", f"{ours}/kernel", layout), Rule(f"{reference}.bias", f"{ours}/bias")]
 
 
-def heads(reference: str, ours: str) -> list[Rule]:
-    """A PyTorch linear layer that makes heads."""
-    bias = Rule(f"{reference}.bias", f"{ours}/bias", "(H C) -> H C")
-    return [Rule(f"{reference}.weight", f"{ours}/kernel", "(H C) D -> D H C"), bias]
+def heads(reference: str, ours: str, number: str | int = "H") -> list[Rule]:
+    """A PyTorch linear layer that makes heads: as many as a letter of the family's `sizes` says, or a number."""
+    bias = Rule(f"{reference}.bias", f"{ours}/bias", f"({number} C) -> {number} C")
+    return [Rule(f"{reference}.weight", f"{ours}/kernel", f"({number} C) D -> D {number} C"), bias]
 
 
 def norm(reference: str, ours: str) -> list[Rule]:
@@ -96,12 +96,13 @@ def norm(reference: str, ours: str) -> list[Rule]:
 
 
 def rearrange(array: np.ndarray, source: str, target: str, sizes: Mapping[str, int]) -> np.ndarray:
-    """The array with its `source` axes in the order and grouping of `target`; "(a b)" is one axis, "1" one of size 1.
+    """The array with its `source` axes in the order and grouping of `target`; "(a b)" is one axis, "3" one of size 3.
 
     `sizes` gives the sizes of all axes in a group of `source` but one.
     """
-    source, target = ([group.strip("()1").split() for group in re.findall(r"\(.*?\)|\S+", s)] for s in (source, target))
-    sizes = dict(sizes)
+    source, target = ([group.strip("()").split() for group in re.findall(r"\(.*?\)|\S+", s)] for s in (source, target))
+    source, target = ([[axis for axis in group if axis != "1"] for group in groups] for groups in (source, target))
+    sizes = {axis: int(axis) for group in source for axis in group if axis.isdigit()} | dict(sizes)
     for group, size in zip(source, array.shape, strict=True):
         for axis in set(group) - set(sizes):
             sizes[axis] = size // math.prod(sizes[other] for other in group if other != axis)

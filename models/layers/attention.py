@@ -4,6 +4,7 @@ Queries come in groups: H = K x G heads, where each of K key/value heads serves 
 attention, K = 1 multi-query (arXiv 1911.02150), anything between grouped-query attention (arXiv 2305.13245).
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -53,6 +54,19 @@ class Additive(nn.Module):
         hidden = jnp.tanh(query[:, :, None] + key[:, None, :, :, None])
         scores = nn.Dense(1, use_bias=False, name="score")(hidden)
         return jnp.einsum("BTSKG->BKGTS", scores[..., 0])
+
+
+class Cosine(nn.Module):
+    """The cosine of the angle of query and key, times a learned scale of each head (arXiv 2111.09883, section 3.3)."""
+
+    @nn.compact
+    def __call__(self, query: Float[Array, "B T K G C"], key: Float[Array, "B S K C"]) -> Float[Array, "B K G T S"]:
+        def unit(x):
+            x = x.astype(jnp.float32)
+            return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(axis=-1, keepdims=True), 1e-24))
+
+        scale = self.param("scale", nn.initializers.constant(math.log(10)), query.shape[2:4])
+        return dot_product(unit(query) * jnp.exp(jnp.minimum(scale, math.log(100)))[..., None], unit(key))
 
 
 def causal_mask(query_positions: Int[Array, "*B T"], key_positions: Int[Array, "S"]) -> Bool[Array, "*B 1 T S"]:
@@ -169,6 +183,7 @@ class Attention(nn.Module):
             the scaled dot product without dropout.
         use_bias, kernel_init, out_init: of the projections; `out_init` is the output's.
         query_init: of the queries' projection; None is `kernel_init`.
+        key_bias: without it, the keys' projection has no bias even if the others have.
 
     The weights [B, H, T, S] are sown as `intermediates/attention` ("xla" only). Inputs longer than two windows are
     computed, and sown, in blocks of a window, unless there is a bias or a mask that is not the same for all queries.
@@ -188,6 +203,7 @@ class Attention(nn.Module):
     kernel_init: Callable = nn.initializers.xavier_uniform()
     out_init: Callable = nn.initializers.xavier_uniform()
     query_init: Callable | None = None
+    key_bias: bool = True
 
     @nn.compact
     def __call__(
@@ -223,7 +239,8 @@ class Attention(nn.Module):
             raise ValueError(f"an attention window of {self.window} tokens is none: it must be at least 1.")
 
         def project(name, heads, inputs, init=self.kernel_init):
-            return Linear((heads, head_size), use_bias=self.use_bias, kernel_init=init, name=name)(inputs)
+            use_bias = self.use_bias and (name != "key" or self.key_bias)
+            return Linear((heads, head_size), use_bias=use_bias, kernel_init=init, name=name)(inputs)
 
         query = project("query", self.num_heads, x, self.query_init or self.kernel_init)
         if isinstance(context, Memory):
