@@ -26,6 +26,10 @@ def get_config(model: str) -> ConfigDict:
     config.objective.temperature = 0.0  # of both models' logits in a distillation; 0 = 2
     config.objective.weights = ()  # of a distillation's losses: soft targets, hidden words, cosine; () = (5, 2, 1)
     config.objective.mixup = 0.0  # a of the Beta(a, a) that examples are mixed by (classification); 0 = not
+    config.objective.cutmix = (
+        0.0  # a of the Beta(a, a) of the boxes cut into images; with mixup either, evenly; 0 = not
+    )
+    config.objective.binary = False  # each class is there or not, for itself (classification)
     config.objective.scheduled_sampling = 0.0  # this part of a seq2seq's tokens is its own in the end, in training
     config.objective.decay = ""  # of the part of the others: linear (as "") | exponential | inverse_sigmoid
 
@@ -68,6 +72,9 @@ def get_config(model: str) -> ConfigDict:
     config.checkpoint.keep = 1  # how many of the newest stay
     config.checkpoint.best = ""  # the best by this metric, such as validation/loss, stays too; "" = none
     config.checkpoint.best_is_highest = False  # more of the metric is better
+
+    # of the features of a model of images, at evaluations, such as "knn(20) | few_shot(10) | linear"; "" = none
+    config.probes = ""
 
     config.sampling = ConfigDict()  # what a language model writes at evaluations and with --mode=generate
     config.sampling.prompt = "\n"
@@ -116,7 +123,7 @@ def data() -> dict:
     """What `data.load` takes."""
     return {
         # digits | stdlib | cldr | text:PATH | pairs:PATH | labels:PATH | conllu:PATH | squad:PATH | folder:PATH |
-        # tfds:NAME[/CONFIG][:VERSION]
+        # idx:PATH | cifar:PATH | tfds:NAME[/CONFIG][:VERSION]
         "source": "digits",
         # images | next_token | masked_tokens | next_sentence | sentence_order | span_corruption | denoising | pairs |
         # continuations | classification | regression | tagging | spans (see data/tasks.py); "" = the source's
@@ -127,13 +134,17 @@ def data() -> dict:
         "validation_split": "",  # the same; for text:PATH and pairs:PATH other files
         "test_split": "",  # the same
         "data_dir": "",  # where TFDS data sets are prepared; "" = TFDS's default
+        "max_examples": 0,  # so many of the training images, drawn by the seed; 0 = all
         "in_memory": False,  # decode all images once, at the start
         "image_key": "image",  # features of a TFDS set
         "label_key": "label",
         "text_key": "text",  # of pairs, two: "de,en"
         "image_size": 0,  # of the square that images are resized to, pixels; 0 = as they are
         "evaluation_crop": 1.0,  # the central part of a resized image that is seen
-        "augment": "",  # of training images, such as "crop | flip | randaugment(2, 10)" or "shift(1)"
+        "resample": "bilinear",  # of whole images and of crops: bilinear | bicubic
+        # of training images, such as "crop | flip | randaugment(2, 10)", "jitter(0.4) | erase(0.25)" or "shift(1)", see
+        # data/transforms.py
+        "augment": "",
         "mean": (0.5,),  # image = (pixel in 0..1 - mean) / std
         "std": (0.5,),
         # bytes | characters | words | bpe | bpe_words | wordpiece | unigram | path of a tokenizer.json
@@ -189,6 +200,28 @@ def vit() -> dict:
         stochastic_depth=0.0,  # rate of the last layer
         implementation="xla",  # of attention: xla | cudnn, here and below
     )
+
+
+def resnet() -> dict:
+    """What `models.resnet.ResNet` takes; None is the variant's or the data's."""
+    return {
+        "name": "resnet",
+        "variant": "50",  # 18 | 50 | 101 | bit50 | bit101
+        "num_classes": placeholder(int),
+        "image_size": placeholder(int),  # pixels
+        "channels": placeholder(int),
+        "depths": placeholder(tuple),  # blocks in each stage
+        "widths": placeholder(tuple),  # channels of each stage
+        "stem": "imagenet",  # imagenet: to a quarter of the resolution | small: to all of it
+        "stem_width": placeholder(int),
+        "bottleneck": placeholder(bool),  # blocks of three convolutions with fewer channels inside
+        "preactivation": placeholder(bool),  # norm and activation come before each convolution
+        "norm": placeholder(str),  # batch | group (with standardised kernels)
+        "groups": placeholder(int),  # of group norm
+        "frozen": False,  # batch norm's statistics stay as they are in training
+        "padding": "symmetric",  # symmetric | same, as TensorFlow has it
+        "epsilon": 1e-5,  # of the norms
+    }
 
 
 def swin() -> dict:
@@ -398,6 +431,7 @@ MODELS = {
     "elmo": elmo,
     "gpt": gpt,
     "llama": llama,
+    "resnet": resnet,
     "roberta": roberta,
     "seq2seq": seq2seq,
     "swin": swin,

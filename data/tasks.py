@@ -184,6 +184,8 @@ def make_spans(options: Options) -> Examples:
 def make_images(options: Options) -> Examples:
     """Labelled images."""
     splits, names = sources.read_images(options)
+    if options.max_examples:
+        splits = splits | {"train": images.draw(splits["train"], options.max_examples, options.seed)}
     if options.in_memory:
         splits = {name: images.in_memory(part) for name, part in splits.items()}
     if not len(splits["train"]):
@@ -192,13 +194,14 @@ def make_images(options: Options) -> Examples:
     size, mean, std = options.image_size, tuple(options.mean), tuple(options.std)
     if not {len(mean), len(std)} <= {1, channels} or min(std) <= 0:
         raise ValueError(f"mean={mean} and std={std} need 1 or {channels} numbers each, and std above 0")
-    resize = transforms.CentreCrop(size, options.evaluation_crop) if size else None
-    steps = transforms.parse(options.augment, size)
+    resize = transforms.CentreCrop(size, options.evaluation_crop, options.resample) if size else None
+    steps = transforms.parse(options.augment, size, options.resample)
     crop = steps.pop(0) if steps and isinstance(steps[0], transforms.RandomCrop) else resize
+    erase = steps.pop() if steps and isinstance(steps[-1], transforms.Erase) else None
     info = {"kind": "images", "num_classes": len(names), "class_names": names, "channels": channels}
     info |= {"image_size": (size, size) if size else (height, width), "mean": mean, "std": std}
     in_training, in_evaluation = (
-        transforms.Transform(crop, steps, mean, std),
+        transforms.Transform(crop, steps, mean, std, erase),
         transforms.Transform(resize, [], mean, std),
     )
     return Examples(splits, info, None, in_training, in_evaluation)
@@ -280,9 +283,10 @@ _MASKED = ("mask_rate", "mask_whole_words")
 _TEXTS = ("stdlib", "text", "tfds")
 _PAIRS = ("cldr", "pairs", "labels", "tfds")
 _LABELLED = (*_TOKENS, "buckets", "stride", "long_text", "text_key", "label_key")
-_IMAGES = ("image_key", "label_key", "image_size", "evaluation_crop", "augment", "mean", "std", "in_memory")
+_SIZES = ("image_size", "evaluation_crop", "resample")
+_IMAGES = (*_SIZES, "image_key", "label_key", "max_examples", "in_memory", "augment", "mean", "std")
 TASKS = {
-    "images": Task(make_images, ("digits", "folder", "tfds"), _IMAGES),
+    "images": Task(make_images, ("digits", "folder", "idx", "cifar", "tfds"), _IMAGES),
     "next_token": Task(make_windows, _TEXTS, (*_WINDOWS, "order")),
     "masked_tokens": Task(make_masked, (*_TEXTS, "conllu"), (*_WINDOWS, *_MASKED)),
     "next_sentence": Task(make_sentences, _TEXTS, (*_DOCUMENTS, *_MASKED)),

@@ -234,7 +234,7 @@ _AT_LEAST_1 = (
 )
 _NOT_NEGATIVE = (
     *("data.evaluation_batch_size", "objective.mixup", "sampling.num_samples", "sampling.temperature"),
-    *("model.memory_length",),
+    *("model.memory_length", "objective.cutmix"),
     *("sampling.no_repeat_ngram_size", "sampling.min_new_tokens"),
     *(f"optimizer.{name}" for name in ("learning_rate", "weight_decay", "clip_norm", "end_factor")),
 )

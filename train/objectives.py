@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float
 
 from metrics.classification import correct, correct_top_k
 from metrics.likelihood import cross_entropy
 from metrics.states import F1, Correlation, Matthews, Mean, State
+from train import mixing
 
 Batch = dict[str, Array]
 Result = tuple[Float[Array, ""], Float[Array, ""], dict[str, State]]
@@ -31,35 +33,52 @@ def read(model: nn.Module, batch: Batch) -> Array:
     return model(batch["tokens"], segments=batch["segments"], mask=batch["tokens_mask"])
 
 
-def classification(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0, mixup: float = 0.0) -> Result:
+def classification(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    label_smoothing: float = 0.0,
+    mixup: float = 0.0,
+    cutmix: float = 0.0,
+    binary: bool = False,
+) -> Result:
     """Cross-entropy of `label` [B] given `image` [B, h, w, c], over the examples whose `mask` [B] is True.
 
     Or given a text or two, `tokens` and `segments` [B, T], of which those are seen where `tokens_mask` [B, T] is True.
+    Labels may be soft: the probability of each class, [B, V].
 
     Args:
-        label_smoothing: see `cross_entropy`; in training only, so that evaluations compare.
-        mixup: images and labels are mixed with the next example's in the proportion Beta(mixup, mixup)
-            (arXiv 1710.09412), one draw for the whole batch; 0 mixes nothing.
+        label_smoothing: this part of the target is spread evenly over all classes (arXiv 1512.00567, section 7); in
+            training only, so that evaluations compare.
+        mixup, cutmix: in training, images and labels are mixed with the next example's, see `mixing.kept`.
+        binary: the mean over all classes of the cross-entropy of each being there or not, and where images are mixed,
+            those of both are there (arXiv 2110.00476, section 2).
 
     Raises:
         ValueError: there is nothing to mix one example with, or the examples are texts.
     """
     label, mask = batch["label"], batch["mask"]
     training = model.has_rng("dropout")
-    if not (training and mixup):
-        logits = read(model, batch)
-        loss = cross_entropy(logits, label, label_smoothing if training else 0.0)
-    else:
+    mixed = training and bool(mixup or cutmix)
+    if mixed:
         if "image" not in batch:
-            raise ValueError("mixup is for images: leave objective.mixup at 0.")
+            raise ValueError("mixup and cutmix are for images: leave objective.mixup and objective.cutmix at 0.")
         image = batch["image"]
         if len(image) == 1:
-            raise ValueError("mixup needs at least 2 examples in a batch, or in each of its accumulated parts.")
-        share = jax.random.beta(model.make_rng("dropout"), mixup, mixup).astype(image.dtype)
-        share = jnp.maximum(share, 1 - share)
-        logits = model(share * image + (1 - share) * jnp.roll(image, 1, axis=0))
-        other = cross_entropy(logits, jnp.roll(label, 1), label_smoothing)
-        loss = share * cross_entropy(logits, label, label_smoothing) + (1 - share) * other
+            raise ValueError("mixup and cutmix need at least 2 examples in a batch, or in its accumulated parts.")
+        pixels, share = mixing.kept(model.make_rng("dropout"), image.shape[1:3], mixup, cutmix)
+        batch = batch | {"image": mixing.mix(image, pixels.astype(image.dtype))}
+    logits = read(model, batch).astype(jnp.float32)
+    target = jax.nn.one_hot(label, logits.shape[-1]) if label.ndim == 1 else label.astype(jnp.float32)
+    label = target.argmax(axis=-1)
+    if mixed:
+        target = jnp.maximum(target, jnp.roll(target, 1, axis=0)) if binary else mixing.mix(target, share)
+    if training:
+        target = optax.smooth_labels(target, label_smoothing)
+    if binary:
+        loss = optax.sigmoid_binary_cross_entropy(logits, target).mean(axis=-1)
+    else:
+        loss = optax.softmax_cross_entropy(logits, target)
     aux = {"accuracy": Mean.empty().update(correct(logits, label), mask)}
     if logits.shape[-1] > 10:
         aux["top_5_accuracy"] = Mean.empty().update(correct_top_k(logits, label, 5), mask)

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 import models
-from models.convert import albert, bart, bert, bigbird, distilbert, electra, gpt2, llama, roberta, swin, t5, vit
+from models.convert import albert, bart, bert, bigbird, distilbert, electra, gpt2, llama, resnet, roberta, swin, t5, vit
 from models.convert.family import ACTIVATIONS, rearrange
 
 FAMILIES = {
@@ -23,11 +23,13 @@ FAMILIES = {
     "bart": bart.FAMILY,
     "bert": bert.FAMILY,
     "big_bird": bigbird.FAMILY,
+    "bit": resnet.BIT,
     "distilbert": distilbert.FAMILY,
     "electra": electra.FAMILY,
     "gpt2": gpt2.FAMILY,
     "llama": llama.LLAMA,
     "mistral": llama.MISTRAL,
+    "resnet": resnet.FAMILY,
     "roberta": roberta.ROBERTA,
     "swin": swin.SWIN,
     "swinv2": swin.SWINV2,
@@ -55,7 +57,8 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
     family, files = FAMILIES[kind], _files(folder)
     try:
         model = models.build(family.model, **_settings(family, config, files, settings))
-        shapes = _shapes(family, model)
+        kinds = _shapes(family, model)
+        shapes = _joined(kinds)
         params = {path: np.empty(shape, dtype) for path, shape in shapes.items()}
         # What tensors there should be follows from where our parameters, without content, would go.
         hollow = {path: np.broadcast_to(False, shape) for path, shape in shapes.items()}
@@ -88,7 +91,8 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
                     params[path][index] = part
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
-    return model, {"params": jax.tree.map(jnp.asarray, unflatten_dict(params, sep="/"))}
+    arrays = {kind: {path: jnp.asarray(params[path]) for path in paths} for kind, paths in kinds.items()}
+    return model, {kind: unflatten_dict(found, sep="/") for kind, found in arrays.items()}
 
 
 def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
@@ -110,8 +114,9 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     for name, (setting, _) in family.fields.items():
         if setting == "activation":
             config[name] = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == model.activation)
-    params = flatten_dict(variables["params"], sep="/")
-    _match(_shapes(family, model), {path: value.shape for path, value in params.items()})
+    kinds = _shapes(family, model)
+    params = _joined({kind: flatten_dict(variables[kind], sep="/") for kind in kinds})
+    _match(_joined(kinds), {path: value.shape for path, value in params.items()})
     dtype = str(next(iter(params.values())).dtype)
     config |= {"model_type": kind, "dtype": dtype} | family.fixed | family.config(model)
     # safetensors writes the memory of an array that is not contiguous in the wrong order.
@@ -131,9 +136,15 @@ def _spelling(family, name, files):
 
 
 def _shapes(family, model):
-    """The shapes of the model's parameters, by path."""
+    """The shapes of the model's parameters, and of its statistics if it has any, by path."""
     variables = jax.eval_shape(model.init, jax.random.key(0), *jax.tree.leaves(family.example(model)))
-    return {path: value.shape for path, value in flatten_dict(variables["params"], sep="/").items()}
+    kinds = {kind: flatten_dict(variables[kind], sep="/") for kind in ("params", "statistics") if kind in variables}
+    return {kind: {path: value.shape for path, value in found.items()} for kind, found in kinds.items()}
+
+
+def _joined(kinds):
+    """All paths: those of parameters and of statistics differ."""
+    return {path: value for found in kinds.values() for path, value in found.items()}
 
 
 def _sizes(family, model):

@@ -109,14 +109,20 @@ def _mean(x, shares):
 
 
 class BatchNorm(TokenNorm):
-    """(x - mean) / sqrt(variance + epsilon) * scale + bias (arXiv 1502.03167). The running variance is unbiased."""
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias (arXiv 1502.03167). The running variance is unbiased.
+
+    Attributes:
+        frozen: running statistics take the batch's place in training too, and stay as they are.
+    """
+
+    frozen: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "*B D"], mask: Bool[Array, "..."] | None = None) -> Float[Array, "*B D"]:
         wide, mean = x.astype(jnp.float32), self.running("mean", jnp.zeros, x.shape[-1:])
         variance = self.running("variance", jnp.ones, x.shape[-1:])
         used = mean.value, variance.value
-        if self.is_mutable_collection("statistics"):
+        if self.is_mutable_collection("statistics") and not self.frozen:
             shares = _shares(x, mask)
             centre = _mean(wide, shares)
             used = centre, _mean(jnp.square(wide - centre), shares)

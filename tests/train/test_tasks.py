@@ -164,7 +164,10 @@ def test_a_whole_text_has_the_class_of_its_rows(tasks, tiny):
     ("changes", "message"),
     [
         ({"model.head": "span"}, "the objective 'classification' needs model.head='classification', not 'span'."),
-        ({"objective.mixup": 0.2}, "mixup is for images: leave objective.mixup at 0."),
+        (
+            {"objective.cutmix": 0.2},
+            "mixup and cutmix are for images: leave objective.mixup and objective.cutmix at 0.",
+        ),
         ({"teacher": "x"}, "teacher is 'x': the objective 'distillation' alone needs one."),
         ({"model.num_classes": 1}, "model.num_classes is 1: the data 'labels:"),
     ],
