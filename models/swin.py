@@ -27,6 +27,7 @@ VARIANTS = {
     "L": {"depths": (2, 2, 18, 2), "width": 192, "num_heads": (6, 12, 24, 48)},
 }
 VARIANTS |= {f"V2-{name}": VARIANTS[name] | {"version": "v2", "window": 8} for name in "TSBL"}
+INIT = nn.initializers.normal(0.02)
 
 
 class Swin(nn.Module):
@@ -72,39 +73,32 @@ class Swin(nn.Module):
     unroll: int = 1
 
     def setup(self):
-        stages = len(self.depths)
+        stages, second = len(self.depths), self.version == "v2"
         trained = self.trained_windows or (0,) * stages
         if not stages == len(self.num_heads) == len(trained):
-            raise ValueError(
-                f"depths {self.depths}, num_heads {self.num_heads} and trained_windows {trained} must have one number "
-                "for each stage."
-            )
-        second, init = (
-            self.version == "v2",
-            {name: nn.initializers.normal(0.02) for name in ("kernel_init", "out_init")},
-        )
+            given = f"depths {self.depths}, num_heads {self.num_heads} and trained_windows {trained}"
+            raise ValueError(f"{given} must be equally long: one for each stage.")
+        rates = np.split(np.linspace(0, self.stochastic_depth, sum(self.depths)), np.cumsum(self.depths))
         norm = partial(LayerNorm, epsilon=self.epsilon)
-        rates = np.linspace(0, self.stochastic_depth, sum(self.depths))
+        parts = {"dropout": self.dropout, "kernel_init": INIT, "out_init": INIT}
 
         def stack(i):
-            attention = partial(Attention, num_heads=self.num_heads[i], dropout=self.dropout, **init)
+            attention = partial(Attention, num_heads=self.num_heads[i], **parts)
             if second:
                 bias = partial(ContinuousBias, trained[i])
                 attention = partial(attention, score=Cosine(parent=None), key_bias=False, relative=bias)
             else:
                 attention = partial(attention, relative=partial(RelativeTable, self.window))
-            hidden = int(self.mlp_ratio * self.width * 2**i)
             block = partial(
                 Block,
                 attention=partial(WindowAttention, attention),
-                mlp=partial(Mlp, hidden, ACTIVATIONS[self.activation], dropout=self.dropout, **init),
+                mlp=partial(Mlp, int(self.mlp_ratio * self.width * 2**i), ACTIVATIONS[self.activation], **parts),
                 norm=norm,
                 placement="branch" if second else "pre",
                 dropout=self.dropout,
             )
-            first, last = rates[sum(self.depths[:i])], rates[sum(self.depths[: i + 1]) - 1]
-            how = {"first_rate": first, "stochastic_depth": last, "remat": self.remat, "unroll": self.unroll}
-            return Stack(block, self.depths[i], **how)
+            skip = {"first_rate": rates[i][0], "stochastic_depth": rates[i][-1]}
+            return Stack(block, self.depths[i], remat=self.remat, unroll=self.unroll, **skip)
 
         self.patch_embed = PatchEmbed(self.patch_size, self.width)
         self.embed_norm = LayerNorm(1e-5)
@@ -169,8 +163,7 @@ class WindowAttention(nn.Module):
     ) -> tuple[Float[Array, "B T D"], None]:
         """`grid` is the map's rows and columns; `shift`, how far the windows are moved down and to the right.
 
-        What is moved out of the map at its end comes in at its start, into windows with tokens that are no neighbours:
-        these do not see each other.
+        The map is rolled under them instead. What meets in a window only because of that does not see each other.
         """
         batch, _, width = x.shape
         x = pad(x.reshape(batch, *grid, width), window)
@@ -196,9 +189,9 @@ class RelativeTable(nn.Module):
     @nn.compact
     def __call__(
         self, query: Float[Array, "B T H C"], positions: Int[Array, "#B T"], keys: int
-    ) -> Float[Array, "1 H T {keys}"]:
+    ) -> Float[Array, "1 H {keys} {keys}"]:
         shape = ((2 * self.window - 1) ** 2, query.shape[2])
-        return between_tokens(self.param("table", nn.initializers.normal(0.02), shape), math.isqrt(keys))
+        return between_tokens(self.param("table", INIT, shape), math.isqrt(keys))
 
 
 class ContinuousBias(nn.Module):
@@ -213,7 +206,7 @@ class ContinuousBias(nn.Module):
     @nn.compact
     def __call__(
         self, query: Float[Array, "B T H C"], positions: Int[Array, "#B T"], keys: int
-    ) -> Float[Array, "1 H T {keys}"]:
+    ) -> Float[Array, "1 H {keys} {keys}"]:
         window = math.isqrt(keys)
         offset = np.mgrid[1 - window : window, 1 - window : window].reshape(2, -1).T
         offset = 8 * offset / max((self.trained_window or window) - 1, 1)
@@ -234,7 +227,7 @@ class PatchMerge(nn.Module):
         x = x.reshape(batch, rows // 2, 2, columns // 2, 2, width).transpose(0, 1, 3, 4, 2, 5)
         x = x.reshape(*x.shape[:3], 4 * width)  # the upper left, the lower left, the upper right, the lower right one
         norm = LayerNorm(1e-5, name="norm")
-        project = Linear((2 * width,), use_bias=False, kernel_init=nn.initializers.normal(0.02), name="projection")
+        project = Linear((2 * width,), use_bias=False, kernel_init=INIT, name="projection")
         return project(norm(x)) if self.norm_first else norm(project(x))
 
 

@@ -10,6 +10,7 @@ from models import budget
 from models.layers.attention import Attention
 from models.swin import ContinuousBias, Swin, WindowAttention
 
+jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # to compile takes longer than to run
 TINY = Swin(5, image_size=8, patch_size=1, channels=1, depths=(2, 1), width=8, num_heads=(2, 2), window=4)
 
 
@@ -56,7 +57,7 @@ def test_tokens_see_those_in_their_window(shift, variables, normal):
     how = {"grid": (rows, columns), "window": window, "shift": None if shift is None else jnp.array(shift)}
     x = normal(1, rows * columns, 8)
     params = variables(module, x, **how)
-    seen = jax.jit(jax.jacfwd(lambda x: module.apply(params, x, **how)[0][0].sum(axis=-1)))(x)[:, 0]
+    seen = jit(jax.jacfwd(lambda x: module.apply(params, x, **how)[0][0].sum(axis=-1)))(x)[:, 0]
     row, column = (np.mgrid[:rows, :columns].reshape(2, -1) - (shift or 0)) // window
     together = (row[:, None] == row) & (column[:, None] == column)
     np.testing.assert_array_equal((seen != 0).any(axis=-1), together)
@@ -66,17 +67,13 @@ def test_two_blocks_see_beyond_a_window(variables, normal):
     image = normal(1, 8, 8, 1)
     params = variables(TINY, image)
 
-    @jax.jit
-    @jax.jacrev
-    def corner(image):
-        return TINY.apply(params, image, method="features")[0][0, 0, 0].sum()
-
+    corner = jit(jax.grad(lambda image: TINY.apply(params, image, method="features")[0][0, 0, 0].sum()))
     seen = np.asarray(corner(image))[0, ..., 0] != 0
     # The second block's window holds the first two rows and columns, all of which the first block gave its own window.
     assert seen[:4, :4].all()
     assert not seen[4:].any()
     assert not seen[:, 4:].any()
-    last = jax.jit(jax.jacrev(lambda image: TINY.apply(params, image, method="encode")[0, 0, 0].sum()))(image)
+    last = jit(jax.grad(lambda image: TINY.apply(params, image, method="encode")[0, 0, 0].sum()))(image)
     assert (last != 0).all()
 
 
@@ -95,39 +92,39 @@ def test_stochastic_depth_grows_over_the_stages(variables, normal):
     image = normal(2, 8, 8, 1)
     params = variables(model, image)
     look = partial(model.apply, method="features")
-    plain = jax.jit(look)(params, image)
-    found = jax.jit(partial(look, rngs={"dropout": jax.random.key(0)}))(params, image)
+    plain = jit(look)(params, image)
+    found = jit(partial(look, rngs={"dropout": jax.random.key(0)}))(params, image)
     np.testing.assert_array_equal(found[0], plain[0])
     without = jax.tree.map(jnp.zeros_like, params["params"]["stacks_1"])  # a block that adds nothing
-    skipped = jax.jit(look)({"params": params["params"] | {"stacks_1": without}}, image)
+    skipped = jit(look)({"params": params["params"] | {"stacks_1": without}}, image)
     np.testing.assert_allclose(found[1], skipped[1], atol=1e-6)
     assert (found[1] != plain[1]).any()
 
 
 def test_dropout_only_with_its_rng_and_no_opinion_untrained(variables, normal):
     image = normal(2, 8, 8, 1)
-    np.testing.assert_array_equal(jax.jit(TINY.init_with_output)(jax.random.key(0), image)[0], 0)
+    np.testing.assert_array_equal(jit(TINY.init_with_output)(jax.random.key(0), image)[0], 0)
     params, model = variables(TINY, image), TINY.clone(dropout=0.3)
-    plain = jax.jit(TINY.apply)(params, image)
-    np.testing.assert_array_equal(jax.jit(model.apply)(params, image), plain)
-    assert (jax.jit(partial(model.apply, rngs={"dropout": jax.random.key(0)}))(params, image) != plain).any()
+    plain = jit(TINY.apply)(params, image)
+    np.testing.assert_array_equal(jit(model.apply)(params, image), plain)
+    assert (jit(partial(model.apply, rngs={"dropout": jax.random.key(0)}))(params, image) != plain).any()
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_bfloat16_parameters_and_images_give_bfloat16_logits(version, variables, normal):
     image, model = normal(2, 8, 8, 1), TINY.clone(version=version)
     params = variables(model, image, std=0.1)
-    logits = jax.jit(model.apply)(*jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (params, image)))
+    logits = jit(model.apply)(*jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (params, image)))
     assert logits.dtype == jnp.bfloat16
-    np.testing.assert_allclose(logits.astype(jnp.float32), jax.jit(model.apply)(params, image), atol=0.05)
+    np.testing.assert_allclose(logits.astype(jnp.float32), jit(model.apply)(params, image), atol=0.05)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"channels": 3}, "the image has 1 channels, the model 3"),
-        ({"depths": (2, 1, 1)}, r"depths \(2, 1, 1\), num_heads \(2, 2\) and trained_windows .* one number for each"),
-        ({"trained_windows": (3,)}, r"trained_windows \(3,\) must have one number for each stage"),
+        ({"depths": (2, 1, 1)}, r"depths \(2, 1, 1\), num_heads \(2, 2\) and trained_windows .* must be equally long"),
+        ({"trained_windows": (3,)}, r"trained_windows \(3,\) must be equally long"),
     ],
 )
 def test_errors_say_what_is_wrong(settings, message, normal):
