@@ -10,6 +10,8 @@ labels:PATH                     texts or pairs of texts and a label each, a .tsv
 conllu:PATH                     tagged words, a .conllu or a folder of Universal Dependencies, also gzipped
 squad:PATH                      questions and answers in texts, a .json as SQuAD has it, also gzipped
 folder:PATH                     images, PATH/<train|validation|test>/<class>/<file>
+idx:PATH                        MNIST, Fashion-MNIST and their relatives, a folder of the four files, also gzipped
+cifar:PATH                      CIFAR-10 or CIFAR-100, a folder of the binary version
 tfds:NAME[/CONFIG][:VERSION]    any prepared TensorFlow data set of images, of images with boxes or of texts
 
 `data.tasks` has what they can be made into.

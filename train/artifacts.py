@@ -42,6 +42,18 @@ def write_samples(evaluator: Evaluator, state: TrainState, step: int) -> None:
     _write(path, "".join(f"{line}\n" for line in earlier + new))
 
 
+def write_pictures(evaluator: Evaluator, state: TrainState, step: int) -> None:
+    """Adds what a masked autoencoder makes of some images at a step, if the data are masked images."""
+    data = evaluator.experiment.data
+    if data.info["kind"] != "masked images" or not data.splits:
+        return
+    variables = evaluator.gathered(state)
+    if jax.process_index() == 0:
+        painted = evaluator.sampler.paint(variables)
+        painted = {name: to_pixels(np.asarray(image), data.info) for name, image in painted.items()}
+        np.savez_compressed(folder(evaluator) / f"painted_{step:09}.npz", **painted)
+
+
 def write_all(evaluator: Evaluator, state: TrainState, budget: Budget, about: Mapping[str, Any]) -> None:
     """Everything else, at the end of a run."""
     experiment = evaluator.experiment
@@ -55,7 +67,7 @@ def write_all(evaluator: Evaluator, state: TrainState, budget: Budget, about: Ma
             write_image_attention(out, experiment.model, variables, batches[0], data.info)
         elif data.info["kind"] == "detection":
             write_objects(out, split, experiment.model, variables, batches[0], data.info)
-        elif "start" not in data.info:
+        elif data.tokenizer is not None and "start" not in data.info:
             write_text_attention(out, experiment.model, variables, batches[0], data.tokenizer)
     for split, written in evaluator.sampler.compared.items():
         _write(out / f"written_{split}.json", json.dumps(written, ensure_ascii=False))
@@ -157,7 +169,7 @@ def write_image_attention(
             out / "attention_image.npz",
             image=to_pixels(image, info),
             weights=weights,
-            has_class_token=weights.shape[-1] > rows * columns,
+            has_class_token=getattr(model, "pooling", "") == "token",
             grid=(rows, columns),
         )
 

@@ -25,6 +25,12 @@ def objects(size: int, shape: tuple[int, int, int], most: int) -> Batch:
     return batch | boxes | _tokens("classes", size, most) | _mask("boxes_mask", size, most)
 
 
+def masked_images(size: int, shape: tuple[int, int, int], patch_size: int) -> Batch:
+    """Images of which some patches are hidden."""
+    patches = shape[0] // patch_size * (shape[1] // patch_size)
+    return images(size, shape) | _tokens("noise", size, patches)
+
+
 def windows(size: int, length: int, mask_rate: float) -> Batch:
     """Windows of a text."""
     return _tokens("tokens", size, length) | _tokens("targets", size, length) | _mask("mask", size, length)

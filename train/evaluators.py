@@ -1,6 +1,8 @@
 """What a trained model is asked: numbers over whole splits."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ from jaxtyping import Float
 from scipy.special import softmax
 
 from data.encoded import Encoded
+from data.options import called
 from metrics.answers import exact_match, f1
 from metrics.likelihood import bits, perplexity
 from metrics.states import State
@@ -18,6 +21,7 @@ from train.checkpoint import Checkpoints
 from train.coco import Objects, average_precision
 from train.experiment import Experiment
 from train.objectives import read
+from train.probes import PROBES, accuracies
 from train.sampling import Sampler
 from train.sharding import check_batch, to_mesh
 from train.state import TrainState
@@ -36,6 +40,11 @@ class Evaluator:
         model, precision = experiment.model, experiment.config.precision
         self._step = jax.jit(make_evaluation_step(model, experiment.objective, precision))
         self._read = jax.jit(make_asking_step(model, read, precision))
+        self._probes = called("probes", experiment.config.probes, PROBES)
+        if self._probes and not hasattr(model, "image_size"):
+            raise ValueError(f"probes is {experiment.config.probes!r}: they are for models of images.")
+        if self._probes:
+            self._see = jax.jit(make_asking_step(model.clone(num_classes=0), _see, precision))
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
         """Metrics of every split, as "split/name"."""
@@ -52,16 +61,27 @@ class Evaluator:
             elif data.info["kind"] == "classification" and batches.source.is_cut:
                 values |= pooled_accuracy(self._logits(variables, batches), batches.source)
             metrics |= {f"{split}/{key}": value for key, value in values.items()}
-        return metrics
+        return metrics | self._probed(variables) if self._probes and data.splits else metrics
 
     def _step_taught(self, variables, batch):
         return self._step(variables, self.experiment.taught(batch))
 
     def _logits(self, variables, batches):
         """What the model says of a split's rows [N, ...], in their order, on the host."""
+        return self._rows(self._read, variables, batches).astype(np.float32)
+
+    def _rows(self, step, variables, batches):
+        """What a step gives for a split's rows, in their order, on the host: arrays [N, ...]."""
         mesh = self.experiment.mesh
-        rows = [process_allgather(self._read(variables, to_mesh(batch, mesh)), tiled=True) for batch in batches]
-        return np.concatenate(rows)[: batches.num_examples].astype(np.float32)
+        rows = [process_allgather(step(variables, to_mesh(batch, mesh)), tiled=True) for batch in batches]
+        return jax.tree.map(lambda *parts: np.concatenate(parts)[: batches.num_examples], *rows)
+
+    def _probed(self, variables: Any) -> dict[str, float]:
+        """What probes find in the features of every split, after those of the training set as evaluations see it."""
+        data = self.experiment.data
+        training = replace(next(iter(data.splits.values())), source=data.train.source)
+        seen = partial(self._rows, self._see, variables)
+        return accuracies(self._probes, seen(training), {name: seen(batches) for name, batches in data.splits.items()})
 
     def _answered(self, variables, batches):
         """How the answers to a split's questions compare with the references."""
@@ -86,6 +106,11 @@ class Evaluator:
         everywhere = NamedSharding(self.experiment.mesh, PartitionSpec())
         gather = jax.jit(lambda variables: variables, out_shardings=everywhere)
         return jax.tree.map(np.asarray, gather(state.variables(average=True)))
+
+
+def _see(model, batch):
+    """Features and labels."""
+    return read(model, batch).astype(np.float32), batch["label"]
 
 
 def restore(experiment: Experiment, which: str = "latest") -> TrainState:

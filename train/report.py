@@ -71,6 +71,7 @@ def write_report(workdir: str | os.PathLike) -> Path:
         *(_confusion(key, data, folder) for key, data in arrays.items() if key.startswith("confusion_")),
         *(_mistakes(key, data, folder) for key, data in arrays.items() if key.startswith("mistakes_")),
         *(_objects(key, data, folder) for key, data in arrays.items() if key.startswith("objects_")),
+        _painted({key: data for key, data in arrays.items() if key.startswith("painted_")}, folder),
         _section("Samples", _samples(artifacts / "samples.jsonl")),
         *(_written(path, folder) for path in sorted(artifacts.glob("written_*.json"))),
         _image_attention(arrays["attention_image"], folder) if "attention_image" in arrays else "",
@@ -183,6 +184,23 @@ def _objects(key: str, data: Mapping[str, np.ndarray], folder: Path) -> str:
     rows = {title: row for title, row in rows.items() if row}
     note = "<p class=note>Dashed is the truth; what was found has its class and its probability.</p>"
     return _section(_title(key), note + _card(partial(figures.grid, side=2.0), rows, name=_file(key), folder=folder))
+
+
+def _painted(steps: Mapping[str, Mapping[str, np.ndarray]], folder: Path) -> str:
+    """Images, what was seen of them, and what the model made of that, step by step."""
+    if not steps:
+        return ""
+    names, first = list(steps), next(iter(steps.values()))
+    columns = {"original": first["image"], "masked": first["masked"]}
+    for i in _spread(len(names), MOST["layers"]):
+        columns[f"step {int(names[i].partition('_')[2]):,}"] = steps[names[i]]["painted"]
+    rows = {
+        " " * n: {
+            title: partial(figures.overlay, image=images[n].squeeze(), heat=None) for title, images in columns.items()
+        }
+        for n in range(len(first["image"]))
+    }
+    return _section("Masked images", _card(figures.grid, rows, name="painted", folder=folder))
 
 
 def _samples(path: Path) -> str:

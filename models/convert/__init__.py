@@ -15,7 +15,25 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 import models
-from models.convert import albert, bart, bert, bigbird, detr, distilbert, electra, gpt2, llama, resnet, roberta, t5, vit
+from models.convert import (
+    albert,
+    bart,
+    bert,
+    bigbird,
+    deit,
+    detr,
+    distilbert,
+    electra,
+    gpt2,
+    llama,
+    mae,
+    resnet,
+    roberta,
+    swin,
+    t5,
+    vit,
+    vit_npz,
+)
 from models.convert.family import ACTIVATIONS, rearrange
 
 FAMILIES = {
@@ -24,6 +42,7 @@ FAMILIES = {
     "bert": bert.FAMILY,
     "big_bird": bigbird.FAMILY,
     "bit": resnet.BIT,
+    "deit": deit.FAMILY,
     "detr": detr.FAMILY,
     "distilbert": distilbert.FAMILY,
     "electra": electra.FAMILY,
@@ -32,8 +51,11 @@ FAMILIES = {
     "mistral": llama.MISTRAL,
     "resnet": resnet.FAMILY,
     "roberta": roberta.ROBERTA,
+    "swin": swin.SWIN,
+    "swinv2": swin.SWINV2,
     "t5": t5.FAMILY,
     "vit": vit.FAMILY,
+    "vit_mae": mae.FAMILY,
     "xlm-roberta": roberta.XLMR,
 }
 
@@ -41,7 +63,8 @@ FAMILIES = {
 def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) -> tuple[nn.Module, dict]:
     """The model in a folder and its variables, whose dtype is `dtype` whatever the file's.
 
-    The folder has `config.json` and `model.safetensors`, or its shards and `model.safetensors.index.json`.
+    The folder has `config.json` and `model.safetensors`, or its shards and `model.safetensors.index.json`; or it is an
+    `.npz` file of google-research/vision_transformer, see `vit_npz`.
     `settings` of our model come before the folder's: `dropout`, `remat`, `implementation`...
 
     Raises:
@@ -49,6 +72,8 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
         ValueError: a file is corrupt, or what it holds is no model of ours.
     """
     folder = Path(folder)
+    if folder.suffix == ".npz":
+        return vit_npz.load(folder, dtype, **settings)
     config = _json(folder / "config.json")
     kind = config.get("model_type")
     if kind not in FAMILIES:
@@ -88,6 +113,9 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
                     array = rearrange(array, *rule.layout.split("->"), _sizes(family, model) | {"n": len(paths)})
                 for path, part in zip(paths, array if len(paths) > 1 else [array]):
                     params[path][index] = part
+        for name, value in family.constants(model).items():
+            if not np.allclose(read(name), value, atol=1e-2):  # in bfloat16 too
+                raise ValueError(f"tensor {name} is not the fixed one that the model has.")
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
     arrays = {kind: {path: jnp.asarray(params[path]) for path in paths} for kind, paths in kinds.items()}
@@ -159,6 +187,7 @@ def _tensors(family, model, params):
             if rule.layout:
                 array = rearrange(array, *rule.layout.split("->")[::-1], _sizes(family, model) | {"n": len(paths)})
             yield name, array
+    yield from family.constants(model).items()
 
 
 def _settings(family, config, names, overrides):

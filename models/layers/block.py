@@ -25,16 +25,19 @@ class Block(nn.Module):
         attention, mlp, norm: what makes the parts, such as `partial(Attention, num_heads=12)`.
         cross_attention: what makes the attention to `context`; None leaves it out.
         placement: "pre" normalises what goes into a part (arXiv 2002.04745), "post" the sum that comes out
-            (arXiv 1706.03762), "none" nothing.
+            (arXiv 1706.03762), "branch" what a part adds (arXiv 2111.09883), "none" nothing.
         dropout: rate on what each part adds.
+        layer_scale: what each part adds is multiplied by a learned vector of this initial value (arXiv 2103.17239,
+            section 2.1); 0 leaves it out.
     """
 
     attention: Callable[..., nn.Module]
     mlp: Callable[..., nn.Module]
     norm: Callable[..., nn.Module]
     cross_attention: Callable[..., nn.Module] | None = None
-    placement: Literal["pre", "post", "none"] = "pre"
+    placement: Literal["pre", "post", "branch", "none"] = "pre"
     dropout: float = 0.0
+    layer_scale: float = 0.0
 
     @nn.compact
     def __call__(
@@ -77,7 +80,12 @@ class Block(nn.Module):
         return normalise(self.norm(name=f"{part}_norm"), x, real) if self.placement == "pre" else x
 
     def _after(self, part, x, real, branch, drop_path):
+        if self.layer_scale:
+            init = nn.initializers.constant(self.layer_scale)
+            branch = branch * self.param(f"{part}_scale", init, x.shape[-1:]).astype(branch.dtype)
         branch = nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(branch)
+        if self.placement == "branch":
+            branch = normalise(self.norm(name=f"{part}_norm"), branch, real)
         if drop_path is not None and self.has_rng("dropout"):
             keep = jax.random.bernoulli(self.make_rng("dropout"), 1 - drop_path, (x.shape[0], 1, 1))
             branch = jnp.where(keep, branch / (1 - drop_path).astype(branch.dtype), 0)
@@ -92,7 +100,7 @@ class Stack(nn.Module):
         block: what makes a block, such as `partial(Block, ...)`.
         depth: L, how often it is applied.
         share: every layer has the same parameters (ALBERT, arXiv 1909.11942).
-        stochastic_depth: the last layer's rate; the first one's is 0 and those between grow evenly.
+        first_rate, stochastic_depth: the first and the last layer's rate of skipping; those between grow evenly.
         remat: what the backward pass computes again to save memory: None nothing, "dots" all but the matrix products of
             weights, "full" everything inside a block.
         unroll: how many layers each turn of the loop holds: more compile longer and may run faster.
@@ -102,6 +110,7 @@ class Stack(nn.Module):
     block: Callable[..., nn.Module]
     depth: int
     share: bool = False
+    first_rate: float = 0.0
     stochastic_depth: float = 0.0
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
@@ -129,7 +138,7 @@ class Stack(nn.Module):
 
         if self.remat:
             layer = nn.remat(layer, policy=REMAT[self.remat], prevent_cse=False)
-        rates = jnp.linspace(0, self.stochastic_depth, self.depth) if self.stochastic_depth else None
+        rates = jnp.linspace(self.first_rate, self.stochastic_depth, self.depth) if self.stochastic_depth else None
         kinds = ["intermediates", "memory", "statistics", OVERWRITE_WITH_GRADIENT, *([] if self.share else ["params"])]
         scan = nn.scan(
             layer,

@@ -74,10 +74,12 @@ class TokenNorm(nn.Module):
     Attributes:
         epsilon: part of the model.
         momentum: what running statistics keep of themselves in a step.
+        use_affine: a scale and a bias are learned.
     """
 
     epsilon: float
     momentum: float = 0.9
+    use_affine: bool = True
 
     def running(self, name, *init):
         return self.variable("statistics", name, *init)
@@ -89,6 +91,8 @@ class TokenNorm(nn.Module):
             running.value = jnp.where(shares.any(), new, running.value)
 
     def affine(self, x, dtype):
+        if not self.use_affine:
+            return x.astype(dtype)
         scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
         return (x * scale + self.param("bias", nn.initializers.zeros, x.shape[-1:])).astype(dtype)
 
