@@ -39,6 +39,7 @@ def get_config(model: str) -> ConfigDict:
     config.init = ConfigDict()  # what the parameters are before the first step
     config.init.path = ""  # those of a run's workdir or a folder of transformers', its tokenizer too; "" = new
     config.init.skip = ()  # parameters in whose path one of these regular expressions is found are new all the same
+    config.init.into = ""  # the part of this model that the other one is, such as backbone; "" = the whole
     config.init.layers = ()  # of the other model that become this one's, from 0, such as (0, 2, 4); () = all
     config.teacher = ""  # of a distillation: a run's workdir, or a folder in transformers' layout
 

@@ -1,10 +1,11 @@
 """DETR with a ResNet-50 on COCO 2017 in 500 epochs (arXiv 2005.12872, section 4 and appendix A.4).
 
-The paper reports 42.0 AP on the validation split. The data are TFDS's coco/2017, prepared under data.data_dir. The
-backbone starts from an ImageNet classifier's in the paper. Images lie in squares of 1333 pixels; the paper's are as
-large as the largest of their batch, and its learning rate falls by 10 once, after 400 epochs.
+The paper reports 42.0 AP on the validation split. The data are TFDS's coco/2017, prepared under data.data_dir; the
+backbone starts from an ImageNet classifier's, a folder in transformers' layout or a run of resnet50_imagenet. Images
+lie in squares of 1333 pixels; the paper's are as large as the largest of their batch, and its learning rate falls by 10
+once, after 400 epochs.
 
-    python launch.py --config=configs/detr_coco.py --config.data.data_dir=DIR
+    python launch.py --config=configs/detr_coco.py --config.data.data_dir=DIR --config.init.path=RESNET50
 """
 
 from ml_collections import ConfigDict
@@ -29,6 +30,7 @@ def get_config() -> ConfigDict:
     config.data.workers = 16
 
     config.objective.name = "detection"
+    config.init.into = "backbone"
     config.optimizer.learning_rate = 1e-4
     config.optimizer.schedule = "constant"
     config.optimizer.weight_decay = 1e-4

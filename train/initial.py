@@ -24,16 +24,19 @@ from train.objectives import Batch, read, read_masked
 from train.state import TrainState
 
 
-def start_from(state: TrainState, path: str, skip: Sequence[str], layers: Sequence[int]) -> tuple[TrainState, str]:
+def start_from(
+    state: TrainState, path: str, skip: Sequence[str], layers: Sequence[int], into: str = ""
+) -> tuple[TrainState, str]:
     """The state with the parameters that a run's workdir, or a folder in `transformers`' layout, has of its model.
 
-    Learned positions of another grid of patches are resampled.
+    Learned positions of another grid of patches are resampled. Running statistics are taken over too.
 
     Args:
         state: before the first step.
         path: of the workdir or the folder.
         skip: regular expressions of parameters that stay as they are, such as another task's head.
         layers: those of the other model's that become ours, from 0; empty = all.
+        into: the part of our model that the other model is, such as "backbone"; "" = the whole.
 
     Returns:
         The state, and a sentence that names what stays as it is and what is not used.
@@ -42,7 +45,8 @@ def start_from(state: TrainState, path: str, skip: Sequence[str], layers: Sequen
         FileNotFoundError: there is no such run.
         ValueError: a parameter has another shape there, or none of the model's is there.
     """
-    ours, theirs = (flatten_dict(params, sep="/") for params in (state.params, _variables(path)["params"]))
+    ours = _flat({"params": state.params, **state.collections})
+    theirs = {f"{into}/{name}".lstrip("/"): value for name, value in _flat(_variables(path)).items()}
     depth = next((len(value) for name, value in theirs.items() if "layers/" in name), 0)
     if layers and not 0 <= min(layers) <= max(layers) < depth:
         raise ValueError(f"init.layers is {tuple(layers)}: the model in {path} has layers 0 to {depth - 1}.")
@@ -60,10 +64,15 @@ def start_from(state: TrainState, path: str, skip: Sequence[str], layers: Sequen
             taken[name] = jax.device_put(jnp.asarray(found, ours[name].dtype), ours[name].sharding)
     if not taken:
         raise ValueError(f"none of the model's parameters is in {path}, which has {_parts(theirs)}.")
-    params = unflatten_dict(ours | taken, sep="/")
+    params, statistics = (
+        unflatten_dict({name: taken.get(name, ours[name]) for name in flatten_dict(tree, sep="/")}, sep="/")
+        for tree in (state.params, state.collections.get("statistics", {}))
+    )
+    collections = state.collections | ({"statistics": statistics} if statistics else {})
     ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
     fresh, unused = _parts(ours.keys() - taken.keys()), _parts(theirs.keys() - taken.keys())
-    return state.replace(params=params, ema=ema), f"starts from {path}; new: {fresh}; not used: {unused}"
+    said = f"starts from {path}; new: {fresh}; not used: {unused}"
+    return state.replace(params=params, ema=ema, collections=collections), said
 
 
 def load_teacher(path: str, mesh: Mesh, student: nn.Module) -> Callable[[Batch], Batch]:
@@ -99,6 +108,12 @@ def _load(path: str, student: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
     like = {key: getattr(student, key) for key in ("num_classes", "image_size", "channels") if hasattr(student, key)}
     settings |= {key: value for key, value in like.items() if key in settings and settings[key] is None}
     return models.build(**settings), read_variables(Path(path))
+
+
+def _flat(variables):
+    """Parameters and running statistics by their paths, of which no two are the same."""
+    kinds = (variables.get(kind, {}) for kind in ("params", "statistics"))
+    return {name: value for tree in kinds for name, value in flatten_dict(tree, sep="/").items()}
 
 
 def _variables(path: str) -> dict[str, Any]:

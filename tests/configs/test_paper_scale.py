@@ -58,8 +58,10 @@ MODELS = [
     ("vit_imagenet21k:L", 303_301_632, "pre_logits|classifier", FSDP | {"model.num_classes": 21_848}),
     # The paper says 28.3M.
     ("swin_t_imagenet", 28_288_354, None, MIXED),
-    # As published; its kernels are of no more than 8 parts.
+    # As published.
     ("resnet50_imagenet", 25_557_032, None, FSDP),
+    # The paper says 41M: what its code trains, without the backbone's norms and first convolutions.
+    ("detr_coco", 41_302_368, "backbone.*norm|stem_conv|stages_0", MIXED),
 ]
 
 

@@ -11,7 +11,8 @@ import pytest
 
 import models
 from data import detection as shapes
-from train import loop, objectives
+from models import convert
+from train import initial, loop, objectives
 from train.coco import average_precision
 from train.evaluators import Evaluator, restore
 from train.experiment import Experiment
@@ -127,3 +128,20 @@ def test_models_and_objectives_that_are_not_for_each_other(tiny):
         Experiment(tiny("vit", {"objective.name": "detection", "model.image_size": 8}), **ONE).objective  # noqa: B018
     with pytest.raises(ValueError, match="the objective 'classification' is not for the model 'detr'"):
         Experiment(tiny("detr", TINY | {"objective.name": "classification"}), **ONE).objective  # noqa: B018
+
+
+def test_the_backbone_starts_from_a_classifiers(tiny, tmp_path):
+    like = {"norm": "batch", "num_classes": 5, "channels": 3}
+    classifier = models.build("resnet", **BACKBONE | like)
+    variables = jax.jit(classifier.init)(jax.random.key(5), jnp.zeros((1, 16, 16, 3)))
+    variables = jax.tree.map(lambda x: x + 0.5, variables)
+    convert.save(tmp_path, classifier, variables)
+    changes = {"model.backbone.norm": "batch", "model.backbone.frozen": True}
+    experiment = Experiment(tiny("detr", TINY | changes), **ONE)
+    state = jax.jit(experiment.make_state)()
+    found, said = initial.start_from(state, str(tmp_path), (), (), "backbone")
+    assert "not used: backbone" in said  # its classifier
+    for kind in ("params", "statistics"):
+        ours = found.variables()[kind]["backbone"]
+        jax.tree.map(np.testing.assert_array_equal, ours, {name: variables[kind][name] for name in ours})
+    jax.tree.map(np.testing.assert_array_equal, found.params["box_0"], state.params["box_0"])
