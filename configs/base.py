@@ -153,7 +153,7 @@ def data() -> dict:
         "evaluation_crop": 1.0,  # the central part of a resized image that is seen
         "resample": "bilinear",  # of whole images and of crops: bilinear | bicubic
         # of training images, such as "crop | flip | randaugment(2, 10)", "jitter(0.4) | erase(0.25)" or "shift(1)", see
-        # data/transforms.py
+        # data/transforms.py; of images with boxes flip, crop and resize, see data/detection.py
         "augment": "",
         "mean": (0.5,),  # image = (pixel in 0..1 - mean) / std
         "std": (0.5,),

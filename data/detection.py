@@ -141,8 +141,8 @@ class Resize:
 
 @dataclass(frozen=True)
 class Crop:
-    """Every other image is first resized, its shorter side to 400 to 600 pixels, then a part of `low` to `high` pixels
-    on each side is taken: DETR's crop (arXiv 2005.12872, appendix A.4), for images of 600 pixels and more."""
+    """Every other image is cut to a part of `low` to `high` pixels on each side, after it was resized so that its
+    shorter side is a little longer than `low` to `high`: DETR's crop (arXiv 2005.12872, appendix A.4)."""
 
     low: int
     high: int
@@ -154,7 +154,7 @@ class Crop:
     def __call__(self, example: Example, random: np.random.Generator) -> Example:
         if random.integers(2):
             return example
-        example = Resize(round(self.low * 1.04), self.high)(example, random)
+        example = Resize(self.low * 25 // 24, self.high)(example, random)
         sides = example["image"].shape[:2]
         size = [int(random.integers(min(self.low, side), min(self.high, side) + 1)) for side in sides]
         start = [int(random.integers(side - part + 1)) for side, part in zip(sides, size)]

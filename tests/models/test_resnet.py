@@ -1,5 +1,7 @@
 """Residual networks: published sizes, resolutions, and what each example's output depends on."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,17 +48,16 @@ def test_each_stage_halves_the_resolution(stem, sizes):
 
 @pytest.mark.parametrize("settings", [{}, {"norm": "group"}, {"norm": "group", "preactivation": True}])
 def test_an_example_depends_on_the_others_by_batch_norm_in_training_alone(settings):
-    model = resnet.ResNet(**TINY, **settings)
-    image = jax.random.normal(jax.random.key(1), (2, 16, 16, 3))
-    variables = model.init(jax.random.key(0), image)
+    model = resnet.ResNet(**TINY | {"depths": (1,), "widths": (16,)}, **settings)
+    image = jax.random.normal(jax.random.key(1), (2, 8, 8, 3))
+    variables = jax.jit(model.init)(jax.random.key(0), image)
 
     def first(image, mutable):
-        out = model.apply(variables, image, mutable=mutable)[0]
-        return out[0]
+        return jnp.square(model.apply(variables, image, mutable=mutable)[0][0]).sum()
 
     def seen(mutable):
-        jacobian = jax.jit(jax.jacrev(lambda image: first(image, mutable)))(image)
-        return [float(np.abs(jacobian[:, i]).max()) > 0 for i in range(2)]
+        gradient = jax.jit(jax.grad(partial(first, mutable=mutable)))(image)
+        return [float(np.abs(gradient[i]).max()) > 0 for i in range(2)]
 
     assert seen([]) == [True, False]
     assert seen(["statistics"]) == [True, model.norm == "batch"]
