@@ -145,15 +145,12 @@ def write_objects(
     answer = jax.jit(nn.apply(read, model))(variables, {name: jnp.asarray(value) for name, value in batch.items()})
     arrays = {"image": to_pixels(batch["image"], info), "class_names": np.asarray(info["class_names"])}
     for name, images in zip(("truth", "found"), objects_of(batch, *map(np.asarray, answer))):
-        rows = [
-            [number, kind, score, *box * np.tile(extent[::-1], 2)]
-            for number, (objects, extent) in enumerate(zip(images, batch["extent"]))
-            for kind, box, score in zip(
-                objects["classes"], objects["boxes"], objects.get("scores", np.ones(len(objects["boxes"])))
-            )
-            if score >= surest
-        ]
-        arrays[name] = np.array(rows, np.float32).reshape(-1, 7)
+        rows = []
+        for number, (objects, extent) in enumerate(zip(images, batch["extent"])):
+            scores = objects.get("scores", np.ones(len(objects["classes"])))
+            numbers, boxes = np.full(len(scores), number), objects["boxes"] * np.tile(extent[::-1], 2)
+            rows.append(np.column_stack([numbers, objects["classes"], scores, boxes])[scores >= surest])
+        arrays[name] = np.concatenate(rows).astype(np.float32)
     np.savez_compressed(out / f"objects_{split}.npz", **arrays)
 
 

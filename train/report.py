@@ -176,12 +176,14 @@ def _mistakes(key: str, data: Mapping[str, np.ndarray], folder: Path) -> str:
 
 def _objects(key: str, data: Mapping[str, np.ndarray], folder: Path) -> str:
     """Images with the boxes of what is in them, dashed, and of what was found."""
-    pictures = {}
+    pictures = []
     for number, image in enumerate(data["image"]):
         boxes = {name: data[name][data[name][:, 0] == number][:, 1:] for name in ("truth", "found")}
-        pictures[number] = partial(figures.objects, image=image, names=data["class_names"], **boxes)
-    rows = {" " * start: {" " * n: pictures[n + start] for n in range(6) if n + start in pictures} for start in (0, 6)}
-    rows = {title: row for title, row in rows.items() if row}
+        pictures.append(partial(figures.objects, image=image, names=data["class_names"], **boxes))
+    rows = {
+        " " * start: {" " * n: picture for n, picture in enumerate(pictures[start : start + 6])}
+        for start in range(0, len(pictures), 6)
+    }
     note = "<p class=note>Dashed is the truth; what was found has its class and its probability.</p>"
     return _section(_title(key), note + _card(partial(figures.grid, side=2.0), rows, name=_file(key), folder=folder))
 
