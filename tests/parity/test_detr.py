@@ -172,8 +172,9 @@ def test_export_gives_the_same_model_there_and_here(tmp_path):
     assert again == model
     jax.tree.map(np.testing.assert_array_equal, restored, variables)
 
+    other = model.clone(placement="pre")
     with pytest.raises(ValueError, match="placement='post' alone"):
-        convert.save(tmp_path, model.clone(placement="pre"), variables)
+        convert.save(tmp_path, other, jax.eval_shape(other.init, jax.random.key(0), image))
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace('"layer_type"', '"hidden_act": "gelu", "layer_type"'))
     with pytest.raises(ValueError, match="backbone_config has hidden_act 'gelu'"):
