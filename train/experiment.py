@@ -99,8 +99,11 @@ class Experiment:
             raise ValueError(f"unknown objective {name!r}: it is one of {', '.join(OBJECTIVES)}.")
         needed = {"masked_reconstruction": "target", "distilled_classification": "heads", "detection": "num_queries"}
         needed, own = needed.get(name), {"mae": "target", "detr": "num_queries"}.get(model)
+        of_texts = not {"images", "masked_images", "detection"}.intersection(TASKS[name])
         if (needed and not hasattr(self.model, needed)) or (own and needed != own):
             raise ValueError(f"the objective {name!r} is not for the model {model!r}.")
+        if of_texts and hasattr(self.model, "image_size"):
+            raise ValueError(f"the objective {name!r} is not for the model {model!r}, which reads images.")
         if name not in HEADS or hasattr(self.model, "image_size"):
             return
         if not hasattr(self.model, "head"):

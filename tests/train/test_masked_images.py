@@ -68,7 +68,7 @@ def test_a_linear_probe_trains_the_classifier_alone(pretrained, tiny):
     experiment = Experiment(tiny("vit", TUNED | probe), **ONE)
     state, said = initial.start_from(jax.jit(experiment.make_state)(), **experiment.config.init)
     assert said.endswith(
-        "new: classifier; not used: decoder_embed, decoder_head, decoder_norm, decoder_stack, mask_token"
+        "new: classifier, probe_norm; not used: decoder_embed, decoder_head, decoder_norm, decoder_stack, mask_token"
     )
     theirs = read_variables(workdir)["params"]
     for name in ("patch_embed", "class_token", "stack", "norm"):
@@ -163,6 +163,7 @@ def test_both_losses_by_hand(temperature):
     ("model", "changes", "message"),
     [
         ("vit", {"objective.name": "masked_reconstruction"}, "'masked_reconstruction' is not for the model 'vit'"),
+        ("vit", {"objective.name": "causal_lm"}, "'causal_lm' is not for the model 'vit', which reads images"),
         ("mae", {}, "the objective 'classification' is not for the model 'mae'"),
         (
             "vit",
