@@ -2,7 +2,6 @@
 
 python launch.py --config=configs/mae_digits.py --workdir=runs/mae
 python launch.py --config=configs/vit_digits.py --config.model.position=mae --config.init.path=runs/mae
-
 """
 
 from ml_collections import ConfigDict

@@ -54,7 +54,8 @@ def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) ->
         place = _renamed(name.replace(layer[0], "encoderblock_*") if layer else name, NAMES)
         parts.setdefault(place, {})[int(layer[1]) if layer else -1] = array
     found = {
-        place: np.stack([of[n] for n in sorted(of)]) if "layers/" in place else of[-1] for place, of in parts.items()
+        place: np.stack([of[n] for n in sorted(of)]) if "layers/" in place else of[min(of)]
+        for place, of in parts.items()
     }
     try:
         size, _, channels, width = found["patch_embed/projection/kernel"].shape
@@ -80,7 +81,7 @@ def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) ->
     sizes, expected = ({place: math.prod(x.shape) for place, x in of.items()} for of in (found, shapes))
     wrong = sorted(set(sizes.items()) ^ set(expected.items()))
     if wrong:
-        raise ValueError(f"{path} holds another model than {model}: {wrong[0][0]} differs, among {len(wrong)}.")
+        raise ValueError(f"{path} holds another model: {wrong[0][0]} is missing, unexpected or of another size.")
     params = {place: jnp.asarray(array.reshape(shapes[place].shape), dtype) for place, array in found.items()}
     return model, {"params": unflatten_dict(params, sep="/")}
 
@@ -93,9 +94,7 @@ def save(path: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     """
     kind = {name: getattr(model, name, None) for name in FIXED}
     if type(model) is not ViT or kind != FIXED or model.pooling not in ("token", "gap") or model.head == "probe":
-        raise ValueError(
-            f"the .npz layout has no such model: it must be a ViT with {FIXED}, token or gap, not {model}."
-        )
+        raise ValueError(f"the .npz layout has no such model: it must be a ViT with {FIXED} and pooling token or gap.")
     size, shapes = model.patch_size, {"class_token": (1, 1, -1), "table/table": (1, -1, model.width)}
     shapes["patch_embed/projection/kernel"] = (size, size, model.channels, model.width)
     back = {ours: name for name, ours in NAMES.items()}
