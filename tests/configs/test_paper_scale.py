@@ -61,7 +61,7 @@ MODELS = [
     # As published.
     ("resnet50_imagenet", 25_557_032, None, FSDP),
     # The paper says 41M: what its code trains, without the backbone's norms and first convolutions.
-    ("detr_coco", 41_302_368, "backbone.*norm|stem_conv|stages_0", MIXED),
+    ("detr_coco", 41_302_368, "backbone.*norm|stem_conv|stages_0", FSDP),
 ]
 
 

@@ -1,5 +1,6 @@
 """Boxes: against counted pixels, and against each other's forms."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -19,7 +20,7 @@ def test_overlaps_are_those_of_counted_pixels():
     pairs = np.sort(rng.integers(0, 24, (200, 2, 2, 2)), axis=2)  # pair, box, first and last, x and y
     pairs[..., 1, :] += 1
     pairs = pairs.reshape(200, 2, 4)
-    a, b = (np.float32(pairs[:, i]) for i in range(2))
+    a, b = (jnp.asarray(pairs[:, i], jnp.float32) for i in range(2))
     found, generalised = boxes.iou(a, b), boxes.generalised_iou(a, b)
     for (first, second), one, other in zip(pairs, found, generalised):
         both, either = (op(pixels(first), pixels(second)).sum() for op in (np.logical_and, np.logical_or))
@@ -32,9 +33,9 @@ def test_overlaps_are_those_of_counted_pixels():
 
 
 def test_forms_and_borders():
-    centres = np.random.default_rng(0).random((5, 3, 4), np.float32)
+    centres = jnp.asarray(np.random.default_rng(0).random((5, 3, 4)), jnp.float32)
     np.testing.assert_allclose(boxes.to_centres(boxes.to_corners(centres)), centres, atol=1e-6)
-    np.testing.assert_allclose(boxes.to_corners(np.float32([3, 5, 2, 4])), [2, 3, 4, 7])
-    point, inside_out = np.float32([1, 1, 1, 1]), np.float32([3, 0, 1, 2])
+    np.testing.assert_allclose(boxes.to_corners(jnp.array([3, 5, 2, 4], jnp.float32)), [2, 3, 4, 7])
+    point, inside_out = jnp.array([1, 1, 1, 1], jnp.float32), jnp.array([3, 0, 1, 2], jnp.float32)
     assert boxes.iou(point, point) == boxes.generalised_iou(point, point) == 0
     assert boxes.area(inside_out) == 0
