@@ -1,7 +1,7 @@
 """Residual networks (arXiv 1512.03385), and Big Transfer's (arXiv 1912.11370): the ViT paper's baseline.
 
-The stride is in the 3x3 convolution of a bottleneck, as in everyone's code, not in the paper's first 1x1. Big Transfer's
-have group norm, standardised kernels (arXiv 1903.10520) and activations before the convolutions (arXiv 1603.05027).
+The stride is in the 3x3 convolution of a bottleneck, as in everyone's code, not in the first 1x1 as in the paper. Big
+Transfer's have group norm, standardised kernels (arXiv 1903.10520) and come after their norms (arXiv 1603.05027).
 """
 
 from functools import partial
@@ -32,8 +32,8 @@ class ResNet(nn.Module):
         num_classes: V; 0 leaves the classifier out and returns the features that it would see.
         image_size, channels: of the images, in pixels; the size is only what it is trained with.
         depths, widths: blocks and channels of each stage; each but the first halves the resolution.
-        stem, stem_width: "imagenet" is a 7x7 convolution and a pooling that leave a quarter of the resolution, "small" a
-            3x3 one that leaves it whole; and its channels.
+        stem, stem_width: "imagenet" is a 7x7 convolution and a pooling that leave a quarter of the resolution, "small"
+            a 3x3 one that leaves it whole; and its channels.
         bottleneck: blocks are 1x1, 3x3 and 1x1 convolutions with a quarter of the channels inside, or two 3x3.
         preactivation: norm and activation come before each convolution, or after it.
         norm: "batch", or "group" with standardised kernels.

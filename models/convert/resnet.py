@@ -86,7 +86,7 @@ def _settings(config, architecture, names):
 def _config(model):
     group = model.norm == "group"
     known = model.preactivation != (model.padding == "same") and model.bottleneck if group else not model.preactivation
-    if model.stem != "imagenet" or model.epsilon != 1e-5 or not known or not group and model.padding == "same":
+    if model.stem != "imagenet" or model.epsilon != 1e-5 or not known or (not group and model.padding == "same"):
         raise ValueError("`transformers` has ResNets and BiTs alone, with the stem and the epsilon of ImageNet's.")
     labels = [f"LABEL_{label}" for label in range(model.num_classes)]
     kind = "preactivation" if model.preactivation else "bottleneck" if model.bottleneck else "basic"
