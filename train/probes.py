@@ -12,7 +12,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-Seen = tuple[Float[np.ndarray, "N D"], Int[np.ndarray, "N"]]  # features and labels
+Seen = tuple[Float[np.ndarray, "_ D"], Int[np.ndarray, "_"]]  # features [N D] and labels [N]
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def test_a_run_is_probed(tiny, tmp_path):
     last = loop.train(tiny("vit", changes | {"total_steps": 4, "evaluate_every_steps": 4}), tmp_path)
     experiment = Experiment(tiny("vit", changes | {"total_steps": 4}), tmp_path)
     state, data = restore(experiment), experiment.data
-    params = {name: value for name, value in jax.device_get(state.params).items() if name != "classifier"}
+    params = {name: value for name, value in state.params.items() if name != "classifier"}
     features = jax.jit(lambda image: experiment.model.clone(num_classes=0).apply({"params": params}, image))
 
     def seen(source):
