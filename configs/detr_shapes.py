@@ -1,6 +1,8 @@
-"""A small DETR on `shapes`: drawn circles, squares, triangles and crosses of 64x64 pixels, to be found.
+"""A small DETR on `shapes`: drawn circles, squares, triangles and crosses in images of 64x64 pixels, to be found.
 
-python launch.py --config=configs/detr_shapes.py --workdir=runs/detr_shapes
+    python launch.py --config=configs/detr_shapes.py --workdir=runs/detr_shapes
+
+It is judged by COCO's average precision on 500 images of each split, which are not among the 20,000 to train on.
 """
 
 from ml_collections import ConfigDict

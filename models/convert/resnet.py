@@ -66,40 +66,43 @@ def _rules(model):
 
 
 def _settings(config, architecture, names):
-    kind, classes = config.get("layer_type"), config.get("num_labels", len(config.get("id2label", "01")))
+    classes = config.get("num_labels", len(config.get("id2label", "01")))
     settings = {
         "depths": tuple(config.get("depths", (3, 4, 6, 3))),
         "widths": tuple(config.get("hidden_sizes", (256, 512, 1024, 2048))),
         "num_classes": 0 if architecture.endswith("Model") else classes,
-        "bottleneck": kind != "basic",
+        "bottleneck": config.get("layer_type") != "basic",
     }
     if not architecture.startswith("Bit"):
         return settings
-    same, kind = config.get("global_padding") is not None, kind or "preactivation"
-    dynamic = config.get("embedding_dynamic_padding", False)
-    if (kind, dynamic) != ("bottleneck" if same else "preactivation", same):
-        raise ValueError(f"layer_type {kind!r} with global_padding {config.get('global_padding')!r} is not known.")
-    preactivation = kind == "preactivation"
-    return settings | {"norm": "group", "preactivation": preactivation, "padding": "same" if same else "symmetric"}
+    found = {name: config.get(name, default) for name, default in BITS["symmetric"].items()}
+    if found not in BITS.values():
+        raise ValueError(f"the model knows no BiT with {found}.")
+    padding = next(padding for padding, kind in BITS.items() if kind == found)
+    return settings | {"norm": "group", "preactivation": padding == "symmetric", "padding": padding}
 
 
 def _config(model):
-    group = model.norm == "group"
-    known = model.preactivation != (model.padding == "same") and model.bottleneck if group else not model.preactivation
-    if model.stem != "imagenet" or model.epsilon != 1e-5 or not known or (not group and model.padding == "same"):
+    group, same = model.norm == "group", model.padding == "same"
+    known = (group and model.bottleneck) if same or model.preactivation else not group
+    if not known or (same and model.preactivation) or model.stem != "imagenet" or model.epsilon != 1e-5:
         raise ValueError("`transformers` has ResNets and BiTs alone, with the stem and the epsilon of ImageNet's.")
     labels = [f"LABEL_{label}" for label in range(model.num_classes)]
-    kind = "preactivation" if model.preactivation else "bottleneck" if model.bottleneck else "basic"
-    same = {"global_padding": "SAME", "embedding_dynamic_padding": True} if model.padding == "same" else {}
     return {
         "architectures": [(BIT if group else FAMILY).architectures[not model.num_classes]],
         "depths": list(model.depths),
         "hidden_sizes": list(model.widths),
-        "layer_type": kind,
         "id2label": dict(enumerate(labels)),
         "label2id": {name: label for label, name in enumerate(labels)},
-        **same,
+        **(BITS[model.padding] if group else {"layer_type": "bottleneck" if model.bottleneck else "basic"}),
     }
+
+
+# Big Transfer's and the stem of ViT's hybrids, by our padding.
+BITS = {
+    "symmetric": {"layer_type": "preactivation", "global_padding": None, "embedding_dynamic_padding": False},
+    "same": {"layer_type": "bottleneck", "global_padding": "SAME", "embedding_dynamic_padding": True},
+}
 
 
 FAMILY = Family(

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from flax.traverse_util import flatten_dict
+from safetensors.numpy import save
 
 from models import convert, resnet
 
@@ -124,3 +125,7 @@ def test_what_the_reference_has_not(tmp_path):
     variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
     with pytest.raises(ValueError, match="stem and the epsilon"):
         convert.save(tmp_path, model, variables)
+    transformers.BitConfig(global_padding="VALID").save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(save({}))
+    with pytest.raises(ValueError, match=r"knows no BiT with .*'VALID'"):
+        convert.load(tmp_path)
