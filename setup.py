@@ -31,6 +31,7 @@ setup(
         "tensorboardX>=2.6.4",
         "babel>=2.16",
         "sacrebleu>=2.5",
+        "pycocotools>=2.0.10",
     ],
     extras_require={
         "cuda13": ["jax[cuda13]"],

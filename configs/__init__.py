@@ -18,7 +18,8 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
     """The config of a file, and the overrides that its `sweep()` yields (none without one).
 
     Args:
-        file: path of a Python file, or of a run's `config.json`; "path.py:argument" calls get_config("argument").
+        file: path of a Python file, or of a run's `config.json`; "path.py:argument" calls get_config("argument"),
+            and sweep("argument") if that takes one.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -42,8 +43,9 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
         wants = "takes no argument" if argument else "needs an argument, FILE:ARGUMENT"
         raise ValueError(f"get_config() of {path} {wants}.") from None
     config = module.get_config(*arguments)
-    sweep = list(module.sweep()) if hasattr(module, "sweep") else []
-    return config.lock(), sweep
+    sweep = getattr(module, "sweep", lambda: [])
+    arguments = arguments if inspect.signature(sweep).parameters else []
+    return config.lock(), list(sweep(*arguments))
 
 
 def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:

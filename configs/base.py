@@ -20,23 +20,31 @@ def get_config(model: str) -> ConfigDict:
 
     config.objective = ConfigDict()
     # classification | regression | tagging | span_extraction | causal_lm | masked_lm | pretraining | distillation |
-    # bidirectional_lm | sequence_to_sequence
+    # bidirectional_lm | sequence_to_sequence | masked_reconstruction | distilled_classification | detection
     config.objective.name = "classification"
     config.objective.label_smoothing = 0.0  # this part of the target goes to all classes evenly, in training
-    config.objective.temperature = 0.0  # of both models' logits in a distillation; 0 = 2
-    config.objective.weights = ()  # of a distillation's losses: soft targets, hidden words, cosine; () = (5, 2, 1)
+    # of both models' logits; 0 = 2 in distillation, and in distilled_classification the teacher's likeliest class alone
+    config.objective.temperature = 0.0
+    # of the losses: soft targets, hidden words, cosine in distillation (() = (5, 2, 1)), labels and teacher in
+    # distilled_classification (() = (0.5, 0.5)), class, distance, generalised IoU in detection (() = (1, 5, 2))
+    config.objective.weights = ()
     config.objective.mixup = 0.0  # a of the Beta(a, a) that examples are mixed by (classification); 0 = not
+    config.objective.cutmix = (
+        0.0  # a of the Beta(a, a) of the boxes cut into images; with mixup either, evenly; 0 = not
+    )
+    config.objective.binary = False  # each class is there or not, for itself (classification)
     config.objective.scheduled_sampling = 0.0  # this part of a seq2seq's tokens is its own in the end, in training
     config.objective.decay = ""  # of the part of the others: linear (as "") | exponential | inverse_sigmoid
 
     config.init = ConfigDict()  # what the parameters are before the first step
     config.init.path = ""  # those of a run's workdir or a folder of transformers', its tokenizer too; "" = new
     config.init.skip = ()  # parameters in whose path one of these regular expressions is found are new all the same
+    config.init.into = ""  # the part of this model that the other one is, such as backbone; "" = the whole
     config.init.layers = ()  # of the other model that become this one's, from 0, such as (0, 2, 4); () = all
     config.teacher = ""  # of a distillation: a run's workdir, or a folder in transformers' layout
 
     config.optimizer = ConfigDict()
-    config.optimizer.name = "adamw"  # adamw | sgd | adafactor | lion
+    config.optimizer.name = "adamw"  # adamw | sgd | adafactor | lion | lars
     config.optimizer.learning_rate = 1e-3  # the schedule's peak
     config.optimizer.schedule = "cosine"  # constant | cosine | linear | rsqrt | transformer
     config.optimizer.update(duration("warmup"))  # linear, from 0; part of the total
@@ -48,6 +56,8 @@ def get_config(model: str) -> ConfigDict:
     config.optimizer.no_decay = ("bias$", "scale$")  # no weight decay where one of these is found in the path
     config.optimizer.clip_norm = 1.0  # of the global gradient; 0 = no clipping
     config.optimizer.frozen = ()  # parameters in whose path one of these is found are not trained
+    config.optimizer.frozen_layers = 0  # so many of the first layers are not trained, nor what comes before them
+    config.optimizer.layer_decay = 0.0  # each layer learns at this part of the rate of the next one; 0 = at the same
     config.optimizer.rates = ()  # (regular expression, factor) pairs of learning rates by path
 
     config.ema_decay = 0.0  # of an average of the parameters, which is then what is evaluated; 0 = none
@@ -68,6 +78,9 @@ def get_config(model: str) -> ConfigDict:
     config.checkpoint.keep = 1  # how many of the newest stay
     config.checkpoint.best = ""  # the best by this metric, such as validation/loss, stays too; "" = none
     config.checkpoint.best_is_highest = False  # more of the metric is better
+
+    # of the features of a model of images, at evaluations, such as "knn(20) | few_shot(10) | linear"; "" = none
+    config.probes = ""
 
     config.sampling = ConfigDict()  # what a language model writes at evaluations and with --mode=generate
     config.sampling.prompt = "\n"
@@ -115,11 +128,13 @@ SHARDING = (
 def data() -> dict:
     """What `data.load` takes."""
     return {
-        # digits | stdlib | cldr | text:PATH | pairs:PATH | labels:PATH | conllu:PATH | squad:PATH | folder:PATH |
-        # tfds:NAME[/CONFIG][:VERSION]
+        # digits | shapes | stdlib | cldr | text:PATH | pairs:PATH | labels:PATH | conllu:PATH | squad:PATH |
+        # folder:PATH | idx:PATH | cifar:PATH | tfds:NAME[/CONFIG][:VERSION]
         "source": "digits",
-        # images | next_token | masked_tokens | next_sentence | sentence_order | span_corruption | denoising | pairs |
-        # continuations | classification | regression | tagging | spans (see data/tasks.py); "" = the source's
+        # images | masked_images | detection | next_token | masked_tokens | next_sentence | sentence_order |
+        # span_corruption | denoising | pairs | continuations | classification | regression | tagging | spans (see
+        # data/tasks.py); "" = the source's
+        # source's
         "task": "",
         "batch_size": 128,  # examples of a step, on all devices together
         "evaluation_batch_size": 0,  # 0 = batch_size
@@ -127,13 +142,19 @@ def data() -> dict:
         "validation_split": "",  # the same; for text:PATH and pairs:PATH other files
         "test_split": "",  # the same
         "data_dir": "",  # where TFDS data sets are prepared; "" = TFDS's default
+        "max_examples": 0,  # so many of the training images, drawn by the seed; 0 = all
         "in_memory": False,  # decode all images once, at the start
         "image_key": "image",  # features of a TFDS set
         "label_key": "label",
         "text_key": "text",  # of pairs, two: "de,en"
         "image_size": 0,  # of the square that images are resized to, pixels; 0 = as they are
+        "shorter_side": 0,  # of images with boxes, if the longer one then fits in image_size; 0 = as it fits
+        "max_boxes": 100,  # the most objects in an image
         "evaluation_crop": 1.0,  # the central part of a resized image that is seen
-        "augment": "",  # of training images, such as "crop | flip | randaugment(2, 10)" or "shift(1)"
+        "resample": "bilinear",  # of whole images and of crops: bilinear | bicubic
+        # of training images, such as "crop | flip | randaugment(2, 10)", "jitter(0.4) | erase(0.25)" or "shift(1)", see
+        # data/transforms.py; of images with boxes flip, crop and resize, see data/detection.py
+        "augment": "",
         "mean": (0.5,),  # image = (pixel in 0..1 - mean) / std
         "std": (0.5,),
         # bytes | characters | words | bpe | bpe_words | wordpiece | unigram | path of a tokenizer.json
@@ -148,7 +169,9 @@ def data() -> dict:
         "validation_fraction": 0.1,  # of a text without a validation split
         "max_bytes": 0,  # of text, in whole documents; 0 = all
         "cache_dir": "",  # keeps token ids from run to run; "" = tokenise at each start
-        "mask_rate": 0.15,  # the part of the tokens that is hidden and to be guessed
+        "mask_rate": 0.15,  # the part of the tokens, or of the patches, that is hidden and to be guessed
+        "masking": "random",  # of an image's patches: random | block | grid
+        "patch_size": 0,  # of these, pixels; 0 = model.patch_size
         "mask_whole_words": False,  # all or none of a word's tokens are hidden
         "noise": "",  # of denoising, such as "permute_sentences | infill(0.3, 3)", see data/noise.py
         "workers": 0,  # processes that read ahead
@@ -181,14 +204,101 @@ def vit() -> dict:
         image_size=placeholder(int),  # pixels
         patch_size=16,  # pixels
         channels=placeholder(int),
-        position="1d",  # none | 1d | 2d | relative | sincos2d
-        pooling="token",  # token | gap | map
-        head="linear",  # linear | mlp
+        position="1d",  # none | 1d | 2d | relative | sincos2d | mae
+        pooling="token",  # token | gap | map | tokens
+        head="linear",  # linear | mlp | probe
+        hybrid=(),  # blocks in each stage of a ResNet in front, such as (3, 4, 9); () = none
+        num_registers=0,  # tokens that no output is read from
+        layer_scale=0.0,  # where the factors of what each part adds begin; 0 = none
+        qk_norm=False,  # queries and keys are normalised
         activation="gelu",  # gelu | gelu_tanh | relu | silu, here and below
         epsilon=1e-6,  # of LayerNorm
         stochastic_depth=0.0,  # rate of the last layer
         implementation="xla",  # of attention: xla | cudnn, here and below
     )
+
+
+def deit() -> dict:
+    """What `models.deit.DeiT` takes: a ViT's."""
+    return vit() | {"name": "deit", "variant": "S"}  # mu | Ti | S | B
+
+
+def mae() -> dict:
+    """What `models.mae.MAE` takes: a ViT's, and of the decoder."""
+    return vit() | {
+        "name": "mae",
+        "variant": "B",  # mu | B | L | H
+        "num_classes": 0,
+        "position": "mae",  # none | 1d | 2d | sincos2d | mae
+        "mask_rate": placeholder(float),  # None = data.mask_rate
+        "normalised": True,  # each patch's pixels are predicted less their mean, over their deviation
+        "decoder_depth": placeholder(int),
+        "decoder_width": placeholder(int),
+        "decoder_num_heads": placeholder(int),
+        "decoder_hidden": placeholder(int),  # None = 4 x decoder_width
+    }
+
+
+def resnet() -> dict:
+    """What `models.resnet.ResNet` takes; None is the variant's or the data's."""
+    return {
+        "name": "resnet",
+        "variant": "50",  # 18 | 50 | 101 | bit50 | bit101
+        "num_classes": placeholder(int),
+        "image_size": placeholder(int),  # pixels
+        "channels": placeholder(int),
+        "depths": placeholder(tuple),  # blocks in each stage
+        "widths": placeholder(tuple),  # channels of each stage
+        "stem": placeholder(str),  # imagenet: to a quarter of the resolution | small: to all of it
+        "stem_width": placeholder(int),
+        "bottleneck": placeholder(bool),  # blocks of three convolutions with fewer channels inside
+        "preactivation": placeholder(bool),  # norm and activation come before each convolution
+        "norm": placeholder(str),  # batch | group (with standardised kernels)
+        "groups": placeholder(int),  # of group norm
+        "frozen": placeholder(bool),  # batch norm's statistics stay as they are in training
+        "padding": placeholder(str),  # symmetric | same, as TensorFlow has it
+        "epsilon": placeholder(float),  # of the norms
+    }
+
+
+def detr() -> dict:
+    """What `models.detr.DETR` takes."""
+    return layers(
+        "detr",
+        placeholder(str),  # r50 | r101
+        backbone=resnet() | {"variant": placeholder(str)},
+        num_classes=placeholder(int),
+        image_size=placeholder(int),  # pixels
+        num_queries=100,  # the most objects in an image
+        decoder_depth=placeholder(int),  # None = depth
+        activation="relu",
+        placement="post",  # post | pre: where the norms are
+    )
+
+
+def swin() -> dict:
+    """What `models.swin.Swin` takes; None is the variant's or the data's."""
+    return {
+        "name": "swin",
+        "variant": "T",  # mu | T | S | B | L | V2-T | V2-S | V2-B | V2-L
+        "num_classes": placeholder(int),
+        "image_size": placeholder(int),  # pixels
+        "patch_size": 4,  # pixels
+        "channels": placeholder(int),
+        "depths": placeholder(tuple),  # of the stages
+        "width": placeholder(int),  # of the first stage
+        "num_heads": placeholder(tuple),  # of the stages
+        "window": placeholder(int),  # its side, tokens
+        "version": placeholder(str),  # v1 | v2
+        "trained_windows": (),  # of version 2's biases, if other windows than now; () = none
+        "mlp_ratio": 4.0,  # of the feed-forward layers' width to the stage's
+        "activation": "gelu",
+        "epsilon": 1e-5,  # of LayerNorm
+        "dropout": 0.0,
+        "stochastic_depth": 0.0,  # rate of the last layer
+        "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
+        "unroll": 1,  # layers in a turn of the compiled loop
+    }
 
 
 def texts(name: str, variant: str, **own) -> dict:
@@ -368,13 +478,18 @@ MODELS = {
     "bart": bart,
     "bert": bert,
     "bigbird": bigbird,
+    "deit": deit,
+    "detr": detr,
     "distilbert": partial(bert, "distilbert"),
     "electra": partial(embed_width, "electra"),
     "elmo": elmo,
     "gpt": gpt,
     "llama": llama,
+    "mae": mae,
+    "resnet": resnet,
     "roberta": roberta,
     "seq2seq": seq2seq,
+    "swin": swin,
     "t5": t5,
     "transformer": transformer,
     "transformer_xl": transformer_xl,

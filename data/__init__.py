@@ -1,6 +1,7 @@
 """Data: `data.load` makes the batches of a run from a source's name. Imports neither JAX nor TensorFlow.
 
 digits                          scikit-learn's handwritten digits
+shapes                          drawn circles, squares, triangles and crosses, to be found
 stdlib                          the source text of the running Python's standard library
 text:PATH                       a file, a glob or a folder of UTF-8 text
 cldr                            dates as twelve locales write them, and as ISO 8601 has them
@@ -9,7 +10,9 @@ labels:PATH                     texts or pairs of texts and a label each, a .tsv
 conllu:PATH                     tagged words, a .conllu or a folder of Universal Dependencies, also gzipped
 squad:PATH                      questions and answers in texts, a .json as SQuAD has it, also gzipped
 folder:PATH                     images, PATH/<train|validation|test>/<class>/<file>
-tfds:NAME[/CONFIG][:VERSION]    any prepared TensorFlow data set of images or of texts
+idx:PATH                        MNIST, Fashion-MNIST and their relatives, a folder of the four files, also gzipped
+cifar:PATH                      CIFAR-10 or CIFAR-100, a folder of the binary version
+tfds:NAME[/CONFIG][:VERSION]    any prepared TensorFlow data set of images, of images with boxes or of texts
 
 `data.tasks` has what they can be made into.
 """
@@ -31,10 +34,11 @@ class Data:
     """What a run reads.
 
     `train` has endless batches, `splits` one exact pass by name; `tokenizer` is None for images. `info` has `kind`,
-    `task` and, by split, `examples`; for images `num_classes`, `class_names`, `image_size` (h, w), `channels`, `mean`
-    and `std` (picture in 0..1 = image * std + mean); for texts and pairs `vocab_size` and `sequence_length`; for texts,
-    by split, `tokens`, `characters_per_token` and `bytes_per_token`; for texts that are told apart `num_classes` and
-    `class_names`; where outputs are written for inputs, `start`, their token before the first.
+    `task` and, by split, `examples`; for images (with boxes too) `num_classes`, `class_names`, `image_size` (h, w),
+    `channels`, `mean` and `std` (picture in 0..1 = image * std + mean); for texts and pairs `vocab_size` and
+    `sequence_length`; for texts, by split, `tokens`, `characters_per_token` and `bytes_per_token`; for texts that are
+    told apart `num_classes` and `class_names`; where outputs are written for inputs, `start`, their token before the
+    first.
     """
 
     train: TrainBatches

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from data import shuffle
+
 _SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
@@ -118,6 +120,42 @@ def decode(file: str | Path | bytes, channels: int) -> np.ndarray:
             f"{'an example' if isinstance(file, bytes) else file} cannot be read as an image: {error}"
         ) from None
     return pixels.reshape(*pixels.shape[:2], channels)
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Those of a source's examples that are `chosen` int64 [N]."""
+
+    source: Any
+    chosen: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.source[self.chosen[index]]
+
+    def take(self, indices: np.ndarray) -> dict[str, Any]:
+        """The examples of `indices` int64 [N]."""
+        return self.source.take(self.chosen[indices])
+
+
+def draw(source: Any, count: int, seed: int) -> Subset:
+    """So many examples of a source, at random; a larger number has those of a smaller one, and more."""
+    if not 0 < count <= len(source):
+        raise ValueError(f"max_examples={count} must be 0 (all), or at most the {len(source)} examples there are")
+    return Subset(source, shuffle.permute(np.arange(count), len(source), seed))
+
+
+def to_pillow(image: np.ndarray) -> Image.Image:
+    """uint8 [h, w, c] as Pillow has it."""
+    return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+
+
+def from_pillow(image: Image.Image) -> np.ndarray:
+    """uint8 [h, w, c]."""
+    pixels = np.asarray(image)
+    return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
 def stack(images: Sequence[np.ndarray]) -> np.ndarray:

@@ -1,4 +1,9 @@
-"""Masked words: what BERT learns to guess (arXiv 1810.04805, section 3.1 and appendix A.1)."""
+"""Masked words: what BERT learns to guess (arXiv 1810.04805, section 3.1 and appendix A.1). Masked patches: what MAE
+learns to paint (arXiv 2111.06377)."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -91,3 +96,75 @@ class MaskTokens:
             chosen[rows, column] = size <= share
             share = share - np.where(size <= share, size, 0)
         return np.take_along_axis(chosen, word, axis=1)
+
+
+@dataclass(frozen=True)
+class MaskPatches:
+    """Says of the patches of each image in which order they are hidden: `noise` int32 [B, P], from 0 to P - 1.
+
+    A model sees the int(P (1 - rate)) patches with the least. Other ones each time that an image comes up in training,
+    the same ones in every evaluation.
+
+    Attributes:
+        images: what a batch goes through first.
+        patch_size: pixels.
+        rate: the part of the patches that is hidden.
+        kind: a name of `PATTERNS`.
+
+    Raises:
+        ValueError: the rate is not between 0 and 1, the kind is unknown, or there is no size.
+    """
+
+    images: Callable[[Batch, np.ndarray], Batch]
+    patch_size: int
+    rate: float
+    kind: str = "random"
+
+    def __post_init__(self):
+        if not 0 < self.rate < 1:
+            raise ValueError(f"mask_rate={self.rate} must be between 0 and 1")
+        if self.kind not in PATTERNS:
+            raise ValueError(f"masking={self.kind!r} must be one of {', '.join(PATTERNS)}")
+        if not self.patch_size:
+            raise ValueError("masked images need a patch_size")
+
+    def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
+        batch = self.images(batch, keys)
+        rows, columns = (side // self.patch_size for side in batch["image"].shape[1:3])
+        hidden = rows * columns - int(rows * columns * (1 - self.rate))
+        draw = PATTERNS[self.kind]
+        values = [draw(rows, columns, hidden, shuffle.generator(key)).ravel() for key in shuffle.fold(keys, -1)]
+        return batch | {"noise": np.argsort(np.argsort(values, axis=1), axis=1).astype(np.int32)}
+
+
+def _anywhere(rows: int, columns: int, hidden: int, random: np.random.Generator) -> np.ndarray:
+    return random.random((rows, columns))
+
+
+def _blocks(rows: int, columns: int, hidden: int, random: np.random.Generator) -> np.ndarray:
+    """Rectangles one after another until enough is hidden, the last one cut (arXiv 2106.08254, algorithm 1)."""
+    values = random.random((rows, columns))
+    chosen = np.zeros((rows, columns), bool)
+    last = rows * columns
+    while (left := hidden - chosen.sum()) > 0:
+        area, aspect = random.uniform(min(16, left), left), math.exp(random.uniform(-1, 1) * math.log(1 / 0.3))
+        height = min(max(round(math.sqrt(area * aspect)), 1), rows)
+        width = min(max(round(math.sqrt(area / aspect)), 1), columns)
+        row, column = random.integers(rows - height + 1), random.integers(columns - width + 1)
+        block = np.zeros_like(chosen)
+        block[row : row + height, column : column + width] = True
+        block &= ~chosen
+        values[block] += last
+        chosen, last = chosen | block, last - int(block.any())
+    return values
+
+
+def _grid(rows: int, columns: int, hidden: int, random: np.random.Generator) -> np.ndarray:
+    """Of each four patches in a square, the one at some place is hidden last."""
+    values = random.random((rows, columns)) + 1
+    row, column = random.integers(2, size=2)
+    values[row::2, column::2] -= 1
+    return values
+
+
+PATTERNS = {"random": _anywhere, "block": _blocks, "grid": _grid}

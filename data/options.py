@@ -38,11 +38,18 @@ class Options:
         max_bytes: reads at most so much text, in whole documents; 0 = everything.
         text_key, image_key, label_key: the features of a TFDS data set; of pairs, two for the texts: "de,en".
         cache_dir: a folder that keeps the token ids from run to run; "" = tokenise at each start, in memory.
-        mask_rate: the part of the tokens that is hidden, to be guessed.
+        mask_rate: the part of the tokens, or of an image's patches, that is hidden, to be guessed.
+        masking: of images: which patches are hidden, a name of `masking.PATTERNS`.
+        patch_size: of masked images, in pixels.
         mask_whole_words: all or none of a word's tokens are hidden.
         noise: what is done to texts that are to be restored, such as `permute_sentences | infill(0.3, 3)`.
-        image_size: of the square that images are resized to; 0 = as they are, all of one size.
+        max_examples: so many of the training images, drawn by the seed, those of fewer among those of more; 0 = all.
+        image_size: of the square that images are resized to; 0 = as they are, all of one size; of detection, of the
+            square that they lie in, 0 = 64.
+        shorter_side: of detection, what images are resized to, but the longer side to image_size at most; 0 = that.
+        max_boxes: of detection, the most objects in an image.
         evaluation_crop: the central part of the resized image that is seen (in training too, unless `augment` crops).
+        resample: of whole images and of crops: bilinear | bicubic, as Pillow does it.
         augment: of training images, such as `shift(1)` or `crop | flip | randaugment(2, 10)`.
         mean, std: of the normalisation, in 0..1; one number, or one for each channel.
         in_memory: decodes all images at the start, for small images of one size.
@@ -73,10 +80,16 @@ class Options:
     text_key: str = "text"
     cache_dir: str = ""
     mask_rate: float = 0.15
+    masking: str = "random"
+    patch_size: int = 0
     mask_whole_words: bool = False
     noise: str = ""
+    max_examples: int = 0
     image_size: int = 0
+    shorter_side: int = 0
+    max_boxes: int = 100
     evaluation_crop: float = 1.0
+    resample: str = "bilinear"
     augment: str = ""
     mean: Sequence[float] = (0.5,)
     std: Sequence[float] = (0.5,)
@@ -132,8 +145,10 @@ def called(option: str, value: str, known: Mapping[str, Callable[..., Any]]) -> 
     for text in filter(None, (part.strip() for part in value.split("|"))):
         try:
             call = ast.parse(text, mode="eval").body
-            name, arguments = (call.func.id, call.args) if isinstance(call, ast.Call) else (call.id, [])
-            results.append(known[name](*map(ast.literal_eval, arguments)))
+            if isinstance(call, ast.Name):
+                call = ast.Call(call, [], [])
+            named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+            results.append(known[call.func.id](*map(ast.literal_eval, call.args), **named))
         except (SyntaxError, AttributeError, KeyError, TypeError) as error:
             takes = {name: ", ".join(inspect.signature(function).parameters) for name, function in known.items()}
             names = ", ".join(f"{name}({parameters})" if parameters else name for name, parameters in takes.items())

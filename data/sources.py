@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from data import images, labelled, pairs, questions, tagged, text, tfds
+from data import detection, images, labelled, pairs, questions, raw_images, tagged, text, tfds
 from data.options import Options
 from data.pipeline import Source
 
@@ -10,6 +10,9 @@ from data.pipeline import Source
 KINDS = {
     "digits": "images",
     "folder": "images",
+    "shapes": "detection",
+    "idx": "images",
+    "cifar": "images",
     "stdlib": "next_token",
     "text": "next_token",
     "cldr": "pairs",
@@ -19,8 +22,8 @@ KINDS = {
     "squad": "spans",
     "tfds": "images",
 }
-PATHS = ("text", "pairs", "labels", "conllu", "squad", "folder", "tfds")
-_OWN_SPLITS = ("digits", "stdlib", "cldr", "folder")
+PATHS = ("text", "pairs", "labels", "conllu", "squad", "folder", "idx", "cifar", "tfds")
+_OWN_SPLITS = ("digits", "stdlib", "cldr", "folder", "idx", "cifar", "shapes")
 
 
 def check(options: Options) -> None:
@@ -122,11 +125,23 @@ def read_images(options: Options) -> tuple[dict[str, Source], list[str]]:
     if options.kind == "digits":
         splits: dict[str, Any] = images.digits()
         return splits, [str(digit) for digit in range(10)]
-    if options.kind == "folder":
-        return images.folders(options.path)
+    readers = {"folder": images.folders, "idx": raw_images.idx, "cifar": raw_images.cifar}
+    if options.kind in readers:
+        return readers[options.kind](options.path)
     builder = tfds.builder(options.path, options.data_dir)
     opened = {
         name: tfds.images(builder, split, options.image_key, options.label_key)
         for name, split in tfds.splits(builder, options.splits).items()
     }
+    return {name: part for name, (part, _) in opened.items()}, opened["train"][1]
+
+
+def read_objects(options: Options) -> tuple[dict[str, Source], list[str]]:
+    """The images with boxes of each split, and the names of the objects' classes."""
+    if options.kind == "shapes":
+        size = options.image_size or 64
+        return {split: detection.Shapes(split, size) for split in detection.SIZES}, list(detection.SHAPES)
+    builder = tfds.builder(options.path, options.data_dir)
+    splits = tfds.splits(builder, options.splits)
+    opened = {name: tfds.objects(builder, split, options.image_key) for name, split in splits.items()}
     return {name: part for name, (part, _) in opened.items()}, opened["train"][1]

@@ -1,6 +1,8 @@
 """What a source's content is made into: the examples of a task.
 
 images             labelled images, to be told apart
+masked_images      the same, some of whose patches are hidden, to be painted from the others
+detection          images with objects, to be found and told apart
 next_token         windows of a text's tokens, each to be guessed from those before it
 masked_tokens      windows of a text's tokens, some of which are hidden, to be guessed from the others
 next_sentence      the same of two texts, and to be told whether the second follows the first (BERT)
@@ -25,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from data import (
+    detection,
     encoded,
     images,
     labelled,
@@ -38,7 +41,7 @@ from data import (
     tokenizers,
     transforms,
 )
-from data.masking import MaskTokens
+from data.masking import MaskPatches, MaskTokens
 from data.options import Options
 from data.pipeline import Batch, Source
 from data.sentences import Chunks, PairSentences, Sentences
@@ -184,6 +187,8 @@ def make_spans(options: Options) -> Examples:
 def make_images(options: Options) -> Examples:
     """Labelled images."""
     splits, names = sources.read_images(options)
+    if options.max_examples:
+        splits = splits | {"train": images.draw(splits["train"], options.max_examples, options.seed)}
     if options.in_memory:
         splits = {name: images.in_memory(part) for name, part in splits.items()}
     if not len(splits["train"]):
@@ -192,16 +197,42 @@ def make_images(options: Options) -> Examples:
     size, mean, std = options.image_size, tuple(options.mean), tuple(options.std)
     if not {len(mean), len(std)} <= {1, channels} or min(std) <= 0:
         raise ValueError(f"mean={mean} and std={std} need 1 or {channels} numbers each, and std above 0")
-    resize = transforms.CentreCrop(size, options.evaluation_crop) if size else None
-    steps = transforms.parse(options.augment, size)
+    resize = transforms.CentreCrop(size, options.evaluation_crop, options.resample) if size else None
+    steps = transforms.parse(options.augment, size, options.resample)
     crop = steps.pop(0) if steps and isinstance(steps[0], transforms.RandomCrop) else resize
+    erase = steps.pop() if steps and isinstance(steps[-1], transforms.Erase) else None
     info = {"kind": "images", "num_classes": len(names), "class_names": names, "channels": channels}
     info |= {"image_size": (size, size) if size else (height, width), "mean": mean, "std": std}
     in_training, in_evaluation = (
-        transforms.Transform(crop, steps, mean, std),
+        transforms.Transform(crop, steps, mean, std, erase),
         transforms.Transform(resize, [], mean, std),
     )
     return Examples(splits, info, None, in_training, in_evaluation)
+
+
+def make_detection(options: Options) -> Examples:
+    """Images with the boxes and the classes of their objects."""
+    splits, names = sources.read_objects(options)
+    size, most, mean, std = options.image_size or 64, options.max_boxes, tuple(options.mean), tuple(options.std)
+    fit = detection.Resize(options.shorter_side or size, options.shorter_side or size, size)
+    steps = detection.parse(options.augment, size)
+    resized = any(isinstance(step, detection.Resize) for step in steps)
+    make = partial(detection.Transform, size=size, most=most, mean=mean, std=std)
+    info = {"kind": "detection", "num_classes": len(names), "class_names": names, "image_size": (size, size)}
+    info |= {"channels": splits["train"][0]["image"].shape[-1], "mean": mean, "std": std}
+    in_training = make(steps if resized else [*steps, fit], training=True)
+    return Examples(splits, info, None, in_training, make([fit], training=False))
+
+
+def make_masked_images(options: Options) -> Examples:
+    """Images, some of whose patches are hidden."""
+    examples = make_images(options)
+    in_training, in_evaluation = (
+        MaskPatches(images, options.patch_size, options.mask_rate, options.masking)
+        for images in (examples.in_training, examples.in_evaluation)
+    )
+    info = examples.info | {"kind": "masked images"}
+    return replace(examples, info=info, in_training=in_training, in_evaluation=in_evaluation)
 
 
 def find_tokenizer(
@@ -279,10 +310,15 @@ _WINDOWS = (*_DOCUMENTS, "stride")
 _MASKED = ("mask_rate", "mask_whole_words")
 _TEXTS = ("stdlib", "text", "tfds")
 _PAIRS = ("cldr", "pairs", "labels", "tfds")
+_OF_IMAGES = ("digits", "folder", "idx", "cifar", "tfds")
 _LABELLED = (*_TOKENS, "buckets", "stride", "long_text", "text_key", "label_key")
-_IMAGES = ("image_key", "label_key", "image_size", "evaluation_crop", "augment", "mean", "std", "in_memory")
+_SIZES = ("image_size", "evaluation_crop", "resample")
+_IMAGES = (*_SIZES, "image_key", "label_key", "max_examples", "in_memory", "augment", "mean", "std")
+_DETECTION = ("image_key", "image_size", "shorter_side", "max_boxes", "augment", "mean", "std")
 TASKS = {
-    "images": Task(make_images, ("digits", "folder", "tfds"), _IMAGES),
+    "images": Task(make_images, _OF_IMAGES, _IMAGES),
+    "masked_images": Task(make_masked_images, _OF_IMAGES, (*_IMAGES, "mask_rate", "masking", "patch_size")),
+    "detection": Task(make_detection, ("shapes", "tfds"), _DETECTION),
     "next_token": Task(make_windows, _TEXTS, (*_WINDOWS, "order")),
     "masked_tokens": Task(make_masked, (*_TEXTS, "conllu"), (*_WINDOWS, *_MASKED)),
     "next_sentence": Task(make_sentences, _TEXTS, (*_DOCUMENTS, *_MASKED)),

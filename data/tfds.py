@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from data.detection import gather
 from data.images import decode
 from data.text import Documents
 
@@ -32,6 +33,35 @@ class Images:
         return {
             "image": [decode(record[self.image_key], self.channels) for record in records],
             "label": np.array([record[self.label_key] for record in records], np.int32),
+        }
+
+
+@dataclass(frozen=True)
+class Objects:
+    """A split of images with boxes, as `coco` has them, decoded when asked for; see `data.detection`."""
+
+    records: Any
+    image_key: str
+    channels: int
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {name: value[0] for name, value in self.take(np.array([index])).items()}
+
+    def take(self, indices: np.ndarray) -> dict[str, list[np.ndarray]]:
+        """The examples of `indices` int64 [N]."""
+        return gather([self._one(record) for record in self.records.__getitems__(indices.tolist())])
+
+    def _one(self, record):
+        image, objects = decode(record[self.image_key], self.channels), record["objects"]
+        boxes = np.reshape(objects["bbox"], (-1, 4)).astype(np.float32)[:, [1, 0, 3, 2]]
+        return {
+            "image": image,
+            "boxes": boxes * np.float32([image.shape[1], image.shape[0]] * 2),
+            "classes": np.asarray(objects["label"], np.int32),
+            "crowd": np.asarray(objects.get("is_crowd", np.zeros(len(boxes))), bool),
         }
 
 
@@ -122,6 +152,16 @@ def images(builder: Any, split: str, image_key: str, label_key: str) -> tuple[Im
         raise ValueError(f"feature {label_key!r} of {builder.info.full_name} is not a class label")
     source = Images(records, image_key, label_key, builder.info.features[image_key].shape[-1])
     return source, [str(name) for name in label.names]
+
+
+def objects(builder: Any, split: str, image_key: str) -> tuple[Objects, list[str]]:
+    """The images of a split with the boxes of their feature `objects`, and the names of its classes."""
+    records = _records(builder, split, image_key, skip_decoding=True)
+    found = getattr(feature(builder, "objects"), "feature", ())
+    if "bbox" not in found or "label" not in found:
+        raise ValueError(f"feature 'objects' of {builder.info.full_name} has no 'bbox' and 'label'")
+    source = Objects(records, image_key, builder.info.features[image_key].shape[-1])
+    return source, [str(name) for name in found["label"].names]
 
 
 def texts(builder: Any, split: str, key: str, max_bytes: int = 0) -> Documents:

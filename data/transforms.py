@@ -1,6 +1,6 @@
 """Image transforms, each a function of the images and of one random key for each, never of the batch around them.
 
-Sizes come first (to stacked uint8 [B, h, w, c]), then changes of the pixels, then the normalisation.
+Sizes come first (to stacked uint8 [B, h, w, c]), then changes of the pixels, then the normalisation, then erasing.
 """
 
 import math
@@ -10,32 +10,43 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image
 
 from data import shuffle
-from data.images import stack
+from data.distortions import Jitter, RandAugment
+from data.images import from_pillow, stack, to_pillow
 from data.options import called
 
 Images = Sequence[np.ndarray] | np.ndarray
+RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
-def _pillow(image: np.ndarray) -> Image.Image:
-    return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+def random_box(
+    height: int, width: int, areas: tuple[float, float], max_aspect: float, random: np.random.Generator
+) -> tuple[int, int, int, int] | None:
+    """(top, left, height, width) of a part of an image, of random relative area and aspect ratio.
 
-
-def _array(image: Image.Image) -> np.ndarray:
-    pixels = np.asarray(image)
-    return pixels if pixels.ndim == 3 else pixels[..., None]
+    None if ten tries do not fit.
+    """
+    for _ in range(10):
+        area = random.uniform(*areas) * height * width
+        aspect = math.exp(random.uniform(-math.log(max_aspect), math.log(max_aspect)))
+        h, w = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        if 1 <= h <= height and 1 <= w <= width:
+            return int(random.integers(height - h + 1)), int(random.integers(width - w + 1)), h, w
+    return None
 
 
 @dataclass(frozen=True)
 class CentreCrop:
-    """Resizes the shorter side to size / fraction (bilinear, as Pillow does), then keeps the central size x size."""
+    """Resizes the shorter side to size / fraction (as Pillow does), then keeps the central size x size."""
 
     size: int
     fraction: float = 1.0
+    resample: str = "bilinear"
 
     def __post_init__(self):
+        _check_resample(self.resample)
         if not 0 < self.fraction <= 1:
             raise ValueError(f"evaluation_crop={self.fraction} must be above 0 and at most 1")
 
@@ -47,7 +58,7 @@ class CentreCrop:
         scale = round(self.size / self.fraction) / min(height, width)
         width, height = max(round(width * scale), self.size), max(round(height * scale), self.size)
         if (height, width) != image.shape[:2]:
-            image = _array(_pillow(image).resize((width, height), Image.Resampling.BILINEAR))
+            image = from_pillow(to_pillow(image).resize((width, height), RESAMPLING[self.resample]))
         top, left = (height - self.size) // 2, (width - self.size) // 2
         return image[top : top + self.size, left : left + self.size]
 
@@ -60,8 +71,10 @@ class RandomCrop:
     min_area: float = 0.05
     max_area: float = 1.0
     max_aspect: float = 4 / 3
+    resample: str = "bilinear"
 
     def __post_init__(self):
+        _check_resample(self.resample)
         if not 0 < self.min_area <= self.max_area <= 1 or self.max_aspect < 1:
             raise ValueError(f"{self}: need 0 < min_area <= max_area <= 1 and max_aspect >= 1")
 
@@ -70,18 +83,13 @@ class RandomCrop:
 
     def _one(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
         top, left, height, width = self.box(*image.shape[:2], random)
-        part = _pillow(image[top : top + height, left : left + width])
-        return _array(part.resize((self.size, self.size), Image.Resampling.BILINEAR))
+        part = to_pillow(image[top : top + height, left : left + width])
+        return from_pillow(part.resize((self.size, self.size), RESAMPLING[self.resample]))
 
     def box(self, height: int, width: int, random: np.random.Generator) -> tuple[int, int, int, int]:
         """(top, left, height, width) of the part; the whole image if ten tries do not fit."""
-        for _ in range(10):
-            area = random.uniform(self.min_area, self.max_area) * height * width
-            aspect = math.exp(random.uniform(-math.log(self.max_aspect), math.log(self.max_aspect)))
-            h, w = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
-            if 1 <= h <= height and 1 <= w <= width:
-                return int(random.integers(height - h + 1)), int(random.integers(width - w + 1)), h, w
-        return 0, 0, height, width
+        box = random_box(height, width, (self.min_area, self.max_area), self.max_aspect, random)
+        return box or (0, 0, height, width)
 
 
 @dataclass(frozen=True)
@@ -115,97 +123,50 @@ class Shift:
 
 
 @dataclass(frozen=True)
-class RandAugment:
-    """RandAugment (arXiv:1909.13719): `layers` operations drawn from 16, each at `magnitude` 0..10.
+class Erase:
+    """Random erasing (arXiv:1708.04896) as DeiT has it: with this probability, a box of a normalised image, of random
+    area and aspect ratio, becomes Gaussian noise."""
 
-    Operations and strengths are those of the ImageNet recipe of arXiv:2205.01580, which are EfficientNet's: posterize
-    and solarize do less as the magnitude grows. Lengths, there in pixels of a 224 image, scale with the image.
-    """
-
-    layers: int = 2
-    magnitude: float = 10
+    probability: float = 0.25
+    min_area: float = 0.02
+    max_area: float = 1 / 3
+    max_aspect: float = 10 / 3
 
     def __post_init__(self):
-        if not isinstance(self.layers, int) or self.layers < 0 or not 0 <= self.magnitude <= 10:
-            raise ValueError(f"randaugment({self.layers}, {self.magnitude}) needs layers >= 0 and magnitude in 0..10")
+        if not 0 <= self.probability <= 1 or not 0 < self.min_area <= self.max_area <= 1 or self.max_aspect < 1:
+            raise ValueError(f"{self}: need probability in 0..1, 0 < min_area <= max_area <= 1 and max_aspect >= 1")
 
     def __call__(self, images: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        return np.stack([self._one(image, shuffle.generator(key)) for image, key in zip(images, keys)])
-
-    def _one(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        picture, operations = _pillow(image), list(OPERATIONS.values())
-        for number in random.integers(len(OPERATIONS), size=self.layers):
-            picture = operations[number](picture, self.magnitude / 10, random)
-        return _array(picture)
-
-
-def _grey(image: Image.Image) -> Any:
-    return 128 if image.mode == "L" else (128,) * len(image.mode)
+        images = images.copy()
+        for image, key in zip(images, keys):
+            random = shuffle.generator(key)
+            if random.random() < self.probability:
+                box = random_box(*image.shape[:2], (self.min_area, self.max_area), self.max_aspect, random)
+                top, left, height, width = box or (0, 0, 0, 0)
+                part = image[top : top + height, left : left + width]
+                part[:] = random.standard_normal(part.shape, image.dtype)
+        return images
 
 
-def _affine(image: Image.Image, *matrix: float) -> Image.Image:
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=_grey(image))
+def _check_resample(name):
+    if name not in RESAMPLING:
+        raise ValueError(f"resample={name!r} must be {' or '.join(RESAMPLING)}")
 
 
-def _sign(random: np.random.Generator) -> int:
-    return 1 if random.integers(2) else -1
-
-
-def _enhance(kind: Any) -> Callable:
-    return lambda image, strength, random: kind(image).enhance(0.1 + 1.8 * strength)
-
-
-def _cutout(image: Image.Image, strength: float, random: np.random.Generator) -> Image.Image:
-    image = image.copy()
-    y, x = int(random.integers(image.height)), int(random.integers(image.width))
-    half_y, half_x = (int(strength * 40 / 224 * side) for side in (image.height, image.width))
-    image.paste(_grey(image), (max(x - half_x, 0), max(y - half_y, 0), x + half_x, y + half_y))
-    return image
-
-
-def _posterize(image: Image.Image, strength: float, random: np.random.Generator) -> Image.Image:
-    mask = 256 - (1 << (8 - int(4 * strength)))
-    return image.point(lambda value: value & mask)
-
-
-# Name -> operation(Pillow image L or RGB, strength 0..1, generator). Signs are random where both directions exist.
-OPERATIONS: dict[str, Callable[[Image.Image, float, np.random.Generator], Image.Image]] = {
-    "autocontrast": lambda image, strength, random: ImageOps.autocontrast(image),
-    "equalize": lambda image, strength, random: ImageOps.equalize(image),
-    "invert": lambda image, strength, random: ImageOps.invert(image),
-    "rotate": lambda image, strength, random: image.rotate(
-        _sign(random) * 30 * strength, Image.Resampling.NEAREST, fillcolor=_grey(image)
-    ),
-    "posterize": _posterize,
-    "solarize": lambda image, strength, random: ImageOps.solarize(image, int(256 * strength)),
-    "solarize_add": lambda image, strength, random: image.point(
-        lambda value: min(value + int(110 * strength), 255) if value < 128 else value
-    ),
-    "color": _enhance(ImageEnhance.Color),
-    "contrast": _enhance(ImageEnhance.Contrast),
-    "brightness": _enhance(ImageEnhance.Brightness),
-    "sharpness": _enhance(ImageEnhance.Sharpness),
-    "shear_x": lambda image, strength, random: _affine(image, 1, _sign(random) * 0.3 * strength, 0, 0, 1, 0),
-    "shear_y": lambda image, strength, random: _affine(image, 1, 0, 0, _sign(random) * 0.3 * strength, 1, 0),
-    "translate_x": lambda image, strength, random: _affine(
-        image, 1, 0, _sign(random) * int(strength * 100 / 224 * image.width), 0, 1, 0
-    ),
-    "translate_y": lambda image, strength, random: _affine(
-        image, 1, 0, 0, 0, 1, _sign(random) * int(strength * 100 / 224 * image.height)
-    ),
-    "cutout": _cutout,
-}
-
-
-def parse(augment: str, image_size: int = 0) -> list[Callable[[Images, np.ndarray], np.ndarray]]:
+def parse(
+    augment: str, image_size: int = 0, resample: str = "bilinear"
+) -> list[Callable[[Images, np.ndarray], np.ndarray]]:
     """The transforms that a string names, such as `crop | flip | randaugment(2, 10)`; `crop` is to `image_size`.
 
     Raises ValueError for what it does not know.
     """
-    known = {"crop": partial(RandomCrop, image_size), "flip": Flip, "randaugment": RandAugment, "shift": Shift}
+    crop = partial(RandomCrop, image_size, resample=resample)
+    known = {"crop": crop, "flip": Flip, "randaugment": RandAugment, "jitter": Jitter, "shift": Shift, "erase": Erase}
     transforms = called("augment", augment, known)
     if any(isinstance(transform, RandomCrop) for transform in transforms[1:]):
         raise ValueError(f"augment={augment!r}: crop must come first")
+    if any(isinstance(transform, Erase) for transform in transforms[:-1]):
+        raise ValueError(f"augment={augment!r}: erase must come last")
     if transforms and isinstance(transforms[0], RandomCrop) and not image_size:
         raise ValueError(f"augment={augment!r}: crop needs image_size")
     return transforms
@@ -213,13 +174,14 @@ def parse(augment: str, image_size: int = 0) -> list[Callable[[Images, np.ndarra
 
 @dataclass(frozen=True)
 class Transform:
-    """A batch of decoded images to a batch for the model: resized if need be, changed by the steps, and normalised to
-    (pixel / 255 - mean) / std in float32."""
+    """A batch of decoded images to a batch for the model: resized if need be, changed by the steps, normalised to
+    (pixel / 255 - mean) / std in float32, and erased in part."""
 
     resize: CentreCrop | RandomCrop | None
     steps: Sequence[Callable[[np.ndarray, np.ndarray], np.ndarray]]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    erase: Erase | None = None
 
     def __call__(self, batch: dict[str, Any], keys: np.ndarray) -> dict[str, np.ndarray]:
         images = batch["image"]
@@ -232,4 +194,6 @@ class Transform:
         mean, std = np.float32(self.mean), np.float32(self.std)
         pixels = images * (1 / (255 * std))
         pixels -= mean / std
+        if self.erase:
+            pixels = self.erase(pixels, shuffle.fold(keys, len(self.steps) + 1))
         return {**batch, "image": pixels}

@@ -52,6 +52,16 @@ class Mean(State):
 
 
 @struct.dataclass
+class Total(State):
+    """A sum of means; one whose weight is below 1 is divided by 1."""
+
+    means: tuple[Mean, ...]
+
+    def compute(self) -> Leaf:
+        return sum(mean.total / mean.weight.clip(1) for mean in self.means)
+
+
+@struct.dataclass
 class Confusion(State):
     """How often each class was taken for each: rows are the truth, columns the predictions."""
 

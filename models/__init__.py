@@ -11,13 +11,18 @@ from models import (
     bart,
     bert,
     bigbird,
+    deit,
+    detr,
     distilbert,
     electra,
     elmo,
     gpt,
     llama,
+    mae,
+    resnet,
     roberta,
     seq2seq,
+    swin,
     t5,
     transformer,
     transformer_xl,
@@ -31,13 +36,18 @@ MODELS = {
     "bart": (bart.BART, bart.VARIANTS),
     "bert": (bert.BERT, bert.VARIANTS),
     "bigbird": (bigbird.BigBird, bigbird.VARIANTS),
+    "deit": (deit.DeiT, deit.VARIANTS),
+    "detr": (detr.DETR, detr.VARIANTS),
     "distilbert": (distilbert.DistilBERT, distilbert.VARIANTS),
     "electra": (electra.ELECTRA, electra.VARIANTS),
     "elmo": (elmo.ELMo, elmo.VARIANTS),
     "gpt": (gpt.GPT, gpt.VARIANTS),
     "llama": (llama.Llama, llama.VARIANTS),
+    "mae": (mae.MAE, mae.VARIANTS),
+    "resnet": (resnet.ResNet, resnet.VARIANTS),
     "roberta": (roberta.RoBERTa, roberta.VARIANTS),
     "seq2seq": (seq2seq.Seq2Seq, seq2seq.VARIANTS),
+    "swin": (swin.Swin, swin.VARIANTS),
     "t5": (t5.T5, t5.VARIANTS),
     "transformer": (transformer.Transformer, transformer.VARIANTS),
     "transformer_xl": (transformer_xl.TransformerXL, transformer_xl.VARIANTS),
@@ -49,7 +59,7 @@ MODELS = {
 def build(name: str, variant: str | None = None, **kwargs) -> nn.Module:
     """A model by its name; `variant` (a row of its file's `VARIANTS`) gives what `kwargs` do not.
 
-    A keyword whose value is None counts as not given.
+    A keyword whose value is None counts as not given; one that is a dictionary is a model of its own.
 
     Raises:
         ValueError: the name, the variant, a keyword or one of its choices is unknown; the message names the nearest.
@@ -58,8 +68,11 @@ def build(name: str, variant: str | None = None, **kwargs) -> nn.Module:
     settings = dict(variants[_known(variant, variants, f"variant of {name}")]) if variant else {}
     fields = {field.name: field.type for field in dataclasses.fields(model) if field.name not in ("parent", "name")}
     for key, value in kwargs.items():
+        if isinstance(value, dict):
+            value = settings.get(key, {}) | {k: v for k, v in value.items() if v is not None}
         if value is not None:
             settings[_known(key, fields, f"setting of {name}")] = value
+    settings = {key: build(**value) if isinstance(value, dict) else value for key, value in settings.items()}
     for key, value in settings.items():
         choices = ACTIVATIONS if key == "activation" else _choices(fields[key])
         if choices:

@@ -5,14 +5,16 @@ from typing import Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Float, Int
 
 from models.layers.attention import Attention
 from models.layers.block import Block, Stack
 from models.layers.embed import PatchEmbed
 from models.layers.mlp import ACTIVATIONS, Mlp
-from models.layers.norm import LayerNorm
+from models.layers.norm import BatchNorm, LayerNorm
 from models.layers.position import Learned, Learned2D, RelativeKeys, resample, sincos_2d
+from models.resnet import WIDTHS, ResNet
 
 VARIANTS = {
     "mu": {"depth": 4, "width": 64, "num_heads": 4},
@@ -34,9 +36,15 @@ class ViT(nn.Module):
         image_size, patch_size, channels: of the images, in pixels; tables are made for image_size.
         depth, width, num_heads, hidden: L, D, H and F; hidden None is 4 D.
         position: the paper's choices "none", "1d" (learned), "2d" (learned rows and columns) and "relative" (appendix
-            D.4), or fixed "sincos2d" (arXiv 2205.01580).
-        pooling: "token" reads a class token, "gap" averages the patches, "map" attends to them (arXiv 2106.04560).
-        head: "linear", for fine-tuning, or "mlp" with a tanh layer before it, for pre-training.
+            D.4), or fixed: "sincos2d" (arXiv 2205.01580) or "mae" (arXiv 2111.06377, resampled as learned ones are).
+        pooling: "token" reads a class token, "gap" averages the patches, "map" attends to them (arXiv 2106.04560),
+            "tokens" leaves each of them as it is.
+        head: "linear", for fine-tuning, "mlp" with a tanh layer before it, for pre-training, or "probe" with a batch
+            norm without scale and bias before it, for a linear probe (arXiv 2111.06377, appendix A.1).
+        hybrid: blocks of each stage of a ResNet, such as (3, 4, 9), whose map is cut into patches (section 3.1);
+            () is none, and cuts the image. `patch_size` is in pixels of the image, here too.
+        num_registers: learned tokens without a position that are left out of what comes out (arXiv 2309.16588).
+        layer_scale, qk_norm: see `Block` and `Attention`; with `qk_norm`, LayerNorm.
         activation, epsilon: of the blocks; the paper's checkpoints have 1e-6, `transformers` 1e-12.
         dropout, stochastic_depth: rates on what the parts add, and of skipping them.
         remat, unroll: see `Stack`.
@@ -51,9 +59,13 @@ class ViT(nn.Module):
     width: int = 768
     num_heads: int = 12
     hidden: int | None = None
-    position: Literal["none", "1d", "2d", "relative", "sincos2d"] = "1d"
-    pooling: Literal["token", "gap", "map"] = "token"
-    head: Literal["linear", "mlp"] = "linear"
+    position: Literal["none", "1d", "2d", "relative", "sincos2d", "mae"] = "1d"
+    pooling: Literal["token", "gap", "map", "tokens"] = "token"
+    head: Literal["linear", "mlp", "probe"] = "linear"
+    hybrid: tuple[int, ...] = ()
+    num_registers: int = 0
+    layer_scale: float = 0.0
+    qk_norm: bool = False
     activation: str = "gelu"
     epsilon: float = 1e-12
     dropout: float = 0.0
@@ -62,46 +74,65 @@ class ViT(nn.Module):
     unroll: int = 1
     implementation: Literal["xla", "cudnn"] = "xla"
 
+    SPECIAL = ("class_token",)  # tokens before the patches, with positions
+
     def setup(self):
         side = self.image_size // self.patch_size
-        tokens = side * side + (self.pooling == "token")
-        norm = partial(LayerNorm, epsilon=self.epsilon)
-        attention = partial(
-            Attention,
-            num_heads=self.num_heads,
-            dropout=self.dropout,
-            implementation=self.implementation,
-            relative=partial(RelativeKeys, max_distance=tokens - 1) if self.position == "relative" else None,
-        )
-        mlp = partial(
-            Mlp,
-            hidden=self.hidden or 4 * self.width,
-            activation=ACTIVATIONS[self.activation],
-            dropout=self.dropout,
-            bias_init=nn.initializers.normal(1e-6),
-        )
-        block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
-        self.patch_embed = PatchEmbed(self.patch_size, self.width)
-        if self.pooling == "token":
-            self.class_token = self.param("class_token", nn.initializers.zeros, (self.width,))
+        block = self._block(self.width, self.num_heads, self.hidden)
+        attention, mlp, norm = (block.keywords[part] for part in ("attention", "mlp", "norm"))
+        stride = 2 ** (len(self.hybrid) + 1) if self.hybrid else 1
+        if self.patch_size % stride:
+            raise ValueError(f"patch_size is {self.patch_size}: it must be a multiple of {stride}.")
+        self.patch_embed = PatchEmbed(self.patch_size // stride, self.width)
+        if self.hybrid:
+            sizes = {"channels": self.channels, "depths": self.hybrid, "widths": WIDTHS[: len(self.hybrid)]}
+            self.backbone = ResNet(0, **sizes, norm="group", padding="same", epsilon=1e-6)
+        names = self.SPECIAL if self.pooling == "token" else ()
+        self.special = [self.param(name, nn.initializers.zeros, (self.width,)) for name in names]
+        if self.num_registers:
+            self.registers = self.param("registers", nn.initializers.normal(0.02), (self.num_registers, self.width))
         if self.position == "1d":
-            self.table = Learned(tokens, self.width)
+            self.table = Learned(side * side + len(names), self.width)
         elif self.position == "2d":
             self.table = Learned2D(side, side, self.width)
         self.embed_dropout = nn.Dropout(self.dropout)
-        self.stack = Stack(
-            block, self.depth, stochastic_depth=self.stochastic_depth, remat=self.remat, unroll=self.unroll
-        )
+        self.stack = self._stack(block, self.depth)
         self.norm = norm()
         if self.pooling == "map":
             self.attention_pool = AttentionPool(attention, mlp, norm)
         if self.head == "mlp":
             self.pre_logits = nn.Dense(self.width)
+        elif self.head == "probe":
+            self.probe_norm = BatchNorm(1e-6, use_affine=False)
         if self.num_classes:
             self.classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)
 
-    def __call__(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B V"]:
-        """Logits of the classes (or the features [B, D] without a classifier).
+    def _block(self, width, num_heads, hidden):
+        norm = partial(LayerNorm, epsilon=self.epsilon)
+        distance = (self.image_size // self.patch_size) ** 2 - (self.pooling != "token")
+        attention = partial(
+            Attention,
+            num_heads=num_heads,
+            dropout=self.dropout,
+            implementation=self.implementation,
+            relative=partial(RelativeKeys, max_distance=distance) if self.position == "relative" else None,
+            qk_norm=norm if self.qk_norm else None,
+        )
+        mlp = partial(
+            Mlp,
+            hidden=hidden or 4 * width,
+            activation=ACTIVATIONS[self.activation],
+            dropout=self.dropout,
+            bias_init=nn.initializers.normal(1e-6),
+        )
+        options = {"dropout": self.dropout, "layer_scale": self.layer_scale}
+        return partial(Block, attention=attention, mlp=mlp, norm=norm, **options)
+
+    def _stack(self, block, depth):
+        return Stack(block, depth, stochastic_depth=self.stochastic_depth, remat=self.remat, unroll=self.unroll)
+
+    def __call__(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B *P V"]:
+        """Logits of the classes, or the features [B, D] without a classifier; of each token if they are not pooled.
 
         Raises:
             ValueError: the image does not divide into patches, or has other channels than the model.
@@ -109,43 +140,60 @@ class ViT(nn.Module):
         x = self.pool(self.encode(image))
         if self.head == "mlp":
             x = jnp.tanh(self.pre_logits(x))
+        elif self.head == "probe":
+            x = self.probe_norm(x)
         return self.classifier(x) if self.num_classes else x
 
-    def encode(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B P D"]:
-        """The normalised output tokens: the class token first, if there is one, then the patches in row order."""
+    def encode(
+        self, image: Float[Array, "B height width channels"], seen: Int[Array, "B S"] | None = None
+    ) -> Float[Array, "B P D"]:
+        """The normalised output tokens: the class token first, if there is one, then the patches in row order.
+
+        Or, of the patches, those alone that are `seen`, in that order.
+        """
         if image.shape[-1] != self.channels:
             raise ValueError(f"the image has {image.shape[-1]} channels, the model {self.channels}.")
-        patches = self.patch_embed(image)
-        batch, *grid, width = patches.shape
-        x = patches.reshape(batch, -1, width)
-        token, patch = self._positions(tuple(grid))
-        x = x if patch is None else x + jnp.asarray(patch, x.dtype)
-        if self.pooling == "token":
-            first = self.class_token if token is None else self.class_token + token
-            first = jnp.broadcast_to(first.astype(x.dtype), (batch, 1, width))
+        x = self.patch_embed(self.backbone.features(image)[-1] if self.hybrid else image)
+        batch, *grid, width = x.shape
+        places, table = self._positions(tuple(grid))
+        x = x.reshape(batch, -1, width) + jnp.asarray(table, x.dtype)
+        if seen is not None:
+            x = jnp.take_along_axis(x, seen[..., None], axis=1)
+        first = [token + place for token, place in zip(self.special, places)]
+        first += [*self.registers] if self.num_registers else []
+        if first:
+            first = jnp.broadcast_to(jnp.stack(first).astype(x.dtype), (batch, len(first), width))
             x = jnp.concatenate([first, x], axis=1)
         x = self.embed_dropout(x, deterministic=not self.has_rng("dropout"))
         self.sow("intermediates", "embedding", x)
-        x, _ = self.stack(x)
-        return self.norm(x)
+        x = self.norm(self.stack(x)[0])
+        special, patches = x[:, : len(self.special)], x[:, len(self.special) + self.num_registers :]
+        return jnp.concatenate([special, patches], axis=1) if self.num_registers else x
 
-    def pool(self, tokens: Float[Array, "B P D"]) -> Float[Array, "B D"]:
-        """One vector of an image from its output tokens."""
-        if self.pooling == "token":
-            return tokens[:, 0]
+    def pool(self, tokens: Float[Array, "B P D"]) -> Float[Array, "B *P D"]:
+        """One vector of an image from its output tokens, unless `pooling` leaves them."""
+        if self.pooling in ("token", "tokens"):
+            return tokens[:, 0] if self.pooling == "token" else tokens
         return tokens.mean(axis=1) if self.pooling == "gap" else self.attention_pool(tokens)
 
     def _positions(self, grid):
-        """What is added to the class token and to the patches of a grid (rows, columns); None adds nothing."""
-        side = self.image_size // self.patch_size
+        """What is added to the special tokens [n, D], and to the patches of a grid (rows, columns)."""
+        special = len(self.special)
+        places = np.zeros((special, self.width), np.float32)
+        if self.position in ("none", "relative"):
+            return places, np.zeros((1, self.width), np.float32)
         if self.position == "sincos2d":
-            return None, sincos_2d(*grid, self.width, endpoint=True)
-        if self.position not in ("1d", "2d"):
-            return None, None
-        table, token = self.table(), None
-        if self.position == "1d" and self.pooling == "token":
-            token, table = table[0], table[1:]
-        return token, table if grid == (side, side) else resample(table, (side, side), grid)
+            return places, sincos_2d(*grid, self.width, endpoint=True)
+        side = self.image_size // self.patch_size
+        table = sincos_2d(side, side, self.width) if self.position == "mae" else self.table()
+        if self.position == "1d":
+            places, table = table[:special], table[special:]
+        return places, self._resampled(table, grid)
+
+    def _resampled(self, table, grid):
+        """A table of the grid of `image_size` for another grid."""
+        side = self.image_size // self.patch_size
+        return table if tuple(grid) == (side, side) else resample(table, (side, side), tuple(grid))
 
 
 class AttentionPool(nn.Module):

@@ -20,7 +20,7 @@ RULES = {
     ),
     "train": (
         {"models", "metrics", "data"},
-        ARRAYS | {"optax", "orbax", "ml_collections", "matplotlib", "tensorboardX", "wandb"},
+        ARRAYS | {"optax", "orbax", "ml_collections", "matplotlib", "tensorboardX", "wandb", "sklearn", "pycocotools"},
     ),
     "configs": (set(), {"ml_collections"}),
 }

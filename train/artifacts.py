@@ -15,7 +15,8 @@ import numpy as np
 from metrics.states import Confusion
 from models.budget import Budget
 from train import guard
-from train.evaluators import Evaluator
+from train.evaluators import Evaluator, objects_of
+from train.objectives import read
 from train.state import TrainState
 
 SAMPLES = "samples.jsonl"
@@ -41,6 +42,18 @@ def write_samples(evaluator: Evaluator, state: TrainState, step: int) -> None:
     _write(path, "".join(f"{line}\n" for line in earlier + new))
 
 
+def write_pictures(evaluator: Evaluator, state: TrainState, step: int) -> None:
+    """Adds what a masked autoencoder makes of some images at a step, if the data are masked images."""
+    data = evaluator.experiment.data
+    if data.info["kind"] != "masked images" or not data.splits:
+        return
+    variables = evaluator.gathered(state)
+    if jax.process_index() == 0:
+        painted = evaluator.sampler.paint(variables)
+        painted = {name: to_pixels(np.asarray(image), data.info) for name, image in painted.items()}
+        np.savez_compressed(folder(evaluator) / f"painted_{step:09}.npz", **painted)
+
+
 def write_all(evaluator: Evaluator, state: TrainState, budget: Budget, about: Mapping[str, Any]) -> None:
     """Everything else, at the end of a run."""
     experiment = evaluator.experiment
@@ -52,7 +65,9 @@ def write_all(evaluator: Evaluator, state: TrainState, budget: Budget, about: Ma
         if data.info["kind"] == "images":
             write_classification(out, split, experiment.model, variables, batches, data.info)
             write_image_attention(out, experiment.model, variables, batches[0], data.info)
-        elif "start" not in data.info:
+        elif data.info["kind"] == "detection":
+            write_objects(out, split, experiment.model, variables, batches[0], data.info)
+        elif data.tokenizer is not None and "start" not in data.info:
             write_text_attention(out, experiment.model, variables, batches[0], data.tokenizer)
     for split, written in evaluator.sampler.compared.items():
         _write(out / f"written_{split}.json", json.dumps(written, ensure_ascii=False))
@@ -112,6 +127,33 @@ def write_classification(
         )
 
 
+def write_objects(
+    out: Path,
+    split: str,
+    model: nn.Module,
+    variables: Mapping[str, Any],
+    batch: dict,
+    info: Mapping[str, Any],
+    count: int = 12,
+    surest: float = 0.5,
+) -> None:
+    """Some images with their true objects and those that the model is sure of.
+
+    Objects are rows (image, class, score, left, top, width, height), the boxes relative to the frame of the image.
+    """
+    batch = {name: value[:count] for name, value in batch.items()}
+    answer = jax.jit(nn.apply(read, model))(variables, {name: jnp.asarray(value) for name, value in batch.items()})
+    arrays = {"image": to_pixels(batch["image"], info), "class_names": np.asarray(info["class_names"])}
+    for name, images in zip(("truth", "found"), objects_of(batch, *map(np.asarray, answer))):
+        rows = []
+        for number, (objects, extent) in enumerate(zip(images, batch["extent"])):
+            scores = objects.get("scores", np.ones(len(objects["classes"])))
+            numbers, boxes = np.full(len(scores), number), objects["boxes"] * np.tile(extent[::-1], 2)
+            rows.append(np.column_stack([numbers, objects["classes"], scores, boxes])[scores >= surest])
+        arrays[name] = np.concatenate(rows).astype(np.float32)
+    np.savez_compressed(out / f"objects_{split}.npz", **arrays)
+
+
 def write_image_attention(
     out: Path, model: nn.Module, variables: Mapping[str, Any], batch: dict, info: Mapping[str, Any], count: int = 6
 ) -> None:
@@ -124,7 +166,7 @@ def write_image_attention(
             out / "attention_image.npz",
             image=to_pixels(image, info),
             weights=weights,
-            has_class_token=weights.shape[-1] > rows * columns,
+            has_class_token=getattr(model, "pooling", "") == "token",
             grid=(rows, columns),
         )
 

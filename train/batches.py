@@ -18,6 +18,19 @@ def images(size: int, shape: tuple[int, int, int]) -> Batch:
     }
 
 
+def objects(size: int, shape: tuple[int, int, int], most: int) -> Batch:
+    """Images [h, w, c] with the boxes of at most so many objects."""
+    batch = {name: value for name, value in images(size, shape).items() if name != "label"}
+    boxes = {"boxes": jnp.zeros((size, most, 4), jnp.float32), "extent": jnp.ones((size, 2), jnp.float32)}
+    return batch | boxes | _tokens("classes", size, most) | _mask("boxes_mask", size, most)
+
+
+def masked_images(size: int, shape: tuple[int, int, int], patch_size: int) -> Batch:
+    """Images of which some patches are hidden."""
+    patches = shape[0] // patch_size * (shape[1] // patch_size)
+    return images(size, shape) | _tokens("noise", size, patches)
+
+
 def windows(size: int, length: int, mask_rate: float) -> Batch:
     """Windows of a text."""
     return _tokens("tokens", size, length) | _tokens("targets", size, length) | _mask("mask", size, length)

@@ -125,8 +125,8 @@ class Checkpoints(contextlib.AbstractContextManager):
             ) from error
 
 
-def read_parameters(workdir: Path) -> dict[str, Any]:
-    """The parameters, or their average where one is kept, of the newest checkpoint of a run of any model.
+def read_variables(workdir: Path) -> dict[str, Any]:
+    """The variables of the newest checkpoint of a run of any model; its parameters' average, where one is kept.
 
     Raises:
         FileNotFoundError: there is none.
@@ -138,10 +138,11 @@ def read_parameters(workdir: Path) -> dict[str, Any]:
     with ocp.PyTreeCheckpointer() as checkpointer:
         saved = checkpointer.metadata(folder).item_metadata.tree
         name = "params" if saved["ema"] is None else "ema"
-        item = {name: saved[name]}
+        item = {key: saved[key] for key in (name, "collections") if saved.get(key)}
         kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
         args = ocp.args.PyTreeRestore(item=item, restore_args=kinds, partial_restore=True)
-        return checkpointer.restore(folder, args=args)[name]
+        found = checkpointer.restore(folder, args=args)
+        return {**found.get("collections", {}), "params": found[name]}
 
 
 def _checksums(state: TrainState) -> list[int]:

@@ -81,7 +81,7 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
     length = getattr(experiment.model, "max_length", config.data.sequence_length)  # of the cache
     return budget(
         experiment.model,
-        tuple(batch[name] for name in ("image", "inputs", "tokens") if name in batch),
+        tuple(batch[name] for name in ("image", "noise", "inputs", "tokens") if name in batch),
         objective=experiment.objective,
         batch=batch,
         optimizer=experiment.optimizer.init,

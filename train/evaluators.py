@@ -1,6 +1,8 @@
 """What a trained model is asked: numbers over whole splits."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,12 +13,15 @@ from jaxtyping import Float
 from scipy.special import softmax
 
 from data.encoded import Encoded
+from data.options import called
 from metrics.answers import exact_match, f1
 from metrics.likelihood import bits, perplexity
 from metrics.states import State
 from train.checkpoint import Checkpoints
+from train.coco import Objects, average_precision
 from train.experiment import Experiment
 from train.objectives import read
+from train.probes import PROBES, accuracies
 from train.sampling import Sampler
 from train.sharding import check_batch, to_mesh
 from train.state import TrainState
@@ -35,6 +40,11 @@ class Evaluator:
         model, precision = experiment.model, experiment.config.precision
         self._step = jax.jit(make_evaluation_step(model, experiment.objective, precision))
         self._read = jax.jit(make_asking_step(model, read, precision))
+        self._probes = called("probes", experiment.config.probes, PROBES)
+        if self._probes and not hasattr(model, "image_size"):
+            raise ValueError(f"probes is {experiment.config.probes!r}: they are for models of images.")
+        if self._probes:
+            self._see = jax.jit(make_asking_step(model.clone(num_classes=0), _see, precision))
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
         """Metrics of every split, as "split/name"."""
@@ -46,19 +56,32 @@ class Evaluator:
                 values |= self.sampler.compare(variables, split, batches)
             elif data.info["kind"] == "spans":
                 values |= self._answered(variables, batches)
+            elif data.info["kind"] == "detection":
+                values |= self._detected(variables, batches)
             elif data.info["kind"] == "classification" and batches.source.is_cut:
                 values |= pooled_accuracy(self._logits(variables, batches), batches.source)
             metrics |= {f"{split}/{key}": value for key, value in values.items()}
-        return metrics
+        return metrics | self._probed(variables) if self._probes and data.splits else metrics
 
     def _step_taught(self, variables, batch):
         return self._step(variables, self.experiment.taught(batch))
 
     def _logits(self, variables, batches):
         """What the model says of a split's rows [N, ...], in their order, on the host."""
+        return self._rows(self._read, variables, batches).astype(np.float32)
+
+    def _rows(self, step, variables, batches):
+        """What a step gives for a split's rows, in their order, on the host: arrays [N, ...]."""
         mesh = self.experiment.mesh
-        rows = [process_allgather(self._read(variables, to_mesh(batch, mesh)), tiled=True) for batch in batches]
-        return np.concatenate(rows)[: batches.num_examples].astype(np.float32)
+        rows = [process_allgather(step(variables, to_mesh(batch, mesh)), tiled=True) for batch in batches]
+        return jax.tree.map(lambda *parts: np.concatenate(parts)[: batches.num_examples], *rows)
+
+    def _probed(self, variables: Any) -> dict[str, float]:
+        """What probes find in the features of every split, after those of the training set as evaluations see it."""
+        data = self.experiment.data
+        training = replace(next(iter(data.splits.values())), source=data.train.source)
+        seen = partial(self._rows, self._see, variables)
+        return accuracies(self._probes, seen(training), {name: seen(batches) for name, batches in data.splits.items()})
 
     def _answered(self, variables, batches):
         """How the answers to a split's questions compare with the references."""
@@ -66,11 +89,28 @@ class Evaluator:
         references = [question.references for question in batches.source.questions]
         return {score.__name__: float(np.mean(list(map(score, answers, references)))) for score in (exact_match, f1)}
 
+    def _detected(self, variables, batches):
+        """COCO's average precisions over a split."""
+        truth, found, mesh = [], [], self.experiment.mesh
+        for batch in batches:
+            batch = to_mesh(batch, mesh)
+            answer = self._read(variables, batch)
+            del batch["image"]
+            batch, answer = process_allgather((batch, answer), tiled=True)
+            for objects, new in zip((truth, found), objects_of(batch, *answer)):
+                objects += new
+        return average_precision(truth, found)
+
     def gathered(self, state: TrainState) -> Mapping[str, Any]:
         """The variables, whole on every process."""
         everywhere = NamedSharding(self.experiment.mesh, PartitionSpec())
         gather = jax.jit(lambda variables: variables, out_shardings=everywhere)
         return jax.tree.map(np.asarray, gather(state.variables(average=True)))
+
+
+def _see(model, batch):
+    """Features and labels."""
+    return read(model, batch).astype(np.float32), batch["label"]
 
 
 def restore(experiment: Experiment, which: str = "latest") -> TrainState:
@@ -112,6 +152,25 @@ def evaluate(
     if not merged:
         raise ValueError("there is nothing to evaluate: the split is empty.")
     return {name: float(state.compute()) for name, state in merged.items()}
+
+
+def objects_of(
+    batch: Mapping[str, np.ndarray], logits: Float[np.ndarray, "L B Q V"], boxes: Float[np.ndarray, "L B Q 4"]
+) -> tuple[list[Objects], list[Objects]]:
+    """The true objects of each real image of a batch, and those that a detector finds, see `average_precision`."""
+    chances = softmax(logits[-1].astype(np.float32), axis=-1)[..., :-1]
+    found = {"boxes": _placed(boxes[-1]), "classes": chances.argmax(axis=-1), "scores": chances.max(axis=-1)}
+    truth = {"boxes": _placed(batch["boxes"])} | {name: batch[name] for name in ("classes", "crowd")}
+    real, rows = batch["boxes_mask"] | batch["crowd"], np.flatnonzero(batch["mask"])
+    return (
+        [{name: value[row][real[row]] for name, value in truth.items()} for row in rows],
+        [{name: value[row] for name, value in found.items()} for row in rows],
+    )
+
+
+def _placed(boxes):
+    """(centre x, centre y, width, height) as (left, top, width, height)."""
+    return np.concatenate([boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., 2:]], axis=-1)
 
 
 def pooled_accuracy(logits: Float[np.ndarray, "N V"], source: Encoded) -> dict[str, float]:

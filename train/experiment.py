@@ -20,7 +20,7 @@ import models
 from data import tokenizers
 from train import batches, durations, initial, sharding
 from train.checkpoint import Checkpoints
-from train.objectives import HEADS, OBJECTIVES, TASKS, Batch, Objective
+from train.objectives import HEADS, OBJECTIVES, TASKS, TAUGHT, Batch, Objective
 from train.optimizer import Schedule, check_patterns, make_optimizer, make_schedule
 from train.state import TrainState
 from train.step import init_state
@@ -50,6 +50,8 @@ class Experiment:
         known = Path(origin) / tokenizers.FILE  # what has learned some words goes on with these
         if origin and settings["tokenizer"] in tokenizers.KINDS and known.is_file():
             settings |= {"tokenizer": str(known), "vocab_size": 0}
+        if settings["task"] == "masked_images":
+            settings["patch_size"] = settings["patch_size"] or self.config.model.get("patch_size", 0)
         return data.load(
             settings.pop("source"),
             **settings,
@@ -74,6 +76,8 @@ class Experiment:
                 raise ValueError(
                     f"the data {source!r} have no {key}, which the model {settings['name']!r} needs."
                 ) from None
+        if "mask_rate" in fields and settings.get("mask_rate") is None:
+            settings["mask_rate"] = self.config.data.mask_rate
         return models.build(**settings)
 
     def check_data(self) -> None:
@@ -93,6 +97,10 @@ class Experiment:
         name, model = self.config.objective.name, self.config.model.name
         if name not in OBJECTIVES:
             raise ValueError(f"unknown objective {name!r}: it is one of {', '.join(OBJECTIVES)}.")
+        needed = {"masked_reconstruction": "target", "distilled_classification": "heads", "detection": "num_queries"}
+        needed, own = needed.get(name), {"mae": "target", "detr": "num_queries"}.get(model)
+        if (needed and not hasattr(self.model, needed)) or (own and needed != own):
+            raise ValueError(f"the objective {name!r} is not for the model {model!r}.")
         if name not in HEADS or hasattr(self.model, "image_size"):
             return
         if not hasattr(self.model, "head"):
@@ -160,24 +168,30 @@ class Experiment:
         `length` of texts; None is the config's.
         """
         settings, objective = self.config.data, self.config.objective.name
-        if objective == "classification" and hasattr(self.model, "image_size"):
+        self.check_objective()
+        if hasattr(self.model, "image_size"):
             height, width = (self.model.image_size,) * 2
             if not settings.image_size:
                 height, width = self.data.info["image_size"]
-            return batches.images(size, (height, width, self.model.channels))
-        self.check_objective()
-        make = batches.OF_TEXTS.get(settings.task) or batches.OF_TEXTS[objective]
-        batch = make(size, length or settings.sequence_length, settings.mask_rate)
+            shape = (height, width, self.model.channels)
+            batch = batches.images(size, shape)
+            if objective == "masked_reconstruction":
+                batch = batches.masked_images(size, shape, self.model.patch_size)
+            elif objective == "detection":
+                batch = batches.objects(size, shape, settings.max_boxes)
+        else:
+            make = batches.OF_TEXTS.get(settings.task) or batches.OF_TEXTS[objective]
+            batch = make(size, length or settings.sequence_length, settings.mask_rate)
         said = jax.eval_shape(self.teacher, batch) if self.teacher else {}
         return batch | {name: jnp.zeros(value.shape, value.dtype) for name, value in said.items()}
 
     @cached_property
     def teacher(self) -> Callable[[Batch], Batch] | None:
         """What it says of a batch, where the config names one."""
-        if bool(self.config.teacher) != (self.config.objective.name == "distillation"):
-            raise ValueError(f"teacher is {self.config.teacher!r}: the objective 'distillation' alone needs one.")
+        if bool(self.config.teacher) != (self.config.objective.name in TAUGHT):
+            raise ValueError(f"teacher is {self.config.teacher!r}: only {' and '.join(TAUGHT)} need one.")
         with jax.ensure_compile_time_eval():  # even if it is shapes that are asked for first
-            return initial.load_teacher(self.config.teacher, self.mesh) if self.config.teacher else None
+            return initial.load_teacher(self.config.teacher, self.mesh, self.model) if self.config.teacher else None
 
     def taught(self, batch: Batch) -> Batch:
         """A batch on the devices, with what the teacher says of it where there is one."""
@@ -230,10 +244,13 @@ _AT_LEAST_1 = (
     *("accumulate", "data.batch_size", "model.window"),
     *(f"sampling.{name}" for name in ("max_new_tokens", "num_beams", "num_choices", "num_drafted")),
     *(f"model.{name}" for name in ("depth", "width", "num_heads", "hidden", "patch_size", "max_length", "unroll")),
+    *(f"model.decoder_{name}" for name in ("depth", "width", "num_heads", "hidden")),
+    "model.depths",
 )
 _NOT_NEGATIVE = (
     *("data.evaluation_batch_size", "objective.mixup", "sampling.num_samples", "sampling.temperature"),
-    *("model.memory_length",),
+    *("model.memory_length", "model.num_registers", "model.layer_scale", "objective.cutmix"),
+    *("optimizer.layer_decay", "optimizer.frozen_layers"),
     *("sampling.no_repeat_ngram_size", "sampling.min_new_tokens"),
     *(f"optimizer.{name}" for name in ("learning_rate", "weight_decay", "clip_norm", "end_factor")),
 )
@@ -252,9 +269,10 @@ def check_values(config: ConfigDict) -> None:
 
     for keys, low, high in ((_AT_LEAST_1, 1, None), (_NOT_NEGATIVE, 0, None), (_BELOW_1, 0, 1)):
         for key in keys:
-            number = value(key)
-            if number is not None and not (low <= number and (high is None or number < high)):
-                raise ValueError(f"{key} is {number}: it must be {low} or more{f', and below {high}' if high else ''}.")
+            given = value(key)
+            numbers = given if isinstance(given, tuple) else () if given is None else (given,)
+            if not all(low <= number and (high is None or number < high) for number in numbers):
+                raise ValueError(f"{key} is {given}: it must be {low} or more{f', and below {high}' if high else ''}.")
     for key in _PATTERNS:
         for item in value(key):
             paired = key in ("optimizer.rates", "sharding")

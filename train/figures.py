@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
 # Okabe and Ito's colours, told apart by the colour-blind. A page replaces each by the CSS variable of its name, so that
@@ -153,11 +154,11 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
     return figure
 
 
-def grid(rows: Mapping[str, Mapping[str, Drawing]]) -> Figure:
-    """Small pictures: `rows[row title][column title](axes, extent)` draws one."""
+def grid(rows: Mapping[str, Mapping[str, Drawing]], side: float = 1.08) -> Figure:
+    """Small pictures, of so many inches: `rows[row title][column title](axes, extent)` draws one."""
     columns = next(iter(rows.values()))
     width, height = 1.07 * len(columns), 1.07 * len(rows)
-    figure = Figure(figsize=(1.08 * width + 0.35, 1.08 * height + 0.35), layout="constrained")
+    figure = Figure(figsize=(side * width + 0.35, side * height + 0.35), layout="constrained")
     axes = figure.subplots()
     for y, (row, drawings) in enumerate(rows.items()):
         axes.text(-0.1, -1.07 * y - 0.5, row, rotation=90, ha="right", va="center", color=COLOURS["soft"])
@@ -178,6 +179,20 @@ def overlay(axes: Axes, image: np.ndarray, heat: np.ndarray | None, extent: Exte
     axes.imshow(heat, cmap="viridis", interpolation="bilinear", vmin=0, extent=extent)
     veil = np.stack([np.ones_like(image)] * 3 + [0.55 * np.clip(image, 0, 1)], -1)
     axes.imshow(veil, interpolation="nearest", extent=extent)
+
+
+def objects(
+    axes: Axes, image: np.ndarray, names: Sequence[str], truth: np.ndarray, found: np.ndarray, extent: Extent
+) -> None:
+    """An image [h, w, c] in 0..1 and its objects [N, 6]: class, score, left, top, width, height in 0..1."""
+    axes.imshow(np.broadcast_to(image, (*image.shape[:2], 3)), interpolation="nearest", extent=extent)
+    left, top = extent[0], extent[3]
+    for boxes, style in ((truth, {"linestyle": ":", "edgecolor": "#ffffff"}), (found, {"edgecolor": COLOURS["s1"]})):
+        for kind, score, x, y, width, height in boxes:
+            axes.add_patch(Rectangle((left + x, top - y), width, -height, fill=False, linewidth=1.2, **style))
+            if boxes is found:
+                text = f"{names[int(kind)]} {score:.0%}"
+                axes.text(left + x, top - y, text, fontsize=6, va="bottom", color=COLOURS["s1"])
 
 
 def matrix(axes: Axes, weights: np.ndarray, extent: Extent | None = None) -> None:

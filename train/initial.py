@@ -1,6 +1,7 @@
 """What a run starts from beside its seed: the parameters of another run or of `transformers`, and a teacher."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,19 +18,25 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import models
 from data import Tokenizer
 from models import convert
-from train.checkpoint import read_parameters
-from train.objectives import Batch, read_masked
+from models.layers.position import resample
+from train.checkpoint import read_variables
+from train.objectives import Batch, read, read_masked
 from train.state import TrainState
 
 
-def start_from(state: TrainState, path: str, skip: Sequence[str], layers: Sequence[int]) -> tuple[TrainState, str]:
+def start_from(
+    state: TrainState, path: str, skip: Sequence[str], layers: Sequence[int], into: str = ""
+) -> tuple[TrainState, str]:
     """The state with the parameters that a run's workdir, or a folder in `transformers`' layout, has of its model.
+
+    Learned positions of another grid of patches are resampled. Running statistics are taken over too.
 
     Args:
         state: before the first step.
         path: of the workdir or the folder.
         skip: regular expressions of parameters that stay as they are, such as another task's head.
         layers: those of the other model's that become ours, from 0; empty = all.
+        into: the part of our model that the other model is, such as "backbone"; "" = the whole.
 
     Returns:
         The state, and a sentence that names what stays as it is and what is not used.
@@ -38,7 +45,8 @@ def start_from(state: TrainState, path: str, skip: Sequence[str], layers: Sequen
         FileNotFoundError: there is no such run.
         ValueError: a parameter has another shape there, or none of the model's is there.
     """
-    ours, theirs = (flatten_dict(params, sep="/") for params in (state.params, _load(path)[1]))
+    ours = _flat({"params": state.params, **state.collections})
+    theirs = {f"{into}/{name}".lstrip("/"): value for name, value in _flat(_variables(path)).items()}
     depth = next((len(value) for name, value in theirs.items() if "layers/" in name), 0)
     if layers and not 0 <= min(layers) <= max(layers) < depth:
         raise ValueError(f"init.layers is {tuple(layers)}: the model in {path} has layers 0 to {depth - 1}.")
@@ -46,6 +54,8 @@ def start_from(state: TrainState, path: str, skip: Sequence[str], layers: Sequen
     for name in ours.keys() & theirs.keys():
         if not any(re.search(pattern, name) for pattern in skip):
             found = theirs[name][np.array(layers)] if layers and "layers/" in name else theirs[name]
+            if name == "table/table":
+                found = _on_grid(found, ours[name].shape)
             if found.shape != ours[name].shape:
                 raise ValueError(
                     f"{name} is {found.shape} in {path}, but the model's is {ours[name].shape}: make them equal, or "
@@ -54,40 +64,74 @@ def start_from(state: TrainState, path: str, skip: Sequence[str], layers: Sequen
             taken[name] = jax.device_put(jnp.asarray(found, ours[name].dtype), ours[name].sharding)
     if not taken:
         raise ValueError(f"none of the model's parameters is in {path}, which has {_parts(theirs)}.")
-    params = unflatten_dict(ours | taken, sep="/")
+    params, statistics = (
+        unflatten_dict({name: taken.get(name, ours[name]) for name in flatten_dict(tree, sep="/")}, sep="/")
+        for tree in (state.params, state.collections.get("statistics", {}))
+    )
+    collections = state.collections | ({"statistics": statistics} if statistics else {})
     ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
     fresh, unused = _parts(ours.keys() - taken.keys()), _parts(theirs.keys() - taken.keys())
-    return state.replace(params=params, ema=ema), f"starts from {path}; new: {fresh}; not used: {unused}"
+    said = f"starts from {path}; new: {fresh}; not used: {unused}"
+    return state.replace(params=params, ema=ema, collections=collections), said
 
 
-def load_teacher(path: str, mesh: Mesh) -> Callable[[Batch], Batch]:
+def load_teacher(path: str, mesh: Mesh, student: nn.Module) -> Callable[[Batch], Batch]:
     """What a trained model of a run's workdir, or of a folder in `transformers`' layout, says of a batch.
 
-    That is of the batches of `masked_lm`: its last vectors `teacher_hidden` [B, T, D], and its logits of the hidden
-    words `teacher_logits` [B, M, V], without dropout. Its parameters are on every device of the mesh.
+    That is of images its logits `teacher_logits` [B, V]; of the batches of `masked_lm` its last vectors
+    `teacher_hidden` [B, T, D], and its logits of the hidden words `teacher_logits` [B, M, V], without dropout. Its
+    parameters are on every device of the mesh. A size that its run left to the data is the student's.
     """
-    model, params = _load(path)
+    model, variables = _load(path, student)
 
     @jax.jit
-    def say(params, batch):
-        hidden, logits = nn.apply(read_masked, model)({"params": params}, batch)
+    def say(variables, batch):
+        if hasattr(model, "image_size"):
+            return {"teacher_logits": nn.apply(read, model)(variables, batch)}
+        hidden, logits = nn.apply(read_masked, model)(variables, batch)
         return {"teacher_hidden": hidden, "teacher_logits": logits}
 
-    return partial(say, jax.device_put(params, NamedSharding(mesh, PartitionSpec())))
+    return partial(say, jax.device_put(variables, NamedSharding(mesh, PartitionSpec())))
 
 
-def _load(path: str) -> tuple[nn.Module, dict[str, Any]]:
-    """A model of texts and its parameters."""
-    if not (Path(path) / "checkpoints").is_dir():
-        model, variables = convert.load(path)
-        return model, variables["params"]
+def _load(path: str, student: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
+    if not _is_run(path):
+        return convert.load(path)
     config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
     settings = config["model"]
     if settings.get("vocab_size", 0) is None:
         settings["vocab_size"] = Tokenizer.load(path).vocab_size
     if settings.get("max_length", 0) is None:
         settings["max_length"] = config["data"]["sequence_length"]
-    return models.build(**settings), read_parameters(Path(path))
+    if settings.get("image_size", 0) is None:
+        settings["image_size"] = config["data"]["image_size"] or None
+    like = {key: getattr(student, key) for key in ("num_classes", "image_size", "channels") if hasattr(student, key)}
+    settings |= {key: value for key, value in like.items() if key in settings and settings[key] is None}
+    return models.build(**settings), read_variables(Path(path))
+
+
+def _flat(variables):
+    """Parameters and running statistics by their paths, of which no two are the same."""
+    kinds = (variables.get(kind, {}) for kind in ("params", "statistics"))
+    return {name: value for tree in kinds for name, value in flatten_dict(tree, sep="/").items()}
+
+
+def _variables(path: str) -> dict[str, Any]:
+    return read_variables(Path(path)) if _is_run(path) else convert.load(path)[1]
+
+
+def _is_run(path: str) -> bool:
+    return (Path(path) / "checkpoints").is_dir()
+
+
+def _on_grid(table: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A table of positions of some tokens and of a square grid, for another grid if it has other patches."""
+    old, length = math.isqrt(len(table)), shape[0]
+    special = len(table) - old**2
+    new = math.isqrt(max(length - special, 0))
+    if table.shape == shape or table.shape[1:] != shape[1:] or new**2 + special != length:
+        return table
+    return np.concatenate([table[:special], resample(table[special:], (old, old), (new, new))])
 
 
 def _parts(names) -> str:

@@ -113,6 +113,7 @@ class Loop:
                 self.writer.write(step, self.evaluated)
                 self.progress.evaluation(step, self.evaluated)
                 artifacts.write_samples(self.evaluator, self.state, step)
+                artifacts.write_pictures(self.evaluator, self.state, step)
             if save or self.stop.received:
                 self.writer.flush()
                 metrics = self.evaluated if evaluate else {}

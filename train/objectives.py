@@ -3,7 +3,8 @@
 Each returns `(loss_sum, weight, aux)`: the sum of the losses, the sum of their weights, and metric states by name.
 Sums, not means, so that the gradients of a batch's parts add up to the whole's: loss = sum of sums / sum of weights.
 An objective is called under `flax.linen.apply`; it is in training when the model has a "dropout" rng. The variable
-`progress` of the collection "run" is then the part of the run's steps that is done.
+`progress` of the collection "run" is then the part of the run's steps that is done, and `real` how many are True of
+each mask in the whole batch, of which an objective may be given a part.
 """
 
 import inspect
@@ -12,54 +13,82 @@ from collections.abc import Callable, Sequence
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Float
 
+from metrics.boxes import generalised_iou, to_corners
 from metrics.classification import correct, correct_top_k
 from metrics.likelihood import cross_entropy
-from metrics.states import F1, Correlation, Matthews, Mean, State
+from metrics.states import F1, Correlation, Matthews, Mean, State, Total
+from train import mixing
+from train.matching import match
 
 Batch = dict[str, Array]
 Result = tuple[Float[Array, ""], Float[Array, ""], dict[str, State]]
 Objective = Callable[[nn.Module, Batch], Result]
 NEVER = -1e9  # the logit of padding
+NO_OBJECT = 0.1  # how much a query without an object counts in DETR's cross-entropy
 
 
-def read(model: nn.Module, batch: Batch) -> Array:
+def read(model: nn.Module, batch: Batch) -> Array | tuple[Array, Array]:
     """What the model says of a batch's images, or of its texts."""
+    if "extent" in batch:
+        rows, columns = (
+            jnp.arange(size) + 0.5 < (extent * size)[:, None]
+            for size, extent in zip(batch["image"].shape[1:3], batch["extent"].T)
+        )
+        return model(batch["image"], rows[:, :, None] & columns[:, None])
     if "image" in batch:
         return model(batch["image"])
     return model(batch["tokens"], segments=batch["segments"], mask=batch["tokens_mask"])
 
 
-def classification(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0, mixup: float = 0.0) -> Result:
+def classification(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    label_smoothing: float = 0.0,
+    mixup: float = 0.0,
+    cutmix: float = 0.0,
+    binary: bool = False,
+) -> Result:
     """Cross-entropy of `label` [B] given `image` [B, h, w, c], over the examples whose `mask` [B] is True.
 
     Or given a text or two, `tokens` and `segments` [B, T], of which those are seen where `tokens_mask` [B, T] is True.
+    Labels may be soft: the probability of each class, [B, V].
 
     Args:
-        label_smoothing: see `cross_entropy`; in training only, so that evaluations compare.
-        mixup: images and labels are mixed with the next example's in the proportion Beta(mixup, mixup)
-            (arXiv 1710.09412), one draw for the whole batch; 0 mixes nothing.
+        label_smoothing: this part of the target is spread evenly over all classes (arXiv 1512.00567, section 7); in
+            training only, so that evaluations compare.
+        mixup, cutmix: in training, images and labels are mixed with the next example's, see `mixing.kept`.
+        binary: the mean over all classes of the cross-entropy of each being there or not, and where images are mixed,
+            those of both are there (arXiv 2110.00476, section 2).
 
     Raises:
         ValueError: there is nothing to mix one example with, or the examples are texts.
     """
     label, mask = batch["label"], batch["mask"]
     training = model.has_rng("dropout")
-    if not (training and mixup):
-        logits = read(model, batch)
-        loss = cross_entropy(logits, label, label_smoothing if training else 0.0)
-    else:
+    mixed = training and bool(mixup or cutmix)
+    if mixed:
         if "image" not in batch:
-            raise ValueError("mixup is for images: leave objective.mixup at 0.")
+            raise ValueError("mixup and cutmix are for images: leave objective.mixup and objective.cutmix at 0.")
         image = batch["image"]
         if len(image) == 1:
-            raise ValueError("mixup needs at least 2 examples in a batch, or in each of its accumulated parts.")
-        share = jax.random.beta(model.make_rng("dropout"), mixup, mixup).astype(image.dtype)
-        share = jnp.maximum(share, 1 - share)
-        logits = model(share * image + (1 - share) * jnp.roll(image, 1, axis=0))
-        other = cross_entropy(logits, jnp.roll(label, 1), label_smoothing)
-        loss = share * cross_entropy(logits, label, label_smoothing) + (1 - share) * other
+            raise ValueError("mixup and cutmix need at least 2 examples in a batch, or in its accumulated parts.")
+        pixels, share = mixing.kept(model.make_rng("dropout"), image.shape[1:3], mixup, cutmix)
+        batch = batch | {"image": mixing.mix(image, pixels.astype(image.dtype))}
+    logits = read(model, batch).astype(jnp.float32)
+    target = jax.nn.one_hot(label, logits.shape[-1]) if label.ndim == 1 else label.astype(jnp.float32)
+    label = target.argmax(axis=-1)
+    if mixed:
+        target = jnp.maximum(target, jnp.roll(target, 1, axis=0)) if binary else mixing.mix(target, share)
+    if training:
+        target = optax.smooth_labels(target, label_smoothing)
+    if binary:
+        loss = optax.sigmoid_binary_cross_entropy(logits, target).mean(axis=-1)
+    else:
+        loss = optax.softmax_cross_entropy(logits, target)
     aux = {"accuracy": Mean.empty().update(correct(logits, label), mask)}
     if logits.shape[-1] > 10:
         aux["top_5_accuracy"] = Mean.empty().update(correct_top_k(logits, label, 5), mask)
@@ -102,6 +131,16 @@ def span_extraction(model: nn.Module, batch: Batch) -> Result:
 def causal_lm(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -> Result:
     """Cross-entropy of `targets` [B, T], each given the `tokens` [B, T] up to its own, where `mask` [B, T] is True."""
     return _of_tokens(model, model(batch["tokens"]), batch, label_smoothing)
+
+
+def masked_reconstruction(model: nn.Module, batch: Batch) -> Result:
+    """Mean squared error of what the model predicts of the patches that it did not see, because of `noise` [B, P].
+
+    Counted are those of the images whose `mask` [B] is True (arXiv 2111.06377, section 3).
+    """
+    predicted, hidden = model(batch["image"], batch["noise"])
+    errors = jnp.square(predicted.astype(jnp.float32) - model.target(batch["image"])).mean(axis=-1)
+    return _sums(errors, hidden & batch["mask"][:, None], {})
 
 
 def masked_lm(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -> Result:
@@ -153,8 +192,7 @@ def distillation(
     for ours, theirs, name in ((logits, their_logits, "vocab_size"), (hidden, their_hidden, "width")):
         if ours.shape != theirs.shape:
             raise ValueError(f"model.{name} is {ours.shape[-1]}: the teacher's is {theirs.shape[-1]}.")
-    target, given = (jax.nn.log_softmax(x / temperature) for x in (their_logits, logits))
-    soft = (jnp.exp(target) * (target - given)).sum(axis=-1) * temperature**2
+    soft = _divergence(their_logits, logits, temperature)
     hard = cross_entropy(logits, batch["targets"])
     real, mask = batch["tokens_mask"], batch["mask"]
     cosine = (hidden * their_hidden).sum(-1) / jnp.maximum(_norm(hidden) * _norm(their_hidden), 1e-8)
@@ -163,6 +201,49 @@ def distillation(
     aux = {"accuracy": correct(logits, batch["targets"])} | parts
     aux = {name: Mean.empty().update(value, mask) for name, value in aux.items()}
     return _sums(sum(weight * part for weight, part in zip(weights, parts.values())), mask, aux)
+
+
+def distilled_classification(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    temperature: float = 0.0,
+    weights: Sequence[float] = (0.5, 0.5),
+    label_smoothing: float = 0.0,
+) -> Result:
+    """DeiT's two losses (arXiv 2012.12877, section 4): one head learns the `label` [B] of an image, the other one what
+    a teacher said of it, `teacher_logits` [B, V]. Accuracy is of their mean.
+
+    Args:
+        temperature: 0 makes the teacher's likeliest class the other head's label; above, its probabilities are the
+            targets, see `distillation`.
+        weights: of the loss of the label and of the teacher's.
+        label_smoothing: see `cross_entropy`; of the label, in training only.
+
+    Raises:
+        ValueError: the teacher has another number of classes, or there are not two weights.
+    """
+    if len(weights) != 2:
+        raise ValueError(f"objective.weights is {tuple(weights)}: a distilled classification has two losses.")
+    ours, logits = model.heads(batch["image"])
+    label, mask, theirs = batch["label"], batch["mask"], batch["teacher_logits"]
+    if logits.shape != theirs.shape:
+        raise ValueError(f"model.num_classes is {logits.shape[-1]}: the teacher's is {theirs.shape[-1]}.")
+    parts = {
+        "label_loss": cross_entropy(ours, label, label_smoothing if model.has_rng("dropout") else 0.0),
+        "teacher_loss": (
+            _divergence(theirs, logits, temperature) if temperature else cross_entropy(logits, theirs.argmax(axis=-1))
+        ),
+    }
+    aux = {"accuracy": correct(ours + logits, label), "teacher_accuracy": correct(theirs, label)} | parts
+    aux = {name: Mean.empty().update(value, mask) for name, value in aux.items()}
+    return _sums(sum(weight * part for weight, part in zip(weights, parts.values())), mask, aux)
+
+
+def _divergence(theirs, ours, temperature):
+    """Of our probabilities from theirs, of logits over a temperature (arXiv 1503.02531), times its square."""
+    target, given = (jax.nn.log_softmax(x.astype(jnp.float32) / temperature) for x in (theirs, ours))
+    return (jnp.exp(target) * (target - given)).sum(axis=-1) * temperature**2
 
 
 def bidirectional_lm(model: nn.Module, batch: Batch) -> Result:
@@ -222,6 +303,57 @@ DECAYS = {
 }
 
 
+def detection(model: nn.Module, batch: Batch, *, weights: Sequence[float] = (1.0, 5.0, 2.0)) -> Result:
+    """DETR's loss of a set (arXiv 2005.12872, section 3.1), of each decoder layer's answer.
+
+    The objects of an image, `boxes` [B, N, 4] and `classes` [B, N] where `boxes_mask` is True, go to different queries,
+    so that the costs (- probability of the class, distance of the boxes, - generalised IoU) are the least. The losses
+    are the weighted mean of the queries' cross-entropies, and the means of distance and 1 - IoU over all objects.
+
+    Args:
+        weights: of the three, as costs and as losses.
+
+    Raises:
+        ValueError: there are not three weights, or the model has too few queries.
+    """
+    if len(weights) != 3:
+        raise ValueError(f"objective.weights is {tuple(weights)}: a detection has three losses.")
+    logits, boxes = read(model, batch)
+    kinds, real = batch["classes"], batch["boxes_mask"] & batch["mask"][:, None]
+    queries, nothing = logits.shape[2], logits.shape[3] - 1
+    if queries < real.shape[1]:
+        raise ValueError(f"model.num_queries is {queries}: data.max_boxes is {real.shape[1]}, it must be at most that.")
+    found, truth = boxes[:, :, None], batch["boxes"].astype(jnp.float32)[:, :, None]
+    apart = jnp.abs(found - truth).sum(axis=-1)  # [L, B, N, Q], as the others
+    overlap = generalised_iou(to_corners(found), to_corners(truth))
+    chance = jax.nn.softmax(logits.astype(jnp.float32))
+    chance = jnp.take_along_axis(chance, kinds[None, :, None], axis=-1).swapaxes(2, 3)
+    costs = zip(weights, (-chance, apart, -overlap))
+    choice = jax.vmap(match, (0, None))(jax.lax.stop_gradient(sum(weight * cost for weight, cost in costs)), real)
+
+    taken = choice[..., None] == jnp.arange(queries)
+    target = jnp.where(taken.any(axis=2), (taken * kinds[..., None]).sum(axis=2), nothing)
+    share = jnp.where(target == nothing, NO_OBJECT, 1.0) * batch["mask"][:, None]
+    layers = {
+        "class_loss": cross_entropy(logits, target) * share,
+        "box_loss": jnp.where(taken, apart, 0),
+        "giou_loss": jnp.where(taken, 1 - overlap, 0),
+    }
+    layers = {name: value.reshape(len(value), -1).sum(axis=1) for name, value in layers.items()}
+    objects, weight = real.sum().astype(jnp.float32), share[-1].sum()
+    aux = {name: Mean(value[-1], objects) for name, value in layers.items()}
+    aux["class_loss"] = Mean(layers["class_loss"][-1], weight)
+    counted = (logits[-1].argmax(axis=-1) != nothing).sum(axis=-1)
+    aux["cardinality_error"] = Mean.empty().update(jnp.abs(counted - real.sum(axis=-1)), batch["mask"])
+
+    of_class, *of_boxes = (factor * value.sum() for factor, value in zip(weights, layers.values()))
+    aux["loss"] = Total((Mean(of_class, weight), Mean(sum(of_boxes), objects)))
+    # Means over different things: what they are divided by has the proportion of the whole batch's, not this part's.
+    whole = model.get_variable("run", "real", {"mask": batch["mask"].sum(), "boxes_mask": objects})
+    queried = NO_OBJECT * queries * whole["mask"] + (1 - NO_OBJECT) * whole["boxes_mask"]
+    return of_class + sum(of_boxes) * queried / jnp.maximum(whole["boxes_mask"], 1), weight, aux
+
+
 def _of_tokens(model, logits, batch, label_smoothing):
     loss = cross_entropy(logits, batch["targets"], label_smoothing if model.has_rng("dropout") else 0.0)
     aux = {"accuracy": Mean.empty().update(correct(logits, batch["targets"]), batch["mask"])}
@@ -245,9 +377,12 @@ OBJECTIVES = {
     "causal_lm": causal_lm,
     "masked_lm": masked_lm,
     "pretraining": pretraining,
+    "masked_reconstruction": masked_reconstruction,
     "distillation": distillation,
+    "distilled_classification": distilled_classification,
     "bidirectional_lm": bidirectional_lm,
     "sequence_to_sequence": sequence_to_sequence,
+    "detection": detection,
 }
 # objective -> the head that an encoder of texts needs for it
 HEADS = {
@@ -258,6 +393,7 @@ HEADS = {
     "masked_lm": "masked_lm",
     "pretraining": "pretraining",
 }
+TAUGHT = ("distillation", "distilled_classification")  # what needs a teacher
 # objective -> the tasks of `data.tasks` that it is for
 TASKS = {
     "classification": ("images", "classification"),
@@ -267,7 +403,10 @@ TASKS = {
     "causal_lm": ("next_token", "continuations"),
     "bidirectional_lm": ("next_token",),
     "masked_lm": ("masked_tokens",),
+    "masked_reconstruction": ("masked_images",),
     "distillation": ("masked_tokens",),
+    "distilled_classification": ("images",),
     "pretraining": ("next_sentence", "sentence_order"),
+    "detection": ("detection",),
     "sequence_to_sequence": ("pairs", "span_corruption", "denoising"),
 }

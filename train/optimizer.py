@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -62,17 +63,23 @@ def make_optimizer(
     no_decay: Sequence[str] = ("bias$", "scale$"),
     clip_norm: float = 0.0,
     frozen: Sequence[str] = (),
+    frozen_layers: int = 0,
+    layer_decay: float = 0.0,
     rates: Sequence[tuple[str, float]] = (),
 ) -> optax.GradientTransformation:
     """Gradients in, what to add to the parameters out.
 
     Args:
-        name: "adamw", "sgd" (with momentum `b1`), "adafactor" (factored second moments, arXiv 1804.04235) or "lion".
+        name: "adamw", "sgd" (with momentum `b1`), "adafactor" (factored second moments, arXiv 1804.04235), "lion" or
+            "lars" (sgd with steps of matrices in proportion to their norms, arXiv 1708.03888).
         b1, b2, epsilon: decay of the first and the second moment, and what is added to the root of the second.
         weight_decay: this part of a parameter, times the learning rate, is taken from it in each step (decoupled, arXiv
             1711.05101), unless a regular expression of `no_decay` finds something in its path.
         clip_norm: gradients are scaled down to this global norm; 0 leaves them.
         frozen: parameters in whose path one of these finds something stay as they are.
+        frozen_layers: so many of the first layers of a stack, and what comes before them, stay as they are.
+        layer_decay: each layer of a stack learns at this part of the rate of the next one, the last at this part of the
+            heads', and what comes before them as a layer before the first (arXiv 2003.10555); 0 is the same for all.
         rates: (regular expression, factor) pairs: the first one found in a parameter's path scales its learning rate.
 
     Raises:
@@ -87,6 +94,10 @@ def make_optimizer(
             optax.ema(b1, debias=False) if b1 else optax.identity(),
         ),
         "lion": lambda: optax.scale_by_lion(b1, b2),
+        "lars": lambda: optax.chain(
+            optax.masked(optax.scale_by_trust_ratio(trust_coefficient=0.001), partial(jax.tree.map, _is_matrix)),
+            optax.trace(b1),
+        ),
     }
     if name not in rules:
         raise ValueError(f"unknown optimizer {name!r}: it is one of {', '.join(rules)}.")
@@ -95,6 +106,8 @@ def make_optimizer(
     if weight_decay:
         decayed = lambda params: map_paths(lambda path, _: not _found(no_decay, path), params)  # noqa: E731
         parts.append(optax.add_decayed_weights(weight_decay, decayed))
+    if layer_decay or frozen_layers:
+        parts.append(_scale_by_layer(layer_decay or 1.0, frozen_layers))
     if rates:
         parts.append(_scale_by_path(rates))
     parts.append(optax.scale_by_learning_rate(schedule))
@@ -124,8 +137,33 @@ def check_patterns(patterns: Sequence[str], tree: Any) -> None:
             raise ValueError(f"the pattern {pattern!r} finds no parameter; a path is like {paths[-1]!r}.")
 
 
+def _is_matrix(leaf):
+    return leaf.ndim > 1
+
+
 def _found(patterns, path):
     return any(re.search(pattern, path) for pattern in patterns)
+
+
+# The parameters in front of the layers.
+_FRONT = re.compile("^(backbone|class_token|distillation_token|embed|patch_embed|position|registers|segment|table)")
+
+
+def _scale_by_layer(decay, frozen):
+    def update(updates, params=None):
+        depths = map_paths(lambda path, leaf: len(leaf) if "layers/" in path else 0, updates)
+        depth = max(jax.tree.leaves(depths))
+
+        def scale(path, leaf):
+            if "layers/" in path:  # of all layers in one: the factors are a vector along them
+                layer = jnp.arange(len(leaf))
+                factors = jnp.where(layer < frozen, 0, decay ** (len(leaf) - layer).astype(jnp.float32))
+                return leaf * factors.reshape(-1, *[1] * (leaf.ndim - 1))
+            return leaf * (0 if frozen else decay ** (depth + 1)) if _FRONT.search(path) else leaf
+
+        return map_paths(scale, updates)
+
+    return optax.stateless(update)
 
 
 def _scale_by_path(rates):

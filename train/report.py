@@ -70,6 +70,8 @@ def write_report(workdir: str | os.PathLike) -> Path:
         _section("Curves", _curves(metrics, folder), "cards"),
         *(_confusion(key, data, folder) for key, data in arrays.items() if key.startswith("confusion_")),
         *(_mistakes(key, data, folder) for key, data in arrays.items() if key.startswith("mistakes_")),
+        *(_objects(key, data, folder) for key, data in arrays.items() if key.startswith("objects_")),
+        _painted({key: data for key, data in arrays.items() if key.startswith("painted_")}, folder),
         _section("Samples", _samples(artifacts / "samples.jsonl")),
         *(_written(path, folder) for path in sorted(artifacts.glob("written_*.json"))),
         _image_attention(arrays["attention_image"], folder) if "attention_image" in arrays else "",
@@ -170,6 +172,37 @@ def _mistakes(key: str, data: Mapping[str, np.ndarray], folder: Path) -> str:
         tiles.append(f'<figure><img alt="{truth}" src="{source}"><figcaption>{caption}</figcaption></figure>')
     note = "<p class=note>Truth → prediction, and the probability that the model gave to its prediction.</p>"
     return _section(_title(key), note + f"<div class=gallery>{''.join(tiles)}</div>" if tiles else "")
+
+
+def _objects(key: str, data: Mapping[str, np.ndarray], folder: Path) -> str:
+    """Images with the boxes of what is in them, dashed, and of what was found."""
+    pictures = []
+    for number, image in enumerate(data["image"]):
+        boxes = {name: data[name][data[name][:, 0] == number][:, 1:] for name in ("truth", "found")}
+        pictures.append(partial(figures.objects, image=image, names=data["class_names"], **boxes))
+    rows = {
+        " " * start: {" " * n: picture for n, picture in enumerate(pictures[start : start + 6])}
+        for start in range(0, len(pictures), 6)
+    }
+    note = "<p class=note>Dashed is the truth; what was found has its class and its probability.</p>"
+    return _section(_title(key), note + _card(partial(figures.grid, side=2.0), rows, name=_file(key), folder=folder))
+
+
+def _painted(steps: Mapping[str, Mapping[str, np.ndarray]], folder: Path) -> str:
+    """Images, what was seen of them, and what the model made of that, step by step."""
+    if not steps:
+        return ""
+    names, first = list(steps), next(iter(steps.values()))
+    columns = {"original": first["image"], "masked": first["masked"]}
+    for i in _spread(len(names), MOST["layers"]):
+        columns[f"step {int(names[i].partition('_')[2]):,}"] = steps[names[i]]["painted"]
+    rows = {
+        " " * n: {
+            title: partial(figures.overlay, image=images[n].squeeze(), heat=None) for title, images in columns.items()
+        }
+        for n in range(len(first["image"]))
+    }
+    return _section("Masked images", _card(figures.grid, rows, name="painted", folder=folder))
 
 
 def _samples(path: Path) -> str:
@@ -292,7 +325,7 @@ def _section(title: str, body: str, kind: str = "") -> str:
 def _title(key: str) -> str:
     what, _, split = key.partition("_")
     titles = {"confusion": "Confusion matrix", "mistakes": "Worst mistakes", "written": "What it wrote"}
-    return f"{titles[what]}, {_words(split)}"
+    return f"{titles.get(what, 'Objects')}, {_words(split)}"
 
 
 def _keys(metrics: Metrics) -> list[str]:

@@ -1,6 +1,7 @@
 """What a trained model writes, as the config's `sampling` section says."""
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -29,6 +30,7 @@ class Sampler:
         self.experiment, self.settings, self.helpers = experiment, experiment.config.sampling, helpers
         self.acceptance_rate: float | None = None
         self.compared: dict[str, dict[str, Any]] = {}
+        self._paint = jax.jit(partial(experiment.model.apply, method="pictures"))
 
     def write(self, variables: Any, prompt: str) -> list[str]:
         """What the model writes after a prompt, or of pairs for an input, as the config's `sampling` section says.
@@ -38,6 +40,13 @@ class Sampler:
         """
         prompts, inputs = self._request(prompt)
         return self._texts(prompts, self._generate(variables, prompts, inputs))
+
+    def paint(self, variables: Any, count: int = 6) -> dict[str, np.ndarray]:
+        """The first images of the first split, without the patches that are hidden, and as a masked autoencoder sees
+        them: `image`, `masked` and `painted` [N, h, w, c]."""
+        batch = next(iter(self.experiment.data.splits.values()))[0]
+        image, noise = batch["image"][:count], batch["noise"][:count]
+        return dict(zip(("image", "masked", "painted"), (image, *self._paint(variables, image, noise))))
 
     def check(self, variables: Any) -> None:
         """Raises what `write` would for the config's prompt, without computing anything: a run should start with it."""

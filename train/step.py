@@ -62,7 +62,7 @@ def make_train_step(
     def loss(params, overwritten, collections, batch, rng):
         variables = {"params": _cast(params, dtype), **collections, **overwritten}
         apply = nn.apply(objective, model, mutable=list(collections))
-        (loss_sum, weight, aux), collections = apply(variables, _cast(batch, dtype), rngs={"dropout": rng})
+        (loss_sum, weight, aux), collections = apply(variables, _read_in(batch, dtype), rngs={"dropout": rng})
         return loss_sum, (weight, aux, collections)
 
     def gradients(params, collections, batch, rng):
@@ -92,7 +92,8 @@ def make_train_step(
             raise ValueError(f"accumulate is {accumulate}: a model with a memory goes through a batch in 1 part.")
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
         compute = gradients if accumulate == 1 else accumulated
-        collections = {**state.collections, "run": {"progress": state.step / total_steps}}
+        real = {name: value.sum() for name, value in batch.items() if value.dtype == bool}
+        collections = {**state.collections, "run": {"progress": state.step / total_steps, "real": real}}
         collections, (grads, weight, aux) = compute(state.params, collections, batch, rng)
         del collections["run"]
         grads = jax.tree.map(lambda g: g / weight, grads)
@@ -129,7 +130,7 @@ def make_asking_step(
 
     def step(variables: Any, batch: Batch) -> Any:
         variables = {**variables, "params": _cast(variables["params"], dtype)}
-        return nn.apply(ask, model, **kwargs)(variables, _cast(batch, dtype))
+        return nn.apply(ask, model, **kwargs)(variables, _read_in(batch, dtype))
 
     return step
 
@@ -139,6 +140,11 @@ def compute_dtype(precision: str) -> jnp.dtype:
     if precision not in ("float32", "bfloat16"):
         raise ValueError(f"precision is {precision!r}: it must be float32 or bfloat16.")
     return jnp.dtype(precision)
+
+
+def _read_in(batch, dtype):
+    """The batch with its images as `dtype`; what an answer is compared with stays as it is."""
+    return {name: value.astype(dtype) if name == "image" else value for name, value in batch.items()}
 
 
 def _cast(tree, dtype):

@@ -15,7 +15,25 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 import models
-from models.convert import albert, bart, bert, bigbird, distilbert, electra, gpt2, llama, roberta, t5, vit
+from models.convert import (
+    albert,
+    bart,
+    bert,
+    bigbird,
+    deit,
+    detr,
+    distilbert,
+    electra,
+    gpt2,
+    llama,
+    mae,
+    resnet,
+    roberta,
+    swin,
+    t5,
+    vit,
+    vit_npz,
+)
 from models.convert.family import ACTIVATIONS, rearrange
 
 FAMILIES = {
@@ -23,14 +41,21 @@ FAMILIES = {
     "bart": bart.FAMILY,
     "bert": bert.FAMILY,
     "big_bird": bigbird.FAMILY,
+    "bit": resnet.BIT,
+    "deit": deit.FAMILY,
+    "detr": detr.FAMILY,
     "distilbert": distilbert.FAMILY,
     "electra": electra.FAMILY,
     "gpt2": gpt2.FAMILY,
     "llama": llama.LLAMA,
     "mistral": llama.MISTRAL,
+    "resnet": resnet.FAMILY,
     "roberta": roberta.ROBERTA,
+    "swin": swin.SWIN,
+    "swinv2": swin.SWINV2,
     "t5": t5.FAMILY,
     "vit": vit.FAMILY,
+    "vit_mae": mae.FAMILY,
     "xlm-roberta": roberta.XLMR,
 }
 
@@ -38,7 +63,8 @@ FAMILIES = {
 def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) -> tuple[nn.Module, dict]:
     """The model in a folder and its variables, whose dtype is `dtype` whatever the file's.
 
-    The folder has `config.json` and `model.safetensors`, or its shards and `model.safetensors.index.json`.
+    The folder has `config.json` and `model.safetensors`, or its shards and `model.safetensors.index.json`; or it is an
+    `.npz` file of google-research/vision_transformer, see `vit_npz`.
     `settings` of our model come before the folder's: `dropout`, `remat`, `implementation`...
 
     Raises:
@@ -46,6 +72,8 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
         ValueError: a file is corrupt, or what it holds is no model of ours.
     """
     folder = Path(folder)
+    if folder.suffix == ".npz":
+        return vit_npz.load(folder, dtype, **settings)
     config = _json(folder / "config.json")
     kind = config.get("model_type")
     if kind not in FAMILIES:
@@ -53,7 +81,8 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
     family, files = FAMILIES[kind], _files(folder)
     try:
         model = models.build(family.model, **_settings(family, config, files, settings))
-        shapes = _shapes(family, model)
+        kinds = _shapes(family, model)
+        shapes = _joined(kinds)
         params = {path: np.empty(shape, dtype) for path, shape in shapes.items()}
         # What tensors there should be follows from where our parameters, without content, would go.
         hollow = {path: np.broadcast_to(False, shape) for path, shape in shapes.items()}
@@ -84,9 +113,13 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
                     array = rearrange(array, *rule.layout.split("->"), _sizes(family, model) | {"n": len(paths)})
                 for path, part in zip(paths, array if len(paths) > 1 else [array]):
                     params[path][index] = part
+        for name, value in family.constants(model).items():
+            if not np.allclose(read(name), value, atol=1e-2):  # in bfloat16 too
+                raise ValueError(f"tensor {name} is not the fixed one that the model has.")
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
-    return model, {"params": jax.tree.map(jnp.asarray, unflatten_dict(params, sep="/"))}
+    arrays = {kind: {path: jnp.asarray(params[path]) for path in paths} for kind, paths in kinds.items()}
+    return model, {kind: unflatten_dict(found, sep="/") for kind, found in arrays.items()}
 
 
 def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
@@ -108,8 +141,9 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     for name, (setting, _) in family.fields.items():
         if setting == "activation":
             config[name] = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == model.activation)
-    params = flatten_dict(variables["params"], sep="/")
-    _match(_shapes(family, model), {path: value.shape for path, value in params.items()})
+    kinds = _shapes(family, model)
+    params = _joined({kind: flatten_dict(variables[kind], sep="/") for kind in kinds})
+    _match(_joined(kinds), {path: value.shape for path, value in params.items()})
     dtype = str(next(iter(params.values())).dtype)
     config |= {"model_type": kind, "dtype": dtype} | family.fixed | family.config(model)
     # safetensors writes the memory of an array that is not contiguous in the wrong order.
@@ -129,9 +163,15 @@ def _spelling(family, name, files):
 
 
 def _shapes(family, model):
-    """The shapes of the model's parameters, by path."""
+    """The shapes of the model's parameters, and of its statistics if it has any, by path."""
     variables = jax.eval_shape(model.init, jax.random.key(0), *jax.tree.leaves(family.example(model)))
-    return {path: value.shape for path, value in flatten_dict(variables["params"], sep="/").items()}
+    kinds = {kind: flatten_dict(variables[kind], sep="/") for kind in ("params", "statistics") if kind in variables}
+    return {kind: {path: value.shape for path, value in found.items()} for kind, found in kinds.items()}
+
+
+def _joined(kinds):
+    """All paths: those of parameters and of statistics differ."""
+    return {path: value for found in kinds.values() for path, value in found.items()}
 
 
 def _sizes(family, model):
@@ -147,6 +187,7 @@ def _tensors(family, model, params):
             if rule.layout:
                 array = rearrange(array, *rule.layout.split("->")[::-1], _sizes(family, model) | {"n": len(paths)})
             yield name, array
+    yield from family.constants(model).items()
 
 
 def _settings(family, config, names, overrides):

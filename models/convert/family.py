@@ -54,6 +54,7 @@ class Family:
         fixed: fields with the only value that our model knows.
         tied: pairs of tensors that are one for us, unless a rule has the first; a file may leave out the first.
         fits: whether a model is one of this family, where several families have the same model.
+        constants: makes the tensors of a model that are no parameters of ours, by name: written, and checked when read.
         ignored: pattern of tensors that carry nothing; or makes a model's.
         old: endings of tensors' names -> those in old files.
         sizes: letters in layouts -> our settings that give their sizes.
@@ -75,6 +76,7 @@ class Family:
     settings: Callable[[dict, str, Mapping], dict] = lambda config, architecture, names: {}
     fits: Callable[[nn.Module], bool] = lambda model: True
     tied: tuple[tuple[str, str], ...] = ()
+    constants: Callable[[nn.Module], dict[str, np.ndarray]] = lambda model: {}
     ignored: str | Callable[[nn.Module], str] = ""
     old: Mapping[str, str] = field(default_factory=dict)
 
@@ -84,10 +86,10 @@ def linear(reference: str, ours: str, layout: str = "F D -> D F") -> list[Rule]:
     return [Rule(f"{reference}.weight", f"{ours}/kernel", layout), Rule(f"{reference}.bias", f"{ours}/bias")]
 
 
-def heads(reference: str, ours: str) -> list[Rule]:
-    """A PyTorch linear layer that makes heads."""
-    bias = Rule(f"{reference}.bias", f"{ours}/bias", "(H C) -> H C")
-    return [Rule(f"{reference}.weight", f"{ours}/kernel", "(H C) D -> D H C"), bias]
+def heads(reference: str, ours: str, number: str | int = "H") -> list[Rule]:
+    """A PyTorch linear layer that makes heads: as many as a letter of the family's `sizes` says, or a number."""
+    bias = Rule(f"{reference}.bias", f"{ours}/bias", f"({number} C) -> {number} C")
+    return [Rule(f"{reference}.weight", f"{ours}/kernel", f"({number} C) D -> D {number} C"), bias]
 
 
 def norm(reference: str, ours: str) -> list[Rule]:
@@ -96,12 +98,13 @@ def norm(reference: str, ours: str) -> list[Rule]:
 
 
 def rearrange(array: np.ndarray, source: str, target: str, sizes: Mapping[str, int]) -> np.ndarray:
-    """The array with its `source` axes in the order and grouping of `target`; "(a b)" is one axis, "1" one of size 1.
+    """The array with its `source` axes in the order and grouping of `target`; "(a b)" is one axis, "3" one of size 3.
 
     `sizes` gives the sizes of all axes in a group of `source` but one.
     """
-    source, target = ([group.strip("()1").split() for group in re.findall(r"\(.*?\)|\S+", s)] for s in (source, target))
-    sizes = dict(sizes)
+    source, target = ([group.strip("()").split() for group in re.findall(r"\(.*?\)|\S+", s)] for s in (source, target))
+    source, target = ([[axis for axis in group if axis != "1"] for group in groups] for groups in (source, target))
+    sizes = {axis: int(axis) for group in source for axis in group if axis.isdigit()} | dict(sizes)
     for group, size in zip(source, array.shape, strict=True):
         for axis in set(group) - set(sizes):
             sizes[axis] = size // math.prod(sizes[other] for other in group if other != axis)

@@ -4,6 +4,7 @@ A `ViTModel`'s pooler is the tanh layer of the pre-training head: `head="mlp"`. 
 not those of the live modules. The reference's dropout is ours, but it drops nothing inside the feed-forward layer.
 """
 
+import flax.linen as nn
 import numpy as np
 
 from models.convert.family import Family, Rule, heads, linear, norm
@@ -23,24 +24,33 @@ FIELDS = {
 }
 
 
-def _rules(model):
-    body = "" if _has_pooler(model) else "vit."
-    layer, ours = f"{body}encoder.layer.*.", "stack/layers/"
-    patch = linear(f"{body}embeddings.patch_embeddings.projection", "patch_embed/projection", "D c p q -> (p q c) D")
-    table = [
+def layers(reference: str, ours: str, h: str = "H") -> list[Rule]:
+    """The blocks of a stack; `h` is the letter of its number of heads."""
+    return [
+        *norm(f"{reference}layernorm_before", f"{ours}attention_norm"),
+        *heads(f"{reference}attention.attention.query", f"{ours}attention/query", h),
+        *heads(f"{reference}attention.attention.key", f"{ours}attention/key", h),
+        *heads(f"{reference}attention.attention.value", f"{ours}attention/value", h),
+        *linear(f"{reference}attention.output.dense", f"{ours}attention/out", f"D ({h} C) -> {h} C D"),
+        *norm(f"{reference}layernorm_after", f"{ours}mlp_norm"),
+        *linear(f"{reference}intermediate.dense", f"{ours}mlp/up"),
+        *linear(f"{reference}output.dense", f"{ours}mlp/down"),
+    ]
+
+
+def encoder(body: str) -> list[Rule]:
+    """All but positions and heads; `body` is the prefix of the tensors."""
+    return [
         Rule(f"{body}embeddings.cls_token", "class_token", "1 1 D -> D"),
-        Rule(f"{body}embeddings.position_embeddings", "table/table", "1 P D -> P D"),
-        *patch,
-        *norm(f"{layer}layernorm_before", f"{ours}attention_norm"),
-        *heads(f"{layer}attention.attention.query", f"{ours}attention/query"),
-        *heads(f"{layer}attention.attention.key", f"{ours}attention/key"),
-        *heads(f"{layer}attention.attention.value", f"{ours}attention/value"),
-        *linear(f"{layer}attention.output.dense", f"{ours}attention/out", "D (H C) -> H C D"),
-        *norm(f"{layer}layernorm_after", f"{ours}mlp_norm"),
-        *linear(f"{layer}intermediate.dense", f"{ours}mlp/up"),
-        *linear(f"{layer}output.dense", f"{ours}mlp/down"),
+        *linear(f"{body}embeddings.patch_embeddings.projection", "patch_embed/projection", "D c p q -> (p q c) D"),
+        *layers(f"{body}encoder.layer.*.", "stack/layers/"),
         *norm(f"{body}layernorm", "norm"),
     ]
+
+
+def _rules(model):
+    body = "" if _has_pooler(model) else "vit."
+    table = [*encoder(body), Rule(f"{body}embeddings.position_embeddings", "table/table", "1 P D -> P D")]
     if model.num_classes:
         return table + linear("classifier", "classifier")
     return table + linear("pooler.dense", "pre_logits") if _has_pooler(model) else table
@@ -50,33 +60,54 @@ def _has_pooler(model):
     return model.head == "mlp" and not model.num_classes
 
 
-def _settings(config, architecture, names):
+def make_square(config: dict) -> None:
+    """Sizes given as two equal numbers become one."""
     for field in ("image_size", "patch_size"):
         size = config.get(field)
         if isinstance(size, list) and len(set(size)) == 1:
             config[field] = size[0]
+
+
+def labels(model: nn.Module) -> dict:
+    """The fields that name the classes."""
+    names = [f"LABEL_{label}" for label in range(model.num_classes)]
+    return {"id2label": dict(enumerate(names)), "label2id": {name: label for label, name in enumerate(names)}}
+
+
+def num_labels(config: dict) -> int:
+    """How many classes there are; the reference leaves out what is its default: two."""
+    return config.get("num_labels", len(config.get("id2label", "01")))
+
+
+def _settings(config, architecture, names):
+    make_square(config)
     if architecture == "ViTModel":
         pooler = "pooler.dense.weight" in names
         if pooler and config.get("pooler_act", "tanh") != "tanh":
             raise ValueError(f"pooler_act is {config['pooler_act']!r}: the model knows only 'tanh'.")
         return {"num_classes": 0, "head": "mlp" if pooler else "linear"}
-    # The reference leaves out what is its default: two labels.
-    return {"num_classes": config.get("num_labels", len(config.get("id2label", "01")))}
+    return {"num_classes": num_labels(config)}
 
 
 def _config(model):
-    kind = {"position": model.position, "pooling": model.pooling, "head": model.head if model.num_classes else "linear"}
-    allowed = {"position": "1d", "pooling": "token", "head": "linear"}
-    if kind != allowed:
-        raise ValueError(f"`transformers` has no ViT with {kind}: it must have {allowed} (or no classes).")
-    labels = [f"LABEL_{label}" for label in range(model.num_classes)]
+    refuse_others(model, head=model.head if model.num_classes else "linear")
     return {
         "architectures": ["ViTModel" if _has_pooler(model) else "ViTForImageClassification"],
-        "id2label": dict(enumerate(labels)),
-        "label2id": {name: label for label, name in enumerate(labels)},
+        **labels(model),
         "intermediate_size": model.hidden or 4 * model.width,
         "encoder_stride": model.patch_size,
     }
+
+
+def refuse_others(model: nn.Module, position: str = "1d", **kind) -> None:
+    """Raises ValueError for a model that is none of the references'."""
+    allowed = {"position": position, "pooling": "token", "head": "linear"}
+    allowed |= {"num_registers": 0, "layer_scale": 0.0, "qk_norm": False}
+    kind = {name: getattr(model, name) for name in allowed} | kind
+    if kind != allowed:
+        raise ValueError(
+            f"`transformers` has no {type(model).__name__} with {kind}: it must have {allowed} (or no classes)."
+        )
 
 
 FAMILY = Family(

@@ -4,6 +4,7 @@ Queries come in groups: H = K x G heads, where each of K key/value heads serves 
 attention, K = 1 multi-query (arXiv 1911.02150), anything between grouped-query attention (arXiv 2305.13245).
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -53,6 +54,19 @@ class Additive(nn.Module):
         hidden = jnp.tanh(query[:, :, None] + key[:, None, :, :, None])
         scores = nn.Dense(1, use_bias=False, name="score")(hidden)
         return jnp.einsum("BTSKG->BKGTS", scores[..., 0])
+
+
+class Cosine(nn.Module):
+    """The cosine of the angle of query and key, times a learned scale of each head (arXiv 2111.09883, section 3.3)."""
+
+    @nn.compact
+    def __call__(self, query: Float[Array, "B T K G C"], key: Float[Array, "B S K C"]) -> Float[Array, "B K G T S"]:
+        def unit(x):
+            x = x.astype(jnp.float32)
+            return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(axis=-1, keepdims=True), 1e-24))
+
+        scale = self.param("scale", nn.initializers.constant(math.log(10)), query.shape[2:4])
+        return dot_product(unit(query) * jnp.exp(jnp.minimum(scale, math.log(100)))[..., None], unit(key))
 
 
 def causal_mask(query_positions: Int[Array, "*B T"], key_positions: Int[Array, "S"]) -> Bool[Array, "*B 1 T S"]:
@@ -164,11 +178,13 @@ class Attention(nn.Module):
         rotary: turns (queries or keys [B, T, H, C], positions [B, T]) by their positions; None leaves them.
         relative: makes a Module that maps (queries [B, T, H, C], positions [B, T], number of keys S) to a bias
             [B, H, T, S], such as `partial(RelativeKeys, max_distance=8)`; None adds none.
+        qk_norm: makes a norm of each head's queries and of its keys (arXiv 2302.05442, section 2.1); None makes none.
         dropout: rate on the attention weights.
         implementation: "xla" works everywhere; "cudnn" is flash attention on an NVIDIA GPU in bfloat16 or float16, for
             the scaled dot product without dropout.
         use_bias, kernel_init, out_init: of the projections; `out_init` is the output's.
         query_init: of the queries' projection; None is `kernel_init`.
+        key_bias: without it, the keys' projection has no bias even if the others have.
 
     The weights [B, H, T, S] are sown as `intermediates/attention` ("xla" only). Inputs longer than two windows are
     computed, and sown, in blocks of a window, unless there is a bias or a mask that is not the same for all queries.
@@ -182,12 +198,14 @@ class Attention(nn.Module):
     score: Score = scaled_dot_product
     rotary: Callable | None = None
     relative: Callable[..., nn.Module] | None = None
+    qk_norm: Callable[..., nn.Module] | None = None
     dropout: float = 0.0
     implementation: str = "xla"
     use_bias: bool = True
     kernel_init: Callable = nn.initializers.xavier_uniform()
     out_init: Callable = nn.initializers.xavier_uniform()
     query_init: Callable | None = None
+    key_bias: bool = True
 
     @nn.compact
     def __call__(
@@ -200,11 +218,14 @@ class Attention(nn.Module):
         positions: Int[Array, "#B T"] | None = None,
         cache: Cache | None = None,
         pattern: Callable | None = None,
+        added: Float[Array, "#B T D"] | None = None,
+        context_added: Float[Array, "#B S E"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Cache | None]:
         """Returns the output and the cache with this call's keys and values appended (None when none was given).
 
         With a cache, `mask` and `bias` are over all of its positions, and a query sees those up to its own. A `pattern`
-        computes what is to be seen in the place of `attend`, such as `BlockSparse`.
+        computes what is to be seen in the place of `attend`, such as `BlockSparse`. What queries are made of is x with
+        what is `added`, and so are keys, or the context with what is added to it, but not values.
 
         Raises:
             ValueError: heads do not divide, or the implementation cannot do what is asked of it.
@@ -223,15 +244,21 @@ class Attention(nn.Module):
             raise ValueError(f"an attention window of {self.window} tokens is none: it must be at least 1.")
 
         def project(name, heads, inputs, init=self.kernel_init):
-            return Linear((heads, head_size), use_bias=self.use_bias, kernel_init=init, name=name)(inputs)
+            use_bias = self.use_bias and (name != "key" or self.key_bias)
+            return Linear((heads, head_size), use_bias=use_bias, kernel_init=init, name=name)(inputs)
 
-        query = project("query", self.num_heads, x, self.query_init or self.kernel_init)
+        placed = x if added is None else x + added
+        query = project("query", self.num_heads, placed, self.query_init or self.kernel_init)
         if isinstance(context, Memory):
             key, value = context.keys_and_values()
         else:
             source = x if context is None else context
-            key, value = project("key", kv_heads, source), project("value", kv_heads, source)
+            if context is not None:
+                placed = context if context_added is None else context + context_added
+            key, value = project("key", kv_heads, placed), project("value", kv_heads, source)
 
+        if self.qk_norm is not None:
+            query, key = self.qk_norm(name="query_norm")(query), self.qk_norm(name="key_norm")(key)
         if positions is None:
             positions = jnp.arange(x.shape[1])[None] if cache is None else cache.positions(x.shape[1])
         if self.rotary is not None:

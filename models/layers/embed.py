@@ -35,6 +35,19 @@ class Embed(nn.Module):
         return (x.reshape(-1, self.width) @ self.table.T).reshape(*x.shape[:-1], self.vocab_size)
 
 
+def patches(image: Float[Array, "B height width channels"], size: int) -> Float[Array, "B rows columns F"]:
+    """The pixels of each square patch, `size` on a side: its rows, in each its columns, in each the channels.
+
+    Raises:
+        ValueError: the image's sides are not multiples of the size.
+    """
+    batch, height, width, channels = image.shape
+    if height % size or width % size:
+        raise ValueError(f"image {height}x{width} does not divide into patches of {size}x{size} pixels.")
+    cut = image.reshape(batch, height // size, size, width // size, size, channels)
+    return cut.transpose(0, 1, 3, 2, 4, 5).reshape(batch, height // size, width // size, -1)
+
+
 class PatchEmbed(nn.Module):
     """Square patches of an image, each projected to the width: a convolution whose stride is its size.
 
@@ -49,10 +62,4 @@ class PatchEmbed(nn.Module):
     @nn.compact
     def __call__(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B rows columns D"]:
         """Raises ValueError for an image whose sides are not multiples of the patch size."""
-        batch, height, width, channels = image.shape
-        size = self.patch_size
-        if height % size or width % size:
-            raise ValueError(f"image {height}x{width} does not divide into patches of {size}x{size} pixels.")
-        patches = image.reshape(batch, height // size, size, width // size, size, channels)
-        patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, height // size, width // size, -1)
-        return Linear((self.width,), name="projection")(patches)
+        return Linear((self.width,), name="projection")(patches(image, self.patch_size))

@@ -74,10 +74,12 @@ class TokenNorm(nn.Module):
     Attributes:
         epsilon: part of the model.
         momentum: what running statistics keep of themselves in a step.
+        use_affine: a scale and a bias are learned.
     """
 
     epsilon: float
     momentum: float = 0.9
+    use_affine: bool = True
 
     def running(self, name, *init):
         return self.variable("statistics", name, *init)
@@ -89,6 +91,8 @@ class TokenNorm(nn.Module):
             running.value = jnp.where(shares.any(), new, running.value)
 
     def affine(self, x, dtype):
+        if not self.use_affine:
+            return x.astype(dtype)
         scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
         return (x * scale + self.param("bias", nn.initializers.zeros, x.shape[-1:])).astype(dtype)
 
@@ -109,14 +113,20 @@ def _mean(x, shares):
 
 
 class BatchNorm(TokenNorm):
-    """(x - mean) / sqrt(variance + epsilon) * scale + bias (arXiv 1502.03167). The running variance is unbiased."""
+    """(x - mean) / sqrt(variance + epsilon) * scale + bias (arXiv 1502.03167). The running variance is unbiased.
+
+    Attributes:
+        frozen: running statistics take the batch's place in training too, and stay as they are.
+    """
+
+    frozen: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "*B D"], mask: Bool[Array, "..."] | None = None) -> Float[Array, "*B D"]:
         wide, mean = x.astype(jnp.float32), self.running("mean", jnp.zeros, x.shape[-1:])
         variance = self.running("variance", jnp.ones, x.shape[-1:])
         used = mean.value, variance.value
-        if self.is_mutable_collection("statistics"):
+        if self.is_mutable_collection("statistics") and not self.frozen:
             shares = _shares(x, mask)
             centre = _mean(wide, shares)
             used = centre, _mean(jnp.square(wide - centre), shares)

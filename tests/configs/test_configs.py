@@ -184,6 +184,20 @@ def test_a_runs_config_json_loads_as_the_config_it_was(config, tmp_path):
     assert sweep == []
 
 
+def test_the_sweep_is_the_arguments():
+    path = ROOT / "configs" / "vit_ablations.py"
+    config, sweep = configs.load(f"{path}:pooling,folder")
+    assert config.data.source == "idx:folder"
+    assert {changes["model.pooling"] for changes in sweep} == {"token", "gap"}
+    with pytest.raises(ValueError, match="'depth' is not an ablation of ViT: it is one of position, pooling, size"):
+        configs.load(f"{path}:depth,folder")
+    for overrides in configs.load(f"{path}:size,folder")[1]:
+        config, _ = configs.load(f"{path}:size,folder")
+        configs.override(config, overrides)
+        alone, _ = configs.load(f"{ROOT / 'configs' / 'fashion_mnist.py'}:{config.model.name},folder")
+        assert config.model.to_dict() == alone.model.to_dict()
+
+
 def test_sweep_yields_overrides(tmp_path):
     (tmp_path / "x.py").write_text(
         "from configs import base\n"

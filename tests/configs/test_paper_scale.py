@@ -46,6 +46,22 @@ MODELS = [
     # The paper says 22M: 22,050,664 of ViT-S/16, less 76,032 of the class token and the learned positions, and 147,840
     # of the head's hidden layer.
     ("vit_s16_imagenet", 22_122_472, None, MIXED),
+    # The paper says 22M; with another token and head, as published.
+    ("deit_s_imagenet", 22_050_664, None, FSDP),
+    ("deit_s_imagenet:distilled", 22_436_432, None, FSDP | {"objective.name": "classification"}),
+    # facebook/vit-mae-base has 111,907,840, 197 x (768 + 512) of them tables. ViT-B's 86,567,656 have a learned one.
+    ("mae_vitb16_imagenet", 111_655_680, None, MIXED),
+    ("mae_vitb16_imagenet:finetune", 86_567_656 - 197 * 768, None, MIXED),
+    ("mae_vitb16_imagenet:probe", 86_567_656 - 197 * 768, None, FSDP),
+    # ViT-B's and ViT-L's published numbers without their classifiers; 21,843 classes divide by little.
+    ("vit_imagenet21k:B", 85_798_656, "pre_logits|classifier", FSDP | {"model.num_classes": 21_848}),
+    ("vit_imagenet21k:L", 303_301_632, "pre_logits|classifier", FSDP | {"model.num_classes": 21_848}),
+    # The paper says 28.3M.
+    ("swin_t_imagenet", 28_288_354, None, MIXED),
+    # As published.
+    ("resnet50_imagenet", 25_557_032, None, FSDP),
+    # The paper says 41M: what its code trains, without the backbone's norms and first convolutions.
+    ("detr_coco", 41_302_368, "backbone.*norm|stem_conv|stages_0", FSDP),
 ]
 
 

@@ -159,7 +159,7 @@ def test_images_from_folders(tmp_path):
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        ("digit", {}, "source='digit' must be digits, folder:PATH, stdlib, text:PATH"),
+        ("digit", {}, "source='digit' must be digits, folder:PATH, idx:PATH, cifar:PATH, stdlib, text:PATH"),
         ("text:", {}, "source='text:' must be"),
         ("digits:8", {}, "source='digits:8' must be"),
         ("digits", {"train_split": "train[:50%]"}, "source='digits' has its own splits"),

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 import data
-from data import tokenizers
-from data.masking import MaskTokens
+from data import shuffle, tokenizers
+from data.masking import PATTERNS, MaskPatches, MaskTokens
 
 WORDS = [f"w{i}" for i in range(50)]
 CODER = tokenizers.train("words", [" ".join(WORDS)], special=("end_of_text", "mask"))
@@ -145,3 +145,78 @@ def test_what_cannot_be_masked():
         MaskTokens(1.5, CODER)
     with pytest.raises(ValueError, match="mask_rate needs a tokenizer with a mask"):
         MaskTokens(0.15, tokenizers.train("bytes", []))
+
+
+def patches(kind="random", rate=0.75, rows=6, columns=8, count=50, seed=0):
+    """True in the patches [N, rows, columns] that are hidden of images of so many patches."""
+    images, keys = np.zeros((count, 2 * rows, 2 * columns, 1)), shuffle.keys(np.arange(count), seed)
+    noise = MaskPatches(lambda batch, keys: batch, 2, rate, kind)({"image": images}, keys)["noise"]
+    np.testing.assert_array_equal(np.sort(noise), np.tile(np.arange(rows * columns), (count, 1)))
+    return (noise >= int(rows * columns * (1 - rate))).reshape(count, rows, columns)
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+def test_as_many_patches_as_asked_for_are_hidden_others_in_each_image(kind):
+    for rate in (0.4, 0.75, 0.9):
+        hidden = patches(kind, rate, rows=5)
+        assert set(hidden.sum(axis=(1, 2))) == {40 - int(40 * (1 - rate))}
+        assert len(np.unique(hidden.reshape(50, -1), axis=0)) >= (4 if kind == "grid" else 20)
+    np.testing.assert_array_equal(patches(kind), patches(kind))
+    assert (patches(kind, seed=1) != patches(kind)).any()
+
+
+def test_blocks_hang_together_and_random_patches_do_not():
+    share = {}
+    for kind in ("random", "block"):
+        hidden = patches(kind, 0.5, 14, 14)
+        share[kind] = (hidden[:, 1:] & hidden[:, :-1]).sum() / hidden[:, 1:].sum()
+    assert share["random"] < 0.55
+    assert share["block"] > 0.75
+
+
+def test_a_grid_shows_one_patch_of_each_four():
+    hidden = patches("grid")
+    cells = ~hidden.reshape(50, 3, 2, 4, 2)
+    np.testing.assert_array_equal(cells.sum(axis=(2, 4)), 1)
+    np.testing.assert_array_equal(cells.any(axis=(1, 3)).sum(axis=(1, 2)), 1)  # at the same place
+
+
+@pytest.mark.parametrize("size", [7, 64])
+def test_an_evaluation_hides_the_same_patches_whatever_the_batch(size):
+    options = {
+        "task": "masked_images",
+        "batch_size": 8,
+        "mask_rate": 0.75,
+        "patch_size": 2,
+        "evaluation_batch_size": size,
+    }
+    loaded = data.load("digits", **options)
+    test = loaded.splits["test"]
+    noise = np.concatenate([batch["noise"] for batch in test])[:100]
+    keys = shuffle.keys(np.arange(100), 0)
+    expected = MaskPatches(lambda batch, keys: batch, 2, 0.75)({"image": np.zeros((100, 8, 8, 1))}, keys)["noise"]
+    np.testing.assert_array_equal(noise, expected)
+    assert noise.dtype == np.int32
+    assert loaded.info["kind"] == "masked images"
+    # In training, an image has another mask in each epoch.
+    epoch = loaded.train.examples_per_epoch
+    first = [loaded.train[step] for step in range(2 * epoch // 8 + 1)]
+    images = np.concatenate([batch["image"] for batch in first]).reshape(-1, 64)
+    noise = np.concatenate([batch["noise"] for batch in first])
+    again = np.flatnonzero((images[epoch:] == images[0]).all(axis=1))[0] + epoch
+    assert (noise[again] != noise[0]).any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mask_rate": 1.0}, "mask_rate=1.0 must be between 0 and 1"),
+        ({"masking": "stripes"}, "masking='stripes' must be one of random, block, grid"),
+        ({"patch_size": 0}, "masked images need a patch_size"),
+        ({"task": "images"}, "mask_rate=0.5 has no meaning for source='digits', which is read for task='images'"),
+    ],
+)
+def test_errors_of_masked_images(changes, message):
+    options = {"task": "masked_images", "batch_size": 8, "mask_rate": 0.5, "patch_size": 2}
+    with pytest.raises(ValueError, match=message):
+        data.load("digits", **options | changes)

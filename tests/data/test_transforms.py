@@ -3,7 +3,8 @@ import pytest
 from PIL import Image
 
 from data import shuffle
-from data.transforms import OPERATIONS, CentreCrop, Flip, RandAugment, RandomCrop, Shift, Transform, parse
+from data.distortions import OPERATIONS, Jitter, RandAugment
+from data.transforms import CentreCrop, Erase, Flip, RandomCrop, Shift, Transform, parse
 
 RANDOM = np.random.default_rng(0)
 RGB = RANDOM.integers(0, 256, (16, 20, 24, 3)).astype(np.uint8)
@@ -15,6 +16,9 @@ ALL = {
     "flip": Flip(),
     "shift": Shift(3),
     "randaugment": RandAugment(2, 9),
+    "deit": RandAugment(2, 9, deviation=0.5, probability=0.5, increasing=True),
+    "jitter": Jitter(0.4, 0.4, 0.4, 0.1),
+    "erase": Erase(0.9),
 }
 
 
@@ -22,11 +26,12 @@ ALL = {
 @pytest.mark.parametrize("images", [RGB, GREY], ids=["rgb", "grey"])
 def test_each_image_depends_on_its_key_alone(name, images):
     before = images.copy()
+    images = images.astype(np.float32) if name == "erase" else images
     together = ALL[name](images, KEYS)
     alone = np.concatenate([ALL[name](images[i : i + 1], KEYS[i : i + 1]) for i in range(16)])
     np.testing.assert_array_equal(together, alone)
     np.testing.assert_array_equal(together, ALL[name](images, KEYS))
-    assert together.dtype == np.uint8
+    assert together.dtype == images.dtype
     assert together.shape == (16, 12, 12, images.shape[-1]) if name in ("crop", "centre") else images.shape
     np.testing.assert_array_equal(images, before)
     if name != "centre":
@@ -59,8 +64,13 @@ def test_shift():
 
 def test_centre_crop_is_pillows_resize():
     image = RGB[0]
-    expected = np.asarray(Image.fromarray(image).resize((19, 16), Image.Resampling.BILINEAR))[1:15, 2:16]
-    np.testing.assert_array_equal(CentreCrop(14, 0.875)([image], KEYS[:1])[0], expected)
+    for name, kind in (("bilinear", Image.Resampling.BILINEAR), ("bicubic", Image.Resampling.BICUBIC)):
+        expected = np.asarray(Image.fromarray(image).resize((19, 16), kind))[1:15, 2:16]
+        np.testing.assert_array_equal(CentreCrop(14, 0.875, name)([image], KEYS[:1])[0], expected)
+        top, left, height, width = RandomCrop(9).box(20, 24, shuffle.generator(KEYS[0]))
+        part = Image.fromarray(image[top : top + height, left : left + width])
+        (crop,) = parse("crop", 9, name)
+        np.testing.assert_array_equal(crop([image], KEYS[:1])[0], np.asarray(part.resize((9, 9), kind)))
     np.testing.assert_array_equal(CentreCrop(20)([image], KEYS[:1])[0], image[:, 2:22])
     tall = np.swapaxes(image, 0, 1)
     np.testing.assert_array_equal(CentreCrop(20)([tall], KEYS[:1])[0], tall[2:22])
@@ -144,9 +154,82 @@ def test_operations():
     assert all(np.sum(np.array(part) == 128) <= 16 for part in apply("cutout", np.zeros((28, 28)), 0.5))
 
 
+def test_randaugment_of_deit(monkeypatch):
+    seen = []
+    for name in OPERATIONS:
+        monkeypatch.setitem(OPERATIONS, name, lambda image, s, random, name=name: (seen.append((name, s)), image)[1])
+    RandAugment(3, 9, 0.5, 0.5, True)(np.repeat(GREY, 20, 0), shuffle.keys(np.arange(320), 0))
+    assert 400 < len(seen) < 560  # half of 960
+    rotated = np.array([strength for name, strength in seen if name == "rotate"])
+    assert 0.87 < rotated.mean() < 0.93
+    assert 0.03 < rotated.std() < 0.07
+    assert rotated.max() <= 1
+    both = np.array([strength for name, strength in seen if name in ("color", "contrast", "brightness", "sharpness")])
+    np.testing.assert_allclose(np.sort(np.unique(both > 0.5)), [False, True])
+    assert np.abs(2 * both - 1).mean() == pytest.approx(0.9, abs=0.03)  # of the way to either side
+    seen.clear()
+    RandAugment(2, 9, increasing=True)(np.repeat(GREY, 10, 0), shuffle.keys(np.arange(160), 0))
+    strengths = {
+        name: sorted({round(s, 9) for other, s in seen if other == name}) for name in ("posterize", "solarize")
+    }
+    assert strengths == {"posterize": [0.25], "solarize": [0.1]}  # one bit stays; all above 25 is inverted
+
+
+def test_jitter():
+    image = np.full((400, 2, 2, 3), (150, 100, 50), np.uint8)
+    keys = shuffle.keys(np.arange(400), 0)
+    grey = lambda pixels: pixels @ [0.299, 0.587, 0.114]  # noqa: E731
+    bright = Jitter(0.4, 0, 0)(image, keys)[:, 0, 0, 0] / 150
+    assert bright.min() == pytest.approx(0.6, abs=0.02)
+    assert bright.max() == pytest.approx(1.4, abs=0.02)
+    assert bright.mean() == pytest.approx(1, abs=0.03)
+    faded = Jitter(0, 0, 0.8)(image, keys)[:, 0, 0]  # the distance of a channel from grey changes, grey does not
+    assert np.abs(grey(faded) - grey(image[:, 0, 0])).max() < 2
+    spread = np.ptp(faded, axis=-1) / 100
+    assert (spread.min() < 0.25, spread.max() > 1.7) == (True, True)
+    board = np.tile(np.array([60, 140], np.uint8).reshape(1, 1, 2, 1), (400, 2, 1, 3))
+    contrast = np.ptp(Jitter(0, 0.5, 0)(board, keys).astype(int), axis=(1, 2, 3)) / 80
+    assert (contrast.min() < 0.55, contrast.max() > 1.45) == (True, True)
+    # A third of the circle makes red green, a third the other way blue.
+    red = np.full((400, 1, 1, 3), (255, 0, 0), np.uint8)
+    turned = Jitter(0, 0, 0, 0.5)(red, keys)[:, 0, 0]
+    assert {tuple(np.rint(pixel / 255).astype(int)) for pixel in turned} >= {(1, 0, 0), (0, 1, 0), (0, 0, 1)}
+    assert (turned.max(-1) >= 250).all()
+    np.testing.assert_array_equal(Jitter(0, 0, 0)(RGB, KEYS), RGB)
+
+
+def test_erase():
+    keys = shuffle.keys(np.arange(3000), 0)
+    images = np.full((3000, 24, 20, 3), 7, np.float32)
+    erased = Erase(0.4)(images, keys)
+    changed = (erased != 7).all(-1)
+    assert ((erased != 7).any(-1) == changed).all()  # all channels of a pixel
+    touched = changed.any((1, 2))
+    assert touched.mean() == pytest.approx(0.4, abs=0.03)
+    area, height, width = changed.sum((1, 2))[touched], changed.any(2).sum(1)[touched], changed.any(1).sum(1)[touched]
+    np.testing.assert_array_equal(area, height * width)  # a box
+    assert (area / 480).min() < 0.03
+    assert 0.3 < (area / 480).max() < 0.36
+    assert 0.27 < (height / width)[area > 80].min() < 0.35
+    noise = erased[changed]
+    assert (abs(noise.mean()), abs(noise.std() - 1)) < (0.02, 0.02)
+    # Noise is of the normalised image, and never of an evaluation's.
+    transform = Transform(None, [Flip()], (0.5,), (0.5,), Erase(1.0))
+    pixels = transform({"image": np.zeros((50, 24, 20, 1), np.uint8)}, KEYS[:1].repeat(50))["image"]
+    assert (pixels != -1).any((1, 2, 3)).all()
+    assert pixels.dtype == np.float32
+
+
 def test_parse():
     assert parse("crop | flip|randaugment(2, 10)", 224) == [RandomCrop(224), Flip(), RandAugment(2, 10)]
     assert parse("crop(0.3, 0.9)", 32) == [RandomCrop(32, 0.3, 0.9)]
+    deit = parse("crop(0.08) | randaugment(2, 9, deviation=0.5, increasing=True) | erase(0.25)", 32, "bicubic")
+    assert deit == [
+        RandomCrop(32, 0.08, resample="bicubic"),
+        RandAugment(2, 9, deviation=0.5, increasing=True),
+        Erase(0.25),
+    ]
+    assert parse("jitter(0.3, hue=0.1)") == [Jitter(0.3, 0.4, 0.4, 0.1)]
     assert parse("shift(1)") == [Shift(1)]
     assert parse("") == []
 
@@ -156,7 +239,7 @@ def test_parse():
     [
         (
             "flop",
-            r"'flop' is not one of crop\(min_area, max_area, max_aspect\), flip, randaugment\(layers, magnitude\)",
+            r"'flop' is not one of crop\(min_area, max_area, max_aspect, resample\), flip, randaugment\(layers,",
         ),
         ("shift()", "'shift()' is not one of"),
         ("flip(1)", "is not one of"),
@@ -167,6 +250,12 @@ def test_parse():
         ("randaugment(2, 11)", "magnitude in 0..10"),
         ("crop(0)", "min_area"),
         ("flip | crop", "crop must come first"),
+        ("erase | flip", "erase must come last"),
+        ("erase(2)", "probability in 0..1"),
+        ("crop(0.1, resample='nearest')", "resample='nearest' must be bilinear or bicubic"),
+        ("shift(2, pixel=3)", "is not one of"),
+        ("randaugment(2, 9, -1)", "deviation >= 0"),
+        ("jitter(0.4, hue=0.7)", "hue in 0..0.5"),
     ],
 )
 def test_parse_errors(augment, message):

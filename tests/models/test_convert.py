@@ -46,6 +46,7 @@ def test_rearrange_orders_and_groups_axes():
     np.testing.assert_array_equal(rearrange(x, "(a b) c d", "c a (d b)", {"b": 3}), expected)
     np.testing.assert_array_equal(rearrange(expected, "c a (d b)", "(a b) c d", {"b": 3}), x)
     assert rearrange(np.zeros((1, 3)), "1 a", "a 1 1", {}).shape == (3, 1, 1)
+    np.testing.assert_array_equal(rearrange(x, "(a 3) c d", "c a (d 3)", {}), expected)
 
 
 @pytest.mark.parametrize(

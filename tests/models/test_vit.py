@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import models
+from models.resnet import ResNet
 from models.vit import ViT
 
 TINY = ViT(5, image_size=8, patch_size=2, channels=1, depth=2, width=16, num_heads=2)
@@ -47,7 +48,7 @@ def test_without_positions_the_order_of_patches_does_not_matter(pooling, variabl
     np.testing.assert_allclose(after[1], before[1], atol=1e-5)
 
 
-@pytest.mark.parametrize("position", ["1d", "2d", "relative", "sincos2d"])
+@pytest.mark.parametrize("position", ["1d", "2d", "relative", "sincos2d", "mae"])
 def test_with_positions_it_does(position, variables, normal):
     image = normal(2, 8, 8, 1)
     shuffled = image_of(patches(image)[:, np.random.default_rng(0).permutation(16)])
@@ -57,7 +58,7 @@ def test_with_positions_it_does(position, variables, normal):
     assert jnp.abs(apply(params, shuffled) - apply(params, image)).max() > 1e-3
 
 
-@pytest.mark.parametrize("position", ["none", "1d", "2d", "relative", "sincos2d"])
+@pytest.mark.parametrize("position", ["none", "1d", "2d", "relative", "sincos2d", "mae"])
 @pytest.mark.parametrize("pooling", ["token", "gap"])
 def test_other_resolutions(position, pooling, variables, normal):
     model = TINY.clone(position=position, pooling=pooling)
@@ -79,6 +80,78 @@ def test_pooling_and_heads_are_the_formulas(variables, normal):
         np.testing.assert_allclose(features, x, atol=1e-5)
         expected = x @ weights["classifier"]["kernel"] + weights["classifier"]["bias"]
         np.testing.assert_allclose(jax.jit(model.apply)(params, image), expected, atol=1e-5)
+
+
+def test_tokens_are_left_as_they_are(variables, normal):
+    image = normal(2, 8, 8, 1)
+    model = TINY.clone(pooling="tokens")
+    params = variables(model, image)
+    tokens = jax.jit(partial(model.apply, method="encode"))(params, image)
+    assert tokens.shape == (2, 16, 16)
+    np.testing.assert_array_equal(jax.jit(model.clone(num_classes=0).apply)(params, image), tokens)
+    weights = params["params"]["classifier"]
+    expected = tokens @ weights["kernel"] + weights["bias"]
+    np.testing.assert_allclose(jax.jit(model.apply)(params, image), expected, atol=1e-5)
+
+
+def test_registers_are_seen_but_do_not_come_out(variables, normal):
+    image = normal(2, 8, 8, 1)
+    model = TINY.clone(num_registers=3)
+    params = variables(model, image)
+    encode = jax.jit(partial(model.apply, method="encode", mutable=["intermediates"]))
+    tokens, sown = encode(params, image)
+    assert tokens.shape == (2, 17, 16)
+    assert sown["intermediates"]["embedding"][0].shape == (2, 20, 16)
+    np.testing.assert_array_equal(sown["intermediates"]["embedding"][0][:, 1:4], [params["params"]["registers"]] * 2)
+    params["params"]["registers"] = params["params"]["registers"] + normal(3, 16)
+    assert jnp.abs(encode(params, image)[0] - tokens).min() > 0
+
+
+def test_normalised_queries_and_keys_have_no_size(variables, normal):
+    """Where they are longer, nothing changes, as it does without the norm."""
+    image = normal(2, 8, 8, 1)
+    change = {}
+    for qk_norm in (False, True):
+        model = TINY.clone(qk_norm=qk_norm, epsilon=1e-12)
+        params = variables(model, image)
+        apply = jax.jit(model.apply)
+        before = apply(params, image)
+        query = params["params"]["stack"]["layers"]["attention"]["query"]
+        params["params"]["stack"]["layers"]["attention"]["query"] = jax.tree.map(lambda x: 3 * x, query)
+        change[qk_norm] = jnp.abs(apply(params, image) - before).max()
+    assert change[True] < 1e-4
+    assert change[False] > 1e-2
+
+
+def test_a_probe_normalises_features_without_learning_to(normal):
+    image = normal(6, 8, 8, 1)
+    model = TINY.clone(head="probe", num_classes=3)
+    variables = jax.jit(model.init)(jax.random.key(0), image)
+    params = variables["params"] | {"classifier": {"kernel": normal(16, 3), "bias": normal(3)}}
+    assert "probe_norm" not in params
+    run = jax.jit(partial(model.apply, mutable=["statistics"]))
+    logits, after = run(variables | {"params": params}, image)
+    features = jax.jit(TINY.clone(num_classes=0).apply)({"params": params}, image)
+    scaled = (features - features.mean(axis=0)) / jnp.sqrt(features.var(axis=0) + 1e-6)
+    expected = scaled @ params["classifier"]["kernel"] + params["classifier"]["bias"]
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+    np.testing.assert_allclose(after["statistics"]["probe_norm"]["mean"], 0.1 * features.mean(axis=0), atol=1e-6)
+
+
+def test_a_hybrid_is_a_vit_of_a_feature_map(variables, normal):
+    image = normal(2, 32, 32, 3)
+    model = TINY.clone(image_size=32, patch_size=16, channels=3, hybrid=(1, 1), depth=1)
+    params = variables(model, image, std=0.1)
+    backbone = ResNet(0, depths=(1, 1), widths=(256, 512), norm="group", padding="same", epsilon=1e-6)
+    front = {"params": params["params"]["backbone"]}
+    features = jax.jit(lambda image: backbone.apply(front, image, method="features")[-1])(image)
+    assert features.shape == (2, 4, 4, 512)
+    rest = {"params": {name: value for name, value in params["params"].items() if name != "backbone"}}
+    plain = TINY.clone(image_size=4, patch_size=2, channels=512, depth=1)
+    expected = jax.jit(plain.apply)(rest, features)
+    np.testing.assert_allclose(jax.jit(model.apply)(params, image), expected, atol=1e-5)
+    with pytest.raises(ValueError, match="patch_size is 12: "):
+        model.clone(patch_size=12).init(jax.random.key(0), image)
 
 
 def test_without_classes_the_model_has_no_classifier(normal):

@@ -120,3 +120,43 @@ def test_export_gives_the_same_model_there_and_here(num_classes, tmp_path):
     again, restored = convert.load(tmp_path)
     assert again == model.clone(hidden=96)
     jax.tree.map(np.testing.assert_array_equal, restored, variables)
+
+
+def test_registers_and_layer_scale(randomise):
+    """DINOv2's model with registers has both; its weights are ours by other names."""
+    config = transformers.Dinov2WithRegistersConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=3, mlp_ratio=2, image_size=8, patch_size=4,
+        num_channels=3, num_register_tokens=3, layer_norm_eps=1e-3, attn_implementation="eager",
+    )  # fmt: skip
+    reference = randomise(transformers.Dinov2WithRegistersModel(config), 0)
+    images, theirs = images_of(reference, 0)
+    tensors = {name: tensor.detach().numpy() for name, tensor in reference.named_parameters()}
+    stacked = lambda name: np.stack([tensors[f"encoder.layer.{n}.{name}"] for n in range(2)])  # noqa: E731
+    attention, body = {}, "embeddings.patch_embeddings.projection"
+    for name in ("query", "key", "value"):
+        kernel, bias = (stacked(f"attention.{name[0]}_proj.{kind}") for kind in ("weight", "bias"))
+        attention[name] = {"kernel": kernel.swapaxes(1, 2).reshape(2, 24, 3, 8), "bias": bias.reshape(2, 3, 8)}
+    kernel = stacked("attention.o_proj.weight").swapaxes(1, 2).reshape(2, 3, 8, 24)
+    attention["out"] = {"kernel": kernel, "bias": stacked("attention.o_proj.bias")}
+    layers = {"attention": attention, "attention_scale": stacked("layer_scale1.lambda1")}
+    layers["mlp_scale"] = stacked("layer_scale2.lambda1")
+    layers["mlp"] = {
+        ours: {"kernel": stacked(f"mlp.{name}.weight").swapaxes(1, 2), "bias": stacked(f"mlp.{name}.bias")}
+        for ours, name in (("up", "fc1"), ("down", "fc2"))
+    }
+    for ours, name in (("attention_norm", "norm1"), ("mlp_norm", "norm2")):
+        layers[ours] = {"scale": stacked(f"{name}.weight"), "bias": stacked(f"{name}.bias")}
+    kernel = tensors[f"{body}.weight"].transpose(2, 3, 1, 0).reshape(-1, 24)
+    params = {
+        "class_token": tensors["embeddings.cls_token"][0, 0],
+        "registers": tensors["embeddings.register_tokens"][0],
+        "table": {"table": tensors["embeddings.position_embeddings"][0]},
+        "patch_embed": {"projection": {"kernel": kernel, "bias": tensors[f"{body}.bias"]}},
+        "stack": {"layers": layers},
+        "norm": {"scale": tensors["layernorm.weight"], "bias": tensors["layernorm.bias"]},
+    }
+    sizes = {"image_size": 8, "patch_size": 4, "depth": 2, "width": 24, "num_heads": 3, "hidden": 48, "epsilon": 1e-3}
+    model = vit.ViT(0, **sizes, num_registers=3, layer_scale=1.0)
+    found = jax.jit(partial(model.apply, method="encode"))({"params": params}, images)
+    expected = reference(theirs).last_hidden_state.detach().numpy()
+    np.testing.assert_allclose(found, np.delete(expected, [1, 2, 3], axis=1), rtol=0, atol=1e-5)

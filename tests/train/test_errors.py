@@ -125,6 +125,10 @@ def trained(tiny, tmp_path_factory):
         ([VIT, "--config.model.channels=3"], "image of the data is (8, 8, 1), but the model is for (8, 8, 3)."),
         ([VIT, "--config.wandb=project"], "Weights & Biases is asked for but not installed"),
         ([GPT, "--config.accumulate=0"], "accumulate is 0: it must be 1 or more."),
+        (
+            [VIT, "--config.model.name=swin", "--config.model.depths=(2,0)"],
+            "model.depths is (2, 0): it must be 1 or more.",
+        ),
         ([GPT, "--config.ema_decay=1.5"], "ema_decay is 1.5: it must be 0 or more, and below 1."),
         ([GPT, "--config.optimizer.learning_rate=-1.0"], "optimizer.learning_rate is -1.0: it must be 0 or more."),
         ([GPT, "--config.optimizer.no_decay=('[',)"], "optimizer.no_decay has '[', which is no regular expression"),

@@ -103,6 +103,58 @@ def test_rates_scale_by_path_the_first_found_counts():
     np.testing.assert_allclose(moved["norm"]["scale"], 1.0, rtol=1e-4)
 
 
+LAYERED = {
+    "patch_embed": {"kernel": np.ones((2, 3), np.float32)},
+    "class_token": np.ones(3, np.float32),
+    "stack": {"layers": {"up": {"kernel": np.ones((3, 4, 2), np.float32), "bias": np.ones((3, 2), np.float32)}}},
+    "norm": {"scale": np.ones(3, np.float32)},
+    "classifier": {"kernel": np.ones((3, 2), np.float32)},
+}
+
+
+def moved(**options):
+    """How far a step of gradient descent moves each layer, and the rest, from where they were."""
+    optimizer = make_optimizer("sgd", lambda n: 1.0, b1=0.0, weight_decay=1.0, no_decay=(), **options)
+    updates, _ = optimizer.update(jax.tree.map(jnp.ones_like, LAYERED), optimizer.init(LAYERED), LAYERED)
+    return {
+        name: [float(part.min()) for part in jax.tree.leaves(value)]
+        if name != "stack"
+        else [[float(x.min()) for x in part] for part in jax.tree.leaves(value)]
+        for name, value in jax.tree.map(lambda x: -x / 2, updates).items()
+    }
+
+
+def test_layers_learn_slower_from_the_last_to_the_first():
+    """MAE's rule: layer i of L at decay^(L - i), what is before at decay^(L + 1), what is after at 1."""
+    found = moved(layer_decay=0.5)
+    assert found["stack"] == [[0.125, 0.25, 0.5]] * 2
+    assert found["patch_embed"] == found["class_token"] == [0.0625]
+    assert found["norm"] == found["classifier"] == [1.0]
+
+
+def test_the_first_layers_can_stay():
+    found = moved(frozen_layers=2)
+    assert found["stack"] == [[0, 0, 1]] * 2
+    assert found["patch_embed"] == found["class_token"] == [0]
+    assert found["norm"] == found["classifier"] == [1]
+    assert moved(frozen_layers=1, layer_decay=0.5)["stack"] == [[0, 0.25, 0.5]] * 2
+    assert moved(frozen=("^(?!classifier)",), layer_decay=0.5)["classifier"] == [1]
+
+
+def test_lars_moves_matrices_in_proportion_to_their_norm():
+    """arXiv 1708.03888, equation 6, with momentum."""
+    params = {"kernel": np.full((2, 3), 2, np.float32), "bias": np.ones(3, np.float32)}
+    optimizer = make_optimizer("lars", lambda n: 0.5, b1=0.9)
+    state = optimizer.init(params)
+    gradient = {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(3, np.float32)}
+    trust = 0.001 * np.sqrt(6 * 4) / np.sqrt((gradient["kernel"] ** 2).sum())
+    updates, state = optimizer.update(gradient, state, params)
+    np.testing.assert_allclose(updates["kernel"], -0.5 * trust * gradient["kernel"], rtol=1e-5)
+    np.testing.assert_allclose(updates["bias"], -0.5, rtol=1e-6)
+    updates, _ = optimizer.update(gradient, state, params)
+    np.testing.assert_allclose(updates["kernel"], -0.5 * 1.9 * trust * gradient["kernel"], rtol=1e-5)
+
+
 def test_schedules_are_their_formulas():
     rate = lambda name, n, **kw: float(make_schedule(name, learning_rate=2.0, total_steps=100, **kw)(n))  # noqa: E731
     assert rate("constant", 57) == 2.0
@@ -126,7 +178,7 @@ def test_warm_up_rises_evenly_to_the_peak_and_is_never_zero(name, warmup):
 
 
 def test_unknown_names_and_patterns_that_find_nothing_are_refused():
-    with pytest.raises(ValueError, match="unknown optimizer 'adamx': it is one of adamw, sgd, adafactor, lion"):
+    with pytest.raises(ValueError, match="unknown optimizer 'adamx': it is one of adamw, sgd, adafactor, lion, lars"):
         make_optimizer("adamx", lambda n: 0.1)
     with pytest.raises(ValueError, match="unknown schedule 'cosin'"):
         make_schedule("cosin", learning_rate=1.0, total_steps=1)

@@ -217,5 +217,5 @@ def test_mixup_mixes_images_and_labels_alike_and_smoothing_is_for_training(share
     np.testing.assert_allclose(found(training, label_smoothing=0.1), expected(image, smooth), rtol=1e-5)
     np.testing.assert_allclose(found({}, **options), expected(image, hot), rtol=1e-5)
     batch = {name: value[:1] for name, value in batch.items()}
-    with pytest.raises(ValueError, match="mixup needs at least 2 examples"):
+    with pytest.raises(ValueError, match="mixup and cutmix need at least 2 examples"):
         found(training, mixup=0.2)

@@ -11,7 +11,7 @@ from scipy.special import log_softmax
 from models import convert
 from tests.data.test_questions import squad
 from train import initial, loop
-from train.checkpoint import Checkpoints, read_parameters
+from train.checkpoint import Checkpoints, read_variables
 from train.evaluators import Evaluator, pooled_accuracy, restore
 from train.experiment import Experiment
 
@@ -164,8 +164,11 @@ def test_a_whole_text_has_the_class_of_its_rows(tasks, tiny):
     ("changes", "message"),
     [
         ({"model.head": "span"}, "the objective 'classification' needs model.head='classification', not 'span'."),
-        ({"objective.mixup": 0.2}, "mixup is for images: leave objective.mixup at 0."),
-        ({"teacher": "x"}, "teacher is 'x': the objective 'distillation' alone needs one."),
+        (
+            {"objective.cutmix": 0.2},
+            "mixup and cutmix are for images: leave objective.mixup and objective.cutmix at 0.",
+        ),
+        ({"teacher": "x"}, "teacher is 'x': only distillation and distilled_classification need one."),
         ({"model.num_classes": 1}, "model.num_classes is 1: the data 'labels:"),
     ],
 )
@@ -182,7 +185,7 @@ def test_a_run_starts_from_another(pretrained, tasks, tiny, tmp_path, capsys):
     assert (tmp_path / "tokenizer.json").read_text() == (pretrained / "tokenizer.json").read_text()
     said = capsys.readouterr().err
     assert f"starts from {pretrained}; new: classifier, stack; not used: masked_lm, stack" in said
-    theirs, ours = read_parameters(pretrained), restore(Experiment(config, tmp_path, **ONE))
+    theirs, ours = read_variables(pretrained)["params"], restore(Experiment(config, tmp_path, **ONE))
     for params in (ours.params, ours.ema):
         np.testing.assert_array_equal(params["embed"]["table"], theirs["embed"]["table"])
         stack, other = params["stack"]["layers"], theirs["stack"]["layers"]
@@ -263,7 +266,7 @@ def test_the_three_losses_by_hand(pretrained, tiny):
 
     (hidden, words), (their_hidden, their_words) = (
         says(params),
-        says(jax.tree.map(jnp.asarray, read_parameters(pretrained))),
+        says(jax.tree.map(jnp.asarray, read_variables(pretrained)["params"])),
     )
     np.testing.assert_allclose(told["teacher_hidden"], their_hidden, atol=1e-5)
     total, count = 0.0, 0
@@ -289,7 +292,7 @@ def test_a_student_of_itself_has_nothing_to_learn(pretrained, tiny, tmp_path):
     found = loop.train(config, tmp_path / "run", **ONE)
     assert abs(found["validation/loss"]) < 1e-5
     assert found["validation/masked_lm_loss"] > 1
-    assert set(restore(Experiment(config, tmp_path / "run", **ONE)).params) == set(read_parameters(pretrained))
+    assert set(restore(Experiment(config, tmp_path / "run", **ONE)).params) == set(read_variables(pretrained)["params"])
 
 
 def test_a_student_of_half_the_depth_learns(pretrained, tiny, tmp_path):

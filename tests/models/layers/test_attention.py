@@ -8,6 +8,7 @@ import pytest
 from models.layers.attention import (
     Additive,
     Attention,
+    Cosine,
     attend,
     attend_in_window,
     dot_product,
@@ -63,6 +64,17 @@ def test_worked_example_with_additive_scores(unit):
     out = attend(one_head(QUERIES * unit), one_head(KEYS * unit), one_head(VALUES), score=score)
     scores = (np.tanh((QUERIES @ w_query)[:, None] * unit + (KEYS @ w_key) * unit) @ v)[..., 0]
     np.testing.assert_allclose(out[0, :, 0], weighted_mean(scores, VALUES), rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.7, 9.0])
+def test_cosines_times_a_scale_of_at_most_100(scale):
+    params = {"params": {"scale": jnp.full((1, 1), scale)}}
+    query, key = one_head(QUERIES - 65)[:, :, :, None], one_head(KEYS - 65)
+    cosines = Cosine().apply(params, query, key)[0, 0, 0]
+    turned = np.arctan2(*(QUERIES - 65).T)[:, None] - np.arctan2(*(KEYS - 65).T)
+    np.testing.assert_allclose(cosines, min(np.exp(scale), 100) * np.cos(turned), rtol=1e-4)
+    np.testing.assert_allclose(Cosine().apply(params, query, 7 * key)[0, 0, 0], cosines, rtol=1e-5)
+    assert np.isfinite(jax.grad(lambda key: Cosine().apply(params, query, key).sum())(0 * key)).all()
 
 
 @pytest.mark.parametrize("size", [4, 64, 256])
@@ -293,6 +305,11 @@ def test_the_softmaxs_derivative_is_that_of_what_it_computes(normal):
 def test_attention_to_a_context_is_not_causal(normal):
     with pytest.raises(ValueError, match="attention to a context is not causal"):
         Attention(2, causal=True).init(jax.random.key(0), normal(1, 3, 4), normal(1, 5, 4))
+
+
+def test_keys_alone_may_have_no_bias(normal):
+    params = Attention(2, key_bias=False).init(jax.random.key(0), normal(1, 3, 4))["params"]
+    assert {name for name in params if "bias" not in params[name]} == {"key"}
 
 
 def test_queries_may_start_smaller(normal):

@@ -34,7 +34,7 @@ class AddOne(nn.Module):
 COUNTER = partial(Block, attention=partial(AddOne, True), mlp=AddOne, norm=LayerNorm, placement="none")
 
 
-@pytest.mark.parametrize("placement", ["pre", "post", "none"])
+@pytest.mark.parametrize("placement", ["pre", "post", "branch", "none"])
 @pytest.mark.parametrize("cross", [False, True])
 def test_placement_is_the_formula(placement, cross, variables, normal):
     x, context = normal(2, 4, 8), normal(2, 3, 6)
@@ -57,7 +57,10 @@ def test_placement_is_the_formula(placement, cross, variables, normal):
             x = x + part(name, x)
             continue
         norm = partial(LayerNorm(1e-5).apply, {"params": params[f"{name}_norm"]})
-        x = x + part(name, norm(x)) if placement == "pre" else norm(x + part(name, x))
+        if placement == "branch":
+            x = x + norm(part(name, x))
+        else:
+            x = x + part(name, norm(x)) if placement == "pre" else norm(x + part(name, x))
     np.testing.assert_allclose(out, x, atol=1e-5)
 
 

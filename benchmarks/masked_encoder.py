@@ -1,0 +1,88 @@
+"""What it saves that a masked autoencoder's encoder does not see mask tokens (arXiv 2111.06377, table 1c).
+
+python -m benchmarks.masked_encoder --sizes S B
+
+Both models have the same parameters, and the decoder of the paper. With mask tokens, as many tokens go through the
+encoder as there are patches. FLOPs are those of the matrix products: of the encoder, and of the forward and backward
+pass of both parts, whose time is measured in turns. The medians are printed; `--flops-only` measures no time.
+"""
+
+import argparse
+import os
+import statistics
+import time
+
+import jax
+import jax.numpy as jnp
+
+import models
+from models.budget import flops
+from models.vit import VARIANTS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", default=["S", "B"], choices=VARIANTS)
+    parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--patch-size", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--flops-only", action="store_true")
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    print(f"{options.image_size} pixels, batch {options.batch}, {jax.devices()[0].device_kind}, load {load:.1f}")
+    print(f"{'size':>4} {'part':>8} {'with':>14} {'without':>14} {'ratio':>6}")
+    for size in options.sizes:
+        sizes = {"image_size": options.image_size, "patch_size": options.patch_size, **VARIANTS[size]}
+        without = models.build("mae", **sizes)
+        pair = without.clone(mask_rate=0.0), without
+        batch = example(options, without)
+        init = jax.eval_shape if options.flops_only else lambda function, *args: jax.jit(function)(*args)
+        variables = init(without.init, jax.random.key(0), *batch)
+        for part in ("encoder", "step"):
+            functions = [encoder(model) if part == "encoder" else gradient(model) for model in pair]
+            show(size, part, [flops(function, variables, *batch)["model"] / 1e9 for function in functions], "GFLOP")
+        if not options.flops_only:
+            steps = [jax.jit(gradient(model)).lower(variables, *batch).compile() for model in pair]
+            times = [[timed(step, variables, *batch) for step in steps] for _ in range(options.rounds + 1)][1:]
+            show(size, "step", [statistics.median(column) for column in zip(*times)], "ms")
+
+
+def example(options, model):
+    """Random images and their noise."""
+    side = options.image_size // options.patch_size
+    keys = jax.random.split(jax.random.key(1))
+    noise = jax.random.uniform(keys[0], (options.batch, side**2))
+    image = jax.random.normal(keys[1], (options.batch, options.image_size, options.image_size, model.channels))
+    return image, noise
+
+
+def encoder(model):
+    """A function of what the encoder says."""
+    alone = model.clone(decoder_depth=0)
+    return lambda variables, image, noise: alone.apply(variables, image, noise)
+
+
+def gradient(model):
+    """A function of the gradient of the error of all patches."""
+
+    def loss(variables, image, noise):
+        predicted, _ = model.apply(variables, image, noise)
+        return jnp.square(predicted - model.target(image)).mean()
+
+    return jax.grad(loss)
+
+
+def show(size, part, pair, unit):
+    cells = " ".join(f"{value:8.1f} {unit:5}" for value in pair)
+    print(f"{size:>4} {part:>8} {cells} {pair[0] / pair[1]:6.2f}", flush=True)
+
+
+def timed(step, *args):
+    start = time.perf_counter()
+    jax.block_until_ready(step(*args))
+    return (time.perf_counter() - start) * 1e3
+
+
+if __name__ == "__main__":
+    main()

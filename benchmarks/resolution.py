@@ -1,0 +1,80 @@
+"""FLOPs and time of a forward pass by the size of the image: Swin beside ViT, in one run.
+
+python -m benchmarks.resolution --out=runs/resolution
+
+Swin-T and ViT-S/16 cost the same at 224 pixels. Swin's cost grows as the area of the image (arXiv 2103.14030, equations
+1 and 2), that of ViT's attention as its square. FLOPs are the compiled program's, of all its operations. Each size
+times the models in turns; the medians are printed, and drawn into `resolution.png`.
+"""
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+
+import models
+from train import figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[224, 448, 896], help="sides of the images, pixels")
+    parser.add_argument("--swin", default="T", help="the variant of Swin")
+    parser.add_argument("--vit", default="S", help="the variant of ViT")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("."), help="folder of the plot")
+    options = parser.parse_args()
+    variants = {"swin": options.swin, "vit": options.vit}
+    names = [f"{models.MODELS[name][0].__name__}-{variant}" for name, variant in variants.items()]
+    print(f"forward pass, batch {options.batch}, {jax.devices()[0].device_kind}")
+    print(f"{'':6} {'GFLOP':^27}   {'ms':^27}")
+    print(f"{'pixels':6}" + 2 * " {:>10} {:>9} {:>6}  ".format(*names, "ratio"))
+    costs = []
+    for size in options.sizes:
+        passes = [compiled(name, variant, options.batch, size) for name, variant in variants.items()]
+        times = [[timed(run) for run, _ in passes] for _ in range(options.rounds + 1)][1:]
+        costs.append([[flops / 1e9 for _, flops in passes], [statistics.median(column) for column in zip(*times)]])
+        print(f"{size:6}" + "".join(f" {a:10,.1f} {b:9,.1f} {b / a:6.2f}  " for a, b in costs[-1]), flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    figures.save(draw, options.sizes, names, np.array(costs), name="resolution", folder=options.out)
+    print(f"\n{options.out / 'resolution.png'}")
+
+
+def compiled(name, variant, batch, size):
+    """A function that runs a forward pass, and its FLOPs."""
+    # Unrolled, because XLA counts a loop's body once.
+    model, image = models.build(name, variant, image_size=size, unroll=12), jnp.ones((batch, size, size, 3))
+    variables = jax.jit(model.init)(jax.random.key(0), image[:1])
+    run = jax.jit(model.apply).lower(variables, image).compile()
+    return lambda: run(variables, image), run.cost_analysis()["flops"]
+
+
+def timed(run):
+    start = time.perf_counter()
+    jax.block_until_ready(run())
+    return (time.perf_counter() - start) * 1e3
+
+
+def draw(sizes: list[int], names: list[str], costs: np.ndarray) -> Figure:
+    """Costs [sizes, 2, models], GFLOP and ms, against the side of the image; both axes are logarithmic."""
+    figure = Figure(figsize=(6.4, 2.75), layout="constrained")
+    for axes, values, label in zip(figure.subplots(1, 2), costs.swapaxes(0, 1), ("GFLOP", "ms")):
+        axes.spines[["left", "top", "right"]].set_visible(False)
+        axes.grid(axis="y")
+        for name, line, colour in zip(names, values.T, figures.SERIES.values()):
+            axes.loglog(sizes, line, color=colour, marker="o", markersize=3.2, label=name)
+        axes.set_xticks(sizes, [str(size) for size in sizes], minor=False)
+        axes.set_xticks([], minor=True)
+        axes.set(xlabel="side of the image in pixels", ylabel=label)
+    axes.legend(frameon=False)
+    return figure
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""DETR with a ResNet-50 on COCO 2017 in 500 epochs (arXiv 2005.12872, section 4 and appendix A.4).
+
+The paper reports 42.0 AP on the validation split. The data are TFDS's coco/2017, prepared under data.data_dir; the
+backbone starts from an ImageNet classifier's, a folder in transformers' layout or a run of resnet50_imagenet. Images
+lie in squares of 1333 pixels; the paper's are as large as the largest of their batch, and its learning rate falls by 10
+once, after 400 epochs.
+
+    python launch.py --config=configs/detr_coco.py --config.data.data_dir=DIR --config.init.path=RESNET50
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config("detr")
+    config.model.variant = "r50"
+    config.model.num_classes = 91  # COCO's numbers of classes, of which 80 are used
+    config.model.image_size = 1333
+
+    config.data.source = "tfds:coco/2017"
+    config.data.task = "detection"
+    config.data.image_size = 1333
+    config.data.shorter_side = 800
+    config.data.augment = "flip | crop(384, 600) | resize(480, 800)"
+    config.data.mean = (0.485, 0.456, 0.406)
+    config.data.std = (0.229, 0.224, 0.225)
+    config.data.batch_size = 64
+    config.data.workers = 16
+
+    config.objective.name = "detection"
+    config.init.into = "backbone"
+    config.optimizer.learning_rate = 1e-4
+    config.optimizer.schedule = "constant"
+    config.optimizer.weight_decay = 1e-4
+    config.optimizer.clip_norm = 0.1
+    config.optimizer.frozen = ("backbone/stem", "backbone/stages_0", "backbone/.*norm")
+    config.optimizer.rates = (("backbone", 0.1),)
+
+    config.total_epochs = 500.0
+    config.log_every_steps = 50
+    config.evaluate_every_epochs = 5.0
+    config.save_every_epochs = 1.0
+    config.checkpoint.best = "validation/ap"
+    config.checkpoint.best_is_highest = True
+    return config

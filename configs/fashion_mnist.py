@@ -1,0 +1,50 @@
+"""Fashion-MNIST, by a small Vision Transformer, Swin Transformer or residual network.
+
+    python launch.py --config=configs/fashion_mnist.py:MODEL,PATH --workdir=runs/fashion_mnist_MODEL
+
+MODEL is vit, swin or resnet. PATH is a folder of the four idx files; the set that TFDS has prepared in DIR gives the
+same batches, with --config.data.source=tfds:fashion_mnist --config.data.data_dir=DIR --config.data.in_memory=true.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+MODELS = {
+    "vit": {"variant": "mu", "unroll": 4, "patch_size": 4, "pooling": "gap"},
+    "swin": {"variant": "mu", "patch_size": 2, "window": 7},
+    "resnet": {
+        "variant": "18",
+        "stem": "small",
+        "stem_width": 16,
+        "depths": (1, 1, 1),
+        "widths": (16, 32, 64),
+        "epsilon": 1e-5,
+    },
+}
+
+
+def get_config(argument: str = "vit,fashion_mnist") -> ConfigDict:
+    name, _, path = argument.partition(",")
+    if name not in MODELS:
+        raise ValueError(f"{name!r} is not a model for Fashion-MNIST: it is one of {', '.join(MODELS)}.")
+    config = base.get_config(name)
+    config.model.update(MODELS[name])
+
+    config.data.source = f"idx:{path}"
+    config.data.augment = "flip | shift(2)"
+    config.data.mean = (0.286,)
+    config.data.std = (0.353,)
+    config.data.batch_size = 128
+    config.data.evaluation_batch_size = 1000
+    config.objective.label_smoothing = 0.1
+
+    config.optimizer.learning_rate = 2e-3
+    config.optimizer.warmup_percent = 5.0
+    config.optimizer.weight_decay = 0.1
+
+    config.total_epochs = 20.0
+    config.log_every_steps = 50
+    config.evaluate_every_epochs = 2.0
+    config.save_every_epochs = 2.0
+    return config

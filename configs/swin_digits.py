@@ -1,0 +1,20 @@
+"""A small Swin Transformer on scikit-learn's 8x8 handwritten digits.
+
+    python launch.py --config=configs/swin_digits.py
+
+Each pixel is a token: four windows of 4x4 in the first stage, which the second block shifts, one in the second.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base, vit_digits
+
+
+def get_config() -> ConfigDict:
+    config = vit_digits.get_config()
+    config.model = ConfigDict(base.MODELS["swin"]())
+    config.model.variant = "mu"
+    config.model.patch_size = 1
+    config.model.stochastic_depth = 0.1
+    config.model.unroll = 2
+    return config

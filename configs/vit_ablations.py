@@ -1,0 +1,43 @@
+"""What the ViT paper (arXiv 2010.11929) finds out about its design, at small scale, on Fashion-MNIST.
+
+    python launch.py --sweep --config=configs/vit_ablations.py:WHAT,PATH --workdir=runs/vit_WHAT
+
+PATH is that of `fashion_mnist.py`, and WHAT is
+position    what patches know of their place: nothing, or learned 1-D, 2-D or relative positions (appendix D.4)
+pooling     what the class is read from: a class token, or the mean of all patches (appendix D.3)
+size        ViT and a residual network, by the number of training images (section 4.3)
+"""
+
+from collections.abc import Iterator
+from itertools import product
+
+from ml_collections import ConfigDict
+
+from configs import fashion_mnist
+
+SEEDS = (0, 1, 2)
+
+
+def get_config(argument: str = "position,fashion_mnist") -> ConfigDict:
+    config = fashion_mnist.get_config(f"vit,{argument.partition(',')[2]}")
+    config.total_epochs = None
+    config.total_steps = 1500
+    config.evaluate_every_epochs = config.save_every_epochs = None
+    config.evaluate_every_steps = config.save_every_steps = 500
+    return config
+
+
+def sweep(argument: str = "position,fashion_mnist") -> Iterator[dict]:
+    what = argument.partition(",")[0]
+    if what == "position":
+        for position, seed in product(("none", "1d", "2d", "relative"), SEEDS):
+            yield {"model.position": position, "seed": seed}
+    elif what == "pooling":
+        for pooling, seed in product(("token", "gap"), SEEDS):
+            yield {"model.pooling": pooling, "seed": seed}
+    elif what == "size":
+        for count, name in product((500, 2000, 8000, 0), ("vit", "resnet")):
+            settings = {f"model.{key}": value for key, value in fashion_mnist.MODELS[name].items()}
+            yield {"data.max_examples": count, "model.name": name, **settings}
+    else:
+        raise ValueError(f"{what!r} is not an ablation of ViT: it is one of position, pooling, size.")

@@ -1,0 +1,126 @@
+"""ResNet and BiT: `ResNetForImageClassification` <-> `norm="batch"`, `BitForImageClassification` <-> `norm="group"`.
+
+`ResNetModel` and `BitModel` <-> `num_classes=0`.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from models.convert.family import Family, Rule, linear, norm
+
+
+def backbone(model, prefix, ours=""):
+    """The rules of a ResNet's `features`, of tensors that begin with a prefix, for parameters under a path."""
+
+    def layer(name, conv, own_norm):
+        found = f"{prefix}{name}.normalization"
+        statistics = [("running_mean", "mean"), ("running_var", "variance")]
+        return [
+            *_conv(f"{prefix}{name}.convolution", f"{ours}{conv}"),
+            *norm(found, f"{ours}{own_norm}"),
+            *(Rule(f"{found}.{theirs}", f"{ours}{own_norm}/{name}") for theirs, name in statistics),
+        ]
+
+    table = layer("embedder.embedder", "stem_conv", "outer_norm")
+    for name, own, projected in _blocks(model):
+        for i in range(2 + model.bottleneck):
+            table += layer(f"{name}.layer.{i}", f"{own}/conv_{i}", f"{own}/norm_{i}")
+        if projected:
+            table += layer(f"{name}.shortcut", f"{own}/shortcut", f"{own}/shortcut_norm")
+    return table
+
+
+def _bit(model, prefix):
+    outer = "norm" if model.preactivation else "embedder.norm"
+    table = _conv(f"{prefix}embedder.convolution", "stem_conv") + norm(f"{prefix}{outer}", "outer_norm")
+    for name, own, projected in _blocks(model):
+        for i in range(3):
+            table += _conv(f"{prefix}{name}.conv{i + 1}", f"{own}/conv_{i}")
+            table += norm(f"{prefix}{name}.norm{i + 1}", f"{own}/norm_{i}")
+        if projected:
+            table += _conv(f"{prefix}{name}.downsample.conv", f"{own}/shortcut")
+            if not model.preactivation:
+                table += norm(f"{prefix}{name}.downsample.norm", f"{own}/shortcut_norm")
+    return table
+
+
+def _conv(reference, ours):
+    return [Rule(f"{reference}.weight", f"{ours}/kernel", "O I p q -> p q I O")]
+
+
+def _blocks(model):
+    """Of each block: its name, our path, and whether its input is projected."""
+    for stage, (depth, width) in enumerate(zip(model.depths, model.widths)):
+        for i in range(depth):
+            yield (
+                f"encoder.stages.{stage}.layers.{i}",
+                f"stages_{stage}_{i}",
+                not i and (stage > 0 or width != model.stem_width),
+            )
+
+
+def _rules(model):
+    name, table = ("resnet", backbone) if model.norm == "batch" else ("bit", _bit)
+    return table(model, f"{name}.") + linear("classifier.1", "classifier") if model.num_classes else table(model, "")
+
+
+def _settings(config, architecture, names):
+    kind, classes = config.get("layer_type"), config.get("num_labels", len(config.get("id2label", "01")))
+    settings = {
+        "depths": tuple(config.get("depths", (3, 4, 6, 3))),
+        "widths": tuple(config.get("hidden_sizes", (256, 512, 1024, 2048))),
+        "num_classes": 0 if architecture.endswith("Model") else classes,
+        "bottleneck": kind != "basic",
+    }
+    if not architecture.startswith("Bit"):
+        return settings
+    same, kind = config.get("global_padding") is not None, kind or "preactivation"
+    dynamic = config.get("embedding_dynamic_padding", False)
+    if (kind, dynamic) != ("bottleneck" if same else "preactivation", same):
+        raise ValueError(f"layer_type {kind!r} with global_padding {config.get('global_padding')!r} is not known.")
+    preactivation = kind == "preactivation"
+    return settings | {"norm": "group", "preactivation": preactivation, "padding": "same" if same else "symmetric"}
+
+
+def _config(model):
+    group = model.norm == "group"
+    known = model.preactivation != (model.padding == "same") and model.bottleneck if group else not model.preactivation
+    if model.stem != "imagenet" or model.epsilon != 1e-5 or not known or (not group and model.padding == "same"):
+        raise ValueError("`transformers` has ResNets and BiTs alone, with the stem and the epsilon of ImageNet's.")
+    labels = [f"LABEL_{label}" for label in range(model.num_classes)]
+    kind = "preactivation" if model.preactivation else "bottleneck" if model.bottleneck else "basic"
+    same = {"global_padding": "SAME", "embedding_dynamic_padding": True} if model.padding == "same" else {}
+    return {
+        "architectures": [(BIT if group else FAMILY).architectures[not model.num_classes]],
+        "depths": list(model.depths),
+        "hidden_sizes": list(model.widths),
+        "layer_type": kind,
+        "id2label": dict(enumerate(labels)),
+        "label2id": {name: label for label, name in enumerate(labels)},
+        **same,
+    }
+
+
+FAMILY = Family(
+    model="resnet",
+    architectures=("ResNetForImageClassification", "ResNetModel"),
+    prefix="resnet.",
+    fields={"num_channels": ("channels", 3), "embedding_size": ("stem_width", 64)},
+    fixed={"hidden_act": "relu", "downsample_in_first_stage": False, "downsample_in_bottleneck": False},
+    sizes={},
+    example=lambda model: np.zeros((1, 64, 64, model.channels), np.float32),
+    rules=_rules,
+    config=_config,
+    settings=_settings,
+    fits=lambda model: model.norm == "batch",
+    ignored=r".*\.num_batches_tracked",
+)
+BIT = replace(
+    FAMILY,
+    architectures=("BitForImageClassification", "BitModel"),
+    prefix="bit.",
+    fields=FAMILY.fields | {"num_groups": ("groups", 32)},
+    fixed={"hidden_act": "relu", "output_stride": 32, "width_factor": 1, "drop_path_rate": 0.0},
+    fits=lambda model: model.norm == "group",
+)

@@ -1,0 +1,112 @@
+"""Swin and Swin V2: `SwinForImageClassification`, `Swinv2ForImageClassification` <-> `Swin`; `SwinModel`,
+`Swinv2Model` <-> `num_classes=0`.
+
+The reference's dropout is ours, but it drops nothing inside the feed-forward layer; version 1's stochastic depth skips
+the attention alone there, both parts here and in the paper's code.
+"""
+
+from functools import partial
+
+import numpy as np
+
+from models.convert.family import Family, Rule, heads, linear, norm
+
+FIELDS = {
+    "image_size": ("image_size", 224),
+    "patch_size": ("patch_size", 4),
+    "num_channels": ("channels", 3),
+    "embed_dim": ("width", 96),
+    "window_size": ("window", 7),
+    "mlp_ratio": ("mlp_ratio", 4.0),
+    "hidden_act": ("activation", "gelu"),
+    "layer_norm_eps": ("epsilon", 1e-5),
+    "drop_path_rate": ("stochastic_depth", 0.1),
+    "hidden_dropout_prob": ("dropout", 0.0),
+    "attention_probs_dropout_prob": ("dropout", 0.0),
+}
+
+
+def _rules(prefix, model):
+    second = model.version == "v2"
+    table = [
+        *linear(f"{prefix}embeddings.patch_embeddings.projection", "patch_embed/projection", "D c p q -> (p q c) D"),
+        *norm(f"{prefix}embeddings.norm", "embed_norm"),
+        *norm(f"{prefix}layernorm", "norm"),
+    ]
+    for stage, number in enumerate(model.num_heads):
+        layer, ours = f"{prefix}encoder.layers.{stage}.blocks.*.", f"stacks_{stage}/layers/"
+        attention, mine = f"{layer}attention.self.", f"{ours}attention/attention/"
+        table += [
+            *norm(f"{layer}layernorm_before", f"{ours}attention_norm"),
+            *heads(f"{attention}query", f"{mine}query", number),
+            *heads(f"{attention}key", f"{mine}key", number)[: 1 if second else 2],  # version 2's keys have no bias
+            *heads(f"{attention}value", f"{mine}value", number),
+            *linear(f"{layer}attention.output.dense", f"{mine}out", f"D ({number} C) -> {number} C D"),
+            *norm(f"{layer}layernorm_after", f"{ours}mlp_norm"),
+            *linear(f"{layer}intermediate.dense", f"{ours}mlp/up"),
+            *linear(f"{layer}output.dense", f"{ours}mlp/down"),
+        ]
+        if second:
+            bias = f"{attention}continuous_position_bias_mlp."
+            table += [
+                Rule(f"{attention}logit_scale", f"{mine}score/scale", "H 1 1 -> H 1"),
+                *linear(f"{bias}0", f"{mine}relative/hidden"),
+                Rule(f"{bias}2.weight", f"{mine}relative/out/kernel", "H F -> F H"),
+            ]
+        else:
+            table.append(Rule(f"{attention}relative_position_bias_table", f"{mine}relative/table"))
+        if stage < len(model.depths) - 1:
+            merge, ours = f"{prefix}encoder.layers.{stage}.downsample.", f"merges_{stage}/"
+            table += [
+                Rule(f"{merge}reduction.weight", f"{ours}projection/kernel", "F D -> D F"),
+                *norm(f"{merge}norm", f"{ours}norm"),
+            ]
+    return table + (linear("classifier", "classifier") if model.num_classes else [])
+
+
+def _settings(version, config, architecture, names):
+    trained = config.get("pretrained_window_sizes", ())
+    return {
+        "version": version,
+        "depths": tuple(config.get("depths", (2, 2, 6, 2))),
+        "num_heads": tuple(config.get("num_heads", (3, 6, 12, 24))),
+        "trained_windows": tuple(trained) if any(trained) else (),
+        # The reference leaves out what is its default: two labels.
+        "num_classes": 0
+        if architecture.endswith("Model")
+        else config.get("num_labels", len(config.get("id2label", "01"))),
+    }
+
+
+def _config(name, model):
+    labels = [f"LABEL_{label}" for label in range(model.num_classes)]
+    return {
+        "architectures": [f"{name}ForImageClassification"],
+        "id2label": dict(enumerate(labels)),
+        "label2id": {name: label for label, name in enumerate(labels)},
+        "depths": model.depths,
+        "num_heads": model.num_heads,
+        "pretrained_window_sizes": model.trained_windows or [0] * len(model.depths),
+        "encoder_stride": model.patch_size * 2 ** (len(model.depths) - 1),
+    }
+
+
+def _family(name, version):
+    prefix = f"{name.lower()}."
+    return Family(
+        model="swin",
+        architectures=(f"{name}ForImageClassification", f"{name}Model"),
+        prefix=prefix,
+        fields=FIELDS,
+        fixed={"qkv_bias": True, "use_absolute_embeddings": False},
+        sizes={"p": "patch_size", "q": "patch_size", "c": "channels"},
+        example=lambda model: np.zeros((1, model.image_size, model.image_size, model.channels), np.float32),
+        rules=partial(_rules, prefix),
+        config=partial(_config, name),
+        settings=partial(_settings, version),
+        fits=lambda model: model.version == version,
+        ignored=r".*\.relative_(position_index|coords_table)",  # in old files
+    )
+
+
+SWIN, SWINV2 = _family("Swin", "v1"), _family("Swinv2", "v2")

@@ -1,0 +1,32 @@
+"""DeiT (arXiv 2012.12877): a ViT with a token that learns from a teacher what the class token learns from labels."""
+
+import flax.linen as nn
+from jaxtyping import Array, Float
+
+from models import vit
+from models.vit import ViT
+
+VARIANTS = {name: vit.VARIANTS[name] for name in ("mu", "Ti", "S", "B")}
+
+
+class DeiT(ViT):
+    """A ViT with pooling "token" and two heads; its output tokens are the class's, the teacher's and the patches'."""
+
+    SPECIAL = ("class_token", "distillation_token")
+
+    def setup(self):
+        super().setup()
+        if (self.pooling, self.head) != ("token", "linear"):
+            raise ValueError(f"DeiT has linear heads of two tokens, not {self.head!r} and pooling {self.pooling!r}.")
+        if self.num_classes:
+            self.distillation_classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)
+
+    def __call__(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B V"]:
+        """The mean of both heads' logits (or of both tokens [B, D] without a classifier)."""
+        return sum(self.heads(image)) / 2
+
+    def heads(self, image: Float[Array, "B height width channels"]) -> tuple[Float[Array, "B V"], Float[Array, "B V"]]:
+        """What each head says: the one for labels, and the one for the teacher."""
+        tokens = self.encode(image)
+        label, teacher = tokens[:, 0], tokens[:, 1]
+        return (self.classifier(label), self.distillation_classifier(teacher)) if self.num_classes else (label, teacher)

@@ -1,0 +1,136 @@
+"""DETR (arXiv 2005.12872): object queries attend to an image's features, and each says what it has found, and where."""
+
+import math
+from functools import partial
+from typing import Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from models.layers.attention import Attention
+from models.layers.block import Block, Stack
+from models.layers.linear import Linear
+from models.layers.mlp import ACTIVATIONS, Mlp
+from models.layers.norm import LayerNorm
+from models.layers.position import Learned
+
+VARIANTS = {
+    "r50": {"backbone": {"name": "resnet", "variant": "50", "num_classes": 0, "frozen": True}},
+    "r101": {"backbone": {"name": "resnet", "variant": "101", "num_classes": 0, "frozen": True}},
+}
+
+
+class DETR(nn.Module):
+    """A detector of objects in images of any size.
+
+    Attributes:
+        backbone: a model with `features`, the last of which are used.
+        num_classes: V, without "no object", which is the last logit.
+        image_size: of the images, in pixels; only what it is trained with.
+        num_queries: Q, the most objects in an image.
+        depth, decoder_depth: L, of the encoder and of the decoder; None is `depth`.
+        width, num_heads, hidden: D, H and F; hidden None is 8 D.
+        activation: a name of `ACTIVATIONS`.
+        placement: see `Block`; with "pre" the encoder's output is normalised too.
+        dropout: rate on attention weights, hidden layers and what each part adds.
+        remat, unroll: see `Stack`.
+    """
+
+    backbone: nn.Module
+    num_classes: int = 91
+    image_size: int = 800
+    num_queries: int = 100
+    depth: int = 6
+    decoder_depth: int | None = None
+    width: int = 256
+    num_heads: int = 8
+    hidden: int | None = None
+    activation: str = "relu"
+    placement: Literal["post", "pre"] = "post"
+    dropout: float = 0.1
+    remat: Literal["dots", "full"] | None = None
+    unroll: int = 1
+
+    @property
+    def channels(self) -> int:
+        return self.backbone.channels
+
+    def setup(self):
+        norm = partial(LayerNorm, epsilon=1e-5)
+        attention = partial(Attention, num_heads=self.num_heads, dropout=self.dropout)
+        activation = ACTIVATIONS[self.activation]
+        mlp = partial(Mlp, hidden=self.hidden or 8 * self.width, activation=activation, dropout=self.dropout)
+        block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement=self.placement, dropout=self.dropout)
+        stack = partial(Stack, remat=self.remat, unroll=self.unroll)
+        self.projection = Linear((self.width,))
+        self.queries = Learned(self.num_queries, self.width, stddev=1.0)
+        self.encoder_stack = stack(block, self.depth)
+        self.decoder_stack = stack(
+            partial(block, cross_attention=attention), self.decoder_depth or self.depth, every=True
+        )
+        if self.placement == "pre":
+            self.encoder_norm = norm()
+        self.decoder_norm = norm()
+        self.classifier = nn.Dense(self.num_classes + 1)
+        self.box = [nn.Dense(self.width), nn.Dense(self.width), nn.Dense(4)]
+
+    def __call__(
+        self, image: Float[Array, "B height width channels"], mask: Bool[Array, "B height width"] | None = None
+    ) -> tuple[Float[Array, "L B Q V"], Float[Array, "L B Q 4"]]:
+        """Logits of the classes and of "no object", and boxes (centre x, centre y, width and height, relative to the
+        image), as each layer of the decoder has them: the last one's are the answer, the others' help to learn.
+
+        Args:
+            mask: True where a pixel is the image's, and not of the padding below it and to its right.
+        """
+        memory, mask, places = self._encoded(image, mask)
+        queries = jnp.broadcast_to(self.queries(), (image.shape[0], self.num_queries, self.width)).astype(memory.dtype)
+        x, _ = self.decoder_stack(
+            jnp.zeros_like(queries),
+            added=queries,
+            context=memory,
+            context_mask=mask[:, None, None],
+            context_added=places,
+        )
+        x = self.decoder_norm(x)
+        box = x
+        for layer in self.box[:-1]:
+            box = nn.relu(layer(box))
+        return self.classifier(x), jax.nn.sigmoid(self.box[-1](box).astype(jnp.float32))
+
+    def encode(
+        self, image: Float[Array, "B height width channels"], mask: Bool[Array, "B height width"] | None = None
+    ) -> Float[Array, "B P D"]:
+        """The encoder's output: the places of the backbone's last map, in row order."""
+        return self._encoded(image, mask)[0]
+
+    def _encoded(self, image, mask):
+        """The encoder's output, which of its places are the image's, and their positions."""
+        x = self.projection(self.backbone.features(image)[-1])
+        batch, rows, columns, width = x.shape
+        mask = jnp.ones(image.shape[:3], bool) if mask is None else mask
+        # The nearest pixel above and to the left, as the published code has it.
+        at = [jnp.arange(n) * size // n for n, size in zip((rows, columns), mask.shape[1:])]
+        mask = mask[:, at[0][:, None], at[1]]
+        places = sine(mask, width).reshape(batch, rows * columns, width).astype(x.dtype)
+        x, mask = x.reshape(batch, rows * columns, width), mask.reshape(batch, rows * columns)
+        x, _ = self.encoder_stack(x, mask=mask[:, None, None], added=places)
+        return self.encoder_norm(x) if self.placement == "pre" else x, mask, places
+
+
+def sine(mask: Bool[Array, "B rows columns"], width: int, base: float = 10_000.0) -> Float[Array, "B rows columns D"]:
+    """sin and cos, interleaved, of the row in the first half of the width and of the column in the second.
+
+    Rows and columns are counted from 1 over the places where the mask is True, and scaled so that the last is 2 pi.
+    """
+    frequencies = base ** -(jnp.arange(0, width // 2, 2) * 2 / width)
+
+    def half(axis):
+        count = jnp.cumsum(mask.astype(jnp.float32), axis=axis)
+        angle = 2 * math.pi * count / (jax.lax.index_in_dim(count, -1, axis) + 1e-6)
+        angle = angle[..., None] * frequencies
+        return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*mask.shape, -1)
+
+    return jnp.concatenate([half(1), half(2)], axis=-1)

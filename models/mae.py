@@ -1,0 +1,123 @@
+"""The masked autoencoder (arXiv 2111.06377): a ViT that sees some patches, and a small one that paints the rest."""
+
+from typing import Literal
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Real
+
+from models import vit
+from models.layers.embed import patches
+from models.layers.position import sincos_2d
+from models.vit import ViT
+
+VARIANTS = {
+    "mu": vit.VARIANTS["mu"] | {"decoder_depth": 2, "decoder_width": 32, "decoder_num_heads": 4},
+    "B": vit.VARIANTS["B"],
+    "L": vit.VARIANTS["L"],
+    "H": vit.VARIANTS["H"],
+}
+
+
+class MAE(ViT):
+    """A ViT's encoder, whose parameters a `ViT` with position "mae" can go on with, and a decoder.
+
+    Attributes (beside those of a ViT):
+        mask_rate: the part of the patches that the encoder does not see: it sees int(P (1 - mask_rate)).
+        normalised: what is to be predicted of a patch is its pixels less their mean, over their deviation.
+        decoder_depth, decoder_width, decoder_num_heads, decoder_hidden: L, D, H and F of the decoder; hidden None is
+            4 D; depth 0 leaves the decoder out.
+    """
+
+    num_classes: int = 0
+    position: Literal["none", "1d", "2d", "sincos2d", "mae"] = "mae"
+    mask_rate: float = 0.75
+    normalised: bool = True
+    decoder_depth: int = 8
+    decoder_width: int = 512
+    decoder_num_heads: int = 16
+    decoder_hidden: int | None = None
+
+    def setup(self):
+        super().setup()
+        if self.decoder_depth:
+            block = self._block(self.decoder_width, self.decoder_num_heads, self.decoder_hidden)
+            self.decoder_embed = nn.Dense(self.decoder_width)
+            self.mask_token = self.param("mask_token", nn.initializers.normal(0.02), (self.decoder_width,))
+            self.decoder_stack = self._stack(block, self.decoder_depth)
+            self.decoder_norm = block.keywords["norm"]()
+            self.decoder_head = nn.Dense(self.patch_size**2 * self.channels)
+
+    def __call__(
+        self, image: Float[Array, "B height width channels"], noise: Real[Array, "B P"] | None = None
+    ) -> tuple[Float[Array, "B Q F"], Bool[Array, "B P"]] | Float[Array, "B *P V"]:
+        """What the model predicts of each patch, and True where it did not see it. It sees those with the least noise.
+
+        Without a decoder, the first is what the encoder says of the class token and of what it sees, by its noise.
+        Without noise, what a `ViT` says that sees everything.
+
+        Raises:
+            ValueError: no patch would be seen, or as `ViT` does.
+        """
+        if noise is None:
+            return super().__call__(image)
+        count = int(noise.shape[1] * (1 - self.mask_rate))
+        if not count:
+            raise ValueError(f"mask_rate is {self.mask_rate}: of {noise.shape[1]} patches, none would be seen.")
+        order = jnp.argsort(noise, axis=1)
+        rank = jnp.argsort(order, axis=1)
+        x = self.encode(image, order[:, :count])
+        if self.decoder_depth:
+            x = self.decode(x, rank, tuple(side // self.patch_size for side in image.shape[1:3]))
+        return x, rank >= count
+
+    def decode(
+        self, tokens: Float[Array, "B S D"], rank: Int[Array, "B P"], grid: tuple[int, int]
+    ) -> Float[Array, "B P F"]:
+        """What is predicted of the patches of a grid (rows, columns) from the encoder's output tokens.
+
+        `rank` is the place of each patch among these, the class token apart; those that have none are hidden.
+        """
+        x = self.decoder_embed(tokens)
+        special, side = len(self.special), self.image_size // self.patch_size
+        first, seen = x[:, :special], x[:, special:]
+        hidden = (len(x), rank.shape[1] - seen.shape[1], self.decoder_width)
+        x = jnp.concatenate([seen, jnp.broadcast_to(self.mask_token.astype(x.dtype), hidden)], axis=1)
+        x = jnp.take_along_axis(x, rank[..., None], axis=1)
+        x = x + jnp.asarray(self._resampled(sincos_2d(side, side, self.decoder_width), grid), x.dtype)
+        x = jnp.concatenate([first, x], axis=1)
+        self.sow("intermediates", "decoder_embedding", x)
+        x = self.decoder_norm(self.decoder_stack(x)[0])
+        return self.decoder_head(x[:, special:])
+
+    def target(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B P F"]:
+        """What is to be predicted of each patch."""
+        return self._normalised(image)[0]
+
+    def pictures(
+        self, image: Float[Array, "B height width channels"], noise: Real[Array, "B P"]
+    ) -> tuple[Float[Array, "B height width channels"], Float[Array, "B height width channels"]]:
+        """The image with the hidden patches at 0, and with them as the model predicts them.
+
+        If it predicts normalised patches, these get the mean and the deviation that they have in the image.
+        """
+        predicted, hidden = self(image, noise)
+        target, mean, deviation = self._normalised(image)
+        seen = target * deviation + mean
+        found = [jnp.where(hidden[..., None], x, seen) for x in (jnp.zeros_like(seen), predicted * deviation + mean)]
+        return tuple(self._image(x, image.shape) for x in found)
+
+    def _normalised(self, image):
+        """Patches [B P F] in float32, and the mean and the deviation [B P 1] that they were normalised by."""
+        x = patches(image.astype(jnp.float32), self.patch_size)
+        x = x.reshape(len(x), -1, x.shape[-1])
+        if not self.normalised:
+            return x, 0.0, 1.0
+        mean, deviation = x.mean(axis=-1, keepdims=True), jnp.sqrt(x.var(axis=-1, ddof=1, keepdims=True) + 1e-6)
+        return (x - mean) / deviation, mean, deviation
+
+    def _image(self, x, shape):
+        batch, height, width, channels = shape
+        size = self.patch_size
+        x = x.reshape(batch, height // size, width // size, size, size, channels)
+        return x.transpose(0, 1, 3, 2, 4, 5).reshape(shape)

@@ -1,0 +1,177 @@
+"""Residual networks (arXiv 1512.03385), and Big Transfer's (arXiv 1912.11370): the ViT paper's baseline.
+
+The stride is in the 3x3 convolution of a bottleneck, as in everyone's code, not in the first 1x1 as in the paper. Big
+Transfer's have group norm, standardised kernels (arXiv 1903.10520) and come after their norms (arXiv 1603.05027).
+"""
+
+from functools import partial
+from typing import Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from models.layers.norm import BatchNorm, standardise
+
+WIDTHS = (256, 512, 1024, 2048)
+BIT = {"norm": "group", "preactivation": True}
+VARIANTS = {
+    "18": {"depths": (2, 2, 2, 2), "widths": (64, 128, 256, 512), "bottleneck": False},
+    "50": {"depths": (3, 4, 6, 3), "widths": WIDTHS},
+    "101": {"depths": (3, 4, 23, 3), "widths": WIDTHS},
+    "bit50": {"depths": (3, 4, 6, 3), "widths": WIDTHS, **BIT},
+    "bit101": {"depths": (3, 4, 23, 3), "widths": WIDTHS, **BIT},
+}
+
+
+class ResNet(nn.Module):
+    """An image classifier, for images of any size.
+
+    Attributes:
+        num_classes: V; 0 leaves the classifier out and returns the features that it would see.
+        image_size, channels: of the images, in pixels; the size is only what it is trained with.
+        depths, widths: blocks and channels of each stage; each but the first halves the resolution.
+        stem, stem_width: "imagenet" is a 7x7 convolution and a pooling that leave a quarter of the resolution, "small"
+            a 3x3 one that leaves it whole; and its channels.
+        bottleneck: blocks are 1x1, 3x3 and 1x1 convolutions with a quarter of the channels inside, or two 3x3.
+        preactivation: norm and activation come before each convolution, or after it.
+        norm: "batch", or "group" with standardised kernels.
+        groups: of the group norm.
+        frozen: the batch norm uses its running statistics in training too, and leaves them as they are.
+        padding: "symmetric" as PyTorch's, or "same" as TensorFlow's, whose extra pixel is on the right and the bottom.
+        epsilon: of every norm.
+    """
+
+    num_classes: int = 1000
+    image_size: int = 224
+    channels: int = 3
+    depths: tuple[int, ...] = (3, 4, 6, 3)
+    widths: tuple[int, ...] = WIDTHS
+    stem: Literal["imagenet", "small"] = "imagenet"
+    stem_width: int = 64
+    bottleneck: bool = True
+    preactivation: bool = False
+    norm: Literal["batch", "group"] = "batch"
+    groups: int = 32
+    frozen: bool = False
+    padding: Literal["symmetric", "same"] = "symmetric"
+    epsilon: float = 1e-5
+
+    def setup(self):
+        if len(self.depths) != len(self.widths):
+            raise ValueError(f"depths {self.depths} and widths {self.widths} must be of as many stages.")
+        norm = partial(BatchNorm, epsilon=self.epsilon, frozen=self.frozen)
+        if self.norm == "group":
+            norm = partial(nn.GroupNorm, self.groups, epsilon=self.epsilon, use_fast_variance=False)
+        conv = partial(Conv, standardised=self.norm == "group", padding=self.padding)
+        block = partial(Residual, conv, norm, bottleneck=self.bottleneck, preactivation=self.preactivation)
+        self.stem_conv = conv(self.stem_width, *((7, 2) if self.stem == "imagenet" else (3, 1)))
+        self.stages = [
+            [block(width, 2 if number and not i else 1) for i in range(depth)]
+            for number, (width, depth) in enumerate(zip(self.widths, self.depths))
+        ]
+        self.outer_norm = norm()  # of the stem, or of the last stage
+        if self.num_classes:
+            self.classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.normal(0.01))
+
+    def __call__(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B V"]:
+        """Logits of the classes (or the features [B, D] without a classifier)."""
+        x = self.encode(image).mean(axis=(1, 2))
+        return self.classifier(x) if self.num_classes else x
+
+    def encode(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B h w D"]:
+        """The last stage's map, activated."""
+        x = self.features(image)[-1]
+        return nn.relu(self.outer_norm(x)) if self.preactivation else x
+
+    def features(self, image: Float[Array, "B height width channels"]) -> tuple[Float[Array, "B _ _ _"], ...]:
+        """Each stage's map.
+
+        Raises:
+            ValueError: the image has other channels than the model.
+        """
+        if image.shape[-1] != self.channels:
+            raise ValueError(f"the image has {image.shape[-1]} channels, the model {self.channels}.")
+        x = self.stem_conv(image)
+        x = x if self.preactivation else nn.relu(self.outer_norm(x))
+        if self.stem == "imagenet":
+            x = nn.max_pool(jnp.pad(x, _pads(x, 3, 2, self.padding)), (3, 3), (2, 2))
+        maps = []
+        for stage in self.stages:
+            for block in stage:
+                x = block(x)
+            maps.append(x)
+        return tuple(maps)
+
+
+class Conv(nn.Module):
+    """A convolution with a square kernel, without bias.
+
+    Attributes:
+        features, size, stride: channels out, and pixels.
+        padding: see `ResNet`.
+        standardised: each channel's kernel has mean 0 and variance 1 (arXiv 1903.10520).
+    """
+
+    features: int
+    size: int
+    stride: int = 1
+    padding: str = "symmetric"
+    standardised: bool = False
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B height width channels"]) -> Float[Array, "B h w D"]:
+        init = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+        kernel = self.param("kernel", init, (self.size, self.size, x.shape[-1], self.features))
+        if self.standardised:
+            rows = standardise(kernel.reshape(-1, self.features).T.astype(jnp.float32), 1e-8)
+            kernel = rows.T.reshape(kernel.shape).astype(kernel.dtype)
+        pads = _pads(x, self.size, self.stride, self.padding)[1:3]
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, kernel, (self.stride,) * 2, pads, dimension_numbers=numbers)
+
+
+def _pads(x, size, stride, padding):
+    """How many pixels of zeros come before and after each axis of x [B, h, w, c]."""
+    pads = [(size // 2, size // 2)] * 2
+    if padding == "same":
+        pads = jax.lax.padtype_to_pads(x.shape[1:3], (size,) * 2, (stride,) * 2, "SAME")
+    return [(0, 0), *pads, (0, 0)]
+
+
+class Residual(nn.Module):
+    """A few convolutions, added to the input, which is projected where the shape changes; see `ResNet`.
+
+    Attributes:
+        conv, norm: what makes the parts.
+        width, stride: of the output.
+    """
+
+    conv: partial
+    norm: partial
+    width: int
+    stride: int
+    bottleneck: bool
+    preactivation: bool
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B height width channels"]) -> Float[Array, "B h w D"]:
+        sizes = [(3, self.width, self.stride), (3, self.width, 1)]
+        if self.bottleneck:
+            inner = self.width // 4
+            sizes = [(1, inner, 1), (3, inner, self.stride), (1, self.width, 1)]
+        branch, projected = x, x.shape[-1] != self.width or self.stride != 1
+        for i, (size, width, stride) in enumerate(sizes):
+            norm = self.norm(name=f"norm_{i}")
+            if self.preactivation:
+                branch = nn.relu(norm(branch))
+            if projected and not i:
+                x = self.conv(self.width, 1, self.stride, name="shortcut")(branch)
+            branch = self.conv(width, size, stride, name=f"conv_{i}")(branch)
+            if not self.preactivation:
+                branch = norm(branch)
+                branch = nn.relu(branch) if i < len(sizes) - 1 else branch
+        if self.preactivation:
+            return x + branch
+        return nn.relu((self.norm(name="shortcut_norm")(x) if projected else x) + branch)

@@ -1,0 +1,251 @@
+"""Swin Transformers: attention within windows, which every other block shifts, on ever coarser maps.
+
+Versions 1 (arXiv 2103.14030) and 2 (arXiv 2111.09883). The cost grows as the number of pixels, not as its square.
+"""
+
+import math
+from functools import partial
+from typing import Literal
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from models.layers.attention import Attention, Cosine
+from models.layers.block import Block, Stack
+from models.layers.embed import PatchEmbed
+from models.layers.linear import Linear
+from models.layers.mlp import ACTIVATIONS, Mlp
+from models.layers.norm import LayerNorm
+
+VARIANTS = {
+    "mu": {"depths": (2, 2), "width": 32, "num_heads": (2, 4), "window": 4},
+    "T": {"depths": (2, 2, 6, 2), "width": 96, "num_heads": (3, 6, 12, 24)},
+    "S": {"depths": (2, 2, 18, 2), "width": 96, "num_heads": (3, 6, 12, 24)},
+    "B": {"depths": (2, 2, 18, 2), "width": 128, "num_heads": (4, 8, 16, 32)},
+    "L": {"depths": (2, 2, 18, 2), "width": 192, "num_heads": (6, 12, 24, 48)},
+}
+VARIANTS |= {f"V2-{name}": VARIANTS[name] | {"version": "v2", "window": 8} for name in "TSBL"}
+INIT = nn.initializers.normal(0.02)
+
+
+class Swin(nn.Module):
+    """An image classifier, and a backbone: see `features`.
+
+    Images of any size are welcome: maps that do not divide are padded with zeros, which are attended to, as the
+    reference does. Where a map is not larger than a window, nothing is shifted and the window is as wide as the shorter
+    side; of version 1's table it has the offsets that are in it. (`transformers` fails if the map is smaller.) In
+    version 2, whose biases are measured in windows, it is the map of an image of image_size that counts.
+
+    Attributes:
+        num_classes: V; 0 leaves the classifier out and returns the features that it would see.
+        image_size, patch_size, channels: of the images, in pixels.
+        depths, num_heads: of each stage; a stage has half the rows and columns of the one before, and twice its width.
+        width: D of the first stage.
+        window: the side of a window, in tokens.
+        version: "v2" has attention by cosines, biases that are a function of the logarithms of the offsets, and norms
+            of what the parts add.
+        trained_windows: of version 2, the sides of the windows, in each stage, that the biases were trained with; 0 or
+            none are as now.
+        mlp_ratio: F / D.
+        activation, epsilon: of the blocks; the norms of patches, and of merged ones, have 1e-5.
+        dropout, stochastic_depth: rates on what the parts add, and of skipping them.
+        remat, unroll: see `Stack`.
+    """
+
+    num_classes: int = 1000
+    image_size: int = 224
+    patch_size: int = 4
+    channels: int = 3
+    depths: tuple[int, ...] = (2, 2, 6, 2)
+    width: int = 96
+    num_heads: tuple[int, ...] = (3, 6, 12, 24)
+    window: int = 7
+    version: Literal["v1", "v2"] = "v1"
+    trained_windows: tuple[int, ...] = ()
+    mlp_ratio: float = 4.0
+    activation: str = "gelu"
+    epsilon: float = 1e-5
+    dropout: float = 0.0
+    stochastic_depth: float = 0.0
+    remat: Literal["dots", "full"] | None = None
+    unroll: int = 1
+
+    def setup(self):
+        stages, second = len(self.depths), self.version == "v2"
+        trained = self.trained_windows or (0,) * stages
+        if not stages == len(self.num_heads) == len(trained):
+            given = f"depths {self.depths}, num_heads {self.num_heads} and trained_windows {trained}"
+            raise ValueError(f"{given} must be equally long: one for each stage.")
+        rates = np.split(np.linspace(0, self.stochastic_depth, sum(self.depths)), np.cumsum(self.depths))
+        norm = partial(LayerNorm, epsilon=self.epsilon)
+        parts = {"dropout": self.dropout, "kernel_init": INIT, "out_init": INIT}
+
+        def stack(i):
+            attention = partial(Attention, num_heads=self.num_heads[i], **parts)
+            if second:
+                bias = partial(ContinuousBias, trained[i])
+                attention = partial(attention, score=Cosine(parent=None), key_bias=False, relative=bias)
+            else:
+                attention = partial(attention, relative=partial(RelativeTable, self.window))
+            block = partial(
+                Block,
+                attention=partial(WindowAttention, attention),
+                mlp=partial(Mlp, int(self.mlp_ratio * self.width * 2**i), ACTIVATIONS[self.activation], **parts),
+                norm=norm,
+                placement="branch" if second else "pre",
+                dropout=self.dropout,
+            )
+            skip = {"first_rate": rates[i][0], "stochastic_depth": rates[i][-1]}
+            return Stack(block, self.depths[i], remat=self.remat, unroll=self.unroll, **skip)
+
+        self.patch_embed = PatchEmbed(self.patch_size, self.width)
+        self.embed_norm = LayerNorm(1e-5)
+        self.embed_dropout = nn.Dropout(self.dropout)
+        self.merges = [PatchMerge(norm_first=not second) for _ in range(stages - 1)]
+        self.stacks = [stack(i) for i in range(stages)]
+        self.norm = norm()
+        if self.num_classes:
+            self.classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)
+
+    def __call__(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B V"]:
+        """Logits of the classes (or the features [B, D] without a classifier).
+
+        Raises:
+            ValueError: the image has other channels than the model.
+        """
+        x = self.encode(image).mean(axis=(1, 2))
+        return self.classifier(x) if self.num_classes else x
+
+    def encode(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B rows columns D"]:
+        """The last stage's map, normalised."""
+        return self.norm(self.features(image)[-1])
+
+    def features(self, image: Float[Array, "B height width channels"]) -> tuple[Float[Array, "B _ _ _"], ...]:
+        """The maps [B, rows, columns, D] of all stages, from the finest to the coarsest."""
+        if image.shape[-1] != self.channels:
+            raise ValueError(f"the image has {image.shape[-1]} channels, the model {self.channels}.")
+        x = self.embed_norm(self.patch_embed(pad(image, self.patch_size)))
+        x = self.embed_dropout(x, deterministic=not self.has_rng("dropout"))
+        self.sow("intermediates", "embedding", x)
+        maps = []
+        for i, stack in enumerate(self.stacks):
+            x = self.merges[i - 1](x) if i else x
+            batch, *grid, width = x.shape
+            side = min(grid) if self.version == "v1" else max(self.image_size // self.patch_size // 2**i, 1)
+            how = {"grid": tuple(grid), "window": min(self.window, side)}
+            if side > self.window:  # one compiled block for both kinds
+                how["each"] = {"shift": jnp.arange(self.depths[i]) % 2 * (self.window // 2)}
+            x = stack(x.reshape(batch, -1, width), **how)[0].reshape(x.shape)
+            maps.append(x)
+        return tuple(maps)
+
+
+class WindowAttention(nn.Module):
+    """Attention of each token of a map to those in its window.
+
+    Attributes:
+        attention: what makes the attention within a window.
+    """
+
+    attention: partial
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        *,
+        grid: tuple[int, int],
+        window: int,
+        shift: Int[Array, ""] | None = None,
+        **inputs,
+    ) -> tuple[Float[Array, "B T D"], None]:
+        """`grid` is the map's rows and columns; `shift`, how far the windows are moved down and to the right.
+
+        The map is rolled under them instead. What meets in a window only because of that does not see each other.
+        """
+        batch, _, width = x.shape
+        x = pad(x.reshape(batch, *grid, width), window)
+        if shift is not None:
+            row, column = (jnp.arange(size) >= size - shift for size in x.shape[1:3])
+            region = windows((2 * row[:, None] + column)[None, ..., None], window)
+            mask = region == region.swapaxes(1, 2)
+            inputs["mask"] = jnp.tile(mask[:, None], (batch, 1, 1, 1))
+            x = jnp.roll(x, -shift, axis=(1, 2))
+        rows, columns = (size // window for size in x.shape[1:3])
+        out, cache = self.attention(name="attention")(windows(x, window), **inputs)
+        x = out.reshape(batch, rows, columns, window, window, width).swapaxes(2, 3).reshape(x.shape)
+        if shift is not None:
+            x = jnp.roll(x, shift, axis=(1, 2))
+        return x[:, : grid[0], : grid[1]].reshape(batch, -1, width), cache
+
+
+class RelativeTable(nn.Module):
+    """A learned bias of each head for each offset within a window (arXiv 2103.14030, equation 4)."""
+
+    window: int
+
+    @nn.compact
+    def __call__(
+        self, query: Float[Array, "B T H C"], positions: Int[Array, "#B T"], keys: int
+    ) -> Float[Array, "1 H {keys} {keys}"]:
+        shape = ((2 * self.window - 1) ** 2, query.shape[2])
+        return between_tokens(self.param("table", INIT, shape), math.isqrt(keys))
+
+
+class ContinuousBias(nn.Module):
+    """A bias of each head that a small network makes of the logarithm of the offset (arXiv 2111.09883, section 3.3).
+
+    Attributes:
+        trained_window: the side of the window that offsets are measured by; 0 is the present one.
+    """
+
+    trained_window: int = 0
+
+    @nn.compact
+    def __call__(
+        self, query: Float[Array, "B T H C"], positions: Int[Array, "#B T"], keys: int
+    ) -> Float[Array, "1 H {keys} {keys}"]:
+        window = math.isqrt(keys)
+        offset = np.mgrid[1 - window : window, 1 - window : window].reshape(2, -1).T
+        offset = 8 * offset / max((self.trained_window or window) - 1, 1)
+        offset = np.sign(offset) * np.log2(1 + np.abs(offset)) / np.log2(8)
+        hidden = nn.relu(Linear((512,), name="hidden")(jnp.asarray(offset, query.dtype)))
+        return between_tokens(16 * nn.sigmoid(Linear((query.shape[2],), use_bias=False, name="out")(hidden)), window)
+
+
+class PatchMerge(nn.Module):
+    """Each square of four tokens becomes one of twice the width; the norm is before or after the projection."""
+
+    norm_first: bool
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B rows columns D"]) -> Float[Array, "B _ _ 2*D"]:
+        x = pad(x, 2)
+        batch, rows, columns, width = x.shape
+        x = x.reshape(batch, rows // 2, 2, columns // 2, 2, width).transpose(0, 1, 3, 4, 2, 5)
+        x = x.reshape(*x.shape[:3], 4 * width)  # the upper left, the lower left, the upper right, the lower right one
+        norm = LayerNorm(1e-5, name="norm")
+        project = Linear((2 * width,), use_bias=False, kernel_init=INIT, name="projection")
+        return project(norm(x)) if self.norm_first else norm(project(x))
+
+
+def pad(x: Float[Array, "B rows columns D"], multiple: int) -> Float[Array, "B _ _ D"]:
+    """Zeros below and to the right, up to a multiple of rows and columns."""
+    return jnp.pad(x, [(0, 0), *((0, -size % multiple) for size in x.shape[1:3]), (0, 0)])
+
+
+def windows(x: Array, side: int) -> Array:
+    """A map [B, rows, columns, D] as the tokens of its windows, [B x windows, side x side, D]."""
+    batch, rows, columns, width = x.shape
+    x = x.reshape(batch, rows // side, side, columns // side, side, width)
+    return x.swapaxes(2, 3).reshape(-1, side * side, width)
+
+
+def between_tokens(values: Float[Array, "N H"], window: int) -> Float[Array, "1 H T T"]:
+    """Of the values of all offsets up to some number of rows and columns, that of each pair of a window's tokens."""
+    side = math.isqrt(len(values))
+    place = np.mgrid[:window, :window].reshape(2, -1)
+    row, column = place[:, :, None] - place[:, None] + side // 2
+    return values[row * side + column].transpose(2, 0, 1)[None]

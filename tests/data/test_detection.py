@@ -1,0 +1,185 @@
+"""Images with boxes: boxes stay where their pixels are, and are exact; COCO's layout in TFDS."""
+
+import numpy as np
+import pytest
+
+import data
+from data import detection, shuffle
+from tests.data.conftest import png
+
+
+def blocks(seed):
+    """An image of coloured rectangles, each of a colour of its own, and their boxes."""
+    rng = np.random.default_rng(seed)
+    height, width = rng.integers(40, 90, 2)
+    image, boxes = np.zeros((height, width, 3), np.uint8), []
+    for number in range(3):
+        left, top = number * width // 3, rng.integers(0, height // 2)
+        right, bottom = left + rng.integers(5, width // 3 + 1), top + rng.integers(5, height // 2 + 1)
+        image[top:bottom, left:right, number] = 255
+        boxes.append([left, top, right, bottom])
+    arrays = {"boxes": np.float32(boxes), "classes": np.arange(3, dtype=np.int32), "crowd": np.zeros(3, bool)}
+    return {"image": image} | arrays
+
+
+def assert_boxes_are_the_colours(example, tolerance):
+    """Each object's box is that of the pixels of its colour; of an object without a box there are none."""
+    image = example["image"].astype(float)
+    for number in range(3):
+        inside = image[..., number] > 127
+        at = np.flatnonzero(example["classes"] == number)
+        if not len(at):
+            assert inside.sum() <= tolerance * max(image.shape)
+            continue
+        rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
+        if len(rows):
+            expected = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
+            np.testing.assert_allclose(example["boxes"][at[0]], expected, atol=tolerance)
+    assert (example["boxes"] >= 0).all()
+    assert (example["boxes"] <= np.array(image.shape[1::-1] * 2)).all()
+    assert len(example["boxes"]) == len(example["classes"]) == len(example["crowd"])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_boxes_move_with_their_pixels(seed):
+    example, random = blocks(seed), np.random.default_rng(seed)
+    assert_boxes_are_the_colours(example, 0)
+    assert_boxes_are_the_colours(detection.flip(example), 0)
+    height, width = example["image"].shape[:2]
+    cut = [int(random.integers(1, side + 1)) for side in (height, width)]
+    start = [int(random.integers(side - part + 1)) for side, part in zip((height, width), cut)]
+    assert_boxes_are_the_colours(detection.crop(example, *start, *cut), 0)
+    assert_boxes_are_the_colours(detection.resize(example, 2 * height, 3 * width), 1)
+    for step in (detection.Flip(), detection.Resize(30, 80, 100), detection.Crop(20, 50)):
+        changed = step(example, random)
+        assert_boxes_are_the_colours(changed, 1.5)
+        if isinstance(step, detection.Resize):
+            assert max(changed["image"].shape) <= 100
+
+
+def test_a_batch_is_in_frames_and_relative():
+    examples = [blocks(seed) for seed in range(6)]
+    batch = detection.gather(examples) | {"mask": np.arange(6) < 5}
+    keys = shuffle.keys(np.arange(6), 0)
+    make = detection.Transform([detection.Resize(64, 64, 64)], 64, 4, (0.5,), (0.25,), training=False)
+    out = make(batch, keys)
+    assert out["image"].shape == (6, 64, 64, 3)
+    np.testing.assert_array_equal(out["mask"], batch["mask"])
+    for row in range(6):
+        height, width = np.rint(out["extent"][row] * 64).astype(int)
+        assert max(height, width) == 64
+        image = out["image"][row] * 0.25 + 0.5
+        assert (out["image"][row, height:] == 0).all()
+        assert (out["image"][row, :, width:] == 0).all()
+        centre, size = out["boxes"][row, :3, :2], out["boxes"][row, :3, 2:]
+        boxes = np.concatenate([centre - size / 2, centre + size / 2], axis=1) * np.tile([width, height], 2)
+        found = {"image": image[:height, :width] * 255, "boxes": boxes, "classes": out["classes"][row, :3]}
+        assert_boxes_are_the_colours(found | {"crowd": out["crowd"][row, :3]}, 1.5)
+        assert out["boxes_mask"][row].tolist() == [True] * 3 + [False]
+    alone = make({name: value[3:4] for name, value in batch.items()}, keys[3:4])
+    for name, value in alone.items():
+        np.testing.assert_array_equal(value, out[name][3:4])
+
+
+def test_what_training_and_evaluation_do_with_crowds_and_many_objects():
+    example = blocks(0) | {"crowd": np.array([False, True, False])}
+    batch, keys = detection.gather([example]) | {"mask": np.ones(1, bool)}, shuffle.keys(np.arange(1), 0)
+    make = lambda most, training: detection.Transform([], 96, most, (0.5,), (0.5,), training)(batch, keys)  # noqa: E731
+    seen = make(3, False)
+    assert seen["boxes_mask"].tolist() == [[True, False, True]]
+    assert seen["crowd"].tolist() == [[False, True, False]]
+    seen = make(3, True)
+    assert seen["classes"][seen["boxes_mask"]].tolist() == [0, 2]
+    assert "crowd" not in seen
+    seen = make(1, True)
+    assert seen["classes"][seen["boxes_mask"]].tolist() == [0]
+    with pytest.raises(ValueError, match="an image has 3 objects: max_boxes=2 must be at least that"):
+        make(2, False)
+    with pytest.raises(ValueError, match="does not fit in image_size=32"):
+        detection.Transform([], 32, 3, (0.5,), (0.5,), True)(batch, keys)
+
+
+def test_shapes_are_functions_of_their_place():
+    train, test = detection.Shapes("train"), detection.Shapes("test")
+    first = train[7]
+    for name, value in train[7].items():
+        np.testing.assert_array_equal(value, first[name])
+        np.testing.assert_array_equal(train.take(np.array([3, 7]))[name][1], value)
+    others = [train[8], test[7], detection.Shapes("train", seed=1)[7]]
+    assert all(other["image"].tobytes() != first["image"].tobytes() for other in others)
+    counts = np.array([len(train[i]["boxes"]) for i in range(300)])
+    assert 1 <= counts.min() < counts.max() <= 6
+    kinds = np.concatenate([train[i]["classes"] for i in range(300)])
+    assert (np.bincount(kinds, minlength=4) > 100).all()
+    with pytest.raises(IndexError):
+        test[len(test)]
+
+
+def test_boxes_of_shapes_are_those_of_their_pixels():
+    """Alone on its ground, a shape is all that is far from the ground's colour."""
+    source, seen = detection.Shapes("train"), set()
+    for index in range(200):
+        example = source[index]
+        if len(example["boxes"]) > 1:
+            continue
+        left, top, right, bottom = example["boxes"][0].astype(int)
+        image = example["image"].astype(float)
+        inside = np.zeros(image.shape[:2], bool)
+        inside[top:bottom, left:right] = True
+        ground = np.median(image[~inside], axis=0)
+        shape = (np.abs(image - ground).mean(axis=-1) > 40) & inside
+        assert shape.any(1)[top:bottom].all()
+        assert shape.any(0)[left:right].all()
+        seen.add(int(example["classes"][0]))
+    assert seen == {0, 1, 2, 3}
+
+
+def test_load():
+    loaded = data.load("shapes", batch_size=4, max_boxes=6, augment="flip", image_size=32)
+    assert loaded.info["kind"] == "detection"
+    assert loaded.info["class_names"] == list(detection.SHAPES)
+    batch = loaded.train[0]
+    assert batch["image"].shape == (4, 32, 32, 3)
+    assert "crowd" not in batch
+    assert loaded.splits["test"][0]["crowd"].shape == (4, 6)
+    with pytest.raises(ValueError, match="is not one of flip, crop"):
+        data.load("shapes", batch_size=4, augment="shift(1)")
+    with pytest.raises(ValueError, match="needs 0 < low <= high"):
+        data.load("shapes", batch_size=4, augment="crop(9, 3)")
+
+
+def test_coco_of_tfds(prepare, tmp_path):
+    images = [np.full((20, 40, 3), 50, np.uint8), np.full((30, 30, 3), 90, np.uint8)]
+    boxes = [[[0.1, 0.2, 0.5, 0.6], [0.0, 0.0, 1.0, 1.0]], []]  # top, left, bottom and right, relative
+
+    def features(kinds):
+        one = {"bbox": kinds.BBoxFeature(), "label": kinds.ClassLabel(names=["cat", "dog"]), "is_crowd": np.bool_}
+        return {"image": kinds.Image(shape=(None, None, 3)), "objects": kinds.Sequence(one)}
+
+    examples = [
+        {
+            "image": png(image),
+            "objects/bbox": np.float32(found).reshape(-1),
+            "objects/label": np.arange(len(found)) % 2,
+            "objects/is_crowd": np.arange(len(found)) % 2,
+        }
+        for image, found in zip(images, boxes)
+    ]
+    prepare(tmp_path, "coco", features, {"train": examples, "validation": examples})
+    options = {"task": "detection", "data_dir": str(tmp_path), "image_size": 40, "shorter_side": 20, "max_boxes": 2}
+    loaded = data.load("tfds:coco", batch_size=2, **options)
+    assert loaded.info["class_names"] == ["cat", "dog"]
+    batch = loaded.splits["validation"][0]
+    np.testing.assert_allclose(batch["boxes"][0], [[0.4, 0.3, 0.4, 0.4], [0.5, 0.5, 1, 1]], atol=1e-6)
+    assert batch["boxes_mask"].tolist() == [[True, False], [False, False]]
+    assert batch["crowd"].tolist() == [[False, True], [False, False]]
+    np.testing.assert_allclose(batch["extent"], [[0.5, 1], [0.5, 0.5]])
+    assert sorted(loaded.train[0]["boxes_mask"].sum(axis=1)) == [0, 1]
+    prepare(
+        tmp_path,
+        "plain",
+        lambda kinds: {"image": kinds.Image(shape=(None, None, 3))},
+        {"train": [{"image": png(images[0])}]},
+    )
+    with pytest.raises(ValueError, match="has no feature 'objects'"):
+        data.load("tfds:plain", batch_size=2, **options)

@@ -1,0 +1,121 @@
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import models
+from models.budget import flops
+from models.mae import MAE
+from models.vit import ViT
+
+SIZES = {"image_size": 8, "patch_size": 2, "channels": 1, "depth": 2, "width": 16, "num_heads": 2}
+TINY = MAE(**SIZES, decoder_depth=1, decoder_width=8, decoder_num_heads=2)
+
+
+@pytest.fixture(scope="module")
+def painted():
+    """Some images, their noise, random parameters, and what the model makes of images with that noise."""
+    rng = np.random.default_rng(0)
+    image, noise = rng.standard_normal((2, 8, 8, 1)).astype(np.float32), rng.random((2, 16)).astype(np.float32)
+    shapes = jax.eval_shape(TINY.init, jax.random.key(0), image, noise)
+    variables = jax.tree.map(lambda x: 0.3 * rng.standard_normal(x.shape).astype(np.float32), shapes)
+    run = jax.jit(lambda image, noise: TINY.apply(variables, image, noise, mutable=["intermediates"]))
+    return image, noise, variables, run
+
+
+def pixels_of(patches):
+    """True in the pixels of the chosen patches [B, 16], as an image."""
+    grid = np.asarray(patches).reshape(-1, 4, 1, 4, 1, 1)
+    return np.broadcast_to(grid, (len(grid), 4, 2, 4, 2, 1)).reshape(-1, 8, 8, 1)
+
+
+def test_a_quarter_of_the_patches_is_seen(painted):
+    """The least noisy ones, and no others: what is hidden does not change anything."""
+    image, noise, _, run = painted
+    (predicted, hidden), sown = run(image, noise)
+    assert predicted.shape == (2, 16, 4)
+    np.testing.assert_array_equal(hidden, noise > np.sort(noise)[:, 3:4])
+    assert sown["intermediates"]["embedding"][0].shape == (2, 1 + 4, 16)
+    assert sown["intermediates"]["decoder_embedding"][0].shape == (2, 1 + 16, 8)
+    other = np.where(pixels_of(hidden), image + 1, image)
+    np.testing.assert_array_equal(run(other, noise)[0][0], predicted)
+    other = np.where(pixels_of(hidden), image, image + np.arange(8).reshape(8, 1))
+    assert np.abs(run(other, noise)[0][0] - predicted).min(axis=(0, 2)).max() > 1e-3
+
+
+def test_what_is_seen_is_rounded_down_as_the_reference_does():
+    inputs = jnp.zeros((1, 8, 8, 1)), jnp.zeros((1, 16), jnp.int32)
+    for rate, seen in ((0.75, 4), (0.6, 6), (0.9, 1)):
+        model = TINY.clone(mask_rate=rate, decoder_depth=0)
+        tokens, hidden = jax.eval_shape(partial(model.init_with_output, jax.random.key(0)), *inputs)[0]
+        assert tokens.shape == (1, 1 + seen, 16)
+        assert hidden.shape == (1, 16)
+    with pytest.raises(ValueError, match=r"mask_rate is 0\.95: of 16 patches, none would be seen"):
+        TINY.clone(mask_rate=0.95).init(jax.random.key(0), *inputs)
+
+
+def test_the_target_is_each_patch_normalised(painted):
+    image, _, variables, _ = painted
+    patch = image[1, 4:6, 2:4, 0].ravel()  # row 2, column 1
+    raw = TINY.clone(normalised=False).apply(variables, image, method="target")
+    np.testing.assert_array_equal(raw[1, 9], patch)
+    found = TINY.apply(variables, image, method="target")
+    np.testing.assert_allclose(found[1, 9], (patch - patch.mean()) / np.sqrt(patch.var(ddof=1) + 1e-6), rtol=1e-5)
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_pictures(normalised, painted):
+    """What was seen is as it was; what was hidden is grey in one, and as predicted in the other."""
+    image, noise, variables, run = painted
+    model = TINY.clone(normalised=normalised)
+    masked, painting = jax.jit(partial(model.apply, method="pictures"))(variables, image, noise)
+    (predicted, hidden), _ = run(image, noise)
+    unseen = pixels_of(hidden)
+    np.testing.assert_allclose(masked, np.where(unseen, 0, image), atol=1e-5)
+    np.testing.assert_allclose(np.where(unseen, 0, painting), np.where(unseen, 0, image), atol=1e-5)
+    row = int(np.flatnonzero(hidden[0])[0])
+    y, x = 2 * (row // 4), 2 * (row % 4)
+    patch, expected = image[0, y : y + 2, x : x + 2, 0], np.asarray(predicted[0, row])
+    if normalised:
+        expected = expected * np.sqrt(patch.var(ddof=1) + 1e-6) + patch.mean()
+    np.testing.assert_allclose(painting[0, y : y + 2, x : x + 2, 0].ravel(), expected, atol=1e-4)
+
+
+def test_without_noise_it_is_a_vit_of_its_encoder(painted):
+    image, _, variables, _ = painted
+    vit = ViT(0, **SIZES, position="mae")
+    params = jax.eval_shape(vit.init, jax.random.key(0), image)["params"]
+    params = {name: variables["params"][name] for name in params}
+    np.testing.assert_array_equal(jax.jit(TINY.apply)(variables, image), jax.jit(vit.apply)({"params": params}, image))
+
+
+@pytest.mark.parametrize(
+    ("variant", "patch", "encoder", "count"),
+    # facebook/vit-mae-base, -large and -huge have 197 or 257 positions of the encoder's and the decoder's width more.
+    [
+        ("B", 16, 86_567_656 - 769_000 - 197 * 768, 111_907_840 - 197 * 1280),
+        ("L", 16, 304_326_632 - 1_025_000 - 197 * 1024, 329_541_888 - 197 * 1536),
+        ("H", 14, 632_045_800 - 1_281_000 - 257 * 1280, 657_074_508 - 257 * 1792),
+    ],
+)
+def test_parameters_are_those_of_the_published_checkpoints(variant, patch, encoder, count):
+    model = models.build("mae", variant, image_size=224, patch_size=patch)
+    inputs = jnp.zeros((1, 224, 224, 3)), jnp.zeros((1, (224 // patch) ** 2))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]
+    sizes = {name: sum(leaf.size for leaf in jax.tree.leaves(part)) for name, part in shapes.items()}
+    assert sum(sizes.values()) == count
+    assert sum(size for name, size in sizes.items() if name[:4] not in ("deco", "mask")) == encoder
+
+
+def test_flops_of_the_large_encoder():
+    """ViT-L/16 with three quarters of the patches hidden: 49 + 1 tokens go through the layers."""
+    model = models.build("mae", "L", image_size=224, decoder_depth=0)
+    inputs = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32), jax.ShapeDtypeStruct((1, 196), jnp.float32)
+    variables = jax.eval_shape(model.init, jax.random.key(0), *inputs)
+    found = {noise: flops(model.apply, variables, *inputs[: 1 + noise])["model"] for noise in (0, 1)}
+    for noise, tokens in ((0, 197), (1, 50)):
+        layers = 24 * (12 * 1024**2 * tokens + 2 * 1024 * tokens**2)
+        assert found[noise] == 2 * (layers + 196 * 768 * 1024)
+    assert 3.9 < found[0] / found[1] < 4.1

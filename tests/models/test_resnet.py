@@ -1,0 +1,71 @@
+"""Residual networks: published sizes, resolutions, and what each example's output depends on."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models import budget, build, resnet
+
+TINY = {"depths": (1, 1, 1), "widths": (16, 32, 64), "stem_width": 8, "num_classes": 3, "groups": 2}
+
+
+@pytest.mark.parametrize(
+    ("variant", "parameters"),
+    [("18", 11_689_512), ("50", 25_557_032), ("101", 44_549_160), ("bit50", 25_549_352)],
+)
+def test_parameters_are_the_published_ones(variant, parameters):
+    model = build("resnet", variant)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes["params"])) == parameters
+
+
+def test_multiplications_are_the_published_ones():
+    """4.1 G multiply-adds at 224, which count those with the padding's zeros; the budget leaves these out."""
+    image = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
+    model = build("resnet", "50")
+    variables = jax.eval_shape(model.init, jax.random.key(0), image)
+    total = 2048 * 1000
+    for eqn in jax.make_jaxpr(model.apply)(variables, image).eqns:
+        if eqn.primitive.name == "conv_general_dilated":
+            out, kernel = eqn.outvars[0].aval, eqn.invars[1].aval
+            total += out.size * kernel.size // kernel.shape[-1]
+    assert total == 4_089_184_256
+    assert 0.95 < budget.budget(model, (image,)).flops["forward"]["matmul"] / (2 * total) < 1
+
+
+@pytest.mark.parametrize(("stem", "sizes"), [("imagenet", (8, 4, 2)), ("small", (31, 16, 8))])
+def test_each_stage_halves_the_resolution(stem, sizes):
+    model = resnet.ResNet(stem=stem, **TINY)
+    image = jnp.zeros((2, 31, 29, 3))
+    variables = jax.eval_shape(model.init, jax.random.key(0), image)
+    maps = jax.eval_shape(lambda v: model.apply(v, image, method="features"), variables)
+    assert [x.shape[1] for x in maps] == list(sizes)
+    assert [x.shape[-1] for x in maps] == [16, 32, 64]
+
+
+@pytest.mark.parametrize("settings", [{}, {"norm": "group"}, {"norm": "group", "preactivation": True}])
+def test_an_example_depends_on_the_others_by_batch_norm_in_training_alone(settings):
+    model = resnet.ResNet(**TINY | {"depths": (1,), "widths": (16,)}, **settings)
+    image = jax.random.normal(jax.random.key(1), (2, 8, 8, 3))
+    variables = jax.jit(model.init)(jax.random.key(0), image)
+
+    def first(image, mutable):
+        return jnp.square(model.apply(variables, image, mutable=mutable)[0][0]).sum()
+
+    def seen(mutable):
+        gradient = jax.jit(jax.grad(partial(first, mutable=mutable)))(image)
+        return [float(np.abs(gradient[i]).max()) > 0 for i in range(2)]
+
+    assert seen([]) == [True, False]
+    assert seen(["statistics"]) == [True, model.norm == "batch"]
+
+
+def test_what_does_not_fit():
+    image = jnp.zeros((1, 16, 16, 1))
+    with pytest.raises(ValueError, match="image has 1 channels, the model 3"):
+        resnet.ResNet(**TINY).init(jax.random.key(0), image)
+    with pytest.raises(ValueError, match="as many stages"):
+        resnet.ResNet(depths=(1, 1), channels=1).init(jax.random.key(0), image)

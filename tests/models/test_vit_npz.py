@@ -1,0 +1,140 @@
+"""The .npz layout of google-research/vision_transformer: its names, its shapes and what its code computes from them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import softmax
+
+import models
+from models import convert
+from models.convert import vit_npz
+from models.vit import ViT
+
+B16 = {  # ViT-B_16.npz of ImageNet-21k
+    "cls": (1, 1, 768),
+    "embedding/bias": (768,),
+    "embedding/kernel": (16, 16, 3, 768),
+    "head/bias": (21843,),
+    "head/kernel": (768, 21843),
+    "pre_logits/bias": (768,),
+    "pre_logits/kernel": (768, 768),
+    "Transformer/posembed_input/pos_embedding": (1, 197, 768),
+    "Transformer/encoder_norm/bias": (768,),
+    "Transformer/encoder_norm/scale": (768,),
+}
+LAYER = {
+    "LayerNorm_0/bias": (768,),
+    "LayerNorm_0/scale": (768,),
+    "LayerNorm_2/bias": (768,),
+    "LayerNorm_2/scale": (768,),
+    "MlpBlock_3/Dense_0/bias": (3072,),
+    "MlpBlock_3/Dense_0/kernel": (768, 3072),
+    "MlpBlock_3/Dense_1/bias": (768,),
+    "MlpBlock_3/Dense_1/kernel": (3072, 768),
+    "MultiHeadDotProductAttention_1/key/bias": (12, 64),
+    "MultiHeadDotProductAttention_1/key/kernel": (768, 12, 64),
+    "MultiHeadDotProductAttention_1/out/bias": (768,),
+    "MultiHeadDotProductAttention_1/out/kernel": (12, 64, 768),
+    "MultiHeadDotProductAttention_1/query/bias": (12, 64),
+    "MultiHeadDotProductAttention_1/query/kernel": (768, 12, 64),
+    "MultiHeadDotProductAttention_1/value/bias": (12, 64),
+    "MultiHeadDotProductAttention_1/value/kernel": (768, 12, 64),
+}
+SMALL = {768: 12, 3072: 20, 12: 3, 64: 4, 16: 2, 197: 10, 21843: 5}  # sizes of a smaller one
+
+
+def small(rng):
+    """The arrays of a smaller file with 11 layers, so that 10 comes after 9."""
+    names = B16 | {f"Transformer/encoderblock_{n}/{name}": shape for n in range(11) for name, shape in LAYER.items()}
+    return {
+        name: (0.4 * rng.standard_normal([SMALL.get(size, size) for size in shape])).astype(np.float32)
+        for name, shape in names.items()
+    }
+
+
+def says(arrays, images):
+    """What the published model says of images, from its arrays by name."""
+
+    def norm(x, name):
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+        return x * arrays[f"{name}/scale"] + arrays[f"{name}/bias"]
+
+    def dense(x, name):
+        return x @ arrays[f"{name}/kernel"] + arrays[f"{name}/bias"]
+
+    size = 2
+    rows = [
+        [np.einsum("bpqc,pqcd->bd", images[:, y : y + size, x : x + size], arrays["embedding/kernel"])]
+        for y in range(0, 6, size)
+        for x in range(0, 6, size)
+    ]
+    x = np.concatenate(rows).transpose(1, 0, 2) + arrays["embedding/bias"]
+    x = np.concatenate([np.repeat(arrays["cls"], len(images), 0), x], 1)
+    x = x + arrays["Transformer/posembed_input/pos_embedding"]
+    for n in range(11):
+        block = f"Transformer/encoderblock_{n}/"
+        part = f"{block}MultiHeadDotProductAttention_1/"
+        y = norm(x, f"{block}LayerNorm_0")
+        query, key, value = (
+            np.einsum("btd,dhc->bhtc", y, arrays[f"{part}{name}/kernel"]) + arrays[f"{part}{name}/bias"][:, None]
+            for name in ("query", "key", "value")
+        )
+        weights = softmax(query @ key.swapaxes(2, 3) / np.sqrt(4), axis=-1)
+        x = x + np.einsum("bhtc,hcd->btd", weights @ value, arrays[f"{part}out/kernel"]) + arrays[f"{part}out/bias"]
+        y = dense(norm(x, f"{block}LayerNorm_2"), f"{block}MlpBlock_3/Dense_0")
+        y = 0.5 * y * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
+        x = x + dense(y, f"{block}MlpBlock_3/Dense_1")
+    return dense(np.tanh(dense(norm(x, "Transformer/encoder_norm")[:, 0], "pre_logits")), "head")
+
+
+def test_a_file_says_what_the_published_code_makes_of_it(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays, images = small(rng), rng.standard_normal((2, 6, 6, 3)).astype(np.float32)
+    np.savez(tmp_path / "there.npz", **arrays)
+    model, variables = convert.load(tmp_path / "there.npz")
+    assert (model.depth, model.image_size, model.num_classes, model.head) == (11, 6, 5, "mlp")
+    found = jax.jit(model.apply)(variables, images)
+    np.testing.assert_allclose(found, says(arrays, images), rtol=1e-4, atol=1e-5)
+    vit_npz.save(tmp_path / "here.npz", model, variables)
+    with np.load(tmp_path / "here.npz") as written:
+        assert set(written) == set(arrays)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(written[name], array)
+
+
+def test_names_and_shapes_are_the_published(tmp_path, monkeypatch):
+    """Without the numbers: of ViT-B/16 as it was pre-trained."""
+    model = models.build("vit", "B", num_classes=21_843, head="mlp", activation="gelu_tanh", epsilon=1e-6)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
+    written = {}
+    monkeypatch.setattr(np, "savez", lambda path, **arrays: written.update(arrays))
+    hollow = jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), shapes)
+    vit_npz.save(tmp_path / "b16.npz", model, hollow)
+    layers = {f"Transformer/encoderblock_{n}/{name}": shape for n in range(12) for name, shape in LAYER.items()}
+    assert {name: array.shape for name, array in written.items()} == B16 | layers
+
+
+def test_without_a_class_token_and_a_head(tmp_path, variables, normal):
+    model = ViT(0, 8, 4, 1, 2, 8, 2, pooling="gap", activation="gelu_tanh", epsilon=1e-6, hidden=12)
+    params = variables(model, normal(1, 8, 8, 1))
+    vit_npz.save(tmp_path / "gap.npz", model, params)
+    again, restored = convert.load(tmp_path / "gap.npz")
+    assert again == model
+    jax.tree.map(np.testing.assert_array_equal, restored, params)
+
+
+def test_errors_say_what_is_wrong(tmp_path, variables, normal):
+    arrays = small(np.random.default_rng(0))
+    np.savez(tmp_path / "hybrid.npz", **arrays, **{"conv_root/kernel": np.zeros((7, 7, 3, 64))})
+    with pytest.raises(ValueError, match=r"hybrid\.npz holds another model than ViT.*: conv_root/kernel differs"):
+        convert.load(tmp_path / "hybrid.npz")
+    np.savez(tmp_path / "other.npz", a=np.zeros(3))
+    with pytest.raises(ValueError, match=r"other\.npz holds no ViT: 'patch_embed/projection/kernel'"):
+        convert.load(tmp_path / "other.npz")
+    (tmp_path / "text.npz").write_text("text")
+    with pytest.raises(ValueError, match=r"text\.npz is not an \.npz file"):
+        convert.load(tmp_path / "text.npz")
+    model = ViT(2, 8, 4, 1, 2, 8, 2)
+    with pytest.raises(ValueError, match=r"the \.npz layout has no such model: .* 'gelu_tanh'"):
+        vit_npz.save(tmp_path / "exact.npz", model, variables(model, normal(1, 8, 8, 1)))

@@ -1,0 +1,86 @@
+"""DeiT computes what `transformers` computes, from its weights."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from models import convert
+from models.deit import DeiT
+
+
+def reference_of(seed, randomise):
+    rng = np.random.default_rng(seed)
+    heads, patch = int(rng.integers(1, 4)), int(rng.choice([2, 3]))
+    config = transformers.DeiTConfig(
+        hidden_size=heads * int(rng.choice([3, 8])),
+        num_hidden_layers=int(rng.integers(1, 4)),
+        num_attention_heads=heads,
+        intermediate_size=int(rng.integers(5, 40)),
+        hidden_act=["gelu", "relu", "gelu_new"][seed % 3],
+        layer_norm_eps=float(rng.choice([1e-12, 1e-6, 1e-2])),
+        image_size=patch * int(rng.integers(2, 5)),
+        patch_size=patch,
+        num_channels=int(rng.choice([1, 3])),
+        num_labels=int(rng.integers(2, 7)),
+        attn_implementation="eager",
+    )
+    return randomise(transformers.DeiTForImageClassificationWithTeacher(config), seed)
+
+
+def images_of(config, seed, rows=None, columns=None):
+    """Of another size than the model's if told, in patches."""
+    size = [n * config.patch_size if n else config.image_size for n in (rows, columns)]
+    images = np.random.default_rng(seed).standard_normal((2, *size, config.num_channels)).astype(np.float32)
+    return jnp.asarray(images), torch.tensor(images.transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_both_heads_hidden_states_and_gradients(seed, randomise, ours, gradients, assert_same_gradients):
+    reference = reference_of(seed, randomise)
+    images, theirs = images_of(reference.config, seed)
+    model, variables = ours(reference)
+    expected = reference(theirs, output_hidden_states=True)
+    (expected.cls_logits.tanh() + 2 * expected.distillation_logits.tanh()).sum().backward()
+
+    def loss(params):
+        out, state = model.apply({"params": params}, images, method="heads", mutable=["intermediates"])
+        return (jnp.tanh(out[0]) + 2 * jnp.tanh(out[1])).sum(), (out, state["intermediates"])
+
+    quick = {"xla_backend_optimization_level": 0}  # to compile: it takes longer than to run
+    step = jax.jit(jax.grad(loss, has_aux=True), compiler_options=quick)
+    grads, (out, seen) = step(variables["params"])
+    for mine, other in zip(out, (expected.cls_logits, expected.distillation_logits)):
+        np.testing.assert_allclose(mine, other.detach().numpy(), rtol=0, atol=1e-5)
+    hidden = [seen["embedding"][0], *seen["stack"]["layers"]["hidden"][0]]
+    assert len(hidden) == len(expected.hidden_states)
+    for mine, other in zip(hidden, expected.hidden_states):
+        np.testing.assert_allclose(mine, other.detach().numpy(), rtol=0, atol=1e-5)
+    assert_same_gradients(grads, gradients(reference))
+
+
+def test_the_mean_of_both_at_another_resolution(randomise, ours):
+    reference = reference_of(3, randomise)
+    images, theirs = images_of(reference.config, 3, 3, 5)
+    model, variables = ours(reference)
+    expected = reference(theirs, interpolate_pos_encoding=True).logits.detach().numpy()
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, images), expected, rtol=0, atol=1e-5)
+
+
+def test_export_gives_the_same_model_there_and_here(tmp_path):
+    model = DeiT(3, image_size=12, patch_size=3, channels=2, depth=2, width=24, num_heads=3, hidden=30)
+    rng = np.random.default_rng(3)
+    images = rng.standard_normal((2, 12, 12, 2)).astype(np.float32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), images)
+    variables = jax.tree.map(lambda x: jnp.asarray(0.2 * rng.standard_normal(x.shape), x.dtype), shapes)
+    convert.save(tmp_path, model, variables)
+    cls = transformers.DeiTForImageClassificationWithTeacher
+    reference, info = cls.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    expected = reference.eval()(torch.tensor(images.transpose(0, 3, 1, 2))).logits.detach().numpy()
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, images), expected, rtol=0, atol=1e-5)
+    again, restored = convert.load(tmp_path)
+    assert again == model
+    jax.tree.map(np.testing.assert_array_equal, restored, variables)

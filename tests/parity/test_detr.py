@@ -1,0 +1,181 @@
+"""DETR computes what `transformers` computes, from its weights: answers, matching, losses and gradients."""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers.loss import loss_for_object_detection
+
+from models import convert, detr, resnet
+from train import objectives
+
+QUICK = {"xla_backend_optimization_level": 0}  # to compile: it takes longer than to run
+KINDS = 3
+
+
+def reference_of(seed, randomise):
+    backbone = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", out_features=["stage2"]
+    )
+    config = transformers.DetrConfig(
+        backbone_config=backbone,
+        use_timm_backbone=False,
+        d_model=24,
+        num_queries=6,
+        num_labels=KINDS,
+        encoder_layers=1 + seed,
+        decoder_layers=2,
+        encoder_ffn_dim=20,
+        decoder_ffn_dim=20,
+        encoder_attention_heads=2 + seed,
+        decoder_attention_heads=2 + seed,
+        activation_function=["relu", "gelu"][seed],
+        attn_implementation="eager",
+    )
+    reference = randomise(transformers.DetrForObjectDetection(config), seed)
+    generator = torch.Generator().manual_seed(seed)
+    for name, buffer in reference.named_buffers():
+        if "normalization" in name:
+            buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
+    for parameter in reference.parameters():  # it freezes its backbone
+        parameter.requires_grad_(True)
+    return reference
+
+
+def batch_of(seed, size=(44, 37), most=4):
+    """The second image is smaller than its frame; the third has no object."""
+    rng = np.random.default_rng(seed + 10)
+    counts, extent = np.array([most, 2, 0]), np.float32([[1, 1], [0.75, 23 / 37], [1, 1]])
+    rows, columns = (np.arange(n) + 0.5 < extent[:, i, None] * n for i, n in enumerate(size))
+    pixels = rows[:, :, None] & columns[:, None]
+    image = rng.standard_normal((3, *size, 3)).astype(np.float32) * pixels[..., None]
+    centre, sides = rng.uniform(0.3, 0.7, (3, most, 2)), rng.uniform(0.1, 0.5, (3, most, 2))
+    return {
+        "image": image,
+        "extent": extent,
+        "boxes": np.concatenate([centre, sides], axis=-1).astype(np.float32),
+        "classes": rng.integers(0, KINDS, (3, most)).astype(np.int32),
+        "boxes_mask": np.arange(most) < counts[:, None],
+        "mask": np.ones(3, bool),
+    }, pixels
+
+
+def asked(reference, batch, pixels):
+    """The reference's answers, those of each decoder layer as the paper's code has them, its losses and matching."""
+    layers = []
+    for layer in reference.model.decoder.layers:
+        layer.register_forward_hook(lambda _, args, out: layers.append(out))
+    inputs = torch.tensor(batch["image"].transpose(0, 3, 1, 2)), torch.tensor(pixels).long()
+    out = reference(*inputs)
+    hidden = reference.model.decoder.layernorm(torch.stack(layers))
+    logits, boxes = reference.class_labels_classifier(hidden), reference.bbox_predictor(hidden).sigmoid()
+    torch.testing.assert_close(logits[-1], out.logits)
+    labels = [
+        {"class_labels": torch.tensor(kinds[real]).long(), "boxes": torch.tensor(found[real])}
+        for kinds, found, real in zip(batch["classes"], batch["boxes"], batch["boxes_mask"])
+    ]
+    reference.config.auxiliary_loss = True
+    loss, losses, _ = loss_for_object_detection.ForObjectDetectionLoss(
+        logits[-1], labels, "cpu", boxes[-1], reference.config, logits, boxes
+    )
+    matcher = loss_for_object_detection.HungarianMatcher(1, 5, 2)
+    chosen = [matcher({"logits": a, "pred_boxes": b}, labels) for a, b in zip(logits, boxes)]
+    return logits, boxes, loss, losses, chosen
+
+
+@pytest.fixture(params=[0, 1])
+def both(request, randomise, ours):
+    reference = reference_of(request.param, randomise)
+    batch, pixels = batch_of(request.param)
+    model, variables = ours(reference)
+    return reference, model, variables, batch, pixels
+
+
+def test_answers_losses_matching_and_gradients(both, gradients, assert_same_gradients, monkeypatch):
+    reference, model, variables, batch, pixels = both
+    encoded = []
+    for layer in reference.model.encoder.layers:
+        layer.register_forward_hook(lambda _, args, out: encoded.append(out))
+    _, _, expected, losses, chosen = asked(reference, batch, pixels)
+    expected.backward()
+    match, choices = objectives.match, []
+
+    def watched(cost, real):
+        jax.debug.callback(lambda choice: choices.append(np.asarray(choice)), choice := match(cost, real))
+        return choice
+
+    monkeypatch.setattr(objectives, "match", watched)
+
+    def loss(params, batch):
+        apply = nn.apply(objectives.detection, model, mutable=["intermediates"])
+        (total, weight, aux), seen = apply(variables | {"params": params}, batch)
+        return total / weight, (aux, seen["intermediates"])
+
+    step = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=QUICK)
+    (value, (aux, seen)), grads = step(variables["params"], jax.tree.map(jnp.asarray, batch))
+    jax.effects_barrier()
+    real = pixels[:, [44 * i // 6 for i in range(6)]][:, :, [37 * i // 5 for i in range(5)]].reshape(3, -1)
+    for mine, theirs in zip(seen["encoder_stack"]["layers"]["hidden"][0], encoded, strict=True):
+        np.testing.assert_allclose(mine[real], theirs.detach().numpy()[real], rtol=0, atol=1e-5)
+
+    np.testing.assert_allclose(value, expected.item(), rtol=2e-6)
+    np.testing.assert_allclose(aux["loss"].compute(), expected.item(), rtol=2e-6)
+    names = {"class_loss": "loss_ce", "box_loss": "loss_bbox", "giou_loss": "loss_giou"}
+    for mine, theirs in (names | {"cardinality_error": "cardinality_error"}).items():
+        np.testing.assert_allclose(aux[mine].compute(), losses[theirs].item(), rtol=1e-5, err_msg=mine)
+    ours_chosen = {tuple(choice.reshape(-1)) for choice in choices}
+    theirs_chosen = set()
+    for layer in chosen:
+        queries = np.full(batch["boxes_mask"].shape, model.num_queries)
+        for row, (query, target) in enumerate(layer):
+            queries[row, target] = query
+        theirs_chosen.add(tuple(queries.reshape(-1)))
+    assert ours_chosen == theirs_chosen
+
+    def trained(tree):
+        """All but the norms of the backbone, which are constants there."""
+        leaves = {jax.tree_util.keystr(path): value for path, value in jax.tree_util.tree_leaves_with_path(tree)}
+        return {path: value for path, value in leaves.items() if not ("backbone" in path and "norm" in path)}
+
+    assert_same_gradients(trained(grads), trained(gradients(reference)))
+
+
+def test_answers_of_every_layer(both):
+    reference, model, variables, batch, pixels = both
+    with torch.no_grad():
+        logits, boxes, *_ = asked(reference, batch, pixels)
+    found = jax.jit(partial(model.apply), compiler_options=QUICK)(variables, batch["image"], pixels)
+    for mine, theirs in zip(found, (logits, boxes)):
+        np.testing.assert_allclose(mine, theirs.numpy(), rtol=0, atol=1e-5)
+
+
+def test_export_gives_the_same_model_there_and_here(tmp_path):
+    backbone = resnet.ResNet(num_classes=0, depths=(1, 1), widths=(8, 16), stem_width=4, bottleneck=False, frozen=True)
+    sizes = {"depth": 1, "decoder_depth": 2, "width": 16, "num_heads": 2, "hidden": 12, "num_queries": 3}
+    model = detr.DETR(backbone, num_classes=4, **sizes)
+    image, rng = np.random.default_rng(0).standard_normal((2, 40, 33, 3)).astype(np.float32), np.random.default_rng(3)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), image)
+    variables = jax.tree.map(lambda x: jnp.asarray(0.1 + 0.2 * rng.random(x.shape), x.dtype), shapes)
+    convert.save(tmp_path, model, variables)
+    reference, info = transformers.DetrForObjectDetection.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    expected = reference.eval()(torch.tensor(image.transpose(0, 3, 1, 2)))
+    logits, boxes = jax.jit(model.apply, compiler_options=QUICK)(variables, image)
+    np.testing.assert_allclose(logits[-1], expected.logits.detach().numpy(), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(boxes[-1], expected.pred_boxes.detach().numpy(), rtol=0, atol=1e-5)
+    again, restored = convert.load(tmp_path)
+    assert again == model
+    jax.tree.map(np.testing.assert_array_equal, restored, variables)
+
+    other = model.clone(placement="pre")
+    with pytest.raises(ValueError, match="placement='post' alone"):
+        convert.save(tmp_path, other, jax.eval_shape(other.init, jax.random.key(0), image))
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"layer_type"', '"hidden_act": "gelu", "layer_type"'))
+    with pytest.raises(ValueError, match="backbone_config has hidden_act 'gelu'"):
+        convert.load(tmp_path)

@@ -1,0 +1,145 @@
+"""The masked autoencoder computes what `transformers` computes, from its weights, with the noise given."""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from models import convert
+from models.mae import MAE
+from train.objectives import masked_reconstruction
+
+
+def reference_of(seed, randomise, cls=transformers.ViTMAEForPreTraining):
+    rng = np.random.default_rng(seed)
+    heads, decoder_heads = (int(n) for n in rng.integers(1, 4, 2))
+    patch = int(rng.choice([1, 2, 3]))
+    config = transformers.ViTMAEConfig(
+        hidden_size=heads * int(rng.choice([4, 8])),
+        num_hidden_layers=int(rng.integers(1, 4)),
+        num_attention_heads=heads,
+        intermediate_size=int(rng.integers(5, 40)),
+        hidden_act=["gelu", "relu", "gelu_new"][seed % 3],
+        layer_norm_eps=float(rng.choice([1e-12, 1e-6, 1e-2])),
+        image_size=patch * int(rng.integers(3, 6)),
+        patch_size=patch,
+        num_channels=3,
+        decoder_num_attention_heads=decoder_heads,
+        decoder_hidden_size=decoder_heads * int(rng.choice([4, 12])),
+        decoder_num_hidden_layers=int(rng.integers(1, 3)),
+        decoder_intermediate_size=int(rng.integers(5, 40)),
+        mask_ratio=float(rng.choice([0.75, 0.6, 0.3])),
+        norm_pix_loss=bool(seed % 2),
+        attn_implementation="eager",
+    )
+    return with_tables(randomise(cls(config), seed))
+
+
+def with_tables(reference):
+    """The sin-cos tables of the published checkpoints, which a model made here has at zero (transformers 5.23)."""
+    with torch.no_grad():
+        for name, parameter in reference.named_parameters():
+            if "pos" in name:
+                side, width = math.isqrt(parameter.shape[1]), parameter.shape[2]
+                turns = [10_000 ** -(i / (width // 4)) for i in range(width // 4)]
+                rows = [[0.0] * width]
+                for y in range(side):
+                    for x in range(side):
+                        rows.append([f(at * turn) for at in (x, y) for f in (math.sin, math.cos) for turn in turns])
+                parameter.copy_(torch.tensor([rows]))
+    return reference
+
+
+def inputs_of(reference, seed):
+    config, rng = reference.config, np.random.default_rng(seed + 100)
+    image = rng.standard_normal((2, config.image_size, config.image_size, 3)).astype(np.float32)
+    noise = rng.random((2, (config.image_size // config.patch_size) ** 2)).astype(np.float32)
+    theirs = {"pixel_values": torch.tensor(image.transpose(0, 3, 1, 2)), "noise": torch.tensor(noise)}
+    return (jnp.asarray(image), jnp.asarray(noise)), theirs
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_loss_reconstruction_hidden_states_and_gradients(seed, randomise, ours, gradients, assert_same_gradients):
+    reference = reference_of(seed, randomise)
+    (image, noise), theirs = inputs_of(reference, seed)
+    model, variables = ours(reference)
+    assert (model.mask_rate, model.normalised) == (reference.config.mask_ratio, reference.config.norm_pix_loss)
+    seen_there = []
+    blocks = [*reference.vit.layers, *reference.decoder.decoder_layers]
+    for block in (blocks[0], reference.decoder.decoder_layers[0]):
+        block.register_forward_pre_hook(lambda _, args: seen_there.append(args[0]))
+    for block in blocks:
+        block.register_forward_hook(lambda _, args, out: seen_there.append(out[0] if isinstance(out, tuple) else out))
+    expected = reference(**theirs)
+    expected.loss.backward()
+
+    painting = {"mutable": ["intermediates"], "capture_intermediates": lambda module, _: module.name == "decoder_head"}
+    batch = {"image": image, "noise": noise, "mask": jnp.ones(2, bool)}
+
+    def loss(params):
+        (total, weight, _), state = nn.apply(masked_reconstruction, model, **painting)({"params": params}, batch)
+        return total / weight, state["intermediates"]
+
+    quick = {"xla_backend_optimization_level": 0}  # to compile: it takes longer than to run
+    step = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=quick)
+    (value, seen), grads = step(variables["params"])
+    np.testing.assert_allclose(value, expected.loss.item(), rtol=1e-5)
+    np.testing.assert_allclose(seen["decoder_head"]["__call__"][0], expected.logits.detach().numpy(), rtol=0, atol=1e-5)
+    states = [seen["embedding"][0], *seen["stack"]["layers"]["hidden"][0]]
+    states += [seen["decoder_embedding"][0], *seen["decoder_stack"]["layers"]["hidden"][0]]
+    assert len(states) == len(seen_there)
+    for mine, other in zip(states, seen_there):
+        np.testing.assert_allclose(mine, other.detach().numpy(), rtol=0, atol=1e-5)
+    for parameter in reference.parameters():
+        if parameter.grad is None:  # the tables, which a folder must have
+            parameter.grad = parameter.detach().clone()
+    assert_same_gradients(grads, gradients(reference))
+
+
+def test_the_encoder_alone(randomise, ours, tmp_path):
+    reference = reference_of(5, randomise, transformers.ViTMAEModel)
+    inputs, theirs = inputs_of(reference, 5)
+    model, variables = ours(reference)
+    assert model.decoder_depth == 0
+    expected = reference(**theirs)
+    tokens, hidden = jax.jit(model.apply)(variables, *inputs)
+    np.testing.assert_allclose(tokens, expected.last_hidden_state.detach().numpy(), rtol=0, atol=1e-5)
+    np.testing.assert_array_equal(hidden, expected.mask.numpy())
+    convert.save(tmp_path, model, variables)
+    exported, info = transformers.ViTMAEModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    again = exported.eval()(**theirs).last_hidden_state.detach().numpy()
+    np.testing.assert_allclose(again, tokens, rtol=0, atol=1e-5)
+
+
+def test_export_gives_the_same_model_there_and_here(tmp_path):
+    model = MAE(
+        image_size=12, patch_size=3, depth=2, width=24, num_heads=3, hidden=20, normalised=True, decoder_depth=1,
+        decoder_width=16, decoder_num_heads=2, decoder_hidden=10, mask_rate=0.5,
+    )  # fmt: skip
+    rng = np.random.default_rng(3)
+    image, noise = rng.standard_normal((2, 12, 12, 3)).astype(np.float32), rng.random((2, 16)).astype(np.float32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), image, noise)
+    variables = jax.tree.map(lambda x: jnp.asarray(0.2 * rng.standard_normal(x.shape), x.dtype), shapes)
+    convert.save(tmp_path, model, variables)
+    reference, info = transformers.ViTMAEForPreTraining.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    expected = reference.eval()(torch.tensor(image.transpose(0, 3, 1, 2)), noise=torch.tensor(noise)).logits
+    out, _ = jax.jit(model.apply)(variables, image, noise)
+    np.testing.assert_allclose(out, expected.detach().numpy(), rtol=0, atol=1e-5)
+    again, restored = convert.load(tmp_path)
+    assert again == model
+    jax.tree.map(np.testing.assert_array_equal, restored, variables)
+
+
+def test_a_folder_with_other_tables_is_refused(randomise, ours):
+    reference = reference_of(0, randomise)
+    with torch.no_grad():
+        reference.decoder.decoder_pos_embed.zero_()  # as a model that was just made has them
+    with pytest.raises(ValueError, match=r"tensor decoder\.decoder_pos_embed is not the fixed one that the model has"):
+        ours(reference)

@@ -1,0 +1,126 @@
+"""ResNet and BiT compute what `transformers` computes, from its weights, in evaluation and in training."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from flax.traverse_util import flatten_dict
+
+from models import convert, resnet
+
+KINDS = {"bottleneck": "resnet", "basic": "resnet", "preactivation": "bit", "same": "bit"}
+
+
+def reference_of(kind, seed, randomise, **kwargs):
+    rng = np.random.default_rng(seed)
+    widths = [8 * int(n) for n in rng.choice(np.arange(1, 5), 2, replace=False)]
+    if KINDS[kind] == "bit":  # whose first block is always projected
+        widths = [32 * int(n) for n in rng.choice(np.arange(2, 5), 2)]
+    settings = {
+        "num_channels": int(rng.choice([1, 3])),
+        "embedding_size": int(rng.choice([16, 24] if KINDS[kind] == "resnet" else [32])),
+        "hidden_sizes": widths,
+        "depths": rng.permutation([1, 2]).tolist(),
+        "num_labels": int(rng.integers(2, 6)),
+    }
+    if kind == "same":
+        settings |= {"layer_type": "bottleneck", "global_padding": "SAME", "embedding_dynamic_padding": True}
+    else:
+        settings |= {"layer_type": kind}
+    if KINDS[kind] == "bit":
+        config, cls = transformers.BitConfig(**settings, num_groups=4), transformers.BitForImageClassification
+    else:
+        config, cls = transformers.ResNetConfig(**settings), transformers.ResNetForImageClassification
+    reference = randomise(cls(config), seed)
+    generator = torch.Generator().manual_seed(seed)
+    for name, buffer in reference.named_buffers():
+        if "running" in name:
+            buffer.copy_(1 + 0.2 * torch.rand(buffer.shape, generator=generator))
+    return reference
+
+
+def images_of(reference, size=(45, 38)):
+    """A seed for which no activation is so near to 0 that rounding decides whether a ReLU lets it through."""
+    images = np.random.default_rng(6).standard_normal((3, *size, reference.config.num_channels)).astype(np.float32)
+    return jnp.asarray(images), torch.tensor(images.transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind in KINDS for seed in range(2)])
+def test_maps_logits_gradients_and_statistics(kind, seed, training, randomise, ours, gradients, assert_same_gradients):
+    if training and KINDS[kind] == "bit":
+        pytest.skip("it has no statistics")
+    reference = reference_of(kind, seed, randomise).train(training)
+    images, theirs = images_of(reference)
+    model, variables = ours(reference)
+    expected = reference(theirs, output_hidden_states=True)
+    weights = np.random.default_rng(seed).standard_normal(expected.logits.shape).astype(np.float32)
+    (expected.logits.tanh() * torch.tensor(weights)).sum().backward()
+
+    def loss(params):
+        keep = {"mutable": ["intermediates", *["statistics"] * training]}
+        keep["capture_intermediates"] = lambda module, name: name == "features"
+        out, state = model.apply(variables | {"params": params}, images, **keep)
+        return (jnp.tanh(out) * weights).sum(), (out, state)
+
+    quick = {"xla_backend_optimization_level": 0}  # to compile: it takes longer than to run
+    grads, (out, state) = jax.jit(jax.grad(loss, has_aux=True), compiler_options=quick)(variables["params"])
+    maps = state["intermediates"]["features"][0]
+    np.testing.assert_allclose(out, expected.logits.detach().numpy(), rtol=0, atol=1e-5)
+    assert len(maps) == len(model.depths)
+    for mine, other in zip(maps, expected.hidden_states[1:], strict=True):
+        other = other.detach().numpy().transpose(0, 2, 3, 1)
+        np.testing.assert_allclose(mine, other, rtol=0, atol=5e-6 * max(1, np.abs(other).max()))
+    if training:  # the reference's running statistics have followed the batch
+        after = flatten_dict(ours(reference)[1]["statistics"], sep="/")
+        for path, value in flatten_dict(state["statistics"], sep="/").items():
+            np.testing.assert_allclose(value, after[path], rtol=1e-5, atol=1e-6, err_msg=path)
+    assert_same_gradients(grads, gradients(reference))
+
+
+def test_frozen_statistics_are_used_and_kept(randomise, ours):
+    reference = reference_of("basic", 3, randomise)
+    images, theirs = images_of(reference)
+    model, variables = ours(reference, frozen=True)
+    out, state = jax.jit(lambda v: model.apply(v, images, mutable=["statistics"]))(variables)
+    np.testing.assert_allclose(out, reference(theirs).logits.detach().numpy(), rtol=0, atol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, state["statistics"], variables["statistics"])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"bottleneck": False, "num_classes": 3},
+        {"num_classes": 0},
+        {"norm": "group", "preactivation": True, "groups": 2, "num_classes": 2},
+        {"norm": "group", "padding": "same", "groups": 2, "num_classes": 0},
+    ],
+)
+def test_export_gives_the_same_model_there_and_here(settings, tmp_path):
+    model = resnet.ResNet(depths=(1, 2), widths=(32, 64), stem_width=8, channels=2, **settings)
+    images = np.random.default_rng(0).standard_normal((2, 33, 40, 2)).astype(np.float32)
+    shapes, rng = jax.eval_shape(model.init, jax.random.key(0), images), np.random.default_rng(3)
+    variables = jax.tree.map(lambda x: jnp.asarray(0.2 + 0.2 * rng.random(x.shape), x.dtype), shapes)
+    convert.save(tmp_path, model, variables)
+    name = "ResNet" if model.norm == "batch" else "Bit"
+    cls = getattr(transformers, name + ("ForImageClassification" if model.num_classes else "Model"))
+    reference, info = cls.from_pretrained(tmp_path, output_loading_info=True)
+    assert not {key for key in info["missing_keys"] if not key.endswith("num_batches_tracked")}
+    assert not info["unexpected_keys"]
+    assert not info["mismatched_keys"]
+    found = reference.eval()(torch.tensor(images.transpose(0, 3, 1, 2)))
+    expected = found.logits if model.num_classes else found.pooler_output.flatten(1)
+    out = jax.jit(model.apply)(variables, jnp.asarray(images))
+    np.testing.assert_allclose(out, expected.detach().numpy(), rtol=1e-5, atol=1e-5)
+    again, restored = convert.load(tmp_path)
+    assert again == model
+    jax.tree.map(np.testing.assert_array_equal, restored, variables)
+
+
+def test_what_the_reference_has_not(tmp_path):
+    model = resnet.ResNet(stem="small", depths=(1,), widths=(8,))
+    variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
+    with pytest.raises(ValueError, match="stem and the epsilon"):
+        convert.save(tmp_path, model, variables)

@@ -1,0 +1,155 @@
+"""Swin and Swin V2 compute what `transformers` computes, from its weights."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from models import convert, swin
+
+CLASSES = {
+    "swin": (transformers.SwinConfig, transformers.SwinForImageClassification, transformers.SwinModel),
+    "swinv2": (transformers.Swinv2Config, transformers.Swinv2ForImageClassification, transformers.Swinv2Model),
+}
+jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # to compile takes longer than to run
+# kind, depths, window, the grid of an image of image_size, that of the image
+CASES = [
+    ("swin", [2, 3], 3, 8, (7, 11)),  # shifted and padded; merged from an odd map
+    ("swin", [3], 4, 4, (4, 10)),  # one window high: not shifted, though there are three side by side
+    ("swinv2", [3, 1], 3, 8, (7, 11)),
+    ("swinv2", [1, 2], 5, 9, (18, 13)),  # made for maps of 9 and 4: windows of 5 and 4, the latter not shifted
+    ("swinv2", [2], 3, 16, (5, 2)),  # a map smaller than a window, and shifted all the same
+]
+
+
+def reference_of(seed, randomise, kind, depths, window, side, without_classifier=False, **settings):
+    rng = np.random.default_rng(seed)
+    heads = [int(rng.integers(1, 4)) for _ in depths]
+    patch = int(rng.choice([2, 3]))
+    make, classifier, bare = CLASSES[kind]
+    config = make(
+        image_size=side * patch,
+        patch_size=patch,
+        num_channels=int(rng.choice([1, 3])),
+        embed_dim=6 * int(rng.integers(1, 3)),
+        depths=depths,
+        num_heads=heads,
+        window_size=window,
+        mlp_ratio=float(rng.choice([1.5, 2.0, 4.0])),
+        hidden_act=["gelu", "relu", "gelu_new", "silu"][seed % 4],
+        layer_norm_eps=float(rng.choice([1e-5, 1e-2])),
+        attn_implementation="eager",
+        **({} if without_classifier else {"num_labels": int(rng.integers(2, 7))}),
+        **settings,
+    )
+    return randomise((bare if without_classifier else classifier)(config), seed)
+
+
+def images_of(reference, seed, grid, missing=1):
+    """Of a grid of patches of which the last ones miss some rows and columns."""
+    config = reference.config
+    size = [n * config.patch_size - missing for n in grid]
+    images = np.random.default_rng(seed + 100).standard_normal((2, *size, config.num_channels)).astype(np.float32)
+    return jnp.asarray(images), torch.tensor(images.transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize(("seed", "case"), [*enumerate(CASES)], ids=map(str, CASES))
+def test_logits_hidden_states_and_gradients(seed, case, randomise, ours, gradients, assert_same_gradients):
+    *sizes, grid = case
+    trained = {"pretrained_window_sizes": [4, 0]} if seed == 3 else {}
+    reference = reference_of(seed, randomise, *sizes, **trained)
+    images, theirs = images_of(reference, seed, grid)
+    model, variables = ours(reference)
+    assert (model.depths, model.epsilon) == (tuple(case[1]), reference.config.layer_norm_eps)
+    assert model.trained_windows == tuple(trained.get("pretrained_window_sizes", ()))
+
+    body, expected_hidden = getattr(reference, case[0]), []
+    body.embeddings.register_forward_hook(lambda _, args, out: expected_hidden.append(out[0]))
+    for stage in body.encoder.layers:
+        for block in stage.blocks:
+            block.register_forward_hook(lambda _, args, out: expected_hidden.append(out[0]))
+    body.layernorm.register_forward_hook(lambda _, args, out: expected_hidden.append(out))
+    logits = reference(theirs).logits
+    weights = np.random.default_rng(seed).standard_normal(logits.shape).astype(np.float32)
+    (logits.tanh() * torch.tensor(weights)).sum().backward()
+
+    def loss(params):
+        look = {"mutable": ["intermediates"], "capture_intermediates": lambda module, _: module.name == "norm"}
+        out, state = model.apply({"params": params}, images, **look)
+        return (jnp.tanh(out) * weights).sum(), (out, state["intermediates"])
+
+    step = jit(jax.grad(loss, has_aux=True))
+    grads, (out, seen) = step(variables["params"])
+    np.testing.assert_allclose(out, logits.detach().numpy(), rtol=0, atol=1e-5)
+    hidden = [seen["embedding"][0]]
+    for stage in range(len(model.depths)):
+        hidden += list(seen[f"stacks_{stage}"]["layers"]["hidden"][0])
+    hidden += seen["norm"]["__call__"]
+    assert len(hidden) == len(expected_hidden) == sum(model.depths) + 2
+    for mine, other in zip(hidden, expected_hidden):
+        np.testing.assert_allclose(np.ravel(mine), other.detach().numpy().ravel(), rtol=0, atol=1e-5)
+    assert_same_gradients(grads, gradients(reference), relative=1e-5)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_feature_maps_and_a_model_without_a_classifier(kind, randomise, ours, tmp_path):
+    reference = reference_of(2, randomise, kind, [2, 1], 3, 8, without_classifier=True)
+    images, theirs = images_of(reference, 2, (10, 7))
+    embedded, size = reference.embeddings(theirs)
+    told = {"output_hidden_states": True, "output_hidden_states_before_downsampling": True}
+    maps = reference.encoder(embedded, size, **told).reshaped_hidden_states[1:]
+    model, variables = ours(reference)
+    found = jit(partial(model.apply, method="features"))(variables, images)
+    assert [mine.shape[1:3] for mine in found] == [(10, 7), (5, 4)]
+    for mine, other in zip(found, maps, strict=True):
+        np.testing.assert_allclose(mine, other.permute(0, 2, 3, 1).detach().numpy(), rtol=0, atol=1e-5)
+
+    pooled = reference(theirs).pooler_output.detach().numpy()
+    np.testing.assert_allclose(jit(model.apply)(variables, images), pooled, atol=1e-5)
+    convert.save(tmp_path, model, variables)
+    exported, info = CLASSES[kind][1].from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    np.testing.assert_allclose(exported.eval()(theirs).logits.detach().numpy(), pooled, rtol=0, atol=1e-5)
+
+
+def test_a_map_smaller_than_a_window_is_what_a_smaller_window_sees(randomise, ours):
+    """The reference fails there. One whose windows are as small, with the part of our table that is used, does not."""
+    reference = reference_of(3, randomise, "swin", [2], 3, 3)
+    images, theirs = images_of(reference, 3, (3, 7))
+    model, variables = ours(reference)
+    larger = model.clone(window=5)
+    relative = variables["params"]["stacks_0"]["layers"]["attention"]["attention"]["relative"]
+    depth, _, heads = relative["table"].shape
+    table = np.full((depth, 9, 9, heads), np.nan, np.float32)
+    table[:, 2:7, 2:7] = relative["table"].reshape(depth, 5, 5, heads)
+    relative["table"] = table.reshape(depth, 81, heads)
+    out = jit(larger.apply)(variables, images)
+    np.testing.assert_allclose(out, reference(theirs).logits.detach().numpy(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("version", "kind"), [("v1", "swin"), ("v2", "swinv2")])
+def test_export_gives_the_same_model_there_and_here(version, kind, tmp_path):
+    model = swin.Swin(
+        3, image_size=12, patch_size=2, channels=2, depths=(1, 2), width=12, num_heads=(3, 2), window=2,
+        version=version, mlp_ratio=2.0, activation="gelu_tanh", stochastic_depth=0.3,
+    )  # fmt: skip
+    images = np.random.default_rng(0).standard_normal((2, 11, 16, 2)).astype(np.float32)
+    rng = np.random.default_rng(3)
+    variables = jax.tree.map(
+        lambda x: jnp.asarray(0.2 * rng.standard_normal(x.shape), x.dtype),
+        jax.eval_shape(model.init, jax.random.key(0), images),
+    )
+    convert.save(tmp_path, model, variables)
+    reference, info = CLASSES[kind][1].from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    expected = reference.eval()(torch.tensor(images.transpose(0, 3, 1, 2))).logits.detach().numpy()
+    out = jit(model.apply)(variables, jnp.asarray(images))
+    np.testing.assert_allclose(out, expected, rtol=0, atol=1e-5)
+
+    again, restored = convert.load(tmp_path)
+    assert again == model
+    jax.tree.map(np.testing.assert_array_equal, restored, variables)

@@ -1,0 +1,147 @@
+"""Detection: the loss over parts, devices and empty images; average precision; whole runs on `shapes`."""
+
+import json
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import models
+from data import detection as shapes
+from models import convert
+from train import initial, loop, objectives
+from train.coco import average_precision
+from train.evaluators import Evaluator, restore
+from train.experiment import Experiment
+from train.sharding import make_mesh, to_mesh
+from train.step import init_state, make_train_step
+
+ONE = {"devices": jax.devices()[:1]}
+BACKBONE = {"depths": (1, 1), "widths": (8, 16), "stem_width": 8, "bottleneck": False, "norm": "group", "groups": 2}
+SIZES = {"depth": 1, "decoder_depth": 2, "width": 16, "num_heads": 2, "hidden": 16, "num_queries": 4}
+TINY = (
+    {f"model.backbone.{name}": value for name, value in BACKBONE.items()}
+    | {f"model.{name}": value for name, value in SIZES.items()}
+    | {"data.source": "shapes", "data.image_size": 16, "data.max_boxes": 3, "objective.name": "detection"}
+)
+
+
+def batch_of(size=8):
+    rng = np.random.default_rng(0)
+    centre, sides = rng.uniform(0.3, 0.7, (size, 3, 2)), rng.uniform(0.1, 0.5, (size, 3, 2))
+    return {
+        "image": rng.standard_normal((size, 16, 16, 3)).astype(np.float32),
+        "extent": np.ones((size, 2), np.float32),
+        "boxes": np.concatenate([centre, sides], axis=-1).astype(np.float32),
+        "classes": rng.integers(0, 4, (size, 3)).astype(np.int32),
+        "boxes_mask": np.arange(3) < (np.arange(size) % 4)[:, None],
+        "mask": np.ones(size, bool),
+    }
+
+
+@pytest.fixture(scope="module")
+def one_step():
+    """The first state of a small model, and a training step in so many parts."""
+    model = models.build("detr", backbone={"name": "resnet", **BACKBONE}, num_classes=4, dropout=0.0, **SIZES)
+    optimizer = optax.sgd(1e-3)
+    batch = jax.tree.map(jnp.asarray, batch_of())
+    state = jax.jit(lambda: init_state(model, optimizer, objectives.detection, batch, seed=0))()
+
+    def make(accumulate):
+        return jax.jit(make_train_step(model, objectives.detection, optimizer, seed=0, accumulate=accumulate))
+
+    return model, state, make
+
+
+def test_accumulated_and_sharded_is_whole_and_single(one_step):
+    """Also where parts have other numbers of objects: of the two parts, one has all that have one or three."""
+    _, state, make = one_step
+    whole, metrics = make(1)(state, jax.tree.map(jnp.asarray, batch_of()))
+    parts, metrics_of_parts = make(2)(state, to_mesh(batch_of(), make_mesh(4, 1, 1, jax.devices()[:4])))
+    for one, other in zip(*map(jax.tree.leaves, (whole.params, parts.params)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+        assert np.isfinite(one).all()
+    assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (state.params, whole.params))))
+    for name, value in metrics.items():
+        np.testing.assert_allclose(value, metrics_of_parts[name], rtol=1e-5, err_msg=name)
+
+    empty = jax.tree.map(jnp.asarray, batch_of() | {"boxes_mask": np.zeros((8, 3), bool)})
+    _, metrics = make(1)(state, empty)
+    assert np.isfinite(metrics["loss"])
+    assert np.isfinite(metrics["gradient_norm"])
+
+
+def test_what_does_not_fit(one_step):
+    model, state, _ = one_step
+    batch = jax.tree.map(jnp.asarray, batch_of(2))
+    ask = lambda model, **options: jax.eval_shape(  # noqa: E731
+        nn.apply(lambda model: objectives.detection(model, batch, **options), model), state.variables()
+    )
+    with pytest.raises(ValueError, match="a detection has three losses"):
+        ask(model, weights=(1.0, 2.0))
+    for name in ("boxes", "classes", "boxes_mask"):
+        batch[name] = jnp.repeat(batch[name], 2, axis=1)
+    with pytest.raises(ValueError, match=r"num_queries is 4: data\.max_boxes is 6"):
+        ask(model)
+
+
+def test_average_precision_of_known_findings():
+    truth = [
+        {"boxes": np.array([[0.1, 0.1, 0.2, 0.4], [0.5, 0.5, 0.3, 0.3]]), "classes": np.array([0, 1])},
+        {"boxes": np.array([[0.2, 0.2, 0.4, 0.4]]), "classes": np.array([0])},
+        {"boxes": np.zeros((0, 4)), "classes": np.zeros(0, int)},
+    ]
+    truth = [image | {"crowd": np.zeros(len(image["classes"]), bool)} for image in truth]
+    found = [{name: image[name] for name in ("boxes", "classes")} for image in truth]
+    found = [image | {"scores": np.linspace(0.9, 0.8, len(image["classes"]))} for image in found]
+    assert average_precision(truth, found) == pytest.approx({"ap": 1, "ap_50": 1, "ap_75": 1})
+    found[1]["boxes"] = found[1]["boxes"] * [1, 1, 1, 0.62]
+    values = average_precision(truth, found)
+    half = 51 / 101  # precision 1 up to recall 0.5
+    assert values["ap_50"] == pytest.approx(1)
+    assert values["ap_75"] == pytest.approx((half + 1) / 2)
+    assert values["ap"] == pytest.approx((1 + (3 + 7 * half) / 10) / 2)
+    truth[1]["crowd"][:] = True  # is not asked for, and what is found there does not count
+    assert average_precision(truth, found) == pytest.approx({"ap": 1, "ap_50": 1, "ap_75": 1})
+
+
+def test_a_run_is_evaluated_whole_and_shows_its_boxes(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(shapes, "SIZES", {"train": 30, "validation": 7, "test": 7})
+    draw = shapes.Shapes.__getitem__
+    cut = lambda example: {name: value if name == "image" else value[:3] for name, value in example.items()}  # noqa: E731
+    monkeypatch.setattr(shapes.Shapes, "__getitem__", lambda self, index: cut(draw(self, index)))
+    config = tiny("detr", TINY | {"total_steps": 2, "data.evaluation_batch_size": 4})
+    metrics = loop.train(config, tmp_path, **ONE)
+    assert set(metrics) >= {f"{split}/{name}" for split in ("validation", "test") for name in ("loss", "ap", "ap_50")}
+    assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["test/ap"] == metrics["test/ap"]
+    assert "Objects, validation" in (tmp_path / "report.html").read_text()
+    config = tiny("detr", TINY | {"total_steps": 2, "data.evaluation_batch_size": 7})
+    experiment = Experiment(config, tmp_path, ONE["devices"])
+    assert Evaluator(experiment).evaluate(restore(experiment)) == pytest.approx(metrics, rel=1e-5)
+
+
+def test_models_and_objectives_that_are_not_for_each_other(tiny):
+    with pytest.raises(ValueError, match="the objective 'detection' is not for the model 'vit'"):
+        Experiment(tiny("vit", {"objective.name": "detection", "model.image_size": 8}), **ONE).objective  # noqa: B018
+    with pytest.raises(ValueError, match="the objective 'classification' is not for the model 'detr'"):
+        Experiment(tiny("detr", TINY | {"objective.name": "classification"}), **ONE).objective  # noqa: B018
+
+
+def test_the_backbone_starts_from_a_classifiers(tiny, tmp_path):
+    like = {"norm": "batch", "num_classes": 5, "channels": 3}
+    classifier = models.build("resnet", **BACKBONE | like)
+    variables = jax.jit(classifier.init)(jax.random.key(5), jnp.zeros((1, 16, 16, 3)))
+    variables = jax.tree.map(lambda x: x + 0.5, variables)
+    convert.save(tmp_path, classifier, variables)
+    changes = {"model.backbone.norm": "batch", "model.backbone.frozen": True}
+    experiment = Experiment(tiny("detr", TINY | changes), **ONE)
+    state = jax.jit(experiment.make_state)()
+    found, said = initial.start_from(state, str(tmp_path), (), (), "backbone")
+    assert "not used: backbone" in said  # its classifier
+    for kind in ("params", "statistics"):
+        ours = found.variables()[kind]["backbone"]
+        jax.tree.map(np.testing.assert_array_equal, ours, {name: variables[kind][name] for name in ours})
+    jax.tree.map(np.testing.assert_array_equal, found.params["box_0"], state.params["box_0"])

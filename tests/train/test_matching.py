@@ -1,0 +1,27 @@
+"""The matching on the device is scipy's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import linear_sum_assignment
+
+from train.matching import match
+
+
+@pytest.mark.parametrize(("targets", "queries"), [(1, 1), (3, 7), (12, 12)])
+def test_the_matching_is_the_cheapest(targets, queries):
+    rng = np.random.default_rng(targets)
+    cost = rng.standard_normal((40, targets, queries)).astype(np.float32)
+    cost[::4] += 3 * rng.standard_normal(cost[::4, :, :1].shape)  # rows of other levels
+    cost[1::4] = cost[1::4, :, :1] + cost[1::4, :1] + 0.1 * cost[1::4]  # long ways
+    real = rng.random((40, targets)) < np.linspace(0, 1.2, 40)[:, None]
+    found = np.asarray(jax.jit(match)(jnp.asarray(cost), jnp.asarray(real)))
+    for one, mask, choice in zip(cost, real, found):
+        np.testing.assert_array_equal(choice[mask], linear_sum_assignment(one[mask])[1])
+        assert (choice[~mask] == queries).all()
+
+
+def test_what_is_not_a_number_is_chosen_last():
+    cost = jnp.asarray([[[jnp.nan, 5.0, 1.0], [0.0, jnp.inf, 1.5]]])
+    assert match(cost, jnp.ones((1, 2), bool)).tolist() == [[2, 0]]

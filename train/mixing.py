@@ -1,0 +1,44 @@
+"""Mixup and CutMix: each image with the next one's pixels in it, each label with as much of the next one's."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+
+def kept(
+    key: Key[Array, ""], size: tuple[int, int], mixup: float, cutmix: float
+) -> tuple[Float[Array, "height width 1"], Float[Array, ""]]:
+    """The part of each pixel that an image keeps, one draw for a whole batch, and their mean: what its label keeps.
+
+    Where both are above 0, either one happens as often, as in DeiT (arXiv 2012.12877).
+
+    Args:
+        key: of the draw.
+        size: height and width.
+        mixup: a of the Beta(a, a) that the kept part of every pixel is drawn from (arXiv 1710.09412), the larger of the
+            two parts; 0 = none.
+        cutmix: a of the Beta(a, a) that the part outside a box is drawn from, whose centre may be anywhere and whose
+            pixels are lost (arXiv 1905.04899, section 3.1); 0 = none.
+    """
+    share, inside = jnp.float32(1), jnp.zeros((*size, 1), bool)
+    if mixup:
+        share = jax.random.beta(key, mixup, mixup)
+        share = jnp.maximum(share, 1 - share)
+    if cutmix:
+        keys = jax.random.split(jax.random.fold_in(key, 1), 3)
+        side = jnp.sqrt(1 - jax.random.beta(keys[0], cutmix, cutmix))
+        centre = jax.random.uniform(keys[1], (2,))
+        row, column = (
+            jnp.abs((jnp.arange(length) + 0.5) / length - middle) < side / 2 for length, middle in zip(size, centre)
+        )
+        inside = (row[:, None] & column)[..., None]
+        if mixup:
+            cut = jax.random.bernoulli(keys[2])
+            share, inside = jnp.where(cut, 1, share), inside & cut
+    pixels = jnp.where(inside, 0, share)
+    return pixels, pixels.mean()
+
+
+def mix(values: Float[Array, "B *N"], part: Float[Array, "..."]) -> Float[Array, "B *N"]:
+    """That part of each example's values, and the rest of the next one's."""
+    return part * values + (1 - part) * jnp.roll(values, 1, axis=0)
