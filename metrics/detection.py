@@ -6,6 +6,7 @@ The numbers are those of pycocotools and of the VOC development kit.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -51,10 +52,10 @@ class Image(NamedTuple):
     scores: Float[np.ndarray, "N"]
     classes: Int[np.ndarray, "N"]
     areas: Float[np.ndarray, "N"]
-    truth_classes: Int[np.ndarray, "M"]
-    truth_areas: Float[np.ndarray, "M"]
-    crowd: Bool[np.ndarray, "M"]
-    ignored: Bool[np.ndarray, "M"]
+    true_classes: Int[np.ndarray, "M"]
+    true_areas: Float[np.ndarray, "M"]
+    true_crowd: Bool[np.ndarray, "M"]
+    true_ignored: Bool[np.ndarray, "M"]
     overlaps: Float[np.ndarray, "N M"]
 
 
@@ -78,15 +79,15 @@ class Detections:
     def update(
         self,
         image: int,
-        found: ArrayLike,
+        boxes: ArrayLike,
         scores: ArrayLike,
         classes: ArrayLike,
-        truths: ArrayLike,
-        truth_classes: ArrayLike,
+        true_boxes: ArrayLike,
+        true_classes: ArrayLike,
         *,
-        crowd: ArrayLike | None = None,
-        ignored: ArrayLike | None = None,
-        truth_areas: ArrayLike | None = None,
+        true_crowd: ArrayLike | None = None,
+        true_ignored: ArrayLike | None = None,
+        true_areas: ArrayLike | None = None,
         form: str = "xywh",
         pixel: float = 0.0,
     ) -> "Detections":
@@ -94,50 +95,56 @@ class Detections:
 
         Args:
             image: its number.
-            found, truths: boxes [N, 4] and [M, 4] in pixels, or masks bool [N, h, w] and [M, h, w].
+            boxes, true_boxes: [N, 4] and [M, 4] in pixels, or masks bool [N, h, w] and [M, h, w].
             scores: [N] of the detections; the higher, the surer.
-            classes, truth_classes: [N] and [M], from 0 to V - 1.
-            crowd: bool [M], True = stands for many objects: all detections in it are ignored.
-            ignored: bool [M], True = finding it is neither right nor wrong (VOC's "difficult").
-            truth_areas: [M], as annotated (COCO's are those of the masks); None = those of the boxes or masks.
-            form: of boxes: left, top, width and height; the corners; or the centre, width and height.
+            classes, true_classes: [N] and [M], from 0 to V - 1.
+            true_crowd: bool [M], True = stands for many objects: all detections in it are ignored.
+            true_ignored: bool [M], True = finding it is neither right nor wrong (VOC's "difficult").
+            true_areas: [M], as annotated (COCO's are those of the masks); None = those of the boxes or masks.
+            form: of boxes: left, top, width and height; the corners ("xyxy"); or the centre, width and height
+                ("cxcywh").
             pixel: see `box_overlaps`.
 
         Raises:
             ValueError: lengths differ, a class is out of range, a score or a box is not finite, a box is inside out, or
                 the image was there before.
         """
-        found, truths = np.asarray(found), np.asarray(truths)
-        scores, classes, truth_classes = np.asarray(scores, float), np.asarray(classes), np.asarray(truth_classes)
-        crowd, ignored = (np.zeros(len(truths), bool) if x is None else np.asarray(x, bool) for x in (crowd, ignored))
-        masks = found.ndim == 3 or truths.ndim == 3
+        boxes, true_boxes = np.asarray(boxes), np.asarray(true_boxes)
+        masks = boxes.ndim == 3 or true_boxes.ndim == 3
         if masks:
-            shape = (truths if truths.ndim == 3 else found).shape[1:]
-            found, truths = (np.asarray(each, bool).reshape(-1, *shape) for each in (found, truths))
-            areas, own = found.sum((1, 2)).astype(float), truths.sum((1, 2)).astype(float)
+            shape = (true_boxes if true_boxes.ndim == 3 else boxes).shape[1:]
+            boxes, true_boxes = (each.astype(bool).reshape(-1, *shape) for each in (boxes, true_boxes))
+            areas, own = (each.sum((1, 2)).astype(float) for each in (boxes, true_boxes))
         else:
-            found, truths = (_boxes(each, form, image) for each in (found, truths))
-            areas, own = found[:, 2] * found[:, 3], truths[:, 2] * truths[:, 3]
-        truth_areas = own if truth_areas is None else np.asarray(truth_areas, float)
+            boxes, true_boxes = (_boxes(each, form, image) for each in (boxes, true_boxes))
+            areas, own = (each[:, 2] * each[:, 3] for each in (boxes, true_boxes))
+        none = np.zeros(len(own), bool)
+        crowd, ignored = (none if each is None else np.asarray(each, bool) for each in (true_crowd, true_ignored))
+        parts = {
+            "scores": np.asarray(scores, float),
+            "classes": np.asarray(classes, int),
+            "areas": areas,
+            "true_classes": np.asarray(true_classes, int),
+            "true_areas": own if true_areas is None else np.asarray(true_areas, float),
+            "true_crowd": crowd,
+            "true_ignored": ignored | crowd if ignored.shape == crowd.shape else ignored,
+        }
+        self._check(image, parts, len(areas), len(own))
+        overlaps = mask_overlaps if masks else partial(box_overlaps, pixel=pixel)
+        new = Image(**parts, overlaps=overlaps(boxes, true_boxes, crowd))
+        return Detections(self.num_classes, {**self.images, image: new})
+
+    def _check(self, image, parts, found, true):
         if image in self.images:
             raise ValueError(f"image {image} was there before: every image must have its own number.")
-        for name, values, count in (
-            *(("scores", scores, len(found)), ("classes", classes, len(found))),
-            *(("truth_classes", truth_classes, len(truths)), ("crowd", crowd, len(truths))),
-            *(("ignored", ignored, len(truths)), ("truth_areas", truth_areas, len(truths))),
-        ):
-            if values.shape != (count,):
+        for name, values in parts.items():
+            if values.shape != (count := true if name.startswith("true") else found,):
                 raise ValueError(f"image {image}: {name} is {values.shape}, for {count} boxes or masks.")
-        if not np.isfinite(scores).all():
+        if not np.isfinite(parts["scores"]).all():
             raise ValueError(f"image {image}: a score is not finite.")
-        for label in (*classes, *truth_classes):
-            if not 0 <= label < self.num_classes:
-                raise ValueError(f"image {image}: the class {label} must be 0 to {self.num_classes - 1}.")
-        overlaps = mask_overlaps(found, truths, crowd) if masks else box_overlaps(found, truths, crowd, pixel)
-        new = Image(
-            scores, classes.astype(int), areas, truth_classes.astype(int), truth_areas, crowd, ignored | crowd, overlaps
-        )
-        return Detections(self.num_classes, {**self.images, image: new})
+        classes = np.concatenate([parts["classes"], parts["true_classes"]])
+        if len(wrong := classes[(classes < 0) | (classes >= self.num_classes)]):
+            raise ValueError(f"image {image}: the class {wrong[0]} must be 0 to {self.num_classes - 1}.")
 
     def merge(self, other: "Detections") -> "Detections":
         """The state of both states' images together; ValueError if they have one in common or differ in classes."""
@@ -315,9 +322,9 @@ def _flat(state, most):
     kept, ranks = order[ranks < most], ranks[ranks < most]
     parts = (part[kept] for part in (whole.scores, whole.classes, whole.areas, keys))
     found = _Found(*parts, ranks, whole.overlaps, rows[kept])
-    keys = of_truth * state.num_classes + whole.truth_classes
+    keys = of_truth * state.num_classes + whole.true_classes
     order = np.argsort(keys, kind="stable")
-    parts = (whole.truth_classes, whole.truth_areas, whole.crowd, whole.ignored, keys, columns)
+    parts = (whole.true_classes, whole.true_areas, whole.true_crowd, whole.true_ignored, keys, columns)
     return found, _Truths(*(part[order] for part in parts))
 
 

@@ -35,8 +35,8 @@ def ours(scene, **options):
             np.array([label for _, label, _ in found], int),
             np.array([box for box, *_ in truths]).reshape(-1, 4),
             np.array([label for _, label, *_ in truths], int),
-            crowd=np.array([crowd for _, _, crowd, _ in truths], bool),
-            truth_areas=np.array([part * box[2] * box[3] for box, *_, part in truths]),
+            true_crowd=np.array([crowd for _, _, crowd, _ in truths], bool),
+            true_areas=np.array([part * box[2] * box[3] for box, *_, part in truths]),
             **options,
         )
     return state
@@ -130,9 +130,9 @@ def by_definition(scene, label, points):
 def test_voc_is_its_definition(scene, points):
     state = Detections.empty(CLASSES)
     for number, image in ours(scene, pixel=1.0).images.items():
-        free = image._replace(ignored=image.crowd, crowd=np.zeros_like(image.crowd))
+        free = image._replace(true_crowd=np.zeros_like(image.true_crowd))
         boxes = [np.array([box for box, *_ in some]).reshape(-1, 4) for some in scene[number]]
-        overlaps = box_overlaps(boxes[1], boxes[0], free.crowd, pixel=1.0)
+        overlaps = box_overlaps(boxes[1], boxes[0], free.true_crowd, pixel=1.0)
         state = state.merge(Detections(CLASSES, {number: free._replace(overlaps=overlaps)}))
     expected = [by_definition(scene, label, points) for label in range(CLASSES)]
     np.testing.assert_allclose(voc(state, points=points), [np.nan if x is None else x for x in expected], atol=1e-12)
@@ -150,7 +150,7 @@ def test_masks_of_boxes_are_the_boxes():
     np.testing.assert_allclose(mask_overlaps(masks[:5], masks[5:], crowd), expected, atol=1e-12)
     labels, scores = np.arange(12) % CLASSES, random.random(5)
     states = (
-        Detections.empty(CLASSES).update(0, each[:5], scores, labels[:5], each[5:], labels[5:], crowd=crowd)
+        Detections.empty(CLASSES).update(0, each[:5], scores, labels[:5], each[5:], labels[5:], true_crowd=crowd)
         for each in (boxes, masks)
     )
     results = [coco(state) for state in states]
@@ -185,15 +185,15 @@ BOX = np.array([[0.0, 0, 9, 9]])
         ({"scores": [0.1, 0.2]}, r"image 0: scores is \(2,\), for 1 boxes or masks"),
         ({"scores": [np.nan]}, "image 0: a score is not finite"),
         ({"classes": [2]}, "image 0: the class 2 must be 0 to 1"),
-        ({"truth_classes": [-1]}, "image 0: the class -1 must be 0 to 1"),
-        ({"truths": BOX * np.nan}, "image 0: a box is not finite"),
-        ({"found": np.array([[9.0, 9, 0, 0]]), "form": "xyxy"}, "image 0: a box has a negative width or height"),
+        ({"true_classes": [-1]}, "image 0: the class -1 must be 0 to 1"),
+        ({"true_boxes": BOX * np.nan}, "image 0: a box is not finite"),
+        ({"boxes": np.array([[9.0, 9, 0, 0]]), "form": "xyxy"}, "image 0: a box has a negative width or height"),
         ({"form": "yxyx"}, "form='yxyx' must be xywh, xyxy or cxcywh"),
-        ({"crowd": [True, False]}, r"image 0: crowd is \(2,\), for 1 boxes or masks"),
+        ({"true_crowd": [True, False]}, r"image 0: true_crowd is \(2,\), for 1 boxes or masks"),
     ],
 )
 def test_bad_input(changes, message):
-    given = {"found": BOX, "scores": [0.5], "classes": [0], "truths": BOX, "truth_classes": [0]}
+    given = {"boxes": BOX, "scores": [0.5], "classes": [0], "true_boxes": BOX, "true_classes": [0]}
     with pytest.raises(ValueError, match=message):
         Detections.empty(2).update(0, **given | changes)
 

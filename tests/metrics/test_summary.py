@@ -133,7 +133,7 @@ def test_errors():
         rouge("a", [])
     with pytest.raises(ValueError, match="unknown kind of ROUGE 'X'"):
         rouge("a", "a", ["X"])
-    with pytest.raises(ValueError, match="beta is 0.0: it must be above 0"):
+    with pytest.raises(ValueError, match=r"beta is 0\.0: it must be above 0"):
         rouge("a", "a", beta=0.0)
     with pytest.raises(ValueError, match="2 outputs and 1 references"):
         corpus_rouge(["a", "b"], ["a"])
