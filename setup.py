@@ -31,7 +31,7 @@ setup(
         "tensorboardX>=2.6.4",
         "babel>=2.16",
         "sacrebleu>=2.5",
-        "pycocotools>=2.0.10",
+        "nltk>=3.9",
     ],
     extras_require={
         "cuda13": ["jax[cuda13]"],
@@ -44,6 +44,8 @@ setup(
             "hypothesis>=6.100",
             "beartype>=0.21",
             "ruff>=0.12",
+            "pycocotools>=2.0.10",
+            "rouge-score>=0.1.2",
             "torch==2.13.0",
             "transformers>=5.20,<6",
         ],

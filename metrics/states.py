@@ -122,3 +122,56 @@ class Correlation(State):
     def compute(self) -> Leaf:
         x, y, xx, yy, xy = self.sums[1:] / self.sums[0].clip(1)
         return (xy - x * y) / ((xx - x * x) * (yy - y * y)).clip(1e-12) ** 0.5
+
+
+@struct.dataclass
+class Calibration(State):
+    """How far the confidence in guesses is from how often they are right (arXiv 1706.04599, equation 3).
+
+    Guesses fall into bins of equal width by the probability of the class that is guessed, a bin's upper end in it.
+    """
+
+    sums: Leaf  # [3, bins]: how many, how many right, confidence
+
+    @classmethod
+    def empty(cls, bins: int = 15) -> "Calibration":
+        return cls(jnp.zeros((3, bins)))
+
+    def update(
+        self, probabilities: Float[Array, "N V"], labels: Int[Array, "N"], mask: Bool[Array, "N"] | None = None
+    ) -> "Calibration":
+        """With more guesses; mask False = does not count."""
+        confidence, bins = probabilities.max(axis=-1), self.sums.shape[1]
+        right = probabilities.argmax(axis=-1) == labels
+        number = jnp.clip(jnp.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+        values = jnp.stack([jnp.ones_like(confidence), right, confidence])
+        return Calibration(self.sums.at[:, number].add(values if mask is None else jnp.where(mask, values, 0)))
+
+    def compute(self) -> Leaf:
+        """The mean difference over all guesses, 0 to 1; nan without any."""
+        count, right, confidence = self.sums
+        return abs(right - confidence).sum() / count.sum()
+
+
+@struct.dataclass
+class Values(State):
+    """All values, for what no sums tell: `compute` has them as they came, so that what is made of them must not depend
+    on their order."""
+
+    columns: tuple[Leaf, ...]  # each [N]
+
+    @classmethod
+    def empty(cls, columns: int) -> "Values":
+        return cls((np.zeros(0),) * columns)
+
+    def update(self, *columns: Leaf) -> "Values":
+        """With more, one array [N] for each column."""
+        return self.merge(Values(columns))
+
+    def merge(self, other: "Values") -> "Values":
+        """The values of both."""
+        return Values(tuple(np.concatenate(pair) for pair in zip(self.columns, other.columns, strict=True)))
+
+    def compute(self) -> tuple[Leaf, ...]:
+        """The columns."""
+        return self.columns

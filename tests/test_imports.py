@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 ARRAYS = {"jax", "flax", "numpy", "scipy", "jaxtyping"}
 # package -> (what of the project, what else) it may import, beside the standard library and itself
 RULES = {
-    "metrics": (set(), ARRAYS | {"sacrebleu"}),
+    "metrics": (set(), ARRAYS | {"nltk", "sacrebleu"}),
     "models.layers": (set(), ARRAYS),
     "models.convert": ({"models"}, ARRAYS | {"safetensors", "ml_dtypes"}),
     "models": ({"models.layers"}, ARRAYS),
@@ -20,7 +20,7 @@ RULES = {
     ),
     "train": (
         {"models", "metrics", "data"},
-        ARRAYS | {"optax", "orbax", "ml_collections", "matplotlib", "tensorboardX", "wandb", "sklearn", "pycocotools"},
+        ARRAYS | {"optax", "orbax", "ml_collections", "matplotlib", "tensorboardX", "wandb", "sklearn"},
     ),
     "configs": (set(), {"ml_collections"}),
 }

@@ -15,10 +15,10 @@ from scipy.special import softmax
 from data.encoded import Encoded
 from data.options import called
 from metrics.answers import exact_match, f1
+from metrics.detection import Detections
 from metrics.likelihood import bits, perplexity
 from metrics.states import State
 from train.checkpoint import Checkpoints
-from train.coco import Objects, average_precision
 from train.experiment import Experiment
 from train.objectives import read
 from train.probes import PROBES, accuracies
@@ -90,16 +90,17 @@ class Evaluator:
         return {score.__name__: float(np.mean(list(map(score, answers, references)))) for score in (exact_match, f1)}
 
     def _detected(self, variables, batches):
-        """COCO's average precisions over a split."""
-        truth, found, mesh = [], [], self.experiment.mesh
+        """COCO's average precisions over a split; those of sizes would need the images' pixels."""
+        state, mesh = Detections.empty(self.experiment.data.info["num_classes"]), self.experiment.mesh
         for batch in batches:
             batch = to_mesh(batch, mesh)
             answer = self._read(variables, batch)
             del batch["image"]
             batch, answer = process_allgather((batch, answer), tiled=True)
-            for objects, new in zip((truth, found), objects_of(batch, *answer)):
-                objects += new
-        return average_precision(truth, found)
+            for true, found in zip(*objects_of(batch, *answer)):
+                state = state.update(len(state.images), **found, **{f"true_{name}": of for name, of in true.items()})
+        values = state.compute()
+        return {name: values[name] for name in ("ap", "ap_50", "ap_75")}
 
     def gathered(self, state: TrainState) -> Mapping[str, Any]:
         """The variables, whole on every process."""
@@ -156,8 +157,8 @@ def evaluate(
 
 def objects_of(
     batch: Mapping[str, np.ndarray], logits: Float[np.ndarray, "L B Q V"], boxes: Float[np.ndarray, "L B Q 4"]
-) -> tuple[list[Objects], list[Objects]]:
-    """The true objects of each real image of a batch, and those that a detector finds, see `average_precision`."""
+) -> tuple[list[dict], list[dict]]:
+    """The true objects of each real image of a batch, and those that a detector finds, as `Detections` has them."""
     chances = softmax(logits[-1].astype(np.float32), axis=-1)[..., :-1]
     found = {"boxes": _placed(boxes[-1]), "classes": chances.argmax(axis=-1), "scores": chances.max(axis=-1)}
     truth = {"boxes": _placed(batch["boxes"])} | {name: batch[name] for name in ("classes", "crowd")}

@@ -13,7 +13,6 @@ import models
 from data import detection as shapes
 from models import convert
 from train import initial, loop, objectives
-from train.coco import average_precision
 from train.evaluators import Evaluator, restore
 from train.experiment import Experiment
 from train.sharding import make_mesh, to_mesh
@@ -86,26 +85,6 @@ def test_what_does_not_fit(one_step):
         batch[name] = jnp.repeat(batch[name], 2, axis=1)
     with pytest.raises(ValueError, match=r"num_queries is 4: data\.max_boxes is 6"):
         ask(model)
-
-
-def test_average_precision_of_known_findings():
-    truth = [
-        {"boxes": np.array([[0.1, 0.1, 0.2, 0.4], [0.5, 0.5, 0.3, 0.3]]), "classes": np.array([0, 1])},
-        {"boxes": np.array([[0.2, 0.2, 0.4, 0.4]]), "classes": np.array([0])},
-        {"boxes": np.zeros((0, 4)), "classes": np.zeros(0, int)},
-    ]
-    truth = [image | {"crowd": np.zeros(len(image["classes"]), bool)} for image in truth]
-    found = [{name: image[name] for name in ("boxes", "classes")} for image in truth]
-    found = [image | {"scores": np.linspace(0.9, 0.8, len(image["classes"]))} for image in found]
-    assert average_precision(truth, found) == pytest.approx({"ap": 1, "ap_50": 1, "ap_75": 1})
-    found[1]["boxes"] = found[1]["boxes"] * [1, 1, 1, 0.62]
-    values = average_precision(truth, found)
-    half = 51 / 101  # precision 1 up to recall 0.5
-    assert values["ap_50"] == pytest.approx(1)
-    assert values["ap_75"] == pytest.approx((half + 1) / 2)
-    assert values["ap"] == pytest.approx((1 + (3 + 7 * half) / 10) / 2)
-    truth[1]["crowd"][:] = True  # is not asked for, and what is found there does not count
-    assert average_precision(truth, found) == pytest.approx({"ap": 1, "ap_50": 1, "ap_75": 1})
 
 
 def test_a_run_is_evaluated_whole_and_shows_its_boxes(tiny, tmp_path, monkeypatch):

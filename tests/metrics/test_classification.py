@@ -1,0 +1,85 @@
+"""Precision, recall, F1, AUROC, rank correlation and calibration, beside scikit-learn's and scipy's."""
+
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics as reference
+
+from metrics.classification import auroc, precision_recall_f1, spearman
+from metrics.states import Calibration, Confusion, Values
+
+LABELS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30)
+PAIRS = st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1e-3, 1.0, -2.0]), st.booleans()), max_size=30)
+
+
+@settings(max_examples=200, deadline=None)
+@given(LABELS, st.sampled_from([None, "micro", "macro", "weighted"]))
+def test_precision_recall_and_f1_are_scikit_learns(pairs, average):
+    truth, guesses = np.array(pairs).T
+    counts = Confusion.empty(4).update(jnp.asarray(guesses), jnp.asarray(truth)).compute()
+    some = {} if average != None else {"labels": range(4)}  # noqa: E711
+    expected = reference.precision_recall_fscore_support(truth, guesses, average=average, zero_division=0, **some)
+    for ours, theirs in zip(precision_recall_f1(np.asarray(counts), average), expected):
+        np.testing.assert_allclose(ours, theirs, atol=1e-12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(PAIRS)
+def test_auroc_is_scikit_learns(pairs):
+    scores, labels = np.array([s for s, _ in pairs], float), np.array([t for _, t in pairs], bool)
+    if labels.all() or not labels.any():
+        assert np.isnan(auroc(scores, labels))
+    else:
+        assert auroc(scores, labels) == pytest.approx(reference.roc_auc_score(labels, scores), abs=1e-12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=2, max_size=30))
+def test_spearman_is_scipys(pairs):
+    x, y = np.array(pairs, float).T
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = scipy.stats.spearmanr(x, y).statistic
+    np.testing.assert_allclose(spearman(x, y), expected, atol=1e-12)
+
+
+def test_calibration_by_hand_in_any_split():
+    random = np.random.default_rng(0)
+    probabilities, labels = random.dirichlet(np.ones(4) / 2, 500).astype(np.float32), random.integers(0, 4, 500)
+    confidence, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
+    expected = 0
+    for low in np.arange(10) / 10:
+        here = (confidence > low) & (confidence <= low + 0.1)
+        expected += abs(right[here].sum() - confidence[here].sum()) / 500
+    whole = Calibration.empty(10).update(jnp.asarray(probabilities), jnp.asarray(labels))
+    assert float(whole.compute()) == pytest.approx(expected, abs=1e-6)
+    parts = [slice(0, 1), slice(1, 200), slice(200, 500)]
+    states = [Calibration.empty(10).update(jnp.asarray(probabilities[p]), jnp.asarray(labels[p])) for p in parts]
+    merged = states[2].to_host().merge(states[0].to_host()).merge(states[1].to_host())
+    assert float(merged.compute()) == pytest.approx(expected, abs=1e-6)
+    mask = jnp.arange(500) < 200
+    masked = Calibration.empty(10).update(jnp.asarray(probabilities), jnp.asarray(labels), mask)
+    assert float(masked.compute()) == pytest.approx(float(states[0].merge(states[1]).compute()), abs=1e-6)
+    sure = Calibration.empty().update(jnp.eye(4), jnp.arange(4))
+    assert float(sure.compute()) == 0
+
+
+def test_values_in_any_split():
+    scores, labels = np.random.default_rng(0).normal(size=50), np.arange(50) % 3 == 0
+    state = Values.empty(2)
+    for part in np.array_split(np.arange(50), [7, 30]):
+        state = Values.empty(2).update(scores[part], labels[part]).merge(state)
+    ours, theirs = state.compute()
+    assert auroc(ours, theirs.astype(bool)) == auroc(scores, labels)
+
+
+def test_nan_is_no_score():
+    with pytest.raises(ValueError, match="score 1 is nan"):
+        auroc(np.array([0, np.nan]), np.array([True, False]))
+    with pytest.raises(ValueError, match="a value is nan"):
+        spearman(np.array([0, np.nan]), np.array([1.0, 2.0]))

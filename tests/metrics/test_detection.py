@@ -1,0 +1,208 @@
+"""COCO's numbers beside pycocotools', VOC's beside a reading of its definition, and what bad input is told."""
+
+import contextlib
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from metrics.detection import Detections, box_overlaps, coco, mask_overlaps, voc
+
+CLASSES = 3
+
+
+@st.composite
+def scenes(draw):
+    """Images with few boxes on a coarse grid, so that overlaps and scores are often equal."""
+    side, place = st.integers(0, 5).map(lambda n: 30.0 * n), st.integers(0, 4).map(lambda n: 20.0 * n)
+    box = st.tuples(place, place, side, side)
+    truth = st.tuples(box, st.integers(0, CLASSES - 1), st.booleans(), st.floats(0, 1))
+    found = st.tuples(box, st.integers(0, CLASSES - 1), st.sampled_from([0.1, 0.5, 0.9]))
+    return draw(st.lists(st.tuples(st.lists(truth, max_size=5), st.lists(found, max_size=8)), min_size=1, max_size=4))
+
+
+def ours(scene, **options):
+    state = Detections.empty(CLASSES)
+    for number, (truths, found) in enumerate(scene):
+        state = state.update(
+            number,
+            np.array([box for box, *_ in found]).reshape(-1, 4),
+            np.array([score for *_, score in found]),
+            np.array([label for _, label, _ in found], int),
+            np.array([box for box, *_ in truths]).reshape(-1, 4),
+            np.array([label for _, label, *_ in truths], int),
+            true_crowd=np.array([crowd for _, _, crowd, _ in truths], bool),
+            true_areas=np.array([part * box[2] * box[3] for box, *_, part in truths]),
+            **options,
+        )
+    return state
+
+
+def theirs(scene):
+    """pycocotools' precision, recall and twelve numbers."""
+    annotations, results = [], []
+    for image, (truths, found) in enumerate(scene):
+        for box, label, crowd, part in truths:
+            entry = {"id": len(annotations) + 1, "image_id": image, "category_id": label, "bbox": list(box)}
+            annotations.append(entry | {"iscrowd": int(crowd), "area": part * box[2] * box[3]})
+        results += [
+            {"image_id": n, "category_id": c, "bbox": list(b), "score": s} for n in [image] for b, c, s in found
+        ]
+    truth = COCO()
+    images = [{"id": number} for number in range(len(scene))]
+    truth.dataset = {"images": images, "annotations": annotations, "categories": [{"id": c} for c in range(CLASSES)]}
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth.createIndex()
+        found = truth.loadRes(results) if results else COCO()
+        evaluation = COCOeval(truth, found, "bbox")
+        evaluation.params.imgIds = list(range(len(scene)))
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return evaluation.eval["precision"][..., 2], evaluation.eval["recall"], evaluation.stats
+
+
+@settings(max_examples=300, deadline=None)
+@given(scenes())
+def test_coco_is_pycocotools(scene):
+    result = coco(ours(scene))
+    precision, recall, stats = theirs(scene)
+    np.testing.assert_allclose(result.precision, precision, atol=1e-12)
+    np.testing.assert_allclose(result.recall, recall, atol=1e-12)
+    summary = [-1 if np.isnan(value) else value for value in result.summary().values()]
+    np.testing.assert_allclose(summary, stats, atol=1e-12)
+
+
+def test_many_detections_in_an_image():
+    """Only the surest 100 of a class count."""
+    random = np.random.default_rng(0)
+    boxes = [tuple(row) for row in np.concatenate([random.integers(0, 200, (120, 2)), np.full((120, 2), 40)], 1) * 1.0]
+    scene = [([(box, 0, False, 1.0) for box in boxes[:30]], [(box, 0, float(random.random())) for box in boxes * 2])]
+    result, (precision, recall, _) = coco(ours(scene)), theirs(scene)
+    np.testing.assert_allclose(result.precision, precision, atol=1e-12)
+    np.testing.assert_allclose(result.recall, recall, atol=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(scenes(), st.randoms(use_true_random=False))
+def test_any_split_in_any_order_is_the_whole(scene, random):
+    whole = ours(scene)
+    parts = [Detections(CLASSES, {number: image}) for number, image in whole.images.items()]
+    random.shuffle(parts)
+    merged = Detections.empty(CLASSES)
+    for part in parts:
+        merged = merged.merge(part) if random.random() < 0.5 else part.merge(merged)
+    np.testing.assert_array_equal(coco(merged).precision, coco(whole).precision)
+
+
+def by_definition(scene, label, points):
+    """VOC's average precision of a class, detection by detection."""
+    found = [(score, n, box) for n, (_, some) in enumerate(scene) for box, c, score in some if c == label]
+    truths = {n: [(box, hard) for box, c, hard, _ in some if c == label] for n, (some, _) in enumerate(scene)}
+    count = sum(not hard for some in truths.values() for _, hard in some)
+    seen, right = set(), []
+    for _, n, (x, y, w, h) in sorted(found, key=lambda each: -each[0]):
+        best, most = None, 0.0
+        for place, ((a, b, c, d), _) in enumerate(truths[n]):
+            inside = max(min(x + w, a + c) - max(x, a) + 1, 0) * max(min(y + h, b + d) - max(y, b) + 1, 0)
+            overlap = inside / ((w + 1) * (h + 1) + (c + 1) * (d + 1) - inside)
+            if overlap > most:
+                best, most = place, overlap
+        if most > 0.5 and truths[n][best][1]:
+            continue
+        right.append(most > 0.5 and (n, best) not in seen)
+        seen |= {(n, best)} if right[-1] else set()
+    if not count:
+        return None
+    recall = np.cumsum(right) / count
+    precision = np.cumsum(right) / np.arange(1, len(right) + 1)
+    if points == 11:
+        return np.mean([max(precision[recall >= at], default=0) for at in np.arange(0, 1.1, 0.1)])
+    return sum((r - before) * precision[i:].max() for i, (r, before) in enumerate(zip(recall, [0, *recall])))
+
+
+@settings(max_examples=300, deadline=None)
+@given(scenes(), st.sampled_from([11, None]))
+def test_voc_is_its_definition(scene, points):
+    state = Detections.empty(CLASSES)
+    for number, image in ours(scene, pixel=1.0).images.items():
+        free = image._replace(true_crowd=np.zeros_like(image.true_crowd))
+        boxes = [np.array([box for box, *_ in some]).reshape(-1, 4) for some in scene[number]]
+        overlaps = box_overlaps(boxes[1], boxes[0], free.true_crowd, pixel=1.0)
+        state = state.merge(Detections(CLASSES, {number: free._replace(overlaps=overlaps)}))
+    expected = [by_definition(scene, label, points) for label in range(CLASSES)]
+    np.testing.assert_allclose(voc(state, points=points), [np.nan if x is None else x for x in expected], atol=1e-12)
+
+
+def test_masks_of_boxes_are_the_boxes():
+    random = np.random.default_rng(0)
+    corners = np.sort(random.integers(0, 20, (12, 2, 2)), axis=1)
+    boxes = np.concatenate([corners[:, 0], corners[:, 1] - corners[:, 0]], axis=1).astype(float)
+    masks = np.zeros((12, 20, 20), bool)
+    for mask, (x, y, w, h) in zip(masks, boxes.astype(int)):
+        mask[y : y + h, x : x + w] = True
+    crowd = np.arange(7) == 3
+    expected = box_overlaps(boxes[:5], boxes[5:], crowd)
+    np.testing.assert_allclose(mask_overlaps(masks[:5], masks[5:], crowd), expected, atol=1e-12)
+    labels, scores = np.arange(12) % CLASSES, random.random(5)
+    states = (
+        Detections.empty(CLASSES).update(0, each[:5], scores, labels[:5], each[5:], labels[5:], true_crowd=crowd)
+        for each in (boxes, masks)
+    )
+    results = [coco(state) for state in states]
+    np.testing.assert_array_equal(results[0].precision, results[1].precision)
+
+
+def test_forms_of_boxes():
+    boxes = np.array([[10.0, 20, 30, 40], [0, 0, 8, 8]])
+    corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+    centres = np.concatenate([boxes[:, :2] + boxes[:, 2:] / 2, boxes[:, 2:]], axis=1)
+    for form, these in (("xywh", boxes), ("xyxy", corners), ("cxcywh", centres)):
+        state = Detections.empty(2).update(0, these, [0.5, 0.6], [0, 1], these, [0, 1], form=form)
+        assert state.compute()["ap"] == pytest.approx(1)
+        assert state.images[0].areas.tolist() == [1200, 64]
+
+
+def test_nothing():
+    assert all(np.isnan(value) for value in Detections.empty(2).compute().values())
+    none = np.zeros((0, 4))
+    one = np.array([[0.0, 0, 9, 9]])
+    assert np.isnan(Detections.empty(2).update(0, one, [0.5], [1], none, []).compute()["ap"])
+    assert Detections.empty(2).update(0, none, [], [], one, [1]).compute()["ap"] == 0
+    assert np.isnan(voc(Detections.empty(2))).all()
+
+
+BOX = np.array([[0.0, 0, 9, 9]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scores": [0.1, 0.2]}, r"image 0: scores is \(2,\), for 1 boxes or masks"),
+        ({"scores": [np.nan]}, "image 0: a score is not finite"),
+        ({"classes": [2]}, "image 0: the class 2 must be 0 to 1"),
+        ({"true_classes": [-1]}, "image 0: the class -1 must be 0 to 1"),
+        ({"true_boxes": BOX * np.nan}, "image 0: a box is not finite"),
+        ({"boxes": np.array([[9.0, 9, 0, 0]]), "form": "xyxy"}, "image 0: a box has a negative width or height"),
+        ({"form": "yxyx"}, "form='yxyx' must be xywh, xyxy or cxcywh"),
+        ({"true_crowd": [True, False]}, r"image 0: true_crowd is \(2,\), for 1 boxes or masks"),
+    ],
+)
+def test_bad_input(changes, message):
+    given = {"boxes": BOX, "scores": [0.5], "classes": [0], "true_boxes": BOX, "true_classes": [0]}
+    with pytest.raises(ValueError, match=message):
+        Detections.empty(2).update(0, **given | changes)
+
+
+def test_an_image_counts_once():
+    state = Detections.empty(2).update(3, BOX, [0.5], [0], BOX, [0])
+    with pytest.raises(ValueError, match="image 3 was there before"):
+        state.update(3, BOX, [0.5], [0], BOX, [0])
+    with pytest.raises(ValueError, match="image 3 is in both"):
+        state.merge(state)
+    with pytest.raises(ValueError, match="2 classes and of 4"):
+        state.merge(Detections.empty(4))

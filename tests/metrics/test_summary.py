@@ -1,0 +1,141 @@
+"""ROUGE-N, L and Lsum beside rouge-score's; the others beside Lin's definitions; and his worked examples."""
+
+import itertools
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rouge_score import rouge_scorer
+
+from metrics.summary import Score, corpus_rouge, rouge, tokens, words
+
+KINDS = ("1", "2", "3", "L", "Lsum")
+# Few tokens, so that they repeat; lines; what a tokenizer stumbles over.
+TEXTS = st.one_of(
+    st.lists(
+        st.sampled_from(["a", "b", "c", "running", "Runs", "\n", "\u00e9t\u00e9", "3.5", "it's", "--"]), max_size=25
+    ).map(" ".join),
+    st.text(max_size=40),
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(TEXTS, st.lists(TEXTS, min_size=1, max_size=3), st.booleans())
+def test_n_l_and_lsum_are_rouge_scores(output, references, stem):
+    scorer = rouge_scorer.RougeScorer([f"rouge{kind}" for kind in KINDS], use_stemmer=stem)
+    theirs = scorer.score_multi(references, output)
+    ours = rouge(output, references, KINDS, tokenize=lambda text: tokens(text, stem))
+    for kind in KINDS:
+        np.testing.assert_allclose(ours[kind], theirs[f"rouge{kind}"], atol=1e-12, err_msg=kind)
+
+
+def test_long_texts_are_rouge_scores():
+    random = np.random.default_rng(0)
+    text, other = (
+        "\n".join(" ".join(f"w{i}" for i in random.integers(0, 60, 25)) for _ in range(12)) for _ in range(2)
+    )
+    theirs = rouge_scorer.RougeScorer([f"rouge{kind}" for kind in KINDS]).score(other, text)
+    for kind, score in rouge(text, other, KINDS).items():
+        np.testing.assert_allclose(score, theirs[f"rouge{kind}"], atol=1e-12, err_msg=kind)
+
+
+def test_lins_examples():
+    """Sections 3.1, 3.3 and 4 of the paper."""
+    reference = "police killed the gunman"
+    one, two, three = "police kill the gunman", "the gunman kill police", "the gunman police killed"
+    assert [rouge(text, reference, ["L"])["L"].f for text in (one, two)] == [3 / 4, 2 / 4]
+    assert [round(rouge(text, reference, ["S"])["S"].f, 3) for text in (one, two, three)] == [0.5, 0.167, 0.333]
+    first, second = "A B C D H I K".lower(), "A H B K C I D".lower()
+    scores = [rouge(text, "a b c d e f g", ["W", "L"]) for text in (first, second)]
+    assert scores[0]["L"] == scores[1]["L"]
+    assert scores[0]["W"].f == pytest.approx(4 / 7)
+    assert scores[1]["W"].f < scores[0]["W"].f
+
+
+SHORT = st.lists(st.sampled_from("abc"), max_size=7)
+
+
+@settings(max_examples=200, deadline=None)
+@given(SHORT, SHORT, st.sampled_from([None, 0, 1, 4]), st.booleans())
+def test_skip_bigrams_by_definition(ours, theirs, limit, unigrams):
+    def counts(tokens):
+        pairs = itertools.combinations(range(len(tokens)), 2)
+        near = Counter((tokens[i], tokens[j]) for i, j in pairs if limit is None or j - i - 1 <= limit)
+        return near + Counter(tokens) if unigrams else near
+
+    a, b = counts(ours), counts(theirs)
+    kind = f"S{'U' if unigrams else ''}{'' if limit is None else limit}"
+    score = rouge(" ".join(ours), " ".join(theirs), [kind])[kind]
+    shared = sum(min(a[pair], b[pair]) for pair in a)
+    assert score.precision == (shared / a.total() if a else 0)
+    assert score.recall == (shared / b.total() if b else 0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(SHORT, SHORT)
+def test_weighted_subsequences_by_lins_program(ours, theirs):
+    """Section 3.4's dynamic program, as it stands there."""
+    score, run = np.zeros((2, len(theirs) + 1, len(ours) + 1))
+    for i, j in itertools.product(range(1, len(theirs) + 1), range(1, len(ours) + 1)):
+        if theirs[i - 1] == ours[j - 1]:
+            k = run[i - 1, j - 1]
+            score[i, j], run[i, j] = score[i - 1, j - 1] + (k + 1) ** 1.2 - k**1.2, k + 1
+        else:
+            score[i, j] = max(score[i - 1, j], score[i, j - 1])
+    found = rouge(" ".join(ours), " ".join(theirs), ["W"])["W"]
+    if ours and theirs:
+        assert found.recall == pytest.approx((score[-1, -1] / len(theirs) ** 1.2) ** (1 / 1.2))
+        assert found.precision == pytest.approx((score[-1, -1] / len(ours) ** 1.2) ** (1 / 1.2))
+    else:
+        assert found == Score(0, 0, 0)
+
+
+def test_beta_weighs_recall():
+    plain, recall = (rouge("a b", "a c d e", ["1"], beta=beta)["1"] for beta in (1.0, 100.0))
+    assert (plain.precision, plain.recall) == (1 / 2, 1 / 4)
+    assert plain.f == pytest.approx(1 / 3)
+    assert recall.f == pytest.approx(1 / 4, abs=1e-3)
+
+
+def test_other_scripts():
+    assert words("\u4f60\u597d world's \u00c9t\u00e9 \u30c6\u30b9\u30c8 3.5") == [
+        *"\u4f60\u597d",
+        "world",
+        "s",
+        "\u00e9t\u00e9",
+        *"\u30c6\u30b9\u30c8",
+        "3",
+        "5",
+    ]
+    score = rouge("\u6211\u559c\u6b22\u732b", "\u6211\u559c\u6b22\u72d7", ["1", "2"], tokenize=words)
+    assert (score["1"].f, score["2"].f) == (3 / 4, 2 / 3)
+    assert rouge("\u6211\u559c\u6b22\u732b", "\u6211\u559c\u6b22\u732b", ["1"])["1"].f == 0  # ASCII tokens only
+
+
+def test_a_corpus_has_the_mean_and_an_interval():
+    random = np.random.default_rng(0)
+    outputs, references = ([" ".join(random.choice(list("abcd"), 6)) for _ in range(200)] for _ in range(2))
+    found = corpus_rouge(outputs, references, ["1", "L"])
+    each = np.array([[rouge(a, b, ["1", "L"])[kind] for kind in ("1", "L")] for a, b in zip(outputs, references)])
+    np.testing.assert_allclose([found["1"]["mean"], found["L"]["mean"]], each.mean(axis=0))
+    error = each[:, 0, 2].std() / math.sqrt(200)
+    assert found["1"]["high"].f - found["1"]["mean"].f == pytest.approx(1.96 * error, rel=0.2)
+    assert found["1"]["mean"].f - found["1"]["low"].f == pytest.approx(1.96 * error, rel=0.2)
+    again = corpus_rouge(outputs, references, ["1"])["1"]
+    np.testing.assert_allclose([again[end] for end in found["1"]], list(found["1"].values()), rtol=1e-12)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="there is no reference"):
+        rouge("a", [])
+    with pytest.raises(ValueError, match="unknown kind of ROUGE 'X'"):
+        rouge("a", "a", ["X"])
+    with pytest.raises(ValueError, match=r"beta is 0\.0: it must be above 0"):
+        rouge("a", "a", beta=0.0)
+    with pytest.raises(ValueError, match="2 outputs and 1 references"):
+        corpus_rouge(["a", "b"], ["a"])
+    with pytest.raises(ValueError, match="0 outputs and 0 references"):
+        corpus_rouge([], [])
