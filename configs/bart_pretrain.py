@@ -16,38 +16,17 @@ from configs import base
 def get_config(variant: str = "large") -> ConfigDict:
     """The recipe for a size."""
     config = base.get_config("bart")
-    config.model.variant = variant
-    config.model.vocab_size = 50_265
-    config.model.max_length = 1024
-    config.model.dropout = 0.1
-    config.model.attention_dropout = 0.1
+    config.model.update(variant=variant, vocab_size=50_265, max_length=1024, dropout=0.1, attention_dropout=0.1)
     config.model.remat = "full"
-
-    config.data.source = "tfds:openwebtext"
-    config.data.train_split = "train[:99%]"
-    config.data.validation_split = "train[99%:]"
-    config.data.task = "denoising"
-    config.data.noise = "permute_sentences | infill(0.3, 3)"
-    config.data.tokenizer = "bart-large/tokenizer.json"
-    config.data.sequence_length = 512
-    config.data.batch_size = 8000
-    config.data.evaluation_batch_size = 256
-    config.data.cache_dir = "runs/openwebtext_tokens_bart"
-    config.data.workers = 8
+    config.data.update(source="tfds:openwebtext", train_split="train[:99%]", validation_split="train[99%:]")
+    config.data.update(task="denoising", noise="permute_sentences | infill(0.3, 3)")
+    config.data.update(tokenizer="bart-large/tokenizer.json", sequence_length=512, batch_size=8000)
+    config.data.update(evaluation_batch_size=256, cache_dir="runs/openwebtext_tokens_bart", workers=8)
     config.objective.name = "sequence_to_sequence"
-
-    config.optimizer.learning_rate = 4e-4 if variant == "large" else 6e-4
-    config.optimizer.schedule = "linear"
-    config.optimizer.warmup_steps = 30_000 if variant == "large" else 24_000
-    config.optimizer.b2 = 0.98
-    config.optimizer.epsilon = 1e-6
+    config.optimizer.update(learning_rate=4e-4 if variant == "large" else 6e-4, schedule="linear")
+    config.optimizer.update(warmup_steps=30_000 if variant == "large" else 24_000, b2=0.98, epsilon=1e-6)
     config.optimizer.weight_decay = 0.01
-    config.precision = "bfloat16"
-    config.accumulate = 20
-
-    config.total_steps = 500_000
-    config.log_every_steps = 100
-    config.evaluate_every_steps = 5000
-    config.save_every_steps = 1000
+    config.update(precision="bfloat16", accumulate=20, total_steps=500_000, log_every_steps=100)
+    config.update(evaluate_every_steps=5000, save_every_steps=1000)
     config.checkpoint.best = "validation/loss"
     return config

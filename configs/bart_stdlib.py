@@ -13,10 +13,6 @@ from configs import base, t5_stdlib
 def get_config() -> ConfigDict:
     config = t5_stdlib.get_config()
     config.model = ConfigDict(base.MODELS["bart"]())
-    config.model.depth = 2
-    config.model.width = 128
-    config.model.num_heads = 4
-    config.model.unroll = 2
-    config.data.task = "denoising"
-    config.data.noise = "permute_sentences | infill(0.3, 3)"
+    config.model.update(depth=2, width=128, num_heads=4, unroll=2)
+    config.data.update(task="denoising", noise="permute_sentences | infill(0.3, 3)")
     return config

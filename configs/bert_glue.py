@@ -30,31 +30,16 @@ def get_config(task: str = "mrpc") -> ConfigDict:
         raise ValueError(f"{task!r} is not a task of GLUE: it is one of {', '.join(TASKS)}.")
     text_key, num_classes, metric = TASKS[task]
     config = base.get_config("bert")
-    config.model.head = "classification"
-    config.model.num_classes = num_classes
-    config.model.max_length = 512
+    config.model.update(head="classification", num_classes=num_classes, max_length=512)
     config.init.skip = ("^classifier",)
-
     config.data.source = f"tfds:glue/{task}"
     config.data.task = config.objective.name = "regression" if num_classes == 1 else "classification"
     config.data.text_key = text_key
     if task == "mnli":
-        config.data.validation_split = "validation_matched"
-        config.data.test_split = "validation_mismatched"
-    config.data.sequence_length = 128
-    config.data.batch_size = 32
-    config.data.threads = 2
-
-    config.optimizer.learning_rate = 2e-5
-    config.optimizer.schedule = "linear"
-    config.optimizer.warmup_percent = 10.0
-    config.optimizer.epsilon = 1e-6
+        config.data.update(validation_split="validation_matched", test_split="validation_mismatched")
+    config.data.update(sequence_length=128, batch_size=32, threads=2)
+    config.optimizer.update(learning_rate=2e-5, schedule="linear", warmup_percent=10.0, epsilon=1e-6)
     config.optimizer.weight_decay = 0.01
-
-    config.total_epochs = 3.0
-    config.log_every_steps = 50
-    config.evaluate_every_epochs = 1.0
-    config.save_every_epochs = 1.0
-    config.checkpoint.best = f"validation/{metric}"
-    config.checkpoint.best_is_highest = True
+    config.update(total_epochs=3.0, log_every_steps=50, evaluate_every_epochs=1.0, save_every_epochs=1.0)
+    config.checkpoint.update(best=f"validation/{metric}", best_is_highest=True)
     return config

@@ -15,32 +15,13 @@ from configs import base
 def get_config(variant: str = "base") -> ConfigDict:
     """The recipe for a size."""
     config = base.get_config("bert")
-    config.model.variant = variant
-    config.model.head = "pretraining"
-    config.model.vocab_size = 30_522
-    config.model.max_length = 512
-    config.model.remat = "dots"
-
-    config.data.source = "tfds:wiki40b/en"
-    config.data.task = "next_sentence"
-    config.data.tokenizer = "bert-base-uncased/tokenizer.json"
-    config.data.sequence_length = 512
-    config.data.batch_size = 256
-    config.data.cache_dir = "runs/wiki40b_tokens"
-    config.data.workers = 4
+    config.model.update(variant=variant, head="pretraining", vocab_size=30_522, max_length=512, remat="dots")
+    config.data.update(source="tfds:wiki40b/en", task="next_sentence", tokenizer="bert-base-uncased/tokenizer.json")
+    config.data.update(sequence_length=512, batch_size=256, cache_dir="runs/wiki40b_tokens", workers=4)
     config.objective.name = "pretraining"
-
-    config.optimizer.learning_rate = 1e-4
-    config.optimizer.schedule = "linear"
-    config.optimizer.warmup_steps = 10_000
-    config.optimizer.epsilon = 1e-6
-    config.optimizer.weight_decay = 0.01
-    config.optimizer.clip_norm = 1.0
-    config.precision = "bfloat16"
-
-    config.total_steps = 1_000_000
-    config.log_every_steps = 100
-    config.evaluate_every_steps = 10_000
+    config.optimizer.update(learning_rate=1e-4, schedule="linear", warmup_steps=10_000, epsilon=1e-6)
+    config.optimizer.update(weight_decay=0.01, clip_norm=1.0)
+    config.update(precision="bfloat16", total_steps=1_000_000, log_every_steps=100, evaluate_every_steps=10_000)
     config.save_every_steps = 5000
     config.checkpoint.best = "validation/loss"
     return config

@@ -16,28 +16,14 @@ from configs import base
 
 def get_config(version: str = "v1.1") -> ConfigDict:
     config = base.get_config("bert")
-    config.model.head = "span"
-    config.model.max_length = 512
+    config.model.update(head="span", max_length=512)
     config.init.skip = ("^classifier",)
-
-    config.data.source = f"tfds:squad/{version}"
-    config.data.task = "spans"
-    config.data.sequence_length = 384
-    config.data.stride = 128
-    config.data.threads = 2
+    config.data.update(source=f"tfds:squad/{version}", task="spans", sequence_length=384, stride=128, threads=2)
     config.data.batch_size = 48 if version == "v2.0" else 32
     config.objective.name = "span_extraction"
-
-    config.optimizer.learning_rate = 5e-5
-    config.optimizer.schedule = "linear"
-    config.optimizer.warmup_percent = 10.0
-    config.optimizer.epsilon = 1e-6
+    config.optimizer.update(learning_rate=5e-5, schedule="linear", warmup_percent=10.0, epsilon=1e-6)
     config.optimizer.weight_decay = 0.01
-
-    config.total_epochs = 2.0 if version == "v2.0" else 3.0
-    config.log_every_steps = 50
-    config.evaluate_every_epochs = 1.0
+    config.update(total_epochs=2.0 if version == "v2.0" else 3.0, log_every_steps=50, evaluate_every_epochs=1.0)
     config.save_every_epochs = 1.0
-    config.checkpoint.best = "validation/f1"
-    config.checkpoint.best_is_highest = True
+    config.checkpoint.update(best="validation/f1", best_is_highest=True)
     return config

@@ -13,29 +13,11 @@ from configs import base
 
 def get_config() -> ConfigDict:
     config = base.get_config("bert")
-    config.model.variant = "tiny"
-    config.model.head = "pretraining"
-    config.model.dropout = 0.0
-    config.model.unroll = 2
-
-    config.data.source = "stdlib"
-    config.data.task = "next_sentence"
-    config.data.tokenizer = "wordpiece"
-    config.data.vocab_size = 4096
-    config.data.sequence_length = 64
-    config.data.batch_size = 64
-    config.data.evaluation_batch_size = 256
-    config.data.max_bytes = 8_000_000
+    config.model.update(variant="tiny", head="pretraining", dropout=0.0, unroll=2)
+    config.data.update(source="stdlib", task="next_sentence", tokenizer="wordpiece", vocab_size=4096)
+    config.data.update(sequence_length=64, batch_size=64, evaluation_batch_size=256, max_bytes=8_000_000)
     config.objective.name = "pretraining"
-
-    config.optimizer.learning_rate = 2e-3
-    config.optimizer.warmup_percent = 10.0
-    config.optimizer.b2 = 0.98
-    config.optimizer.weight_decay = 0.01
-
-    config.total_steps = 1500
-    config.log_every_steps = 10
-    config.evaluate_every_steps = 500
-    config.save_every_steps = 500
+    config.optimizer.update(learning_rate=2e-3, warmup_percent=10.0, b2=0.98, weight_decay=0.01)
+    config.update(total_steps=1500, log_every_steps=10, evaluate_every_steps=500, save_every_steps=500)
     config.checkpoint.best = "validation/loss"
     return config

@@ -21,43 +21,22 @@ from configs import base
 def get_config(paths: str = "ud_english_ewt") -> ConfigDict:
     path, _, run = paths.partition(",")
     config = base.get_config("bert")
-    config.model.depth = 4
-    config.model.num_heads = 4
-    config.model.width = 128
-    config.model.num_segments = 0
-    config.model.head = "tagging"
-    config.model.num_classes = 17
-    config.model.unroll = 4
+    config.model.update(depth=4, num_heads=4, width=128, num_segments=0, head="tagging", num_classes=17, unroll=4)
     if run:
         start_from(config, run)
 
-    config.data.source = f"conllu:{path}"
-    config.data.tokenizer = "bpe"
-    config.data.vocab_size = 4096
-    config.data.sequence_length = 64
-    config.data.buckets = (16, 32)
-    config.data.batch_size = 32
-    config.data.evaluation_batch_size = 128
+    config.data.update(source=f"conllu:{path}", tokenizer="bpe", vocab_size=4096, sequence_length=64)
+    config.data.update(buckets=(16, 32), batch_size=32, evaluation_batch_size=128)
     config.objective.name = "tagging"
-
-    config.optimizer.learning_rate = 1e-3
-    config.optimizer.schedule = "linear"
-    config.optimizer.warmup_percent = 10.0
-    config.optimizer.weight_decay = 0.01
-
-    config.total_epochs = 5.0
-    config.log_every_steps = 20
-    config.evaluate_every_epochs = 1.0
-    config.save_every_epochs = 1.0
-    config.checkpoint.best = "validation/accuracy"
-    config.checkpoint.best_is_highest = True
+    config.optimizer.update(learning_rate=1e-3, schedule="linear", warmup_percent=10.0, weight_decay=0.01)
+    config.update(total_epochs=5.0, log_every_steps=20, evaluate_every_epochs=1.0, save_every_epochs=1.0)
+    config.checkpoint.update(best="validation/accuracy", best_is_highest=True)
     return config
 
 
 def start_from(config: ConfigDict, run: str) -> None:
     """The sizes of a run's model, and its parameters but for the head."""
-    config.init.path = run
-    config.init.skip = ("^classifier",)
+    config.init.update(path=run, skip=("^classifier",))
     trained = json.loads(Path(run, "config.json").read_text(encoding="utf-8"))
     for key in ("variant", "depth", "num_heads", "width", "hidden", "num_segments", "activation"):
         config.model[key] = trained["model"][key]

@@ -11,36 +11,15 @@ from configs import base
 
 def get_config() -> ConfigDict:
     config = base.get_config("bigbird")
-    config.model.variant = "base"
-    config.model.vocab_size = 50_358
-    config.model.max_length = 4096
-    config.model.num_segments = 2
-    config.model.head = "masked_lm"
+    config.model.update(variant="base", vocab_size=50_358, max_length=4096, num_segments=2, head="masked_lm")
     config.model.remat = "dots"
-
-    config.data.source = "tfds:pg19"
-    config.data.task = "masked_tokens"
-    config.data.text_key = "book_text"
-    config.data.tokenizer = "bpe"
-    config.data.vocab_size = 50_358
-    config.data.sequence_length = 4096
-    config.data.batch_size = 256
-    config.data.evaluation_batch_size = 64
-    config.data.cache_dir = "runs/longdoc_tokens"
-    config.data.workers = 4
+    config.data.update(source="tfds:pg19", task="masked_tokens", text_key="book_text", tokenizer="bpe")
+    config.data.update(vocab_size=50_358, sequence_length=4096, batch_size=256, evaluation_batch_size=64)
+    config.data.update(cache_dir="runs/longdoc_tokens", workers=4)
     config.objective.name = "masked_lm"
-
-    config.optimizer.learning_rate = 1e-4
-    config.optimizer.schedule = "linear"
-    config.optimizer.warmup_steps = 10_000
-    config.optimizer.weight_decay = 0.01
+    config.optimizer.update(learning_rate=1e-4, schedule="linear", warmup_steps=10_000, weight_decay=0.01)
     config.precision = "bfloat16"
-    config.mesh.data = 1
-    config.mesh.fsdp = -1
-
-    config.total_steps = 500_000
-    config.log_every_steps = 100
-    config.evaluate_every_steps = 5000
-    config.save_every_steps = 5000
+    config.mesh.update(data=1, fsdp=-1)
+    config.update(total_steps=500_000, log_every_steps=100, evaluate_every_steps=5000, save_every_steps=5000)
     config.checkpoint.best = "validation/loss"
     return config

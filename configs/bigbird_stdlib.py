@@ -13,18 +13,9 @@ from configs import base, bert_stdlib
 def get_config() -> ConfigDict:
     config = bert_stdlib.get_config()
     config.model = ConfigDict(base.MODELS["bigbird"]())
-    config.model.depth = 4
-    config.model.num_heads = 4
-    config.model.width = 128
-    config.model.head = "masked_lm"
-    config.model.num_segments = 0
-    config.model.num_random_blocks = 1
-    config.model.dropout = 0.0
-    config.model.unroll = 4
-    config.data.task = "masked_tokens"
-    config.data.tokenizer = "bpe"
-    config.data.vocab_size = 2048
-    config.data.sequence_length = 1024
+    config.model.update(depth=4, num_heads=4, width=128, head="masked_lm", num_segments=0, num_random_blocks=1)
+    config.model.update(dropout=0.0, unroll=4)
+    config.data.update(task="masked_tokens", tokenizer="bpe", vocab_size=2048, sequence_length=1024)
     config.data.batch_size = 4  # tokens are as many as in bert_stdlib.py
     config.data.evaluation_batch_size = 8
     config.objective.name = "masked_lm"

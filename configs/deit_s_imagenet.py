@@ -18,42 +18,19 @@ def get_config(kind: str = "alone") -> ConfigDict:
     if kind not in ("alone", "distilled"):
         raise ValueError(f"{kind!r} is no kind of DeiT: it is alone or distilled.")
     config = base.get_config("deit" if kind == "distilled" else "vit")
-    config.model.variant = "S"
-    config.model.num_classes = 1000
-    config.model.image_size = 224
-    config.model.channels = 3
-    config.model.stochastic_depth = 0.1
-
-    config.data.source = "tfds:imagenet2012"
-    config.data.train_split = "train[:99%]"
-    config.data.validation_split = "train[99%:]"
-    config.data.test_split = "validation"
-    config.data.image_size = 224
-    config.data.evaluation_crop = 0.875
-    config.data.resample = "bicubic"
+    config.model.update(variant="S", num_classes=1000, image_size=224, channels=3, stochastic_depth=0.1)
+    config.data.update(source="tfds:imagenet2012", train_split="train[:99%]", validation_split="train[99%:]")
+    config.data.update(test_split="validation", image_size=224, evaluation_crop=0.875, resample="bicubic")
     config.data.augment = "crop(0.08) | flip | randaugment(2, 9, 0.5, 0.5, True) | erase(0.25)"
-    config.data.mean = (0.485, 0.456, 0.406)
-    config.data.std = (0.229, 0.224, 0.225)
-    config.data.batch_size = 1024
-    config.data.workers = 8
+    config.data.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), batch_size=1024, workers=8)
     config.objective.label_smoothing = 0.1
     if kind == "distilled":
         config.objective.name = "distilled_classification"
     else:
-        config.objective.mixup = 0.8
-        config.objective.cutmix = 1.0
-
+        config.objective.update(mixup=0.8, cutmix=1.0)
     config.optimizer.learning_rate = 1e-3  # 5e-4 for every 512 examples
-    config.optimizer.end_factor = 0.01
-    config.optimizer.warmup_percent = 100 * 5 / 300
-    config.optimizer.weight_decay = 0.05
-    config.optimizer.clip_norm = 0.0
-    config.precision = "bfloat16"
-
-    config.total_epochs = 300.0
-    config.log_every_steps = 50
-    config.evaluate_every_epochs = 5.0
+    config.optimizer.update(end_factor=0.01, warmup_percent=100 * 5 / 300, weight_decay=0.05, clip_norm=0.0)
+    config.update(precision="bfloat16", total_epochs=300.0, log_every_steps=50, evaluate_every_epochs=5.0)
     config.save_every_epochs = 1.0
-    config.checkpoint.best = "validation/accuracy"
-    config.checkpoint.best_is_highest = True
+    config.checkpoint.update(best="validation/accuracy", best_is_highest=True)
     return config

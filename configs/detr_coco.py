@@ -18,30 +18,14 @@ def get_config() -> ConfigDict:
     config.model.variant = "r50"
     config.model.num_classes = 91  # COCO's numbers of classes, of which 80 are used
     config.model.image_size = 1333
-
-    config.data.source = "tfds:coco/2017"
-    config.data.task = "detection"
-    config.data.image_size = 1333
-    config.data.shorter_side = 800
-    config.data.augment = "flip | crop(384, 600) | resize(480, 800)"
-    config.data.mean = (0.485, 0.456, 0.406)
-    config.data.std = (0.229, 0.224, 0.225)
-    config.data.batch_size = 64
-    config.data.workers = 16
-
+    config.data.update(source="tfds:coco/2017", task="detection", image_size=1333, shorter_side=800)
+    config.data.update(augment="flip | crop(384, 600) | resize(480, 800)", mean=(0.485, 0.456, 0.406))
+    config.data.update(std=(0.229, 0.224, 0.225), batch_size=64, workers=16)
     config.objective.name = "detection"
     config.init.into = "backbone"
-    config.optimizer.learning_rate = 1e-4
-    config.optimizer.schedule = "constant"
-    config.optimizer.weight_decay = 1e-4
-    config.optimizer.clip_norm = 0.1
+    config.optimizer.update(learning_rate=1e-4, schedule="constant", weight_decay=1e-4, clip_norm=0.1)
     config.optimizer.frozen = ("backbone/stem", "backbone/stages_0", "backbone/.*norm")
     config.optimizer.rates = (("backbone", 0.1),)
-
-    config.total_epochs = 500.0
-    config.log_every_steps = 50
-    config.evaluate_every_epochs = 5.0
-    config.save_every_epochs = 1.0
-    config.checkpoint.best = "validation/ap"
-    config.checkpoint.best_is_highest = True
+    config.update(total_epochs=500.0, log_every_steps=50, evaluate_every_epochs=5.0, save_every_epochs=1.0)
+    config.checkpoint.update(best="validation/ap", best_is_highest=True)
     return config

@@ -12,13 +12,7 @@ from configs import base, bert_stdlib
 def get_config(teacher: str = "runs/bert_stdlib") -> ConfigDict:
     config = bert_stdlib.get_config()
     config.model = base.bert("distilbert")
-    config.model.depth = 1
-    config.model.num_heads = 2
-    config.model.width = 128
-    config.model.num_segments = 0
-    config.model.head = "masked_lm"
-    config.model.dropout = 0.0
-
+    config.model.update(depth=1, num_heads=2, width=128, num_segments=0, head="masked_lm", dropout=0.0)
     config.data.task = "masked_tokens"
     config.objective.name = "distillation"
     config.teacher = teacher

@@ -12,25 +12,11 @@ from configs import base
 
 def get_config() -> ConfigDict:
     config = base.get_config("elmo")
-    config.model.variant = "small"
-    config.model.hidden = 256
-    config.model.dropout = 0.0
-
-    config.data.source = "stdlib"
-    config.data.tokenizer = "bpe"
-    config.data.vocab_size = 2048
-    config.data.sequence_length = 64
-    config.data.batch_size = 32
-    config.data.evaluation_batch_size = 64
-    config.data.max_bytes = 4_000_000
+    config.model.update(variant="small", hidden=256, dropout=0.0)
+    config.data.update(source="stdlib", tokenizer="bpe", vocab_size=2048, sequence_length=64, batch_size=32)
+    config.data.update(evaluation_batch_size=64, max_bytes=4_000_000)
     config.objective.name = "bidirectional_lm"
-
-    config.optimizer.learning_rate = 4e-3
-    config.optimizer.warmup_percent = 5.0
-
-    config.total_steps = 1000
-    config.log_every_steps = 10
-    config.evaluate_every_steps = 500
-    config.save_every_steps = 500
+    config.optimizer.update(learning_rate=4e-3, warmup_percent=5.0)
+    config.update(total_steps=1000, log_every_steps=10, evaluate_every_steps=500, save_every_steps=500)
     config.checkpoint.best = "validation/loss"
     return config

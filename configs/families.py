@@ -24,36 +24,14 @@ from configs import base
 def get_config(path: str = "genres") -> ConfigDict:
     config = base.get_config("bert")
     config.model.depth = config.model.unroll = 4
-    config.model.width = 128
-    config.model.num_heads = 4
-    config.model.head = "classification"
-    config.model.num_classes = 5
-    config.model.dropout = 0.1
-    config.model.max_length = 80
-
-    config.data.source = f"labels:{path}/train.tsv"
-    config.data.validation_split = f"{path}/validation.tsv"
-    config.data.test_split = f"{path}/test.tsv"
-    config.data.task = "classification"
-    config.data.tokenizer = "bpe"
-    config.data.vocab_size = 4096
-    config.data.sequence_length = 64
-    config.data.buckets = (16, 32)
-    config.data.batch_size = 32
-    config.data.evaluation_batch_size = 256
+    config.model.update(width=128, num_heads=4, head="classification", num_classes=5, dropout=0.1, max_length=80)
+    config.data.update(source=f"labels:{path}/train.tsv", validation_split=f"{path}/validation.tsv")
+    config.data.update(test_split=f"{path}/test.tsv", task="classification", tokenizer="bpe", vocab_size=4096)
+    config.data.update(sequence_length=64, buckets=(16, 32), batch_size=32, evaluation_batch_size=256)
     config.objective.name = "classification"
-
-    config.optimizer.learning_rate = 5e-4
-    config.optimizer.schedule = "linear"
-    config.optimizer.warmup_percent = 10.0
-    config.optimizer.weight_decay = 0.01
-
-    config.total_epochs = 3.0
-    config.log_every_steps = 20
-    config.evaluate_every_epochs = 3.0
-    config.save_every_epochs = 3.0
-    config.sampling.temperature = 0.0
-    config.sampling.max_new_tokens = 6
+    config.optimizer.update(learning_rate=5e-4, schedule="linear", warmup_percent=10.0, weight_decay=0.01)
+    config.update(total_epochs=3.0, log_every_steps=20, evaluate_every_epochs=3.0, save_every_epochs=3.0)
+    config.sampling.update(temperature=0.0, max_new_tokens=6)
     return config
 
 

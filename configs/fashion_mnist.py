@@ -30,21 +30,9 @@ def get_config(argument: str = "vit,fashion_mnist") -> ConfigDict:
         raise ValueError(f"{name!r} is not a model for Fashion-MNIST: it is one of {', '.join(MODELS)}.")
     config = base.get_config(name)
     config.model.update(MODELS[name])
-
-    config.data.source = f"idx:{path}"
-    config.data.augment = "flip | shift(2)"
-    config.data.mean = (0.286,)
-    config.data.std = (0.353,)
-    config.data.batch_size = 128
+    config.data.update(source=f"idx:{path}", augment="flip | shift(2)", mean=(0.286,), std=(0.353,), batch_size=128)
     config.data.evaluation_batch_size = 1000
     config.objective.label_smoothing = 0.1
-
-    config.optimizer.learning_rate = 2e-3
-    config.optimizer.warmup_percent = 5.0
-    config.optimizer.weight_decay = 0.1
-
-    config.total_epochs = 20.0
-    config.log_every_steps = 50
-    config.evaluate_every_epochs = 2.0
-    config.save_every_epochs = 2.0
+    config.optimizer.update(learning_rate=2e-3, warmup_percent=5.0, weight_decay=0.1)
+    config.update(total_epochs=20.0, log_every_steps=50, evaluate_every_epochs=2.0, save_every_epochs=2.0)
     return config

@@ -19,38 +19,21 @@ def get_config(recipe: str = "cpu") -> ConfigDict:
         raise ValueError(f"gpt_shakespeare_char has the recipes cpu and gpu, not {recipe!r}.")
     gpu = recipe == "gpu"
     config = base.get_config("gpt")
-    config.model.depth = 6 if gpu else 4
-    config.model.num_heads = 6 if gpu else 4
-    config.model.width = 384 if gpu else 128
-    config.model.dropout = 0.2 if gpu else 0.0
-    config.model.use_bias = False
+    config.model.update(depth=6 if gpu else 4, num_heads=6 if gpu else 4, width=384 if gpu else 128)
+    config.model.update(dropout=0.2 if gpu else 0.0, use_bias=False)
     config.model.unroll = config.model.depth
-
-    config.data.source = "text:data/tinyshakespeare.txt"
-    config.data.tokenizer = "characters"
-    config.data.validation_fraction = 0.1
+    config.data.update(source="text:data/tinyshakespeare.txt", tokenizer="characters", validation_fraction=0.1)
     config.data.sequence_length = 256 if gpu else 64
     config.data.stride = 1  # windows at every offset
-    config.data.batch_size = 64 if gpu else 12
-    config.data.evaluation_batch_size = 64 if gpu else 128
+    config.data.update(batch_size=64 if gpu else 12, evaluation_batch_size=64 if gpu else 128)
     config.objective.name = "causal_lm"
-
-    config.optimizer.learning_rate = 1e-3
-    config.optimizer.end_factor = 0.1
-    config.optimizer.warmup_steps = 100 if gpu else 50
-    config.optimizer.b2 = 0.99 if gpu else 0.999
-    config.optimizer.weight_decay = 0.1
+    config.optimizer.update(learning_rate=1e-3, end_factor=0.1, warmup_steps=100 if gpu else 50)
+    config.optimizer.update(b2=0.99 if gpu else 0.999, weight_decay=0.1)
     config.optimizer.no_decay = ("bias$", "scale$") if gpu else ("bias$", "scale$", "table$")
     config.optimizer.clip_norm = 1.0 if gpu else 0.0
-    config.ema_decay = 0.0 if gpu else 0.99
-
-    config.total_steps = 5000 if gpu else 2000
-    config.log_every_steps = 10
-    config.evaluate_every_steps = 250
-    config.save_every_steps = 250
+    config.update(ema_decay=0.0 if gpu else 0.99, total_steps=5000 if gpu else 2000, log_every_steps=10)
+    config.update(evaluate_every_steps=250, save_every_steps=250)
     config.checkpoint.best = "validation/loss"
     config.precision = "bfloat16" if gpu else "float32"
-    config.sampling.num_samples = 1
-    config.sampling.max_new_tokens = config.data.sequence_length - 1
-    config.sampling.temperature = 0.8
+    config.sampling.update(num_samples=1, max_new_tokens=config.data.sequence_length - 1, temperature=0.8)
     return config

@@ -11,39 +11,19 @@ from configs import base
 
 def get_config() -> ConfigDict:
     config = base.get_config("llama")
-    config.model.variant = "llama3.2-1b"
-    config.model.vocab_size = 32_000
-    config.model.max_length = 2048
+    config.model.update(variant="llama3.2-1b", vocab_size=32_000, max_length=2048)
     config.model.rope_scaling = "default"  # it never trained on shorter sequences
     config.model.remat = "full"
-
-    config.data.source = "tfds:c4/en"
-    config.data.train_split = "train[:10%]"
-    config.data.validation_split = "validation[:1%]"
-    config.data.tokenizer = "bpe"
-    config.data.vocab_size = 32_000
-    config.data.sequence_length = 2048
+    config.data.update(source="tfds:c4/en", train_split="train[:10%]", validation_split="validation[:1%]")
+    config.data.update(tokenizer="bpe", vocab_size=32_000, sequence_length=2048)
     config.data.batch_size = 512  # a million tokens
-    config.data.evaluation_batch_size = 64
-    config.data.cache_dir = "runs/c4_tokens"
-    config.data.workers = 4
+    config.data.update(evaluation_batch_size=64, cache_dir="runs/c4_tokens", workers=4)
     config.objective.name = "causal_lm"
-
-    config.optimizer.learning_rate = 3e-4
-    config.optimizer.end_factor = 0.1
-    config.optimizer.warmup_steps = 2000
-    config.optimizer.b2 = 0.95
-    config.optimizer.weight_decay = 0.1
+    config.optimizer.update(learning_rate=3e-4, end_factor=0.1, warmup_steps=2000, b2=0.95, weight_decay=0.1)
     config.optimizer.clip_norm = 1.0
-    config.precision = "bfloat16"
-    config.accumulate = 4
-    config.mesh.data = 1
-    config.mesh.fsdp = -1
-
-    config.total_steps = 20_000
-    config.log_every_steps = 100
-    config.evaluate_every_steps = 1000
-    config.save_every_steps = 1000
+    config.update(precision="bfloat16", accumulate=4)
+    config.mesh.update(data=1, fsdp=-1)
+    config.update(total_steps=20_000, log_every_steps=100, evaluate_every_steps=1000, save_every_steps=1000)
     config.checkpoint.best = "validation/loss"
     config.sampling.num_samples = 2
     return config

@@ -13,11 +13,5 @@ from configs import base, gpt_stdlib
 def get_config() -> ConfigDict:
     config = gpt_stdlib.get_config()
     config.model = ConfigDict(base.MODELS["llama"]())
-    config.model.depth = 4
-    config.model.num_heads = 4
-    config.model.num_kv_heads = 2
-    config.model.width = 192
-    config.model.hidden = 512
-    config.model.tied = True
-    config.model.unroll = 4
+    config.model.update(depth=4, num_heads=4, num_kv_heads=2, width=192, hidden=512, tied=True, unroll=4)
     return config

@@ -11,24 +11,9 @@ from configs import base
 
 def get_config() -> ConfigDict:
     config = base.get_config("mae")
-    config.model.variant = "mu"
-    config.model.patch_size = 2
-    config.model.unroll = 4
-
-    config.data.source = "digits"
-    config.data.task = "masked_images"
-    config.data.mask_rate = 0.75
-    config.data.augment = "shift(1)"
-    config.data.batch_size = 128
+    config.model.update(variant="mu", patch_size=2, unroll=4)
+    config.data.update(source="digits", task="masked_images", mask_rate=0.75, augment="shift(1)", batch_size=128)
     config.objective.name = "masked_reconstruction"
-
-    config.optimizer.learning_rate = 3e-3
-    config.optimizer.b2 = 0.95
-    config.optimizer.warmup_percent = 10.0
-    config.optimizer.weight_decay = 0.05
-
-    config.total_epochs = 240.0
-    config.log_every_steps = 10
-    config.evaluate_every_epochs = 24.0
-    config.save_every_epochs = 24.0
+    config.optimizer.update(learning_rate=3e-3, b2=0.95, warmup_percent=10.0, weight_decay=0.05)
+    config.update(total_epochs=240.0, log_every_steps=10, evaluate_every_epochs=24.0, save_every_epochs=24.0)
     return config

@@ -21,62 +21,34 @@ def get_config(task: str = "pretrain") -> ConfigDict:
     if task not in TASKS:
         raise ValueError(f"{task!r} is nothing to do with MAE: it is one of {', '.join(TASKS)}.")
     config = base.get_config("mae" if task == "pretrain" else "vit")
-    config.model.variant = "B"
-    config.model.image_size = 224
-    config.model.channels = 3
-
-    config.data.source = "tfds:imagenet2012"
-    config.data.train_split = "train[:99%]"
-    config.data.validation_split = "train[99%:]"
-    config.data.test_split = "validation"
-    config.data.image_size = 224
-    config.data.evaluation_crop = 0.875
-    config.data.resample = "bicubic"
-    config.data.mean = (0.485, 0.456, 0.406)
-    config.data.std = (0.229, 0.224, 0.225)
-    config.data.workers = 8
-
+    config.model.update(variant="B", image_size=224, channels=3)
+    config.data.update(source="tfds:imagenet2012", train_split="train[:99%]", validation_split="train[99%:]")
+    config.data.update(test_split="validation", image_size=224, evaluation_crop=0.875, resample="bicubic")
+    config.data.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), workers=8)
     config.optimizer.clip_norm = 0.0
-    config.precision = "bfloat16"
-    config.log_every_steps = 50
-    config.evaluate_every_epochs = 10.0
-    config.save_every_epochs = 1.0
+    config.update(precision="bfloat16", log_every_steps=50, evaluate_every_epochs=10.0, save_every_epochs=1.0)
     if task == "pretrain":
-        config.data.task = "masked_images"
-        config.data.mask_rate = 0.75
-        config.data.augment = "crop(0.2) | flip"
-        config.data.batch_size = 4096
+        config.data.update(task="masked_images", mask_rate=0.75, augment="crop(0.2) | flip", batch_size=4096)
         config.objective.name = "masked_reconstruction"
         config.optimizer.learning_rate = 2.4e-3  # 1.5e-4 for every 256 examples
-        config.optimizer.warmup_percent = 5.0
-        config.optimizer.b2 = 0.95
-        config.optimizer.weight_decay = 0.05
+        config.optimizer.update(warmup_percent=5.0, b2=0.95, weight_decay=0.05)
         config.total_epochs = 800.0
         return config
 
-    config.model.num_classes = 1000
-    config.model.position = "mae"
-    config.checkpoint.best = "validation/accuracy"
-    config.checkpoint.best_is_highest = True
+    config.model.update(num_classes=1000, position="mae")
+    config.checkpoint.update(best="validation/accuracy", best_is_highest=True)
     if task == "finetune":
         config.model.stochastic_depth = 0.1
-        config.data.augment = "crop(0.08) | flip | randaugment(2, 9, 0.5, 0.5, True)"
-        config.data.batch_size = 1024
-        config.objective.label_smoothing = 0.1
-        config.objective.mixup = 0.8
-        config.objective.cutmix = 1.0
+        config.data.update(augment="crop(0.08) | flip | randaugment(2, 9, 0.5, 0.5, True)", batch_size=1024)
+        config.objective.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)
         config.optimizer.learning_rate = 4e-3  # 1e-3 for every 256 examples
-        config.optimizer.layer_decay = 0.75
-        config.optimizer.warmup_percent = 5.0
-        config.optimizer.weight_decay = 0.05
+        config.optimizer.update(layer_decay=0.75, warmup_percent=5.0, weight_decay=0.05)
         config.total_epochs = 100.0
     else:
         config.model.head = "probe"
-        config.data.augment = "crop(0.08) | flip"
-        config.data.batch_size = 16_384
+        config.data.update(augment="crop(0.08) | flip", batch_size=16_384)
         config.optimizer.name = "lars"
         config.optimizer.learning_rate = 6.4  # 0.1 for every 256 examples
-        config.optimizer.frozen = ("^(?!classifier)",)
-        config.optimizer.warmup_percent = 100 * 10 / 90
+        config.optimizer.update(frozen=("^(?!classifier)",), warmup_percent=100 * 10 / 90)
         config.total_epochs = 90.0
     return config

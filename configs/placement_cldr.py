@@ -18,17 +18,11 @@ from configs import transformer_cldr
 
 def get_config() -> ConfigDict:
     config = transformer_cldr.get_config()
-    config.model.depth = 6
-    config.model.width = 32
-    config.model.hidden = 128
+    config.model.update(depth=6, width=32, hidden=128)
     config.data.batch_size = 32
     config.model.unroll = 1
-    config.optimizer.learning_rate = 5e-3
-    config.optimizer.schedule = "linear"
-
-    config.total_steps = 300
-    config.evaluate_every_steps = 300
-    config.save_every_steps = 300
+    config.optimizer.update(learning_rate=5e-3, schedule="linear")
+    config.update(total_steps=300, evaluate_every_steps=300, save_every_steps=300)
     config.checkpoint.best = ""
     config.sampling.num_samples = 0
     return config

@@ -13,34 +13,15 @@ from configs import base
 
 def get_config() -> ConfigDict:
     config = base.get_config("resnet")
-    config.model.variant = "50"
-    config.model.num_classes = 1000
-    config.model.image_size = 224
-    config.model.channels = 3
-
-    config.data.source = "tfds:imagenet2012"
-    config.data.train_split = "train[:99%]"
-    config.data.validation_split = "train[99%:]"
-    config.data.test_split = "validation"
-    config.data.image_size = 224
-    config.data.evaluation_crop = 0.875
-    config.data.augment = "crop | flip"
-    config.data.mean = (0.485, 0.456, 0.406)
-    config.data.std = (0.229, 0.224, 0.225)
-    config.data.batch_size = 256
-    config.data.workers = 8
-
-    config.optimizer.name = "sgd"
-    config.optimizer.learning_rate = 0.1
+    config.model.update(variant="50", num_classes=1000, image_size=224, channels=3)
+    config.data.update(source="tfds:imagenet2012", train_split="train[:99%]", validation_split="train[99%:]")
+    config.data.update(test_split="validation", image_size=224, evaluation_crop=0.875, augment="crop | flip")
+    config.data.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), batch_size=256, workers=8)
+    config.optimizer.update(name="sgd", learning_rate=0.1)
     config.optimizer.warmup_percent = 5.6  # 5 epochs
     config.optimizer.weight_decay = 1e-3  # the 1e-4 of the paper goes through the momentum of 0.9, ours does not
     config.optimizer.clip_norm = 0.0
-    config.precision = "bfloat16"
-
-    config.total_epochs = 90.0
-    config.log_every_steps = 50
-    config.evaluate_every_epochs = 1.0
+    config.update(precision="bfloat16", total_epochs=90.0, log_every_steps=50, evaluate_every_epochs=1.0)
     config.save_every_epochs = 1.0
-    config.checkpoint.best = "validation/accuracy"
-    config.checkpoint.best_is_highest = True
+    config.checkpoint.update(best="validation/accuracy", best_is_highest=True)
     return config

@@ -12,23 +12,9 @@ from configs import base
 
 def get_config() -> ConfigDict:
     config = base.get_config("resnet")
-    config.model.variant = "18"
-    config.model.stem = "small"
-    config.model.stem_width = 16
-    config.model.depths = (1, 1, 1)
-    config.model.widths = (16, 32, 64)
-
-    config.data.source = "digits"
-    config.data.augment = "shift(1)"
-    config.data.batch_size = 64
+    config.model.update(variant="18", stem="small", stem_width=16, depths=(1, 1, 1), widths=(16, 32, 64))
+    config.data.update(source="digits", augment="shift(1)", batch_size=64)
     config.objective.label_smoothing = 0.1
-
-    config.optimizer.learning_rate = 3e-3
-    config.optimizer.warmup_percent = 10.0
-    config.optimizer.weight_decay = 0.1
-
-    config.total_epochs = 40.0
-    config.log_every_steps = 10
-    config.evaluate_every_epochs = 10.0
-    config.save_every_epochs = 10.0
+    config.optimizer.update(learning_rate=3e-3, warmup_percent=10.0, weight_decay=0.1)
+    config.update(total_epochs=40.0, log_every_steps=10, evaluate_every_epochs=10.0, save_every_epochs=10.0)
     return config

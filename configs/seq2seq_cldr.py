@@ -21,13 +21,8 @@ from configs import base, transformer_cldr
 def get_config() -> ConfigDict:
     config = transformer_cldr.get_config()
     config.model = ConfigDict(base.MODELS["seq2seq"]())
-    config.model.cell = "gru"
-    config.model.width = 64
-    config.model.embed_width = 32
-    config.model.attention = "additive"
-    config.optimizer.learning_rate = 5e-3
-    config.optimizer.warmup_percent = 5.0
-    config.optimizer.b2 = 0.999
+    config.model.update(cell="gru", width=64, embed_width=32, attention="additive")
+    config.optimizer.update(learning_rate=5e-3, warmup_percent=5.0, b2=0.999)
     config.total_steps = 1000
     return config
 

@@ -17,11 +17,6 @@ def get_config(argument: str = "data/multi30k") -> ConfigDict:
     folder, _, attention = argument.partition(",")
     config = transformer_multi30k.get_config(folder)
     config.model = ConfigDict(base.MODELS["seq2seq"]())
-    config.model.cell = "gru"
-    config.model.width = 256
-    config.model.embed_width = 256
-    config.model.attention = attention or "additive"
-    config.model.dropout = 0.3
-    config.total_epochs = 8.0
-    config.evaluate_every_epochs = 4.0
+    config.model.update(cell="gru", width=256, embed_width=256, attention=attention or "additive", dropout=0.3)
+    config.update(total_epochs=8.0, evaluate_every_epochs=4.0)
     return config

@@ -17,30 +17,13 @@ from configs import base
 def get_config(variant: str = "rnnsearch") -> ConfigDict:
     """The data and the recipe for a variant of `models.seq2seq`."""
     config = base.get_config("seq2seq")
-    config.model.variant = variant
-    config.model.vocab_size = 32_000
-
-    config.data.source = "tfds:wmt14_translate/de-en"
-    config.data.task = "pairs"
-    config.data.text_key = "en,de"
-    config.data.tokenizer = "bpe"
-    config.data.vocab_size = 32_000
-    config.data.sequence_length = 50
-    config.data.batch_size = 80 if variant.startswith("rnn") else 128
+    config.model.update(variant=variant, vocab_size=32_000)
+    config.data.update(source="tfds:wmt14_translate/de-en", task="pairs", text_key="en,de", tokenizer="bpe")
+    config.data.update(vocab_size=32_000, sequence_length=50, batch_size=80 if variant.startswith("rnn") else 128)
     config.objective.name = "sequence_to_sequence"
-
-    config.optimizer.learning_rate = 5e-4
-    config.optimizer.warmup_steps = 4000
-    config.optimizer.clip_norm = 1.0
-    config.precision = "bfloat16"
-
-    config.total_epochs = 6.0
-    config.log_every_steps = 100
-    config.evaluate_every_epochs = 1.0
+    config.optimizer.update(learning_rate=5e-4, warmup_steps=4000, clip_norm=1.0)
+    config.update(precision="bfloat16", total_epochs=6.0, log_every_steps=100, evaluate_every_epochs=1.0)
     config.save_every_steps = 5000
-    config.checkpoint.best = "validation/bleu"
-    config.checkpoint.best_is_highest = True
-    config.sampling.max_new_tokens = 50
-    config.sampling.temperature = 0.0
-    config.sampling.num_beams = 12
+    config.checkpoint.update(best="validation/bleu", best_is_highest=True)
+    config.sampling.update(max_new_tokens=50, temperature=0.0, num_beams=12)
     return config

@@ -13,8 +13,5 @@ from configs import base, vit_digits
 def get_config() -> ConfigDict:
     config = vit_digits.get_config()
     config.model = ConfigDict(base.MODELS["swin"]())
-    config.model.variant = "mu"
-    config.model.patch_size = 1
-    config.model.stochastic_depth = 0.1
-    config.model.unroll = 2
+    config.model.update(variant="mu", patch_size=1, stochastic_depth=0.1, unroll=2)
     return config

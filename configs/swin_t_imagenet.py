@@ -11,40 +11,15 @@ from configs import base
 
 def get_config() -> ConfigDict:
     config = base.get_config("swin")
-    config.model.variant = "T"
-    config.model.num_classes = 1000
-    config.model.image_size = 224
-    config.model.channels = 3
-    config.model.stochastic_depth = 0.2
-
-    config.data.source = "tfds:imagenet2012"
-    config.data.train_split = "train[:99%]"
-    config.data.validation_split = "train[99%:]"
-    config.data.test_split = "validation"
-    config.data.image_size = 224
-    config.data.evaluation_crop = 0.875
-    config.data.resample = "bicubic"
+    config.model.update(variant="T", num_classes=1000, image_size=224, channels=3, stochastic_depth=0.2)
+    config.data.update(source="tfds:imagenet2012", train_split="train[:99%]", validation_split="train[99%:]")
+    config.data.update(test_split="validation", image_size=224, evaluation_crop=0.875, resample="bicubic")
     config.data.augment = "crop(0.08) | flip | randaugment(2, 9, 0.5, 0.5, True) | erase(0.25)"
-    config.data.mean = (0.485, 0.456, 0.406)
-    config.data.std = (0.229, 0.224, 0.225)
-    config.data.batch_size = 1024
-    config.data.workers = 8
-    config.objective.label_smoothing = 0.1
-    config.objective.mixup = 0.8
-    config.objective.cutmix = 1.0
-
-    config.optimizer.learning_rate = 1e-3
-    config.optimizer.end_factor = 0.01
-    config.optimizer.warmup_percent = 100 * 20 / 300
-    config.optimizer.weight_decay = 0.05
-    config.optimizer.no_decay = ("bias$", "scale$", "relative/table$")
-    config.optimizer.clip_norm = 5.0
-    config.precision = "bfloat16"
-
-    config.total_epochs = 300.0
-    config.log_every_steps = 50
-    config.evaluate_every_epochs = 5.0
+    config.data.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), batch_size=1024, workers=8)
+    config.objective.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)
+    config.optimizer.update(learning_rate=1e-3, end_factor=0.01, warmup_percent=100 * 20 / 300, weight_decay=0.05)
+    config.optimizer.update(no_decay=("bias$", "scale$", "relative/table$"), clip_norm=5.0)
+    config.update(precision="bfloat16", total_epochs=300.0, log_every_steps=50, evaluate_every_epochs=5.0)
     config.save_every_epochs = 1.0
-    config.checkpoint.best = "validation/accuracy"
-    config.checkpoint.best_is_highest = True
+    config.checkpoint.update(best="validation/accuracy", best_is_highest=True)
     return config

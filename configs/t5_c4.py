@@ -17,30 +17,15 @@ def get_config(variant: str = "base") -> ConfigDict:
     config = base.get_config("t5")
     config.model.variant = variant
     config.model.vocab_size = 32_128  # 32,100 rounded up to a multiple of 128
-    config.model.dropout = 0.0 if variant.startswith("v1_1") else 0.1
-    config.model.remat = "dots"
-
-    config.data.source = "tfds:c4/en"
-    config.data.validation_split = "validation[:1%]"
-    config.data.task = "span_corruption"
+    config.model.update(dropout=0.0 if variant.startswith("v1_1") else 0.1, remat="dots")
+    config.data.update(source="tfds:c4/en", validation_split="validation[:1%]", task="span_corruption")
     config.data.tokenizer = "t5-base/tokenizer.json"
     config.data.sequence_length = 512  # of 568 tokens; targets have 114
-    config.data.batch_size = 128
-    config.data.cache_dir = "runs/c4_tokens_t5"
-    config.data.workers = 4
+    config.data.update(batch_size=128, cache_dir="runs/c4_tokens_t5", workers=4)
     config.objective.name = "sequence_to_sequence"
-
-    config.optimizer.name = "adafactor"
-    config.optimizer.learning_rate = 1e-3
-    config.optimizer.schedule = "rsqrt"
-    config.optimizer.warmup_steps = 10_000
-    config.optimizer.b1 = 0.0
+    config.optimizer.update(name="adafactor", learning_rate=1e-3, schedule="rsqrt", warmup_steps=10_000, b1=0.0)
     config.optimizer.clip_norm = 0.0  # but by parameter, as Adafactor does
-    config.precision = "bfloat16"
-
-    config.total_steps = 524_288
-    config.log_every_steps = 100
-    config.evaluate_every_steps = 10_000
+    config.update(precision="bfloat16", total_steps=524_288, log_every_steps=100, evaluate_every_steps=10_000)
     config.save_every_steps = 5000
     config.checkpoint.best = "validation/loss"
     return config

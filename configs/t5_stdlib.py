@@ -13,14 +13,7 @@ from configs import base, bert_stdlib
 def get_config() -> ConfigDict:
     config = bert_stdlib.get_config()
     config.model = ConfigDict(base.MODELS["t5"]())
-    config.model.depth = 2
-    config.model.width = 128
-    config.model.num_heads = 4
-    config.model.head_size = 32
-    config.model.hidden = 512
-    config.model.unroll = 2
-    config.data.task = "span_corruption"
-    config.data.tokenizer = "bpe"
-    config.data.vocab_size = 2048
+    config.model.update(depth=2, width=128, num_heads=4, head_size=32, hidden=512, unroll=2)
+    config.data.update(task="span_corruption", tokenizer="bpe", vocab_size=2048)
     config.objective.name = "sequence_to_sequence"
     return config

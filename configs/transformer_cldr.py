@@ -12,32 +12,12 @@ from configs import base
 
 def get_config() -> ConfigDict:
     config = base.get_config("transformer")
-    config.model.depth = 2
-    config.model.width = 64
-    config.model.num_heads = 4
-    config.model.hidden = 256
-    config.model.dropout = 0.0
-    config.model.unroll = 2
-
-    config.data.source = "cldr"
-    config.data.tokenizer = "characters"
-    config.data.sequence_length = 40
-    config.data.batch_size = 64
+    config.model.update(depth=2, width=64, num_heads=4, hidden=256, dropout=0.0, unroll=2)
+    config.data.update(source="cldr", tokenizer="characters", sequence_length=40, batch_size=64)
     config.data.evaluation_batch_size = 256
     config.objective.name = "sequence_to_sequence"
-
-    config.optimizer.learning_rate = 2e-3
-    config.optimizer.warmup_percent = 10.0
-    config.optimizer.b2 = 0.98
-
-    config.total_steps = 1500
-    config.log_every_steps = 10
-    config.evaluate_every_steps = 500
-    config.save_every_steps = 500
-    config.checkpoint.best = "validation/exact_match"
-    config.checkpoint.best_is_highest = True
-    config.sampling.prompt = "21 novembre 2026"
-    config.sampling.num_samples = 1
-    config.sampling.max_new_tokens = 11
-    config.sampling.temperature = 0.0
+    config.optimizer.update(learning_rate=2e-3, warmup_percent=10.0, b2=0.98)
+    config.update(total_steps=1500, log_every_steps=10, evaluate_every_steps=500, save_every_steps=500)
+    config.checkpoint.update(best="validation/exact_match", best_is_highest=True)
+    config.sampling.update(prompt="21 novembre 2026", num_samples=1, max_new_tokens=11, temperature=0.0)
     return config

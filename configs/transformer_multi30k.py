@@ -17,40 +17,15 @@ def get_config(folder: str = "data/multi30k") -> ConfigDict:
     """The recipe for the captions in a folder."""
     pair = f"{folder}/{{0}}.en.gz,{folder}/{{0}}.de.gz"
     config = base.get_config("transformer")
-    config.model.variant = "tiny"
-    config.model.depth = 3
-    config.model.width = 256
-    config.model.hidden = 512
-    config.model.placement = "pre"
-    config.model.dropout = 0.2
-    config.model.unroll = 3
-
-    config.data.source = f"pairs:{pair.format('train')}"
-    config.data.validation_split = pair.format("val")
-    config.data.test_split = pair.format("test_2016_flickr")
-    config.data.tokenizer = "bpe"
-    config.data.vocab_size = 4000
-    config.data.sequence_length = 64
-    config.data.buckets = (14, 16, 18, 21, 25, 32)
-    config.data.batch_size = 128
-    config.objective.name = "sequence_to_sequence"
-    config.objective.label_smoothing = 0.1
-
-    config.optimizer.learning_rate = 1.5e-3
-    config.optimizer.schedule = "cosine"
-    config.optimizer.warmup_steps = 400
-    config.optimizer.b2 = 0.98
-    config.ema_decay = 0.995
-
-    config.total_epochs = 20.0
-    config.log_every_steps = 50
-    config.evaluate_every_epochs = 5.0
+    config.model.update(variant="tiny", depth=3, width=256, hidden=512, placement="pre", dropout=0.2, unroll=3)
+    config.data.update(source=f"pairs:{pair.format('train')}", validation_split=pair.format("val"))
+    config.data.update(test_split=pair.format("test_2016_flickr"), tokenizer="bpe", vocab_size=4000)
+    config.data.update(sequence_length=64, buckets=(14, 16, 18, 21, 25, 32), batch_size=128)
+    config.objective.update(name="sequence_to_sequence", label_smoothing=0.1)
+    config.optimizer.update(learning_rate=1.5e-3, schedule="cosine", warmup_steps=400, b2=0.98)
+    config.update(ema_decay=0.995, total_epochs=20.0, log_every_steps=50, evaluate_every_epochs=5.0)
     config.save_every_epochs = 1.0
-    config.checkpoint.best = "validation/bleu"
-    config.checkpoint.best_is_highest = True
-    config.sampling.prompt = "A man in a red shirt is riding a bicycle."
-    config.sampling.num_samples = 1
-    config.sampling.max_new_tokens = 63
-    config.sampling.temperature = 0.0
-    config.sampling.num_beams = 5
+    config.checkpoint.update(best="validation/bleu", best_is_highest=True)
+    config.sampling.update(prompt="A man in a red shirt is riding a bicycle.", num_samples=1, max_new_tokens=63)
+    config.sampling.update(temperature=0.0, num_beams=5)
     return config

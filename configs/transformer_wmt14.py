@@ -17,43 +17,17 @@ def get_config(variant: str = "base") -> ConfigDict:
     """The recipe for a size."""
     big = variant == "big"
     config = base.get_config("transformer")
-    config.model.variant = variant
-    config.model.vocab_size = 37_000
-    config.model.max_length = 256
-    config.model.dropout = 0.3 if big else 0.1
-
-    config.data.source = "tfds:wmt14_translate/de-en"
-    config.data.task = "pairs"
-    config.data.text_key = "en,de"
-    config.data.tokenizer = "bpe_words"
-    config.data.vocab_size = 37_000
-    config.data.sequence_length = 256
-    config.data.buckets = (16, 24, 32, 48, 64, 96, 128)
+    config.model.update(variant=variant, vocab_size=37_000, max_length=256, dropout=0.3 if big else 0.1)
+    config.data.update(source="tfds:wmt14_translate/de-en", task="pairs", text_key="en,de", tokenizer="bpe_words")
+    config.data.update(vocab_size=37_000, sequence_length=256, buckets=(16, 24, 32, 48, 64, 96, 128))
     config.data.batch_size = 896  # of 28 tokens on average
-    config.data.evaluation_batch_size = 64
-    config.data.workers = 4
-    config.objective.name = "sequence_to_sequence"
-    config.objective.label_smoothing = 0.1
-
-    config.optimizer.learning_rate = 1.0
-    config.optimizer.schedule = "transformer"
-    config.optimizer.warmup_steps = 4000
-    config.optimizer.b2 = 0.98
-    config.optimizer.epsilon = 1e-9
+    config.data.update(evaluation_batch_size=64, workers=4)
+    config.objective.update(name="sequence_to_sequence", label_smoothing=0.1)
+    config.optimizer.update(learning_rate=1.0, schedule="transformer", warmup_steps=4000, b2=0.98, epsilon=1e-9)
     config.optimizer.clip_norm = 0.0
-    config.ema_decay = 0.999
-    config.precision = "bfloat16"
-
-    config.total_steps = 300_000 if big else 100_000
-    config.log_every_steps = 100
-    config.evaluate_every_steps = 5000
-    config.save_every_steps = 1000
-    config.checkpoint.best = "validation/bleu"
-    config.checkpoint.best_is_highest = True
-    config.sampling.prompt = "The cat sat on the mat."
-    config.sampling.num_samples = 1
-    config.sampling.max_new_tokens = 200
-    config.sampling.temperature = 0.0
-    config.sampling.num_beams = 4
-    config.sampling.length_penalty = 0.6
+    config.update(ema_decay=0.999, precision="bfloat16", total_steps=300_000 if big else 100_000, log_every_steps=100)
+    config.update(evaluate_every_steps=5000, save_every_steps=1000)
+    config.checkpoint.update(best="validation/bleu", best_is_highest=True)
+    config.sampling.update(prompt="The cat sat on the mat.", num_samples=1, max_new_tokens=200, temperature=0.0)
+    config.sampling.update(num_beams=4, length_penalty=0.6)
     return config

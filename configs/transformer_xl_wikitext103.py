@@ -11,31 +11,14 @@ from configs import base
 
 def get_config() -> ConfigDict:
     config = base.get_config("transformer_xl")
-    config.model.variant = "standard"
-    config.model.vocab_size = 267_735
-    config.model.max_length = 150
-    config.model.memory_length = 150
-    config.model.dropout = 0.1
-
+    config.model.update(variant="standard", vocab_size=267_735, max_length=150, memory_length=150, dropout=0.1)
     config.data.source = "text:wikitext-103/wiki.train.tokens"
-    config.data.validation_split = "wikitext-103/wiki.valid.tokens"
-    config.data.test_split = "wikitext-103/wiki.test.tokens"
-    config.data.tokenizer = "words"
-    config.data.vocab_size = 267_735
-    config.data.sequence_length = 150
-    config.data.order = "stream"
-    config.data.batch_size = 60
-    config.data.evaluation_batch_size = 10
-    config.data.cache_dir = "runs/wikitext103_tokens"
+    config.data.update(validation_split="wikitext-103/wiki.valid.tokens", test_split="wikitext-103/wiki.test.tokens")
+    config.data.update(tokenizer="words", vocab_size=267_735, sequence_length=150, order="stream", batch_size=60)
+    config.data.update(evaluation_batch_size=10, cache_dir="runs/wikitext103_tokens")
     config.objective.name = "causal_lm"
-
     config.optimizer.name = "adamw"  # without weight decay: Adam
-    config.optimizer.learning_rate = 2.5e-4
-    config.optimizer.clip_norm = 0.25
-
-    config.total_steps = 200_000
-    config.log_every_steps = 100
-    config.evaluate_every_steps = 4000
-    config.save_every_steps = 4000
+    config.optimizer.update(learning_rate=2.5e-4, clip_norm=0.25)
+    config.update(total_steps=200_000, log_every_steps=100, evaluate_every_steps=4000, save_every_steps=4000)
     config.checkpoint.best = "validation/loss"
     return config

@@ -14,26 +14,11 @@ from configs import base
 
 def get_config() -> ConfigDict:
     config = base.get_config("vit")
-    config.model.variant = "mu"
-    config.model.patch_size = 2
-    config.model.pooling = "gap"
-    config.model.stochastic_depth = 0.1
-    config.model.unroll = 4
-
-    config.data.source = "digits"
-    config.data.augment = "shift(1)"
-    config.data.batch_size = 128
-    config.objective.label_smoothing = 0.1
-    config.objective.mixup = 0.2
-
-    config.optimizer.learning_rate = 3e-3
-    config.optimizer.warmup_percent = 10.0
-    config.optimizer.weight_decay = 0.2
-    config.ema_decay = 0.99
-
-    config.total_epochs = 240.0
-    config.log_every_steps = 10
-    config.evaluate_every_epochs = 24.0
+    config.model.update(variant="mu", patch_size=2, pooling="gap", stochastic_depth=0.1, unroll=4)
+    config.data.update(source="digits", augment="shift(1)", batch_size=128)
+    config.objective.update(label_smoothing=0.1, mixup=0.2)
+    config.optimizer.update(learning_rate=3e-3, warmup_percent=10.0, weight_decay=0.2)
+    config.update(ema_decay=0.99, total_epochs=240.0, log_every_steps=10, evaluate_every_epochs=24.0)
     config.save_every_epochs = 24.0
     return config
 
