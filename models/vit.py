@@ -193,7 +193,7 @@ class ViT(nn.Module):
     def _resampled(self, table, grid):
         """A table of the grid of `image_size` for another grid."""
         side = self.image_size // self.patch_size
-        return table if tuple(grid) == (side, side) else resample(table, (side, side), tuple(grid))
+        return table if tuple(grid) == (side, side) else resample(jnp.asarray(table), (side, side), tuple(grid))
 
 
 class AttentionPool(nn.Module):

@@ -98,7 +98,7 @@ def _load(path: str, student: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
     if not _is_run(path):
         return convert.load(path)
     config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
-    settings = config["model"]
+    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in config["model"].items()}
     if settings.get("vocab_size", 0) is None:
         settings["vocab_size"] = Tokenizer.load(path).vocab_size
     if settings.get("max_length", 0) is None:
@@ -124,14 +124,14 @@ def _is_run(path: str) -> bool:
     return (Path(path) / "checkpoints").is_dir()
 
 
-def _on_grid(table: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _on_grid(table, shape):
     """A table of positions of some tokens and of a square grid, for another grid if it has other patches."""
     old, length = math.isqrt(len(table)), shape[0]
     special = len(table) - old**2
     new = math.isqrt(max(length - special, 0))
     if table.shape == shape or table.shape[1:] != shape[1:] or new**2 + special != length:
         return table
-    return np.concatenate([table[:special], resample(table[special:], (old, old), (new, new))])
+    return jnp.concatenate([table[:special], resample(jnp.asarray(table[special:]), (old, old), (new, new))])
 
 
 def _parts(names) -> str:

@@ -179,7 +179,7 @@ def _objects(key: str, data: Mapping[str, np.ndarray], folder: Path) -> str:
     pictures = []
     for number, image in enumerate(data["image"]):
         boxes = {name: data[name][data[name][:, 0] == number][:, 1:] for name in ("truth", "found")}
-        pictures.append(partial(figures.objects, image=image, names=data["class_names"], **boxes))
+        pictures.append(partial(figures.objects, image=image, names=data["class_names"].tolist(), **boxes))
     rows = {
         " " * start: {" " * n: picture for n, picture in enumerate(pictures[start : start + 6])}
         for start in range(0, len(pictures), 6)

@@ -159,7 +159,7 @@ def test_images_from_folders(tmp_path):
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        ("digit", {}, "source='digit' must be digits, folder:PATH, idx:PATH, cifar:PATH, stdlib, text:PATH"),
+        ("digit", {}, "source='digit' must be digits, folder:PATH, shapes, idx:PATH, cifar:PATH, stdlib, text:PATH"),
         ("text:", {}, "source='text:' must be"),
         ("digits:8", {}, "source='digits:8' must be"),
         ("digits", {"train_split": "train[:50%]"}, "source='digits' has its own splits"),
@@ -183,7 +183,7 @@ def test_images_from_folders(tmp_path):
         ("stdlib", {"max_bytes": 1}, "within max_bytes=1"),
         ("text:x", {"train_split": "y"}, "train_split='y': the text to train on is the PATH"),
         ("digits", {"task": "pairs"}, "task='pairs' is for cldr, pairs, labels, tfds, not for source='digits'"),
-        ("digits", {"task": "pears"}, "task='pears' must be one of images, next_token"),
+        ("digits", {"task": "pears"}, "task='pears' must be one of images, masked_images, detection, next_token"),
         ("cldr", {"sequence_length": 20, "buckets": (8, 4)}, r"buckets=\(8, 4\) must be rising"),
         ("digits", {"mean": (0.1, 0.2)}, r"mean=\(0.1, 0.2\) and std=\(0.5,\) need 1 or 1 numbers each"),
         ("digits", {"std": (0.0,)}, "std above 0"),

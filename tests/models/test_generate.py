@@ -297,7 +297,9 @@ def test_ngrams_are_those_of_the_row_alone():
 
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_where_every_token_is_forbidden_none_is(gpt, num_beams):
-    out = generate(*gpt, np.array([[1]]), max_new_tokens=14, temperature=0, no_repeat_ngram_size=1, num_beams=num_beams)
+    out = generate(
+        *gpt, np.array([[1]]), max_new_tokens=14, temperature=0.0, no_repeat_ngram_size=1, num_beams=num_beams
+    )
     (row,) = np.asarray(out.tokens)
     vocab_size = gpt[0].vocab_size
     assert sorted(row[:vocab_size].tolist()) == list(range(vocab_size))

@@ -59,9 +59,9 @@ def test_what_is_seen_is_rounded_down_as_the_reference_does():
 def test_the_target_is_each_patch_normalised(painted):
     image, _, variables, _ = painted
     patch = image[1, 4:6, 2:4, 0].ravel()  # row 2, column 1
-    raw = TINY.clone(normalised=False).apply(variables, image, method="target")
+    raw = TINY.clone(normalised=False).apply(variables, jnp.asarray(image), method="target")
     np.testing.assert_array_equal(raw[1, 9], patch)
-    found = TINY.apply(variables, image, method="target")
+    found = TINY.apply(variables, jnp.asarray(image), method="target")
     np.testing.assert_allclose(found[1, 9], (patch - patch.mean()) / np.sqrt(patch.var(ddof=1) + 1e-6), rtol=1e-5)
 
 

@@ -75,7 +75,10 @@ def trained(tiny, tmp_path_factory):
             [GPT, "--config.model.activation=gleu"],
             "unknown activation 'gleu': it is one of relu, gelu, gelu_tanh, silu. Did you mean 'gelu'?",
         ),
-        ([VIT, "--config.model.position=3d"], "unknown position '3d': it is one of none, 1d, 2d, relative, sincos2d."),
+        (
+            [VIT, "--config.model.position=3d"],
+            "unknown position '3d': it is one of none, 1d, 2d, relative, sincos2d, mae.",
+        ),
         (
             [GPT, "--config.data.source=digits", "--config.data.max_bytes=0", "--config.data.sequence_length=0"],
             "the data 'digits' have no vocab_size, which the model 'gpt' needs.",
@@ -93,7 +96,10 @@ def trained(tiny, tmp_path_factory):
             [GPT, "--config.objective.mixup=0.2"],
             "the objective 'causal_lm' has no 'mixup': leave objective.mixup at 0.",
         ),
-        ([GPT, "--config.optimizer.name=adam"], "unknown optimizer 'adam': it is one of adamw, sgd, adafactor, lion."),
+        (
+            [GPT, "--config.optimizer.name=adam"],
+            "unknown optimizer 'adam': it is one of adamw, sgd, adafactor, lion, lars.",
+        ),
         (
             [GPT, "--config.optimizer.schedule=cos"],
             "unknown schedule 'cos': it is one of constant, cosine, linear, rsqrt, transformer.",
@@ -126,7 +132,7 @@ def trained(tiny, tmp_path_factory):
         ([VIT, "--config.wandb=project"], "Weights & Biases is asked for but not installed"),
         ([GPT, "--config.accumulate=0"], "accumulate is 0: it must be 1 or more."),
         (
-            [VIT, "--config.model.name=swin", "--config.model.depths=(2,0)"],
+            ["--config=configs/swin_digits.py", "--config.model.depths=(2,0)"],
             "model.depths is (2, 0): it must be 1 or more.",
         ),
         ([GPT, "--config.ema_decay=1.5"], "ema_decay is 1.5: it must be 0 or more, and below 1."),

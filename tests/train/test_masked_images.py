@@ -113,14 +113,14 @@ def teacher(tiny, tmp_path_factory):
 def test_a_teacher_of_images_says_its_logits(teacher, tiny):
     student = {"model.depth": 1, "model.patch_size": 4, "objective.name": "distilled_classification"}
     experiment = Experiment(tiny("deit", student | {"teacher": str(teacher)}), **ONE)
-    batch = experiment.data.splits["test"][0]
+    batch = jax.tree.map(jnp.asarray, experiment.data.splits["test"][0])
     variables = read_variables(teacher)
     assert (variables["statistics"]["probe_norm"]["mean"] != 0).any()
     model = Experiment(tiny("vit", {"model.depth": 1, "model.head": "probe"}), **ONE).model
     expected = jax.jit(model.apply)(jax.tree.map(jnp.asarray, variables), batch["image"])
     np.testing.assert_allclose(experiment.taught(batch)["teacher_logits"], expected, atol=1e-5)
     state = jax.jit(experiment.make_state)()
-    _, metrics = jit_step(experiment)(state, experiment.taught(experiment.data.train[0]))
+    _, metrics = jit_step(experiment)(state, experiment.taught(jax.tree.map(jnp.asarray, experiment.data.train[0])))
     assert {"loss", "accuracy", "teacher_accuracy", "label_loss", "teacher_loss"} <= set(metrics)
 
 
