@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
-from scipy.stats import rankdata
+from scipy.stats import rankdata, spearmanr
 
 
 def correct(logits: Float[Array, "*N V"], labels: Int[Array, "*N"]) -> Bool[Array, "*N"]:
@@ -74,7 +74,6 @@ def spearman(x: Float[np.ndarray, "N"], y: Float[np.ndarray, "N"]) -> float:
     """
     if np.isnan(x).any() or np.isnan(y).any():
         raise ValueError("a value is nan: a correlation needs numbers.")
-    x, y = rankdata(x), rankdata(y)
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return float("nan")
-    return float(np.corrcoef(x, y)[0, 1])
+    return float(spearmanr(x, y).statistic)

@@ -1,6 +1,7 @@
 """Metric states that stream: `empty`, `update`, `merge`, `compute`.
 
-A state is a pytree of sums, so merging two is adding them: in any order, over any split of the data, on any host.
+A state is a pytree of sums, so merging two is adding them: in any order, over any split of the data, on any host. Only
+`Values` keeps what it is given.
 """
 
 from typing import Any

@@ -22,7 +22,7 @@ PAIRS = st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1e-3, 1.0, -2.0]), s
 def test_precision_recall_and_f1_are_scikit_learns(pairs, average):
     truth, guesses = np.array(pairs).T
     counts = Confusion.empty(4).update(jnp.asarray(guesses), jnp.asarray(truth)).compute()
-    some = {} if average != None else {"labels": range(4)}  # noqa: E711
+    some = {} if average else {"labels": range(4)}
     expected = reference.precision_recall_fscore_support(truth, guesses, average=average, zero_division=0, **some)
     for ours, theirs in zip(precision_recall_f1(np.asarray(counts), average), expected):
         np.testing.assert_allclose(ours, theirs, atol=1e-12)
