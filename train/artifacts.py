@@ -185,8 +185,8 @@ def write_text_attention(
 def attention_weights(model: nn.Module, variables: Mapping[str, Any], inputs: np.ndarray) -> np.ndarray | None:
     """The weights [L, B, H, T, S] that a stack's attention sows; None where it sows none."""
     look = jax.jit(lambda variables, inputs: model.apply(variables, inputs, mutable=["intermediates"])[1])
-    sown = look(variables, inputs)["intermediates"]
-    layers = sown.get("stack", {}).get("layers", {}).get("attention", {})
+    sown = look(variables, inputs)
+    layers = sown.get("intermediates", {}).get("stack", {}).get("layers", {}).get("attention", {})
     return np.asarray(layers["attention"][0], np.float32) if "attention" in layers else None
 
 
