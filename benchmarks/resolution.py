@@ -10,12 +10,12 @@ times the models in turns; the medians are printed, and drawn into `resolution.p
 import argparse
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
 
 import models
 from train import figures
@@ -42,7 +42,12 @@ def main() -> None:
         costs.append([[flops / 1e9 for _, flops in passes], [statistics.median(column) for column in zip(*times)]])
         print(f"{size:6}" + "".join(f" {a:10,.1f} {b:9,.1f} {b / a:6.2f}  " for a, b in costs[-1]), flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    figures.save(draw, options.sizes, names, np.array(costs), name="resolution", folder=options.out)
+    panels = {
+        label: {name: (options.sizes, line) for name, line in zip(names, values.T)}
+        for label, values in zip(("GFLOP", "ms"), np.array(costs).swapaxes(0, 1))
+    }
+    xlabel = "side of the image in pixels"
+    figures.save(partial(figures.lines, logarithmic=True), panels, xlabel, name="resolution", folder=options.out)
     print(f"\n{options.out / 'resolution.png'}")
 
 
@@ -59,21 +64,6 @@ def timed(run):
     start = time.perf_counter()
     jax.block_until_ready(run())
     return (time.perf_counter() - start) * 1e3
-
-
-def draw(sizes: list[int], names: list[str], costs: np.ndarray) -> Figure:
-    """Costs [sizes, 2, models], GFLOP and ms, against the side of the image; both axes are logarithmic."""
-    figure = Figure(figsize=(6.4, 2.75), layout="constrained")
-    for axes, values, label in zip(figure.subplots(1, 2), costs.swapaxes(0, 1), ("GFLOP", "ms")):
-        axes.spines[["left", "top", "right"]].set_visible(False)
-        axes.grid(axis="y")
-        for name, line, colour in zip(names, values.T, figures.SERIES.values()):
-            axes.loglog(sizes, line, color=colour, marker="o", markersize=3.2, label=name)
-        axes.set_xticks(sizes, [str(size) for size in sizes], minor=False)
-        axes.set_xticks([], minor=True)
-        axes.set(xlabel="side of the image in pixels", ylabel=label)
-    axes.legend(frameon=False)
-    return figure
 
 
 if __name__ == "__main__":

@@ -23,5 +23,5 @@ def get_config() -> ConfigDict:
     config.data.update(source="shapes", max_boxes=6, augment="flip", batch_size=32, threads=1)
     config.objective.name = "detection"
     config.optimizer.update(learning_rate=1e-3, warmup_percent=3.0, weight_decay=1e-4, clip_norm=1.0)
-    config.update(total_steps=10_000, log_every_steps=50, evaluate_every_steps=1000, save_every_steps=1000)
+    config.update(total_steps=6000, log_every_steps=50, evaluate_every_steps=1000, save_every_steps=1000)
     return config

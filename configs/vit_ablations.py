@@ -20,9 +20,9 @@ SEEDS = (0, 1, 2)
 
 def get_config(argument: str = "position,fashion_mnist") -> ConfigDict:
     config = fashion_mnist.get_config(f"vit,{argument.partition(',')[2]}")
-    config.update(total_epochs=None, total_steps=1500)
+    config.update(total_epochs=None, total_steps=800)
     config.evaluate_every_epochs = config.save_every_epochs = None
-    config.evaluate_every_steps = config.save_every_steps = 500
+    config.evaluate_every_steps = config.save_every_steps = 800
     return config
 
 

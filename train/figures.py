@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -35,6 +36,7 @@ STYLE = {
 # A share of 1% must be seen beside one of 100%.
 SHARE = {"norm": PowerNorm(0.5, 0, 1), "cmap": "viridis", "interpolation": "nearest"}
 Curve = tuple[np.ndarray, np.ndarray]
+Line = tuple[Sequence[Any], Any]  # places, and a value or several for each
 Extent = tuple[float, float, float, float]
 Drawing = Callable[..., None]
 
@@ -98,18 +100,31 @@ def chart(title: str, curves: Mapping[str, Curve], splits: Sequence[str], *, per
     return figure
 
 
-def bleu_by_length(runs: Mapping[str, Sequence[tuple[int, int, int, float]]]) -> Figure:
-    """BLEU against the length of the input in words, a line for each run: its groups as `metrics` has them."""
-    figure = Figure(figsize=(4.3, 2.75), layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["left", "top", "right"]].set_visible(False)
-    axes.grid(axis="y")
-    for (name, groups), colour in zip(runs.items(), SERIES.values()):
-        middles = [(shortest + longest) / 2 for shortest, longest, _, _ in groups]
-        axes.plot(middles, [group[-1] for group in groups], color=colour, marker="o", markersize=3.2, label=name)
-    axes.set(xlabel="words in the input", ylabel="BLEU")
-    axes.set_ylim(bottom=0)
-    if len(runs) > 1:
+def lines(panels: Mapping[str, Mapping[str, Line]], xlabel: str, *, logarithmic: bool = False) -> Figure:
+    """Values against what they depend on, a panel for each kind of value and a line for each name.
+
+    Args:
+        panels: lines by name, by the values' label. Places may be words. Of several values for each, [places, runs] and
+            NaN where there are less, all are drawn, and a line through their means.
+        logarithmic: both axes.
+    """
+    figure = Figure(figsize=(0.9 + 3.4 * len(panels), 2.75), layout="constrained")
+    for axes, (label, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items()):
+        axes.spines[["left", "top", "right"]].set_visible(False)
+        axes.grid(axis="y")
+        for (name, (places, values)), colour in zip(curves.items(), SERIES.values()):
+            values = np.asarray(values, float).reshape(len(places), -1)
+            for run in values.T:
+                axes.plot(places, run, "o", color=colour, markersize=3.2)
+            axes.plot(places, np.nanmean(values, axis=1), color=colour, linewidth=1.4, label=name)
+        if logarithmic:
+            axes.set(xscale="log", yscale="log", xticks=places)
+            axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.yaxis.set_minor_formatter(NullFormatter())
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+        axes.set(xlabel=xlabel, ylabel=label)
+    if len(curves) > 1:
         axes.legend(frameon=False)
     return figure
 

@@ -4,10 +4,15 @@ import csv
 import json
 import signal
 import subprocess
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from train import figures
 from train.guard import PREEMPTED
 from train.writers import read_metrics
 
@@ -18,7 +23,8 @@ def run_sweep(
     """Runs `command` with each of the overrides in `workdir/<what differs>`, and prints a table at the end.
 
     What is done is skipped, what was interrupted goes on; a run that fails does not keep the others from running.
-    `workdir/sweep.csv` has the table.
+    `workdir/sweep.csv` has the table, and `sweep.png` the test split's figures (or the validation split's), against the
+    first key that differs, in a colour for each value of the next; seeds are dots around their mean.
 
     Args:
         command: the command line of a run without its workdir.
@@ -51,6 +57,7 @@ def run_sweep(
             break
     rows = [_row(name, changes, workdir / name, codes.get(name)) for name, changes in zip(names, overrides)]
     _write_table(rows, workdir / "sweep.csv")
+    _draw([(changes, row) for changes, row in zip(overrides, rows) if row["state"] == "done"], workdir)
     if PREEMPTED in codes.values():
         return PREEMPTED
     return int(any(codes.values()))
@@ -92,6 +99,26 @@ def _row(name, changes, folder, code):
         for line in read_metrics(folder):
             row |= {k: f"{v:.5g}" for k, v in line.items() if not k.startswith(("train/", "time/", "step"))}
     return row
+
+
+def _draw(done, folder):
+    kinds = [key for split in ("test/", "validation/") for _, row in done for key in row if key.startswith(split)]
+    kinds = [kind for kind in dict.fromkeys(kinds) if kind.startswith(kinds[0][:4])]
+    keys = [key for key in dict.fromkeys(key for changes, _ in done for key in changes) if key != "seed"]
+    keys = [key for key in keys if len({str(changes.get(key)) for changes, _ in done}) > 1]
+    if not kinds or not keys:
+        return
+    panels = {}
+    for kind in kinds[:4]:
+        runs = defaultdict(lambda: defaultdict(list))  # values by name and place
+        for changes, row in done:
+            place, name = (str(changes.get(key)) for key in (keys * 2)[:2])
+            runs[name if len(keys) > 1 else kind][place].append(float(row.get(kind, "nan")))
+        panels[kind] = {
+            name: (list(places), np.array(list(zip_longest(*places.values(), fillvalue=np.nan))).T)
+            for name, places in runs.items()
+        }
+    figures.save(figures.lines, panels, keys[0].rpartition(".")[2], name="sweep", folder=folder)
 
 
 def _write_table(rows, path):

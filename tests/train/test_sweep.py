@@ -2,9 +2,12 @@
 
 import csv
 import sys
+from itertools import product
 
+import numpy as np
 import pytest
 
+from train import figures
 from train.sweep import run_name, run_sweep
 
 # In a run's place: fails when told to, and otherwise leaves what a finished run leaves.
@@ -69,6 +72,26 @@ def test_a_stopped_run_stops_the_sweep(tmp_path):
     assert sweep(tmp_path, [{"seed": 1, "fail": 75}, {"seed": 2}]) == 75
     assert ran(tmp_path) == ["1"]
     assert [row["state"] for row in table(tmp_path)] == ["stopped", "not run"]
+
+
+def test_draws_what_it_found(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda *args, **names: drawn.append((args[1:], names)))
+    sweep(tmp_path, [{"seed": seed} for seed in (1, 2)])
+    assert not drawn  # seeds alone
+    overrides = [{"a.b": place, "c": c, "d": c + c, "seed": seed} for place, c, seed in product((10, 9), "xy", (1, 4))]
+    sweep(tmp_path, overrides[:-1])
+    ((panels, xlabel), names) = drawn[0]
+    assert (list(panels), xlabel, names) == (["test/loss"], "b", {"name": "sweep", "folder": tmp_path})
+    places, values = panels["test/loss"]["x"]
+    assert places == ["10", "9"]
+    np.testing.assert_array_equal(values, [[1, 0.25], [1, 0.25]])
+    np.testing.assert_array_equal(panels["test/loss"]["y"][1], [[1, 0.25], [1, np.nan]])
+
+
+def test_figure_of_a_sweep(tmp_path):
+    assert sweep(tmp_path, [{"a.b": place, "seed": seed} for place, seed in product((10, 9), (1, 4))]) == 0
+    assert (tmp_path / "sweep.png").stat().st_size > 1000
 
 
 def test_names_are_folders():
