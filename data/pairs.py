@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from data.pipeline import Source
 from data.tokenizers import Tokenizer
 
 Texts = tuple[list[str], list[str]]
@@ -18,7 +19,7 @@ _LOCALES = ("en", "en_GB", "de", "fr", "es", "it", "pt", "nl", "sv", "pl", "tr",
 _FORMATS = ("full", "long", "medium", "d MMMM y", "MMMM d, y", "EEE d MMM y")
 
 
-class Pairs:
+class Pairs(Source):
     """Token ids of inputs and targets, padded to one length.
 
     An example has `inputs` int32 [T] and `inputs_mask` bool [T] (True = a token), and of the output `tokens`, `targets`
@@ -46,9 +47,6 @@ class Pairs:
         """Tokens int64 [N] of the longer side of each pair, with its end."""
         longest = [max(len(a), len(b)) + 1 for a, b in zip(self.inputs, self.targets)]
         return np.minimum(longest, self.length)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {name: value[0] for name, value in self.take(np.array([index])).items()}
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The pairs of `indices` int64 [N], stacked on a leading axis."""

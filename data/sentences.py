@@ -9,7 +9,7 @@ import numpy as np
 
 from data import shuffle
 from data.masking import MaskTokens
-from data.pipeline import Batch
+from data.pipeline import Batch, Source
 from data.text import Documents, Tokens
 from data.tokenizers import Tokenizer
 
@@ -32,7 +32,7 @@ class Sentences(Documents):
         return f"{self._texts.fingerprint()} in sentences"
 
 
-class Chunks(Tokens):
+class Chunks(Tokens, Source):
     """Runs of sentences in a document, of about `length` tokens and of two sentences at least: example i has the number
     of its first sentence as `first`. Together they go through each document once, but for a last sentence left alone.
 
@@ -70,9 +70,6 @@ class Chunks(Tokens):
 
     def __len__(self) -> int:
         return len(self.firsts)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {"first": self.firsts[index]}
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The examples of `indices` int64 [N]."""
