@@ -121,20 +121,15 @@ def read(path: str) -> Texts:
     Raises FileNotFoundError, and ValueError, naming the line, for what are no pairs.
     """
     files = path.split(",")
-    lines = [read_lines(file) for file in files]
-    if len(files) == 2:
-        if len(lines[0]) != len(lines[1]):
-            raise ValueError(
-                f"{files[0]} has {len(lines[0])} lines and {files[1]} {len(lines[1])}: they must be parallel"
-            )
-        return lines[0], lines[1]
-    if len(files) != 1:
+    if len(files) > 2:
         raise ValueError(f"{path!r} must be one file of pairs, or two parallel ones with a comma between")
-    suffix = Path(path.removesuffix(".gz")).suffix
-    if suffix not in (".tsv", ".jsonl"):
-        raise ValueError(f"{path} must be a .tsv or .jsonl file, or two files with a comma between")
-    pairs = [_pair(line, suffix, f"{path}, line {number}") for number, line in enumerate(lines[0], 1) if line.strip()]
-    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    if len(files) == 2:
+        inputs, targets = map(read_lines, files)
+        if len(inputs) != len(targets):
+            raise ValueError(f"{files[0]} has {len(inputs)} lines and {files[1]} {len(targets)}: they must be parallel")
+        return inputs, targets
+    rows = read_rows(path, ("input", "target"), columns="2", others=", or two files with a comma between")
+    return [given for given, _ in rows], [target for _, target in rows]
 
 
 def cldr() -> dict[str, Texts]:
@@ -172,16 +167,37 @@ def read_lines(path: str) -> list[str]:
     return lines if lines[-1] else lines[:-1]
 
 
-def _pair(line: str, suffix: str, where: str) -> tuple[str, str]:
-    if suffix == ".tsv":
-        columns = line.split("\t")
-        if len(columns) != 2:
-            raise ValueError(f"{where} has {len(columns)} columns: it must have 2")
-        return columns[0], columns[1]
-    try:
-        entry = json.loads(line)
-        if None in (entry["input"], entry["target"]):
-            raise ValueError
-        return str(entry["input"]), str(entry["target"])
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{where} must be a JSON object with `input` and `target`, none of them null") from None
+def read_rows(
+    path: str, keys: Sequence[str], *, columns: str, optional: str = "", others: str = ""
+) -> list[tuple[str, ...]]:
+    """The rows of a `.tsv`, or of a `.jsonl` of objects with the `keys`, of which one may be `optional`; either may be
+    gzipped (.gz).
+
+    `columns` says how many those of a .tsv must be, and `others` what else than such a file is allowed.
+
+    Raises FileNotFoundError, and ValueError, naming the line, for another row.
+    """
+    suffix = Path(path.removesuffix(".gz")).suffix
+    if suffix not in (".tsv", ".jsonl"):
+        raise ValueError(f"{path} must be a .tsv or .jsonl file{others}")
+    needed = [key for key in keys if key != optional]
+    rows = []
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        if suffix == ".tsv":
+            row = line.split("\t")
+            if not len(needed) <= len(row) <= len(keys):
+                raise ValueError(f"{where} has {len(row)} columns: it must have {columns}")
+        else:
+            try:
+                entry = json.loads(line)
+                row = [entry[key] for key in keys if key in needed or key in entry]
+                if None in row:
+                    raise ValueError
+            except (ValueError, KeyError, TypeError):
+                names = " and ".join(f"`{key}`" for key in needed)
+                raise ValueError(f"{where} must be a JSON object with {names}, none of them null") from None
+        rows.append(tuple(map(str, row)))
+    return rows

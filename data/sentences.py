@@ -13,7 +13,8 @@ from data.pipeline import Batch, Source
 from data.text import Documents, Tokens
 from data.tokenizers import Tokenizer
 
-_ENDS = re.compile(r"(?<=[.!?])(?=[^\S\n])|(?<=\n)")
+# what ends a sentence in a text
+ENDS = re.compile(r"(?<=[.!?])(?=[^\S\n])|(?<=\n)")
 
 
 class Sentences(Documents):
@@ -24,7 +25,7 @@ class Sentences(Documents):
 
     def __iter__(self) -> Iterator[str]:
         for text in self._texts:
-            yield from (sentence for sentence in _ENDS.split(text) if sentence.strip())
+            yield from (sentence for sentence in ENDS.split(text) if sentence.strip())
             yield ""
 
     def fingerprint(self) -> str:
