@@ -17,7 +17,8 @@ from ml_collections import ConfigDict
 
 import data
 import models
-from data import tokenizers
+from data import spans, tokenizers
+from data.masking import count_masked
 from train import batches, durations, initial, sharding
 from train.checkpoint import Checkpoints
 from train.objectives import HEADS, OBJECTIVES, TASKS, TAUGHT, Batch, Objective
@@ -174,21 +175,19 @@ class Experiment:
 
         `length` of texts; None is the config's.
         """
-        settings, objective = self.config.data, self.config.objective.name
+        settings, objective, model = self.config.data, self.config.objective.name, self.model
         self.check_objective()
-        if hasattr(self.model, "image_size"):
-            height, width = (self.model.image_size,) * 2
-            if not settings.image_size:
-                height, width = self.data.info["image_size"]
-            shape = (height, width, self.model.channels)
-            batch = batches.images(size, shape)
-            if objective == "masked_reconstruction":
-                batch = batches.masked_images(size, shape, self.model.patch_size)
-            elif objective == "detection":
-                batch = batches.objects(size, shape, settings.max_boxes)
+        if hasattr(model, "image_size"):
+            height, width = (model.image_size,) * 2 if settings.image_size else self.data.info["image_size"]
+            patch, arrays = getattr(model, "patch_size", 1), batches.IMAGES[objective]
+            sizes = {"h": height, "w": width, "c": model.channels, "N": settings.max_boxes}
+            sizes["P"] = height // patch * (width // patch)
         else:
-            make = batches.OF_TEXTS.get(settings.task) or batches.OF_TEXTS[objective]
-            batch = make(size, length or settings.sequence_length, settings.mask_rate)
+            length, rate, arrays = length or settings.sequence_length, settings.mask_rate, batches.TEXTS[objective]
+            sizes = {"S": length, "T": length, "M": count_masked(rate, length)}
+            if settings.task == "span_corruption":
+                sizes["T"] = spans.lengths(rate, length)[1]
+        batch = batches.zeros(arrays, size, sizes, numbered=objective == "regression")
         said = jax.eval_shape(self.teacher, batch) if self.teacher else {}
         return batch | {name: jnp.zeros(value.shape, value.dtype) for name, value in said.items()}
 
