@@ -50,7 +50,6 @@ class Encoded(Source):
         return np.array([len(row) for row in self.tokens])
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows of `indices` int64 [N], stacked on a leading axis."""
         padded = {"tokens": self._padded(self.tokens, indices, self.pad)}
         padded |= {name: self._padded(rows, indices, 0) for name, rows in self.per_token.items()}
         mask = np.arange(self.length) < np.array([len(self.tokens[i]) for i in indices])[:, None]

@@ -25,7 +25,6 @@ class Arrays(Source):
         return len(next(iter(self.features.values())))
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples of `indices` int64 [N]."""
         return {name: value[indices] for name, value in self.features.items()}
 
 
@@ -58,7 +57,6 @@ class Folder(Source):
         return len(self.files)
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
-        """The examples of `indices` int64 [N]."""
         return {"image": [decode(self.files[i], self.channels) for i in indices], "label": self.labels[indices]}
 
 
@@ -128,7 +126,6 @@ class Subset(Source):
         return len(self.chosen)
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
-        """The examples of `indices` int64 [N]."""
         return self.source.take(self.chosen[indices])
 
 

@@ -5,6 +5,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ _LOCALES = ("en", "en_GB", "de", "fr", "es", "it", "pt", "nl", "sv", "pl", "tr",
 _FORMATS = ("full", "long", "medium", "d MMMM y", "MMMM d, y", "EEE d MMM y")
 
 
+@dataclass(frozen=True, eq=False)
 class Pairs(Source):
     """Token ids of inputs and targets, padded to one length.
 
@@ -27,17 +29,12 @@ class Pairs(Source):
     end. What is longer than T is cut before its end; `references` are the whole texts of the targets.
     """
 
-    def __init__(
-        self,
-        inputs: Sequence[np.ndarray],
-        targets: Sequence[np.ndarray],
-        references: Sequence[str],
-        length: int,
-        end: int,
-        start: int,
-    ):
-        self.inputs, self.targets, self.references = inputs, targets, references
-        self.length, self.end, self.start = length, end, start
+    inputs: Sequence[np.ndarray]
+    targets: Sequence[np.ndarray]
+    references: Sequence[str]
+    length: int
+    end: int
+    start: int
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -49,7 +46,6 @@ class Pairs(Source):
         return np.minimum(longest, self.length)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The pairs of `indices` int64 [N], stacked on a leading axis."""
         inputs, inputs_mask = self._padded([self.inputs[index] for index in indices])
         targets, mask = self._padded([self.targets[index] for index in indices])
         return {"inputs": inputs, "inputs_mask": inputs_mask} | shifted(targets, mask, self.start)
@@ -84,7 +80,6 @@ class Continuations(Pairs):
         return np.minimum([len(a) + len(b) + 1 for a, b in zip(self.inputs, self.targets)], self.length)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The pairs of `indices` int64 [N], stacked on a leading axis."""
         rows = np.full((len(indices), self.length + 1), self.end, np.int32)
         mask = np.zeros((len(indices), self.length), bool)
         for row, index in enumerate(indices):

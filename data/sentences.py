@@ -73,7 +73,6 @@ class Chunks(Tokens, Source):
         return len(self.firsts)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples of `indices` int64 [N]."""
         return {"first": self.firsts[indices]}
 
     def whole(self, first: int, size: int) -> int:

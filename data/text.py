@@ -90,7 +90,6 @@ class Windows(Tokens, Source):
         return -(-max(len(self.tokens) - 1 - self.length, 0) // self.stride) + 1
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The windows of `indices` int64 [N]: `tokens`, `targets` int32 [N, T] and `mask` bool [N, T]."""
         starts, width = indices * self.stride, self.length + 1
         full = starts + width <= len(self.tokens)
         mask = np.ones((len(starts), self.length), bool)

@@ -25,7 +25,6 @@ class Records(Source):
         return len(self.records)
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
-        """The examples of `indices` int64 [N]."""
         examples = gather([self.make(record) for record in self.records.__getitems__(indices.tolist())])
         return examples | {name: np.array(examples[name], np.int32) for name in ("label",) if name in examples}
 
