@@ -132,20 +132,19 @@ class Experiment:
 
     @cached_property
     def total_steps(self) -> int:
-        return self.steps("total", total_steps=None)
+        return self.steps("total")
 
-    def steps(self, name: str, section: ConfigDict | None = None, default: int | None = None, **kwargs) -> int:
+    def steps(self, name: str, section: ConfigDict | None = None, default: int | None = None) -> int:
         """A duration of the config in steps, see `durations.steps`."""
         section = self.config if section is None else section
-        kwargs.setdefault("total_steps", self.total_steps if name != "total" else None)
         in_epochs = section.get(f"{name}_epochs") is not None
         return durations.steps(
             section,
             name,
             batch_size=self.config.data.batch_size,
             examples_per_epoch=self.data.train.examples_per_epoch if in_epochs else None,
+            total_steps=self.total_steps if name != "total" else None,
             default=default,
-            **kwargs,
         )
 
     @cached_property
@@ -166,14 +165,10 @@ class Experiment:
         settings = {key: value for key, value in self.config.optimizer.items() if key in parameters}
         return make_optimizer(schedule=self.schedule, **settings)
 
-    def example_batch(self) -> Batch:
-        """Zeros in the shapes of a training batch."""
-        return self.zeros(self.config.data.batch_size)
-
-    def zeros(self, size: int, length: int | None = None) -> Batch:
+    def zeros(self, size: int | None = None, length: int | None = None) -> Batch:
         """A batch of `size` examples of zeros; it needs no data unless the sizes are the data's.
 
-        `length` of texts; None is the config's.
+        `length` of texts; None, as for the size, is the config's.
         """
         settings, objective, model = self.config.data, self.config.objective.name, self.model
         self.check_objective()
@@ -187,7 +182,7 @@ class Experiment:
             sizes = {"S": length, "T": length, "M": count_masked(rate, length)}
             if settings.task == "span_corruption":
                 sizes["T"] = spans.lengths(rate, length)[1]
-        batch = batches.zeros(arrays, size, sizes, numbered=objective == "regression")
+        batch = batches.zeros(arrays, size or settings.batch_size, sizes, numbered=objective == "regression")
         said = jax.eval_shape(self.teacher, batch) if self.teacher else {}
         return batch | {name: jnp.zeros(value.shape, value.dtype) for name, value in said.items()}
 
@@ -232,9 +227,7 @@ class Experiment:
 
     def make_state(self):
         ema = bool(self.config.ema_decay)
-        return init_state(
-            self.model, self.optimizer, self.objective, self.example_batch(), seed=self.config.seed, ema=ema
-        )
+        return init_state(self.model, self.optimizer, self.objective, self.zeros(), seed=self.config.seed, ema=ema)
 
 
 _FROM_DATA = {
