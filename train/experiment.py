@@ -104,17 +104,15 @@ class Experiment:
             raise ValueError(f"unknown objective {name!r}: it is one of {', '.join(OBJECTIVES)}.")
         needed = {"masked_reconstruction": "target", "distilled_classification": "heads", "detection": "num_queries"}
         needed, own = needed.get(name), {"mae": "target", "detr": "num_queries"}.get(model)
-        of_texts = not {"images", "masked_images", "detection"}.intersection(TASKS[name])
+        of_images = hasattr(self.model, "image_size")
+        head = None if of_images else HEADS.get(name)
+        needed = needed or (head and "head")
         if (needed and not hasattr(self.model, needed)) or (own and needed != own):
             raise ValueError(f"the objective {name!r} is not for the model {model!r}.")
-        if of_texts and hasattr(self.model, "image_size"):
+        if of_images and name not in batches.IMAGES:
             raise ValueError(f"the objective {name!r} is not for the model {model!r}, which reads images.")
-        if name not in HEADS or hasattr(self.model, "image_size"):
-            return
-        if not hasattr(self.model, "head"):
-            raise ValueError(f"the objective {name!r} is not for the model {model!r}.")
-        if self.model.head != HEADS[name]:
-            raise ValueError(f"the objective {name!r} needs model.head={HEADS[name]!r}, not {self.model.head!r}.")
+        if head and self.model.head != head:
+            raise ValueError(f"the objective {name!r} needs model.head={head!r}, not {self.model.head!r}.")
 
     @cached_property
     def objective(self) -> Objective:
