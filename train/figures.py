@@ -4,6 +4,7 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import matplotlib
@@ -13,6 +14,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
+from scipy.ndimage import gaussian_filter1d
 
 # Okabe and Ito's colours, told apart by the colour-blind. A page replaces each by the CSS variable of its name, so that
 # the figures follow its light or dark mode; in PNGs they stay as they are.
@@ -62,11 +64,8 @@ def chart(title: str, curves: Mapping[str, Curve], splits: Sequence[str], *, per
 
     Steps at which a value is not finite are marked by a dotted line.
     """
-    figure = Figure(figsize=(4.3, 2.75), layout="constrained")
+    figure, axes = _plot()
     figure.suptitle(title, x=0.02, ha="left", weight="bold", fontsize=10.5)
-    axes = figure.subplots()
-    axes.spines[["left", "top", "right"]].set_visible(False)
-    axes.grid(axis="y")
     shown = []
     for split, (steps, values) in curves.items():
         colour = list(SERIES.values())[splits.index(split) % len(SERIES) if split in splits else 0]
@@ -100,10 +99,7 @@ def chart(title: str, curves: Mapping[str, Curve], splits: Sequence[str], *, per
 
 def bleu_by_length(runs: Mapping[str, Sequence[tuple[int, int, int, float]]]) -> Figure:
     """BLEU against the length of the input in words, a line for each run: its groups as `metrics` has them."""
-    figure = Figure(figsize=(4.3, 2.75), layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["left", "top", "right"]].set_visible(False)
-    axes.grid(axis="y")
+    figure, axes = _plot()
     for (name, groups), colour in zip(runs.items(), SERIES.values()):
         middles = [(shortest + longest) / 2 for shortest, longest, _, _ in groups]
         axes.plot(middles, [group[-1] for group in groups], color=colour, marker="o", markersize=3.2, label=name)
@@ -114,15 +110,20 @@ def bleu_by_length(runs: Mapping[str, Sequence[tuple[int, int, int, float]]]) ->
     return figure
 
 
+def _plot() -> tuple[Figure, Axes]:
+    """A small plot with horizontal lines."""
+    figure = Figure(figsize=(4.3, 2.75), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["left", "top", "right"]].set_visible(False)
+    axes.grid(axis="y")
+    return figure, axes
+
+
 def smooth(values: np.ndarray) -> np.ndarray:
     """A Gaussian mean over about a thirtieth of the curve; points that are not finite do not count, and stay."""
-    width = max(len(values) / 60, 1.0)
-    reach = int(3 * width)
-    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
-    finite = np.isfinite(values)
-    total, weight = (
-        np.convolve(x, kernel)[reach:-reach] for x in (np.where(finite, values, 0.0), finite.astype(float))
-    )
+    width, finite = max(len(values) / 60, 1.0), np.isfinite(values)
+    mean = partial(gaussian_filter1d, sigma=width, mode="constant", radius=int(3 * width))
+    total, weight = mean(np.where(finite, values, 0.0)), mean(finite.astype(float))
     return np.where(finite, total / np.maximum(weight, 1e-12), np.nan)
 
 
