@@ -120,14 +120,14 @@ def spare(model, *heads: str, pooler: str, pooled=POOLED) -> str:
 
 
 ARCHITECTURES = architectures("Bert")
+SECOND = "cls.seq_relationship"
 
 
 def _rules(model):
-    second = "cls.seq_relationship"
     return [
         *embeddings(model, "bert.embeddings"),
         *layers("bert.encoder.layer"),
-        *head(model, "bert.pooler.dense", pretraining=second, next_sentence=second),
+        *head(model, "bert.pooler.dense", pretraining=SECOND, next_sentence=SECOND),
     ]
 
 
@@ -139,9 +139,7 @@ FAMILY = Family(
     fixed=FIXED,
     rules=_rules,
     config=lambda model: head_config(model, ARCHITECTURES) | {"classifier_dropout": model.head_dropout},
-    settings=lambda config, architecture, names: head_settings(
-        config, ARCHITECTURES[architecture], names, second="cls.seq_relationship"
-    ),
+    settings=lambda config, name, names: head_settings(config, ARCHITECTURES[name], names, second=SECOND),
     tied=TIED,
     old={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
     ignored=lambda model: spare(model, "cls", "classifier", "qa_outputs", pooler=r"(bert\.)?pooler"),

@@ -15,7 +15,6 @@ FIELDS = bert.FIELDS | {
     "num_random_blocks": ("num_random_blocks", 3),
 }
 ARCHITECTURES = bert.architectures("BigBird", "next_sentence", "span")
-SECOND = "cls.seq_relationship"
 
 
 def _rules(model):
@@ -23,12 +22,12 @@ def _rules(model):
     return [
         *bert.embeddings(model, "bert.embeddings"),
         *bert.layers("bert.encoder.layer"),
-        *bert.head(model, pooler, pretraining=SECOND, classification="classifier.out_proj"),
+        *bert.head(model, pooler, pretraining=bert.SECOND, classification="classifier.out_proj"),
     ]
 
 
 def _settings(config, architecture, names):
-    head = bert.head_settings(config, ARCHITECTURES[architecture], names, second=SECOND)
+    head = bert.head_settings(config, ARCHITECTURES[architecture], names, second=bert.SECOND)
     return head | {"random_blocks": "first"}
 
 
