@@ -12,96 +12,107 @@ from ml_collections.config_dict import placeholder
 
 def get_config(model: str) -> ConfigDict:
     """All keys, for a model of `MODELS`."""
-    config = ConfigDict()
-    config.seed = 0  # of the initial parameters, the order of the data and all that is random
-
-    config.model = ConfigDict(MODELS[model]())
-    config.data = ConfigDict(data())
-
-    config.objective = ConfigDict()
-    # classification | regression | tagging | span_extraction | causal_lm | masked_lm | pretraining | distillation |
-    # bidirectional_lm | sequence_to_sequence | masked_reconstruction | distilled_classification | detection
-    config.objective.name = "classification"
-    config.objective.label_smoothing = 0.0  # this part of the target goes to all classes evenly, in training
-    # of both models' logits; 0 = 2 in distillation, and in distilled_classification the teacher's likeliest class alone
-    config.objective.temperature = 0.0
-    # of the losses: soft targets, hidden words, cosine in distillation (() = (5, 2, 1)), labels and teacher in
-    # distilled_classification (() = (0.5, 0.5)), class, distance, generalised IoU in detection (() = (1, 5, 2))
-    config.objective.weights = ()
-    config.objective.mixup = 0.0  # a of the Beta(a, a) that examples are mixed by (classification); 0 = not
-    config.objective.cutmix = (
-        0.0  # a of the Beta(a, a) of the boxes cut into images; with mixup either, evenly; 0 = not
+    return ConfigDict(
+        {
+            "seed": 0,  # of the initial parameters, the order of the data and all that is random
+            "model": MODELS[model](),
+            "data": data(),
+            "objective": objective(),
+            "init": {  # what the parameters are before the first step
+                "path": "",  # those of a run's workdir or a folder of transformers', its tokenizer too; "" = new
+                "skip": (),  # parameters in whose path one of these regular expressions is found are new all the same
+                "into": "",  # the part of this model that the other one is, such as backbone; "" = the whole
+                "layers": (),  # of the other model that become this one's, from 0, such as (0, 2, 4); () = all
+            },
+            "teacher": "",  # of a distillation: a run's workdir, or a folder in transformers' layout
+            "optimizer": optimizer(),
+            "ema_decay": 0.0,  # of an average of the parameters, which is then what is evaluated; 0 = none
+            "precision": "float32",  # what the model computes in: float32 | bfloat16; parameters stay float32
+            "accumulate": 1,  # parts that a batch is gone through in, to save memory
+            "mesh": {  # the devices; one axis may be -1: what the others leave
+                "data": -1,  # copies of the model
+                "fsdp": 1,  # parts that parameters are stored in, gathered when they are used
+                "tensor": 1,  # parts that heads and hidden layers are computed in
+            },
+            "sharding": SHARDING,  # (regular expression, mesh axes of the last dimensions), the first found counts
+            **duration("total"),  # of the training; must be given
+            **duration("log_every"),
+            **duration("evaluate_every"),  # all splits, whole; always at the end
+            **duration("save_every"),  # checkpoints; always at the end
+            "checkpoint": {
+                "keep": 1,  # how many of the newest stay
+                "best": "",  # the best by this metric, such as validation/loss, stays too; "" = none
+                "best_is_highest": False,  # more of the metric is better
+            },
+            # of the features of a model of images, at evaluations, such as "knn(20) | few_shot(10) | linear"; "" = none
+            "probes": "",
+            "sampling": sampling(),
+            "wandb": "",  # project of Weights & Biases to write to as well, if it is installed; "" = none
+        }
     )
-    config.objective.binary = False  # each class is there or not, for itself (classification)
-    config.objective.scheduled_sampling = 0.0  # this part of a seq2seq's tokens is its own in the end, in training
-    config.objective.decay = ""  # of the part of the others: linear (as "") | exponential | inverse_sigmoid
 
-    config.init = ConfigDict()  # what the parameters are before the first step
-    config.init.path = ""  # those of a run's workdir or a folder of transformers', its tokenizer too; "" = new
-    config.init.skip = ()  # parameters in whose path one of these regular expressions is found are new all the same
-    config.init.into = ""  # the part of this model that the other one is, such as backbone; "" = the whole
-    config.init.layers = ()  # of the other model that become this one's, from 0, such as (0, 2, 4); () = all
-    config.teacher = ""  # of a distillation: a run's workdir, or a folder in transformers' layout
 
-    config.optimizer = ConfigDict()
-    config.optimizer.name = "adamw"  # adamw | sgd | adafactor | lion | lars
-    config.optimizer.learning_rate = 1e-3  # the schedule's peak
-    config.optimizer.schedule = "cosine"  # constant | cosine | linear | rsqrt | transformer
-    config.optimizer.update(duration("warmup"))  # linear, from 0; part of the total
-    config.optimizer.end_factor = 0.0  # cosine and linear end at this part of the peak
-    config.optimizer.b1 = 0.9  # decay of the first moment; momentum of sgd
-    config.optimizer.b2 = 0.999  # decay of the second moment
-    config.optimizer.epsilon = 1e-8  # added to the root of the second moment
-    config.optimizer.weight_decay = 0.0  # decoupled, times the learning rate
-    config.optimizer.no_decay = ("bias$", "scale$")  # no weight decay where one of these is found in the path
-    config.optimizer.clip_norm = 1.0  # of the global gradient; 0 = no clipping
-    config.optimizer.frozen = ()  # parameters in whose path one of these is found are not trained
-    config.optimizer.frozen_layers = 0  # so many of the first layers are not trained, nor what comes before them
-    config.optimizer.layer_decay = 0.0  # each layer learns at this part of the rate of the next one; 0 = at the same
-    config.optimizer.rates = ()  # (regular expression, factor) pairs of learning rates by path
+def objective() -> dict:
+    """What is learned."""
+    return {
+        # classification | regression | tagging | span_extraction | causal_lm | masked_lm | pretraining | distillation |
+        # bidirectional_lm | sequence_to_sequence | masked_reconstruction | distilled_classification | detection
+        "name": "classification",
+        "label_smoothing": 0.0,  # this part of the target goes to all classes evenly, in training
+        # of both models' logits; 0 = 2 in distillation, in distilled_classification the teacher's likeliest class alone
+        "temperature": 0.0,
+        # of the losses: soft targets, hidden words, cosine in distillation (() = (5, 2, 1)), labels and teacher in
+        # distilled_classification (() = (0.5, 0.5)), class, distance, generalised IoU in detection (() = (1, 5, 2))
+        "weights": (),
+        "mixup": 0.0,  # a of the Beta(a, a) that examples are mixed by (classification); 0 = not
+        "cutmix": 0.0,  # a of the Beta(a, a) of the boxes cut into images; with mixup either, evenly; 0 = not
+        "binary": False,  # each class is there or not, for itself (classification)
+        "scheduled_sampling": 0.0,  # this part of a seq2seq's tokens is its own in the end, in training
+        "decay": "",  # of the part of the others: linear (as "") | exponential | inverse_sigmoid
+    }
 
-    config.ema_decay = 0.0  # of an average of the parameters, which is then what is evaluated; 0 = none
-    config.precision = "float32"  # what the model computes in: float32 | bfloat16; parameters stay float32
-    config.accumulate = 1  # parts that a batch is gone through in, to save memory
 
-    config.mesh = ConfigDict()  # the devices; one axis may be -1: what the others leave
-    config.mesh.data = -1  # copies of the model
-    config.mesh.fsdp = 1  # parts that parameters are stored in, gathered when they are used
-    config.mesh.tensor = 1  # parts that heads and hidden layers are computed in
-    config.sharding = SHARDING  # (regular expression, mesh axes of the last dimensions) pairs, the first found counts
+def optimizer() -> dict:
+    """How it is learned."""
+    return {
+        "name": "adamw",  # adamw | sgd | adafactor | lion | lars
+        "learning_rate": 1e-3,  # the schedule's peak
+        "schedule": "cosine",  # constant | cosine | linear | rsqrt | transformer
+        **duration("warmup"),  # linear, from 0; part of the total
+        "end_factor": 0.0,  # cosine and linear end at this part of the peak
+        "b1": 0.9,  # decay of the first moment; momentum of sgd
+        "b2": 0.999,  # decay of the second moment
+        "epsilon": 1e-8,  # added to the root of the second moment
+        "weight_decay": 0.0,  # decoupled, times the learning rate
+        "no_decay": ("bias$", "scale$"),  # no weight decay where one of these is found in the path
+        "clip_norm": 1.0,  # of the global gradient; 0 = no clipping
+        "frozen": (),  # parameters in whose path one of these is found are not trained
+        "frozen_layers": 0,  # so many of the first layers are not trained, nor what comes before them
+        "layer_decay": 0.0,  # each layer learns at this part of the rate of the next one; 0 = at the same
+        "rates": (),  # (regular expression, factor) pairs of learning rates by path
+    }
 
-    config.update(duration("total"))  # of the training; must be given
-    config.update(duration("log_every"))
-    config.update(duration("evaluate_every"))  # all splits, whole; always at the end
-    config.update(duration("save_every"))  # checkpoints; always at the end
-    config.checkpoint = ConfigDict()
-    config.checkpoint.keep = 1  # how many of the newest stay
-    config.checkpoint.best = ""  # the best by this metric, such as validation/loss, stays too; "" = none
-    config.checkpoint.best_is_highest = False  # more of the metric is better
 
-    # of the features of a model of images, at evaluations, such as "knn(20) | few_shot(10) | linear"; "" = none
-    config.probes = ""
-
-    config.sampling = ConfigDict()  # what a language model writes at evaluations and with --mode=generate
-    config.sampling.prompt = "\n"
-    config.sampling.num_samples = 0
-    config.sampling.max_new_tokens = 128
-    config.sampling.temperature = 1.0  # 0 = always the likeliest token
-    config.sampling.top_k = 0  # only the k likeliest tokens; 0 = all
-    config.sampling.top_p = 0.0  # only the likeliest tokens that together reach this probability; 0 = all
-    config.sampling.repetition_penalty = 1.0  # above 1, tokens that were there before are less likely
-    config.sampling.no_repeat_ngram_size = 0  # no sequence of so many tokens comes twice; 0 = it may
-    config.sampling.min_new_tokens = 0  # no text ends before
-    config.sampling.forced_first_token = placeholder(int)  # the id that a text starts with; None = the model's choice
-    config.sampling.num_choices = 1  # samples that a text is the best of, by its tokens' mean log-probability
-    config.sampling.contrast = ""  # workdir of a weaker run, whose log-probability is subtracted (--mode=generate)
-    config.sampling.draft = ""  # workdir of a smaller run, whose drafts the model checks: faster (--mode=generate)
-    config.sampling.num_drafted = 4  # tokens at a time
-    config.sampling.num_beams = 1  # above 1: beam search, which needs temperature 0
-    config.sampling.length_penalty = 1.0  # of beam search: above 0 prefers longer texts
-
-    config.wandb = ""  # project of Weights & Biases to write to as well, if it is installed; "" = none
-    return config
+def sampling() -> dict:
+    """What a language model writes at evaluations and with --mode=generate."""
+    return {
+        "prompt": "\n",
+        "num_samples": 0,
+        "max_new_tokens": 128,
+        "temperature": 1.0,  # 0 = always the likeliest token
+        "top_k": 0,  # only the k likeliest tokens; 0 = all
+        "top_p": 0.0,  # only the likeliest tokens that together reach this probability; 0 = all
+        "repetition_penalty": 1.0,  # above 1, tokens that were there before are less likely
+        "no_repeat_ngram_size": 0,  # no sequence of so many tokens comes twice; 0 = it may
+        "min_new_tokens": 0,  # no text ends before
+        "forced_first_token": placeholder(int),  # the id that a text starts with; None = the model's choice
+        "num_choices": 1,  # samples that a text is the best of, by its tokens' mean log-probability
+        "contrast": "",  # workdir of a weaker run, whose log-probability is subtracted (--mode=generate)
+        "draft": "",  # workdir of a smaller run, whose drafts the model checks: faster (--mode=generate)
+        "num_drafted": 4,  # tokens at a time
+        "num_beams": 1,  # above 1: beam search, which needs temperature 0
+        "length_penalty": 1.0,  # of beam search: above 0 prefers longer texts
+    }
 
 
 def duration(name: str) -> dict:
@@ -134,7 +145,6 @@ def data() -> dict:
         # images | masked_images | detection | next_token | masked_tokens | next_sentence | sentence_order |
         # span_corruption | denoising | pairs | continuations | classification | regression | tagging | spans (see
         # data/tasks.py); "" = the source's
-        # source's
         "task": "",
         "batch_size": 128,  # examples of a step, on all devices together
         "evaluation_batch_size": 0,  # 0 = batch_size

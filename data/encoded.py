@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
+from data.pipeline import Source
 from data.tokenizers import Tokenizer
 
 ROLES = ("cls", "sep", "pad", "mask")
 
 
 @dataclass(frozen=True)
-class Encoded:
+class Encoded(Source):
     """Rows of token ids, with what belongs to each row and to each of its tokens.
 
     An example has `tokens`, `segments` int32 [T] (which text a token is of: 0 or 1), `tokens_mask` bool [T] (True = a
@@ -49,11 +49,7 @@ class Encoded:
         """Tokens int64 [N] of each row."""
         return np.array([len(row) for row in self.tokens])
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {name: value[0] for name, value in self.take(np.array([index])).items()}
-
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The rows of `indices` int64 [N], stacked on a leading axis."""
         padded = {"tokens": self._padded(self.tokens, indices, self.pad)}
         padded |= {name: self._padded(rows, indices, 0) for name, rows in self.per_token.items()}
         mask = np.arange(self.length) < np.array([len(self.tokens[i]) for i in indices])[:, None]

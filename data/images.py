@@ -10,12 +10,13 @@ import numpy as np
 from PIL import Image
 
 from data import shuffle
+from data.pipeline import Source
 
 _SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
 @dataclass(frozen=True)
-class Arrays:
+class Arrays(Source):
     """Examples in memory: features stacked on a leading axis."""
 
     features: dict[str, np.ndarray]
@@ -23,11 +24,7 @@ class Arrays:
     def __len__(self) -> int:
         return len(next(iter(self.features.values())))
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {name: value[index] for name, value in self.features.items()}
-
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples of `indices` int64 [N]."""
         return {name: value[indices] for name, value in self.features.items()}
 
 
@@ -49,7 +46,7 @@ def digits() -> dict[str, Arrays]:
 
 
 @dataclass(frozen=True)
-class Folder:
+class Folder(Source):
     """Image files with their labels, decoded when asked for."""
 
     files: Sequence[Path]
@@ -59,11 +56,7 @@ class Folder:
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": decode(self.files[index], self.channels), "label": self.labels[index]}
-
     def take(self, indices: np.ndarray) -> dict[str, Any]:
-        """The examples of `indices` int64 [N]."""
         return {"image": [decode(self.files[i], self.channels) for i in indices], "label": self.labels[indices]}
 
 
@@ -123,24 +116,20 @@ def decode(file: str | Path | bytes, channels: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Subset:
+class Subset(Source):
     """Those of a source's examples that are `chosen` int64 [N]."""
 
-    source: Any
+    source: Source
     chosen: np.ndarray
 
     def __len__(self) -> int:
         return len(self.chosen)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.source[self.chosen[index]]
-
     def take(self, indices: np.ndarray) -> dict[str, Any]:
-        """The examples of `indices` int64 [N]."""
         return self.source.take(self.chosen[indices])
 
 
-def draw(source: Any, count: int, seed: int) -> Subset:
+def draw(source: Source, count: int, seed: int) -> Subset:
     """So many examples of a source, at random; a larger number has those of a smaller one, and more."""
     if not 0 < count <= len(source):
         raise ValueError(f"max_examples={count} must be 0 (all), or at most the {len(source)} examples there are")
@@ -166,7 +155,7 @@ def stack(images: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack(images)
 
 
-def in_memory(source: Any) -> Arrays:
+def in_memory(source: Source) -> Arrays:
     """Reads a whole source of images of one size."""
     examples = source.take(np.arange(len(source)))
     return Arrays({"image": stack(examples["image"]), "label": examples["label"]})

@@ -1,18 +1,17 @@
 """Labelled texts and pairs of texts, and what becomes of those that are longer than a model's sequences."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
-from pathlib import Path
 
 import numpy as np
 
 from data import encoded
 from data.encoded import Encoded
-from data.pairs import read_lines
+from data.pairs import read_rows
+from data.sentences import ENDS
 from data.tokenizers import Tokenizer
 
 LONG = ("head", "tail", "head_tail", "key_sentences", "segments")
@@ -33,33 +32,10 @@ def read(path: str) -> Labelled:
 
     Raises FileNotFoundError, and ValueError, naming the line, for what is no labelled text.
     """
-    suffix = Path(path.removesuffix(".gz")).suffix
-    if suffix not in (".tsv", ".jsonl"):
-        raise ValueError(f"{path} must be a .tsv or .jsonl file")
-    rows = [
-        _columns(line, suffix, f"{path}, line {number}")
-        for number, line in enumerate(read_lines(path), 1)
-        if line.strip()
-    ]
+    rows = read_rows(path, ("text", "second", "label"), optional="second", columns="one or two texts and a label")
     if len({len(row) for row in rows}) > 1:
         raise ValueError(f"{path} has some texts alone and some in pairs: it must have one or the other")
     return Labelled([row[:-1] for row in rows], [row[-1] for row in rows])
-
-
-def _columns(line: str, suffix: str, where: str) -> tuple[str, ...]:
-    if suffix == ".tsv":
-        columns = line.split("\t")
-        if len(columns) not in (2, 3):
-            raise ValueError(f"{where} has {len(columns)} columns: it must have one or two texts and a label")
-        return tuple(columns)
-    try:
-        entry = json.loads(line)
-        row = [entry[key] for key in ("text", "second", "label") if key != "second" or key in entry]
-        if None in row:
-            raise ValueError
-        return tuple(map(str, row))
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{where} must be a JSON object with `text` and `label`, none of them null") from None
 
 
 def names(splits: dict[str, Labelled]) -> list[str]:
@@ -131,7 +107,7 @@ class Fit:
 
     def _key_sentences(self, text):
         """Sentences by the weight of their words in the text's tf-idf centroid (Radev et al. 2004, section 3.1)."""
-        sentences = re.split(r"(?<=[.!?])(?=[^\S\n])|(?<=\n)", text)
+        sentences = ENDS.split(text)
         idf = {word: log((1 + self.count) / (1 + self.spread[word])) for word in _words(text)}
         centroid = {word: times * idf[word] for word, times in Counter(_words(text)).items()}
         scores = [sum(centroid[word] for word in set(_words(sentence))) for sentence in sentences]

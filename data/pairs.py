@@ -5,11 +5,13 @@ import gzip
 import json
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from data.pipeline import Source
 from data.tokenizers import Tokenizer
 
 Texts = tuple[list[str], list[str]]
@@ -18,7 +20,8 @@ _LOCALES = ("en", "en_GB", "de", "fr", "es", "it", "pt", "nl", "sv", "pl", "tr",
 _FORMATS = ("full", "long", "medium", "d MMMM y", "MMMM d, y", "EEE d MMM y")
 
 
-class Pairs:
+@dataclass(frozen=True, eq=False)
+class Pairs(Source):
     """Token ids of inputs and targets, padded to one length.
 
     An example has `inputs` int32 [T] and `inputs_mask` bool [T] (True = a token), and of the output `tokens`, `targets`
@@ -26,17 +29,12 @@ class Pairs:
     end. What is longer than T is cut before its end; `references` are the whole texts of the targets.
     """
 
-    def __init__(
-        self,
-        inputs: Sequence[np.ndarray],
-        targets: Sequence[np.ndarray],
-        references: Sequence[str],
-        length: int,
-        end: int,
-        start: int,
-    ):
-        self.inputs, self.targets, self.references = inputs, targets, references
-        self.length, self.end, self.start = length, end, start
+    inputs: Sequence[np.ndarray]
+    targets: Sequence[np.ndarray]
+    references: Sequence[str]
+    length: int
+    end: int
+    start: int
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -47,11 +45,7 @@ class Pairs:
         longest = [max(len(a), len(b)) + 1 for a, b in zip(self.inputs, self.targets)]
         return np.minimum(longest, self.length)
 
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {name: value[0] for name, value in self.take(np.array([index])).items()}
-
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The pairs of `indices` int64 [N], stacked on a leading axis."""
         inputs, inputs_mask = self._padded([self.inputs[index] for index in indices])
         targets, mask = self._padded([self.targets[index] for index in indices])
         return {"inputs": inputs, "inputs_mask": inputs_mask} | shifted(targets, mask, self.start)
@@ -86,7 +80,6 @@ class Continuations(Pairs):
         return np.minimum([len(a) + len(b) + 1 for a, b in zip(self.inputs, self.targets)], self.length)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The pairs of `indices` int64 [N], stacked on a leading axis."""
         rows = np.full((len(indices), self.length + 1), self.end, np.int32)
         mask = np.zeros((len(indices), self.length), bool)
         for row, index in enumerate(indices):
@@ -123,20 +116,15 @@ def read(path: str) -> Texts:
     Raises FileNotFoundError, and ValueError, naming the line, for what are no pairs.
     """
     files = path.split(",")
-    lines = [read_lines(file) for file in files]
-    if len(files) == 2:
-        if len(lines[0]) != len(lines[1]):
-            raise ValueError(
-                f"{files[0]} has {len(lines[0])} lines and {files[1]} {len(lines[1])}: they must be parallel"
-            )
-        return lines[0], lines[1]
-    if len(files) != 1:
+    if len(files) > 2:
         raise ValueError(f"{path!r} must be one file of pairs, or two parallel ones with a comma between")
-    suffix = Path(path.removesuffix(".gz")).suffix
-    if suffix not in (".tsv", ".jsonl"):
-        raise ValueError(f"{path} must be a .tsv or .jsonl file, or two files with a comma between")
-    pairs = [_pair(line, suffix, f"{path}, line {number}") for number, line in enumerate(lines[0], 1) if line.strip()]
-    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    if len(files) == 2:
+        inputs, targets = map(read_lines, files)
+        if len(inputs) != len(targets):
+            raise ValueError(f"{files[0]} has {len(inputs)} lines and {files[1]} {len(targets)}: they must be parallel")
+        return inputs, targets
+    rows = read_rows(path, ("input", "target"), columns="2", others=", or two files with a comma between")
+    return [given for given, _ in rows], [target for _, target in rows]
 
 
 def cldr() -> dict[str, Texts]:
@@ -174,16 +162,37 @@ def read_lines(path: str) -> list[str]:
     return lines if lines[-1] else lines[:-1]
 
 
-def _pair(line: str, suffix: str, where: str) -> tuple[str, str]:
-    if suffix == ".tsv":
-        columns = line.split("\t")
-        if len(columns) != 2:
-            raise ValueError(f"{where} has {len(columns)} columns: it must have 2")
-        return columns[0], columns[1]
-    try:
-        entry = json.loads(line)
-        if None in (entry["input"], entry["target"]):
-            raise ValueError
-        return str(entry["input"]), str(entry["target"])
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{where} must be a JSON object with `input` and `target`, none of them null") from None
+def read_rows(
+    path: str, keys: Sequence[str], *, columns: str, optional: str = "", others: str = ""
+) -> list[tuple[str, ...]]:
+    """The rows of a `.tsv`, or of a `.jsonl` of objects with the `keys`, of which one may be `optional`; either may be
+    gzipped (.gz).
+
+    `columns` says how many those of a .tsv must be, and `others` what else than such a file is allowed.
+
+    Raises FileNotFoundError, and ValueError, naming the line, for another row.
+    """
+    suffix = Path(path.removesuffix(".gz")).suffix
+    if suffix not in (".tsv", ".jsonl"):
+        raise ValueError(f"{path} must be a .tsv or .jsonl file{others}")
+    needed = [key for key in keys if key != optional]
+    rows = []
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        if suffix == ".tsv":
+            row = line.split("\t")
+            if not len(needed) <= len(row) <= len(keys):
+                raise ValueError(f"{where} has {len(row)} columns: it must have {columns}")
+        else:
+            try:
+                entry = json.loads(line)
+                row = [entry[key] for key in keys if key in needed or key in entry]
+                if None in row:
+                    raise ValueError
+            except (ValueError, KeyError, TypeError):
+                names = " and ".join(f"`{key}`" for key in needed)
+                raise ValueError(f"{where} must be a JSON object with {names}, none of them null") from None
+        rows.append(tuple(map(str, row)))
+    return rows

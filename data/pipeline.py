@@ -19,11 +19,12 @@ class Source(Protocol):
     def __len__(self) -> int:
         """The number of examples."""
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """One example."""
-
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         """The examples of `indices` int64 [N], each feature stacked on a leading axis (or a list, if shapes differ)."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """One example."""
+        return {name: value[0] for name, value in self.take(np.array([index])).items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,16 +1,14 @@
 """Questions about texts, whose answers are parts of them (SQuAD, arXiv 1606.05250), as windows of tokens, and back."""
 
-import gzip
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from data import encoded
 from data.encoded import Encoded
+from data.pairs import read_lines
 from data.tokenizers import Tokenizer
 
 MAX_QUESTION, MAX_ANSWER = 64, 30  # tokens, as in arXiv 1810.04805's recipe
@@ -35,22 +33,19 @@ def read(path: str) -> list[Question]:
 
     Raises FileNotFoundError, and ValueError for another file and for an answer that is not where it should be.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    opened: Any = gzip.open if path.endswith(".gz") else open
+    content = "\n".join(read_lines(path))
     try:
-        with opened(path, "rt", encoding="utf-8") as file:
-            return [
-                ask(
-                    item["question"],
-                    paragraph["context"],
-                    [(answer["answer_start"], answer["text"]) for answer in item["answers"]],
-                )
-                for article in json.load(file)["data"]
-                for paragraph in article["paragraphs"]
-                for item in paragraph["qas"]
-            ]
-    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        return [
+            ask(
+                item["question"],
+                paragraph["context"],
+                [(answer["answer_start"], answer["text"]) for answer in item["answers"]],
+            )
+            for article in json.loads(content)["data"]
+            for paragraph in article["paragraphs"]
+            for item in paragraph["qas"]
+        ]
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not a file of SQuAD's: {type(error).__name__} {error}") from None
 
 

@@ -9,11 +9,12 @@ import numpy as np
 
 from data import shuffle
 from data.masking import MaskTokens
-from data.pipeline import Batch
+from data.pipeline import Batch, Source
 from data.text import Documents, Tokens
 from data.tokenizers import Tokenizer
 
-_ENDS = re.compile(r"(?<=[.!?])(?=[^\S\n])|(?<=\n)")
+# what ends a sentence in a text
+ENDS = re.compile(r"(?<=[.!?])(?=[^\S\n])|(?<=\n)")
 
 
 class Sentences(Documents):
@@ -24,7 +25,7 @@ class Sentences(Documents):
 
     def __iter__(self) -> Iterator[str]:
         for text in self._texts:
-            yield from (sentence for sentence in _ENDS.split(text) if sentence.strip())
+            yield from (sentence for sentence in ENDS.split(text) if sentence.strip())
             yield ""
 
     def fingerprint(self) -> str:
@@ -32,7 +33,7 @@ class Sentences(Documents):
         return f"{self._texts.fingerprint()} in sentences"
 
 
-class Chunks(Tokens):
+class Chunks(Tokens, Source):
     """Runs of sentences in a document, of about `length` tokens and of two sentences at least: example i has the number
     of its first sentence as `first`. Together they go through each document once, but for a last sentence left alone.
 
@@ -71,11 +72,7 @@ class Chunks(Tokens):
     def __len__(self) -> int:
         return len(self.firsts)
 
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {"first": self.firsts[index]}
-
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples of `indices` int64 [N]."""
         return {"first": self.firsts[indices]}
 
     def whole(self, first: int, size: int) -> int:

@@ -45,8 +45,7 @@ def check(options: Options) -> None:
 def read_documents(options: Options) -> dict[str, text.Documents]:
     """The texts of each split."""
     if options.kind == "tfds":
-        builder = tfds.builder(options.path, options.data_dir)
-        splits = tfds.splits(builder, options.splits)
+        builder, splits = _prepared(options)
         return {name: tfds.texts(builder, split, options.text_key, options.max_bytes) for name, split in splits.items()}
     if options.kind == "conllu":
         return {name: text.Documents(["".join(s.words) for s in part]) for name, part in read_tagged(options).items()}
@@ -116,8 +115,14 @@ def _files(options: Options) -> dict[str, str]:
 
 
 def _columns(options: Options, keys: list[str]) -> dict[str, list[list[Any]]]:
+    builder, splits = _prepared(options)
+    return {name: tfds.columns(builder, split, keys) for name, split in splits.items()}
+
+
+def _prepared(options: Options) -> tuple[Any, dict[str, str]]:
+    """The builder of a TFDS data set, and the splits to read."""
     builder = tfds.builder(options.path, options.data_dir)
-    return {name: tfds.columns(builder, split, keys) for name, split in tfds.splits(builder, options.splits).items()}
+    return builder, tfds.splits(builder, options.splits)
 
 
 def read_images(options: Options) -> tuple[dict[str, Source], list[str]]:
@@ -128,12 +133,7 @@ def read_images(options: Options) -> tuple[dict[str, Source], list[str]]:
     readers = {"folder": images.folders, "idx": raw_images.idx, "cifar": raw_images.cifar}
     if options.kind in readers:
         return readers[options.kind](options.path)
-    builder = tfds.builder(options.path, options.data_dir)
-    opened = {
-        name: tfds.images(builder, split, options.image_key, options.label_key)
-        for name, split in tfds.splits(builder, options.splits).items()
-    }
-    return {name: part for name, (part, _) in opened.items()}, opened["train"][1]
+    return tfds.images(*_prepared(options), options.image_key, options.label_key)
 
 
 def read_objects(options: Options) -> tuple[dict[str, Source], list[str]]:
@@ -141,7 +141,4 @@ def read_objects(options: Options) -> tuple[dict[str, Source], list[str]]:
     if options.kind == "shapes":
         size = options.image_size or 64
         return {split: detection.Shapes(split, size) for split in detection.SIZES}, list(detection.SHAPES)
-    builder = tfds.builder(options.path, options.data_dir)
-    splits = tfds.splits(builder, options.splits)
-    opened = {name: tfds.objects(builder, split, options.image_key) for name, split in splits.items()}
-    return {name: part for name, (part, _) in opened.items()}, opened["train"][1]
+    return tfds.objects(*_prepared(options), options.image_key)

@@ -108,10 +108,3 @@ def encode(sentences: Sequence[Sentence], tags: Sequence[str], tokenizer: Tokeni
             masks.append(mask)
             first = last
     return encoded.rows(joined, origins, length, tokenizer, per_token={"targets": targets, "mask": masks})
-
-
-def by_word(source: Encoded, predictions: np.ndarray) -> list[np.ndarray]:
-    """Of predictions [N, T] for all rows' tokens those for words, sentence by sentence."""
-    words = [row[: len(mask)][mask] for row, mask in zip(predictions, source.per_token["mask"])]
-    starts = np.flatnonzero(np.diff(source.origins, prepend=-1))
-    return [np.concatenate(words[start:stop]) for start, stop in zip(starts, [*starts[1:], len(words)])]

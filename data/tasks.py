@@ -301,14 +301,11 @@ def _windows(options, special):
         for name, stream in streams.items()
     }
     info = {
-        "kind": "text",
-        "vocab_size": coder.vocab_size,
-        "sequence_length": options.sequence_length,
         "tokens": {name: len(stream.tokens) for name, stream in streams.items()},
         "characters_per_token": {name: stream.characters / len(stream.tokens) for name, stream in streams.items()},
         "bytes_per_token": {name: stream.bytes / len(stream.tokens) for name, stream in streams.items()},
     }
-    return Examples(splits, info, coder)
+    return Examples(splits, _info(options, coder, "text", **info), coder)
 
 
 _TOKENS = ("tokenizer", "vocab_size", "lowercase", "sequence_length")

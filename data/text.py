@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from data.pipeline import Source
 from data.tokenizers import Tokenizer
 
 
@@ -69,7 +70,7 @@ class Tokens:
         self.__dict__.update(state)
 
 
-class Windows(Tokens):
+class Windows(Tokens, Source):
     """A stream of tokens seen through windows: example i predicts the tokens after i * stride.
 
     An example has `tokens` and `targets` (each token's next), int32 [T], and `mask` bool [T], False past the end of the
@@ -88,11 +89,7 @@ class Windows(Tokens):
     def __len__(self) -> int:
         return -(-max(len(self.tokens) - 1 - self.length, 0) // self.stride) + 1
 
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {name: value[0] for name, value in self.take(np.array([index])).items()}
-
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The windows of `indices` int64 [N]: `tokens`, `targets` int32 [N, T] and `mask` bool [N, T]."""
         starts, width = indices * self.stride, self.length + 1
         full = starts + width <= len(self.tokens)
         mask = np.ones((len(starts), self.length), bool)

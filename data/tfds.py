@@ -1,68 +1,48 @@
 """Data sets that TensorFlow Datasets has prepared as array_record, read without TensorFlow."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from data.detection import gather
 from data.images import decode
+from data.pipeline import Source
 from data.text import Documents
 
 
 @dataclass(frozen=True)
-class Images:
-    """A split of labelled images, decoded when asked for."""
+class Records(Source):
+    """A split of images: of each record an example is made when it is asked for."""
 
     records: Any
-    image_key: str
-    label_key: str
-    channels: int
+    make: Callable[[dict[str, Any]], dict[str, Any]]
 
     def __len__(self) -> int:
         return len(self.records)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {name: value[0] for name, value in self.take(np.array([index])).items()}
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
-        """The examples of `indices` int64 [N]."""
-        records = self.records.__getitems__(indices.tolist())
-        return {
-            "image": [decode(record[self.image_key], self.channels) for record in records],
-            "label": np.array([record[self.label_key] for record in records], np.int32),
-        }
+        examples = gather([self.make(record) for record in self.records.__getitems__(indices.tolist())])
+        return examples | {name: np.array(examples[name], np.int32) for name in ("label",) if name in examples}
 
 
-@dataclass(frozen=True)
-class Objects:
-    """A split of images with boxes, as `coco` has them, decoded when asked for; see `data.detection`."""
+def _labelled(image_key, label_key, channels, record):
+    return {"image": decode(record[image_key], channels), "label": record[label_key]}
 
-    records: Any
-    image_key: str
-    channels: int
 
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {name: value[0] for name, value in self.take(np.array([index])).items()}
-
-    def take(self, indices: np.ndarray) -> dict[str, list[np.ndarray]]:
-        """The examples of `indices` int64 [N]."""
-        return gather([self._one(record) for record in self.records.__getitems__(indices.tolist())])
-
-    def _one(self, record):
-        image, objects = decode(record[self.image_key], self.channels), record["objects"]
-        boxes = np.reshape(objects["bbox"], (-1, 4)).astype(np.float32)[:, [1, 0, 3, 2]]
-        return {
-            "image": image,
-            "boxes": boxes * np.float32([image.shape[1], image.shape[0]] * 2),
-            "classes": np.asarray(objects["label"], np.int32),
-            "crowd": np.asarray(objects.get("is_crowd", np.zeros(len(boxes))), bool),
-        }
+def _with_boxes(image_key, channels, record):
+    """An example as `data.detection` has it."""
+    image, objects = decode(record[image_key], channels), record["objects"]
+    boxes = np.reshape(objects["bbox"], (-1, 4)).astype(np.float32)[:, [1, 0, 3, 2]]
+    return {
+        "image": image,
+        "boxes": boxes * np.float32([image.shape[1], image.shape[0]] * 2),
+        "classes": np.asarray(objects["label"], np.int32),
+        "crowd": np.asarray(objects.get("is_crowd", np.zeros(len(boxes))), bool),
+    }
 
 
 @dataclass(frozen=True)
@@ -143,25 +123,29 @@ def _records(builder: Any, split: str, key: str, skip_decoding: bool = False) ->
         raise ValueError(f"split={split!r} of {builder.info.full_name}: {error}") from None
 
 
-def images(builder: Any, split: str, image_key: str, label_key: str) -> tuple[Images, list[str]]:
-    """The images of a split such as `train[:99%]`, and the names of its classes."""
-    records = _records(builder, split, image_key, skip_decoding=True)
-    _records(builder, split, label_key)
-    label = builder.info.features[label_key]
+def images(
+    builder: Any, splits: Mapping[str, str], image_key: str, label_key: str
+) -> tuple[dict[str, Records], list[str]]:
+    """The images of some splits such as `train[:99%]`, and the names of their classes."""
+    image, label = feature(builder, image_key), feature(builder, label_key)
     if getattr(label, "num_classes", None) is None:
         raise ValueError(f"feature {label_key!r} of {builder.info.full_name} is not a class label")
-    source = Images(records, image_key, label_key, builder.info.features[image_key].shape[-1])
-    return source, [str(name) for name in label.names]
+    make = partial(_labelled, image_key, label_key, image.shape[-1])
+    return _made(builder, splits, image_key, make), [str(name) for name in label.names]
 
 
-def objects(builder: Any, split: str, image_key: str) -> tuple[Objects, list[str]]:
-    """The images of a split with the boxes of their feature `objects`, and the names of its classes."""
-    records = _records(builder, split, image_key, skip_decoding=True)
-    found = getattr(feature(builder, "objects"), "feature", ())
+def objects(builder: Any, splits: Mapping[str, str], image_key: str) -> tuple[dict[str, Records], list[str]]:
+    """The images of some splits with the boxes of their feature `objects`, and the names of the objects' classes."""
+    image, found = feature(builder, image_key), getattr(feature(builder, "objects"), "feature", ())
     if "bbox" not in found or "label" not in found:
         raise ValueError(f"feature 'objects' of {builder.info.full_name} has no 'bbox' and 'label'")
-    source = Objects(records, image_key, builder.info.features[image_key].shape[-1])
-    return source, [str(name) for name in found["label"].names]
+    make = partial(_with_boxes, image_key, image.shape[-1])
+    return _made(builder, splits, image_key, make), [str(name) for name in found["label"].names]
+
+
+def _made(builder, splits, image_key, make):
+    records = {name: _records(builder, split, image_key, skip_decoding=True) for name, split in splits.items()}
+    return {name: Records(of_split, make) for name, of_split in records.items()}
 
 
 def texts(builder: Any, split: str, key: str, max_bytes: int = 0) -> Documents:

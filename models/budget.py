@@ -86,7 +86,7 @@ class Budget:
         rows.append(("total", f"{total:,}", "", _human(work), ""))
         if book:
             parameters = [f"{book['parameters']:,}", f"{book['parameters'] / total - 1:+.1%}"]
-            flops = [_human(book["flops"]), f"{book['flops'] / work - 1:+.1%}"] if "flops" in book else ["", ""]
+            flops = [_human(book["flops"]), f"{book['flops'] / work - 1:+.1%}"]
             rows.append(("textbook, V D + 12 L D^2", *parameters, *flops))
         names = {"model": "matrix products", "matmul": "with recomputation", "other": "element-wise operations"}
         sections = {"training step, FLOPs": {name: _human(self.flops["training"][key]) for key, name in names.items()}}
@@ -107,7 +107,7 @@ def _human(number, base=1000):
 
 def budget(
     model: nn.Module,
-    inputs: tuple | dict[str, Any],
+    inputs: tuple,
     *,
     objective: Callable[[nn.Module, Any], Any] | None = None,
     batch: Any = None,
@@ -118,7 +118,7 @@ def budget(
     """What a model costs on inputs of these shapes, found in seconds at any size.
 
     Args:
-        inputs: arrays or `jax.ShapeDtypeStruct`s that the model is called with, by place or by name.
+        inputs: arrays or `jax.ShapeDtypeStruct`s that the model is called with.
         objective: what training minimises: (bound model, batch) -> loss or (loss, ...). None stands for the sum of the
             squared outputs.
         batch: what the objective is given, arrays or shapes; None is `inputs`.
@@ -126,30 +126,28 @@ def budget(
         compute_dtype: parameters and inputs are cast to it, and so inference's weights and cache have it.
         cache_length: how many tokens a row of the KV cache of inference holds; None leaves the cache out.
     """
-    args, kwargs = ((), inputs) if isinstance(inputs, dict) else (tuple(inputs), {})
     key = jax.eval_shape(lambda: jax.random.key(0))
     # Flash attention takes no float32, which parameters are made in; they do not depend on it.
     plain = model.clone(implementation="xla") if hasattr(model, "implementation") else model
-    variables = dict(jax.eval_shape(plain.init, {"params": key, "dropout": key}, *args, **kwargs))
+    variables = dict(jax.eval_shape(plain.init, {"params": key, "dropout": key}, *inputs))
     params = variables.pop("params")
 
     def cast(tree):
         floating = lambda x: compute_dtype and jnp.issubdtype(x.dtype, jnp.floating)  # noqa: E731
         return jax.tree.map(lambda x: x.astype(compute_dtype) if floating(x) else x, tree)
 
-    def apply(params, rest, args, kwargs, **how):
-        return model.apply({"params": params, **rest}, *args, **kwargs, **how)
+    def apply(params, rest, inputs, **how):
+        return model.apply({"params": params, **rest}, *inputs, **how)
 
-    def squares(model, batch):
-        outputs = model(**batch) if isinstance(batch, dict) else model(*batch)
-        return sum(jnp.square(x.astype(jnp.float32)).sum() for x in jax.tree.leaves(outputs))
+    def squares(model, inputs):
+        return sum(jnp.square(x.astype(jnp.float32)).sum() for x in jax.tree.leaves(model(*inputs)))
 
     def loss(params, rest, batch, key):
         function = nn.apply(objective or squares, model, mutable=list(rest))
         out = function({"params": cast(params), **rest}, cast(batch), rngs={"dropout": key})[0]
         return out[0] if isinstance(out, tuple) else out
 
-    light = jax.eval_shape(cast, (params, variables, args, kwargs))
+    light = jax.eval_shape(cast, (params, variables, inputs))
     forward = jax.make_jaxpr(apply)(*light).jaxpr
     step_inputs = (params, variables, inputs if batch is None else batch, key)
     gradient = jax.make_jaxpr(jax.value_and_grad(loss))(*step_inputs).jaxpr
@@ -169,20 +167,25 @@ def budget(
     inference = {"weights": _bytes(light[:2]), "cache": 0, "activations": _peak(forward)}
     if cache_length is not None:
         size = (jax.tree.leaves(inputs)[0].shape[0], cache_length)
-        empty = lambda *light: jax.tree.leaves(apply(*light, size, {}, method="init_cache"))  # noqa: E731
+        empty = lambda *light: jax.tree.leaves(apply(*light, size, method="init_cache"))  # noqa: E731
         inference["cache"] = _bytes(jax.eval_shape(empty, *light[:2]))
     inference["total"] = sum(inference.values()) + _bytes(light[2:])
 
-    textbook = {}
     sown = jax.eval_shape(lambda *light: apply(*light, mutable="intermediates")[1], *light).get("intermediates", {})
-    if "embedding" in sown and hasattr(model, "depth") and hasattr(model, "width"):  # one stack of blocks
-        vocabulary = getattr(model, "vocab_size", None) or getattr(model, "num_classes", 0)
-        textbook["parameters"] = vocabulary * model.width + 12 * model.depth * model.width**2
-        rows, tokens = sown["embedding"][0].shape[:2]
-        each = 2 * textbook["parameters"] + 4 * model.depth * tokens * model.width
-        textbook["flops"] = rows * tokens * each
     costs = {"forward": _kinds(forward), "training": _kinds(gradient), "parts": {k: v for k, v in parts.items() if v}}
-    return Budget(counts | {"total": counts.total()}, costs, {"training": training, "inference": inference}, textbook)
+    memory = {"training": training, "inference": inference}
+    return Budget(counts | {"total": counts.total()}, costs, memory, _textbook(model, sown))
+
+
+def _textbook(model, sown):
+    """The closed form of a model of one stack of blocks, by its sizes; nothing for others."""
+    if "embedding" not in sown or not hasattr(model, "depth") or not hasattr(model, "width"):
+        return {}
+    vocabulary = getattr(model, "vocab_size", None) or getattr(model, "num_classes", 0)
+    parameters = vocabulary * model.width + 12 * model.depth * model.width**2
+    rows, tokens = sown["embedding"][0].shape[:2]
+    each = 2 * parameters + 4 * model.depth * tokens * model.width
+    return {"parameters": parameters, "flops": rows * tokens * each}
 
 
 def flops(function: Callable, *args: Any) -> dict[str, int]:

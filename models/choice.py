@@ -86,7 +86,18 @@ class Choice:
         forced_first_token: int | None = None,
         stop_tokens: Sequence[int] = (),
     ) -> "Choice":
-        """From the options of `generate`, which has what they mean; ValueError for one that is out of its range."""
+        """From what a user asks for; ValueError for what is out of its range.
+
+        Args:
+            model: whose tokens these are.
+            temperature: what divides the logits before sampling; 0 takes the likeliest token, as does beam search.
+            top_k, top_p: sample from the likeliest tokens only, see the functions of these names; None: from all.
+            repetition_penalty: above 1 makes tokens less likely that the row has, prompt included; see the function.
+            no_repeat_ngram_size: no sequence of so many tokens comes twice in a row, prompt included; None: it may.
+            min_new_tokens: until there are so many, none is a stop token.
+            forced_first_token: what the first new token is (the language's, of models that translate into several).
+            stop_tokens: each ends the row it appears in.
+        """
         size, first, last = no_repeat_ngram_size, forced_first_token, getattr(model, "vocab_size", 2**31) - 1
         check(temperature >= 0, f"temperature must be 0 (greedy) or more, not {temperature}.")
         check(top_k is None or top_k >= 1, f"top_k must be at least 1, or None for all tokens, not {top_k}.")

@@ -13,7 +13,6 @@ Cache and memory alone know which of their axes is the batch's, so they have the
 How a token is chosen from the logits is `models.choice`'s; `models.speculative` has a faster way to the same tokens.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -51,17 +50,10 @@ def generate(
     max_new_tokens: int,
     inputs: Any = None,
     seed: int = 0,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    repetition_penalty: float = 1.0,
-    no_repeat_ngram_size: int | None = None,
-    min_new_tokens: int = 0,
-    forced_first_token: int | None = None,
-    stop_tokens: Sequence[int] = (),
     pad_token: int = 0,
     num_beams: int = 1,
     length_penalty: float = 1.0,
+    **choice,
 ) -> Generation:
     """Continues every prompt until a stop token or for `max_new_tokens`.
 
@@ -76,47 +68,26 @@ def generate(
         lengths: [B], of the prompts, each at least 1; None means that there is no padding.
         inputs: what `model.encode` takes.
         seed: of the samples.
-        temperature: what divides the logits before sampling; 0 takes the likeliest token, as does beam search.
-        top_k, top_p: sample from the likeliest tokens only, see the functions of these names; None: from all.
-        repetition_penalty: above 1 makes tokens less likely that the row has, prompt included; see the function.
-        no_repeat_ngram_size: no sequence of so many tokens comes twice in a row, prompt included; None: it may.
-        min_new_tokens: until there are so many, none is a stop token.
-        forced_first_token: what the first new token is (the language's, of models that translate into several).
-        stop_tokens: each ends the row it appears in.
         pad_token: what fills a row up.
         num_beams: more than 1 is beam search; the best hypothesis is returned.
         length_penalty: of beam search: above 0 favours long hypotheses, below 0 short ones, see `Generation`.
+        choice: `temperature`, `top_k`, `top_p`, `stop_tokens`..., see `Choice.checked`.
 
     Raises:
         ValueError: an argument is out of its range, or prompt and new tokens are longer than the model's sequences.
     """
     prompts, lengths = checked_prompts(model, prompts, lengths, max_new_tokens)
     check(num_beams >= 1, f"num_beams must be at least 1, not {num_beams}.")
-    check(num_beams == 1 or temperature == 0, f"beam search does not sample: set temperature to 0, not {temperature}.")
-    choice = Choice.checked(
-        model,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        repetition_penalty=repetition_penalty,
-        no_repeat_ngram_size=no_repeat_ngram_size,
-        min_new_tokens=min_new_tokens,
-        forced_first_token=forced_first_token,
-        stop_tokens=stop_tokens,
-    )
-    return _generate(
-        model,
-        variables,
-        prompts,
-        lengths,
-        inputs,
+    heat = choice.get("temperature", 1.0)
+    check(num_beams == 1 or heat == 0, f"beam search does not sample: set temperature to 0, not {heat}.")
+    choice, seed, pad, penalty = (
+        Choice.checked(model, **choice),
         np.uint32(seed % 2**32),
-        choice,
         np.int32(pad_token),
         float(length_penalty),
-        num_beams=num_beams,
-        max_new_tokens=max_new_tokens,
     )
+    sizes = {"num_beams": num_beams, "max_new_tokens": max_new_tokens}
+    return _generate(model, variables, prompts, lengths, inputs, seed, choice, pad, penalty, **sizes)
 
 
 def best_of(

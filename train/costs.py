@@ -77,7 +77,7 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
     `length` of the texts in the batch; None is the config's.
     """
     config = experiment.config
-    batch = jax.eval_shape(partial(experiment.zeros, config.data.batch_size, length))
+    batch = jax.eval_shape(partial(experiment.zeros, length=length))
     length = getattr(experiment.model, "max_length", config.data.sequence_length)  # of the cache
     return budget(
         experiment.model,

@@ -1,6 +1,6 @@
 """What a trained model is asked: numbers over whole splits."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Float
 from scipy.special import softmax
 
@@ -17,7 +17,6 @@ from data.options import called
 from metrics.answers import exact_match, f1
 from metrics.detection import Detections
 from metrics.likelihood import bits, perplexity
-from metrics.states import State
 from train.checkpoint import Checkpoints
 from train.experiment import Experiment
 from train.objectives import read
@@ -50,8 +49,7 @@ class Evaluator:
         """Metrics of every split, as "split/name"."""
         data, variables, metrics = self.experiment.data, state.variables(average=True), {}
         for split, batches in data.splits.items():
-            values = evaluate(self._step_taught, variables, batches, self.experiment.mesh)
-            values = with_derived(values, data.info, split)
+            values = with_derived(self._scored(variables, batches), data.info, split)
             if data.info["kind"] in ("pairs", "continuations"):
                 values |= self.sampler.compare(variables, split, batches)
             elif data.info["kind"] == "spans":
@@ -63,8 +61,17 @@ class Evaluator:
             metrics |= {f"{split}/{key}": value for key, value in values.items()}
         return metrics | self._probed(variables) if self._probes and data.splits else metrics
 
-    def _step_taught(self, variables, batch):
-        return self._step(variables, self.experiment.taught(batch))
+    def _scored(self, variables, batches):
+        """The metrics of a split, every example counted once; a memory goes from batch to batch, empty before the
+        first. The states of a batch are merged on the host while the next one is computed."""
+        mesh, merged, memory, waiting = self.experiment.mesh, {}, {}, None
+        variables = {name: value for name, value in variables.items() if name != "memory"}
+        for batch in batches:
+            check_batch(len(batch["mask"]) * jax.process_count(), mesh)
+            batch = self.experiment.taught(to_mesh(batch, mesh))
+            states, memory = self._step({**variables, **memory}, batch)
+            merged, waiting = _merge(merged, waiting), states
+        return {name: float(state.compute()) for name, state in _merge(merged, waiting).items()}
 
     def _logits(self, variables, batches):
         """What the model says of a split's rows [N, ...], in their order, on the host."""
@@ -129,30 +136,6 @@ def restore(experiment: Experiment, which: str = "latest") -> TrainState:
         if step is None:
             raise FileNotFoundError(f"there is no {which} checkpoint in {checkpoints.folder}.")
         return experiment.state(checkpoints, step)
-
-
-def evaluate(
-    step: Callable[[Any, dict], tuple[dict[str, State], dict]], variables: Any, batches: Iterable[dict], mesh: Mesh
-) -> dict[str, float]:
-    """The metrics of a split, every example counted once: `step` gives each batch's states, which the host merges.
-
-    A memory goes from batch to batch, empty before the first.
-
-    Raises:
-        ValueError: a batch does not divide over the devices, or there is none.
-    """
-    merged: dict[str, State] = {}
-    variables, memory = {name: value for name, value in variables.items() if name != "memory"}, {}
-    waiting = None
-    for batch in batches:
-        check_batch(len(batch["mask"]) * jax.process_count(), mesh)
-        states, memory = step({**variables, **memory}, to_mesh(batch, mesh))
-        merged = _merge(merged, waiting)  # the batch before, while this one is computed
-        waiting = states
-    merged = _merge(merged, waiting)
-    if not merged:
-        raise ValueError("there is nothing to evaluate: the split is empty.")
-    return {name: float(state.compute()) for name, state in merged.items()}
 
 
 def objects_of(

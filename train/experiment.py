@@ -17,7 +17,8 @@ from ml_collections import ConfigDict
 
 import data
 import models
-from data import tokenizers
+from data import spans, tokenizers
+from data.masking import count_masked
 from train import batches, durations, initial, sharding
 from train.checkpoint import Checkpoints
 from train.objectives import HEADS, OBJECTIVES, TASKS, TAUGHT, Batch, Objective
@@ -103,17 +104,15 @@ class Experiment:
             raise ValueError(f"unknown objective {name!r}: it is one of {', '.join(OBJECTIVES)}.")
         needed = {"masked_reconstruction": "target", "distilled_classification": "heads", "detection": "num_queries"}
         needed, own = needed.get(name), {"mae": "target", "detr": "num_queries"}.get(model)
-        of_texts = not {"images", "masked_images", "detection"}.intersection(TASKS[name])
+        of_images = hasattr(self.model, "image_size")
+        head = None if of_images else HEADS.get(name)
+        needed = needed or (head and "head")
         if (needed and not hasattr(self.model, needed)) or (own and needed != own):
             raise ValueError(f"the objective {name!r} is not for the model {model!r}.")
-        if of_texts and hasattr(self.model, "image_size"):
+        if of_images and name not in batches.IMAGES:
             raise ValueError(f"the objective {name!r} is not for the model {model!r}, which reads images.")
-        if name not in HEADS or hasattr(self.model, "image_size"):
-            return
-        if not hasattr(self.model, "head"):
-            raise ValueError(f"the objective {name!r} is not for the model {model!r}.")
-        if self.model.head != HEADS[name]:
-            raise ValueError(f"the objective {name!r} needs model.head={HEADS[name]!r}, not {self.model.head!r}.")
+        if head and self.model.head != head:
+            raise ValueError(f"the objective {name!r} needs model.head={head!r}, not {self.model.head!r}.")
 
     @cached_property
     def objective(self) -> Objective:
@@ -131,20 +130,19 @@ class Experiment:
 
     @cached_property
     def total_steps(self) -> int:
-        return self.steps("total", total_steps=None)
+        return self.steps("total")
 
-    def steps(self, name: str, section: ConfigDict | None = None, default: int | None = None, **kwargs) -> int:
+    def steps(self, name: str, section: ConfigDict | None = None, default: int | None = None) -> int:
         """A duration of the config in steps, see `durations.steps`."""
         section = self.config if section is None else section
-        kwargs.setdefault("total_steps", self.total_steps if name != "total" else None)
         in_epochs = section.get(f"{name}_epochs") is not None
         return durations.steps(
             section,
             name,
             batch_size=self.config.data.batch_size,
             examples_per_epoch=self.data.train.examples_per_epoch if in_epochs else None,
+            total_steps=self.total_steps if name != "total" else None,
             default=default,
-            **kwargs,
         )
 
     @cached_property
@@ -165,30 +163,24 @@ class Experiment:
         settings = {key: value for key, value in self.config.optimizer.items() if key in parameters}
         return make_optimizer(schedule=self.schedule, **settings)
 
-    def example_batch(self) -> Batch:
-        """Zeros in the shapes of a training batch."""
-        return self.zeros(self.config.data.batch_size)
-
-    def zeros(self, size: int, length: int | None = None) -> Batch:
+    def zeros(self, size: int | None = None, length: int | None = None) -> Batch:
         """A batch of `size` examples of zeros; it needs no data unless the sizes are the data's.
 
-        `length` of texts; None is the config's.
+        `length` of texts; None, as for the size, is the config's.
         """
-        settings, objective = self.config.data, self.config.objective.name
+        settings, objective, model = self.config.data, self.config.objective.name, self.model
         self.check_objective()
-        if hasattr(self.model, "image_size"):
-            height, width = (self.model.image_size,) * 2
-            if not settings.image_size:
-                height, width = self.data.info["image_size"]
-            shape = (height, width, self.model.channels)
-            batch = batches.images(size, shape)
-            if objective == "masked_reconstruction":
-                batch = batches.masked_images(size, shape, self.model.patch_size)
-            elif objective == "detection":
-                batch = batches.objects(size, shape, settings.max_boxes)
+        if hasattr(model, "image_size"):
+            height, width = (model.image_size,) * 2 if settings.image_size else self.data.info["image_size"]
+            patch, arrays = getattr(model, "patch_size", 1), batches.IMAGES[objective]
+            sizes = {"h": height, "w": width, "c": model.channels, "N": settings.max_boxes}
+            sizes["P"] = height // patch * (width // patch)
         else:
-            make = batches.OF_TEXTS.get(settings.task) or batches.OF_TEXTS[objective]
-            batch = make(size, length or settings.sequence_length, settings.mask_rate)
+            length, rate, arrays = length or settings.sequence_length, settings.mask_rate, batches.TEXTS[objective]
+            sizes = {"S": length, "T": length, "M": count_masked(rate, length)}
+            if settings.task == "span_corruption":
+                sizes["T"] = spans.lengths(rate, length)[1]
+        batch = batches.zeros(arrays, size or settings.batch_size, sizes, numbered=objective == "regression")
         said = jax.eval_shape(self.teacher, batch) if self.teacher else {}
         return batch | {name: jnp.zeros(value.shape, value.dtype) for name, value in said.items()}
 
@@ -233,9 +225,7 @@ class Experiment:
 
     def make_state(self):
         ema = bool(self.config.ema_decay)
-        return init_state(
-            self.model, self.optimizer, self.objective, self.example_batch(), seed=self.config.seed, ema=ema
-        )
+        return init_state(self.model, self.optimizer, self.objective, self.zeros(), seed=self.config.seed, ema=ema)
 
 
 _FROM_DATA = {

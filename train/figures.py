@@ -4,6 +4,7 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
+from scipy.ndimage import gaussian_filter1d
 
 # Okabe and Ito's colours, told apart by the colour-blind. A page replaces each by the CSS variable of its name, so that
 # the figures follow its light or dark mode; in PNGs they stay as they are.
@@ -64,11 +66,8 @@ def chart(title: str, curves: Mapping[str, Curve], splits: Sequence[str], *, per
 
     Steps at which a value is not finite are marked by a dotted line.
     """
-    figure = Figure(figsize=(4.3, 2.75), layout="constrained")
+    figure, (axes,) = _plots()
     figure.suptitle(title, x=0.02, ha="left", weight="bold", fontsize=10.5)
-    axes = figure.subplots()
-    axes.spines[["left", "top", "right"]].set_visible(False)
-    axes.grid(axis="y")
     shown = []
     for split, (steps, values) in curves.items():
         colour = list(SERIES.values())[splits.index(split) % len(SERIES) if split in splits else 0]
@@ -108,10 +107,8 @@ def lines(panels: Mapping[str, Mapping[str, Line]], xlabel: str, *, logarithmic:
             NaN where there are less, all are drawn, and a line through their means.
         logarithmic: both axes.
     """
-    figure = Figure(figsize=(0.9 + 3.4 * len(panels), 2.75), layout="constrained")
-    for axes, (label, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items()):
-        axes.spines[["left", "top", "right"]].set_visible(False)
-        axes.grid(axis="y")
+    figure, plots = _plots(len(panels))
+    for axes, (label, curves) in zip(plots, panels.items()):
         for (name, (places, values)), colour in zip(curves.items(), SERIES.values()):
             values = np.asarray(values, float).reshape(len(places), -1)
             for run in values.T:
@@ -129,15 +126,21 @@ def lines(panels: Mapping[str, Mapping[str, Line]], xlabel: str, *, logarithmic:
     return figure
 
 
+def _plots(count: int = 1) -> tuple[Figure, Sequence[Axes]]:
+    """Small plots with horizontal lines, side by side."""
+    figure = Figure(figsize=(0.9 + 3.4 * count, 2.75), layout="constrained")
+    plots = figure.subplots(1, count, squeeze=False)[0]
+    for axes in plots:
+        axes.spines[["left", "top", "right"]].set_visible(False)
+        axes.grid(axis="y")
+    return figure, plots
+
+
 def smooth(values: np.ndarray) -> np.ndarray:
     """A Gaussian mean over about a thirtieth of the curve; points that are not finite do not count, and stay."""
-    width = max(len(values) / 60, 1.0)
-    reach = int(3 * width)
-    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
-    finite = np.isfinite(values)
-    total, weight = (
-        np.convolve(x, kernel)[reach:-reach] for x in (np.where(finite, values, 0.0), finite.astype(float))
-    )
+    width, finite = max(len(values) / 60, 1.0), np.isfinite(values)
+    mean = partial(gaussian_filter1d, sigma=width, mode="constant", radius=int(3 * width))
+    total, weight = mean(np.where(finite, values, 0.0)), mean(finite.astype(float))
     return np.where(finite, total / np.maximum(weight, 1e-12), np.nan)
 
 

@@ -4,7 +4,6 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -185,10 +184,10 @@ def jit_step(experiment: Experiment):
 
 def compile_step(experiment: Experiment, state: TrainState):
     """The training step, compiled; with buckets, for each when it comes."""
-    step, data = jit_step(experiment), experiment.config.data
-    if data.buckets:
+    step = jit_step(experiment)
+    if experiment.config.data.buckets:
         return step
-    return step.lower(state, jax.eval_shape(partial(experiment.zeros, data.batch_size))).compile()
+    return step.lower(state, jax.eval_shape(experiment.zeros)).compile()
 
 
 def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax.Array]]:

@@ -9,6 +9,8 @@ each mask in the whole batch, of which an objective may be given a part.
 
 import inspect
 from collections.abc import Callable, Sequence
+from operator import mul
+from types import MappingProxyType
 
 import flax.linen as nn
 import jax
@@ -89,13 +91,13 @@ def classification(
         loss = optax.sigmoid_binary_cross_entropy(logits, target).mean(axis=-1)
     else:
         loss = optax.softmax_cross_entropy(logits, target)
-    aux = {"accuracy": Mean.empty().update(correct(logits, label), mask)}
+    means, states = {"accuracy": correct(logits, label)}, {}
     if logits.shape[-1] > 10:
-        aux["top_5_accuracy"] = Mean.empty().update(correct_top_k(logits, label, 5), mask)
+        means["top_5_accuracy"] = correct_top_k(logits, label, 5)
     if "image" not in batch:
         for name, state in (("f1", F1), ("matthews", Matthews)):
-            aux[name] = state.empty(logits.shape[-1]).update(logits.argmax(axis=-1), label, mask)
-    return _sums(loss, mask, aux)
+            states[name] = state.empty(logits.shape[-1]).update(logits.argmax(axis=-1), label, mask)
+    return _sums(loss, mask, means, **states)
 
 
 def regression(model: nn.Module, batch: Batch) -> Result:
@@ -108,7 +110,7 @@ def regression(model: nn.Module, batch: Batch) -> Result:
     if values.shape[-1] != 1:
         raise ValueError(f"a regression has one output, not {values.shape[-1]}: set model.num_classes to 1.")
     values = values[..., 0].astype(jnp.float32)
-    return _sums((values - label) ** 2, mask, {"pearson": Correlation.empty().update(values, label, mask)})
+    return _sums((values - label) ** 2, mask, pearson=Correlation.empty().update(values, label, mask))
 
 
 def tagging(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -> Result:
@@ -125,7 +127,7 @@ def span_extraction(model: nn.Module, batch: Batch) -> Result:
     first, last = logits[..., 0], logits[..., 1]
     loss = (cross_entropy(first, batch["start"]) + cross_entropy(last, batch["end"])) / 2
     both = correct(first, batch["start"]) & correct(last, batch["end"])
-    return _sums(loss, batch["mask"], {"accuracy": Mean.empty().update(both, batch["mask"])})
+    return _sums(loss, batch["mask"], {"accuracy": both})
 
 
 def causal_lm(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -> Result:
@@ -140,7 +142,7 @@ def masked_reconstruction(model: nn.Module, batch: Batch) -> Result:
     """
     predicted, hidden = model(batch["image"], batch["noise"])
     errors = jnp.square(predicted.astype(jnp.float32) - model.target(batch["image"])).mean(axis=-1)
-    return _sums(errors, hidden & batch["mask"][:, None], {})
+    return _sums(errors, hidden & batch["mask"][:, None])
 
 
 def masked_lm(model: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -> Result:
@@ -198,9 +200,7 @@ def distillation(
     cosine = (hidden * their_hidden).sum(-1) / jnp.maximum(_norm(hidden) * _norm(their_hidden), 1e-8)
     apart = ((1 - cosine) * real).sum(-1, keepdims=True) / jnp.maximum(real.sum(-1, keepdims=True), 1)
     parts = {"soft_loss": soft, "masked_lm_loss": hard, "cosine_loss": jnp.broadcast_to(apart, soft.shape)}
-    aux = {"accuracy": correct(logits, batch["targets"])} | parts
-    aux = {name: Mean.empty().update(value, mask) for name, value in aux.items()}
-    return _sums(sum(weight * part for weight, part in zip(weights, parts.values())), mask, aux)
+    return _weighted(weights, parts, mask, accuracy=correct(logits, batch["targets"]))
 
 
 def distilled_classification(
@@ -235,9 +235,8 @@ def distilled_classification(
             _divergence(theirs, logits, temperature) if temperature else cross_entropy(logits, theirs.argmax(axis=-1))
         ),
     }
-    aux = {"accuracy": correct(ours + logits, label), "teacher_accuracy": correct(theirs, label)} | parts
-    aux = {name: Mean.empty().update(value, mask) for name, value in aux.items()}
-    return _sums(sum(weight * part for weight, part in zip(weights, parts.values())), mask, aux)
+    right = {"accuracy": correct(ours + logits, label), "teacher_accuracy": correct(theirs, label)}
+    return _weighted(weights, parts, mask, **right)
 
 
 def _divergence(theirs, ours, temperature):
@@ -358,33 +357,31 @@ def detection(model: nn.Module, batch: Batch, *, weights: Sequence[float] = (1.0
 
 def _of_tokens(model, logits, batch, label_smoothing):
     loss = cross_entropy(logits, batch["targets"], label_smoothing if model.has_rng("dropout") else 0.0)
-    aux = {"accuracy": Mean.empty().update(correct(logits, batch["targets"]), batch["mask"])}
-    return _sums(loss, batch["mask"], aux)
+    return _sums(loss, batch["mask"], {"accuracy": correct(logits, batch["targets"])})
 
 
 def _norm(x):
     return jnp.linalg.norm(x, axis=-1)
 
 
-def _sums(loss, mask, aux):
-    loss = Mean.empty().update(loss, mask)
-    return loss.total, loss.weight, {"loss": loss, **aux}
+def _weighted(weights, losses, mask, **means):
+    """The sum of several losses."""
+    return _sums(sum(map(mul, weights, losses.values())), mask, means | losses)
+
+
+def _sums(loss, mask, means=MappingProxyType({}), **states):
+    """The result, of the losses that the mask lets through, the means of other values, and states."""
+    means = {name: Mean.empty().update(value, mask) for name, value in {"loss": loss, **means}.items()}
+    return means["loss"].total, means["loss"].weight, means | states
 
 
 OBJECTIVES = {
-    "classification": classification,
-    "regression": regression,
-    "tagging": tagging,
-    "span_extraction": span_extraction,
-    "causal_lm": causal_lm,
-    "masked_lm": masked_lm,
-    "pretraining": pretraining,
-    "masked_reconstruction": masked_reconstruction,
-    "distillation": distillation,
-    "distilled_classification": distilled_classification,
-    "bidirectional_lm": bidirectional_lm,
-    "sequence_to_sequence": sequence_to_sequence,
-    "detection": detection,
+    objective.__name__: objective
+    for objective in (
+        *(classification, regression, tagging, span_extraction, causal_lm, masked_lm, pretraining),
+        *(masked_reconstruction, distillation, distilled_classification, bidirectional_lm, sequence_to_sequence),
+        detection,
+    )
 }
 # objective -> the head that an encoder of texts needs for it
 HEADS = {

@@ -167,11 +167,7 @@ def _scale_by_layer(decay, frozen):
 
 
 def _scale_by_path(rates):
-    def update(updates, params=None):
-        def scale(path, leaf):
-            factor = next((factor for pattern, factor in rates if re.search(pattern, path)), 1.0)
-            return leaf * factor
+    def scale(path, leaf):
+        return leaf * next((factor for pattern, factor in rates if re.search(pattern, path)), 1.0)
 
-        return map_paths(scale, updates)
-
-    return optax.stateless(update)
+    return optax.stateless(lambda updates, params: map_paths(scale, updates))

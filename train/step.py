@@ -110,13 +110,7 @@ def make_evaluation_step(
     model: nn.Module, objective: Objective, precision: str = "float32"
 ) -> Callable[[Any, Batch], tuple[dict[str, State], dict[str, Any]]]:
     """A function (variables, batch) -> (metric states of the batch, the memory after it if any), without randomness."""
-    ask = make_asking_step(model, objective, precision, mutable=["memory"])
-
-    def step(variables: Any, batch: Batch) -> tuple[dict[str, State], dict[str, Any]]:
-        (_, _, aux), memory = ask(variables, batch)
-        return aux, memory
-
-    return step
+    return make_asking_step(model, lambda bound, batch: objective(bound, batch)[2], precision, mutable=["memory"])
 
 
 def make_asking_step(

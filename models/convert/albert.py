@@ -1,7 +1,7 @@
 """ALBERT: `AlbertForPreTraining`... <-> `ALBERT` with the head of the same task. All layers are one group of one."""
 
 from models.convert import bert
-from models.convert.family import Family, heads, linear, norm
+from models.convert.family import Family, block, linear
 
 FIELDS = bert.FIELDS | {
     "vocab_size": ("vocab_size", 30_000),
@@ -13,58 +13,52 @@ FIELDS = bert.FIELDS | {
     "hidden_dropout_prob": ("dropout", 0.0),
     "attention_probs_dropout_prob": ("dropout", 0.0),
 }
-HEADS = {name: head for name, head in bert.HEADS.items() if name != "ForNextSentencePrediction"}
+ARCHITECTURES = bert.architectures("Albert", "next_sentence")
+SECOND = "sop_classifier.classifier"
 
 
 def _rules(model):
-    if not model.num_segments:
-        raise ValueError("num_segments is 0: ALBERT has at least one.")
-    layer, ours = "albert.encoder.albert_layer_groups.0.albert_layers.0.", "stack/layers/"
     return [
-        *bert.embeddings("albert.embeddings"),
+        *bert.embeddings(model, "albert.embeddings"),
         *linear("albert.encoder.embedding_hidden_mapping_in", "projection"),
-        *heads(f"{layer}attention.query", f"{ours}attention/query"),
-        *heads(f"{layer}attention.key", f"{ours}attention/key"),
-        *heads(f"{layer}attention.value", f"{ours}attention/value"),
-        *linear(f"{layer}attention.dense", f"{ours}attention/out", "D (H C) -> H C D"),
-        *norm(f"{layer}attention.LayerNorm", f"{ours}attention_norm"),
-        *linear(f"{layer}ffn", f"{ours}mlp/up"),
-        *linear(f"{layer}ffn_output", f"{ours}mlp/down"),
-        *norm(f"{layer}full_layer_layer_norm", f"{ours}mlp_norm"),
+        *block(
+            "albert.encoder.albert_layer_groups.0.albert_layers.0.",
+            "stack/layers",
+            attended=("attention.query", "attention.key", "attention.value", "attention.dense"),
+            mlp=("ffn", "ffn_output"),
+            norms=("attention.LayerNorm", "full_layer_layer_norm"),
+        ),
         *bert.head(
             model,
-            pooler="albert.pooler",
-            dense="predictions.dense",
-            words_norm="predictions.LayerNorm",
-            bias="predictions.bias",
-            classifier={"pretraining": "sop_classifier.classifier", "span": "qa_outputs"}.get(model.head, "classifier"),
+            "albert.pooler",
+            ("predictions.dense", "predictions.LayerNorm", "predictions.bias"),
+            pretraining=SECOND,
         ),
     ]
 
 
 def _settings(config, architecture, names):
-    head = HEADS[architecture.removeprefix("Albert")]
-    if head == "masked_lm" and "sop_classifier.classifier.weight" in names:
-        head = "pretraining"
-    settings = bert.head_settings(config, head, names, dropout="classifier_dropout_prob")
-    return {"head_dropout": 0.1} | settings
+    config = {"classifier_dropout_prob": 0.1} | config
+    head = ARCHITECTURES[architecture]
+    return bert.head_settings(config, head, names, second=SECOND, dropout="classifier_dropout_prob")
 
 
 def _config(model):
-    return bert.head_config(model, "Albert", HEADS) | {
-        "intermediate_size": model.hidden or 4 * model.width,
-        "classifier_dropout_prob": model.dropout if model.head_dropout is None else model.head_dropout,
-    }
+    dropout = model.dropout if model.head_dropout is None else model.head_dropout
+    return bert.head_config(model, ARCHITECTURES) | {"classifier_dropout_prob": dropout}
+
+
+def _ignored(model):
+    heads = ("predictions", "sop_classifier", "classifier", "qa_outputs")
+    return bert.spare(model, *heads, pooler=r"(albert\.)?pooler")
 
 
 FAMILY = Family(
     model="albert",
-    architectures=tuple(f"Albert{name}" for name in HEADS),
+    architectures=tuple(ARCHITECTURES),
     prefix="albert.",
     fields=FIELDS,
     fixed=bert.FIXED | {"num_hidden_groups": 1, "inner_group_num": 1},
-    sizes={"H": "num_heads"},
-    example=bert.example,
     rules=_rules,
     config=_config,
     settings=_settings,
@@ -72,7 +66,5 @@ FAMILY = Family(
         ("predictions.decoder.weight", "albert.embeddings.word_embeddings.weight"),
         ("predictions.decoder.bias", "predictions.bias"),
     ),
-    ignored=lambda model: bert.spare(
-        model, "predictions", "sop_classifier", "classifier", "qa_outputs", pooler=r"(albert\.)?pooler"
-    ),
+    ignored=_ignored,
 )

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from models.convert.family import Family, Rule, heads, linear, norm
+from models.convert.family import Family, Rule, attention, block, norm
 
 FIELDS = {
     "vocab_size": ("vocab_size", 50_265),
@@ -22,31 +22,25 @@ FIELDS = {
 
 
 def _rules(model):
-    table = [Rule("model.shared.weight", "embed/table")]
+    table = [Rule("model.shared.weight", "embed/table"), *layers()]
     for side in ("encoder", "decoder"):
-        layer, ours = f"model.{side}.layers.*.", f"{side}_stack/layers/"
-        table += [
-            Rule(f"model.{side}.embed_positions.weight", f"{side}_position/table"),
-            *norm(f"model.{side}.layernorm_embedding", f"{side}_norm"),
-            *_attention(f"{layer}self_attn", f"{ours}attention"),
-            *linear(f"{layer}fc1", f"{ours}mlp/up"),
-            *linear(f"{layer}fc2", f"{ours}mlp/down"),
-            *norm(f"{layer}final_layer_norm", f"{ours}mlp_norm"),
-        ]
-    table += _attention("model.decoder.layers.*.encoder_attn", "decoder_stack/layers/cross_attention")
+        table.append(Rule(f"model.{side}.embed_positions.weight", f"{side}_position/table"))
+        table += norm(f"model.{side}.layernorm_embedding", f"{side}_norm")
     return [*table, Rule("final_logits_bias", "logits_bias", "1 V -> V")] if model.logits_bias else table
 
 
-def _attention(reference, ours):
-    return [
-        *(
-            rule
-            for part in ("query", "key", "value")
-            for rule in heads(f"{reference}.{part[0]}_proj", f"{ours}/{part}")
-        ),
-        *linear(f"{reference}.out_proj", f"{ours}/out", "D (H C) -> H C D"),
-        *norm(f"{reference}_layer_norm", f"{ours}_norm"),
-    ]
+def layers() -> list[Rule]:
+    """Every layer of the encoder and of the decoder, as BART and DETR have them."""
+    mlp, norms, rules = ("fc1", "fc2"), ("self_attn_layer_norm", "final_layer_norm"), []
+    for side in ("encoder", "decoder"):
+        reference, ours = f"model.{side}.layers.*.", f"{side}_stack/layers"
+        rules += block(reference, ours, attended=_projections("self_attn"), mlp=mlp, norms=norms)
+    cross = "model.decoder.layers.*.encoder_attn"
+    return rules + attention(_projections(cross), f"{cross}_layer_norm", "decoder_stack/layers/cross_attention")
+
+
+def _projections(attention):
+    return [f"{attention}.{part}_proj" for part in ("q", "k", "v", "out")]
 
 
 def _config(model):
@@ -65,7 +59,6 @@ FAMILY = Family(
     prefix="model.",
     fields=FIELDS,
     fixed={"is_encoder_decoder": True, "scale_embedding": False, "tie_word_embeddings": True},
-    sizes={"H": "num_heads"},
     example=lambda model: (np.zeros((1, 1), np.int32),) * 2,
     rules=_rules,
     config=_config,

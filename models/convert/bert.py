@@ -3,10 +3,8 @@
 The parts that its descendants' checkpoints share with it are functions here.
 """
 
-import numpy as np
-
 from models.bert import OUTPUTS, POOLED, WORDS
-from models.convert.family import Family, Rule, heads, linear, norm
+from models.convert.family import Family, Rule, block, labels, linear, norm, num_labels
 
 FIELDS = {
     "vocab_size": ("vocab_size", 30_522),
@@ -27,7 +25,7 @@ FIXED = {
     "is_decoder": False,
     "add_cross_attention": False,
 }
-# What the reference calls a model, after its family's name, and our head.
+# What the reference calls a model, after its family's name, and our head; the last one is the encoder alone.
 HEADS = {
     "ForPreTraining": "pretraining",
     "ForMaskedLM": "masked_lm",
@@ -38,59 +36,78 @@ HEADS = {
     "ForMultipleChoice": "choice",
     "Model": "pooler",
 }
+# The layer that predicts words: its matrix, LayerNorm and bias.
+PREDICTIONS = (
+    "cls.predictions.transform.dense",
+    "cls.predictions.transform.LayerNorm",
+    "cls.predictions.bias",
+)
+TIED = (
+    ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+    ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+)
 
 
-def embeddings(reference: str, segments: bool = True) -> list[Rule]:
+def architectures(family: str, *absent: str) -> dict[str, str]:
+    """A family's models by their names, and our heads, but for those that it has not."""
+    return {f"{family}{name}": head for name, head in HEADS.items() if head not in absent}
+
+
+def embeddings(model, reference: str) -> list[Rule]:
     """The tables of words, positions and segments, and their LayerNorm."""
-    tables = {"word": "embed", "position": "position"} | ({"token_type": "segment"} if segments else {})
+    if not model.num_segments:
+        raise ValueError(f"num_segments is 0: {type(model).__name__} has at least one.")
+    return [Rule(f"{reference}.token_type_embeddings.weight", "segment/table"), *words_and_positions(reference)]
+
+
+def words_and_positions(reference: str) -> list[Rule]:
+    """The tables of a model without segments, and their LayerNorm."""
+    tables = {"word": "embed", "position": "position"}
     rules = [Rule(f"{reference}.{name}_embeddings.weight", f"{ours}/table") for name, ours in tables.items()]
     return rules + norm(f"{reference}.LayerNorm", "embed_norm")
 
 
 def layers(reference: str) -> list[Rule]:
     """Every layer, as BERT, RoBERTa and ELECTRA have it."""
-    ours = "stack/layers"
-    return [
-        *heads(f"{reference}.*.attention.self.query", f"{ours}/attention/query"),
-        *heads(f"{reference}.*.attention.self.key", f"{ours}/attention/key"),
-        *heads(f"{reference}.*.attention.self.value", f"{ours}/attention/value"),
-        *linear(f"{reference}.*.attention.output.dense", f"{ours}/attention/out", "D (H C) -> H C D"),
-        *norm(f"{reference}.*.attention.output.LayerNorm", f"{ours}/attention_norm"),
-        *linear(f"{reference}.*.intermediate.dense", f"{ours}/mlp/up"),
-        *linear(f"{reference}.*.output.dense", f"{ours}/mlp/down"),
-        *norm(f"{reference}.*.output.LayerNorm", f"{ours}/mlp_norm"),
-    ]
+    return block(
+        f"{reference}.*.",
+        "stack/layers",
+        attended=("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"),
+        mlp=("intermediate.dense", "output.dense"),
+        norms=("attention.output.LayerNorm", "output.LayerNorm"),
+    )
 
 
-def head(model, *, pooler: str, dense: str, words_norm: str, bias: str, classifier: str) -> list[Rule]:
-    """The pooler, the layer that predicts words, and the classifier, as far as the model has them."""
+def head(model, pooler: str, predictions: tuple[str, str, str] = PREDICTIONS, **classifiers: str) -> list[Rule]:
+    """The pooler, the layer that predicts words, and the classifier, as far as the model has them; `classifiers` has
+    the names of those that are called otherwise than others, by head."""
     rules = linear(pooler, "pooler") if model.head in POOLED else []
     if model.head in WORDS:
-        rules += linear(dense, "masked_lm/dense") + norm(words_norm, "masked_lm/norm") + [Rule(bias, "masked_lm/bias")]
-    return rules + (linear(classifier, "classifier") if OUTPUTS.get(model.head, model.num_classes) else [])
+        dense, after, bias = predictions
+        rules += linear(dense, "masked_lm/dense") + norm(after, "masked_lm/norm") + [Rule(bias, "masked_lm/bias")]
+    if not OUTPUTS.get(model.head, model.num_classes):
+        return rules
+    return rules + linear(({"span": "qa_outputs"} | classifiers).get(model.head, "classifier"), "classifier")
 
 
-def head_settings(config: dict, head: str, names, dropout: str = "classifier_dropout") -> dict:
-    """Our settings of a head; a file without a pooler has none."""
+def head_settings(config: dict, head: str, names, *, second: str = "", dropout: str = "classifier_dropout") -> dict:
+    """Our settings of a head; a file without a pooler has none. Published files hold all of pre-training, whatever they
+    call it: that is so where they have `second`, the classifier of two texts."""
+    if head == "masked_lm" and f"{second}.weight" in names:
+        head = "pretraining"
     if head == "pooler" and not any("pooler" in name for name in names):
         head = "none"
     settings = {"head": head, "head_dropout": config.get(dropout)}
-    if head not in OUTPUTS:  # the reference leaves out what is its default: two labels
-        settings["num_classes"] = config.get("num_labels", len(config.get("id2label", "01")))
-    return settings
+    return settings if head in OUTPUTS else settings | {"num_classes": num_labels(config)}
 
 
-def head_config(model, family: str, known=HEADS) -> dict:
-    """The reference's name of the model, and its labels."""
-    names = {ours: name for name, ours in known.items()} | {"none": "Model"}
+def head_config(model, known: dict[str, str], hidden: str = "intermediate_size") -> dict:
+    """The reference's name of the model, its labels and the size of its hidden layers."""
+    names = {ours: name for name, ours in known.items()} | {"none": list(known)[-1]}
     if model.head not in names:
-        raise ValueError(f"head is {model.head!r}: {family} has {', '.join(names)}.")
-    config = {"architectures": [family + names[model.head]]}
-    if model.head not in OUTPUTS:
-        labels = [f"LABEL_{label}" for label in range(model.num_classes)]
-        config["id2label"] = dict(enumerate(labels))
-        config["label2id"] = {name: label for label, name in enumerate(labels)}
-    return config
+        raise ValueError(f"head is {model.head!r}: {type(model).__name__} has {', '.join(names)}.")
+    config = {"architectures": [names[model.head]], hidden: model.hidden or 4 * model.width}
+    return config if model.head in OUTPUTS else config | labels(model)
 
 
 def spare(model, *heads: str, pooler: str, pooled=POOLED) -> str:
@@ -102,60 +119,28 @@ def spare(model, *heads: str, pooler: str, pooled=POOLED) -> str:
     return "|".join(rf"{pattern}(\..*)?" for pattern in patterns)
 
 
-def example(model) -> np.ndarray:
-    """One token."""
-    return np.zeros((1, 1), np.int32)
+ARCHITECTURES = architectures("Bert")
+SECOND = "cls.seq_relationship"
 
 
 def _rules(model):
-    if not model.num_segments:
-        raise ValueError("num_segments is 0: BERT has at least one.")
     return [
-        *embeddings("bert.embeddings"),
+        *embeddings(model, "bert.embeddings"),
         *layers("bert.encoder.layer"),
-        *head(
-            model,
-            pooler="bert.pooler.dense",
-            dense="cls.predictions.transform.dense",
-            words_norm="cls.predictions.transform.LayerNorm",
-            bias="cls.predictions.bias",
-            classifier={
-                "pretraining": "cls.seq_relationship",
-                "next_sentence": "cls.seq_relationship",
-                "span": "qa_outputs",
-            }.get(model.head, "classifier"),
-        ),
+        *head(model, "bert.pooler.dense", pretraining=SECOND, next_sentence=SECOND),
     ]
-
-
-def _settings(config, architecture, names):
-    task = HEADS[architecture.removeprefix("Bert")]
-    # The published files hold all of pre-training, whatever they call it.
-    if task == "masked_lm" and "cls.seq_relationship.weight" in names:
-        task = "pretraining"
-    return head_settings(config, task, names)
-
-
-def _config(model):
-    config = {"intermediate_size": model.hidden or 4 * model.width, "classifier_dropout": model.head_dropout}
-    return head_config(model, "Bert") | config
 
 
 FAMILY = Family(
     model="bert",
-    architectures=tuple(f"Bert{name}" for name in HEADS),
+    architectures=tuple(ARCHITECTURES),
     prefix="bert.",
     fields=FIELDS,
     fixed=FIXED,
-    sizes={"H": "num_heads"},
-    example=example,
     rules=_rules,
-    config=_config,
-    settings=_settings,
-    tied=(
-        ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
-        ("cls.predictions.decoder.bias", "cls.predictions.bias"),
-    ),
+    config=lambda model: head_config(model, ARCHITECTURES) | {"classifier_dropout": model.head_dropout},
+    settings=lambda config, name, names: head_settings(config, ARCHITECTURES[name], names, second=SECOND),
+    tied=TIED,
     old={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
     ignored=lambda model: spare(model, "cls", "classifier", "qa_outputs", pooler=r"(bert\.)?pooler"),
 )

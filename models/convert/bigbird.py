@@ -14,65 +14,43 @@ FIELDS = bert.FIELDS | {
     "block_size": ("block_size", 64),
     "num_random_blocks": ("num_random_blocks", 3),
 }
-HEADS = {
-    name: head for name, head in bert.HEADS.items() if name not in ("ForNextSentencePrediction", "ForQuestionAnswering")
-}
+ARCHITECTURES = bert.architectures("BigBird", "next_sentence", "span")
 
 
 def _rules(model):
-    if not model.num_segments:
-        raise ValueError("num_segments is 0: BigBird has at least one.")
-    whole = model.head == "classification"
+    pooler = "classifier.dense" if model.head == "classification" else "bert.pooler"
     return [
-        *bert.embeddings("bert.embeddings"),
+        *bert.embeddings(model, "bert.embeddings"),
         *bert.layers("bert.encoder.layer"),
-        *bert.head(
-            model,
-            pooler="classifier.dense" if whole else "bert.pooler",
-            dense="cls.predictions.transform.dense",
-            words_norm="cls.predictions.transform.LayerNorm",
-            bias="cls.predictions.bias",
-            classifier={"pretraining": "cls.seq_relationship", "classification": "classifier.out_proj"}.get(
-                model.head, "classifier"
-            ),
-        ),
+        *bert.head(model, pooler, pretraining=bert.SECOND, classification="classifier.out_proj"),
     ]
 
 
 def _settings(config, architecture, names):
-    head = HEADS[architecture.removeprefix("BigBird")]
-    if head == "masked_lm" and "cls.seq_relationship.weight" in names:
-        head = "pretraining"
-    return bert.head_settings(config, head, names) | {"random_blocks": "first"}
+    head = bert.head_settings(config, ARCHITECTURES[architecture], names, second=bert.SECOND)
+    return head | {"random_blocks": "first"}
 
 
 def _config(model):
     if model.random_blocks != "first":
         raise ValueError(f"random_blocks is {model.random_blocks!r}: the reference evaluates with 'first'.")
-    config = {"intermediate_size": model.hidden or 4 * model.width, "classifier_dropout": model.head_dropout}
-    return bert.head_config(model, "BigBird", HEADS) | config
+    return bert.head_config(model, ARCHITECTURES) | {"classifier_dropout": model.head_dropout}
+
+
+def _ignored(model):
+    pooled = ("pooler", "pretraining", "choice")
+    return bert.spare(model, "cls", "classifier", pooler=r"(bert\.)?pooler", pooled=pooled)
 
 
 FAMILY = Family(
     model="bigbird",
-    architectures=tuple(f"BigBird{name}" for name in HEADS),
+    architectures=tuple(ARCHITECTURES),
     prefix="bert.",
     fields=FIELDS,
     fixed=bert.FIXED | {"attention_type": "block_sparse", "use_bias": True, "rescale_embeddings": False},
-    sizes={"H": "num_heads"},
-    example=bert.example,
     rules=_rules,
     config=_config,
     settings=_settings,
-    tied=(
-        ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
-        ("cls.predictions.decoder.bias", "cls.predictions.bias"),
-    ),
-    ignored=lambda model: bert.spare(
-        model,
-        "cls",
-        "classifier",
-        pooler=r"(bert\.)?pooler",
-        pooled=("pooler", "pretraining", "choice"),
-    ),
+    tied=bert.TIED,
+    ignored=_ignored,
 )

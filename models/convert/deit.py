@@ -1,8 +1,10 @@
 """DeiT: `DeiTForImageClassificationWithTeacher` <-> `DeiT`."""
 
+from dataclasses import replace
+
 from models.convert import vit
-from models.convert.family import Family, Rule, linear
-from models.convert.vit import encoder, labels, make_square, num_labels, refuse_others
+from models.convert.family import Rule, labels, linear, num_labels
+from models.convert.vit import encoder, make_square, refuse_others
 
 
 def _rules(model):
@@ -32,14 +34,11 @@ def _config(model):
     }
 
 
-FAMILY = Family(
+FAMILY = replace(
+    vit.FAMILY,
     model="deit",
     architectures=("DeiTForImageClassificationWithTeacher",),
     prefix="deit.",
-    fields=vit.FIELDS,
-    fixed=vit.FAMILY.fixed,
-    sizes=vit.FAMILY.sizes,
-    example=vit.FAMILY.example,
     rules=_rules,
     config=_config,
     settings=_settings,

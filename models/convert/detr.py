@@ -5,8 +5,8 @@ The reference's dropout is ours, but it drops nothing from attention weights and
 
 import numpy as np
 
-from models.convert import resnet
-from models.convert.family import Family, Rule, heads, linear, norm
+from models.convert import bart, resnet
+from models.convert.family import Family, Rule, labels, linear, norm, num_labels
 from models.resnet import ResNet
 
 FIELDS = {
@@ -23,33 +23,12 @@ FIELDS = {
 }
 
 
-def _attention(reference, ours):
-    parts = [
-        rule for name in ("query", "key", "value") for rule in heads(f"{reference}.{name[0]}_proj", f"{ours}/{name}")
-    ]
-    return parts + linear(f"{reference}.out_proj", f"{ours}/out", "D (H C) -> H C D")
-
-
-def _block(reference, ours):
-    return [
-        *_attention(f"{reference}.self_attn", f"{ours}/attention"),
-        *norm(f"{reference}.self_attn_layer_norm", f"{ours}/attention_norm"),
-        *linear(f"{reference}.fc1", f"{ours}/mlp/up"),
-        *linear(f"{reference}.fc2", f"{ours}/mlp/down"),
-        *norm(f"{reference}.final_layer_norm", f"{ours}/mlp_norm"),
-    ]
-
-
 def _rules(model):
-    decoder, ours = "model.decoder.layers.*", "decoder_stack/layers"
     return [
         *resnet.backbone(model.backbone, "model.backbone.conv_encoder.model.", "backbone/"),
         *linear("model.input_projection", "projection", "D E 1 1 -> E D"),
         Rule("model.query_position_embeddings.weight", "queries/table"),
-        *_block("model.encoder.layers.*", "encoder_stack/layers"),
-        *_block(decoder, ours),
-        *_attention(f"{decoder}.encoder_attn", f"{ours}/cross_attention"),
-        *norm(f"{decoder}.encoder_attn_layer_norm", f"{ours}/cross_attention_norm"),
+        *bart.layers(),
         *norm("model.decoder.layernorm", "decoder_norm"),
         *linear("class_labels_classifier", "classifier"),
         *(rule for i in range(3) for rule in linear(f"bbox_predictor.layers.{i}", f"box_{i}")),
@@ -63,13 +42,13 @@ def _settings(config, architecture, names):
             raise ValueError(f"backbone_config has {name} {found.get(name)!r}: it must be {value!r}.")
     own = {setting: found.get(name, default) for name, (setting, default) in resnet.FAMILY.fields.items()}
     backbone = ResNet(**resnet.FAMILY.settings(found, "ResNetModel", names), **own, frozen=True)
-    return {"backbone": backbone, "num_classes": config.get("num_labels", len(config.get("id2label", "01")))}
+    return {"backbone": backbone, "num_classes": num_labels(config)}
 
 
 def _config(model):
     if not isinstance(model.backbone, ResNet) or model.backbone.norm != "batch" or model.placement != "post":
         raise ValueError("`transformers` has a DETR with a ResNet's batch norm and placement='post' alone.")
-    backbone, labels = resnet.FAMILY.config(model.backbone), [f"LABEL_{label}" for label in range(model.num_classes)]
+    backbone = resnet.FAMILY.config(model.backbone)
     own = {name: getattr(model.backbone, setting) for name, (setting, _) in resnet.FAMILY.fields.items()}
     hidden = model.hidden or 8 * model.width
     return {
@@ -80,8 +59,7 @@ def _config(model):
         "decoder_layers": model.decoder_depth or model.depth,
         "encoder_ffn_dim": hidden,
         "decoder_ffn_dim": hidden,
-        "id2label": dict(enumerate(labels)),
-        "label2id": {name: label for label, name in enumerate(labels)},
+        **labels(model),
     }
 
 
@@ -91,7 +69,6 @@ FAMILY = Family(
     prefix="",
     fields=FIELDS,
     fixed={"position_embedding_type": "sine", "dilation": False},
-    sizes={"H": "num_heads"},
     example=lambda model: np.zeros((1, 64, 64, model.channels), np.float32),
     rules=_rules,
     config=_config,

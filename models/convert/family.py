@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -52,16 +52,16 @@ class Family:
         prefix: what the tensors of a model without its head leave out of their names.
         fields: fields of `config.json` -> (our setting, the default if absent). Fields of one setting must agree.
         fixed: fields with the only value that our model knows.
-        tied: pairs of tensors that are one for us, unless a rule has the first; a file may leave out the first.
+        rules: makes a model's table.
+        config: (model) -> fields that no setting gives; raises ValueError for what the reference cannot express.
+        settings: (config, architecture, names of tensors) -> settings that no field gives.
+        sizes: letters in layouts -> our settings that give their sizes.
+        example: makes a model's input, or the tuple of its inputs; a token unless told.
         fits: whether a model is one of this family, where several families have the same model.
+        tied: pairs of tensors that are one for us, unless a rule has the first; a file may leave out the first.
         constants: makes the tensors of a model that are no parameters of ours, by name: written, and checked when read.
         ignored: pattern of tensors that carry nothing; or makes a model's.
         old: endings of tensors' names -> those in old files.
-        sizes: letters in layouts -> our settings that give their sizes.
-        example: makes a model's input, or the tuple of its inputs.
-        rules: makes a model's table.
-        settings: (config, architecture, names of tensors) -> settings that no field gives.
-        config: (model) -> fields that no setting gives; raises ValueError for what the reference cannot express.
     """
 
     model: str
@@ -69,11 +69,11 @@ class Family:
     prefix: str
     fields: Mapping[str, tuple[str, Any]]
     fixed: Mapping[str, Any]
-    sizes: Mapping[str, str]
-    example: Callable[[nn.Module], np.ndarray | tuple[np.ndarray, ...]]
     rules: Callable[[nn.Module], list[Rule]]
     config: Callable[[nn.Module], dict]
     settings: Callable[[dict, str, Mapping], dict] = lambda config, architecture, names: {}
+    sizes: Mapping[str, str] = field(default_factory=lambda: {"H": "num_heads"})
+    example: Callable[[nn.Module], np.ndarray | tuple[np.ndarray, ...]] = lambda model: np.zeros((1, 1), np.int32)
     fits: Callable[[nn.Module], bool] = lambda model: True
     tied: tuple[tuple[str, str], ...] = ()
     constants: Callable[[nn.Module], dict[str, np.ndarray]] = lambda model: {}
@@ -95,6 +95,45 @@ def heads(reference: str, ours: str, number: str | int = "H") -> list[Rule]:
 def norm(reference: str, ours: str) -> list[Rule]:
     """A LayerNorm."""
     return [Rule(f"{reference}.weight", f"{ours}/scale"), Rule(f"{reference}.bias", f"{ours}/bias")]
+
+
+def attention(names: Sequence[str], after: str, ours: str, h: str = "H") -> list[Rule]:
+    """Attention, whose query, key, value and output are called `names`, and the LayerNorm `after`; of `h` heads."""
+    return [
+        *(rule for part, name in zip(("query", "key", "value"), names) for rule in heads(name, f"{ours}/{part}", h)),
+        *linear(names[3], f"{ours}/out", f"D ({h} C) -> {h} C D"),
+        *norm(after, f"{ours}_norm"),
+    ]
+
+
+def block(
+    reference: str, ours: str, *, attended: Sequence[str], mlp: Sequence[str], norms: Sequence[str], h: str = "H"
+) -> list[Rule]:
+    """A block at the path `ours`, whose parts' names follow `reference`: query, key, value and output; the two layers
+    of the MLP; the LayerNorms of attention and MLP."""
+    (up, down), (first, second) = ([f"{reference}{name}" for name in names] for names in (mlp, norms))
+    return [
+        *attention([f"{reference}{name}" for name in attended], first, f"{ours}/attention", h),
+        *linear(up, f"{ours}/mlp/up"),
+        *linear(down, f"{ours}/mlp/down"),
+        *norm(second, f"{ours}/mlp_norm"),
+    ]
+
+
+def image(model: nn.Module) -> np.ndarray:
+    """One image of the model's size."""
+    return np.zeros((1, model.image_size, model.image_size, model.channels), np.float32)
+
+
+def labels(model: nn.Module) -> dict:
+    """The fields that name the classes."""
+    names = [f"LABEL_{label}" for label in range(model.num_classes)]
+    return {"id2label": dict(enumerate(names)), "label2id": {name: label for label, name in enumerate(names)}}
+
+
+def num_labels(config: dict) -> int:
+    """How many classes there are; the reference leaves out what is its default: two."""
+    return config.get("num_labels", len(config.get("id2label", "01")))
 
 
 def rearrange(array: np.ndarray, source: str, target: str, sizes: Mapping[str, int]) -> np.ndarray:

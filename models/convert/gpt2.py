@@ -1,7 +1,5 @@
 """GPT-2: `GPT2LMHeadModel`, or `GPT2Model` (the head is the embedding anyway) <-> `GPT`. Weights are (in, out)."""
 
-import numpy as np
-
 from models.convert.family import Family, Rule, linear, norm
 
 FIELDS = {
@@ -56,8 +54,6 @@ FAMILY = Family(
     prefix="transformer.",
     fields=FIELDS,
     fixed=FIXED,
-    sizes={"H": "num_heads"},
-    example=lambda model: np.zeros((1, 1), np.int32),
     rules=_rules,
     config=_config,
     tied=(("lm_head.weight", "transformer.wte.weight"),),

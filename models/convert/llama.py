@@ -5,8 +5,6 @@ The reference's dropout is on the attention weights alone; ours is on what each 
 
 from dataclasses import replace
 
-import numpy as np
-
 from models.convert.family import Family, Rule
 
 FIELDS = {
@@ -129,7 +127,6 @@ LLAMA = Family(
     fields=FIELDS,
     fixed={"attention_bias": False, "mlp_bias": False},
     sizes={"H": "num_heads", "K": "kv_heads"},
-    example=lambda model: np.zeros((1, 1), np.int32),
     rules=_rules,
     config=_config,
     settings=_settings,

@@ -5,7 +5,7 @@ Its sin-cos tables are in the files, but no parameters.
 
 import numpy as np
 
-from models.convert.family import Family, Rule, linear, norm
+from models.convert.family import Family, Rule, image, linear, norm
 from models.convert.vit import FIELDS, encoder, layers, make_square, refuse_others
 from models.layers.position import sincos_2d
 
@@ -24,7 +24,7 @@ def _rules(model):
         *encoder("vit."),
         *linear("decoder.decoder_embed", "decoder_embed"),
         Rule("decoder.mask_token", "mask_token", "1 1 D -> D"),
-        *layers("decoder.decoder_encoder.layer.*.", "decoder_stack/layers/", "K"),
+        *layers("decoder.decoder_encoder.layer", "decoder_stack/layers", "K"),
         *norm("decoder.decoder_norm", "decoder_norm"),
         *linear("decoder.decoder_pred", "decoder_head"),
     ]
@@ -57,12 +57,6 @@ def _config(model):
     }
 
 
-def _example(model):
-    side = model.image_size // model.patch_size
-    image = np.zeros((1, model.image_size, model.image_size, model.channels), np.float32)
-    return image, np.zeros((1, side**2), np.float32)
-
-
 FAMILY = Family(
     model="mae",
     architectures=("ViTMAEForPreTraining", "ViTMAEModel"),
@@ -71,7 +65,7 @@ FAMILY = Family(
     fixed={"qkv_bias": True},
     sizes={"H": "num_heads", "K": "decoder_num_heads", "p": "patch_size", "q": "patch_size", "c": "channels"},
     constants=_tables,
-    example=_example,
+    example=lambda model: (image(model), np.zeros((1, (model.image_size // model.patch_size) ** 2), np.float32)),
     rules=_rules,
     config=_config,
     settings=_settings,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from models.convert.family import Family, Rule, linear, norm
+from models.convert.family import Family, Rule, labels, linear, norm, num_labels
 
 
 def backbone(model, prefix, ours=""):
@@ -66,11 +66,10 @@ def _rules(model):
 
 
 def _settings(config, architecture, names):
-    classes = config.get("num_labels", len(config.get("id2label", "01")))
     settings = {
         "depths": tuple(config.get("depths", (3, 4, 6, 3))),
         "widths": tuple(config.get("hidden_sizes", (256, 512, 1024, 2048))),
-        "num_classes": 0 if architecture.endswith("Model") else classes,
+        "num_classes": 0 if architecture.endswith("Model") else num_labels(config),
         "bottleneck": config.get("layer_type") != "basic",
     }
     if not architecture.startswith("Bit"):
@@ -87,13 +86,11 @@ def _config(model):
     known = (group and model.bottleneck) if same or model.preactivation else not group
     if not known or (same and model.preactivation) or model.stem != "imagenet" or model.epsilon != 1e-5:
         raise ValueError("`transformers` has ResNets and BiTs alone, with the stem and the epsilon of ImageNet's.")
-    labels = [f"LABEL_{label}" for label in range(model.num_classes)]
     return {
         "architectures": [(BIT if group else FAMILY).architectures[not model.num_classes]],
         "depths": list(model.depths),
         "hidden_sizes": list(model.widths),
-        "id2label": dict(enumerate(labels)),
-        "label2id": {name: label for label, name in enumerate(labels)},
+        **labels(model),
         **(BITS[model.padding] if group else {"layer_type": "bottleneck" if model.bottleneck else "basic"}),
     }
 

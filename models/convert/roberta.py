@@ -9,28 +9,21 @@ from models.convert.family import Family
 
 # Positions are counted after the padding's.
 FIELDS = {name: value for name, value in bert.FIELDS.items() if name != "max_position_embeddings"}
-HEADS = {name: head for name, head in bert.HEADS.items() if name not in ("ForPreTraining", "ForNextSentencePrediction")}
+PREDICTIONS = ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias")
 
 
 def _rules(model):
-    if not model.num_segments:
-        raise ValueError("num_segments is 0: RoBERTa has at least one.")
-    whole = model.head == "classification"
+    pooler = "classifier.dense" if model.head == "classification" else "roberta.pooler.dense"
     return [
-        *bert.embeddings("roberta.embeddings"),
+        *bert.embeddings(model, "roberta.embeddings"),
         *bert.layers("roberta.encoder.layer"),
-        *bert.head(
-            model,
-            pooler="classifier.dense" if whole else "roberta.pooler.dense",
-            dense="lm_head.dense",
-            words_norm="lm_head.layer_norm",
-            bias="lm_head.bias",
-            classifier="classifier.out_proj" if whole else "qa_outputs" if model.head == "span" else "classifier",
-        ),
+        *bert.head(model, pooler, PREDICTIONS, classification="classifier.out_proj"),
     ]
 
 
-def _family(name: str, prefix: str) -> Family:
+def _family(model: str, name: str) -> Family:
+    architectures = bert.architectures(name, "pretraining", "next_sentence")
+
     def settings(config, architecture, names):
         pad = config.get("pad_token_id", 1)
         length = config.get("max_position_embeddings", 512)
@@ -39,14 +32,13 @@ def _family(name: str, prefix: str) -> Family:
                 f"pad_token_id is {pad!r} and max_position_embeddings {length!r}: they must be integers, and the "
                 "latter greater by 2 or more."
             )
-        head = bert.head_settings(config, HEADS[architecture.removeprefix(prefix)], names)
+        head = bert.head_settings(config, architectures[architecture], names)
         return head | {"pad_id": pad, "max_length": length - pad - 1}
 
     def config(model):
-        return bert.head_config(model, prefix, HEADS) | {
+        return bert.head_config(model, architectures) | {
             "pad_token_id": model.pad_id,
             "max_position_embeddings": model.max_length + model.first_position,
-            "intermediate_size": model.hidden or 4 * model.width,
             "classifier_dropout": model.head_dropout,
         }
 
@@ -55,13 +47,11 @@ def _family(name: str, prefix: str) -> Family:
         return bert.spare(model, "lm_head", "classifier", "qa_outputs", pooler=r"(roberta\.)?pooler", pooled=pooled)
 
     return Family(
-        model=name,
-        architectures=tuple(f"{prefix}{name}" for name in HEADS),
+        model=model,
+        architectures=tuple(architectures),
         prefix="roberta.",
         fields=FIELDS,
         fixed=bert.FIXED,
-        sizes={"H": "num_heads"},
-        example=bert.example,
         rules=_rules,
         config=config,
         settings=settings,

@@ -7,9 +7,7 @@ the attention alone there, both parts here and in the paper's code.
 
 from functools import partial
 
-import numpy as np
-
-from models.convert.family import Family, Rule, heads, linear, norm
+from models.convert.family import Family, Rule, heads, image, labels, linear, norm, num_labels
 
 FIELDS = {
     "image_size": ("image_size", 224),
@@ -71,19 +69,14 @@ def _settings(version, config, architecture, names):
         "depths": tuple(config.get("depths", (2, 2, 6, 2))),
         "num_heads": tuple(config.get("num_heads", (3, 6, 12, 24))),
         "trained_windows": tuple(trained) if any(trained) else (),
-        # The reference leaves out what is its default: two labels.
-        "num_classes": 0
-        if architecture.endswith("Model")
-        else config.get("num_labels", len(config.get("id2label", "01"))),
+        "num_classes": 0 if architecture.endswith("Model") else num_labels(config),
     }
 
 
 def _config(name, model):
-    labels = [f"LABEL_{label}" for label in range(model.num_classes)]
     return {
         "architectures": [f"{name}ForImageClassification"],
-        "id2label": dict(enumerate(labels)),
-        "label2id": {name: label for label, name in enumerate(labels)},
+        **labels(model),
         "depths": model.depths,
         "num_heads": model.num_heads,
         "pretrained_window_sizes": model.trained_windows or [0] * len(model.depths),
@@ -100,7 +93,7 @@ def _family(name, version):
         fields=FIELDS,
         fixed={"qkv_bias": True, "use_absolute_embeddings": False},
         sizes={"p": "patch_size", "q": "patch_size", "c": "channels"},
-        example=lambda model: np.zeros((1, model.image_size, model.image_size, model.channels), np.float32),
+        example=image,
         rules=partial(_rules, prefix),
         config=partial(_config, name),
         settings=partial(_settings, version),

@@ -69,7 +69,6 @@ FAMILY = Family(
     prefix="",
     fields=FIELDS,
     fixed={"is_encoder_decoder": True},
-    sizes={"H": "num_heads"},
     example=lambda model: (np.zeros((1, 1), np.int32),) * 2,
     rules=_rules,
     config=_config,

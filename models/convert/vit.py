@@ -5,9 +5,8 @@ not those of the live modules. The reference's dropout is ours, but it drops not
 """
 
 import flax.linen as nn
-import numpy as np
 
-from models.convert.family import Family, Rule, heads, linear, norm
+from models.convert.family import Family, Rule, block, image, labels, linear, norm, num_labels
 
 FIELDS = {
     "image_size": ("image_size", 224),
@@ -26,16 +25,14 @@ FIELDS = {
 
 def layers(reference: str, ours: str, h: str = "H") -> list[Rule]:
     """The blocks of a stack; `h` is the letter of its number of heads."""
-    return [
-        *norm(f"{reference}layernorm_before", f"{ours}attention_norm"),
-        *heads(f"{reference}attention.attention.query", f"{ours}attention/query", h),
-        *heads(f"{reference}attention.attention.key", f"{ours}attention/key", h),
-        *heads(f"{reference}attention.attention.value", f"{ours}attention/value", h),
-        *linear(f"{reference}attention.output.dense", f"{ours}attention/out", f"D ({h} C) -> {h} C D"),
-        *norm(f"{reference}layernorm_after", f"{ours}mlp_norm"),
-        *linear(f"{reference}intermediate.dense", f"{ours}mlp/up"),
-        *linear(f"{reference}output.dense", f"{ours}mlp/down"),
-    ]
+    return block(
+        f"{reference}.*.",
+        ours,
+        attended=(*(f"attention.attention.{part}" for part in ("query", "key", "value")), "attention.output.dense"),
+        mlp=("intermediate.dense", "output.dense"),
+        norms=("layernorm_before", "layernorm_after"),
+        h=h,
+    )
 
 
 def encoder(body: str) -> list[Rule]:
@@ -43,7 +40,7 @@ def encoder(body: str) -> list[Rule]:
     return [
         Rule(f"{body}embeddings.cls_token", "class_token", "1 1 D -> D"),
         *linear(f"{body}embeddings.patch_embeddings.projection", "patch_embed/projection", "D c p q -> (p q c) D"),
-        *layers(f"{body}encoder.layer.*.", "stack/layers/"),
+        *layers(f"{body}encoder.layer", "stack/layers"),
         *norm(f"{body}layernorm", "norm"),
     ]
 
@@ -66,17 +63,6 @@ def make_square(config: dict) -> None:
         size = config.get(field)
         if isinstance(size, list) and len(set(size)) == 1:
             config[field] = size[0]
-
-
-def labels(model: nn.Module) -> dict:
-    """The fields that name the classes."""
-    names = [f"LABEL_{label}" for label in range(model.num_classes)]
-    return {"id2label": dict(enumerate(names)), "label2id": {name: label for label, name in enumerate(names)}}
-
-
-def num_labels(config: dict) -> int:
-    """How many classes there are; the reference leaves out what is its default: two."""
-    return config.get("num_labels", len(config.get("id2label", "01")))
 
 
 def _settings(config, architecture, names):
@@ -117,7 +103,7 @@ FAMILY = Family(
     fields=FIELDS,
     fixed={"qkv_bias": True},
     sizes={"H": "num_heads", "p": "patch_size", "q": "patch_size", "c": "channels"},
-    example=lambda model: np.zeros((1, model.image_size, model.image_size, model.channels), np.float32),
+    example=image,
     rules=_rules,
     config=_config,
     settings=_settings,

@@ -75,8 +75,10 @@ def test_every_words_tag_comes_back(sentences, coder, length):
     source = tagged.encode(sentences, TAGS, coder, length)
     batch = source.take(np.arange(len(source)))
     assert batch["tokens"].shape == (len(source), length)
-    found = tagged.by_word(source, batch["targets"])
-    assert [[TAGS[number] for number in row] for row in found] == [list(sentence.tags) for sentence in sentences]
+    found = [TAGS[number] for number in batch["targets"][batch["mask"]]]
+    assert found == [tag for sentence in sentences for tag in sentence.tags]
+    of_sentences = np.bincount(source.origins, batch["mask"].sum(axis=1)).tolist()
+    assert of_sentences == [len(sentence.tags) for sentence in sentences]
     assert (batch["tokens_mask"] | ~batch["mask"]).all()
     assert not (batch["mask"] & np.isin(batch["tokens"], [coder.cls, coder.sep, coder.pad])).any()
 
@@ -98,7 +100,8 @@ def test_a_words_tokens_are_those_of_its_text(sentences, length):
 def test_words_that_the_tokenizer_makes_nothing_of():
     coder = CODERS[2]
     source = tagged.encode([Sentence(["the", "\u200b", " \t", "fox"], ["A", "B", "C", "A"])], TAGS, coder, 8)
-    assert tagged.by_word(source, source.take(np.array([0]))["targets"])[0].tolist() == [0, 1, 2, 0]
+    batch = source.take(np.array([0]))
+    assert batch["targets"][batch["mask"]].tolist() == [0, 1, 2, 0]
     assert source.tokens[0][3] == coder.mask
 
 

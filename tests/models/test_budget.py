@@ -212,7 +212,7 @@ def test_training_memory_is_near_xlas(remat):
     assert cost.memory["training"]["total"] == pytest.approx(real, rel=0.15)
 
 
-def test_collections_named_inputs_and_dropout():
+def test_collections_and_dropout():
     class Net(nn.Module):
         @nn.compact
         def __call__(self, x, scale):
@@ -220,7 +220,7 @@ def test_collections_named_inputs_and_dropout():
             return nn.Dense(4)(nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(x))
 
     x = jax.ShapeDtypeStruct((16, 8), jnp.float32)
-    cost = budget.budget(Net(), {"x": x, "scale": jax.ShapeDtypeStruct((), jnp.float32)})
+    cost = budget.budget(Net(), (x, jax.ShapeDtypeStruct((), jnp.float32)))
     assert cost.parameters == {"BatchNorm_0": 16, "Dense_0": 36, "total": 52}
     assert cost.memory["training"]["weights"] == (52 + 16) * 4
     assert cost.flops["training"]["other"] > 16 * 8 * 120  # dropout's random numbers

@@ -96,6 +96,11 @@ def test_fields_of_the_config(model, config, setting, value, folder):
     assert getattr(convert.load(folder(model, config))[0], setting) == value
 
 
+def test_a_dropout_that_albert_s_config_leaves_out():
+    settings = convert.albert.FAMILY.settings({}, "AlbertForSequenceClassification", {})
+    assert settings == {"head": "classification", "head_dropout": 0.1, "num_classes": 2}
+
+
 def test_settings_come_before_the_folders(folder):
     path = folder(config={"attn_pdrop": 0.0})
     model, _ = convert.load(path, dropout=0.2, remat="full")

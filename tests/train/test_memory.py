@@ -137,4 +137,4 @@ def test_parts_of_a_batch_are_refused(run):
     experiment = Experiment(config, workdir, ONE)
     parts = make_train_step(experiment.model, experiment.objective, experiment.optimizer, seed=0, accumulate=2)
     with pytest.raises(ValueError, match="accumulate is 2: a model with a memory goes through a batch in 1 part"):
-        jax.eval_shape(parts, experiment.abstract_state, jax.eval_shape(experiment.example_batch))
+        jax.eval_shape(parts, experiment.abstract_state, jax.eval_shape(experiment.zeros))
