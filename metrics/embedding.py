@@ -67,13 +67,16 @@ def bert_score(
     known = _embedded(pairs, embed)
     rarity = _idf([known[text] for _, text in pairs]) if idf else None
     weights = {text: _weights(each, rarity) for text, each in known.items()}
-    order = sorted(range(len(pairs)), key=lambda i: [len(known[text].ids) for text in pairs[i]])
+    lengths = [max(len(known[text].ids) for text in pair) for pair in pairs]
+    order = sorted(range(len(pairs)), key=lengths.__getitem__)
     scores = np.zeros((len(pairs), 3))
     for start in range(0, len(pairs), batch_size):
         batch = order[start : start + batch_size]
         # A batch that is not full is filled with the last pair.
         texts = zip(*[pairs[i] for i in batch + batch[-1:] * (batch_size - len(batch))])
-        scores[batch] = np.stack(greedy_match(*[_padded(some, known, weights) for some in texts]), axis=1)[: len(batch)]
+        room = -(-lengths[batch[-1]] // _ROOM) * _ROOM
+        parts = greedy_match(*[_padded(some, known, weights, room) for some in texts])
+        scores[batch] = np.stack(parts, axis=1)[: len(batch)]
     first = np.cumsum([0, *map(len, groups)])[:-1]
     scores = np.maximum.reduceat(scores, first)
     if baseline is not None:
@@ -205,10 +208,9 @@ def _weights(text: Embedded, rarity: Mapping[int | None, float] | None):
     return weights
 
 
-def _padded(texts, known, weights):
+def _padded(texts, known, weights, room):
     some = [known[text] for text in texts]
     lengths = np.array([len(each.ids) for each in some])
-    room = -(-lengths.max() // _ROOM) * _ROOM
     vectors = np.ones((len(some), room, some[0].vectors.shape[1]), np.float32)
     padded = np.zeros((len(some), room), np.float32)
     for row, (text, each) in enumerate(zip(texts, some)):
