@@ -88,12 +88,15 @@ def read_baseline(path: str | os.PathLike, layer: int) -> tuple[float, float, fl
     """A layer's precision, recall and F1 from a file of `bert-score`: lines of layer,P,R,F below a head.
 
     Raises:
-        ValueError: the file has no such layer.
+        ValueError: the file is none, or has no such layer.
     """
-    with open(path, encoding="utf-8") as file:
-        rows = {int(row["LAYER"]): tuple(float(row[name]) for name in "PRF") for row in csv.DictReader(file)}
+    try:
+        with open(path, encoding="utf-8") as file:
+            rows = {int(row["LAYER"]): tuple(float(row[name]) for name in "PRF") for row in csv.DictReader(file)}
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{path} is no baseline: it must be lines of LAYER,P,R,F, these names in the first.") from None
     if layer not in rows:
-        raise ValueError(f"{path} has no layer {layer}: it has {min(rows)} to {max(rows)}.")
+        raise ValueError(f"{path} has no layer {layer}: it has {', '.join(map(str, rows))}.")
     return rows[layer]
 
 
