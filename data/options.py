@@ -35,6 +35,9 @@ class Options:
     # tokens from one training window to the next; 0 = sequence_length; 1 = windows at every offset; of a long text that
     # is labelled or asked about, from one of its windows to the next; 0 = without overlap
     stride: int = 0
+    # tokens from one evaluation window to the next; 0 = sequence_length. Each token counts once, guessed from the
+    # sequence_length - evaluation_stride before it at least, as far as there are so many
+    evaluation_stride: int = 0
     # of a text's windows: "" = another one in each epoch; stream = row b of a batch goes on where row b of the batch
     # before ended, in training and in evaluation, for models with a memory
     order: str = ""

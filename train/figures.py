@@ -126,6 +126,24 @@ def lines(panels: Mapping[str, Mapping[str, Line]], xlabel: str, *, logarithmic:
     return figure
 
 
+def bleu_by_length(runs: Mapping[str, Sequence[tuple[int, int, int, float]]]) -> Figure:
+    """BLEU against the length of the input in words, a line for each run: its groups as `metrics` has them."""
+    curves = {name: ([(row[0] + row[1]) / 2 for row in rows], [row[3] for row in rows]) for name, rows in runs.items()}
+    return lines({"BLEU": curves}, "words in the input")
+
+
+def precision(curves: np.ndarray) -> Figure:
+    """Precision [T, R] at recalls from 0 to 1, for thresholds of IoU from 0.5 to 0.95."""
+    figure, (axes,) = _plots()
+    thresholds, recalls = np.linspace(0.5, 0.95, len(curves)), np.linspace(0, 1, curves.shape[1])
+    shown = [round(place) for place in np.linspace(0, len(curves) - 1, len(SERIES))]
+    for place, colour in zip(shown, SERIES.values()):
+        axes.plot(recalls, curves[place], color=colour, label=f"IoU {thresholds[place]:.2f}")
+    axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02))
+    axes.legend(frameon=False)
+    return figure
+
+
 def _plots(count: int = 1) -> tuple[Figure, Sequence[Axes]]:
     """Small plots with horizontal lines, side by side."""
     figure = Figure(figsize=(0.9 + 3.4 * count, 2.75), layout="constrained")
