@@ -1,10 +1,11 @@
 """How often the right class is found."""
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+from numpy.typing import ArrayLike
 from scipy.stats import rankdata, spearmanr
 
 
@@ -27,17 +28,25 @@ class Scores(NamedTuple):
     f1: Float[np.ndarray, "*V"]
 
 
-def precision_recall_f1(
-    counts: Int[np.ndarray, "V V"], average: Literal["micro", "macro", "weighted"] | None = None
-) -> Scores:
+def precision_recall_f1(counts: Int[np.ndarray, "V V"], average: str | None = None) -> Scores:
     """How often a class is right where it is guessed, how often it is found, and their harmonic mean.
 
     Args:
         counts: rows are the truth, columns the guesses, see `metrics.states.Confusion`.
         average: None is of each class [V]; "micro" of all counts together; "macro" the mean of all classes that come
             up, "weighted" by how often they are true. What is 0 / 0 is 0.
+
+    Raises:
+        ValueError: the average is unknown.
     """
-    right, guessed, true = (np.asarray(x, float) for x in (counts.diagonal(), counts.sum(axis=0), counts.sum(axis=1)))
+    return from_counts(counts.diagonal(), counts.sum(axis=0), counts.sum(axis=1), average)
+
+
+def from_counts(right: ArrayLike, guessed: ArrayLike, true: ArrayLike, average: str | None = None) -> Scores:
+    """As `precision_recall_f1`, of how often each class [V] was rightly guessed, guessed, and true."""
+    if average not in (None, "micro", "macro", "weighted"):
+        raise ValueError(f"average is {average!r}: it must be None, micro, macro or weighted.")
+    right, guessed, true = (np.asarray(x, float) for x in (right, guessed, true))
     if average == "micro":
         right, guessed, true = right.sum(), guessed.sum(), true.sum()
     each = Scores(_ratio(right, guessed), _ratio(right, true), _ratio(2 * right, guessed + true))
