@@ -10,14 +10,16 @@ from scipy.stats import rankdata, spearmanr
 
 
 def correct(logits: Float[Array, "*N V"], labels: Int[Array, "*N"]) -> Bool[Array, "*N"]:
-    """Whether the highest logit is the label's; of equal ones the first counts."""
-    return logits.argmax(axis=-1) == labels
+    """Whether the highest logit is the label's; of equal ones the first counts. Never where a logit is nan."""
+    return (logits.argmax(axis=-1) == labels) & ~jnp.isnan(logits.max(axis=-1))
 
 
 def correct_top_k(logits: Float[Array, "*N V"], labels: Int[Array, "*N"], k: int) -> Bool[Array, "*N"]:
-    """Whether fewer than `k` other classes have a logit at least as high as the label's."""
+    """Whether fewer than `k` other classes have a logit at least as high as the label's. Never where the label is no
+    class or its logit is nan; another's that is nan is higher."""
     own = jnp.take_along_axis(logits, labels[..., None], axis=-1)
-    return (logits >= own).sum(axis=-1) <= k
+    known = (labels >= 0) & (labels < logits.shape[-1]) & ~jnp.isnan(own[..., 0])
+    return known & ((~(logits < own)).sum(axis=-1) <= k)
 
 
 class Scores(NamedTuple):
@@ -60,29 +62,45 @@ def _ratio(a, b):
     return np.divide(a, b, out=np.zeros_like(np.asarray(a, float)), where=np.asarray(b) != 0)
 
 
-def auroc(scores: Float[np.ndarray, "N"], labels: Bool[np.ndarray, "N"]) -> float:
+def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
     """The area under the curve of true over false positives: how often a true example has a higher score than a false
     one, where equal scores count half. nan where all are true, or none.
 
+    Args:
+        scores, labels: [N] numbers, and True or False.
+
     Raises:
-        ValueError: a score is nan.
+        ValueError: a score is nan, the labels are other than True and False, or there are not as many.
     """
-    if np.isnan(scores).any():
-        raise ValueError(f"score {np.isnan(scores).argmax()} is nan: scores must be numbers.")
-    true, false = int(labels.sum()), int((~labels).sum())
+    scores, labels = _pair(scores, labels)
+    if labels.dtype != bool and len(labels):
+        raise ValueError(f"labels are {labels.dtype}: they must be True or False.")
+    true, false = int(labels.sum()), int((~labels.astype(bool)).sum())
     if not true or not false:
         return float("nan")
     return float((rankdata(scores)[labels].sum() - true * (true + 1) / 2) / (true * false))
 
 
-def spearman(x: Float[np.ndarray, "N"], y: Float[np.ndarray, "N"]) -> float:
-    """The correlation of ranks, equal values sharing theirs; nan where one is constant or there are not two.
+def spearman(x: ArrayLike, y: ArrayLike) -> float:
+    """The correlation of the ranks of values [N], equal ones sharing theirs; nan of fewer than two, or where one is
+    constant.
 
     Raises:
-        ValueError: a value is nan.
+        ValueError: a value is nan, or there are not as many of each.
     """
-    if np.isnan(x).any() or np.isnan(y).any():
-        raise ValueError("a value is nan: a correlation needs numbers.")
+    x, y = _pair(x, y)
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return float("nan")
     return float(spearmanr(x, y).statistic)
+
+
+def _pair(x, y):
+    """Two arrays [N] without nan."""
+    x, y = np.asarray(x), np.asarray(y)
+    if x.ndim != 1 or x.shape != y.shape:
+        raise ValueError(
+            f"values of the shapes {x.shape} and {y.shape}: there must be as many of each, in one dimension."
+        )
+    if len(wrong := np.flatnonzero(np.isnan(x) | np.isnan(y))):
+        raise ValueError(f"value {wrong[0]} is nan: it must be a number.")
+    return x, y

@@ -121,7 +121,9 @@ def _value(text, default):
         value = json.loads(text)
     except ValueError:
         value = text
-    if default is not None and type(value) is not type(default) and not (type(default), type(value)) == (float, int):
+    if type(default) is float and type(value) is int:
+        return float(value)
+    if default is not None and type(value) is not type(default):
         raise ValueError
     return value
 
@@ -271,8 +273,8 @@ def _coco(predictions, references):
         raise ValueError(f"the files are not COCO's results and instances: {type(error).__name__} {error}") from None
     state = Detections.empty(len(names))
     for image, (found, true) in images.items():
-        boxes, classes, scores = zip(*found) if found else ((), (), ())
-        true_boxes, true_classes, crowd, areas = zip(*true) if true else ((), (), (), ())
+        boxes, classes, scores = map(np.array, zip(*found) if found else ((), (), ()))
+        true_boxes, true_classes, crowd, areas = map(np.array, zip(*true) if true else ((), (), (), ()))
         sizes = {"true_crowd": crowd, "true_areas": areas}
         state = state.update(image, boxes, scores, classes, true_boxes, true_classes, **sizes)
     result = coco(state)

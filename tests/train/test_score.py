@@ -9,7 +9,7 @@ import sacrebleu
 
 import launch
 from metrics.diversity import distinct, repetition, self_bleu, sentence_burstiness, word_burstiness
-from metrics.summary import corpus_rouge, words
+from metrics.summary import corpus_rouge, tokens, words
 from metrics.translation import compare, d2l_bleu
 from train.score import METRICS, parse
 
@@ -61,15 +61,13 @@ def test_texts_beside_references_of_two_files(scored):
         assert rest["files"][path] == hashlib.sha256(file.read()).hexdigest()
     both = [[*pair] for pair in zip(TRUTHS, OTHERS)]
     rouge, rest = scored("rouge", OUTPUTS, TRUTHS, OTHERS, options=["kinds=1,SU4", "samples=50", "stem=true", "beta=2"])
-    from metrics.summary import tokens
-
-    ours = corpus_rouge(OUTPUTS, both, ("1", "SU4"), samples=50, beta=2, tokenize=lambda text: tokens(text, True))
+    ours = corpus_rouge(OUTPUTS, both, ("1", "SU4"), samples=50, beta=2.0, tokenize=lambda text: tokens(text, True))
     assert rouge["rougeSU4_recall"] == ours["SU4"]["mean"].recall
     assert rouge["rouge1_f_low"] == ours["1"]["low"].f
     assert len(rouge) == 10
     assert (
         rest["signature"]
-        == "metric:rouge|kinds:1,SU4|beta:2|tokenize:ascii|stem:True|samples:50|confidence:0.95|seed:0"
+        == "metric:rouge|kinds:1,SU4|beta:2.0|tokenize:ascii|stem:True|samples:50|confidence:0.95|seed:0"
     )
 
 
