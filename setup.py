@@ -46,6 +46,7 @@ setup(
             "ruff>=0.12",
             "pycocotools>=2.0.10",
             "rouge-score>=0.1.2",
+            "seqeval>=1.2.2",
             "torch==2.13.0",
             "transformers>=5.20,<6",
         ],

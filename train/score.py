@@ -69,13 +69,14 @@ def score_files(
         raise ValueError(
             f"{name} {'needs' if wanted else 'has no'} references: {'give' if wanted else 'omit'} --references."
         )
-    given = read(predictions, PREDICTIONS)
-    columns = [read(path, REFERENCES) for path in references]
-    if name != "coco":
-        for path, column in zip(references, columns):
-            if len(column) != len(given):
-                raise ValueError(f"{predictions} has {len(given)} texts and {path} {len(column)}: as many of each.")
+    boxes = name == "coco"
+    given = read(predictions, () if boxes else PREDICTIONS)
+    columns = [read(path, () if boxes else REFERENCES) for path in references]
+    for path, column in zip(references, columns):
+        if not boxes and len(column) != len(given):
+            raise ValueError(f"{predictions} has {len(given)} texts and {path} {len(column)}: as many of each.")
     scores = METRICS[name](given, *[columns] * wanted, **settings)
+    files = [predictions, *references, *filter(None, [settings.get("baseline")])]
     written = {key: ",".join(map(str, value)) if isinstance(value, tuple) else value for key, value in settings.items()}
     signature = "|".join(f"{key}:{value}" for key, value in {"metric": name, **written}.items())
     return {
@@ -83,7 +84,7 @@ def score_files(
         "signature": scores.pop("signature", signature),
         "scores": {key: None if math.isnan(value) else float(value) for key, value in scores.items()},
         "options": settings,
-        "files": {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in (predictions, *references)},
+        "files": {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in files},
         "versions": {"python": platform.python_version(), **dict(_versions())},
         "command": command,
     }
@@ -128,25 +129,27 @@ def _value(text, default):
     return value
 
 
-def read(path: str, keys: Sequence[str]) -> Any:
-    """The entries of a file; of objects that of the first of the `keys` which they have; of a .json all of it."""
-    suffix = Path(path.removesuffix(".gz")).suffix
-    lines = read_lines(path)
-    if not any(lines):
+def read(path: str, keys: Sequence[str] = ()) -> Any:
+    """The entries of a file, of objects that of the first of the `keys` which they have; without keys as they are."""
+    lines, suffix = read_lines(path), Path(path.removesuffix(".gz")).suffix
+    if not lines:
         raise ValueError(f"{path} is empty: there is nothing to score.")
-    if suffix == ".json":
-        return _parsed("\n".join(lines), path)
-    if suffix != ".jsonl":
+    if suffix not in (".json", ".jsonl"):
         return lines
-    rows = [_parsed(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+    if suffix == ".json":
+        rows = _parsed("\n".join(lines), path)
+    else:
+        rows = [_parsed(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+    if not keys:
+        return rows
+    if not isinstance(rows, list):
+        raise ValueError(f"{path} must be a list of texts.")
     for number, row in enumerate(rows):
         if isinstance(row, dict):
-            row = next((row[key] for key in keys if key in row), None)
+            rows[number] = row = next((row[key] for key in keys if key in row), None)
         if not isinstance(row, str) and not (isinstance(row, list) and all(isinstance(text, str) for text in row)):
-            raise ValueError(
-                f"{path}, line {number + 1} must be a text or texts, or an object with {' or '.join(keys)}."
-            )
-        rows[number] = row
+            known = " or ".join(keys)
+            raise ValueError(f"{path}, entry {number + 1} must be a text or texts, or an object with {known}.")
     return rows
 
 
@@ -175,6 +178,13 @@ def _texts(entries: Entries) -> list[str]:
 def _several(columns: Sequence[Entries]) -> list[list[str]]:
     """Of each text the references of all files."""
     return [[text for entry in row for text in ([entry] if isinstance(entry, str) else entry)] for row in zip(*columns)]
+
+
+def _one(columns: Sequence[Any]) -> Any:
+    """The references of the only file."""
+    if len(columns) > 1:
+        raise ValueError(f"there are {len(columns)} files of references: this metric has one.")
+    return columns[0]
 
 
 def _sacrebleu(name, predictions, references, *, samples=0, baseline="", test="bs", **settings):
@@ -212,6 +222,8 @@ def _rouge(
     tokenizers = {"ascii": partial(summary.tokens, stem=stem), "words": summary.words}
     if tokenize not in tokenizers or (stem and tokenize == "words"):
         raise ValueError(f"tokenize is {tokenize!r}, stem {stem}: it must be ascii, or words without stem.")
+    if samples < 1:
+        raise ValueError(f"samples is {samples}: it must be at least 1.")
     options = {"beta": beta, "tokenize": tokenizers[tokenize], "confidence": confidence, "seed": seed}
     texts, rows = _texts(predictions), _several(references)
     found = {}
@@ -250,9 +262,7 @@ def _squad(predictions, references):
 
 
 def _tagging(predictions, references, *, scheme=""):
-    if len(references) > 1:
-        raise ValueError(f"{len(references)} files of references: tags have one.")
-    tags, truths = ([e.split() if isinstance(e, str) else e for e in some] for some in (predictions, references[0]))
+    tags, truths = ([e.split() if isinstance(e, str) else e for e in some] for some in (predictions, _one(references)))
     state = Spans.empty().update(tags, truths, scheme or None)
     found = state.compute()._asdict() | {f"{how}_f1": state.compute(how).f1 for how in ("macro", "weighted")}
     return found | {f"f1 {kind}": value for kind, value in zip(state.types, state.compute(None).f1)}
@@ -260,7 +270,7 @@ def _tagging(predictions, references, *, scheme=""):
 
 def _coco(predictions, references):
     """Boxes: COCO's twelve numbers, and the average precision of each category."""
-    (truth,) = references
+    truth = _one(references)
     try:
         names = {each["id"]: each["name"] for each in sorted(truth["categories"], key=lambda each: each["id"])}
         numbers = {category: number for number, category in enumerate(names)}

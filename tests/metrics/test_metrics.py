@@ -66,9 +66,15 @@ def test_cross_entropy_is_finite_for_huge_logits_and_float32_for_bfloat16():
     np.testing.assert_array_equal(loss, [0.0, 0.0])
 
 
+def test_what_is_no_class_has_no_cross_entropy():
+    loss = cross_entropy(jnp.zeros((4, 3)), jnp.array([-1, 0, 2, 3]))
+    np.testing.assert_array_equal(np.isnan(loss), [True, False, False, True])
+
+
 def test_perplexity_and_bits():
     assert perplexity(math.log(50)) == pytest.approx(50)
     assert perplexity(1e6) == math.inf
+    assert math.isnan(perplexity(math.nan))
     assert bits(math.log(2) * 6, per=3.0) == pytest.approx(2.0)  # 6 bits a token of 3 characters
 
 

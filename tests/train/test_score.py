@@ -92,6 +92,7 @@ def test_other_metrics_of_texts(scored, tmp_path):
     ours, signature = compare("chrf", {"a": OTHERS, "b": OUTPUTS}, TRUTHS, test="ar", samples=50)
     assert (scores["baseline"], scores["p_value"]) == (ours["a"].score, ours["b"].p_value)
     assert rest["signature"] == signature
+    assert any(path.endswith("before.txt") for path in rest["files"])
 
 
 def test_objects_lists_and_tags(scored):
@@ -156,13 +157,17 @@ def test_boxes_of_coco(scored):
         ),
         (
             ["--metric=ter", "--predictions=J.jsonl", "--references=P"],
-            "J.jsonl, line 2 must be a text or texts, or an obj",
+            "J.jsonl, entry 2 must be a text or texts, or an ob",
         ),
         (["--metric=ter", "--predictions=K.jsonl", "--references=P"], "K.jsonl, line 1 is not JSON: Expecting"),
         (
             ["--metric=coco", "--predictions=C.json", "--references=C.json"],
             "the files are not COCO's results and instances:",
         ),
+        (["--metric=squad", "--predictions=D.json", "--references=P"], "D.json must be a list of texts."),
+        (["--metric=tagging", "--predictions=P", *["--references=P"] * 2], "there are 2 files of references: this met"),
+        (["--metric=coco", "--predictions=C.json", *["--references=C.json"] * 2], "there are 2 files of references"),
+        (["--metric=rouge", "--predictions=P", "--references=P", "--option=samples=0"], "samples is 0: it must be at"),
         (["--metric=tagging", "--predictions=P", "--references=P"], "'b' is no tag of the scheme of CoNLL"),
         (
             ["--metric=rouge", "--predictions=P", "--references=P", "--option=tokenize=x"],
@@ -172,7 +177,15 @@ def test_boxes_of_coco(scored):
 )
 def test_errors(arguments, sentence, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    files = {"P": "b\nc\n", "R": "a\n", "E": "", "J.jsonl": '"a"\n{"x": 1}\n', "K.jsonl": "a\nb\n", "C.json": "[1]"}
+    files = {
+        "P": "b\nc\n",
+        "R": "a\n",
+        "E": "",
+        "J.jsonl": '"a"\n{"x": 1}\n',
+        "K.jsonl": "a\nb\n",
+        "C.json": "[1]",
+        "D.json": '{"a": "b", "c": "d"}',
+    }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert launch.main(["--mode=score", *arguments]) == 1
