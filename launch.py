@@ -1,9 +1,11 @@
-"""The command line: train, evaluate, generate, describe, report and sweep.
+"""The command line: train, evaluate, generate, describe, report, score and sweep.
 
 python launch.py                                      trains a Vision Transformer on handwritten digits
 python launch.py --config=configs/gpt_stdlib.py       trains what the config says
   --workdir=runs/gpt --config.optimizer.learning_rate=1e-3
 python launch.py --mode=generate --workdir=runs/gpt   writes with a trained model
+python launch.py --mode=score --metric=bleu           scores a file of texts beside others
+  --predictions=FILE --references=FILE --option=lowercase=true
 """
 
 import argparse
@@ -23,7 +25,7 @@ from ml_collections import ConfigDict
 import configs
 
 DEFAULT = "configs/vit_digits.py"
-MODES = ("train", "evaluate", "generate", "describe", "report")
+MODES = ("train", "evaluate", "generate", "describe", "report", "score")
 
 
 def main(arguments: list[str]) -> int:
@@ -55,6 +57,11 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     parser.add_argument("--sweep", action="store_true", help="run each of the config's sweep(), one after another")
     parser.add_argument("--prompt", help="what --mode=generate goes on from (the config's)")
     parser.add_argument("--checkpoint", choices=("latest", "best"), default="latest", help="what is evaluated")
+    parser.add_argument("--metric", help="what --mode=score computes")
+    parser.add_argument("--predictions", metavar="FILE", help="texts, one a line, .jsonl, or COCO's .json")
+    parser.add_argument("--references", metavar="FILE", action="append", default=[], help="once or more often")
+    parser.add_argument("--option", metavar="NAME=VALUE", action="append", default=[], help="of the metric")
+    parser.add_argument("--output", metavar="FILE", help="where the scores go (PREDICTIONS.METRIC.json)")
     parser.add_argument("--traceback", action="store_true", help="show where an error happened")
     own, changes = [], {}
     rest = iter(arguments)
@@ -76,6 +83,13 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
 
         print(write_report(workdir))
         return 0
+    command = "python launch.py " + shlex.join(arguments)
+    if options.mode == "score":
+        from train.score import write_scores
+
+        files = options.predictions, options.references
+        print(write_scores(options.output, options.metric, *files, options.option, command))
+        return 0
     trained = options.mode in ("evaluate", "generate")
     if trained and not (workdir / "config.json").is_file():
         raise FileNotFoundError(f"there is no trained model in {workdir}: give the --workdir of a run.")
@@ -83,7 +97,6 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
     if trained:
         config.mesh.update({"data": -1, "fsdp": 1, "tensor": 1})  # what there is here
     configs.override(config, changes)
-    command = "python launch.py " + shlex.join(arguments)
     logging.getLogger("absl").setLevel(logging.ERROR)
     if options.sweep:
         from train.guard import plain

@@ -43,6 +43,7 @@ setup(
             "pytest>=8",
             "pytest-xdist>=3.6",
             "hypothesis>=6.100",
+            "seqeval>=1.2.2",
             "beartype>=0.21",
             "ruff>=0.12",
             "pycocotools>=2.0.10",

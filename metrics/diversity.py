@@ -45,9 +45,11 @@ def burstiness(values: ArrayLike) -> float:
     It is -1 of equal ones, 0 of the gaps of a Poisson process, and below 1 (Goh & Barabasi 2008, equation 2).
 
     Raises:
-        ValueError: there is no value, or they are all 0.
+        ValueError: there is no value, they are all 0, or one is negative or nan.
     """
     values = np.asarray(values, float)
+    if not (values >= 0).all():
+        raise ValueError(f"burstiness is of values that are not negative, not of {values[~(values >= 0)][0]}.")
     if not values.any():
         raise ValueError("burstiness needs at least one value, and not zeros alone.")
     return float((values.std() - values.mean()) / (values.std() + values.mean()))
@@ -67,7 +69,13 @@ def word_burstiness(tokens: Sequence[str], least: int = 3) -> dict[str, float]:
 
 
 def distinct(texts: Iterable[Sequence[str]], n: int) -> float:
-    """How many different n-grams there are of all, in lists of tokens together (arXiv 1510.03055); nan without any."""
+    """How many different n-grams there are of all, in lists of tokens together (arXiv 1510.03055); nan without any.
+
+    Raises:
+        ValueError: n is below 1.
+    """
+    if n < 1:
+        raise ValueError(f"n is {n}: it must be at least 1.")
     counts = Counter(gram for tokens in texts for gram in zip(*(tokens[start:] for start in range(n))))
     return len(counts) / counts.total() if counts else float("nan")
 

@@ -48,8 +48,13 @@ class Mean(State):
 
     def compute(self) -> Float[Array, ""] | Float[np.ndarray, ""]:
         """The mean; nan when nothing has weight."""
-        of = jnp if isinstance(self.total, jax.Array) else np
-        return of.where(self.weight != 0, self.total / of.where(self.weight != 0, self.weight, 1), of.nan)
+        return _only(self.weight != 0, self.total / (self.weight + (self.weight == 0)))
+
+
+def _only(when, value):
+    """The value, or nan."""
+    of = jnp if isinstance(when, jax.Array) else np
+    return of.where(when, value, of.nan)
 
 
 @struct.dataclass
@@ -64,23 +69,35 @@ class Total(State):
 
 @struct.dataclass
 class Confusion(State):
-    """How often each class was taken for each: rows are the truth, columns the predictions."""
+    """How often each class was taken for each: rows are the truth, columns the predictions.
+
+    If a truth or a prediction was no class, there is no such count, and what is made of the counts is nan.
+    """
 
     counts: Leaf  # [V, V]
+    outside: Leaf  # []: examples of which the truth or the prediction is no class
 
     @classmethod
     def empty(cls, num_classes: int) -> "Confusion":
-        return cls(jnp.zeros((num_classes, num_classes), jnp.int32))
+        return cls(jnp.zeros((num_classes, num_classes), jnp.int32), jnp.zeros((), jnp.int32))
 
     def update(
         self, predictions: Int[Array, "N"], labels: Int[Array, "N"], mask: Bool[Array, "N"] | None = None
     ) -> "Confusion":
         """With more predictions; mask False = does not count."""
-        ones = jnp.ones_like(labels) if mask is None else mask.astype(jnp.int32)
-        return self.replace(counts=self.counts.at[labels, predictions].add(ones))
+        ones, classes = jnp.ones_like(labels) if mask is None else mask.astype(jnp.int32), len(self.counts)
+        known = (jnp.minimum(labels, predictions) >= 0) & (jnp.maximum(labels, predictions) < classes)
+        outside = self.outside + jnp.where(known, 0, ones).sum()
+        return self.replace(counts=self.counts.at[labels, predictions].add(jnp.where(known, ones, 0)), outside=outside)
 
     def compute(self) -> Leaf:
-        """The counts [V, V]; of what is made from them, a number."""
+        """The counts [V, V]; of what is made from them, a number.
+
+        Raises:
+            ValueError: a truth or a prediction was no class.
+        """
+        if self.outside:
+            raise ValueError(f"{self.outside} labels or predictions are not from 0 to {len(self.counts) - 1}.")
         return self.counts
 
 
@@ -91,7 +108,7 @@ class F1(Confusion):
     def compute(self) -> Leaf:
         found, total = self.counts.diagonal(), self.counts.sum(0) + self.counts.sum(1)
         scores = 2 * found / total.clip(1)
-        return scores[1] if len(scores) == 2 else scores.mean()
+        return _only(self.outside == 0, scores[1] if len(scores) == 2 else scores.mean())
 
 
 @struct.dataclass
@@ -102,7 +119,8 @@ class Matthews(Confusion):
         counts = self.counts / self.counts.sum().clip(1)
         truth, predicted = counts.sum(1), counts.sum(0)
         covariance = counts.trace() - truth @ predicted
-        return covariance / ((1 - truth @ truth) * (1 - predicted @ predicted)).clip(1e-12) ** 0.5
+        spread = ((1 - truth @ truth) * (1 - predicted @ predicted)).clip(1e-12) ** 0.5
+        return _only(self.outside == 0, covariance / spread)
 
 
 @struct.dataclass
@@ -130,6 +148,7 @@ class Calibration(State):
     """How far the confidence in guesses is from how often they are right (arXiv 1706.04599, equation 3).
 
     Guesses fall into bins of equal width by the probability of the class that is guessed, a bin's upper end in it.
+    It is nan if a label was no class, or a probability not from 0 to 1.
     """
 
     sums: Leaf  # [3, bins]: how many, how many right, confidence
@@ -145,13 +164,15 @@ class Calibration(State):
         confidence, bins = probabilities.max(axis=-1), self.sums.shape[1]
         right = probabilities.argmax(axis=-1) == labels
         number = jnp.clip(jnp.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
-        values = jnp.stack([jnp.ones_like(confidence), right, confidence])
+        known = (labels >= 0) & (labels < probabilities.shape[-1])
+        known &= (probabilities.min(axis=-1) >= 0) & (confidence < 1 + 1e-5)
+        values = jnp.where(known, jnp.stack([jnp.ones_like(confidence), right, confidence]), jnp.nan)
         return Calibration(self.sums.at[:, number].add(values if mask is None else jnp.where(mask, values, 0)))
 
     def compute(self) -> Leaf:
         """The mean difference over all guesses, 0 to 1; nan without any."""
         count, right, confidence = self.sums
-        return abs(right - confidence).sum() / count.sum()
+        return _only(count.sum() != 0, abs(right - confidence).sum() / (count.sum() + (count.sum() == 0)))
 
 
 @struct.dataclass
@@ -166,7 +187,9 @@ class Values(State):
         return cls((np.zeros(0),) * columns)
 
     def update(self, *columns: Leaf) -> "Values":
-        """With more, one array [N] for each column."""
+        """With more, one array [N] for each column; ValueError if they are not as long."""
+        if len(lengths := {len(column) for column in columns}) > 1:
+            raise ValueError(f"the columns have {' and '.join(map(str, sorted(lengths)))} values: as many of each.")
         return self.merge(Values(columns))
 
     def merge(self, other: "Values") -> "Values":

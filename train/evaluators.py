@@ -14,6 +14,7 @@ from scipy.special import softmax
 
 from data.encoded import Encoded
 from data.options import called
+from metrics import classification
 from metrics.answers import exact_match, f1
 from metrics.detection import Coco, Detections, coco
 from metrics.likelihood import bits, perplexity
@@ -60,6 +61,9 @@ class Evaluator:
                 values |= self._detected(variables, split, batches)
             elif data.info["kind"] == "classification" and batches.source.is_cut:
                 values |= pooled_accuracy(self._logits(variables, batches), batches.source)
+            elif data.info["kind"] == "regression":
+                ranks = classification.spearman(self._logits(variables, batches)[:, 0], batches.source.per_row["label"])
+                values |= {"spearman": np.nan_to_num(ranks).item()}  # 0 where one is constant, as Pearson's
             metrics |= {f"{split}/{key}": value for key, value in values.items()}
         return metrics | self._probed(variables) if self._probes and data.splits else metrics
 

@@ -76,10 +76,3 @@ def test_values_in_any_split():
         state = Values.empty(2).update(scores[part], labels[part]).merge(state)
     ours, theirs = state.compute()
     assert auroc(ours, theirs.astype(bool)) == auroc(scores, labels)
-
-
-def test_nan_is_no_score():
-    with pytest.raises(ValueError, match="score 1 is nan"):
-        auroc(np.array([0, np.nan]), np.array([True, False]))
-    with pytest.raises(ValueError, match="a value is nan"):
-        spearman(np.array([0, np.nan]), np.array([1.0, 2.0]))

@@ -47,6 +47,9 @@ def test_burstiness_of_known_processes():
     for values in ([], [0, 0]):
         with pytest.raises(ValueError, match="burstiness needs at least one value, and not zeros alone"):
             burstiness(values)
+    for values in ([1, -2], [1, np.nan]):
+        with pytest.raises(ValueError, match=f"values that are not negative, not of {float(values[1])}"):
+            burstiness(values)
 
 
 def test_burstiness_of_texts():
@@ -63,6 +66,9 @@ def test_distinct_and_repetition():
     assert repetition(texts, 2) == pytest.approx(np.mean([1 / 3, 0]))
     assert math.isnan(distinct(texts, 5))
     assert math.isnan(repetition(texts, 5))
+    for score in (distinct, repetition):
+        with pytest.raises(ValueError, match="n is 0: it must be at least 1"):
+            score(texts, 0)
 
 
 def test_self_bleu():

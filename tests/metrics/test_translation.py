@@ -1,7 +1,24 @@
+"""sacreBLEU's numbers with our forms of arguments, and Dive into Deep Learning's BLEU by its definition."""
+
+import math
+
+import numpy as np
 import pytest
 import sacrebleu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sacrebleu.significance import PairedTest
 
-from metrics.translation import bleu, bleu_by_length
+from metrics.translation import (
+    SACREBLEU,
+    bleu,
+    bleu_by_length,
+    compare,
+    corpus_score,
+    d2l_bleu,
+    options,
+    sentence_scores,
+)
 
 REFERENCES = ["a man rides a red bicycle .", "two dogs play", "a woman reads a book in the park", "a house"]
 OUTPUTS = ["a man rides a bicycle .", "two dogs run", "a woman reads a book in a park", "a tree"]
@@ -32,3 +49,133 @@ def test_inputs_of_one_length_stay_together():
 def test_what_cannot_be_compared(outputs, references):
     with pytest.raises(ValueError, match=r"outputs and \d references: as many of each"):
         bleu(outputs, references)
+
+
+TEXT = st.lists(st.sampled_from(["a", "b", "The", "cat,", "3.5", "\u732b", "\u00e9"]), max_size=7).map(" ".join)
+SETTINGS = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "tokenize": st.sampled_from(["13a", "intl", "zh", "char", "none"]),
+            "smooth_method": st.sampled_from(["exp", "floor", "add-k", "none"]),
+            "lowercase": st.booleans(),
+        }
+    ).map(lambda some: ("bleu", some)),
+    st.sampled_from([0, 2]).map(lambda order: ("chrf", {"word_order": order})),
+    st.booleans().map(lambda case: ("ter", {"case_sensitive": case})),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SETTINGS, st.lists(st.tuples(TEXT, TEXT, TEXT), min_size=1, max_size=4))
+def test_corpora_and_sentences_are_sacrebleus(setting, rows):
+    (name, some), outputs = setting, [row[0] for row in rows]
+    theirs = SACREBLEU[name](**some)
+    expected = theirs.corpus_score(outputs, [list(column) for column in zip(*rows)][1:])
+    ours = corpus_score(name, outputs, [row[1:] for row in rows], **some)
+    assert ours[:2] == (expected.score, str(theirs.get_signature()))
+    alone = SACREBLEU[name](**some, **({"effective_order": True} if name == "bleu" else {}))
+    expected = [alone.sentence_score(output, references).score for output, *references in rows]
+    assert sentence_scores(name, outputs, [row[1:] for row in rows], **some) == expected
+
+
+def test_not_always_as_many_references():
+    score = corpus_score("bleu", OUTPUTS, [[REFERENCES[0], OUTPUTS[0]], *REFERENCES[1:]])
+    assert score.score == sacrebleu.corpus_bleu(OUTPUTS, [REFERENCES, [OUTPUTS[0], None, None, None]]).score
+    assert score.signature.startswith("nrefs:var")
+    alone = sentence_scores("ter", OUTPUTS[:2], [[REFERENCES[0], OUTPUTS[0]], REFERENCES[1]])
+    assert alone == [0, sacrebleu.sentence_ter(OUTPUTS[1], [REFERENCES[1]]).score]
+
+
+def test_intervals_are_sacrebleus():
+    score = corpus_score("bleu", OUTPUTS, REFERENCES, samples=100)
+    theirs = sacrebleu.BLEU().corpus_score(OUTPUTS, [REFERENCES], 100)
+    assert (score.mean, score.interval) == (theirs._mean, theirs._ci)
+    assert 0 < score.interval < score.mean < 100
+    assert "|bs:100|seed:12345|" in score.signature
+
+
+@pytest.mark.parametrize("test", ["bs", "ar"])
+def test_significance_is_sacrebleus(test):
+    outputs = [*OUTPUTS[:2], *REFERENCES[2:]]
+    ours, signature = compare("chrf", {"old": OUTPUTS, "new": outputs}, REFERENCES, test=test, samples=200, beta=1)
+    pairs = [("old", OUTPUTS), ("new", outputs)]
+    signatures, theirs = PairedTest(pairs, {"chrf": sacrebleu.CHRF(beta=1)}, [REFERENCES], test, 200)()
+    (name,) = signatures
+    assert signature == str(signatures[name])
+    assert ours["old"] == (theirs[name][0].score, None)
+    assert ours["new"] == (theirs[name][1].score, theirs[name][1].p_value)
+    assert 0 < ours["new"].p_value < 1
+
+
+def test_d2l_bleu_has_the_books_examples():
+    """Section 10.7.6: precisions 4/5, 3/4, 1/3, 0; a short one; and what its models write."""
+    long = math.exp(1 - 6 / 5) * (4 / 5) ** 0.5 * (3 / 4) ** 0.25
+    assert d2l_bleu(["ABBCD"], ["ABCDEF"]) == pytest.approx(long)
+    assert d2l_bleu(["ABBCD"], ["ABCDEF"], 3) == pytest.approx(long * (1 / 3) ** 0.125)
+    assert d2l_bleu(["ABBCD"], ["ABCDEF"], 4) == 0
+    assert round(d2l_bleu(["AB"], ["ABCDEF"]), 2) == 0.14
+    assert d2l_bleu([["i'm", "home"], []], [["i'm", "home"], ["."]]) == 0.5
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=8), st.lists(st.sampled_from("abc"), max_size=8))
+def test_d2l_bleu_by_crossing_out(output, reference):
+    expected = math.exp(min(0, 1 - len(reference) / len(output)))
+    for n in range(1, min(3, len(output)) + 1):
+        left = [tuple(reference[i : i + n]) for i in range(len(reference) - n + 1)]
+        found = 0
+        for i in range(len(output) - n + 1):
+            if (gram := tuple(output[i : i + n])) in left:
+                left.remove(gram)
+                found += 1
+        expected *= (found / (len(output) - n + 1)) ** (1 / 2**n)
+    np.testing.assert_allclose(d2l_bleu([output], [reference], 3), expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: corpus_score("blue", OUTPUTS, REFERENCES),
+            "'blue' is not a metric of sacreBLEU: it is one of bleu, chrf",
+        ),
+        (
+            lambda: corpus_score("ter", OUTPUTS, REFERENCES, beta=1),
+            "ter has no option 'beta': it has normalized, no_punct",
+        ),
+        (
+            lambda: corpus_score("bleu", OUTPUTS, REFERENCES, tokenize="x"),
+            "tokenize is 'x': it must be one of none, zh,",
+        ),
+        (
+            lambda: corpus_score("bleu", ["a"], ["b"], smooth_method="x"),
+            "smooth_method is 'x': it must be one of none, fl",
+        ),
+        (lambda: corpus_score("chrf", ["a", "b"], [["a"], []]), "output 1 has no reference: give at least one"),
+        (lambda: sentence_scores("ter", ["a"], []), "1 outputs and 0 references: as many of each"),
+        (lambda: compare("bleu", {"a": OUTPUTS}, REFERENCES), "1 systems, test 'bs': at least 2 systems, and bs or ar"),
+        (lambda: compare("bleu", {"a": ["a"], "b": []}, ["a"]), "0 outputs and 1 references: as many of each"),
+        (lambda: d2l_bleu([], []), "0 outputs and 0 references: as many of each"),
+        (lambda: d2l_bleu(["a"], ["a"], 0), "order is 0: it must be at least 1"),
+    ],
+)
+def test_errors(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_tokenizer_that_is_not_there(monkeypatch):
+    def missing(**settings):
+        raise RuntimeError("\nJapanese needs more.\n\n    pip install sacrebleu[ja]\n")
+
+    monkeypatch.setitem(SACREBLEU, "bleu", missing)
+    monkeypatch.setattr("metrics.translation.options", lambda name: {"tokenize": None})
+    with pytest.raises(
+        ModuleNotFoundError, match=r"a tokenizer is missing: Japanese needs more\. pip install sacrebleu\[ja\]"
+    ):
+        corpus_score("bleu", OUTPUTS, REFERENCES, tokenize="ja-mecab")
+
+
+def test_options_are_sacrebleus():
+    assert options("bleu")["smooth_method"] == "exp"
+    assert "references" not in options("chrf")

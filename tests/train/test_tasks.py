@@ -89,6 +89,7 @@ def test_classes_are_learned(tasks, tiny, tmp_path):
 def test_numbers_are_learned(tasks, tiny, tmp_path):
     found = learned(tiny, tasks["regression"], tmp_path, 150)
     assert found["validation/pearson"] > 0.9
+    assert found["validation/spearman"] > 0.9
     with pytest.raises(ValueError, match=r"a regression has one output, not 3: set model\.num_classes to 1\."):
         learned(tiny, tasks["regression"] | {"model.num_classes": 3}, tmp_path / "b", 1)
 

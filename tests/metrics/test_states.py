@@ -1,0 +1,132 @@
+"""Every state: any split of the data, merged in any order, is the whole; and what no number is made of."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metrics import states
+from metrics.classification import auroc, correct, correct_top_k, spearman
+from metrics.states import F1, Calibration, Confusion, Correlation, Matthews, Mean, Total, Values
+
+CLASSES, SIZE = 3, 24
+RANDOM = np.random.default_rng(0)
+LABELS, GUESSES = RANDOM.integers(0, CLASSES, (2, SIZE))
+PROBABILITIES = RANDOM.dirichlet(np.ones(CLASSES), SIZE).astype(np.float32)
+X, Y = RANDOM.normal(size=(2, SIZE)).astype(np.float32)
+MASK = RANDOM.random(SIZE) < 0.8
+
+
+def confusion(kind):
+    return jax.jit(lambda some: kind.empty(CLASSES).update(jnp.asarray(GUESSES), jnp.asarray(LABELS), some & MASK))
+
+
+def mean(some):
+    return Mean.empty().update(jnp.asarray(X), some & MASK)
+
+
+UPDATED = {  # state -> that of some of the examples, given which
+    Mean: jax.jit(mean),
+    Total: jax.jit(lambda some: Total((mean(some), mean(some & (Y > 0))))),
+    Confusion: confusion(Confusion),
+    F1: confusion(F1),
+    Matthews: confusion(Matthews),
+    Correlation: jax.jit(lambda some: Correlation.empty().update(jnp.asarray(X), jnp.asarray(Y), some & MASK)),
+    Calibration: jax.jit(lambda s: Calibration.empty(5).update(jnp.asarray(PROBABILITIES), jnp.asarray(LABELS), s)),
+    Values: lambda some: Values.empty(2).update(X[some], Y[some]),
+}
+
+
+def test_every_state_is_here():
+    kinds = {each for each in vars(states).values() if isinstance(each, type) and issubclass(each, states.State)}
+    assert kinds - {states.State} == {*UPDATED}
+
+
+@pytest.mark.parametrize("kind", UPDATED, ids=lambda kind: kind.__name__)
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=SIZE, max_size=SIZE), st.randoms(use_true_random=False))
+def test_any_split_in_any_order_is_the_whole(kind, part_of, random):
+    parts = [UPDATED[kind](np.array(part_of) == part).to_host() for part in range(4)]
+    while len(parts) > 1:  # in any order, and any two of them first
+        random.shuffle(parts)
+        parts.append(parts.pop().merge(parts.pop()))
+    found, whole = parts[0].compute(), UPDATED[kind](np.ones(SIZE, bool)).to_host().compute()
+    if kind is Confusion:
+        np.testing.assert_array_equal(found, whole)
+    elif kind is Values:
+        assert sorted(zip(*found)) == sorted(zip(*whole))
+    else:
+        assert np.isfinite(whole)
+        np.testing.assert_allclose(found, whole, atol=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=8, max_size=8))
+def test_correlation_is_scipys(pairs):
+    x, y = np.array(pairs, np.float32).T
+    ours = Correlation.empty().update(*map(jnp.asarray, (x, y, np.ones(8, bool)))).to_host().compute()
+    if np.ptp(x) and np.ptp(y):
+        np.testing.assert_allclose(ours, scipy.stats.pearsonr(x, y).statistic, atol=1e-6)
+    else:
+        assert ours == 0
+
+
+@pytest.mark.parametrize("kind", [Confusion, F1, Matthews])
+@pytest.mark.parametrize(("guess", "label"), [(CLASSES, 0), (0, CLASSES), (-1, 1), (1, -1)])
+def test_what_is_no_class_makes_no_number(kind, guess, label):
+    columns = [jnp.array([0, 1, 2, other]) for other in (guess, label)]
+    masked = kind.empty(CLASSES).update(*columns, jnp.array([True, True, True, False]))
+    assert masked.counts.sum() == 3
+    assert np.isfinite(masked.compute()).all()
+    state = kind.empty(CLASSES).update(*columns)
+    for each in (state, state.to_host().merge(masked.to_host())):
+        if kind is Confusion:
+            with pytest.raises(ValueError, match=r"1 labels or predictions are not from 0 to 2\."):
+                each.compute()
+        else:
+            assert np.isnan(each.compute())
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "label"),
+    [([0.5, 0.5], 2), ([0.5, 0.5], -1), ([0.5, np.nan], 0), ([3.0, 1.0], 0), ([-0.5, 1.5], 1)],
+)
+def test_no_calibration_of_what_is_no_probability(probabilities, label):
+    rows, labels = jnp.array([[0.5, 0.5], probabilities]), jnp.array([0, label])
+    assert np.isnan(Calibration.empty().update(rows, labels).compute())
+    assert Calibration.empty().update(rows, labels, jnp.array([True, False])).compute() == 0.5
+
+
+def test_nothing():
+    for state in (Mean.empty(), Calibration.empty()):
+        assert np.isnan(state.compute())
+        assert np.isnan(state.to_host().compute())
+    for state in (F1.empty(2), F1.empty(3), Matthews.empty(2), Correlation.empty()):
+        assert state.compute() == state.to_host().compute() == 0
+
+
+def test_nan_is_never_right():
+    logits = jnp.array([[np.nan, 0.0, 1.0], [0.0, 1.0, np.nan], [0.0, 1.0, 2.0], [0.0, 1.0, 2.0], [0.0, 1.0, 2.0]])
+    labels = jnp.array([0, 1, 3, -1, 2])
+    assert correct(logits, labels).tolist() == [False, False, False, False, True]
+    assert correct_top_k(logits, labels, 1).tolist() == [False, False, False, False, True]
+    assert correct_top_k(logits, labels, 2).tolist() == [False, True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: auroc([0.1, np.nan], [True, False]), "value 1 is nan: it must be a number"),
+        (lambda: auroc([0.1, 0.2], [1, 0]), "labels are int64: they must be True or False"),
+        (lambda: auroc([0.1, 0.2], [True]), r"values of the shapes \(2,\) and \(1,\): there must be as many of each"),
+        (lambda: spearman([0.1, 0.2], [np.nan, 1.0]), "value 0 is nan"),
+        (lambda: spearman(*np.zeros((2, 1, 2))), r"values of the shapes \(1, 2\) and \(1, 2\)"),
+        (lambda: Values.empty(2).update(np.zeros(2), np.zeros(3)), "the columns have 2 and 3 values: as many of each"),
+    ],
+)
+def test_errors(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

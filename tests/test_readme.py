@@ -1,0 +1,45 @@
+"""README's section on metrics does what it says."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import launch
+
+SECTION = re.search(
+    r"^## Metrics$(.*?)^## ", (Path(__file__).parent.parent / "README.md").read_text("utf-8"), re.M | re.S
+)
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", SECTION[1], re.M | re.S)
+
+
+def test_its_code_runs():
+    names = {}
+    for block in blocks("python"):
+        exec(block, names)
+    assert len(blocks("python")) == 5
+    assert names["exact_match"]("The cat.", ["cat", "dog"]) == 1
+    assert names["f1"]("the cat sat", ["a cat"]) == pytest.approx(2 / 3)
+    assert names["nats"] == pytest.approx((0.126928 + 0.313262 + 1.313262) / 3, abs=1e-6)
+    assert names["state"].compute()["ap"] == pytest.approx(1)
+    found = names["Spans"].empty().update([["B-PER", "I-PER", "O"]], [["B-PER", "I-PER", "B-LOC"]])
+    assert found.types == ["LOC", "PER"]
+    assert [found.compute().f1, *found.compute(None).f1] == pytest.approx([2 / 3, 0, 1])
+
+
+def test_its_commands_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("out.txt", "a.txt", "b.txt"):
+        Path(name).write_text(f"the cat sat on the mat\n{name} ran over the road\n")
+    for name in ("out.jsonl", "true.jsonl"):
+        Path(name).write_text(json.dumps(["O", "B-X"]) + "\n")
+    commands = [line for block in blocks("bash") for line in block.splitlines()]
+    for command in commands:
+        assert launch.main(shlex.split(command)[2:]) == 0, capsys.readouterr().err
+    assert len(commands) == 2
+    assert json.loads(Path("out.jsonl.tagging.json").read_text())["scores"]["f1"] == 1

@@ -1,0 +1,200 @@
+"""`launch.py --mode=score`: what the metrics give, from files and back, and what is told about wrong ones."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+import sacrebleu
+
+import launch
+from metrics.diversity import distinct, repetition, self_bleu, sentence_burstiness, word_burstiness
+from metrics.summary import corpus_rouge, tokens, words
+from metrics.translation import compare, d2l_bleu
+from train.score import METRICS, parse
+
+OUTPUTS = ["a man rides a bicycle .", "two dogs run . two dogs run . two", "the caf\u00e9 is a house and a caf\u00e9"]
+TRUTHS = ["a man rides a red bicycle .", "two dogs play", "the caf\u00e9 is in a house"]
+OTHERS = ["a man on a bicycle .", "dogs run", "a caf\u00e9"]
+
+
+@pytest.fixture
+def scored(tmp_path, capsys):
+    """scored(metric, predictions, *files of references, options) is (scores, the rest), as written and as printed."""
+
+    def put(name, lines):
+        path = tmp_path / name
+        path.write_text(lines if isinstance(lines, str) else "".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return str(path)
+
+    def scored(metric, predictions, *references, options=(), suffix="txt"):
+        out = put(f"out.{suffix}", predictions)
+        files = [f"--references={put(f'{number}.{suffix}', lines)}" for number, lines in enumerate(references)]
+        options = [f"--option={option}" for option in options]
+        arguments = ["--mode=score", f"--metric={metric}", f"--predictions={out}", *files, *options]
+        code = launch.main(arguments)
+        printed = capsys.readouterr()
+        assert code == 0, printed.err
+        result = json.loads((tmp_path / f"out.{suffix}.{metric}.json").read_text(encoding="utf-8"))
+        lines = printed.out.splitlines()
+        assert lines[-2:] == [result["signature"], f"scores: {out}.{metric}.json"]
+        table = dict(line.rsplit(maxsplit=1) for line in lines[:-2])
+        assert table == {k: "nan" if v is None else f"{v:.4f}" for k, v in result["scores"].items()}
+        return result.pop("scores"), result
+
+    return scored
+
+
+def test_texts_beside_references_of_two_files(scored):
+    scores, rest = scored("bleu", OUTPUTS, TRUTHS, OTHERS, options=["tokenize=char", "lowercase=true", "samples=20"])
+    theirs = sacrebleu.BLEU(tokenize="char", lowercase=True)
+    expected = theirs.corpus_score(OUTPUTS, [TRUTHS, OTHERS], 20)
+    assert scores == {"bleu": expected.score, "mean": expected._mean, "interval": expected._ci}
+    assert rest["signature"] == str(theirs.get_signature())
+    assert rest["options"]["smooth_method"] == "exp"
+    assert rest["options"]["tokenize"] == "char"
+    assert rest["command"].startswith("python launch.py --mode=score --metric=bleu --predictions=")
+    assert rest["versions"]["sacrebleu"] == sacrebleu.__version__
+    path = next(iter(rest["files"]))
+    assert len(rest["files"]) == 3
+    with open(path, "rb") as file:
+        assert rest["files"][path] == hashlib.sha256(file.read()).hexdigest()
+    both = [[*pair] for pair in zip(TRUTHS, OTHERS)]
+    rouge, rest = scored("rouge", OUTPUTS, TRUTHS, OTHERS, options=["kinds=1,SU4", "samples=50", "stem=true", "beta=2"])
+    ours = corpus_rouge(OUTPUTS, both, ("1", "SU4"), samples=50, beta=2.0, tokenize=lambda text: tokens(text, True))
+    assert rouge["rougeSU4_recall"] == ours["SU4"]["mean"].recall
+    assert rouge["rouge1_f_low"] == ours["1"]["low"].f
+    assert len(rouge) == 10
+    assert (
+        rest["signature"]
+        == "metric:rouge|kinds:1,SU4|beta:2.0|tokenize:ascii|stem:True|samples:50|confidence:0.95|seed:0"
+    )
+
+
+def test_other_metrics_of_texts(scored, tmp_path):
+    assert scored("chrf", OUTPUTS, TRUTHS)[0] == {"chrf": sacrebleu.corpus_chrf(OUTPUTS, [TRUTHS]).score}
+    assert scored("ter", OUTPUTS, TRUTHS)[0] == {"ter": sacrebleu.corpus_ter(OUTPUTS, [TRUTHS]).score}
+    split = [[text.split() for text in texts] for texts in (OUTPUTS, TRUTHS)]
+    assert scored("d2l_bleu", OUTPUTS, TRUTHS, options=["order=3"])[0] == {"d2l_bleu": d2l_bleu(*split, 3)}
+    found = [words(text) for text in OUTPUTS]
+    assert scored("distinct", OUTPUTS, options=["orders=2"])[0] == {"distinct_2": distinct(found, 2)}
+    assert scored("repetition", OUTPUTS, options=["order=2"])[0] == {"repetition": repetition(found, 2)}
+    assert scored("self_bleu", OUTPUTS)[0] == {"self_bleu": self_bleu(OUTPUTS)}
+    whole = "\n".join(OUTPUTS)
+    means = np.mean(list(word_burstiness(words(whole)).values()))
+    expected = {"sentence_burstiness": sentence_burstiness(whole), "word_burstiness": means}
+    assert scored("burstiness", OUTPUTS)[0] == expected
+    assert scored("squad", ["The Cat", "dog"], ["cat", "a dog barks"])[0] == {"exact_match": 0.5, "f1": (1 + 2 / 3) / 2}
+    assert scored("distinct", ["a"], options=["orders=1,2"])[0] == {"distinct_1": 1, "distinct_2": None}
+    (tmp_path / "before.txt").write_text("\n".join(OTHERS), encoding="utf-8")
+    test = ["samples=50", "test=ar", f"baseline={tmp_path / 'before.txt'}"]
+    scores, rest = scored("chrf", OUTPUTS, TRUTHS, options=test)
+    ours, signature = compare("chrf", {"a": OTHERS, "b": OUTPUTS}, TRUTHS, test="ar", samples=50)
+    assert (scores["baseline"], scores["p_value"]) == (ours["a"].score, ours["b"].p_value)
+    assert rest["signature"] == signature
+    assert any(path.endswith("before.txt") for path in rest["files"])
+
+
+def test_objects_lists_and_tags(scored):
+    lines = [{"prediction": "cat", "references": ["dog", "the cat"]}, {"prediction": "", "references": []}]
+    rows = list(map(json.dumps, lines))
+    assert scored("squad", rows, rows, suffix="jsonl")[0] == {"exact_match": 1, "f1": 1}
+    tags = [["O", "B-X", "I-X"], ["B-Y"]]
+    truths = [["O", "B-X", "O"], ["B-Y"]]
+    scores, _ = scored("tagging", list(map(json.dumps, tags)), list(map(json.dumps, truths)), suffix="jsonl")
+    expected = {"precision": 0.5, "recall": 0.5, "f1": 0.5, "macro_f1": 0.5, "weighted_f1": 0.5, "f1 X": 0, "f1 Y": 1}
+    assert scores == expected
+    assert scored("tagging", map(" ".join, tags), map(" ".join, truths))[0] == expected
+    assert scored("tagging", ["O I-X"], ["O I-X"], options=["scheme=IOB2"])[0]["f1"] == 0
+
+
+def test_boxes_of_coco(scored):
+    box, far = [0, 0, 10, 10], [50, 50, 10, 10]
+    entry = {"iscrowd": 0, "area": 100, "bbox": box}
+    truth = {
+        "images": [{"id": 7}, {"id": 3}],
+        "categories": [{"id": 4, "name": "tree"}, {"id": 1, "name": "cat"}],
+        "annotations": [entry | {"image_id": 7, "category_id": 4}, entry | {"image_id": 3, "category_id": 1}],
+    }
+    found = [
+        {"image_id": 7, "category_id": 4, "bbox": box, "score": 0.5},
+        {"image_id": 3, "category_id": 1, "bbox": far, "score": 0.9},
+    ]
+    scores, _ = scored("coco", json.dumps(found), json.dumps(truth), suffix="json")
+    assert scores["ap"] == pytest.approx(0.5)
+    assert (scores["ap cat"], scores["ap tree"], scores["ap_large"]) == (0, pytest.approx(1), None)
+    assert len(scores) == 14
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["--metric=blue", "--predictions=P"],
+            "--metric is 'blue': it must be one of bleu, chrf, ter, d2l_bleu, rouge,",
+        ),
+        (["--metric=bleu"], "--predictions is missing: give the file that is to be scored."),
+        (["--metric=bleu", "--predictions=P"], "bleu needs references: give --references."),
+        (["--metric=distinct", "--predictions=P", "--references=P"], "distinct has no references: omit --references."),
+        (["--metric=ter", "--predictions=no", "--references=P"], "there is no file no"),
+        (["--metric=ter", "--predictions=P", "--references=R"], "P has 2 texts and R 1: as many of each."),
+        (["--metric=ter", "--predictions=E", "--references=R"], "E is empty: there is nothing to score."),
+        (
+            ["--metric=d2l_bleu", "--predictions=P", "--references=P", "--option=n=2"],
+            "d2l_bleu has no option 'n': it has order.",
+        ),
+        (
+            ["--metric=d2l_bleu", "--predictions=P", "--references=P", "--option=order=x"],
+            "the option order of d2l_bleu is 'x': it must be like 2, int.",
+        ),
+        (
+            ["--metric=bleu", "--predictions=P", "--references=P", "--option=lowercase=yes"],
+            "the option lowercase of bleu is 'yes': it must be like False, bool.",
+        ),
+        (
+            ["--metric=d2l_bleu", "--predictions=P", "--references=P", "--references=P"],
+            "['b', 'b'] are several texts: one",
+        ),
+        (
+            ["--metric=ter", "--predictions=J.jsonl", "--references=P"],
+            "J.jsonl, entry 2 must be a text or texts, or an ob",
+        ),
+        (["--metric=ter", "--predictions=K.jsonl", "--references=P"], "K.jsonl, line 1 is not JSON: Expecting"),
+        (
+            ["--metric=coco", "--predictions=C.json", "--references=C.json"],
+            "the files are not COCO's results and instances:",
+        ),
+        (["--metric=squad", "--predictions=D.json", "--references=P"], "D.json must be a list of texts."),
+        (["--metric=tagging", "--predictions=P", *["--references=P"] * 2], "there are 2 files of references: this met"),
+        (["--metric=coco", "--predictions=C.json", *["--references=C.json"] * 2], "there are 2 files of references"),
+        (["--metric=rouge", "--predictions=P", "--references=P", "--option=samples=0"], "samples is 0: it must be at"),
+        (["--metric=tagging", "--predictions=P", "--references=P"], "'b' is no tag of the scheme of CoNLL"),
+        (
+            ["--metric=rouge", "--predictions=P", "--references=P", "--option=tokenize=x"],
+            "tokenize is 'x', stem False: it",
+        ),
+    ],
+)
+def test_errors(arguments, sentence, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "P": "b\nc\n",
+        "R": "a\n",
+        "E": "",
+        "J.jsonl": '"a"\n{"x": 1}\n',
+        "K.jsonl": "a\nb\n",
+        "C.json": "[1]",
+        "D.json": '{"a": "b", "c": "d"}',
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert launch.main(["--mode=score", *arguments]) == 1
+    assert capsys.readouterr().err.splitlines()[1].startswith(f"error: {sentence}")
+    assert {path.name for path in tmp_path.iterdir()} == {*files}
+
+
+def test_options_have_the_types_of_the_defaults():
+    assert parse("rouge", ["kinds=L", "beta=2", "stem=false"])["kinds"] == ("L",)
+    assert parse("distinct", ["orders=1,5"])["orders"] == (1, 5)
+    assert parse("bleu", ["smooth_value=0.5", "tokenize=13a"])["smooth_value"] == 0.5
+    assert all(parse(name, []) is not None for name in METRICS)
