@@ -143,6 +143,7 @@ def data() -> dict:
         "test_split": "",  # the same
         "data_dir": "",  # where TFDS data sets are prepared; "" = TFDS's default
         "max_examples": 0,  # so many of the training images, drawn by the seed; 0 = all
+        "repeats": 1,  # copies of a training image in a batch, each changed by augment for itself
         "in_memory": False,  # decode all images once, at the start
         "image_key": "image",  # features of a TFDS set
         "label_key": "label",

@@ -78,6 +78,7 @@ def load(source: str = "digits", **options: Any) -> Data:
         transform=examples.in_training,
         seed=options.seed,
         buckets=tuple(options.buckets),
+        repeats=options.repeats,
         **reading,
     )
     size = options.evaluation_batch_size or options.batch_size

@@ -53,6 +53,7 @@ class Options:
         resample: of whole images and of crops: bilinear | bicubic, as Pillow does it.
         augment: of training images, such as `shift(1)` or `crop | flip | randaugment(2, 10)`.
         mean, std: of the normalisation, in 0..1; one number, or one for each channel.
+        repeats: copies of a training image in a batch, each changed by `augment` for itself.
         in_memory: decodes all images at the start, for small images of one size.
         workers, threads: processes, and threads in each, that make batches ahead; 0 and 0 = made when asked for.
         process_index, process_count: this process has an equal contiguous part of each global batch.
@@ -97,6 +98,7 @@ class Options:
     std: Sequence[float] = (0.5,)
     image_key: str = "image"
     label_key: str = "label"
+    repeats: int = 1
     in_memory: bool = False
     workers: int = 0
     threads: int = 0

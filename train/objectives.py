@@ -62,7 +62,7 @@ def classification(
             training only, so that evaluations compare.
         mixup, cutmix: in training, images and labels are mixed with the next example's, see `mixing.kept`.
         binary: the mean over all classes of the cross-entropy of each being there or not, and where images are mixed,
-            those of both are there (arXiv 2110.00476, section 2).
+            those of both are there (arXiv 2110.00476, section 2), however little of them; timm's code has a least part.
 
     Raises:
         ValueError: there is nothing to mix one example with, or the examples are texts.

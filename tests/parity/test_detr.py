@@ -190,6 +190,16 @@ def test_export_gives_the_same_model_there_and_here(tmp_path):
         convert.load(tmp_path)
 
 
+def test_with_norms_in_front_the_encoders_output_has_one_too():
+    backbone = resnet.ResNet(num_classes=0, depths=(1,), widths=(8,), stem_width=4, bottleneck=False)
+    model, image = detr.DETR(backbone, 4, placement="pre", **SIZES), np.ones((1, 20, 20, 3), np.float32)
+    image[:, :9] = 0
+    variables = jax.jit(model.init)(jax.random.key(0), image)
+    memory = jax.jit(partial(model.apply, method="encode"))(variables, image)
+    np.testing.assert_allclose(memory.mean(axis=-1), 0, atol=1e-5)
+    np.testing.assert_allclose(memory.var(axis=-1), 1, atol=1e-3)
+
+
 def test_a_backbone_by_the_names_of_timm(tmp_path, monkeypatch):
     """As facebook/detr-resnet-50's files have it."""
     monkeypatch.setitem(resnet.VARIANTS, "50", SMALL := {"depths": (1, 2), "widths": (8, 16), "stem_width": 4})
