@@ -28,7 +28,7 @@ def get_config(model: str) -> ConfigDict:
     # of the losses: soft targets, hidden words, cosine in distillation (() = (5, 2, 1)), labels and teacher in
     # distilled_classification (() = (0.5, 0.5)), class, distance, generalised IoU in detection (() = (1, 5, 2))
     config.objective.weights = ()
-    config.objective.mixup = 0.0  # a of the Beta(a, a) that examples are mixed by (classification); 0 = not
+    config.objective.mixup = 0.0  # a of the Beta(a, a) that examples are mixed by (of labelled images); 0 = not
     config.objective.cutmix = (
         0.0  # a of the Beta(a, a) of the boxes cut into images; with mixup either, evenly; 0 = not
     )

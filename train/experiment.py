@@ -20,6 +20,7 @@ import models
 from data import tokenizers
 from train import batches, durations, initial, sharding
 from train.checkpoint import Checkpoints
+from train.mixing import mixed
 from train.objectives import HEADS, OBJECTIVES, TASKS, TAUGHT, Batch, Objective
 from train.optimizer import Schedule, check_patterns, make_optimizer, make_schedule
 from train.state import TrainState
@@ -189,7 +190,7 @@ class Experiment:
         else:
             make = batches.OF_TEXTS.get(settings.task) or batches.OF_TEXTS[objective]
             batch = make(size, length or settings.sequence_length, settings.mask_rate)
-        said = jax.eval_shape(self.teacher, batch) if self.teacher else {}
+        said = jax.eval_shape(partial(self.taught, step=0), batch) if self.teacher else {}
         return batch | {name: jnp.zeros(value.shape, value.dtype) for name, value in said.items()}
 
     @cached_property
@@ -200,9 +201,16 @@ class Experiment:
         with jax.ensure_compile_time_eval():  # even if it is shapes that are asked for first
             return initial.load_teacher(self.config.teacher, self.mesh, self.model) if self.config.teacher else None
 
-    def taught(self, batch: Batch) -> Batch:
-        """A batch on the devices, with what the teacher says of it where there is one."""
-        return batch | self.teacher(batch) if self.teacher else batch
+    def taught(self, batch: Batch, step: int | None = None) -> Batch:
+        """A batch on the devices, with what the teacher says of it where there is one; that of a training step is mixed
+        before, if the objective has mixup or cutmix."""
+        if not self.teacher:
+            return batch
+        amounts = self.config.objective.mixup, self.config.objective.cutmix
+        if step is not None and any(amounts):
+            key = jax.random.fold_in(jax.random.key(~self.config.seed), step)  # not the step's own
+            batch = mixed(key, batch, self.model.num_classes, *amounts)
+        return batch | self.teacher(batch)
 
     def state(self, checkpoints: Checkpoints, step: int | None = None) -> TrainState:
         """The state of a checkpoint (None: the newest), or without any checkpoint the one before the first step."""
