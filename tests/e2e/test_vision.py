@@ -68,7 +68,6 @@ def test_positions_go_on_to_another_resolution(tmp_path, monkeypatch):
     larger = {"total_steps": 0, "data.image_size": 12, "data.resample": "bicubic", "init.path": str(tmp_path / "small")}
     found = run(tmp_path / "large", "vit", short | larger)
     fresh = run(tmp_path / "fresh", "vit", short | larger | {"init.skip": ("^table",)})
-    print(learned, found, fresh)
-    assert learned["test/accuracy"] > 0.9
-    assert found["test/accuracy"] > learned["test/accuracy"] - 0.15
+    assert learned["test/accuracy"] > 0.7
+    assert found["test/accuracy"] > learned["test/accuracy"] - 0.1
     assert fresh["test/accuracy"] < learned["test/accuracy"] - 0.3

@@ -66,8 +66,8 @@ def test_the_target_is_each_patch_normalised(painted):
     np.testing.assert_allclose(found[1, 9], (patch - patch.mean()) / np.sqrt(patch.var(ddof=1) + 1e-6), rtol=1e-5)
 
 
-def test_a_plain_patch_is_nothing_to_predict():
-    target = TINY.apply({}, jnp.full((1, 8, 8, 1), 0.7), method="target")
+def test_a_plain_patch_is_nothing_to_predict(painted):
+    target = TINY.apply(painted[2], jnp.full((1, 8, 8, 1), 0.7), method="target")
     np.testing.assert_allclose(target, 0, atol=1e-3)
 
 
