@@ -32,10 +32,7 @@ def main() -> None:
         shortest, longest, count, _ = rows[0]
         scores = "  ".join(f"{row[3]:{len(name)}.1f}" for name, row in zip(groups, rows))
         print(f"{f'{shortest}-{longest}':6}  {count:5}  {scores}")
-    curves = {
-        name: ([(row[0] + row[1]) / 2 for row in rows], [row[3] for row in rows]) for name, rows in groups.items()
-    }
-    figures.save(figures.lines, {"BLEU": curves}, "words in the input", name="bleu_by_length", folder=options.runs[0])
+    figures.save(figures.bleu_by_length, groups, name="bleu_by_length", folder=options.runs[0])
     print(f"\n{options.runs[0] / 'bleu_by_length.png'}")
 
 

@@ -64,7 +64,7 @@ def objective() -> dict:
         # of the losses: soft targets, hidden words, cosine in distillation (() = (5, 2, 1)), labels and teacher in
         # distilled_classification (() = (0.5, 0.5)), class, distance, generalised IoU in detection (() = (1, 5, 2))
         "weights": (),
-        "mixup": 0.0,  # a of the Beta(a, a) that examples are mixed by (classification); 0 = not
+        "mixup": 0.0,  # a of the Beta(a, a) that examples are mixed by (of labelled images); 0 = not
         "cutmix": 0.0,  # a of the Beta(a, a) of the boxes cut into images; with mixup either, evenly; 0 = not
         "binary": False,  # each class is there or not, for itself (classification)
         "scheduled_sampling": 0.0,  # this part of a seq2seq's tokens is its own in the end, in training
@@ -153,6 +153,7 @@ def data() -> dict:
         "test_split": "",  # the same
         "data_dir": "",  # where TFDS data sets are prepared; "" = TFDS's default
         "max_examples": 0,  # so many of the training images, drawn by the seed; 0 = all
+        "repeats": 1,  # copies of a training image in a batch, each changed by augment for itself
         "in_memory": False,  # decode all images once, at the start
         "image_key": "image",  # features of a TFDS set
         "label_key": "label",

@@ -11,7 +11,7 @@ conllu:PATH                     tagged words, a .conllu or a folder of Universal
 squad:PATH                      questions and answers in texts, a .json as SQuAD has it, also gzipped
 folder:PATH                     images, PATH/<train|validation|test>/<class>/<file>
 idx:PATH                        MNIST, Fashion-MNIST and their relatives, a folder of the four files, also gzipped
-cifar:PATH                      CIFAR-10 or CIFAR-100, a folder of the binary version
+cifar:PATH                      CIFAR-10 or CIFAR-100, a folder of the binary version or of the one for Python
 tfds:NAME[/CONFIG][:VERSION]    any prepared TensorFlow data set of images, of images with boxes or of texts
 
 `data.tasks` has what they can be made into.
@@ -78,6 +78,7 @@ def load(source: str = "digits", **options: Any) -> Data:
         transform=examples.in_training,
         seed=options.seed,
         buckets=tuple(options.buckets),
+        repeats=options.repeats,
         **reading,
     )
     size = options.evaluation_batch_size or options.batch_size

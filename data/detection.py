@@ -148,8 +148,8 @@ class Crop:
     high: int
 
     def __post_init__(self):
-        if not 0 < self.low <= self.high:
-            raise ValueError(f"crop({self.low}, {self.high}) needs 0 < low <= high")
+        if not 0 < self.low * 25 // 24 <= self.high:
+            raise ValueError(f"crop({self.low}, {self.high}) needs 0 < low <= 24/25 high")
 
     def __call__(self, example: Example, random: np.random.Generator) -> Example:
         if random.integers(2):

@@ -67,6 +67,7 @@ class Options:
     std: Sequence[float] = (0.5,)
     image_key: str = "image"  # the features of a TFDS data set
     label_key: str = "label"
+    repeats: int = 1  # copies of a training image in a batch, each changed by `augment` for itself
     in_memory: bool = False  # decodes all images at the start, for small images of one size
     workers: int = 0  # processes that make batches ahead
     threads: int = 0  # in each of them; 0 and 0 = made when asked for

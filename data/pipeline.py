@@ -97,15 +97,21 @@ class TrainBatches(_Batches):
     With `buckets`, rising lengths, a batch has examples of about one length, and its sequences are cut to the shortest
     bucket that they fit in: each bucket is a stream of its own, and in every round of steps, in a new order, it has as
     many batches as its part of the source is.
+
+    With `repeats`, a batch has as many copies of each of its examples, which are not neighbours in it, each with a key
+    of its own for the transform: repeated augmentation (arXiv 1901.09335). A pass takes so many epochs then.
     """
 
     seed: int
+    repeats: int = 1
     buckets: tuple[int, ...] = ()
 
     def __post_init__(self):
         super().__post_init__()
         if list(self.buckets) != sorted(set(self.buckets)) or any(bound < 1 for bound in self.buckets):
             raise ValueError(f"buckets={self.buckets} must be rising lengths")
+        if self.repeats < 1:
+            raise ValueError(f"repeats={self.repeats} must be at least 1")
 
     @property
     def examples_per_epoch(self) -> int:
@@ -126,7 +132,9 @@ class TrainBatches(_Batches):
             size = len(self.source)
             batch = self.source.take((self._rows() * size // self.batch_size + step) % size)
         else:
-            batch = self._of_one_length(step) if self.buckets else self._take(positions, None, self.seed)
+            different = -(-self.batch_size // self.repeats)
+            once = step * different + positions % self.batch_size % different
+            batch = self._of_one_length(step) if self.buckets else self._take(once, None, self.seed)
         batch.setdefault("mask", np.ones(len(positions), bool))
         return self.transform(batch, shuffle.keys(positions, ~self.seed)) if self.transform else batch
 

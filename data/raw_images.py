@@ -1,12 +1,15 @@
-"""Labelled images in files of plain bytes: the idx files of MNIST and its relatives, and CIFAR's binary version.
+"""Labelled images in files of plain bytes: the idx files of MNIST and its relatives, and CIFAR's.
 
 Examples come in the order in which TensorFlow Datasets writes them, so that a run through either sees equal batches.
 """
 
 import gzip
 import hashlib
+import io
 import math
+import pickle
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,30 +33,72 @@ def idx(path: str) -> tuple[dict[str, Arrays], list[str]]:
 
 
 def cifar(path: str) -> tuple[dict[str, Arrays], list[str]]:
-    """The splits of CIFAR-10 or CIFAR-100 in a folder of the binary version, and the names of the (fine) classes.
+    """The splits of CIFAR-10 or CIFAR-100 in a folder of the binary version or of the one for Python, and the names of
+    the (fine) classes.
 
-    Raises FileNotFoundError or ValueError for a file that is absent or cut.
+    Raises FileNotFoundError or ValueError for a file that is absent or damaged.
     """
     root = Path(path)
-    if (root / "batches.meta.txt").is_file():
-        names, skipped, files = "batches.meta.txt", 0, [f"data_batch_{number}.bin" for number in range(1, 6)]
-        of_split = {"train": files, "test": ["test_batch.bin"]}
-    elif (root / "fine_label_names.txt").is_file():
-        names, skipped, of_split = "fine_label_names.txt", 1, {"train": ["train.bin"], "test": ["test.bin"]}
-    else:
-        raise FileNotFoundError(
-            f"{path} has no batches.meta.txt (CIFAR-10) and no fine_label_names.txt (CIFAR-100): "
-            "the binary version is read, not the one for Python"
-        )
+    meta = next((name for name in _CIFAR if (root / name).is_file()), "")
+    if not meta:
+        raise FileNotFoundError(f"{path} has none of {', '.join(_CIFAR)}: it is no folder of CIFAR-10 or CIFAR-100")
+    train, test, read = _CIFAR[meta]
     splits = {}
-    for split, files in of_split.items():
-        content, size = b"".join(_content(root / file) for file in files), skipped + 1 + 3 * 32 * 32
-        if len(content) % size:
-            raise ValueError(f"{path} has {len(content)} bytes in {', '.join(files)}, not a multiple of {size}")
-        rows = np.frombuffer(content, np.uint8).reshape(-1, size)
-        image = rows[:, skipped + 1 :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        splits[split] = _ordered(split, image, rows[:, skipped])
-    return splits, (root / names).read_text(encoding="utf-8").split()
+    for split, files in (("train", train), ("test", test)):
+        rows, label = map(np.concatenate, zip(*(read(root / file) for file in files)))
+        splits[split] = _ordered(split, rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), label)
+    if meta.endswith(".txt"):
+        return splits, (root / meta).read_text(encoding="utf-8").split()
+    found = _unpickled(root / meta)
+    return splits, [name.decode() for name in found.get(b"label_names", found.get(b"fine_label_names", []))]
+
+
+def _records(path, skipped):
+    """Pixels [N, 3072] and labels [N] of a binary file, whose labels come after so many bytes."""
+    content, size = _content(path), skipped + 1 + 3 * 32 * 32
+    if len(content) % size:
+        raise ValueError(f"{path} has {len(content)} bytes, not a multiple of {size}")
+    rows = np.frombuffer(content, np.uint8).reshape(-1, size)
+    return rows[:, skipped + 1 :], rows[:, skipped]
+
+
+def _batch(path, key):
+    """Pixels [N, 3072] and labels [N] of a file for Python."""
+    found = _unpickled(path)
+    rows, label = np.asarray(found.get(b"data")), np.asarray(found.get(key))
+    if rows.dtype != np.uint8 or rows.shape != (*label.shape, 3 * 32 * 32):
+        raise ValueError(f"{path} has no images of 3x32x32 bytes, each with one of {key.decode()!r}")
+    return rows, label
+
+
+def _unpickled(path):
+    try:
+        found = _Unpickler(io.BytesIO(_content(path)), encoding="bytes").load()
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # there is little that damaged bytes could not raise
+        raise ValueError(f"{path} is not one of CIFAR's files for Python: {error}") from None
+    return found if isinstance(found, dict) else {}
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes arrays and what Python's syntax has alone: it calls nothing else, whatever the bytes name."""
+
+    def find_class(self, module, name):
+        known = {"_reconstruct": np.empty(0).__reduce__()[0], "ndarray": np.ndarray, "dtype": np.dtype}
+        if module.partition(".")[0] != "numpy" or name not in known:
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return known[name]
+
+
+# The file that names the classes -> those of the training, those of the test, and what reads them.
+_TEN = [f"data_batch_{number}" for number in range(1, 6)]
+_CIFAR = {
+    "batches.meta.txt": ([f"{name}.bin" for name in _TEN], ["test_batch.bin"], partial(_records, skipped=0)),
+    "fine_label_names.txt": (["train.bin"], ["test.bin"], partial(_records, skipped=1)),
+    "batches.meta": (_TEN, ["test_batch"], partial(_batch, key=b"labels")),
+    "meta": (["train"], ["test"], partial(_batch, key=b"fine_labels")),
+}
 
 
 def _array(path):

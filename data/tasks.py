@@ -320,7 +320,7 @@ _PAIRS = ("cldr", "pairs", "labels", "tfds")
 _OF_IMAGES = ("digits", "folder", "idx", "cifar", "tfds")
 _LABELLED = (*_TOKENS, "buckets", "stride", "long_text", "text_key", "label_key")
 _SIZES = ("image_size", "evaluation_crop", "resample")
-_IMAGES = (*_SIZES, "image_key", "label_key", "max_examples", "in_memory", "augment", "mean", "std")
+_IMAGES = (*_SIZES, "image_key", "label_key", "max_examples", "in_memory", "augment", "repeats", "mean", "std")
 _DETECTION = ("image_key", "image_size", "shorter_side", "max_boxes", "augment", "mean", "std")
 TASKS = {
     "images": Task(make_images, _OF_IMAGES, _IMAGES),

@@ -21,6 +21,7 @@ from data import spans, tokenizers
 from data.masking import count_masked
 from train import batches, durations, initial, sharding
 from train.checkpoint import Checkpoints
+from train.mixing import mixed
 from train.objectives import HEADS, OBJECTIVES, TASKS, TAUGHT, Batch, Objective
 from train.optimizer import Schedule, check_patterns, make_optimizer, make_schedule
 from train.state import TrainState
@@ -181,7 +182,7 @@ class Experiment:
             if settings.task == "span_corruption":
                 sizes["T"] = spans.lengths(rate, length)[1]
         batch = batches.zeros(arrays, size or settings.batch_size, sizes, numbered=objective == "regression")
-        said = jax.eval_shape(self.teacher, batch) if self.teacher else {}
+        said = jax.eval_shape(partial(self.taught, step=0), batch) if self.teacher else {}
         return batch | {name: jnp.zeros(value.shape, value.dtype) for name, value in said.items()}
 
     @cached_property
@@ -192,9 +193,16 @@ class Experiment:
         with jax.ensure_compile_time_eval():  # even if it is shapes that are asked for first
             return initial.load_teacher(self.config.teacher, self.mesh, self.model) if self.config.teacher else None
 
-    def taught(self, batch: Batch) -> Batch:
-        """A batch on the devices, with what the teacher says of it where there is one."""
-        return batch | self.teacher(batch) if self.teacher else batch
+    def taught(self, batch: Batch, step: int | None = None) -> Batch:
+        """A batch on the devices, with what the teacher says of it where there is one; that of a training step is mixed
+        before, if the objective has mixup or cutmix."""
+        if not self.teacher:
+            return batch
+        amounts = self.config.objective.mixup, self.config.objective.cutmix
+        if step is not None and any(amounts):
+            key = jax.random.fold_in(jax.random.key(~self.config.seed), step)  # not the step's own
+            batch = mixed(key, batch, self.model.num_classes, *amounts)
+        return batch | self.teacher(batch)
 
     def state(self, checkpoints: Checkpoints, step: int | None = None) -> TrainState:
         """The state of a checkpoint (None: the newest), or without any checkpoint the one before the first step."""

@@ -224,12 +224,12 @@ def objects(
     axes.imshow(np.broadcast_to(image, (*image.shape[:2], 3)), interpolation="nearest", extent=extent)
     left, top = extent[0], extent[3]
     for boxes, style in ((truth, {"linestyle": ":", "edgecolor": "#ffffff"}), (found, {"edgecolor": COLOURS["s1"]})):
-        for kind, score, x, y, width, height in boxes:
+        for kind, score, x, y, width, height in boxes[np.argsort(boxes[:, 1])]:  # the surest on top
             axes.add_patch(Rectangle((left + x, top - y), width, -height, fill=False, linewidth=1.2, **style))
             if boxes is found:
                 text = f"{names[int(kind)]} {score:.0%}"
-                label = {"facecolor": COLOURS["s1"], "edgecolor": "none", "pad": 0.8}
-                axes.text(left + x, top - y, text, fontsize=5.5, va="bottom", color="#ffffff", bbox=label)
+                ground = {"facecolor": COLOURS["s1"], "edgecolor": "none", "pad": 0.5}
+                axes.text(left + x, top - y, text, fontsize=6, va="bottom", color="#ffffff", bbox=ground)
 
 
 def matrix(axes: Axes, weights: np.ndarray, extent: Extent | None = None) -> None:

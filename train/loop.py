@@ -1,6 +1,7 @@
 """The training loop: the only one."""
 
 import contextlib
+import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -198,7 +199,7 @@ def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax
     for name, like in jax.eval_shape(lambda: experiment.zeros(1, length)).items():
         if name in first and first[name].shape[1:] != like.shape[1:]:
             raise ValueError(f"{name} of the data is {first[name].shape[1:]}, but the model is for {like.shape[1:]}.")
-    ahead = experiment.taught(to_mesh(first, experiment.mesh))
-    while True:
+    ahead = experiment.taught(to_mesh(first, experiment.mesh), start)
+    for step in itertools.count(start + 1):
         yield ahead
-        ahead = experiment.taught(to_mesh(next(batches), experiment.mesh))
+        ahead = experiment.taught(to_mesh(next(batches), experiment.mesh), step)

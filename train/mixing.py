@@ -1,5 +1,7 @@
 """Mixup and CutMix: each image with the next one's pixels in it, each label with as much of the next one's."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
@@ -37,6 +39,17 @@ def kept(
             share, inside = jnp.where(cut, 1, share), inside & cut
     pixels = jnp.where(inside, 0, share)
     return pixels, pixels.mean()
+
+
+@partial(jax.jit, static_argnums=(2, 3, 4))
+def mixed(
+    key: Key[Array, ""], batch: dict[str, Array], num_classes: int, mixup: float, cutmix: float
+) -> dict[str, Array]:
+    """A batch with its `image` [B, h, w, c] mixed, and with the probabilities of the classes then, `target` [B, V]."""
+    image = batch["image"]
+    pixels, share = kept(key, image.shape[1:3], mixup, cutmix)
+    target = mix(jax.nn.one_hot(batch["label"], num_classes), share)
+    return batch | {"image": mix(image, pixels.astype(image.dtype)), "target": target}
 
 
 def mix(values: Float[Array, "B *N"], part: Float[Array, "..."]) -> Float[Array, "B *N"]:

@@ -64,7 +64,7 @@ def classification(
             training only, so that evaluations compare.
         mixup, cutmix: in training, images and labels are mixed with the next example's, see `mixing.kept`.
         binary: the mean over all classes of the cross-entropy of each being there or not, and where images are mixed,
-            those of both are there (arXiv 2110.00476, section 2).
+            those of both are there (arXiv 2110.00476, section 2), however little of them; timm's code has a least part.
 
     Raises:
         ValueError: there is nothing to mix one example with, or the examples are texts.
@@ -210,15 +210,19 @@ def distilled_classification(
     temperature: float = 0.0,
     weights: Sequence[float] = (0.5, 0.5),
     label_smoothing: float = 0.0,
+    mixup: float = 0.0,
+    cutmix: float = 0.0,
 ) -> Result:
-    """DeiT's two losses (arXiv 2012.12877, section 4): one head learns the `label` [B] of an image, the other one what
-    a teacher said of it, `teacher_logits` [B, V]. Accuracy is of their mean.
+    """DeiT's two losses (arXiv 2012.12877, section 4): one head learns the `label` [B] of an image, or the
+    probabilities of its classes `target` [B, V], the other one what a teacher said of it, `teacher_logits` [B, V].
+    Accuracy is of their mean.
 
     Args:
         temperature: 0 makes the teacher's likeliest class the other head's label; above, its probabilities are the
             targets, see `distillation`.
         weights: of the loss of the label and of the teacher's.
         label_smoothing: see `cross_entropy`; of the label, in training only.
+        mixup, cutmix: of the images, before the teacher sees them: see `Experiment.taught`.
 
     Raises:
         ValueError: the teacher has another number of classes, or there are not two weights.
@@ -229,8 +233,11 @@ def distilled_classification(
     label, mask, theirs = batch["label"], batch["mask"], batch["teacher_logits"]
     if logits.shape != theirs.shape:
         raise ValueError(f"model.num_classes is {logits.shape[-1]}: the teacher's is {theirs.shape[-1]}.")
+    target = batch.get("target", jax.nn.one_hot(label, ours.shape[-1]))
+    if model.has_rng("dropout"):
+        target = optax.smooth_labels(target, label_smoothing)
     parts = {
-        "label_loss": cross_entropy(ours, label, label_smoothing if model.has_rng("dropout") else 0.0),
+        "label_loss": optax.softmax_cross_entropy(ours.astype(jnp.float32), target),
         "teacher_loss": (
             _divergence(theirs, logits, temperature) if temperature else cross_entropy(logits, theirs.argmax(axis=-1))
         ),

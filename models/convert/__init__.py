@@ -155,9 +155,9 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
 
 
 def _spelling(family, name, files):
-    """A tensor's name in the files, which may leave out the prefix or have an old ending."""
+    """A tensor's name in the files, which may leave out the prefix, have an old ending or another name for it."""
     endings = {"": "", **family.old}
-    known = [name.removesuffix(new) + old for new, old in endings.items() if name.endswith(new)]
+    known = [name.removesuffix(new) + old for new, old in endings.items() if name.endswith(new)] + [family.other(name)]
     spellings = [spelling for full in known for spelling in (full.removeprefix(family.prefix), full)]
     return next((spelling for spelling in spellings if spelling in files), name)
 

@@ -1,13 +1,15 @@
-"""DETR: `DetrForObjectDetection` with a `ResNetConfig` as its backbone's.
+"""DETR: `DetrForObjectDetection` with a ResNet as its backbone, of a `ResNetConfig` or, in old files, by timm's name.
 
 The reference's dropout is ours, but it drops nothing from attention weights and hidden layers: the paper's code does.
 """
+
+import re
 
 import numpy as np
 
 from models.convert import bart, resnet
 from models.convert.family import Family, Rule, labels, linear, norm, num_labels
-from models.resnet import ResNet
+from models.resnet import VARIANTS, ResNet
 
 FIELDS = {
     "num_queries": ("num_queries", 100),
@@ -35,14 +37,35 @@ def _rules(model):
     ]
 
 
-def _settings(config, architecture, names):
+def _timm(name):
+    """What timm calls a tensor of the backbone: `layer1.0.conv2.weight`, `layer1.0.downsample.1.weight`..."""
+    place = r"(?:embedder\.embedder|encoder\.stages\.(\d+)\.layers\.(\d+)\.(?:layer\.(\d+)|shortcut))"
+    found = re.fullmatch(rf"(.+\.conv_encoder\.model\.){place}\.(convolution|normalization)(\..+)", name)
+    if not found:
+        return name
+    start, stage, block, layer, kind, end = found.groups()
+    part = f"{'conv' if kind == 'convolution' else 'bn'}{int(layer or 0) + 1}"
+    if stage and not layer:
+        part = f"downsample.{int(kind == 'normalization')}"
+    return start + (f"layer{int(stage) + 1}.{block}." if stage else "") + part + end
+
+
+def _backbone(config, names):
     found = config.get("backbone_config") or {}
+    if found.get("model_type", "timm_backbone") == "timm_backbone":
+        name = (found or config).get("backbone") or "resnet50"
+        if not name.startswith("resnet") or name[6:] not in ("18", "50", "101"):
+            raise ValueError(f"backbone is {name!r}: it must be resnet18, resnet50 or resnet101.")
+        return ResNet(0, **VARIANTS[name[6:]], frozen=True)
     for name, value in ({"model_type": "resnet"} | resnet.FAMILY.fixed).items():
-        if found.get(name, value if name != "model_type" else None) != value:
+        if found.get(name, value) != value:
             raise ValueError(f"backbone_config has {name} {found.get(name)!r}: it must be {value!r}.")
     own = {setting: found.get(name, default) for name, (setting, default) in resnet.FAMILY.fields.items()}
-    backbone = ResNet(**resnet.FAMILY.settings(found, "ResNetModel", names), **own, frozen=True)
-    return {"backbone": backbone, "num_classes": num_labels(config)}
+    return ResNet(**resnet.FAMILY.settings(found, "ResNetModel", names), **own, frozen=True)
+
+
+def _settings(config, architecture, names):
+    return {"backbone": _backbone(config, names), "num_classes": num_labels(config)}
 
 
 def _config(model):
@@ -74,4 +97,5 @@ FAMILY = Family(
     config=_config,
     settings=_settings,
     ignored=r".*\.num_batches_tracked",
+    other=_timm,
 )

@@ -62,6 +62,7 @@ class Family:
         constants: makes the tensors of a model that are no parameters of ours, by name: written, and checked when read.
         ignored: pattern of tensors that carry nothing; or makes a model's.
         old: endings of tensors' names -> those in old files.
+        other: the name that another file may have for a tensor.
     """
 
     model: str
@@ -79,6 +80,7 @@ class Family:
     constants: Callable[[nn.Module], dict[str, np.ndarray]] = lambda model: {}
     ignored: str | Callable[[nn.Module], str] = ""
     old: Mapping[str, str] = field(default_factory=dict)
+    other: Callable[[str], str] = lambda name: name
 
 
 def linear(reference: str, ours: str, layout: str = "F D -> D F") -> list[Rule]:

@@ -1,6 +1,7 @@
 """The masked autoencoder: `ViTMAEForPreTraining` <-> `MAE`; `ViTMAEModel` <-> `decoder_depth=0`.
 
-Its sin-cos tables are in the files, but no parameters.
+Its sin-cos tables are in the files, but no parameters. For images of another size, the reference interpolates the
+decoder's table along the row of all patches, ours along the grid's rows and columns.
 """
 
 import numpy as np

@@ -1,12 +1,13 @@
 """ViT from and to the `.npz` files of google-research/vision_transformer, whose names and axes are Flax's, as ours are.
 
-The published code computes GELU's tanh form, and its norms' epsilon is 1e-6.
+The published code computes GELU's tanh form, and its norms' epsilon is 1e-6; hybrids (R50+ViT-B/16...) are read too.
 """
 
 import math
 import os
 import re
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import flax.linen as nn
@@ -49,9 +50,12 @@ def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) ->
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is not an .npz file: {error}.") from None
     parts: dict[str, dict[int, np.ndarray]] = {}
+    units = {tuple(map(int, unit)) for unit in re.findall(r"block(\d+)/unit(\d+)/conv1/", " ".join(arrays))}
+    hybrid = tuple(Counter(stage for stage, _ in sorted(units)).values())
+    names = NAMES | _resnet(hybrid)
     for name, array in arrays.items():
         layer = re.search(r"encoderblock_(\d+)", name)
-        place = _renamed(name.replace(layer[0], "encoderblock_*") if layer else name, NAMES)
+        place = _renamed(name.replace(layer[0], "encoderblock_*") if layer else name, names)
         parts.setdefault(place, {})[int(layer[1]) if layer else -1] = array
     found = {
         place: np.stack([of[n] for n in sorted(of)]) if "layers/" in place else of[min(of)]
@@ -61,6 +65,8 @@ def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) ->
         size, _, channels, width = found["patch_embed/projection/kernel"].shape
         depth, _, num_heads, _ = found["stack/layers/attention/query/kernel"].shape
         hidden, table = found["stack/layers/mlp/up/kernel"].shape[-1], found["table/table"]
+        if hybrid:
+            size, channels = size * _stride(hybrid), found["backbone/stem_conv/kernel"].shape[2]
     except (KeyError, ValueError) as error:
         raise ValueError(f"{path} holds no ViT: {error}.") from None
     token = "class_token" in found
@@ -73,6 +79,7 @@ def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) ->
         "width": width,
         "num_heads": num_heads,
         "hidden": hidden,
+        "hybrid": hybrid,
         "pooling": "token" if token else "gap",
         "head": "mlp" if "pre_logits/bias" in found else "linear",
     }
@@ -95,9 +102,12 @@ def save(path: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     kind = {name: getattr(model, name, None) for name in FIXED}
     if type(model) is not ViT or kind != FIXED or model.pooling not in ("token", "gap") or model.head == "probe":
         raise ValueError(f"the .npz layout has no such model: it must be a ViT with {FIXED} and pooling token or gap.")
-    size, shapes = model.patch_size, {"class_token": (1, 1, -1), "table/table": (1, -1, model.width)}
-    shapes["patch_embed/projection/kernel"] = (size, size, model.channels, model.width)
-    back = {ours: name for name, ours in NAMES.items()}
+    size, shapes = (
+        model.patch_size // _stride(model.hybrid),
+        {"class_token": (1, 1, -1), "table/table": (1, -1, model.width)},
+    )
+    shapes["patch_embed/projection/kernel"] = (size, size, -1, model.width)
+    back = {ours: name for name, ours in (NAMES | _resnet(model.hybrid)).items()}
     arrays = {}
     for place, value in flatten_dict(variables["params"], sep="/").items():
         name, value = _renamed(place, back), np.asarray(value, np.float32)
@@ -107,6 +117,25 @@ def save(path: str | os.PathLike, model: nn.Module, variables: dict) -> None:
             arrays[name] = value.reshape(shapes.get(place, value.shape))
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, **arrays)
+
+
+def _resnet(blocks):
+    """`NAMES` of a hybrid's ResNet, of so many blocks in each stage."""
+    names = {"conv_root/": "backbone/stem_conv/", "gn_root/": "backbone/outer_norm/"} if blocks else {}
+    parts = {"conv_proj/": "shortcut/", "gn_proj/": "shortcut_norm/"}
+    parts |= {
+        f"{there}{i + 1}/": f"{here}_{i}/" for there, here in (("conv", "conv"), ("gn", "norm")) for i in range(3)
+    }
+    for stage, depth in enumerate(blocks):
+        for unit in range(depth):
+            start, ours = f"block{stage + 1}/unit{unit + 1}/", f"backbone/stages_{stage}_{unit}/"
+            names |= {start + there: ours + here for there, here in parts.items()}
+    return names
+
+
+def _stride(blocks):
+    """Pixels of the image in one of the map that is cut into patches."""
+    return 2 ** (len(blocks) + 1) if blocks else 1
 
 
 def _renamed(name, names):

@@ -80,6 +80,19 @@ def test_three_families_of_one_size():
     assert max(sizes.values()) < 1.03 * min(sizes.values())
 
 
+def test_cifar10():
+    """The residual network has as many parameters as everyone's ResNet-18 for CIFAR-10."""
+    path, known = f"{ROOT / 'configs' / 'cifar10.py'}", {"num_classes": 10, "channels": 3, "image_size": 32}
+    for name, size in {"resnet": 11_173_962, "vit": 5_362_378}.items():
+        config, _ = configs.load(f"{path}:{name},folder")
+        configs.override(config, {f"model.{key}": value for key, value in known.items()})
+        configs.override(config, {"data.image_size": 32, "total_steps": 1})
+        assert config.data.source == "cifar:folder"
+        assert sum(leaf.size for leaf in jax.tree.leaves(Experiment(config).abstract_state.params)) == size
+    with pytest.raises(ValueError, match="'swin' is not a model for CIFAR-10: it is one of vit, resnet"):
+        configs.load(f"{path}:swin,folder")
+
+
 def test_tagging_starts_from_the_model_of_a_run(tmp_path):
     other, _ = configs.load(str(ROOT / "configs" / "bert_stdlib.py"))
     configs.override(other, {"model.width": 64, "data.sequence_length": 96})

@@ -32,6 +32,7 @@ def assert_boxes_are_the_colours(example, tolerance):
             assert inside.sum() <= tolerance * max(image.shape)
             continue
         rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
+        assert len(rows) or tolerance
         if len(rows):
             expected = [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
             np.testing.assert_allclose(example["boxes"][at[0]], expected, atol=tolerance)
@@ -55,6 +56,18 @@ def test_boxes_move_with_their_pixels(seed):
         assert_boxes_are_the_colours(changed, 1.5)
         if isinstance(step, detection.Resize):
             assert max(changed["image"].shape) <= 100
+
+
+def test_what_is_random_happens_as_often_and_as_much_as_it_should():
+    example, random = blocks(0), np.random.default_rng(0)
+    flip, crop = detection.Flip(), detection.Crop(48, 60)
+    mirrored = [np.array_equal(flip(example, random)["image"], example["image"][:, ::-1]) for _ in range(200)]
+    assert 70 < sum(mirrored) < 130
+    sizes = np.array([crop(example, random)["image"].shape[:2] for _ in range(300)])
+    whole = (sizes == example["image"].shape[:2]).all(axis=1)
+    assert 110 < whole.sum() < 190
+    assert sizes[~whole].min() == 48
+    assert sizes[~whole].max() == 60
 
 
 def test_a_batch_is_in_frames_and_relative():
@@ -109,6 +122,11 @@ def test_shapes_are_functions_of_their_place():
     assert all(other["image"].tobytes() != first["image"].tobytes() for other in others)
     counts = np.array([len(train[i]["boxes"]) for i in range(300)])
     assert 1 <= counts.min() < counts.max() <= 6
+    for boxes in (train[i]["boxes"] for i in range(100)):
+        sides = boxes[:, 2:] - boxes[:, :2]
+        common = np.minimum(boxes[:, None, 2:], boxes[:, 2:]) - np.maximum(boxes[:, None, :2], boxes[:, :2])
+        hidden = np.clip(common, 0, None).prod(-1) / np.minimum(sides.prod(-1)[:, None], sides.prod(-1))
+        assert (hidden[~np.eye(len(boxes), dtype=bool)] < 0.2).all()
     kinds = np.concatenate([train[i]["classes"] for i in range(300)])
     assert (np.bincount(kinds, minlength=4) > 100).all()
     with pytest.raises(IndexError):
@@ -127,7 +145,9 @@ def test_boxes_of_shapes_are_those_of_their_pixels():
         inside = np.zeros(image.shape[:2], bool)
         inside[top:bottom, left:right] = True
         ground = np.median(image[~inside], axis=0)
-        shape = (np.abs(image - ground).mean(axis=-1) > 40) & inside
+        far = np.abs(image - ground).mean(axis=-1)
+        assert ((far > 50) & ~inside).sum() <= 3  # of the ground's noise
+        shape = (far > 40) & inside
         assert shape.any(1)[top:bottom].all()
         assert shape.any(0)[left:right].all()
         seen.add(int(example["classes"][0]))
@@ -144,7 +164,7 @@ def test_load():
     assert loaded.splits["test"][0]["crowd"].shape == (4, 6)
     with pytest.raises(ValueError, match="is not one of flip, crop"):
         data.load("shapes", batch_size=4, augment="shift(1)")
-    with pytest.raises(ValueError, match="needs 0 < low <= high"):
+    with pytest.raises(ValueError, match="needs 0 < low <= 24/25 high"):
         data.load("shapes", batch_size=4, augment="crop(9, 3)")
 
 

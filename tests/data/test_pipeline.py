@@ -38,6 +38,20 @@ def test_a_batch_may_be_larger_than_the_source():
     assert sorted(numbers[:3]) == sorted(numbers[3:6]) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("size", [12, 10])
+def test_repeats_are_apart_and_differ(size):
+    batches = TrainBatches(source=source(20), batch_size=size, seed=3, repeats=3, transform=add_noise)
+    once = -(-size // 3)
+    for step in range(3):
+        batch = batches[step]
+        numbers = batch["number"]
+        np.testing.assert_array_equal(numbers, np.tile(numbers[:once], 3)[:size])
+        assert len(set(numbers.tolist())) == once
+        assert len(set(batch["noise"].tolist())) == size
+    assert sorted(np.concatenate([batches[step]["number"][:once] for step in range(5)])) == sorted(range(20))
+    assert batches.examples_per_epoch == 20
+
+
 def test_iterate_is_indexing_from_any_step():
     batches = TrainBatches(source=source(50), batch_size=7, seed=1, transform=add_noise)
     for start in (0, 3, 10**9):

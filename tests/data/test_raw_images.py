@@ -1,6 +1,8 @@
 """Images in files of plain bytes: as TFDS has them, and files that are damaged."""
 
 import gzip
+import pickle
+import struct
 
 import numpy as np
 import pytest
@@ -74,19 +76,36 @@ def test_every_image_keeps_its_label(drawn, tmp_path):
         assert part.features["image"].shape == (SIZES[split], 7, 6, 1)
 
 
+def pickled(image, label, key):
+    """A batch for Python as Python 2 wrote it: rows of pixels, and a list of labels."""
+    rows = image.transpose(0, 3, 1, 2).tobytes()
+    shape = b"(J" + struct.pack("<i", len(image)) + b"M" + struct.pack("<H", 3072) + b"t"
+    dtype = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR(K\x01" + shape + dtype
+    array += b"I00\nT" + struct.pack("<i", len(rows)) + rows + b"tb"
+    labels = b"](" + b"".join(b"K" + bytes([number]) for number in label) + b"e"
+    return b"\x80\x02}(U\x04data" + array + b"U" + bytes([len(key)]) + key + labels + b"u."
+
+
+@pytest.mark.parametrize("python", [False, True], ids=["binary", "python"])
 @pytest.mark.parametrize("kind", [10, 100])
-def test_cifar(kind, tmp_path):
-    coarse = [] if kind == 10 else [np.uint8(19)]
-    files = (
-        [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"] if kind == 10 else ["train.bin", "test.bin"]
+def test_cifar(kind, python, tmp_path):
+    key = b"labels" if kind == 10 else b"fine_labels"
+    files = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"] if kind == 10 else ["train", "test"]
+    names = {10: ("batches.meta.txt", "batches.meta"), 100: ("fine_label_names.txt", "meta")}[kind][python]
+    (tmp_path / names).write_bytes(
+        pickle.dumps({f"{'fine_' if kind == 100 else ''}label_names".encode(): [b"cat", b"dog", b"owl"]})
+        if python
+        else b"cat\ndog\nowl\n\n"
     )
-    (tmp_path / ("batches.meta.txt" if kind == 10 else "fine_label_names.txt")).write_text("cat\ndog\nowl\n\n")
     written = {}
     for file in files:
         image = RANDOM.integers(0, 256, (4, 32, 32, 3)).astype(np.uint8)
         label = RANDOM.integers(0, 3, 4).astype(np.uint8)
+        coarse = [np.uint8(19)] * (kind == 100)
         rows = [bytes([*coarse, n]) + i.transpose(2, 0, 1).tobytes() for i, n in zip(image, label)]  # red, green, blue
-        (tmp_path / file).write_bytes(b"".join(rows))
+        content = pickled(image, label, key) if python else b"".join(rows)
+        (tmp_path / (file if python else f"{file}.bin")).write_bytes(content)
         split = "test" if file.startswith("test") else "train"
         written.setdefault(split, set()).update((i.tobytes(), int(n)) for i, n in zip(image, label))
     loaded = data.load(f"cifar:{tmp_path}", batch_size=4)
@@ -95,9 +114,19 @@ def test_cifar(kind, tmp_path):
     for split, source in (("train", loaded.train.source), ("test", loaded.splits["test"].source)):
         found = {(i.tobytes(), int(n)) for i, n in zip(source.features["image"], source.features["label"])}
         assert found == written[split]
-    (tmp_path / files[0]).write_bytes(b"1234")
-    with pytest.raises(ValueError, match=r"has \d+ bytes in .*, not a multiple of 307"):
+    first = tmp_path / (files[0] if python else f"{files[0]}.bin")
+    first.write_bytes(b"1234")
+    message = "is not one of CIFAR's files for Python" if python else "has 4 bytes, not a multiple of 307"
+    with pytest.raises(ValueError, match=f"{files[0]}.* {message}"):
         raw_images.cifar(str(tmp_path))
+    if python:
+        for bad, message in (
+            (pickle.dumps(print), "it names builtins.print"),
+            (pickle.dumps({b"data": 1}), "has no images of 3x32x32 bytes, each with one of"),
+        ):
+            first.write_bytes(bad)
+            with pytest.raises(ValueError, match=message):
+                raw_images.cifar(str(tmp_path))
 
 
 def test_damaged_files(drawn, tmp_path):
@@ -105,7 +134,7 @@ def test_damaged_files(drawn, tmp_path):
         FileNotFoundError, match=r"there is no file .*train-images-idx3-ubyte, and no train-images-.*gz"
     ):
         raw_images.idx(str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="the binary version is read, not the one for Python"):
+    with pytest.raises(FileNotFoundError, match=r"has none of batches\.meta\.txt, .* no folder of CIFAR-10"):
         raw_images.cifar(str(tmp_path))
     image, label = drawn
     write_idx(tmp_path, image, label)

@@ -7,6 +7,7 @@ import pytest
 
 import models
 from models.budget import flops
+from models.layers.position import resample, sincos_2d
 from models.mae import MAE
 from models.vit import ViT
 
@@ -63,6 +64,21 @@ def test_the_target_is_each_patch_normalised(painted):
     np.testing.assert_array_equal(raw[1, 9], patch)
     found = TINY.apply(variables, jnp.asarray(image), method="target")
     np.testing.assert_allclose(found[1, 9], (patch - patch.mean()) / np.sqrt(patch.var(ddof=1) + 1e-6), rtol=1e-5)
+
+
+def test_a_plain_patch_is_nothing_to_predict(painted):
+    target = TINY.apply(painted[2], jnp.full((1, 8, 8, 1), 0.7), method="target")
+    np.testing.assert_allclose(target, 0, atol=1e-3)
+
+
+def test_positions_of_both_stacks_at_another_resolution(painted):
+    """Where all parameters are 0, tokens are their positions: those of 4x4 patches, resampled."""
+    zeros = jax.tree.map(jnp.zeros_like, painted[2])
+    apply = partial(TINY.clone(mask_rate=0.0).apply, mutable=["intermediates"])
+    _, sown = jax.jit(apply)(zeros, jnp.zeros((1, 12, 8, 1)), jnp.arange(24.0)[None])
+    for name, width in (("embedding", 16), ("decoder_embedding", 8)):
+        expected = resample(jnp.asarray(sincos_2d(4, 4, width)), (4, 4), (6, 4))
+        np.testing.assert_allclose(sown["intermediates"][name][0][0, 1:], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("normalised", [True, False])

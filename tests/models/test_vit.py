@@ -59,11 +59,13 @@ def test_with_positions_it_does(position, variables, normal):
 
 
 @pytest.mark.parametrize("position", ["none", "1d", "2d", "relative", "sincos2d", "mae"])
-@pytest.mark.parametrize("pooling", ["token", "gap"])
+@pytest.mark.parametrize("pooling", ["token", "gap", "map"])
 def test_other_resolutions(position, pooling, variables, normal):
     model = TINY.clone(position=position, pooling=pooling)
     params = variables(model, normal(1, 8, 8, 1))
     assert jax.eval_shape(model.apply, params, normal(3, 4, 12, 1)).shape == (3, 5)
+    if pooling == "map":  # which has no position
+        assert set(params["params"]["attention_pool"]["attention"]) == {"query", "key", "value", "out"}
 
 
 def test_pooling_and_heads_are_the_formulas(variables, normal):

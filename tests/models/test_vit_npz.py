@@ -1,5 +1,6 @@
 """The .npz layout of google-research/vision_transformer: its names, its shapes and what its code computes from them."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -113,6 +114,40 @@ def test_names_and_shapes_are_the_published(tmp_path, monkeypatch):
     vit_npz.save(tmp_path / "b16.npz", model, hollow)
     layers = {f"Transformer/encoderblock_{n}/{name}": shape for n in range(12) for name, shape in LAYER.items()}
     assert {name: array.shape for name, array in written.items()} == B16 | layers
+
+
+def test_a_hybrids_map_is_that_of_the_published_code(tmp_path, normal):
+    """By R50+ViT's names: kernels are standardised, norms come after them, and the edges are TensorFlow's."""
+    model = ViT(3, 32, 8, 3, 1, 8, 2, hybrid=(1, 2), activation="gelu_tanh", epsilon=1e-6, hidden=12)
+    image = normal(2, 32, 32, 3)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), image)
+    variables = jax.tree.map(lambda x: normal(*x.shape), shapes)
+    vit_npz.save(tmp_path / "r.npz", model, variables)
+    again, restored = convert.load(tmp_path / "r.npz")
+    assert again == model
+    jax.tree.map(np.testing.assert_array_equal, restored, variables)
+    with np.load(tmp_path / "r.npz") as file:
+        arrays = dict(file)
+    assert arrays["embedding/kernel"].shape == (1, 1, 512, 8)
+    assert arrays["block2/unit2/conv3/kernel"].shape == (1, 1, 128, 512)
+
+    def layer(x, conv, norm, stride=1):
+        kernel = arrays[f"{conv}/kernel"]
+        kernel = (kernel - kernel.mean((0, 1, 2))) / (kernel.std((0, 1, 2)) + 1e-5)
+        x = jax.lax.conv_general_dilated(x, kernel, (stride,) * 2, "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        groups = x.reshape(*x.shape[:3], 32, -1)
+        mean, variance = (of(groups, axis=(1, 2, 4), keepdims=True) for of in (jnp.mean, jnp.var))
+        x = ((groups - mean) / jnp.sqrt(variance + 1e-6)).reshape(x.shape)
+        return x * arrays[f"{norm}/scale"] + arrays[f"{norm}/bias"]
+
+    x = nn.max_pool(nn.relu(layer(image, "conv_root", "gn_root", 2)), (3, 3), (2, 2), "SAME")
+    for unit, stride, projected in (("block1/unit1", 1, True), ("block2/unit1", 2, True), ("block2/unit2", 1, False)):
+        short = layer(x, f"{unit}/conv_proj", f"{unit}/gn_proj", stride) if projected else x
+        for i in (1, 2, 3):
+            x = layer(x, f"{unit}/conv{i}", f"{unit}/gn{i}", stride if i == 2 else 1)
+            x = nn.relu(x + short if i == 3 else x)
+    found = jax.jit(lambda variables: model.bind(variables).backbone.features(image)[-1])(variables)
+    np.testing.assert_allclose(found, x, rtol=1e-3, atol=1e-3)
 
 
 def test_without_a_class_token_and_a_head(tmp_path, variables, normal):

@@ -1,5 +1,6 @@
 """DETR computes what `transformers` computes, from its weights: answers, matching, losses and gradients."""
 
+import json
 from functools import partial
 
 import flax.linen as nn
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.numpy import load_file, save_file
 from transformers.loss import loss_for_object_detection
 
 from models import convert, detr, resnet
@@ -154,13 +156,20 @@ def test_answers_of_every_layer(both):
         np.testing.assert_allclose(mine, theirs.numpy(), rtol=0, atol=1e-5)
 
 
+SIZES = {"depth": 1, "decoder_depth": 2, "width": 16, "num_heads": 2, "hidden": 12, "num_queries": 3}
+
+
+def drawn(model, image):
+    """Variables of a model of images, at random."""
+    rng, shapes = np.random.default_rng(3), jax.eval_shape(model.init, jax.random.key(0), image)
+    return jax.tree.map(lambda x: jnp.asarray(0.1 + 0.2 * rng.random(x.shape), x.dtype), shapes)
+
+
 def test_export_gives_the_same_model_there_and_here(tmp_path):
     backbone = resnet.ResNet(num_classes=0, depths=(1, 1), widths=(8, 16), stem_width=4, bottleneck=False, frozen=True)
-    sizes = {"depth": 1, "decoder_depth": 2, "width": 16, "num_heads": 2, "hidden": 12, "num_queries": 3}
-    model = detr.DETR(backbone, num_classes=4, **sizes)
-    image, rng = np.random.default_rng(0).standard_normal((2, 40, 33, 3)).astype(np.float32), np.random.default_rng(3)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), image)
-    variables = jax.tree.map(lambda x: jnp.asarray(0.1 + 0.2 * rng.random(x.shape), x.dtype), shapes)
+    model = detr.DETR(backbone, num_classes=4, **SIZES)
+    image = np.random.default_rng(0).standard_normal((2, 40, 33, 3)).astype(np.float32)
+    variables = drawn(model, image)
     convert.save(tmp_path, model, variables)
     reference, info = transformers.DetrForObjectDetection.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values())
@@ -178,4 +187,47 @@ def test_export_gives_the_same_model_there_and_here(tmp_path):
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace('"layer_type"', '"hidden_act": "gelu", "layer_type"'))
     with pytest.raises(ValueError, match="backbone_config has hidden_act 'gelu'"):
+        convert.load(tmp_path)
+
+
+def test_with_norms_in_front_the_encoders_output_has_one_too():
+    backbone = resnet.ResNet(num_classes=0, depths=(1,), widths=(8,), stem_width=4, bottleneck=False)
+    model, image = detr.DETR(backbone, 4, placement="pre", **SIZES), np.ones((1, 20, 20, 3), np.float32)
+    image[:, :9] = 0
+    variables = jax.jit(model.init)(jax.random.key(0), image)
+    memory = jax.jit(partial(model.apply, method="encode"))(variables, image)
+    np.testing.assert_allclose(memory.mean(axis=-1), 0, atol=1e-5)
+    np.testing.assert_allclose(memory.var(axis=-1), 1, atol=1e-3)
+
+
+def test_a_backbone_by_the_names_of_timm(tmp_path, monkeypatch):
+    """As facebook/detr-resnet-50's files have it."""
+    monkeypatch.setitem(resnet.VARIANTS, "50", SMALL := {"depths": (1, 2), "widths": (8, 16), "stem_width": 4})
+    model = detr.DETR(resnet.ResNet(0, **SMALL, frozen=True), 4, **SIZES)
+    variables = drawn(model, np.zeros((1, 40, 33, 3), np.float32))
+    convert.save(tmp_path, model, variables)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"backbone_config": None, "use_timm_backbone": True}
+    tensors, body = load_file(tmp_path / "model.safetensors"), "model.backbone.conv_encoder.model."
+    back = {"embedder.embedder.convolution": "conv1", "embedder.embedder.normalization": "bn1"}
+    for stage, block in ((0, 0), (1, 0), (1, 1)):
+        there, here = f"encoder.stages.{stage}.layers.{block}.", f"layer{stage + 1}.{block}."
+        for i in range(3):
+            back[f"{there}layer.{i}.convolution"] = f"{here}conv{i + 1}"
+            back[f"{there}layer.{i}.normalization"] = f"{here}bn{i + 1}"
+        back[f"{there}shortcut.convolution"] = f"{here}downsample.0"
+        back[f"{there}shortcut.normalization"] = f"{here}downsample.1"
+    renamed = {
+        f"{body}{back[part]}.{end}" if name.startswith(body) else name: value
+        for name, value in tensors.items()
+        for part, _, end in [name.removeprefix(body).rpartition(".")]
+    }
+    assert {f"{body}{name}" for name in ("bn1.running_var", "layer2.0.downsample.0.weight")} < set(renamed)
+    save_file(renamed, tmp_path / "model.safetensors")
+    for found in (config | {"backbone": "resnet50"}, config | {"backbone_config": {"model_type": "timm_backbone"}}):
+        (tmp_path / "config.json").write_text(json.dumps(found))
+        again, restored = convert.load(tmp_path)
+        assert again == model
+        jax.tree.map(np.testing.assert_array_equal, restored, variables)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"backbone": "resnet34d"}))
+    with pytest.raises(ValueError, match="backbone is 'resnet34d': it must be resnet18, resnet50 or resnet101"):
         convert.load(tmp_path)

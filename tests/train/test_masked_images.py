@@ -124,6 +124,30 @@ def test_a_teacher_of_images_says_its_logits(teacher, tiny):
     assert {"loss", "accuracy", "teacher_accuracy", "label_loss", "teacher_loss"} <= set(metrics)
 
 
+def test_a_teacher_sees_what_is_mixed(teacher, tiny):
+    student = {"model.depth": 1, "model.patch_size": 4, "objective.name": "distilled_classification"}
+    changes = student | {"teacher": str(teacher), "objective.mixup": 0.8}
+    experiment = Experiment(tiny("deit", changes), **ONE)
+    plain = jax.tree.map(jnp.asarray, experiment.data.train[0])
+    batch, other = experiment.taught(plain, 3), experiment.taught(plain, 4)
+    assert (batch["image"] != other["image"]).any()
+    image, label = (np.asarray(plain[name]) for name in ("image", "label"))
+    share = np.asarray(batch["target"])[np.arange(8), label][label != np.roll(label, 1)][0]
+    assert 0.5 <= share < 1
+    expected = share * image + (1 - share) * np.roll(image, 1, axis=0)
+    np.testing.assert_allclose(batch["image"], expected, atol=1e-6)
+    classes = np.eye(10)[label]
+    np.testing.assert_allclose(batch["target"], share * classes + (1 - share) * np.roll(classes, 1, axis=0), atol=1e-6)
+    said = experiment.teacher(plain | {"image": batch["image"]})["teacher_logits"]
+    np.testing.assert_array_equal(batch["teacher_logits"], said)
+    evaluated = experiment.taught(plain)
+    assert "target" not in evaluated
+    assert (evaluated["teacher_logits"] != said).any()
+    _, metrics = jit_step(experiment)(jax.jit(experiment.make_state)(), batch)
+    assert np.isfinite(metrics["loss"])
+    assert jax.tree.map(jnp.shape, experiment.zeros(8)) == jax.tree.map(jnp.shape, batch)
+
+
 class Heads(nn.Module):
     """A model that says what it is told to."""
 
@@ -149,6 +173,10 @@ def test_both_losses_by_hand(temperature):
         soft = 9 * (np.exp(target) * (target - log_softmax(told / 3, axis=1))).sum(1)
     assert weight == 4
     np.testing.assert_allclose(loss, (0.9 * hard + 0.1 * soft)[:4].sum(), rtol=1e-5)
+    target = rng.dirichlet(np.ones(4), 5).astype(np.float32)
+    mixed = distilled_classification(model, batch | {"target": target}, temperature=temperature, weights=(0.9, 0.1))
+    hard = -(target * log_softmax(ours, axis=1)).sum(1)
+    np.testing.assert_allclose(mixed[0], (0.9 * hard + 0.1 * soft)[:4].sum(), rtol=1e-5)
     right = ((ours + told) / 2).argmax(1) == label
     np.testing.assert_allclose(aux["accuracy"].compute(), right[:4].mean())
     assert set(aux) == {"loss", "accuracy", "teacher_accuracy", "label_loss", "teacher_loss"}

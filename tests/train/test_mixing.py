@@ -40,6 +40,7 @@ def test_cutmix_loses_a_box_anywhere():
     np.testing.assert_array_equal(area, height * width)
     np.testing.assert_allclose(share, 1 - area / 1200, atol=1e-6)
     assert (lost.mean(0) > 0.08).all()  # every pixel may be lost
+    assert lost[:, 20, 15].mean() == pytest.approx(0.5, abs=0.08)  # the middle as often as the box is large
     # Boxes have the proportions of the image where they are not cut off at its edges.
     inner = ~(lost[:, 0].any(1) | lost[:, -1].any(1) | lost[:, :, 0].any(1) | lost[:, :, -1].any(1)) & (area > 200)
     np.testing.assert_allclose((height / width)[inner], 4 / 3, atol=0.2)

@@ -1,0 +1,73 @@
+"""Classifiers of images from their configs to their reports, and what goes on from a run at another resolution."""
+
+import json
+
+import jax
+import pytest
+
+import configs
+from train import loop
+
+SHORT = {
+    "total_steps": 2,
+    "evaluate_every_steps": 2,
+    "save_every_steps": 2,
+    "data.batch_size": 8,
+    "data.evaluation_batch_size": 120,
+}
+RUNS = {
+    "resnet": {"model.depths": (1,), "model.widths": (8,), "model.stem_width": 8},
+    "swin": {"model.depths": (1, 1), "model.num_heads": (1, 2), "model.width": 8, "model.window": 2},
+    "deit": {
+        "model.name": "deit",
+        "model.pooling": "token",
+        "model.depth": 1,
+        "model.width": 16,
+        "model.num_heads": 2,
+        "objective.name": "distilled_classification",
+        "objective.mixup": 0.0,
+    },
+}
+
+
+def run(workdir, name, changes):
+    """The last evaluation of a run of configs/<name>_digits.py."""
+    config, _ = configs.load(f"configs/{name}_digits.py")
+    configs.override(config, changes)
+    return loop.train(config, workdir, devices=jax.devices()[:1])
+
+
+@pytest.fixture(scope="module")
+def workdirs(tmp_path_factory):
+    """Of a short run of each family; DeiT's teacher is the residual network."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, changes in RUNS.items():
+        taught = {"teacher": str(folder / "resnet")} if name == "deit" else {}
+        run(folder / name, "vit" if name == "deit" else name, SHORT | changes | taught)
+    return folder
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_leaves_its_report(name, workdirs):
+    page = (workdirs / name / "report.html").read_text()
+    for section in ("Curves", "Confusion matrix, test", "Worst mistakes, test", "What it costs", "Configuration"):
+        assert f"<h2>{section}</h2>" in page
+    assert ("Attention over the image" in page) == (name == "deit")
+    last = json.loads((workdirs / name / "metrics.jsonl").read_text().splitlines()[-1])
+    assert set(last) >= {"step", "test/loss", "test/accuracy"}
+    assert ("test/teacher_accuracy" in last) == (name == "deit")
+
+
+def test_positions_go_on_to_another_resolution(tmp_path, monkeypatch):
+    """A run at 8x8 pixels is nearly as good at 12x12 before any step, but not without its positions."""
+    monkeypatch.setattr(loop, "write_report", lambda workdir: None)
+    monkeypatch.setattr(loop.artifacts, "write_all", lambda *args: None)
+    sizes = {"model.depth": 2, "model.width": 32, "model.num_heads": 2, "model.stochastic_depth": 0.0, "ema_decay": 0.0}
+    short = sizes | {"objective.mixup": 0.0, "data.evaluation_batch_size": 360, "optimizer.learning_rate": 5e-3}
+    learned = run(tmp_path / "small", "vit", short | {"total_steps": 250})
+    larger = {"total_steps": 0, "data.image_size": 12, "data.resample": "bicubic", "init.path": str(tmp_path / "small")}
+    found = run(tmp_path / "large", "vit", short | larger)
+    fresh = run(tmp_path / "fresh", "vit", short | larger | {"init.skip": ("^table",)})
+    assert learned["test/accuracy"] > 0.7
+    assert found["test/accuracy"] > learned["test/accuracy"] - 0.1
+    assert fresh["test/accuracy"] < learned["test/accuracy"] - 0.3
