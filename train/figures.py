@@ -147,7 +147,7 @@ def precision(curves: np.ndarray) -> Figure:
 def _plots(count: int = 1) -> tuple[Figure, Sequence[Axes]]:
     """Small plots with horizontal lines, side by side."""
     figure = Figure(figsize=(0.9 + 3.4 * count, 2.75), layout="constrained")
-    plots = figure.subplots(1, count, squeeze=False)[0]
+    plots = list(figure.subplots(1, count, squeeze=False)[0])
     for axes in plots:
         axes.spines[["left", "top", "right"]].set_visible(False)
         axes.grid(axis="y")
