@@ -181,19 +181,8 @@ def train(
     SPECIAL, or "sentinels", that get a token. `lowercase` (also without accents in wordpiece) is for all but the
     lossless bytes, characters and bpe.
     """
-    if kind not in KINDS:
-        raise ValueError(f"tokenizer={kind!r} is neither a file nor one of {', '.join(KINDS)}")
-    if vocab_size and kind in ("bytes", "characters"):
-        raise ValueError(f"vocab_size={vocab_size} is for words and sub-words: tokenizer={kind!r} has its own")
-    if lowercase and kind in ("bytes", "characters", "bpe"):
-        raise ValueError(f"lowercase is for {', '.join(KINDS[2:3] + KINDS[4:])}: tokenizer={kind!r} loses nothing")
     style = "[" if kind == "wordpiece" else "<"
-    roles = special if kind in ("bytes", "characters", "bpe") else (*special, "unknown")
-    names = (SENTINELS if role == "sentinels" else [_name(role, style)] for role in roles)
-    names = list(dict.fromkeys(chain(*names)))  # one name may be of two roles
-    least = len(names) + (256 if kind == "bpe" else 1)
-    if kind in KINDS[3:] and vocab_size < least:
-        raise ValueError(f"vocab_size={vocab_size}: {kind} needs at least {least}, special tokens among them")
+    names = _special_tokens(kind, vocab_size, special, lowercase, style)
     settings = {"special_tokens": names, "vocab_size": vocab_size or 2**31, "show_progress": False}
     unknown, lower = _name("unknown", style), normalizers.Lowercase() if lowercase else normalizers.Sequence([])
     if kind == "bytes":
@@ -201,10 +190,8 @@ def train(
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.decoder = decoders.ByteLevel()
     elif kind == "characters":
-        alphabet = set()
-        for text in texts:
-            alphabet.update(text)
-        backend = tokenizers.Tokenizer(models.WordLevel({character: i for i, character in enumerate(sorted(alphabet))}))
+        alphabet = sorted(set(chain.from_iterable(texts)))
+        backend = tokenizers.Tokenizer(models.WordLevel({character: i for i, character in enumerate(alphabet)}))
         backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(_ANY_CHARACTER), "isolated")
         backend.decoder = decoders.Fuse()
     elif kind == "words":
@@ -239,11 +226,7 @@ def train(
         backend.decoder = decoders.Metaspace()
         trainer = trainers.UnigramTrainer(unk_token=unknown, **settings)
         backend.train_from_iterator(texts, trainer)
-        # The library sums in no fixed order: what it leaves of that in the last digits must not order the pieces.
-        spec = json.loads(backend.to_str())
-        pieces = [(piece, round(score, 6)) for piece, score in spec["model"]["vocab"]]
-        spec["model"]["vocab"] = pieces[: len(names)] + sorted(pieces[len(names) :], key=lambda p: (-p[1], p[0]))
-        backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+        backend = _in_order(backend, len(names))
     if vocab_size and backend.get_vocab_size() > vocab_size:
         raise ValueError(
             f"vocab_size={vocab_size} is too small: the characters and special tokens alone are "
@@ -251,6 +234,23 @@ def train(
         )
     backend.add_special_tokens(names)
     return Tokenizer(backend)
+
+
+def _special_tokens(kind: str, vocab_size: int, special: Sequence[str], lowercase: bool, style: str) -> list[str]:
+    """The names of the special tokens; ValueError for what the kind of tokenizer cannot be asked for."""
+    if kind not in KINDS:
+        raise ValueError(f"tokenizer={kind!r} is neither a file nor one of {', '.join(KINDS)}")
+    if vocab_size and kind in ("bytes", "characters"):
+        raise ValueError(f"vocab_size={vocab_size} is for words and sub-words: tokenizer={kind!r} has its own")
+    if lowercase and kind in ("bytes", "characters", "bpe"):
+        raise ValueError(f"lowercase is for {', '.join(KINDS[2:3] + KINDS[4:])}: tokenizer={kind!r} loses nothing")
+    roles = special if kind in ("bytes", "characters", "bpe") else (*special, "unknown")
+    names = (SENTINELS if role == "sentinels" else [_name(role, style)] for role in roles)
+    names = list(dict.fromkeys(chain(*names)))  # one name may be of two roles
+    least = len(names) + (256 if kind == "bpe" else 1)
+    if kind in KINDS[3:] and vocab_size < least:
+        raise ValueError(f"vocab_size={vocab_size}: {kind} needs at least {least}, special tokens among them")
+    return names
 
 
 def _name(role: str, style: str) -> str:
@@ -271,6 +271,15 @@ def _train_merges(backend, texts, trainer, marked, settings):
     backend.train_from_iterator(texts, trainer(**settings))
     spec = json.loads(backend.to_str())
     spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] in names]
+    return tokenizers.Tokenizer.from_str(json.dumps(spec))
+
+
+def _in_order(backend, count):
+    """A Unigram tokenizer whose pieces, behind `count` special tokens, have an order of their own: the library sums in
+    no fixed one, and what it leaves of that in the last digits must not order them."""
+    spec = json.loads(backend.to_str())
+    pieces = [(piece, round(score, 6)) for piece, score in spec["model"]["vocab"]]
+    spec["model"]["vocab"] = pieces[:count] + sorted(pieces[count:], key=lambda piece: (-piece[1], piece[0]))
     return tokenizers.Tokenizer.from_str(json.dumps(spec))
 
 

@@ -74,8 +74,9 @@ class Loop:
             self.state, said = initial.start_from(self.state, **config.init)
         self.start, self.total = int(self.state.step), experiment.total_steps
         self.stop = stack.enter_context(guard.StopSignal())
-        wandb = {"project": config.wandb} if config.wandb else None
-        self.writer = stack.enter_context(MetricsWriter(workdir, resume_step=self.start, wandb=wandb, primary=primary))
+        self.writer = stack.enter_context(
+            MetricsWriter(workdir, resume_step=self.start, wandb=config.wandb, primary=primary)
+        )
         self.progress = stack.enter_context(Progress(self.total, primary=primary))
         if said:
             self.progress.message(said)

@@ -35,20 +35,18 @@ class MetricsWriter(AbstractContextManager):
       workdir: the folder of the run; made if absent.
       resume_step: the step from which the run goes on. 0 is a new run: an earlier one's lines are dropped. At n, lines
         with step > n are cut, and a line of step n that is there already is not written twice (an evaluation done
-        again after a kill). None (an evaluation of a finished run) keeps everything and appends.
-      wandb: None, or the keyword arguments of `wandb.init` (`{}` will do). A resumed run continues its W&B run.
+        again after a kill).
+      wandb: the project of Weights & Biases to write to as well; "" = none. A resumed run continues its W&B run.
       primary: whether this process writes; give `jax.process_index() == 0`. The others touch no file.
 
     Raises ModuleNotFoundError if W&B is asked for and not installed, ValueError if `metrics.jsonl` is damaged.
     """
 
-    def __init__(
-        self, workdir, *, resume_step: int | None = None, wandb: Mapping[str, Any] | None = None, primary=True
-    ):
+    def __init__(self, workdir, *, resume_step: int = 0, wandb: str = "", primary: bool = True):
         self._file = self._wandb = None
         if not primary:
             return
-        if wandb is not None and importlib.util.find_spec("wandb") is None:
+        if wandb and importlib.util.find_spec("wandb") is None:
             raise ModuleNotFoundError(
                 "Weights & Biases is asked for but not installed: `pip install wandb`, or turn it off."
             )
@@ -66,17 +64,17 @@ class MetricsWriter(AbstractContextManager):
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         # Two runs in one second must not share a file.
         self._events = EventsWriter(str(workdir / "events"), f".{uuid.uuid4().hex[:8]}")
-        if resume_step is not None:  # TensorBoard hides what earlier files hold from this step on.
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._write_event(resume_step + 1 if resume_step else 0, session_log=start)
-        if wandb is not None:
+        # TensorBoard hides what earlier files hold from this step on.
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._write_event(resume_step + 1 if resume_step else 0, session_log=start)
+        if wandb:
             from wandb import init
 
             id_file = workdir / "wandb_id.txt"
             if resume_step == 0 or not id_file.exists():
                 id_file.write_text(uuid.uuid4().hex[:12])
             # W&B ignores the steps that it has already: a resumed run's are equal to the first ones.
-            self._wandb = init(**{"dir": str(workdir), "id": id_file.read_text(), "resume": "allow", **wandb})
+            self._wandb = init(project=wandb, dir=str(workdir), id=id_file.read_text(), resume="allow")
 
     def write(self, step: int | np.integer, metrics: Mapping[str, Any]) -> None:
         """Writes one line: `step`, then the metrics (`split/name` to a Python, numpy or JAX scalar).
@@ -151,10 +149,10 @@ def _parse(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _cut(path: Path, resume_step: int | None) -> list[dict[str, Any]]:
+def _cut(path: Path, resume_step: int) -> list[dict[str, Any]]:
     """Drops a torn last line and what is after `resume_step` (for 0 everything), atomically; returns what stays."""
-    lines = _parse(path) if path.exists() and resume_step != 0 else []
-    kept = [line for line in lines if resume_step is None or line["step"] <= resume_step]
+    lines = _parse(path) if path.exists() and resume_step else []
+    kept = [line for line in lines if line["step"] <= resume_step]
     partial = path.with_suffix(".partial")
     with partial.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for line in kept)

@@ -82,40 +82,7 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
     try:
         model = models.build(family.model, **_settings(family, config, files, settings))
         kinds = _shapes(family, model)
-        shapes = _joined(kinds)
-        params = {path: np.empty(shape, dtype) for path, shape in shapes.items()}
-        # What tensors there should be follows from where our parameters, without content, would go.
-        hollow = {path: np.broadcast_to(False, shape) for path, shape in shapes.items()}
-        expected = {name: array.shape for name, array in _tensors(family, model, hollow)}
-        copies = {copy: original for copy, original in family.tied if original in expected and copy not in expected}
-        names = {name: _spelling(family, name, files) for name in [*expected, *copies]}
-        ignored = family.ignored(model) if callable(family.ignored) else family.ignored
-        found = {
-            name: tuple(file.get_slice(name).get_shape())
-            for name, file in files.items()
-            if not re.fullmatch(ignored, name) and name not in {names[copy] for copy in copies}
-        }
-        _match({names[name]: shape for name, shape in expected.items()}, found)
-
-        def read(name):
-            array = files[names[name]].get_tensor(names[name])
-            if not jnp.issubdtype(array.dtype, jnp.floating):
-                raise ValueError(f"tensor {name} has dtype {array.dtype}: it must be a floating one.")
-            return array
-
-        for copy, original in copies.items():
-            if names[copy] in files and not np.array_equal(read(copy), read(original)):
-                raise ValueError(f"tensor {copy} differs from {original}, but the model has one for both.")
-        for rule in family.rules(model):
-            for name, paths, index in rule.places(shapes):
-                array = read(name)
-                if rule.layout:
-                    array = rearrange(array, *rule.layout.split("->"), _sizes(family, model) | {"n": len(paths)})
-                for path, part in zip(paths, array if len(paths) > 1 else [array]):
-                    params[path][index] = part
-        for name, value in family.constants(model).items():
-            if not np.allclose(read(name), value, atol=1e-2):  # in bfloat16 too
-                raise ValueError(f"tensor {name} is not the fixed one that the model has.")
+        params = _read(family, model, files, _joined(kinds), dtype)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
     arrays = {kind: {path: jnp.asarray(params[path]) for path in paths} for kind, paths in kinds.items()}
@@ -152,6 +119,44 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _replace(folder / "model.safetensors", lambda path: save_file(tensors, path, metadata={"format": "pt"}))
     _replace(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n", "utf-8"))
+
+
+def _read(family, model, files, shapes, dtype):
+    """The parameters and the statistics of these shapes, by path, from the files, which hold nothing else."""
+    # What tensors there should be follows from where our parameters, without content, would go.
+    hollow = {path: np.broadcast_to(False, shape) for path, shape in shapes.items()}
+    expected = {name: array.shape for name, array in _tensors(family, model, hollow)}
+    copies = {copy: original for copy, original in family.tied if original in expected and copy not in expected}
+    names = {name: _spelling(family, name, files) for name in [*expected, *copies]}
+    ignored = family.ignored(model) if callable(family.ignored) else family.ignored
+    found = {
+        name: tuple(file.get_slice(name).get_shape())
+        for name, file in files.items()
+        if not re.fullmatch(ignored, name) and name not in {names[copy] for copy in copies}
+    }
+    _match({names[name]: shape for name, shape in expected.items()}, found)
+
+    def read(name):
+        array = files[names[name]].get_tensor(names[name])
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise ValueError(f"tensor {name} has dtype {array.dtype}: it must be a floating one.")
+        return array
+
+    for copy, original in copies.items():
+        if names[copy] in files and not np.array_equal(read(copy), read(original)):
+            raise ValueError(f"tensor {copy} differs from {original}, but the model has one for both.")
+    for name, value in family.constants(model).items():
+        if not np.allclose(read(name), value, atol=1e-2):  # in bfloat16 too
+            raise ValueError(f"tensor {name} is not the fixed one that the model has.")
+    params = {path: np.empty(shape, dtype) for path, shape in shapes.items()}
+    for rule in family.rules(model):
+        for name, paths, index in rule.places(shapes):
+            array = read(name)
+            if rule.layout:
+                array = rearrange(array, *rule.layout.split("->"), _sizes(family, model) | {"n": len(paths)})
+            for path, part in zip(paths, array if len(paths) > 1 else [array]):
+                params[path][index] = part
+    return params
 
 
 def _spelling(family, name, files):
