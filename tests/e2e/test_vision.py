@@ -26,7 +26,6 @@ RUNS = {
         "model.width": 16,
         "model.num_heads": 2,
         "objective.name": "distilled_classification",
-        "objective.mixup": 0.0,
     },
 }
 
