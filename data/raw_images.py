@@ -72,10 +72,9 @@ def _batch(path, key):
 
 
 def _unpickled(path):
+    content = _content(path)
     try:
-        found = _Unpickler(io.BytesIO(_content(path)), encoding="bytes").load()
-    except FileNotFoundError:
-        raise
+        found = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # there is little that damaged bytes could not raise
         raise ValueError(f"{path} is not one of CIFAR's files for Python: {error}") from None
     return found if isinstance(found, dict) else {}

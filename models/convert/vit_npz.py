@@ -102,11 +102,9 @@ def save(path: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     kind = {name: getattr(model, name, None) for name in FIXED}
     if type(model) is not ViT or kind != FIXED or model.pooling not in ("token", "gap") or model.head == "probe":
         raise ValueError(f"the .npz layout has no such model: it must be a ViT with {FIXED} and pooling token or gap.")
-    size, shapes = (
-        model.patch_size // _stride(model.hybrid),
-        {"class_token": (1, 1, -1), "table/table": (1, -1, model.width)},
-    )
-    shapes["patch_embed/projection/kernel"] = (size, size, -1, model.width)
+    size, width = model.patch_size // _stride(model.hybrid), model.width
+    shapes = {"class_token": (1, 1, -1), "table/table": (1, -1, width)}
+    shapes["patch_embed/projection/kernel"] = (size, size, -1, width)
     back = {ours: name for name, ours in (NAMES | _resnet(model.hybrid)).items()}
     arrays = {}
     for place, value in flatten_dict(variables["params"], sep="/").items():

@@ -1,6 +1,7 @@
 """Classifiers of images from their configs to their reports, and what goes on from a run at another resolution."""
 
 import json
+from pathlib import Path
 
 import jax
 import pytest
@@ -25,14 +26,13 @@ RUNS = {
         "model.width": 16,
         "model.num_heads": 2,
         "objective.name": "distilled_classification",
-        "objective.mixup": 0.0,
     },
 }
 
 
 def run(workdir, name, changes):
     """The last evaluation of a run of configs/<name>_digits.py."""
-    config, _ = configs.load(f"configs/{name}_digits.py")
+    config, _ = configs.load(f"{Path(__file__).parents[2]}/configs/{name}_digits.py")
     configs.override(config, changes)
     return loop.train(config, workdir, devices=jax.devices()[:1])
 
