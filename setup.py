@@ -32,6 +32,7 @@ setup(
         "babel>=2.16",
         "sacrebleu>=2.5",
         "nltk>=3.9",
+        "pot>=0.9.5",
     ],
     extras_require={
         "cuda13": ["jax[cuda13]"],
@@ -47,6 +48,7 @@ setup(
             "ruff>=0.12",
             "pycocotools>=2.0.10",
             "rouge-score>=0.1.2",
+            "bert-score>=0.3.13",
             "torch==2.13.0",
             "transformers>=5.20,<6",
         ],

@@ -165,6 +165,7 @@ def data() -> dict:
         "sequence_length": 0,  # tokens in a window of text; of pairs, in an input and in a target
         "buckets": (),  # shorter lengths: a training batch of pairs has pairs of about one length
         "stride": 0,  # tokens from one training window to the next; 0 = sequence_length, 1 = windows at every offset
+        "evaluation_stride": 0,  # the same of evaluation windows; shorter ones show more text before what counts
         "order": "",  # of windows: "" = shuffled | stream: each row of a batch goes on where it ended in the last one
         "long_text": "head",  # of labelled texts: head | tail | head_tail | key_sentences | segments
         "validation_fraction": 0.1,  # of a text without a validation split

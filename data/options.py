@@ -30,6 +30,8 @@ class Options:
             shortest of these, or to sequence_length, that all of them fit in.
         stride: tokens from one training window to the next; 0 = sequence_length; 1 = windows at every offset; of a long
             text that is labelled or asked about, from one of its windows to the next; 0 = without overlap.
+        evaluation_stride: tokens from one evaluation window to the next; 0 = sequence_length. Each token counts once,
+            guessed from the sequence_length - evaluation_stride before it at least, as far as there are so many.
         order: of a text's windows: "" = another one in each epoch; stream = row b of a batch goes on where row b of the
             batch before ended, in training and in evaluation, for models with a memory.
         long_text: what of labelled texts that are too long is read, see `labelled.Fit`.
@@ -74,6 +76,7 @@ class Options:
     sequence_length: int = 0
     buckets: Sequence[int] = ()
     stride: int = 0
+    evaluation_stride: int = 0
     order: str = ""
     long_text: str = "head"
     validation_fraction: float = 0.1

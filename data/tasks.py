@@ -79,10 +79,11 @@ class Task:
 
 def make_windows(options: Options) -> Examples:
     """Windows of the tokens of all texts in a row."""
-    if options.order and options.stride not in (0, options.sequence_length):
-        raise ValueError(
-            f"order={options.order!r} needs windows one after the other: stride={options.stride} must be 0"
-        )
+    for name in ("stride", "evaluation_stride"):
+        if options.order and getattr(options, name) not in (0, options.sequence_length):
+            raise ValueError(
+                f"order={options.order!r} needs windows one after the other: {name}={getattr(options, name)} must be 0"
+            )
     return _windows(options, ("end_of_text",))
 
 
@@ -297,7 +298,9 @@ def _windows(options, special):
     coder = find_tokenizer(options, documents, special)
     streams = {name: text.tokenize(part, coder, options.cache_dir) for name, part in documents.items()}
     splits = {
-        name: text.Windows(stream.tokens, options.sequence_length, options.stride if name == "train" else 0)
+        name: text.Windows(stream.tokens, options.sequence_length, options.stride)
+        if name == "train"
+        else text.Windows(stream.tokens, options.sequence_length, options.evaluation_stride, once=True)
         for name, stream in streams.items()
     }
     info = {
@@ -326,7 +329,7 @@ TASKS = {
     "images": Task(make_images, _OF_IMAGES, _IMAGES),
     "masked_images": Task(make_masked_images, _OF_IMAGES, (*_IMAGES, "mask_rate", "masking", "patch_size")),
     "detection": Task(make_detection, ("shapes", "tfds"), _DETECTION),
-    "next_token": Task(make_windows, _TEXTS, (*_WINDOWS, "order")),
+    "next_token": Task(make_windows, _TEXTS, (*_WINDOWS, "evaluation_stride", "order")),
     "masked_tokens": Task(make_masked, (*_TEXTS, "conllu"), (*_WINDOWS, *_MASKED)),
     "next_sentence": Task(make_sentences, _TEXTS, (*_DOCUMENTS, *_MASKED)),
     "sentence_order": Task(make_sentences, _TEXTS, (*_DOCUMENTS, *_MASKED)),

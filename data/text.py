@@ -74,12 +74,15 @@ class Windows(Tokens):
 
     An example has `tokens` and `targets` (each token's next), int32 [T], and `mask` bool [T], False past the end of the
     stream. With a stride of T every token but the first is a target exactly once. Every window but the last is full.
+    Of shorter strides that is true where targets count `once`: `mask` is False but in the first window that has one,
+    which then shows at least T - stride tokens before it.
     """
 
-    def __init__(self, tokens: np.ndarray, length: int, stride: int = 0):
+    def __init__(self, tokens: np.ndarray, length: int, stride: int = 0, once: bool = False):
         self.tokens = tokens
         self.length = length
         self.stride = stride or length
+        self.once = once
         if length < 1 or not 1 <= self.stride <= length:
             raise ValueError(f"sequence_length={length} and stride={stride}: need 1 <= stride <= sequence_length")
         if len(tokens) < 2:
@@ -96,6 +99,8 @@ class Windows(Tokens):
         starts, width = indices * self.stride, self.length + 1
         full = starts + width <= len(self.tokens)
         mask = np.ones((len(starts), self.length), bool)
+        if self.once:
+            mask[starts > 0, : self.length - self.stride] = False
         if full.all():
             block = np.lib.stride_tricks.sliding_window_view(self.tokens, width)[starts].astype(np.int32)
         else:

@@ -195,6 +195,15 @@ class Coco:
         values |= {f"ar_{name}": self.recall[..., number, 2] for number, name in enumerate(names[1:], 1)}
         return {name: _mean(each) for name, each in values.items()}
 
+    def curves(self) -> Float[np.ndarray, "T R"]:
+        """Precision at `THRESHOLDS` and `RECALLS`, the mean of the classes that have truths; nan where none has."""
+        known = self.precision[0, 0, :, 0] > -1
+        return (
+            np.mean(self.precision[:, :, known, 0], axis=2)
+            if known.any()
+            else np.full(self.precision.shape[:2], np.nan)
+        )
+
     def by_class(self) -> list[float]:
         """The average precision of each class."""
         return [_mean(self.precision[:, :, number, 0]) for number in range(self.precision.shape[2])]

@@ -145,7 +145,8 @@ def _hits(kind):
 
 
 def _shared(ours, theirs):
-    return (ours & theirs).total(), ours.total(), theirs.total()
+    hits = sum(min(count, theirs[key]) for key, count in ours.items() if key in theirs)
+    return hits, ours.total(), theirs.total()
 
 
 def _ngrams(tokens, size):
@@ -161,25 +162,32 @@ def _skip_bigrams(tokens, limit, unigrams):
 
 def _longest(ours, theirs):
     """The length of the longest common subsequence."""
-    rows = _increments(theirs.tokens, ours.tokens)
-    return rows[-1].bit_count(), len(ours.tokens), len(theirs.tokens)
+    return _growths(_places(theirs.tokens), ours.tokens)[-1][1].bit_count(), len(ours.tokens), len(theirs.tokens)
 
 
-def _increments(rows, columns):
-    """Of each prefix of `rows`, for which columns the longest common subsequence grows, as the bits of a number.
+def _places(rows):
+    """Of each token the rows where it stands, as the bits of a number."""
+    places: dict[str, int] = {}
+    for row, token in enumerate(rows):
+        places[token] = places.get(token, 0) | 1 << row
+    return places
 
-    So the length for the first i rows and j columns is the number of the lowest j bits of entry i that are set. A row
-    takes a few operations on numbers of as many bits as there are columns (Hyyro 2004).
+
+def _growths(places, columns):
+    """Of columns the rows that match, and those at which the longest common subsequence grows, as bits; of several
+    columns in a row that match none, the first.
+
+    So its length for the first i rows and the columns up to this one is the number of the lowest i bits that are set. A
+    column takes a few operations on numbers of as many bits as there are rows (Hyyro 2004).
     """
-    match: dict[str, int] = {}
-    for column, token in enumerate(columns):
-        match[token] = match.get(token, 0) | 1 << column
-    whole = (1 << len(columns)) - 1
-    same, found = whole, [0]
-    for token in rows:
-        common = same & match.get(token, 0)
-        same = ((same + common) | (same - common)) & whole
-        found.append(whole & ~same)
+    same, found = -1, [(0, 0)]  # endless ones: the bits beyond the last row never change
+    for token in columns:
+        if match := places.get(token, 0):
+            common = same & match
+            same = (same + common) | (same - common)
+            found.append((match, ~same))
+        elif found[-1][0]:
+            found.append((0, ~same))
     return found
 
 
@@ -188,28 +196,27 @@ def _longest_of_sentences(ours, theirs):
     token counts as often as it is in both texts."""
     left, hits = Counter(ours.tokens) & Counter(theirs.tokens), 0
     for sentence in theirs.sentences:
-        for token in (
-            sentence[i] for i in sorted(set().union(*(_common(sentence, other) for other in ours.sentences)))
-        ):
-            hits += left[token] > 0
-            left[token] -= 1
+        places, common = _places(sentence), 0
+        for other in ours.sentences:
+            common |= _common(places, other)
+        for row, token in enumerate(sentence):
+            if common >> row & 1:
+                hits += left[token] > 0
+                left[token] -= 1
     return hits, len(ours.tokens), len(theirs.tokens)
 
 
-def _common(rows, columns):
-    """Which rows are in the longest common subsequence: of several the one that rouge-score finds."""
-    increments, found = _increments(rows, columns), []
-    i, j = len(rows), len(columns)
-    while i and j:
-        if rows[i - 1] == columns[j - 1]:
-            i, j = i - 1, j - 1
-            found.append(i)
-        elif increments[i] >> (j - 1) & 1:
-            i -= 1
-        else:
-            below = (1 << j) - 1
-            shorter = (increments[i - 1] & below).bit_count() < (increments[i] & below).bit_count()
-            i, j = (i, j - 1) if shorter else (i - 1, j)
+def _common(places, columns):
+    """Which rows are in the longest common subsequence, as bits: of several the one that rouge-score finds.
+
+    From the last row and column on, it takes a match, else leaves out rows that add nothing, else the column.
+    """
+    found, below = 0, -1
+    for match, growth in reversed(_growths(places, columns)):
+        row = ((match | growth) & below).bit_length()
+        if match & (last := 1 << row >> 1):
+            found, row = found | last, row - 1
+        below = (1 << row) - 1
     return found
 
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 ARRAYS = {"jax", "flax", "numpy", "scipy", "jaxtyping"}
 # package -> (what of the project, what else) it may import, beside the standard library and itself
 RULES = {
-    "metrics": (set(), ARRAYS | {"nltk", "sacrebleu"}),
+    "metrics": (set(), ARRAYS | {"nltk", "sacrebleu", "ot"}),
     "models.layers": (set(), ARRAYS),
     "models.convert": ({"models"}, ARRAYS | {"safetensors", "ml_dtypes"}),
     "models": ({"models.layers"}, ARRAYS),

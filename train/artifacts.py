@@ -69,6 +69,8 @@ def write_all(evaluator: Evaluator, state: TrainState, budget: Budget, about: Ma
             write_objects(out, split, experiment.model, variables, batches[0], data.info)
         elif data.tokenizer is not None and "start" not in data.info:
             write_text_attention(out, experiment.model, variables, batches[0], data.tokenizer)
+    for split, found in evaluator.found.items():
+        np.savez_compressed(out / f"precision_{split}.npz", precision=found.curves())
     for split, written in evaluator.sampler.compared.items():
         _write(out / f"written_{split}.json", json.dumps(written, ensure_ascii=False))
     (out / "cost.json").write_text(json.dumps(budget.to_dict(), indent=2), encoding="utf-8")

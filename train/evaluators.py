@@ -16,7 +16,7 @@ from data.encoded import Encoded
 from data.options import called
 from metrics import classification
 from metrics.answers import exact_match, f1
-from metrics.detection import Detections
+from metrics.detection import Coco, Detections, coco
 from metrics.likelihood import bits, perplexity
 from metrics.states import State
 from train.checkpoint import Checkpoints
@@ -34,10 +34,12 @@ class Evaluator:
 
     Attributes:
         sampler: which lets them write.
+        found: of each split of images with boxes, what was found in the newest evaluation.
     """
 
     def __init__(self, experiment: Experiment):
         self.experiment, self.sampler = experiment, Sampler(experiment)
+        self.found: dict[str, Coco] = {}
         model, precision = experiment.model, experiment.config.precision
         self._step = jax.jit(make_evaluation_step(model, experiment.objective, precision))
         self._read = jax.jit(make_asking_step(model, read, precision))
@@ -58,7 +60,7 @@ class Evaluator:
             elif data.info["kind"] == "spans":
                 values |= self._answered(variables, batches)
             elif data.info["kind"] == "detection":
-                values |= self._detected(variables, batches)
+                values |= self._detected(variables, split, batches)
             elif data.info["kind"] == "classification" and batches.source.is_cut:
                 values |= pooled_accuracy(self._logits(variables, batches), batches.source)
             elif data.info["kind"] == "regression":
@@ -93,7 +95,7 @@ class Evaluator:
         references = [question.references for question in batches.source.questions]
         return {score.__name__: float(np.mean(list(map(score, answers, references)))) for score in (exact_match, f1)}
 
-    def _detected(self, variables, batches):
+    def _detected(self, variables, split, batches):
         """COCO's average precisions over a split; those of sizes would need the images' pixels."""
         state, mesh = Detections.empty(self.experiment.data.info["num_classes"]), self.experiment.mesh
         for batch in batches:
@@ -103,7 +105,8 @@ class Evaluator:
             batch, answer = process_allgather((batch, answer), tiled=True)
             for true, found in zip(*objects_of(batch, *answer)):
                 state = state.update(len(state.images), **found, **{f"true_{name}": of for name, of in true.items()})
-        values = state.compute()
+        self.found[split] = coco(state)
+        values = self.found[split].summary()
         return {name: values[name] for name in ("ap", "ap_50", "ap_75")}
 
     def gathered(self, state: TrainState) -> Mapping[str, Any]:

@@ -114,6 +114,21 @@ def bleu_by_length(runs: Mapping[str, Sequence[tuple[int, int, int, float]]]) ->
     return figure
 
 
+def precision(curves: np.ndarray) -> Figure:
+    """Precision [T, R] at recalls from 0 to 1, for thresholds of IoU from 0.5 to 0.95."""
+    figure = Figure(figsize=(4.3, 2.75), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["left", "top", "right"]].set_visible(False)
+    axes.grid(axis="y")
+    thresholds, recalls = np.linspace(0.5, 0.95, len(curves)), np.linspace(0, 1, curves.shape[1])
+    shown = [round(place) for place in np.linspace(0, len(curves) - 1, len(SERIES))]
+    for place, colour in zip(shown, SERIES.values()):
+        axes.plot(recalls, curves[place], color=colour, label=f"IoU {thresholds[place]:.2f}")
+    axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02))
+    axes.legend(frameon=False)
+    return figure
+
+
 def smooth(values: np.ndarray) -> np.ndarray:
     """A Gaussian mean over about a thirtieth of the curve; points that are not finite do not count, and stay."""
     width = max(len(values) / 60, 1.0)

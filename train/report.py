@@ -71,6 +71,7 @@ def write_report(workdir: str | os.PathLike) -> Path:
         *(_confusion(key, data, folder) for key, data in arrays.items() if key.startswith("confusion_")),
         *(_mistakes(key, data, folder) for key, data in arrays.items() if key.startswith("mistakes_")),
         *(_objects(key, data, folder) for key, data in arrays.items() if key.startswith("objects_")),
+        *(_precision(key, data, folder) for key, data in arrays.items() if key.startswith("precision_")),
         _painted({key: data for key, data in arrays.items() if key.startswith("painted_")}, folder),
         _section("Samples", _samples(artifacts / "samples.jsonl")),
         *(_written(path, folder) for path in sorted(artifacts.glob("written_*.json"))),
@@ -186,6 +187,11 @@ def _objects(key: str, data: Mapping[str, np.ndarray], folder: Path) -> str:
     }
     note = "<p class=note>Dashed is the truth; what was found has its class and its probability.</p>"
     return _section(_title(key), note + _card(partial(figures.grid, side=2.0), rows, name=_file(key), folder=folder))
+
+
+def _precision(key: str, data: Mapping[str, np.ndarray], folder: Path) -> str:
+    note = "<p class=note>The mean of all classes; a box counts as right from this IoU on. Below a curve is the AP.</p>"
+    return _section(_title(key), note + _card(figures.precision, data["precision"], name=_file(key), folder=folder))
 
 
 def _painted(steps: Mapping[str, Mapping[str, np.ndarray]], folder: Path) -> str:
@@ -325,6 +331,7 @@ def _section(title: str, body: str, kind: str = "") -> str:
 def _title(key: str) -> str:
     what, _, split = key.partition("_")
     titles = {"confusion": "Confusion matrix", "mistakes": "Worst mistakes", "written": "What it wrote"}
+    titles["precision"] = "Precision and recall"
     return f"{titles.get(what, 'Objects')}, {_words(split)}"
 
 

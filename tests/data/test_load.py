@@ -77,9 +77,10 @@ def test_text_file(prose):
     assert loaded.tokenizer.decode(targets) == PROSE[cut + 1 :]
 
 
-@pytest.mark.parametrize("size", [1, 7, 64])
-def test_evaluation_scores_each_target_once_at_any_batch_size(prose, size):
-    loaded = data.load(prose, batch_size=1, evaluation_batch_size=size, sequence_length=10, stride=3)
+@pytest.mark.parametrize(("size", "stride"), [(1, 0), (7, 0), (64, 0), (7, 4)])
+def test_evaluation_scores_each_target_once_at_any_batch_size_and_stride(prose, size, stride):
+    options = {"sequence_length": 10, "stride": 3, "evaluation_stride": stride}
+    loaded = data.load(prose, batch_size=1, evaluation_batch_size=size, **options)
     batches = list(loaded.splits["validation"])
     assert sum(int(batch["mask"].sum()) for batch in batches) == loaded.info["tokens"]["validation"] - 1
     text = PROSE[int(len(PROSE) * 0.9) :]
@@ -192,6 +193,11 @@ def test_images_from_folders(tmp_path):
             "digits",
             {"order": "stream"},
             "order='stream' has no meaning for source='digits', which is read for task='images'",
+        ),
+        (
+            "stdlib",
+            {"max_bytes": 100_000, "sequence_length": 8, "evaluation_stride": 4, "order": "stream"},
+            "order='stream' needs windows one after the other: evaluation_stride=4 must be 0",
         ),
         (
             "stdlib",

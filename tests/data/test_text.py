@@ -35,6 +35,17 @@ def test_windows_of_any_stride(n, length, data):
     assert index * stride + count == n - 1
 
 
+@given(n=st.integers(2, 200), length=st.integers(1, 50), data=st.data())
+def test_every_target_once_after_as_much_text_as_there_is(n, length, data):
+    stride = data.draw(st.integers(1, length))
+    windows = Windows(np.arange(n, dtype=np.int32), length, stride, once=True)
+    batch = windows.take(np.arange(len(windows)))
+    counted = batch["targets"][batch["mask"]]
+    assert counted.tolist() == list(range(1, n))
+    seen = counted - np.broadcast_to(batch["tokens"][:, :1], batch["mask"].shape)[batch["mask"]]  # tokens before it
+    assert (seen >= np.minimum(counted, length - stride + 1)).all()
+
+
 def test_stride_one_is_every_offset():
     windows = Windows(np.arange(100), 10, stride=1)
     assert len(windows) == 90  # nanoGPT draws from range(len(tokens) - length).

@@ -75,6 +75,9 @@ def test_coco_is_pycocotools(scene):
     np.testing.assert_allclose(result.recall, recall, atol=1e-12)
     summary = [-1 if np.isnan(value) else value for value in result.summary().values()]
     np.testing.assert_allclose(summary, stats, atol=1e-12)
+    curves, known = result.curves(), precision[..., 0] > -1
+    means = [precision[n, ..., 0][known[n]].mean() if known.any() else np.nan for n in (0, 5)]
+    np.testing.assert_allclose(curves[[0, 5]].mean(axis=1), means, atol=1e-12)
 
 
 def test_many_detections_in_an_image():

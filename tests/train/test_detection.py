@@ -96,7 +96,10 @@ def test_a_run_is_evaluated_whole_and_shows_its_boxes(tiny, tmp_path, monkeypatc
     metrics = loop.train(config, tmp_path, **ONE)
     assert set(metrics) >= {f"{split}/{name}" for split in ("validation", "test") for name in ("loss", "ap", "ap_50")}
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["test/ap"] == metrics["test/ap"]
-    assert "Objects, validation" in (tmp_path / "report.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert all(f"{what}, validation" in page for what in ("Objects", "Precision and recall"))
+    curves = np.load(tmp_path / "artifacts/precision_test.npz")["precision"]
+    assert curves.mean() == pytest.approx(metrics["test/ap"], nan_ok=True)
     config = tiny("detr", TINY | {"total_steps": 2, "data.evaluation_batch_size": 7})
     experiment = Experiment(config, tmp_path, ONE["devices"])
     assert Evaluator(experiment).evaluate(restore(experiment)) == pytest.approx(metrics, rel=1e-5)

@@ -1,0 +1,197 @@
+"""How fast the metrics are beside the libraries whose numbers they have: seconds on random data, medians over rounds of
+one after the other, and the largest difference of their results.
+
+python -m benchmarks.metrics
+python -m benchmarks.metrics --only coco rouge --images=500 --rounds=3
+
+The libraries: pip install pycocotools faster-coco-eval rouge-score bert-score transformers torch
+"""
+
+import argparse
+import contextlib
+import io
+import logging
+import os
+import statistics
+import tempfile
+import time
+
+import numpy as np
+
+from metrics.answers import f1
+from metrics.detection import Detections
+from metrics.embedding import bert_score
+from metrics.summary import rouge
+from train.encoder import Encoder
+
+CLASSES, TRUTHS, FOUND = 80, 7, 100  # of the images, and of each image
+ROUGE = ("1", "2", "L", "Lsum")
+WORDS = [f"w{number}" for number in range(5000)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--images", type=int, default=5000)
+    parser.add_argument("--texts", type=int, default=1000, help="pairs of 300 words, for ROUGE")
+    parser.add_argument("--sentences", type=int, default=500, help="pairs of 5 to 40 words, for BERTScore")
+    parser.add_argument("--width", type=int, default=512, help="of BERTScore's encoder")
+    parser.add_argument("--depth", type=int, default=4, help="of BERTScore's encoder")
+    parser.add_argument("--answers", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    print(f"{'':46}  seconds   of ours   largest difference")
+    for task in options.only:
+        ways = TASKS[task](options)
+        rounds = [[timed(way) for way in ways.values()] for _ in range(options.rounds)]
+        seconds = [statistics.median(time for time, _ in some) for some in zip(*rounds)]
+        for name, second, (_, result) in zip(ways, seconds, rounds[-1]):
+            gap = np.max(np.abs(np.subtract(result, rounds[-1][0][1])))
+            print(f"{name:46}  {second:7.2f}   {second / seconds[0]:6.1f}x   {gap:.1e}", flush=True)
+
+
+def timed(way):
+    """The seconds of a call, and what it returns."""
+    start = time.perf_counter()
+    result = way()
+    return time.perf_counter() - start, result
+
+
+def coco(options):
+    """The evaluation of boxes; what makes the libraries' data structures is not counted."""
+    random, count = np.random.default_rng(0), options.images
+    truth, classes = boxes(random, (count, TRUTHS)), random.integers(0, CLASSES, (count, TRUTHS))
+    # Some of the detections are near a truth, and then often of its class.
+    of = random.integers(0, 3 * TRUTHS, (count, FOUND))
+    rows, near = np.arange(count)[:, None], of % TRUTHS
+    found = np.where((of < TRUTHS)[..., None], truth[rows, near] + random.normal(0, 3, (count, FOUND, 4)), 0)
+    found = np.where((of < TRUTHS)[..., None], found.clip(1), boxes(random, (count, FOUND)))
+    labels = np.where((of < TRUTHS) & (random.random(of.shape) < 0.7), classes[rows, near], of * 4 % CLASSES)
+    scores = random.random((count, FOUND))
+
+    def ours():
+        state = Detections.empty(CLASSES)
+        for n in range(count):
+            state = state.update(n, found[n], scores[n], labels[n], truth[n], classes[n])
+        return list(state.compute().values())
+
+    images, categories = [{"id": n} for n in range(count)], [{"id": n} for n in range(CLASSES)]
+    annotations = [
+        {"id": n * TRUTHS + m + 1, "image_id": n, "category_id": int(classes[n, m]), "iscrowd": 0}
+        | {"bbox": truth[n, m].tolist(), "area": float(truth[n, m, 2] * truth[n, m, 3])}
+        for n, m in np.ndindex(count, TRUTHS)
+    ]
+    results = [
+        {"image_id": n, "category_id": int(labels[n, m]), "bbox": found[n, m].tolist(), "score": float(scores[n, m])}
+        for n, m in np.ndindex(count, FOUND)
+    ]
+
+    def theirs(library, evaluation):
+        with contextlib.redirect_stdout(io.StringIO()):
+            dataset = library()
+            dataset.dataset = {"images": images, "annotations": annotations, "categories": categories, "info": {}}
+            dataset.createIndex()
+            predicted = dataset.loadRes([dict(result) for result in results])
+
+        def evaluate():
+            with contextlib.redirect_stdout(io.StringIO()):
+                run = evaluation(dataset, predicted, "bbox")
+                run.evaluate()
+                run.accumulate()
+                run.summarize()
+            return list(run.stats[:12])
+
+        return evaluate
+
+    from faster_coco_eval import COCO as FastCOCO
+    from faster_coco_eval import COCOeval_faster
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    logging.getLogger("faster_coco_eval").setLevel(logging.ERROR)
+    return {
+        f"COCO, {count:,} images": ours,
+        "  pycocotools": theirs(COCO, COCOeval),
+        "  faster-coco-eval": theirs(FastCOCO, COCOeval_faster),
+    }
+
+
+def boxes(random, shape):
+    """Left, top, width and height, of all sizes."""
+    return np.concatenate([random.uniform(0, 400, (*shape, 2)), np.exp(random.uniform(1, 5.5, (*shape, 2)))], axis=-1)
+
+
+def summaries(options):
+    """ROUGE of texts of 15 lines of 20 words, some of which are common."""
+    from rouge_score.rouge_scorer import RougeScorer
+
+    random = np.random.default_rng(0)
+    texts = ["\n".join(sentence(random, 20) for _ in range(15)) for _ in range(2 * options.texts)]
+    pairs = list(zip(texts[::2], texts[1::2]))
+    scorer = RougeScorer([f"rouge{kind}" for kind in ROUGE])
+    return {
+        f"ROUGE-1, 2, L, Lsum, {len(pairs):,} pairs of 300 words": lambda: [
+            [score.f for score in rouge(a, b, ROUGE).values()] for a, b in pairs
+        ],
+        "  rouge-score": lambda: [[score.fmeasure for score in scorer.score(b, a).values()] for a, b in pairs],
+    }
+
+
+def sentence(random, length):
+    """Words by Zipf's law."""
+    return " ".join(WORDS[place] for place in (len(WORDS) ** random.random(length)).astype(int) - 1)
+
+
+def similarities(options):
+    """BERTScore by a BERT with random weights; what is compiled is compiled before."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import transformers
+    from bert_score import BERTScorer
+
+    from data import tokenizers
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    random = np.random.default_rng(0)
+    texts = [sentence(random, random.integers(5, 40)) for _ in range(2 * options.sentences)]
+    with tempfile.TemporaryDirectory() as folder:
+        special = ("pad", "unknown", "cls", "sep", "mask")
+        coder = tokenizers.train("wordpiece", texts, 2000, special, lowercase=True)
+        coder.save(folder)
+        transformers.BertTokenizerFast(tokenizer_file=f"{folder}/tokenizer.json", model_max_length=128).save_pretrained(
+            folder
+        )
+        config = transformers.BertConfig(
+            vocab_size=coder.vocab_size,
+            hidden_size=options.width,
+            num_hidden_layers=options.depth,
+            num_attention_heads=options.width // 64,
+            intermediate_size=4 * options.width,
+            max_position_embeddings=128,
+        )
+        transformers.BertModel(config).save_pretrained(folder)
+        encoder = Encoder(folder)
+        scorer = BERTScorer(folder, num_layers=options.depth, device="cpu")
+    ways = {
+        f"BERTScore, {options.sentences:,} pairs, width {options.width}, depth {options.depth}": lambda: bert_score(
+            texts[::2], texts[1::2], encoder
+        ),
+        "  bert-score": lambda: [part.numpy() for part in scorer.score(texts[::2], texts[1::2])],
+    }
+    for way in ways.values():
+        way()
+    return ways
+
+
+def answers(options):
+    """SQuAD's F1 of answers of 1 to 10 words, each beside three references."""
+    random = np.random.default_rng(0)
+    texts = [sentence(random, random.integers(1, 10)) for _ in range(4 * options.answers)]
+    rows = [(texts[n], texts[n + 1 : n + 4]) for n in range(0, len(texts), 4)]
+    return {f"SQuAD's F1, {len(rows):,} answers": lambda: [f1(answer, references) for answer, references in rows]}
+
+
+TASKS = {"coco": coco, "rouge": summaries, "bert_score": similarities, "squad": answers}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""BERTScore beside bert-score's, and MoverScore beside its authors' definition, on random weights and texts."""
+
+import math
+import string
+from collections import Counter
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from bert_score import BERTScorer
+from scipy.optimize import linprog
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+from metrics.embedding import Embedded, bert_score, mover_score, read_baseline
+from train.encoder import Encoder
+
+WORDS = ["the", "a", "cat", "cats", "dog", "sat", "sitting", "on", "mat", ".", ",", "ran", "running", "\u00e9t\u00e9"]
+FAMILIES = {
+    "bert": (transformers.BertConfig, transformers.BertModel, ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]),
+    "roberta": (transformers.RobertaConfig, transformers.RobertaModel, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]),
+}
+
+
+def sentences(seed, count):
+    random = np.random.default_rng(seed)
+    return [" ".join(random.choice(WORDS, random.integers(2, 20))) for _ in range(count)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request, tmp_path_factory):
+    """A checkpoint with random weights, and its tokenizer."""
+    folder = tmp_path_factory.mktemp(request.param)
+    config, model, special = FAMILIES[request.param]
+    if request.param == "bert":
+        coder = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        coder.normalizer, coder.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+        trainer = trainers.WordPieceTrainer(vocab_size=60, special_tokens=special, show_progress=False)
+        wrapper = transformers.BertTokenizerFast
+    else:
+        coder = Tokenizer(models.BPE())
+        coder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        settings = {"vocab_size": 290, "initial_alphabet": alphabet, "show_progress": False}
+        trainer, wrapper = trainers.BpeTrainer(special_tokens=special, **settings), transformers.RobertaTokenizerFast
+    coder.train_from_iterator(sentences(0, 100), trainer)
+    ends = [(name, coder.token_to_id(name)) for name in (special[0], special[2])]
+    coder.post_processor = processors.TemplateProcessing(single=f"{special[0]} $A {special[2]}", special_tokens=ends)
+    wrapper(tokenizer_object=coder, model_max_length=24).save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 40}
+    room = 24 if request.param == "bert" else 26
+    places = {"vocab_size": coder.get_vocab_size(), "max_position_embeddings": room, "pad_token_id": 1}
+    reference = model(config(**sizes, **places, initializer_range=0.3))
+    reference.save_pretrained(folder)
+    return folder
+
+
+def scorer_of(folder, layer, **options):
+    scorer = BERTScorer(str(folder), num_layers=layer, device="cpu", nthreads=0, **options)
+    coder = scorer._tokenizer
+    # What is no longer there in this version of transformers, and asked for empty sentences.
+    coder.build_inputs_with_special_tokens = lambda ids: [coder.cls_token_id, *ids, coder.sep_token_id]
+    return scorer
+
+
+@cache
+def encoder_of(folder, layer):
+    return Encoder(folder, layer, batch_size=16)
+
+
+def test_bert_score_is_bert_scores(folder):
+    candidates, references = sentences(1, 30), sentences(2, 30)
+    candidates[3], references[3:6] = candidates[4], ["", "cat", candidates[5]]
+    candidates[7] = "  "
+    # One pair at a time: there padding makes no difference.
+    theirs = scorer_of(folder, 2).score(candidates, references, batch_size=1)
+    ours = bert_score(candidates, references, encoder_of(folder, 2), batch_size=16)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    assert np.ptp(ours.f) > 0.3
+    np.testing.assert_array_equal(np.stack(ours)[:, [3, 7]], 0)
+    assert ours.f[5] == pytest.approx(1)
+
+
+def test_rarity_baseline_and_several_references(folder, tmp_path):
+    candidates, flat = sentences(3, 8), sentences(4, 16)
+    counts = [1, 3, 2, 1, 4, 2, 1, 2]
+    groups = [flat[sum(counts[:i]) :][:count] for i, count in enumerate(counts)]
+    path = tmp_path / "baseline.tsv"
+    path.write_text("LAYER,P,R,F\n0,0.1,0.2,0.3\n1,0.4,0.5,0.6\n2,0.31,0.32,0.33\n")
+    options = {"rescale_with_baseline": True, "lang": "en", "baseline_path": str(path), "idf": True, "idf_sents": flat}
+    theirs = scorer_of(folder, 2, **options).score(candidates, groups, batch_size=1)
+    ours = bert_score(
+        candidates, groups, encoder_of(folder, 2), idf=True, baseline=read_baseline(path, 2), batch_size=16
+    )
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    with pytest.raises(ValueError, match="has no layer 3: it has 0 to 2"):
+        read_baseline(path, 3)
+
+
+def hidden_states(folder, texts):
+    """Each text's tokens, their ids and all layers' vectors [L, T, D], by transformers."""
+    coder, model = (kind.from_pretrained(folder) for kind in (transformers.AutoTokenizer, transformers.AutoModel))
+    for text in texts:
+        ids = coder.encode(text, truncation=True, max_length=24)
+        with torch.no_grad():
+            hidden = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        yield coder.convert_ids_to_tokens(ids), ids, torch.stack(hidden)[:, 0].double().numpy()
+
+
+def transported(a, b, costs):
+    """The earth mover's distance that its authors' program has: the cheapest flow of the smaller mass, and the largest
+    cost for what is left of the other."""
+    ours, theirs = costs[: len(a), len(a) :].shape
+    rows, columns = np.kron(np.eye(ours), np.ones(theirs)), np.kron(np.ones(ours), np.eye(theirs))
+    least = min(a.sum(), b.sum())
+    limits = {"A_ub": np.vstack([rows, columns]), "b_ub": np.concatenate([a, b]) + 1e-12}
+    flow = linprog(costs[: len(a), len(a) :].ravel(), **limits, A_eq=np.ones((1, ours * theirs)), b_eq=[least])
+    return flow.fun + costs.max() * abs(a.sum() - b.sum())
+
+
+def authors_score(folder, candidates, references, version, size, stop_words):
+    """Equations 1 to 4 of the paper, as in moverscore.py and moverscore_v2.py, with their small terms."""
+    sides = []
+    for texts in (references, candidates):
+        found = list(hidden_states(folder, texts))
+        counts = Counter(id for _, ids, _ in found for id in set(ids))
+        side = []
+        for tokens, ids, layers in found:
+            idf = np.array([math.log((len(texts) + 1) / (counts[id] + 1)) for id in ids])
+            if version == 1:
+                layers = layers[1:] / np.linalg.norm(layers[1:], axis=-1, keepdims=True)
+                vectors = np.concatenate([layers.min(0), layers.mean(0), layers.max(0)], axis=-1)
+            else:
+                vectors = layers[-1]
+            left_out = {*string.punctuation, *stop_words}
+            kept = [n for n, token in enumerate(tokens) if token not in left_out and "##" not in token]
+            width = size if version == 1 and len(kept) >= size else 1 if version == 2 else len(kept)
+            grams = [kept[start : start + width] for start in range(len(kept) - width + 1)]
+            scales = [idf[gram] / (idf[gram].sum() + 1e-5) for gram in grams]
+            means = np.array([scale @ vectors[gram] for scale, gram in zip(scales, grams)])
+            side.append((means, np.array([idf[gram].sum() for gram in grams])))
+        sides.append(side)
+    scores = []
+    for (theirs, b), (ours, a) in zip(*sides):
+        points = np.concatenate([theirs, ours])
+        points = points / (np.linalg.norm(points, axis=-1, keepdims=True) + 1e-6)
+        costs = ((points[:, None] - points[None]) ** 2).sum(axis=-1)
+        small = 1e-5 if version == 1 else 1e-30
+        masses = b / (b.sum() + small), a / (a.sum() + small)
+        distance = transported(*masses, costs if version == 1 else costs**0.5)
+        scores.append(1 - distance if version == 1 else 1 / (1 + distance))
+    return np.array(scores)
+
+
+@pytest.fixture(scope="module")
+def moving():
+    """Sentences of many tokens that count: then the authors' small terms are small."""
+    random = np.random.default_rng(5)
+    candidates, references = ([" ".join(random.choice(WORDS, 14)) for _ in range(6)] for _ in range(2))
+    return candidates, references
+
+
+@pytest.mark.parametrize(("version", "size"), [(1, 1), (1, 2), (2, 1)])
+def test_mover_score_is_the_authors(folder, moving, version, size):
+    if folder.name.startswith("roberta"):
+        pytest.skip("the authors' programs know the tokens of BERT alone")
+    encoder = encoder_of(folder, range(-3, 0) if version == 1 else -1)
+    options = {"version": version, "size": size, "skip": encoder.skip(["the"])}
+    ours = mover_score(*moving, encoder, **options)
+    np.testing.assert_allclose(ours, authors_score(folder, *moving, version, size, ["the"]), atol=1e-5)
+    assert np.ptp(ours) > 0.02
+
+
+def one_hot(texts):
+    """Letters are each as far as the next one from all others, and equal to themselves."""
+    found = []
+    for text in texts:
+        ids = np.array([26, *(ord(letter) - ord("a") for letter in text), 27])
+        found.append(Embedded(ids, np.eye(28, dtype=np.float32)[ids]))
+    return found
+
+
+def test_by_hand():
+    """Without [CLS] and [SEP] the share of letters that must move, by sqrt(2) or its square."""
+    options = {"idf": False, "skip": {26, 27}}
+    np.testing.assert_allclose(mover_score(["abc", "ab"], ["abd", "ab"], one_hot, **options), [1 - 2 / 3, 1])
+    second = mover_score(["abc", "abc"], ["abd", ["abc", "xyz"]], one_hot, version=2, **options)
+    np.testing.assert_allclose(second, [1 / (1 + 2**0.5 / 3), (1 + 1 / (1 + 2**0.5)) / 2])
+    np.testing.assert_allclose(mover_score(["", "a"], ["a", "b"], one_hot, **options), [0, -1])
+    scores = [mover_score(["abc"], ["abd"], one_hot, entropy=entropy, **options)[0] for entropy in (0.0, 0.01, 1.0)]
+    assert scores[1] == pytest.approx(scores[0], abs=1e-6)
+    assert scores[2] < scores[0] - 0.05
+    precision, recall, f = bert_score(["abcd"], ["ab"], one_hot)
+    np.testing.assert_allclose([precision, recall, f], [[0.5], [1], [2 / 3]], rtol=1e-6)
+
+
+def test_padding_plays_no_part():
+    """Nor do the other pairs, and `embed` sees every text once."""
+    asked = []
+
+    def embed(texts):
+        asked.append(texts)
+        return [Embedded(ids, -1.0 - vectors) if "z" in text else Embedded(ids, 1 + vectors)
+                for text, (ids, vectors) in zip(texts, one_hot(texts))]  # fmt: skip
+
+    alone = bert_score(["abc"], ["za"], embed)
+    among = bert_score(["abc", "abc", "a"], ["za", "abcdefghijklmnopqrstuvwxy", "abc"], embed)
+    assert alone.f[0] == pytest.approx(among.f[0])
+    assert alone.f[0] < 0
+    assert [sorted(texts) for texts in asked] == [["abc", "za"], ["a", "abc", "abcdefghijklmnopqrstuvwxy", "za"]]
+
+
+@pytest.mark.parametrize("score", [bert_score, mover_score])
+def test_errors(score):
+    with pytest.raises(ValueError, match="2 texts and 1 references"):
+        score(["a", "b"], ["a"], one_hot)
+    with pytest.raises(ValueError, match="0 texts and 0 references"):
+        score([], [], one_hot)
+    with pytest.raises(ValueError, match="text 1 has no reference"):
+        score(["a", "b"], ["a", []], one_hot)
+    with pytest.raises(ValueError, match="idf needs at least 2"):
+        score(["a"], ["a"], one_hot, idf=True)
+
+
+def test_errors_of_encoders(folder):
+    with pytest.raises(ValueError, match=r"layer is 4: the model has 0 \(the embeddings\) to 3"):
+        Encoder(folder, 4)
+    with pytest.raises(ValueError, match=r"layer is range\(-5, 0\)"):
+        Encoder(folder, range(-5, 0))
