@@ -28,7 +28,7 @@ PACKAGES = ("lineage", "numpy", "scipy", "sacrebleu", "nltk")
 Entries = Sequence[Any]  # of a file: texts, or lists of texts
 
 
-def write_scores(output: str | None, name: str, predictions: str, *args: Any) -> str:
+def write_scores(output: str | None, name: str | None, predictions: str | None, *args: Any) -> str:
     """Writes what `score_files` gives into a file, PREDICTIONS.METRIC.json if it has no name; returns a table."""
     result = score_files(name, predictions, *args)
     path = Path(output or f"{predictions}.{name}.json")
