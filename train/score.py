@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from data.pairs import read_lines
-from metrics import answers, diversity, summary, translation
+from metrics import answers, diversity, embedding, summary, translation
 from metrics.detection import Detections, coco
 from metrics.tagging import Spans
 
@@ -28,7 +28,7 @@ PACKAGES = ("lineage", "numpy", "scipy", "sacrebleu", "nltk")
 Entries = Sequence[Any]  # of a file: texts, or lists of texts
 
 
-def write_scores(output: str | None, name: str, predictions: str, *args: Any) -> str:
+def write_scores(output: str | None, name: str | None, predictions: str | None, *args: Any) -> str:
     """Writes what `score_files` gives into a file, PREDICTIONS.METRIC.json if it has no name; returns a table."""
     result = score_files(name, predictions, *args)
     path = Path(output or f"{predictions}.{name}.json")
@@ -291,12 +291,38 @@ def _coco(predictions, references):
     return result.summary() | {f"ap {name}": value for name, value in zip(names.values(), result.by_class())}
 
 
+def _bert_score(predictions, references, *, model="", layer=-1, idf=False, baseline=""):
+    """`model` is a folder, see `Encoder`, and `baseline` a file of bert-score's."""
+    zero = embedding.read_baseline(baseline, layer) if baseline else None
+    texts, rows, encoder = _texts(predictions), _several(references), _encoder(model, layer)
+    scores = embedding.bert_score(texts, rows, encoder, idf=idf, baseline=zero)
+    return {f"bert_score_{part}": float(values.mean()) for part, values in scores._asdict().items()}
+
+
+def _mover_score(predictions, references, *, model="", version=1, size=1, idf=True, entropy=0.0):
+    """`model` is a folder, see `Encoder`; without punctuation and what goes on a word."""
+    encoder = _encoder(model, tuple(range(-5, 0)) if version == 1 else -1)
+    options = {"version": version, "size": size, "idf": idf, "skip": encoder.skip(), "entropy": entropy}
+    scores = embedding.mover_score(_texts(predictions), _several(references), encoder, **options)
+    return {"mover_score": float(scores.mean())}
+
+
+def _encoder(model, layer):
+    from train.encoder import Encoder
+
+    if not model:
+        raise ValueError("the option model is missing: give the folder of a checkpoint of the BERT family.")
+    return Encoder(model, layer)
+
+
 # (predictions, references by file, options) -> numbers by name, and a `signature` if it has one of its own; without
 # `references` where there are none to compare with.
 METRICS: dict[str, Callable[..., dict[str, Any]]] = {
     **{name: partial(_sacrebleu, name) for name in translation.SACREBLEU},
     "d2l_bleu": _d2l_bleu,
     "rouge": _rouge,
+    "bert_score": _bert_score,
+    "mover_score": _mover_score,
     "distinct": _distinct,
     "self_bleu": _self_bleu,
     "repetition": _repetition,

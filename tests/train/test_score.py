@@ -8,7 +8,9 @@ import pytest
 import sacrebleu
 
 import launch
+from metrics import embedding
 from metrics.diversity import distinct, repetition, self_bleu, sentence_burstiness, word_burstiness
+from metrics.embedding import Embedded
 from metrics.summary import corpus_rouge, tokens, words
 from metrics.translation import compare, d2l_bleu
 from train.score import METRICS, parse
@@ -95,6 +97,34 @@ def test_other_metrics_of_texts(scored, tmp_path):
     assert any(path.endswith("before.txt") for path in rest["files"])
 
 
+def test_texts_by_their_vectors(scored, tmp_path, monkeypatch):
+    asked = []
+
+    class Encoder:
+        def __init__(self, *asked_for):
+            asked.append(asked_for)
+
+        def __call__(self, texts):
+            ids = [np.array([0, *(7 + len(word) % 5 for word in text.split()), 1]) for text in texts]
+            return [Embedded(row, np.cos(np.arange(8) * row[:, None]).astype(np.float32)) for row in ids]
+
+        def skip(self):
+            return frozenset({0, 1})
+
+    monkeypatch.setattr("train.encoder.Encoder", Encoder)
+    (tmp_path / "zero.tsv").write_text("LAYER,P,R,F\n0,0.5,0.5,0.5\n2,0.1,0.2,0.3\n")
+    options = ["model=bert", "layer=2", "idf=true", f"baseline={tmp_path / 'zero.tsv'}"]
+    scores, rest = scored("bert_score", OUTPUTS, TRUTHS, OTHERS, options=options)
+    both = [[*pair] for pair in zip(TRUTHS, OTHERS)]
+    theirs = embedding.bert_score(OUTPUTS, both, Encoder(), idf=True, baseline=(0.1, 0.2, 0.3))
+    assert scores == {f"bert_score_{part}": values.mean() for part, values in theirs._asdict().items()}
+    assert any(path.endswith("zero.tsv") for path in rest["files"])
+    scores, _ = scored("mover_score", OUTPUTS, TRUTHS, OTHERS, options=["model=bert", "size=2"])
+    theirs = embedding.mover_score(OUTPUTS, both, Encoder(), size=2, skip=frozenset({0, 1}))
+    assert scores == {"mover_score": theirs.mean()}
+    assert asked == [("bert", 2), (), ("bert", (-5, -4, -3, -2, -1)), ()]
+
+
 def test_objects_lists_and_tags(scored):
     lines = [{"prediction": "cat", "references": ["dog", "the cat"]}, {"prediction": "", "references": []}]
     rows = list(map(json.dumps, lines))
@@ -167,6 +197,7 @@ def test_boxes_of_coco(scored):
         (["--metric=squad", "--predictions=D.json", "--references=P"], "D.json must be a list of texts."),
         (["--metric=tagging", "--predictions=P", *["--references=P"] * 2], "there are 2 files of references: this met"),
         (["--metric=coco", "--predictions=C.json", *["--references=C.json"] * 2], "there are 2 files of references"),
+        (["--metric=bert_score", "--predictions=P", "--references=P"], "the option model is missing: give the folder"),
         (["--metric=rouge", "--predictions=P", "--references=P", "--option=samples=0"], "samples is 0: it must be at"),
         (["--metric=tagging", "--predictions=P", "--references=P"], "'b' is no tag of the scheme of CoNLL"),
         (
