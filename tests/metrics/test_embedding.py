@@ -232,6 +232,12 @@ def test_errors(score):
         score(["a"], ["a"], one_hot, idf=True)
 
 
+def test_errors_of_mover_score():
+    for options in ({"version": 1, "size": 0}, {"entropy": -1.0}):
+        with pytest.raises(ValueError, match="must be 1 or 2, at least 1, and at least 0"):
+            mover_score(["a"], ["a"], one_hot, idf=False, **options)
+
+
 def test_errors_of_encoders(folder):
     with pytest.raises(ValueError, match=r"layer is 4: the model has 0 \(the embeddings\) to 3"):
         Encoder(folder, 4)
