@@ -1,6 +1,7 @@
 """BERTScore beside bert-score's, and MoverScore beside its authors' definition, on random weights and texts."""
 
 import math
+import shutil
 import string
 from collections import Counter
 from functools import cache
@@ -236,6 +237,18 @@ def test_errors_of_mover_score():
     for options in ({"version": 1, "size": 0}, {"entropy": -1.0}):
         with pytest.raises(ValueError, match="must be 1 or 2, at least 1, and at least 0"):
             mover_score(["a"], ["a"], one_hot, idf=False, **options)
+
+
+def test_words_of_roberta_have_a_space_before_them(folder, tmp_path):
+    """As bert-score has it, whether the tokenizer's file says so or not."""
+    texts = ["cat sat", " the dog ", ""]
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    told = (copy / "tokenizer.json").read_text()
+    (copy / "tokenizer.json").write_text(told.replace('"add_prefix_space": true', '"add_prefix_space": false'))
+    assert folder.name.startswith("bert") or (copy / "tokenizer.json").read_text() != told
+    ids, others = ([text.ids.tolist() for text in coder(texts)] for coder in (encoder_of(folder, 2), Encoder(copy, 0)))
+    assert ids == others
+    assert [len(row) for row in ids[2:]] == [2]
 
 
 def test_errors_of_encoders(folder):
