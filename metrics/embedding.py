@@ -62,9 +62,7 @@ def bert_score(
     Raises:
         ValueError: there are not as many references as candidates, a text has none, or idf is of one reference.
     """
-    groups = _grouped(candidates, references)
-    pairs = [(text, reference) for text, group in zip(candidates, groups) for reference in group]
-    known = _embedded(pairs, embed)
+    pairs, first, known = _paired(candidates, references, embed)
     rarity = _idf([known[text] for _, text in pairs]) if idf else None
     weights = {text: _weights(each, rarity) for text, each in known.items()}
     lengths = [max(len(known[text].ids) for text in pair) for pair in pairs]
@@ -77,7 +75,6 @@ def bert_score(
         room = -(-lengths[batch[-1]] // _ROOM) * _ROOM
         parts = greedy_match(*[_padded(some, known, weights, room) for some in texts])
         scores[batch] = np.stack(parts, axis=1)[: len(batch)]
-    first = np.cumsum([0, *map(len, groups)])[:-1]
     scores = np.maximum.reduceat(scores, first)
     if baseline is not None:
         scores = (scores - baseline) / (1 - np.array(baseline))
@@ -162,11 +159,12 @@ def mover_score(
         entropy: how much the transport's entropy counts (Sinkhorn's distance); 0 is the exact one.
 
     Raises:
-        ValueError: there are not as many references as candidates, a text has none, or idf is of one text.
+        ValueError: there are not as many references as candidates, a text has none, idf is of one text, or an option is
+            out of range.
     """
-    groups = _grouped(candidates, references)
-    pairs = [(text, reference) for text, group in zip(candidates, groups) for reference in group]
-    known = _embedded(pairs, embed)
+    if version not in (1, 2) or size < 1 or entropy < 0:
+        raise ValueError(f"{version=}, {size=}, {entropy=}: it must be 1 or 2, at least 1, and at least 0.")
+    pairs, first, known = _paired(candidates, references, embed)
     # Each text counts once in its own group's weights, a candidate whatever the number of its references.
     sides = [candidates, [reference for _, reference in pairs]]
     rarities = [_idf([known[text] for text in side]) if idf else None for side in sides]
@@ -175,23 +173,19 @@ def mover_score(
         for side, rarity in zip(sides, rarities)
     ]
     scores = [_moved(grams[0][text], grams[1][reference], version, entropy) for text, reference in pairs]
-    first = np.cumsum([0, *map(len, groups)])[:-1]
-    return np.add.reduceat(scores, first) / [len(group) for group in groups]
+    return np.add.reduceat(scores, first) / np.diff([*first, len(pairs)])
 
 
-def _grouped(candidates, references):
-    """The references of each candidate."""
+def _paired(candidates, references, embed):
+    """Every text beside each of its references, where each text's pairs begin, and what all texts are embedded as."""
     if not candidates or len(candidates) != len(references):
         raise ValueError(f"{len(candidates)} texts and {len(references)} references: as many of each, at least one.")
     groups = [[group] if isinstance(group, str) else list(group) for group in references]
     if not all(groups):
         raise ValueError(f"text {groups.index([])} has no reference: give at least one.")
-    return groups
-
-
-def _embedded(pairs, embed):
+    pairs = [(text, reference) for text, group in zip(candidates, groups) for reference in group]
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-    return dict(zip(texts, embed(texts), strict=True))
+    return pairs, np.cumsum([0, *map(len, groups)])[:-1], dict(zip(texts, embed(texts), strict=True))
 
 
 def _idf(texts):

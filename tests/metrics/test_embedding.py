@@ -1,6 +1,7 @@
 """BERTScore beside bert-score's, and MoverScore beside its authors' definition, on random weights and texts."""
 
 import math
+import shutil
 import string
 from collections import Counter
 from functools import cache
@@ -47,7 +48,8 @@ def folder(request, tmp_path_factory):
     coder.train_from_iterator(sentences(0, 100), trainer)
     ends = [(name, coder.token_to_id(name)) for name in (special[0], special[2])]
     coder.post_processor = processors.TemplateProcessing(single=f"{special[0]} $A {special[2]}", special_tokens=ends)
-    wrapper(tokenizer_object=coder, model_max_length=24).save_pretrained(folder)
+    # RoBERTa's reader of tokenizers asks for the space, which bert-score means to have, in its own words only.
+    wrapper(tokenizer_object=coder, model_max_length=24, add_prefix_space=True).save_pretrained(folder)
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 40}
     room = 24 if request.param == "bert" else 26
@@ -230,6 +232,24 @@ def test_errors(score):
         score(["a", "b"], ["a", []], one_hot)
     with pytest.raises(ValueError, match="idf needs at least 2"):
         score(["a"], ["a"], one_hot, idf=True)
+
+
+def test_errors_of_mover_score():
+    for options in ({"version": 1, "size": 0}, {"entropy": -1.0}):
+        with pytest.raises(ValueError, match="must be 1 or 2, at least 1, and at least 0"):
+            mover_score(["a"], ["a"], one_hot, idf=False, **options)
+
+
+def test_words_of_roberta_have_a_space_before_them(folder, tmp_path):
+    """As bert-score has it, whether the tokenizer's file says so or not."""
+    texts = ["cat sat", " the dog ", ""]
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    told = (copy / "tokenizer.json").read_text()
+    (copy / "tokenizer.json").write_text(told.replace('"add_prefix_space": true', '"add_prefix_space": false'))
+    assert folder.name.startswith("bert") or (copy / "tokenizer.json").read_text() != told
+    ids, others = ([text.ids.tolist() for text in coder(texts)] for coder in (encoder_of(folder, 2), Encoder(copy, 0)))
+    assert ids == others
+    assert [len(row) for row in ids[2:]] == [2]
 
 
 def test_errors_of_encoders(folder):

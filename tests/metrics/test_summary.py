@@ -32,6 +32,13 @@ def test_n_l_and_lsum_are_rouge_scores(output, references, stem):
         np.testing.assert_allclose(ours[kind], theirs[f"rouge{kind}"], atol=1e-12, err_msg=kind)
 
 
+@pytest.mark.parametrize(("output", "reference"), [("b a\nb", "b b"), ("b\nb x", "b b a"), ("a x\nb b a", "a b a")])
+def test_which_of_equal_subsequences(output, reference):
+    """Columns that match nothing decide it: after them the rows that add nothing are left out."""
+    theirs = rouge_scorer.RougeScorer(["rougeLsum"]).score(reference, output)["rougeLsum"]
+    np.testing.assert_allclose(rouge(output, reference, ["Lsum"])["Lsum"], theirs, atol=1e-12)
+
+
 def test_long_texts_are_rouge_scores():
     random = np.random.default_rng(0)
     text, other = (
