@@ -59,7 +59,7 @@ def test_files(name, version, tmp_path):
     assert found[0].references == ["1066", "In 1066"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_the_answer_comes_back_from_the_tokens(draw):
     """Whatever window it is in: to the character with bytes, and else with what is left of its first and last token."""

@@ -67,7 +67,7 @@ WORD = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
 SENTENCE = st.lists(st.tuples(WORD, st.sampled_from(TAGS)), min_size=1, max_size=12)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(SENTENCE, min_size=1, max_size=4), st.sampled_from(CODERS), st.integers(4, 24))
 def test_every_words_tag_comes_back(sentences, coder, length):
     """Whatever words are, spaces among them, and however they are cut and spread over rows."""
@@ -83,7 +83,7 @@ def test_every_words_tag_comes_back(sentences, coder, length):
     assert not (batch["mask"] & np.isin(batch["tokens"], [coder.cls, coder.sep, coder.pad])).any()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(SENTENCE, min_size=1, max_size=4), st.integers(16, 40))
 def test_a_words_tokens_are_those_of_its_text(sentences, length):
     """Between the first token of a word and that of the next one is the word: bytes, so that it can be read."""

@@ -17,7 +17,7 @@ LABELS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, m
 PAIRS = st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1e-3, 1.0, -2.0]), st.booleans()), max_size=30)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(LABELS, st.sampled_from([None, "micro", "macro", "weighted"]))
 def test_precision_recall_and_f1_are_scikit_learns(pairs, average):
     truth, guesses = np.array(pairs).T
@@ -28,7 +28,7 @@ def test_precision_recall_and_f1_are_scikit_learns(pairs, average):
         np.testing.assert_allclose(ours, theirs, atol=1e-12)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(PAIRS)
 def test_auroc_is_scikit_learns(pairs):
     scores, labels = np.array([s for s, _ in pairs], float), np.array([t for _, t in pairs], bool)
@@ -38,7 +38,7 @@ def test_auroc_is_scikit_learns(pairs):
         assert auroc(scores, labels) == pytest.approx(reference.roc_auc_score(labels, scores), abs=1e-12)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=2, max_size=30))
 def test_spearman_is_scipys(pairs):
     x, y = np.array(pairs, float).T

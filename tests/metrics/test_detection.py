@@ -66,7 +66,7 @@ def theirs(scene):
     return evaluation.eval["precision"][..., 2], evaluation.eval["recall"], evaluation.stats
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(scenes())
 def test_coco_is_pycocotools(scene):
     result = coco(ours(scene))
@@ -90,7 +90,7 @@ def test_many_detections_in_an_image():
     np.testing.assert_allclose(result.recall, recall, atol=1e-12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(scenes(), st.randoms(use_true_random=False))
 def test_any_split_in_any_order_is_the_whole(scene, random):
     whole = ours(scene)
@@ -128,7 +128,7 @@ def by_definition(scene, label, points):
     return sum((r - before) * precision[i:].max() for i, (r, before) in enumerate(zip(recall, [0, *recall])))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(scenes(), st.sampled_from([11, None]))
 def test_voc_is_its_definition(scene, points):
     state = Detections.empty(CLASSES)

@@ -46,7 +46,7 @@ def test_every_state_is_here():
 
 
 @pytest.mark.parametrize("kind", UPDATED, ids=lambda kind: kind.__name__)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 3), min_size=SIZE, max_size=SIZE), st.randoms(use_true_random=False))
 def test_any_split_in_any_order_is_the_whole(kind, part_of, random):
     parts = [UPDATED[kind](np.array(part_of) == part).to_host() for part in range(4)]
@@ -63,7 +63,7 @@ def test_any_split_in_any_order_is_the_whole(kind, part_of, random):
         np.testing.assert_allclose(found, whole, atol=1e-6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=8, max_size=8))
 def test_correlation_is_scipys(pairs):
     x, y = np.array(pairs, np.float32).T

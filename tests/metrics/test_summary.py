@@ -22,7 +22,7 @@ TEXTS = st.one_of(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(TEXTS, st.lists(TEXTS, min_size=1, max_size=3), st.booleans())
 def test_n_l_and_lsum_are_rouge_scores(output, references, stem):
     scorer = rouge_scorer.RougeScorer([f"rouge{kind}" for kind in KINDS], use_stemmer=stem)
@@ -65,7 +65,7 @@ def test_lins_examples():
 SHORT = st.lists(st.sampled_from("abc"), max_size=7)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(SHORT, SHORT, st.sampled_from([None, 0, 1, 4]), st.booleans())
 def test_skip_bigrams_by_definition(ours, theirs, limit, unigrams):
     def counts(tokens):
@@ -81,7 +81,7 @@ def test_skip_bigrams_by_definition(ours, theirs, limit, unigrams):
     assert score.recall == (shared / b.total() if b else 0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(SHORT, SHORT)
 def test_weighted_subsequences_by_lins_program(ours, theirs):
     """Section 3.4's dynamic program, as it stands there."""

@@ -24,7 +24,7 @@ def corpora(draw, scheme):
     return [[word if draw(st.booleans()) else draw(tag) for word in sentence] for sentence in truths], truths
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.sampled_from(list(LETTERS)).flatmap(lambda scheme: st.tuples(st.just(scheme), corpora(scheme))))
 def test_scores_are_seqevals(case):
     scheme, (tags, truths) = case
@@ -49,7 +49,7 @@ def strict_support(truths, tags, scheme):
     return precision_recall_fscore_support(truths, tags, zero_division=0)[3]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(corpora(None))
 def test_spans_are_seqevals(corpus):
     for sentence in corpus[0]:

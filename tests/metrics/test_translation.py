@@ -65,7 +65,7 @@ SETTINGS = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SETTINGS, st.lists(st.tuples(TEXT, TEXT, TEXT), min_size=1, max_size=4))
 def test_corpora_and_sentences_are_sacrebleus(setting, rows):
     (name, some), outputs = setting, [row[0] for row in rows]
@@ -117,7 +117,7 @@ def test_d2l_bleu_has_the_books_examples():
     assert d2l_bleu([["i'm", "home"], []], [["i'm", "home"], ["."]]) == 0.5
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=8), st.lists(st.sampled_from("abc"), max_size=8))
 def test_d2l_bleu_by_crossing_out(output, reference):
     expected = math.exp(min(0, 1 - len(reference) / len(output)))
