@@ -178,9 +178,9 @@ def keep_freed_memory() -> None:
 
 
 def default_workdir(file: str) -> str:
-    """runs/<config> or runs/<config>_<argument>."""
+    """runs/<config> or runs/<config>_<argument>, one folder's name even where the argument has a path."""
     path, _, argument = file.partition(":")
-    return os.path.join("runs", Path(path).stem + (f"_{argument}" if argument else ""))
+    return os.path.join("runs", Path(path).stem + (f"_{argument}" if argument else "").replace(os.sep, "_"))
 
 
 if __name__ == "__main__":

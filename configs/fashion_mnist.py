@@ -1,7 +1,7 @@
 """Fashion-MNIST, by a small Vision Transformer, Swin Transformer, residual network or masked autoencoder.
 
     python launch.py --config=configs/fashion_mnist.py:MODEL,PATH --workdir=runs/MODEL
-    python launch.py --config=configs/fashion_mnist.py:finetune,PATH --config.init.path=runs/mae
+    python launch.py --config=configs/fashion_mnist.py:finetune,PATH --workdir=runs/finetune --config.init.path=runs/mae
 
 MODEL is vit, swin, resnet or mae; finetune is a ViT that goes on from the autoencoder's encoder. PATH is a folder of
 the four idx files; the set that TFDS has prepared in DIR gives the same batches, with

@@ -1,7 +1,8 @@
-"""A masked autoencoder on scikit-learn's handwritten digits, then a ViT that goes on from it.
+r"""A masked autoencoder on scikit-learn's handwritten digits, then a ViT that goes on from it.
 
 python launch.py --config=configs/mae_digits.py --workdir=runs/mae
-python launch.py --config=configs/vit_digits.py --config.model.position=mae --config.init.path=runs/mae
+python launch.py --config=configs/vit_digits.py --workdir=runs/mae_vit --config.model.position=mae \
+    --config.init.path=runs/mae
 """
 
 from ml_collections import ConfigDict

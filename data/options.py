@@ -120,10 +120,17 @@ def called(option: str, value: str, known: Mapping[str, Callable[..., Any]]) -> 
             call = ast.parse(text, mode="eval").body
             if isinstance(call, ast.Name):
                 call = ast.Call(call, [], [])
-            named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
-            results.append(known[call.func.id](*map(ast.literal_eval, call.args), **named))
+            named = {keyword.arg: _literal(keyword.value) for keyword in call.keywords}
+            results.append(known[call.func.id](*map(_literal, call.args), **named))
         except (SyntaxError, AttributeError, KeyError, TypeError) as error:
             takes = {name: ", ".join(inspect.signature(function).parameters) for name, function in known.items()}
             names = ", ".join(f"{name}({parameters})" if parameters else name for name, parameters in takes.items())
             raise ValueError(f"{option}={value!r}: {text!r} is not one of {names}") from error
     return results
+
+
+def _literal(node):
+    try:
+        return ast.literal_eval(node)
+    except ValueError:  # a name, or an expression; the functions' own ValueErrors are others
+        raise TypeError(f"{ast.unparse(node)} is no literal") from None

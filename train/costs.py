@@ -84,7 +84,7 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
         tuple(batch[name] for name in ("image", "noise", "inputs", "tokens") if name in batch),
         objective=experiment.objective,
         batch=batch,
-        optimizer=experiment.optimizer.init,
+        optimizer=experiment.optimizer_by(lambda step: 0.0).init,  # an epoch's length may need data that are not here
         compute_dtype=config.precision,
         cache_length=length if hasattr(experiment.model, "init_cache") else None,
     )

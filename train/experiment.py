@@ -160,9 +160,13 @@ class Experiment:
 
     @cached_property
     def optimizer(self) -> optax.GradientTransformation:
+        return self.optimizer_by(self.schedule)
+
+    def optimizer_by(self, schedule: Schedule) -> optax.GradientTransformation:
+        """The config's optimizer with another schedule."""
         parameters = set(inspect.signature(make_optimizer).parameters) - {"schedule"}
         settings = {key: value for key, value in self.config.optimizer.items() if key in parameters}
-        return make_optimizer(schedule=self.schedule, **settings)
+        return make_optimizer(schedule=schedule, **settings)
 
     def zeros(self, size: int | None = None, length: int | None = None) -> Batch:
         """A batch of `size` examples of zeros; it needs no data unless the sizes are the data's.
@@ -189,6 +193,9 @@ class Experiment:
     def teacher(self) -> Callable[[Batch], Batch] | None:
         """What it says of a batch, where the config names one."""
         if bool(self.config.teacher) != (self.config.objective.name in TAUGHT):
+            name = self.config.objective.name
+            if name in TAUGHT:
+                raise ValueError(f"teacher is missing: the objective {name!r} needs a run's workdir, or a folder.")
             raise ValueError(f"teacher is {self.config.teacher!r}: only {' and '.join(TAUGHT)} need one.")
         with jax.ensure_compile_time_eval():  # even if it is shapes that are asked for first
             return initial.load_teacher(self.config.teacher, self.mesh, self.model) if self.config.teacher else None

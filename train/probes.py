@@ -24,6 +24,10 @@ class Neighbours:
     temperature: float = 0.07
     name = "knn"
 
+    def __post_init__(self):
+        if not isinstance(self.count, int) or self.count < 1 or not self.temperature > 0:
+            raise ValueError(f"knn needs 1 neighbour or more and a temperature above 0, not {self}")
+
     def fit(self, features: Float[np.ndarray, "N D"], labels: Int[np.ndarray, "N"]) -> Any:
         return KNeighborsClassifier(
             min(self.count, len(labels)),
@@ -56,6 +60,8 @@ class Regression:
 
 def few_shot(shots: int = 10) -> Regression:
     """Of a few examples of each class."""
+    if not isinstance(shots, int) or shots < 1:
+        raise ValueError(f"few_shot needs 1 example or more, not {shots!r}")
     return Regression(shots)
 
 

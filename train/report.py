@@ -89,7 +89,8 @@ def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics:
     run = dict(run)
     command = f"<pre class=command>{_text(run.pop('command'))}</pre>" if "command" in run else ""
     seconds, device, count = run.pop("seconds", None), run.pop("device", None), run.pop("device_count", 1)
-    run.pop("config_name", None)
+    for told_elsewhere in ("config_name", "config"):
+        run.pop(told_elsewhere, None)
     facts = [f"{count} {device}" if count != 1 else device] if device else []
     facts += [f"{key} {value}" for key, value in _flatten(run)]
     tiles = [_tile(key, *_series(metrics, key)) for key in _keys(metrics) if key.split("/")[0] not in ("train", "time")]

@@ -32,6 +32,7 @@ def write_scores(output: str | None, name: str | None, predictions: str | None, 
     """Writes what `score_files` gives into a file, PREDICTIONS.METRIC.json if it has no name; returns a table."""
     result = score_files(name, predictions, *args)
     path = Path(output or f"{predictions}.{name}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=2, ensure_ascii=False), encoding="utf-8")
     scores = {key: "nan" if value is None else f"{value:.4f}" for key, value in result["scores"].items()}
     widths = [max(map(len, column)) for column in (scores, scores.values())]
@@ -60,7 +61,8 @@ def score_files(
             not as many texts.
     """
     if name not in METRICS:
-        raise ValueError(f"--metric is {name!r}: it must be one of {', '.join(METRICS)}.")
+        given = "missing" if name is None else repr(name)
+        raise ValueError(f"--metric is {given}: it must be one of {', '.join(METRICS)}.")
     if predictions is None:
         raise ValueError("--predictions is missing: give the file that is to be scored.")
     settings = parse(name, options)
@@ -119,7 +121,7 @@ def _value(text, default):
     if isinstance(default, str):
         return text
     try:
-        value = json.loads(text)
+        value = json.loads({"True": "true", "False": "false"}.get(text, text))
     except ValueError:
         value = text
     if type(default) is float and type(value) is int:
@@ -196,6 +198,9 @@ def _sacrebleu(name, predictions, references, *, samples=0, baseline="", test="b
         found |= {"mean": score.mean, "interval": score.interval}
     if baseline:
         systems = {"baseline": _texts(read(baseline, PREDICTIONS)), "this": outputs}
+        if len(systems["baseline"]) != len(outputs):
+            count = len(systems["baseline"])
+            raise ValueError(f"{baseline} has {count} texts and the predictions {len(outputs)}: as many of each.")
         both, found["signature"] = translation.compare(name, systems, rows, test=test, samples=samples, **settings)
         found |= {"baseline": both["baseline"].score, "p_value": both["this"].p_value}
     return found
@@ -224,6 +229,8 @@ def _rouge(
         raise ValueError(f"tokenize is {tokenize!r}, stem {stem}: it must be ascii, or words without stem.")
     if samples < 1:
         raise ValueError(f"samples is {samples}: it must be at least 1.")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is {confidence}: it must be between 0 and 1.")
     options = {"beta": beta, "tokenize": tokenizers[tokenize], "confidence": confidence, "seed": seed}
     texts, rows = _texts(predictions), _several(references)
     found = {}

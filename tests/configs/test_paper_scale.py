@@ -9,6 +9,7 @@ import jax
 import pytest
 
 import configs
+from train.costs import experiment_budget
 from train.experiment import Experiment
 from train.loop import jit_step
 
@@ -63,6 +64,14 @@ MODELS = [
     # The paper says 41M: what its code trains, without the backbone's norms and first convolutions.
     ("detr_coco", 41_302_368, "backbone.*norm|stem_conv|stages_0", FSDP),
 ]
+
+
+def test_described_without_data():
+    """Not even the length of an epoch, which the schedule needs, is asked for."""
+    config, _ = configs.load(f"{CONFIGS}/vit_s16_imagenet.py")
+    assert config.total_epochs
+    config.model.depth = 2
+    assert experiment_budget(Experiment(config)).memory["training"]["optimizer"] > 0
 
 
 @pytest.mark.parametrize(("name", "parameters", "uncounted", "mesh"), MODELS, ids=[row[0] for row in MODELS])

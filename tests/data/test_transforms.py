@@ -267,6 +267,8 @@ def test_parse():
         ("shift()", "'shift()' is not one of"),
         ("flip(1)", "is not one of"),
         ("shift(1", "is not one of"),
+        ("shift(a)", r"'shift\(a\)' is not one of"),
+        ("shift(pixels=a)", r"'shift\(pixels=a\)' is not one of"),
         ("shift('a')", "needs a whole number of pixels"),
         ("1 + 1", "is not one of"),
         ("__import__('os')", "is not one of"),

@@ -23,6 +23,14 @@ def say(capsys):
     return say
 
 
+def test_a_workdir_of_its_own_for_each_argument():
+    assert launch.default_workdir("configs/vit_digits.py") == "runs/vit_digits"
+    assert launch.default_workdir("configs/bert_pretrain.py:base") == "runs/bert_pretrain_base"
+    for path in ("/data/images", "../../data"):  # not runs/data, nor one that two models share
+        workdir = launch.default_workdir(f"configs/fashion_mnist.py:vit,{path}")
+        assert workdir == f"runs/fashion_mnist_vit,{path.replace('/', '_')}"
+
+
 def test_a_run_leaves_everything(finished):
     left = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
     assert {"config.json", "metrics.jsonl", "tokenizer.json", "report.html"} <= left

@@ -82,5 +82,8 @@ def test_errors(tiny):
         ValueError, match=r"probes='knm': 'knm' is not one of knn\(count, temperature\), few_shot\(shots\)"
     ):
         Evaluator(Experiment(tiny("vit", {"probes": "knm"})))
+    for probe in ("knn(0)", "knn(5, 0.0)", "few_shot(0)"):  # not after hours of training
+        with pytest.raises(ValueError, match=f"{probe.partition('(')[0]} needs 1"):
+            called("probes", probe, PROBES)
     with pytest.raises(ValueError, match="probes is 'knn': they are for models of images"):
         Evaluator(Experiment(tiny("gpt", {"probes": "knn"})))

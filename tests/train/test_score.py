@@ -163,6 +163,7 @@ def test_boxes_of_coco(scored):
             ["--metric=blue", "--predictions=P"],
             "--metric is 'blue': it must be one of bleu, chrf, ter, d2l_bleu, rouge,",
         ),
+        (["--predictions=P"], "--metric is missing: it must be one of bleu, chrf, ter, d2l_bleu, rouge,"),
         (["--metric=bleu"], "--predictions is missing: give the file that is to be scored."),
         (["--metric=bleu", "--predictions=P"], "bleu needs references: give --references."),
         (["--metric=distinct", "--predictions=P", "--references=P"], "distinct has no references: omit --references."),
@@ -199,6 +200,14 @@ def test_boxes_of_coco(scored):
         (["--metric=coco", "--predictions=C.json", *["--references=C.json"] * 2], "there are 2 files of references"),
         (["--metric=bert_score", "--predictions=P", "--references=P"], "the option model is missing: give the folder"),
         (["--metric=rouge", "--predictions=P", "--references=P", "--option=samples=0"], "samples is 0: it must be at"),
+        (
+            ["--metric=rouge", "--predictions=P", "--references=P", "--option=confidence=95"],
+            "confidence is 95.0: it must be between 0 and 1.",
+        ),
+        (
+            ["--metric=ter", "--predictions=P", "--references=P", "--option=baseline=R"],
+            "R has 1 texts and the predictions 2: as many of each.",
+        ),
         (["--metric=tagging", "--predictions=P", "--references=P"], "'b' is no tag of the scheme of CoNLL"),
         (
             ["--metric=rouge", "--predictions=P", "--references=P", "--option=tokenize=x"],
@@ -228,4 +237,13 @@ def test_options_have_the_types_of_the_defaults():
     assert parse("rouge", ["kinds=L", "beta=2", "stem=false"])["kinds"] == ("L",)
     assert parse("distinct", ["orders=1,5"])["orders"] == (1, 5)
     assert parse("bleu", ["smooth_value=0.5", "tokenize=13a"])["smooth_value"] == 0.5
+    assert parse("bleu", ["lowercase=True"])["lowercase"] is True
+    assert parse("bleu", ["lowercase=false", "force=True"])["lowercase"] is False
     assert all(parse(name, []) is not None for name in METRICS)
+
+
+def test_scores_go_into_a_new_folder(tmp_path):
+    (texts := tmp_path / "texts").write_text("a b\n")
+    output = tmp_path / "new" / "folder" / "scores.json"
+    assert launch.main(["--mode=score", "--metric=distinct", f"--predictions={texts}", f"--output={output}"]) == 0
+    assert json.loads(output.read_text())["metric"] == "distinct"
