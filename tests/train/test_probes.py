@@ -82,5 +82,5 @@ def test_errors(tiny):
         ValueError, match=r"probes='knm': 'knm' is not one of knn\(count, temperature\), few_shot\(shots\)"
     ):
         Evaluator(Experiment(tiny("vit", {"probes": "knm"})))
-    with pytest.raises(ValueError, match="probes is 'knn': they are for models of images"):
+    with pytest.raises(ValueError, match="probes is 'knn': they are for models of labelled images"):
         Evaluator(Experiment(tiny("gpt", {"probes": "knn"})))

@@ -92,7 +92,11 @@ def test_states_of_accumulated_parts_are_merged():
 
     def objective(model, batch):
         of = batch["image"].mean((1, 2, 3)) + 0 * model(batch["image"])[:, 0]
-        return of.sum(), jnp.float32(len(of)), {"pearson": Correlation.empty().update(of, batch["label"], batch["mask"])}
+        return (
+            of.sum(),
+            jnp.float32(len(of)),
+            {"pearson": Correlation.empty().update(of, batch["label"], batch["mask"])},
+        )
 
     state = jax.jit(lambda: init_state(model, optax.sgd(0.1), objective, batch, seed=0))()
     step = jax.jit(make_train_step(model, objective, optax.sgd(0.1), seed=0, accumulate=2))
