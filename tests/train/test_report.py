@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 import configs
+from models.budget import Budget
 from train import artifacts, figures
 from train.evaluators import Evaluator
 from train.experiment import Experiment
@@ -262,7 +263,9 @@ def test_what_is_drawn_is_of_all_processes(tmp_path):
     halves = {name: replace(part, process_count=2) for name, part in experiment.data.splits.items()}
     vars(experiment)["data"] = replace(experiment.data, splits=halves)
     state = jax.jit(experiment.make_state)()
-    artifacts.write_all(Evaluator(experiment), state, SimpleNamespace(to_dict=dict), {"seconds": 0.0})
+    artifacts.write_all(
+        Evaluator(experiment), state, Mock(spec=Budget, **{"to_dict.return_value": {}}), {"seconds": 0.0}
+    )
     assert np.load(tmp_path / "artifacts/confusion_test.npz")["counts"].sum() == 359
 
 
