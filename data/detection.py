@@ -55,6 +55,8 @@ class Shapes:
             number = random.integers(len(kinds))
             inside = kinds[number](x[None, :], y[:, None])
             rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
+            if not len(rows):  # too small to hit the centre of a pixel
+                continue
             box = np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1])
             if all(_overlap(box, other) < 0.2 for other in boxes):
                 boxes.append(box)
@@ -63,7 +65,7 @@ class Shapes:
                 image[inside] = colour + random.normal(0, 10, (inside.sum(), 3))
         return {
             "image": np.clip(image, 0, 255).astype(np.uint8),
-            "boxes": np.array(boxes, np.float32),
+            "boxes": np.array(boxes, np.float32).reshape(-1, 4),
             "classes": np.array(classes, np.int32),
             "crowd": np.zeros(len(boxes), bool),
         }

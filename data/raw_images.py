@@ -25,6 +25,10 @@ def idx(path: str) -> tuple[dict[str, Arrays], list[str]]:
     splits = {}
     for split, prefix in (("train", "train"), ("test", "t10k")):
         image, label = (_array(Path(path, f"{prefix}-{kind}-ubyte")) for kind in ("images-idx3", "labels-idx1"))
+        if (image.ndim, label.ndim) != (3, 1):
+            raise ValueError(
+                f"{path} has images {image.shape} and labels {label.shape} of {prefix!r}: not 3 axes and 1"
+            )
         if len(image) != len(label):
             raise ValueError(f"{path} has {len(image)} images and {len(label)} labels of {prefix!r}")
         splits[split] = _ordered(split, image[..., None], label)

@@ -199,12 +199,8 @@ def make_images(options: Options) -> Examples:
         splits = splits | {"train": images.draw(splits["train"], options.max_examples, options.seed)}
     if options.in_memory:
         splits = {name: images.in_memory(part) for name, part in splits.items()}
-    if not len(splits["train"]):
-        raise ValueError(f"the data set {options.source!r} is empty: at least one example is needed")
-    height, width, channels = splits["train"][0]["image"].shape
-    size, mean, std = options.image_size, tuple(options.mean), tuple(options.std)
-    if not {len(mean), len(std)} <= {1, channels} or min(std) <= 0:
-        raise ValueError(f"mean={mean} and std={std} need 1 or {channels} numbers each, and std above 0")
+    height, width, channels, mean, std = _pixels(options, splits["train"])
+    size = options.image_size
     resize = transforms.CentreCrop(size, options.evaluation_crop, options.resample) if size else None
     steps = transforms.parse(options.augment, size, options.resample)
     crop = steps.pop(0) if steps and isinstance(steps[0], transforms.RandomCrop) else resize
@@ -221,13 +217,14 @@ def make_images(options: Options) -> Examples:
 def make_detection(options: Options) -> Examples:
     """Images with the boxes and the classes of their objects."""
     splits, names = sources.read_objects(options)
-    size, most, mean, std = options.image_size or 64, options.max_boxes, tuple(options.mean), tuple(options.std)
+    *_, channels, mean, std = _pixels(options, splits["train"])
+    size, most = options.image_size or 64, options.max_boxes
     fit = detection.Resize(options.shorter_side or size, options.shorter_side or size, size)
     steps = detection.parse(options.augment, size)
     resized = any(isinstance(step, detection.Resize) for step in steps)
     make = partial(detection.Transform, size=size, most=most, mean=mean, std=std)
     info = {"kind": "detection", "num_classes": len(names), "class_names": names, "image_size": (size, size)}
-    info |= {"channels": splits["train"][0]["image"].shape[-1], "mean": mean, "std": std}
+    info |= {"channels": channels, "mean": mean, "std": std}
     in_training = make(steps if resized else [*steps, fit], training=True)
     return Examples(splits, info, None, in_training, make([fit], training=False))
 
@@ -270,6 +267,16 @@ def find_tokenizer(
     if workdir is not None and options.process_index == 0:
         coder.save(workdir)
     return coder
+
+
+def _pixels(options, train):
+    """Height, width and channels of the first image, and the mean and the deviation to normalise by."""
+    if not len(train):
+        raise ValueError(f"the data set {options.source!r} is empty: at least one example is needed")
+    shape, mean, std = train[0]["image"].shape, tuple(options.mean), tuple(options.std)
+    if not {len(mean), len(std)} <= {1, shape[-1]} or min(std) <= 0:
+        raise ValueError(f"mean={mean} and std={std} need 1 or {shape[-1]} numbers each, and std above 0")
+    return *shape, mean, std
 
 
 def _changed(examples, transform, **info):

@@ -113,6 +113,8 @@ class Detections:
         masks = boxes.ndim == 3 or true_boxes.ndim == 3
         if masks:
             shape = (true_boxes if true_boxes.ndim == 3 else boxes).shape[1:]
+            if wrong := [each.shape for each in (boxes, true_boxes) if each.size and each.shape[1:] != shape]:
+                raise ValueError(f"image {image}: masks are {wrong[0]}, beside {shape}: all must be of one size.")
             boxes, true_boxes = (each.astype(bool).reshape(-1, *shape) for each in (boxes, true_boxes))
             areas, own = (each.sum((1, 2)).astype(float) for each in (boxes, true_boxes))
         else:

@@ -1,7 +1,7 @@
 """Metric states that stream: `empty`, `update`, `merge`, `compute`.
 
 A state is a pytree of sums, so merging two is adding them: in any order, over any split of the data, on any host. Only
-`Values` keeps what it is given.
+`Correlation` adds what is left without its means, and `Values` keeps what it is given.
 """
 
 from typing import Any
@@ -127,7 +127,7 @@ class Matthews(Confusion):
 class Correlation(State):
     """Pearson's correlation of two values; 0 where one is constant."""
 
-    sums: Leaf  # [6]: how many, x, y, x x, y y, x y
+    sums: Leaf  # [6]: how many, mean x, mean y; x x, y y, x y of what is left without the means
 
     @classmethod
     def empty(cls) -> "Correlation":
@@ -135,12 +135,27 @@ class Correlation(State):
 
     def update(self, x: Float[Array, "N"], y: Float[Array, "N"], mask: Bool[Array, "N"]) -> "Correlation":
         """With more pairs; mask False = does not count."""
-        values = jnp.stack([jnp.ones_like(x), x, y, x * x, y * y, x * y])
-        return Correlation(self.sums + jnp.where(mask, values, 0).sum(axis=1))
+        pairs = jnp.where(mask, jnp.stack([x, y]), 0)
+        near = pairs[:, mask.argmax()]  # one of them: no digit is lost to what all have in common
+        apart, count = jnp.where(mask, pairs - near[:, None], 0), mask.sum()
+        mean = apart.sum(axis=1) / count.clip(1)
+        x, y = jnp.where(mask, apart - mean[:, None], 0)
+        products = jnp.stack([x * x, y * y, x * y]).sum(axis=1)
+        return self.merge(Correlation(jnp.concatenate([count[None], near + mean, products])))
+
+    def merge(self, other: "Correlation") -> "Correlation":
+        """The state of both states' pairs together (Chan et al. 1979)."""
+        count, means, products = self.sums[0], self.sums[1:3], self.sums[3:]
+        share = other.sums[0] / (count + other.sums[0]).clip(1)
+        x, y = between = other.sums[1:3] - means
+        of = jnp if isinstance(count, jax.Array) else np
+        products = products + other.sums[3:] + count * share * of.stack([x * x, y * y, x * y])
+        return Correlation(of.concatenate([count[None] + other.sums[:1], means + share * between, products]))
 
     def compute(self) -> Leaf:
-        x, y, xx, yy, xy = self.sums[1:] / self.sums[0].clip(1)
-        return (xy - x * y) / ((xx - x * x) * (yy - y * y)).clip(1e-12) ** 0.5
+        xx, yy, xy = self.sums[3:]
+        spread = xx**0.5 * yy**0.5
+        return xy / (spread + (spread == 0))
 
 
 @struct.dataclass

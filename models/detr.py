@@ -58,6 +58,8 @@ class DETR(nn.Module):
         return self.backbone.channels
 
     def setup(self):
+        if not hasattr(self.backbone, "features"):
+            raise ValueError(f"the backbone is a {type(self.backbone).__name__}: it must be one with maps, as resnet.")
         norm = partial(LayerNorm, epsilon=1e-5)
         attention = partial(Attention, num_heads=self.num_heads, dropout=self.dropout)
         activation = ACTIVATIONS[self.activation]

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,7 @@ def write_all(evaluator: Evaluator, state: TrainState, budget: Budget, about: Ma
         return
     out, data = folder(evaluator), experiment.data
     for split, batches in data.splits.items():
+        batches = replace(batches, process_index=0, process_count=1)  # all of it, not this process's part
         if data.info["kind"] == "images":
             write_classification(out, split, experiment.model, variables, batches, data.info)
             write_image_attention(out, experiment.model, variables, batches[0], data.info)

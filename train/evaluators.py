@@ -43,8 +43,8 @@ class Evaluator:
         self._step = jax.jit(make_evaluation_step(model, experiment.objective, precision))
         self._read = jax.jit(make_asking_step(model, read, precision))
         self._probes = called("probes", experiment.config.probes, PROBES)
-        if self._probes and not hasattr(model, "image_size"):
-            raise ValueError(f"probes is {experiment.config.probes!r}: they are for models of images.")
+        if self._probes and (not hasattr(model, "image_size") or hasattr(model, "num_queries")):
+            raise ValueError(f"probes is {experiment.config.probes!r}: they are for models of labelled images.")
         if self._probes:
             self._see = jax.jit(make_asking_step(model.clone(num_classes=0), _see, precision))
 

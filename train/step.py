@@ -1,6 +1,7 @@
 """One training step and one evaluation step: pure functions, compiled by the loop."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -75,7 +76,8 @@ def make_train_step(
     def accumulated(params, collections, batch, rng):
         # Part i holds rows i, i + A, ...: each device then works on rows of its own in every part.
         parts = jax.tree.map(lambda a: a.reshape(-1, accumulate, *a.shape[1:]).swapaxes(0, 1), batch)
-        add = lambda a, b: jax.tree.map(jnp.add, a, b)  # noqa: E731
+        kept = {"is_leaf": lambda a: isinstance(a, State)}
+        add = partial(jax.tree.map, lambda a, b: a.merge(b) if isinstance(a, State) else a + b, **kept)
 
         def body(carry, part):
             index, batch = part

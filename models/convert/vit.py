@@ -88,7 +88,7 @@ def _config(model):
 def refuse_others(model: nn.Module, position: str = "1d", **kind) -> None:
     """Raises ValueError for a model that is none of the references'."""
     allowed = {"position": position, "pooling": "token", "head": "linear"}
-    allowed |= {"num_registers": 0, "layer_scale": 0.0, "qk_norm": False}
+    allowed |= {"num_registers": 0, "layer_scale": 0.0, "qk_norm": False, "hybrid": ()}
     kind = {name: getattr(model, name) for name in allowed} | kind
     if kind != allowed:
         raise ValueError(

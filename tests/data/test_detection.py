@@ -166,6 +166,16 @@ def test_load():
         data.load("shapes", batch_size=4, augment="shift(1)")
     with pytest.raises(ValueError, match="needs 0 < low <= 24/25 high"):
         data.load("shapes", batch_size=4, augment="crop(9, 3)")
+    for wrong in ({"mean": (0.5, 0.5)}, {"std": (0.0,)}):
+        with pytest.raises(ValueError, match="need 1 or 3 numbers each, and std above 0"):
+            data.load("shapes", batch_size=4, **wrong)
+
+
+def test_shapes_too_small_for_a_pixel_are_left_out():
+    found = [detection.Shapes("test", size=4)[index]["boxes"] for index in range(100)]
+    assert {boxes.shape[1] for boxes in found} == {4}
+    assert min(map(len, found)) == 0
+    assert all((boxes[:, 2:] > boxes[:, :2]).all() for boxes in found)
 
 
 def test_coco_of_tfds(prepare, tmp_path):

@@ -148,6 +148,9 @@ def test_damaged_files(drawn, tmp_path):
     (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"a")[:-3])
     with pytest.raises(ValueError, match=r"t10k-images-idx3-ubyte\.gz cannot be unpacked"):
         raw_images.idx(str(tmp_path))
+    write_idx(tmp_path, label, label)
+    with pytest.raises(ValueError, match=r"has images \(\d+,\) and labels .* of 'train': not 3 axes and 1"):
+        raw_images.idx(str(tmp_path))
 
 
 def test_subsets():

@@ -192,6 +192,10 @@ BOX = np.array([[0.0, 0, 9, 9]])
         ({"true_boxes": BOX * np.nan}, "image 0: a box is not finite"),
         ({"boxes": np.array([[9.0, 9, 0, 0]]), "form": "xyxy"}, "image 0: a box has a negative width or height"),
         ({"form": "yxyx"}, "form='yxyx' must be xywh, xyxy or cxcywh"),
+        (
+            {"boxes": np.ones((1, 4, 6)), "true_boxes": np.ones((1, 6, 4))},
+            r"image 0: masks are \(1, 4, 6\), beside \(6, 4\): all must be of one size",
+        ),
         ({"true_crowd": [True, False]}, r"image 0: true_crowd is \(2,\), for 1 boxes or masks"),
     ],
 )

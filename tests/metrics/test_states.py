@@ -74,6 +74,15 @@ def test_correlation_is_scipys(pairs):
         assert ours == 0
 
 
+@pytest.mark.parametrize(("offset", "scale"), [(1000, 1), (0, 1e-6)])
+def test_correlation_of_values_far_from_zero_or_small(offset, scale):
+    x, y = np.float32(offset + scale * X), np.float32(offset + scale * (X + Y))
+    parts = [Correlation.empty().update(*map(jnp.asarray, (x, y, part & MASK))) for part in (X > 0, X <= 0)]
+    expected = scipy.stats.pearsonr(x[MASK].astype(float), y[MASK].astype(float)).statistic
+    for merged in (parts[0].merge(parts[1]), parts[0].to_host().merge(parts[1].to_host())):
+        np.testing.assert_allclose(merged.compute(), expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", [Confusion, F1, Matthews])
 @pytest.mark.parametrize(("guess", "label"), [(CLASSES, 0), (0, CLASSES), (-1, 1), (1, -1)])
 def test_what_is_no_class_makes_no_number(kind, guess, label):

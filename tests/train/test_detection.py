@@ -12,6 +12,8 @@ import pytest
 import models
 from data import detection as shapes
 from models import convert
+from models.detr import DETR
+from models.vit import ViT
 from train import initial, loop, objectives
 from train.evaluators import Evaluator, restore
 from train.experiment import Experiment
@@ -110,6 +112,10 @@ def test_models_and_objectives_that_are_not_for_each_other(tiny):
         Experiment(tiny("vit", {"objective.name": "detection", "model.image_size": 8}), **ONE).objective  # noqa: B018
     with pytest.raises(ValueError, match="the objective 'classification' is not for the model 'detr'"):
         Experiment(tiny("detr", TINY | {"objective.name": "classification"}), **ONE).objective  # noqa: B018
+    with pytest.raises(ValueError, match="probes is 'knn': they are for models of labelled images"):
+        Evaluator(Experiment(tiny("detr", TINY | {"probes": "knn"}), **ONE))
+    with pytest.raises(ValueError, match="the backbone is a ViT: it must be one with maps"):
+        jax.eval_shape(DETR(ViT(0)).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
 
 
 def test_the_backbone_starts_from_a_classifiers(tiny, tmp_path):

@@ -85,5 +85,5 @@ def test_errors(tiny):
     for probe in ("knn(0)", "knn(5, 0.0)", "few_shot(0)"):  # not after hours of training
         with pytest.raises(ValueError, match=f"{probe.partition('(')[0]} needs 1"):
             called("probes", probe, PROBES)
-    with pytest.raises(ValueError, match="probes is 'knn': they are for models of images"):
+    with pytest.raises(ValueError, match="probes is 'knn': they are for models of labelled images"):
         Evaluator(Experiment(tiny("gpt", {"probes": "knn"})))

@@ -5,13 +5,21 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
+from unittest.mock import Mock
 
+import jax
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from train import figures
+import configs
+from models.budget import Budget
+from train import artifacts, figures
+from train.evaluators import Evaluator
+from train.experiment import Experiment
 from train.figures import smooth
 from train.report import _amount, _image_attention, write_report
 
@@ -249,6 +257,18 @@ def test_samples_and_config_are_escaped_and_dollars_stay(text):
 def test_the_same_run_gives_the_same_page(text):
     before = text.read_text()
     assert write_report(text.parent).read_text() == before
+
+
+def test_what_is_drawn_is_of_all_processes(tmp_path):
+    config, _ = configs.load(f"{Path(__file__).parents[1]}/tiny.py:vit")
+    experiment = Experiment(config, tmp_path, jax.devices()[:1])
+    halves = {name: replace(part, process_count=2) for name, part in experiment.data.splits.items()}
+    vars(experiment)["data"] = replace(experiment.data, splits=halves)
+    state = jax.jit(experiment.make_state)()
+    artifacts.write_all(
+        Evaluator(experiment), state, Mock(spec=Budget, **{"to_dict.return_value": {}}), {"seconds": 0.0}
+    )
+    assert np.load(tmp_path / "artifacts/confusion_test.npz")["counts"].sum() == 359
 
 
 def test_a_hundred_classes(tmp_path):

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import models
+from metrics.states import Correlation
 from models.layers.norm import BatchNorm, PowerNorm
 from train.objectives import causal_lm, classification, sequence_to_sequence
 from train.optimizer import make_optimizer
@@ -83,6 +84,24 @@ def test_accumulated_parts_of_unequal_weight_are_one_batch():
         assert parts == pytest.approx(values, rel=1e-5)
     close = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5)  # noqa: E731
     jax.tree.map(close, parts_states[3].params, states[3].params)
+
+
+def test_states_of_accumulated_parts_are_merged():
+    model, _, batch = setting("vit")
+    batch |= {"mask": jnp.ones(4, bool), "label": jnp.array([1.0, 5.0, 2.0, 9.0])}
+
+    def objective(model, batch):
+        of = batch["image"].mean((1, 2, 3)) + 0 * model(batch["image"])[:, 0]
+        return (
+            of.sum(),
+            jnp.float32(len(of)),
+            {"pearson": Correlation.empty().update(of, batch["label"], batch["mask"])},
+        )
+
+    state = jax.jit(lambda: init_state(model, optax.sgd(0.1), objective, batch, seed=0))()
+    step = jax.jit(make_train_step(model, objective, optax.sgd(0.1), seed=0, accumulate=2))
+    expected = np.corrcoef(batch["image"].mean((1, 2, 3)), batch["label"])[0, 1]
+    np.testing.assert_allclose(step(state, batch)[1]["pearson"], expected, atol=1e-5)
 
 
 def test_the_average_follows_the_parameters():
