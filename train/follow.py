@@ -197,9 +197,7 @@ def watch(folders: Iterable[Path], seconds: float = 1.0) -> None:
                     run.config = json.loads(path.read_text(encoding="utf-8"))
                     working = held(run.folder)
                     failed = run.error().startswith("error: ")
-                    run.state = (
-                        "running" if working else "done" if run.is_done() else "failed" if failed else "stopped"
-                    )
+                    run.state = "running" if working else "done" if run.is_done() else "failed" if failed else "stopped"
                     run.look()
                     busy |= working
             if not runs and not busy:

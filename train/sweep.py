@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -47,8 +48,12 @@ def run_sweep(
     """
     if not overrides:
         raise ValueError("this config has no sweep(): it must yield a dict of overrides for each run.")
-    names = run_names(overrides)
-    runs = [Run(name, workdir / name, *rest) for name, *rest in zip(names, overrides, configs)]
+    # A run may be there under another name, of a sweep in which other keys differed.
+    there = [(json.loads(path.read_text(encoding="utf-8")), path.parent.name) for path in workdir.glob("*/config.json")]
+    runs = []
+    for name, changes, config in zip(run_names(overrides), overrides, configs):
+        name = next((known for other, known in there if other == config), name)
+        runs.append(Run(name, workdir / name, changes, config))
     workdir.mkdir(parents=True, exist_ok=True)
     with guard.locked(workdir):
         for run in runs:

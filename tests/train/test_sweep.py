@@ -1,4 +1,4 @@
-"""Sweeps: their order, what they skip, what stops them and what outlives them; `tests/e2e/test_sweep.py` has real runs."""
+"""Sweeps: what they skip, what stops them and what outlives them; `tests/e2e/test_sweep.py` has real runs."""
 
 import csv
 import json
@@ -147,6 +147,13 @@ def test_what_is_done_with_another_config_is_not_done(tmp_path):
     assert ran(tmp_path) == ["1", "2", "1", "2"]
 
 
+def test_what_is_done_under_another_name_is_done(tmp_path):
+    sweep(tmp_path, [{"seed": 1}])
+    sweep(tmp_path, [{"seed": 1}, {"seed": 2}])
+    assert ran(tmp_path) == ["1", "2"]
+    assert [row["run"] for row in table(tmp_path)] == ["base", "seed=2"]
+
+
 def test_a_run_that_was_told_to_stop_stops_no_other(tmp_path):
     assert sweep(tmp_path, [{"seed": 1, "fail": 75}, {"seed": 2}]) == 75
     assert ran(tmp_path) == ["1", "2"]
@@ -217,16 +224,16 @@ def test_a_signal_stops_all_runs_which_save(number, start, tmp_path):
 
 def test_a_signal_stops_what_an_earlier_sweep_left(start, tmp_path):
     first = start(tmp_path, [{"seed": 1, "sleep": 0.1}], 500, 1)
-    wait_for(lambda: len(trained(tmp_path / "seed=1")) >= 1)
+    wait_for(lambda: trained(tmp_path / "base"))
     first.kill()
     first.wait()
     second = start(tmp_path, [{"seed": 1, "sleep": 0.1}], 500, 1)
-    assert second.stdout.readline().startswith("seed=1  running")
+    assert second.stdout.readline() == "base  running\n"
     second.terminate()
     assert second.communicate(timeout=300)[0]
     assert second.returncode == 75
     assert ran(tmp_path) == ["1"]
-    assert int((tmp_path / "seed=1" / "saved").read_text()) == trained(tmp_path / "seed=1")[-1]
+    assert int((tmp_path / "base" / "saved").read_text()) == trained(tmp_path / "base")[-1]
 
 
 def test_waits_for_a_run_that_somebody_started_by_hand(tmp_path):
@@ -241,7 +248,7 @@ def test_waits_for_a_run_that_somebody_started_by_hand(tmp_path):
 
 def test_one_sweep_at_a_time(start, tmp_path):
     start(tmp_path, [{"seed": 1, "sleep": 0.2}], 50)
-    wait_for(lambda: trained(tmp_path / "seed=1"))
+    wait_for(lambda: trained(tmp_path / "base"))
     with pytest.raises(ValueError, match="another run is at work in"):
         sweep(tmp_path, [{"seed": 1}])
 
