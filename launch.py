@@ -118,12 +118,22 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
     logging.getLogger("absl").setLevel(logging.ERROR)
     if options.sweep:
         from train.guard import plain
+        from train.search import run_search
         from train.sweep import run_sweep
 
-        settings = [f"--config.{key}={value}" for key, value in changes.items()]
-        start = [sys.executable, __file__, f"--config={file}", *settings]
-        runs = [plain(changed(config, overrides)) for overrides in sweep]
-        return run_sweep(start, sweep, runs, workdir, options.parallel)
+        start = [
+            sys.executable,
+            __file__,
+            f"--config={file}",
+            *(f"--config.{key}={value}" for key, value in changes.items()),
+        ]
+
+        def config_of(overrides):
+            return plain(changed(config, overrides))
+
+        if options.sweep == "optuna":
+            return run_search(start, configs.search(file), config_of, workdir, options.parallel)
+        return run_sweep(start, sweep, [config_of(overrides) for overrides in sweep], workdir, options.parallel)
 
     keep_freed_memory()
     from train import costs, guard, loop

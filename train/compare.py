@@ -84,15 +84,13 @@ def write_page(runs: Sequence[Run], command: Sequence[str], folder: Path, target
     charts = []
     quantities = ["train/loss", *dict.fromkeys([metric, *(key for run in runs for key in results(run))])]
     for key in quantities[:MOST_CHARTS]:
-        curves = {name: series(run.metrics, key) for name, run in zip(ids, runs)}
+        curves = {name: series(run.metrics, key) for name, run in reversed([*zip(ids, runs)])}  # the best on top
         curves = {name: curve for name, curve in curves.items() if np.isfinite(curve[1]).any()}
         if curves:
             options = {"percent": "accuracy" in key, "smoothed": True, "colours": colours, "legend": False}
-            charts.append(
-                drawn(partial(figures.chart, **options), words(key), curves, ids, name=f"curve_{file_name(key)}")
-            )
-    keys = [key for key in dict.fromkeys(key for run in runs for key in run.changes)]
-    keys = [key for key in keys if len({str(setting(run, key)) for run in runs}) > 1]
+            chart = partial(figures.chart, **options)
+            charts.append(drawn(chart, words(key), curves, ids, name=f"curve_{file_name(key)}"))
+    keys = differing(runs)
     done = [run for run in runs if run.state == "done" and math.isfinite(results(run).get(metric, math.nan))]
     overview = ""
     if keys and done:
@@ -111,6 +109,12 @@ def write_page(runs: Sequence[Run], command: Sequence[str], folder: Path, target
             SCRIPT,
         ],
     )
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """The keys that some runs change and that are not the same in all."""
+    keys = dict.fromkeys(key for run in runs for key in run.changes)
+    return [key for key in keys if len({str(setting(run, key)) for run in runs}) > 1]
 
 
 def setting(run: Run, key: str) -> Any:
@@ -193,15 +197,14 @@ def draw(done: Sequence[Run], folder: Path) -> None:
     metrics = [key for key in found if key.startswith("test/")] or [
         key for key in found if key.startswith("validation/")
     ]
-    keys = [key for key in dict.fromkeys(key for run in done for key in run.changes) if key != "seed"]
-    keys = [key for key in keys if len({str(run.changes.get(key)) for run in done}) > 1]
+    keys = [key for key in differing(done) if key != "seed"]
     if not metrics or not keys:
         return
     panels = {}
     for metric in metrics[:4]:
         values = defaultdict(lambda: defaultdict(list))  # by line and by place along it
         for run in done:
-            place, line = str(run.changes.get(keys[0])), str(run.changes.get(keys[1])) if keys[1:] else metric
+            place, line = str(setting(run, keys[0])), str(setting(run, keys[1])) if keys[1:] else metric
             values[line][place].append(results(run).get(metric, np.nan))
         panels[metric] = {
             line: (list(places), np.array(list(zip_longest(*places.values(), fillvalue=np.nan))).T)
@@ -213,7 +216,8 @@ def draw(done: Sequence[Run], folder: Path) -> None:
 # A run's row and curves stand out together; a click on a column's head sorts by it.
 SCRIPT = """<style>
 .run { cursor: default; } main.chosen g.run { opacity: .12; } main.chosen g.run.on { opacity: 1; }
-g.run.on path { stroke-width: 3 !important; } tr.run.on { background: var(--tint); } .runs th { cursor: pointer; }
+tr.run td { white-space: nowrap; }
+svg text { paint-order: stroke; stroke: var(--card); stroke-width: 3px; } g.run.on path { stroke-width: 3 !important; } tr.run.on { background: var(--tint); } .runs th { cursor: pointer; }
 </style><script>
 const main = document.querySelector("main");
 document.addEventListener("mouseover", ({target}) => {
@@ -222,11 +226,12 @@ document.addEventListener("mouseover", ({target}) => {
   main.classList.toggle("chosen", run !== null);
   if (run) document.querySelectorAll("." + run.classList[1]).forEach(part => part.classList.add("on"));
 });
-const cell = (row, column) => row.cells[column].textContent.replace(/,(?=\\d{3})/g, "");
+const cell = (row, column) => row.cells[column].textContent.replaceAll(",", "");
+const order = (a, b) => a - b || a.localeCompare(b, "en", {numeric: true});
 document.querySelectorAll(".runs th").forEach((head, column) => head.addEventListener("click", () => {
   const rows = [...document.querySelectorAll("tr.run")];
   head.sign = -(head.sign || -1);
-  rows.sort((a, b) => head.sign * cell(a, column).localeCompare(cell(b, column), "en", {numeric: true}));
+  rows.sort((a, b) => head.sign * order(cell(a, column), cell(b, column)));
   rows.forEach(row => row.parentNode.append(row));
 }));
 </script>"""

@@ -158,7 +158,7 @@ def parallel(columns: Mapping[str, Sequence[Any]], names: Sequence[str], colours
         for value, word in words.items():
             axes.annotate(word, (place, at[value]), (-4, 0), textcoords="offset points", ha="right", va="center")
         axes.annotate(label, (place, 1), (0, 12), textcoords="offset points", ha="center", color=COLOURS["soft"])
-    for name, colour, line in zip(names, colours, zip(*heights)):
+    for name, colour, line in reversed([*zip(names, colours, zip(*heights))]):  # the first on top
         axes.plot(range(len(columns)), line, color=colour, linewidth=1.7, alpha=0.85, gid=name)
     return figure
 

@@ -151,22 +151,30 @@ class Launcher:
         """
         todo, stopping = iter(todo), False
         with guard.StopSignal() as stop, Table() as table:
-            while True:
-                for run in list(self.jobs):
-                    self.poll(run, stop.received)
-                if stop.received and not stopping:
-                    stopping = True
-                    for job in self.jobs.values():
-                        job.stop()
-                while not stopping and len(self.jobs) < len(self.shares):
-                    run = self.again.popleft() if self.again else next(todo, None)
-                    if run is None:
-                        break
-                    self.begin(run)
-                table.show(shown)
-                if not self.jobs:
-                    return
-                time.sleep(TICK)
+            try:
+                while True:
+                    for run in list(self.jobs):
+                        self.poll(run, stop.received)
+                    if stop.received and not stopping:
+                        stopping = True
+                        self.stop()
+                    while not stopping and len(self.jobs) < len(self.shares):
+                        run = self.again.popleft() if self.again else next(todo, None)
+                        if run is None:
+                            break
+                        self.begin(run)
+                    table.show(shown)
+                    if not self.jobs:
+                        return
+                    time.sleep(TICK)
+            except BaseException:
+                self.stop()
+                raise
+
+    def stop(self) -> None:
+        """Tells all runs to save and end."""
+        for job in self.jobs.values():
+            job.stop()
 
     def begin(self, run: Run) -> None:
         """Starts a run, or follows it where it is at work already."""
