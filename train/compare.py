@@ -216,8 +216,8 @@ def draw(done: Sequence[Run], folder: Path) -> None:
 # A run's row and curves stand out together; a click on a column's head sorts by it.
 SCRIPT = """<style>
 .run { cursor: default; } main.chosen g.run { opacity: .12; } main.chosen g.run.on { opacity: 1; }
-tr.run td { white-space: nowrap; }
-svg text { paint-order: stroke; stroke: var(--card); stroke-width: 3px; } g.run.on path { stroke-width: 3 !important; } tr.run.on { background: var(--tint); } .runs th { cursor: pointer; }
+g.run.on path { stroke-width: 3 !important; } tr.run td { white-space: nowrap; } tr.run.on { background: var(--tint); }
+svg text { paint-order: stroke; stroke: var(--card); stroke-width: 3px; } .runs th { cursor: pointer; }
 </style><script>
 const main = document.querySelector("main");
 document.addEventListener("mouseover", ({target}) => {
