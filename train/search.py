@@ -115,7 +115,7 @@ class Trials:
         for step in values.keys() - reported.keys():
             trial.report(values[step], step)
         if run.state == "running":
-            return trial.should_prune()
+            return bool(trial.should_prune())
         if run.state == "done":
             if not values:
                 evaluated = ", ".join(sorted({key for line in run.metrics for key in line if "/" in key}))
