@@ -39,7 +39,7 @@ def saved(folder):
 
 
 def survives(start, tmp_path, rates, seeds, deaths, steps):
-    """Kills so many runs, and then the sweep, each after its second checkpoint; checks what one more call makes of it."""
+    """Kills so many runs, and then the sweep, each after its second checkpoint; then calls once more."""
     (tmp_path / "config.py").write_text(CONFIG.format(steps=steps, rates=rates, seeds=seeds))
     workdir = tmp_path / "sweep"
     arguments = f"--config={tmp_path}/config.py", "--sweep", "--parallel=2", f"--workdir={workdir}"
@@ -51,6 +51,7 @@ def survives(start, tmp_path, rates, seeds, deaths, steps):
         for name in names[:deaths]:
             wait_for(lambda name=name: saved(workdir / name) >= 10, process)
             os.kill(int((workdir / name / follow.CLAIM).read_text().split()[1]), signal.SIGKILL)
+            wait_for(lambda name=name: not follow.held(workdir / name), process)
             started[name] = [saved(workdir / name)]
         wait_for(lambda: saved(workdir / names[deaths]) >= 10, process)
         process.kill()
@@ -84,9 +85,9 @@ def survives(start, tmp_path, rates, seeds, deaths, steps):
 
 
 def test_a_killed_sweep(start, tmp_path):
-    survives(start, tmp_path, (0.01,), (1, 2, 3), deaths=1, steps=60)
+    survives(start, tmp_path, (0.01,), (1, 2, 3), deaths=1, steps=100)
 
 
 @pytest.mark.slow
 def test_twelve_runs_of_which_three_are_killed(start, tmp_path):
-    print(survives(start, tmp_path, (0.001, 0.003, 0.01), (0, 1, 2, 3), deaths=3, steps=60))
+    print(survives(start, tmp_path, (0.001, 0.003, 0.01), (0, 1, 2, 3), deaths=3, steps=100))
