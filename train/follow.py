@@ -21,6 +21,7 @@ from train.progress import clock, number
 from train.writers import METRICS_FILE, read_metrics
 
 LOG = "log.txt"  # what a run of a sweep prints
+PROMPT = "$ "  # there, before the command of each start
 CLAIM = ".sweep"  # locked from the start of a run of a sweep until its process is gone
 COLOURS = {"running": "cyan", "done": "green", "failed": "red", "pruned": "yellow", "stopped": "yellow"}
 LOG_SECONDS = 30
@@ -83,8 +84,8 @@ class Run:
         return ""
 
     def error(self) -> str:
-        """The error that it ended with, as far as it is known."""
-        lines = self.tail().strip().splitlines() or [""]
+        """The error that it ended with, or else the last that it said, since it was started last."""
+        lines = self.tail().rpartition(f"\n{PROMPT}")[2].strip().splitlines() or [""]
         return next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1])
 
     def is_done(self) -> bool:
@@ -133,7 +134,7 @@ class Table(AbstractContextManager):
     COLUMNS = ("run", "state", "step", "loss", "left")
 
     def __init__(self, console: Console | None = None):
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Console(highlight=False)
         self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
         self.said: dict[Run, tuple[str, float]] = {}
 
@@ -157,7 +158,7 @@ class Table(AbstractContextManager):
             if run.state != state or (state == "running" and now - when >= LOG_SECONDS):
                 name, state, step, loss, left = run.row()
                 said = step and f"step {step}", loss and f"loss {loss}", left and f"{left} left"
-                self.console.print("  ".join(filter(None, (name, state, *said))), markup=False)
+                self.console.print("  ".join(filter(None, (name, state, *said))), markup=False, soft_wrap=True)
                 self.said[run] = run.state, now
 
     def _grid(self, runs: Sequence[Run]) -> Grid:
@@ -195,11 +196,13 @@ def watch(folders: Iterable[Path], seconds: float = 1.0) -> None:
                         runs[path.parent] = Run(folder.name if name == "." else name, path.parent)
                     run = runs[path.parent]
                     run.config = json.loads(path.read_text(encoding="utf-8"))
-                    working = held(run.folder)
-                    failed = run.error().startswith("error: ")
-                    run.state = "running" if working else "done" if run.is_done() else "failed" if failed else "stopped"
+                    if held(run.folder):
+                        run.state, busy = "running", True
+                    elif run.is_done():
+                        run.state = "done"
+                    else:
+                        run.state = "failed" if run.error().startswith("error: ") else "stopped"
                     run.look()
-                    busy |= working
             if not runs and not busy:
                 raise FileNotFoundError(f"there is no run in {', '.join(map(str, folders))}.")
             table.show(list(runs.values()))

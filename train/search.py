@@ -123,5 +123,6 @@ class Trials:
             value = list(values.values())[-1]
             self.study.tell(trial, value if math.isfinite(value) else None, skip_if_finished=True)
         elif run.state == "pruned" or (run.state.startswith("failed") and HOPELESS.search(run.error())):
+            run.state = "pruned"
             self.study.tell(trial, state=self.states.PRUNED)
         return False

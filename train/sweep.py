@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from train import devices, guard
-from train.follow import CLAIM, LOG, Run, Table, held, locked
+from train.follow import CLAIM, LOG, PROMPT, Run, Table, held, locked
 
 LONGEST_NAME = 100
 TICK = 0.2  # seconds
@@ -178,6 +179,7 @@ class Launcher:
 
     def begin(self, run: Run) -> None:
         """Starts a run, or follows it where it is at work already."""
+        run.look()
         run.state = "running"
         run.folder.mkdir(parents=True, exist_ok=True)
         if held(run.folder):
@@ -187,12 +189,15 @@ class Launcher:
         cpus, environment = self.shares[slot]
         with (run.folder / CLAIM).open("w") as claim, (run.folder / LOG).open("ab") as log:
             fcntl.flock(claim, fcntl.LOCK_EX)
+            command = run.command(self.command)
+            log.write(f"{PROMPT}{shlex.join(command)}\n".encode())
+            log.flush()
             before = os.sched_getaffinity(0) if cpus else None
             try:
                 if cpus:
                     os.sched_setaffinity(0, cpus)  # which the process inherits
                 process = subprocess.Popen(
-                    run.command(self.command),
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

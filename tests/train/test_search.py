@@ -57,7 +57,7 @@ def test_finds_what_is_better_and_goes_on(tmp_path, monkeypatch):
     states = {row["run"]: row["state"] for row in rows(tmp_path)}
     assert states.pop("trial_002") == "failed (1)"
     assert len(states) == 11
-    assert set(states.values()) <= {"done", "failed (1)"}  # with a loss that is not finite
+    assert set(states.values()) <= {"done", "pruned"}  # with a loss that is not finite
     assert set(ran(tmp_path)) == {f"trial_{number:03}" for number in range(12)}
     for row in rows(tmp_path):
         assert 0 <= float(row["x"]) <= 10
@@ -70,6 +70,7 @@ def test_finds_what_is_better_and_goes_on(tmp_path, monkeypatch):
     assert {key: rows(tmp_path)[2][key] for key in ("x", "depth", "kind")} == {
         key: tried[key] for key in ("x", "depth", "kind")
     }
+    assert all((row["state"] == "done") == (float(row["x"]) <= 9) for row in rows(tmp_path))
     late = [row for row in rows(tmp_path)[12:] if row["state"] == "done"]
     assert sum(row["kind"] == "good" for row in late) > len(late) * 0.6
     best = min(float(row["validation/loss"]) for row in rows(tmp_path) if row["state"] == "done")
