@@ -253,15 +253,16 @@ _FROM_DATA = {
 
 
 _AT_LEAST_1 = (
-    *("accumulate", "data.batch_size", "model.window"),
+    *("accumulate", "data.batch_size", "data.max_boxes", "model.window"),
     *(f"sampling.{name}" for name in ("max_new_tokens", "num_beams", "num_choices", "num_drafted")),
     *(f"model.{name}" for name in ("depth", "width", "num_heads", "hidden", "patch_size", "max_length", "unroll")),
     *(f"model.decoder_{name}" for name in ("depth", "width", "num_heads", "hidden")),
     "model.depths",
 )
 _NOT_NEGATIVE = (
-    *("data.evaluation_batch_size", "objective.mixup", "sampling.num_samples", "sampling.temperature"),
-    *("model.memory_length", "model.num_registers", "model.layer_scale", "objective.cutmix"),
+    *("data.evaluation_batch_size", "data.image_size", "data.shorter_side", "objective.mixup", "objective.cutmix"),
+    *("sampling.num_samples", "sampling.temperature"),
+    *("model.memory_length", "model.num_registers", "model.layer_scale"),
     *("optimizer.layer_decay", "optimizer.frozen_layers"),
     *("sampling.no_repeat_ngram_size", "sampling.min_new_tokens"),
     *(f"optimizer.{name}" for name in ("learning_rate", "weight_decay", "clip_norm", "end_factor")),
