@@ -239,8 +239,8 @@ class Experiment:
         return sharding.shardings(self.abstract_state, self.config.sharding, self.mesh)
 
     def make_state(self):
-        ema = bool(self.config.ema_decay)
-        return init_state(self.model, self.optimizer, self.objective, self.zeros(), seed=self.config.seed, ema=ema)
+        ema, optimizer = bool(self.config.ema_decay), self.optimizer_by(lambda step: 0.0)  # whose rate does not matter
+        return init_state(self.model, optimizer, self.objective, self.zeros(), seed=self.config.seed, ema=ema)
 
 
 _FROM_DATA = {
