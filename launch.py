@@ -1,9 +1,11 @@
-"""The command line: train, evaluate, generate, describe, report, score and sweep.
+"""The command line: train, evaluate, generate, describe, report, watch, score and sweep.
 
 python launch.py                                      trains a Vision Transformer on handwritten digits
 python launch.py --config=configs/gpt_stdlib.py       trains what the config says
   --workdir=runs/gpt --config.optimizer.learning_rate=1e-3
 python launch.py --mode=generate --workdir=runs/gpt   writes with a trained model
+python launch.py --sweep --parallel=2                 trains each of the config's sweep(), two at once
+python launch.py --mode=watch --workdir=runs          follows the runs of a folder, or of several
 python launch.py --mode=score --metric=bleu           scores a file of texts beside others
   --predictions=FILE --references=FILE --option=lowercase=true
 """
@@ -25,7 +27,7 @@ from ml_collections import ConfigDict
 import configs
 
 DEFAULT = "configs/vit_digits.py"
-MODES = ("train", "evaluate", "generate", "describe", "report", "score")
+MODES = ("train", "evaluate", "generate", "describe", "report", "watch", "score")
 
 
 def main(arguments: list[str]) -> int:
@@ -54,7 +56,15 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     parser.add_argument("--config", metavar="FILE", help=f"a config file, FILE:ARGUMENT for a variant ({DEFAULT})")
     parser.add_argument("--workdir", metavar="DIR", help="what the run leaves goes there (runs/<name of the config>)")
     parser.add_argument("--mode", choices=MODES, default="train")
-    parser.add_argument("--sweep", action="store_true", help="run each of the config's sweep(), one after another")
+    parser.add_argument("more", nargs="*", metavar="DIR", help="other folders that --mode=watch follows")
+    parser.add_argument(
+        "--sweep",
+        nargs="?",
+        const="all",
+        choices=("all", "optuna"),
+        help="run each of the config's sweep(), or let Optuna choose from its search()",
+    )
+    parser.add_argument("--parallel", type=int, default=1, metavar="N", help="runs of a sweep at the same time (1)")
     parser.add_argument("--prompt", help="what --mode=generate goes on from (the config's)")
     parser.add_argument("--checkpoint", choices=("latest", "best"), default="latest", help="what is evaluated")
     parser.add_argument("--metric", help="what --mode=score computes")
@@ -71,7 +81,10 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
             continue
         key, equals, value = argument.removeprefix("--config.").partition("=")
         changes[key] = value if equals else next(rest, "")
-    return parser.parse_args(own), changes
+    options = parser.parse_args(own)
+    if options.more and options.mode != "watch":
+        parser.error(f"unrecognized arguments: {shlex.join(options.more)}")
+    return options, changes
 
 
 def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[str]) -> int:
@@ -82,6 +95,11 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
         from train.report import write_report
 
         print(write_report(workdir))
+        return 0
+    if options.mode == "watch":
+        from train.follow import watch
+
+        watch([workdir, *map(Path, options.more)])
         return 0
     command = "python launch.py " + shlex.join(arguments)
     if options.mode == "score":
@@ -100,11 +118,22 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
     logging.getLogger("absl").setLevel(logging.ERROR)
     if options.sweep:
         from train.guard import plain
+        from train.search import run_search
         from train.sweep import run_sweep
 
-        settings = [f"--config.{key}={value}" for key, value in changes.items()]
-        runs = [plain(changed(config, overrides)) for overrides in sweep]
-        return run_sweep([sys.executable, __file__, f"--config={file}", *settings], sweep, runs, workdir)
+        start = [
+            sys.executable,
+            __file__,
+            f"--config={file}",
+            *(f"--config.{key}={value}" for key, value in changes.items()),
+        ]
+
+        def config_of(overrides):
+            return plain(changed(config, overrides))
+
+        if options.sweep == "optuna":
+            return run_search(start, configs.search(file), config_of, workdir, options.parallel)
+        return run_sweep(start, sweep, [config_of(overrides) for overrides in sweep], workdir, options.parallel)
 
     keep_freed_memory()
     from train import costs, guard, loop

@@ -33,13 +33,16 @@ setup(
         "sacrebleu>=2.5",
         "nltk>=3.9",
         "pot>=0.9.5",
+        "rich>=13",
     ],
     extras_require={
         "cuda13": ["jax[cuda13]"],
         "tpu": ["jax[tpu]"],
         # Preparing a TFDS data set; reading a prepared one needs none of it.
         "prepare": ["tensorflow-cpu", "importlib_resources"],
+        "search": ["optuna>=4.2"],  # --sweep=optuna
         "test": [
+            "optuna>=4.2",
             "pytest>=8",
             "pytest-xdist>=3.6",
             "hypothesis>=6.100",

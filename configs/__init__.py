@@ -12,6 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict, FieldReference
 
 from configs.base import MODELS, UNITS
+from configs.sweeps import Search
 
 
 def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
@@ -27,13 +28,13 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
     """
     path, _, argument = file.partition(":")
     if not Path(path).is_file():
-        known = sorted(str(file) for file in Path("configs").glob("*.py") if file.stem not in ("__init__", "base"))
+        known = sorted(
+            str(file) for file in Path("configs").glob("*.py") if file.stem not in ("__init__", "base", "sweeps")
+        )
         raise FileNotFoundError(f"there is no config {path!r}{_nearest(path, known)}")
     if path.endswith(".json"):
         return ConfigDict(_tuples(json.loads(Path(path).read_text(encoding="utf-8")))), []
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = _module(path)
     if not hasattr(module, "get_config"):
         raise ValueError(f"{path} has no get_config(): it is not a config.")
     arguments = [argument] if argument else []
@@ -46,6 +47,20 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
     sweep = getattr(module, "sweep", lambda: [])
     arguments = arguments if inspect.signature(sweep).parameters else []
     return config.lock(), list(sweep(*arguments))
+
+
+def search(file: str) -> Search | None:
+    """What the `search()` of a file that `load` reads returns, called as `sweep()` is; None without one."""
+    path, _, argument = file.partition(":")
+    function = getattr(_module(path), "search", lambda: None) if path.endswith(".py") else lambda: None
+    return function(argument) if argument and inspect.signature(function).parameters else function()
+
+
+def _module(path):
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ and loss on the validation dates, on 2 CPU cores shared with other work:
 from ml_collections import ConfigDict
 
 from configs import transformer_cldr
+from configs.sweeps import axis, product
 
 
 def get_config() -> ConfigDict:
@@ -29,6 +30,4 @@ def get_config() -> ConfigDict:
 
 
 def sweep():
-    for warmup in (0.0, 25.0):
-        for placement in ("post", "pre"):
-            yield {"model.placement": placement, "optimizer.warmup_percent": warmup}
+    return product(axis("optimizer.warmup_percent", (0.0, 25.0)), axis("model.placement", ("post", "pre")))

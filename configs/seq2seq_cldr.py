@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from configs import base, transformer_cldr
+from configs.sweeps import axis, product
 
 
 def get_config() -> ConfigDict:
@@ -29,10 +30,5 @@ def get_config() -> ConfigDict:
 
 def sweep() -> Iterator[dict]:
     """How far a model's accuracy falls when it reads its own predictions, with more and more of them in training."""
-    for rate in (0.0, 0.5, 0.9):
-        yield {
-            "model.attention": "fixed",
-            "model.width": 32,
-            "total_steps": 600,
-            "objective.scheduled_sampling": rate,
-        }
+    small = [{"model.attention": "fixed", "model.width": 32, "total_steps": 600}]
+    return product(small, axis("objective.scheduled_sampling", (0.0, 0.5, 0.9)))

@@ -9,6 +9,7 @@ The sweep is the paper's ablation: segments of 64 tokens that see the 64 before,
 from ml_collections import ConfigDict
 
 from configs import base
+from configs.sweeps import axis
 
 
 def get_config() -> ConfigDict:
@@ -25,5 +26,4 @@ def get_config() -> ConfigDict:
 
 
 def sweep():
-    for length in (64, 0):
-        yield {"model.memory_length": length}
+    return axis("model.memory_length", (64, 0))

@@ -9,13 +9,11 @@ size        ViT and a residual network, by the number of training images (sectio
 """
 
 from collections.abc import Iterator
-from itertools import product
 
 from ml_collections import ConfigDict
 
 from configs import fashion_mnist
-
-SEEDS = (0, 1)
+from configs.sweeps import axis, product, repeat
 
 
 def get_config(argument: str = "position,fashion_mnist") -> ConfigDict:
@@ -29,14 +27,13 @@ def get_config(argument: str = "position,fashion_mnist") -> ConfigDict:
 def sweep(argument: str = "position,fashion_mnist") -> Iterator[dict]:
     what = argument.partition(",")[0]
     if what == "position":
-        for position, seed in product(("none", "1d", "2d", "relative"), SEEDS):
-            yield {"model.position": position, "seed": seed}
-    elif what == "pooling":
-        for pooling, seed in product(("token", "gap"), SEEDS):
-            yield {"model.pooling": pooling, "seed": seed}
-    elif what == "size":
-        for count, name in product((500, 5000, 60_000), ("vit", "resnet")):
-            settings = {f"model.{key}": value for key, value in fashion_mnist.MODELS[name].items()}
-            yield {"data.max_examples": count, "model.name": name, **settings}
-    else:
-        raise ValueError(f"{what!r} is not an ablation of ViT: it is one of position, pooling, size.")
+        return repeat(axis("model.position", ("none", "1d", "2d", "relative")), seeds=2)
+    if what == "pooling":
+        return repeat(axis("model.pooling", ("token", "gap")), seeds=2)
+    if what == "size":
+        models = [
+            {"model.name": name} | {f"model.{key}": value for key, value in fashion_mnist.MODELS[name].items()}
+            for name in ("vit", "resnet")
+        ]
+        return product(axis("data.max_examples", (500, 5000, 60_000)), models)
+    raise ValueError(f"{what!r} is not an ablation of ViT: it is one of position, pooling, size.")

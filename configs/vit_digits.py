@@ -5,11 +5,10 @@
 On 2 CPU cores (x86-64 with AVX-512): 99.2% (356 of 359) on the held-out fifth, 2 min 37 s in all.
 """
 
-from collections.abc import Iterator
-
 from ml_collections import ConfigDict
 
 from configs import base
+from configs.sweeps import axis
 
 
 def get_config() -> ConfigDict:
@@ -23,7 +22,6 @@ def get_config() -> ConfigDict:
     return config
 
 
-def sweep() -> Iterator[dict]:
+def sweep() -> list[dict]:
     """The position choices of the ViT paper (arXiv 2010.11929, appendix D.4)."""
-    for position in ("none", "1d", "2d", "relative"):
-        yield {"model.position": position}
+    return axis("model.position", ("none", "1d", "2d", "relative"))

@@ -20,7 +20,8 @@ RULES = {
     ),
     "train": (
         {"models", "metrics", "data"},
-        ARRAYS | {"optax", "orbax", "ml_collections", "matplotlib", "tensorboardX", "wandb", "sklearn"},
+        ARRAYS
+        | {"optax", "orbax", "ml_collections", "matplotlib", "tensorboardX", "wandb", "sklearn", "rich", "optuna"},
     ),
     "configs": (set(), {"ml_collections"}),
 }

@@ -3,6 +3,7 @@
 from ml_collections import ConfigDict
 
 from configs import base
+from configs.sweeps import Floats, Search
 
 
 def get_config(model: str = "gpt") -> ConfigDict:
@@ -43,3 +44,7 @@ def sweep():
     yield {"seed": 1}
     yield {"seed": 2, "model.num_heads": 3}  # which does not divide the width: this run fails
     yield {"seed": 3}
+
+
+def search():
+    return Search({"optimizer.learning_rate": Floats(1e-4, 1e-2, log=True)}, metric="test/loss", trials=2)

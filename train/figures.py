@@ -61,8 +61,17 @@ def save(draw: Callable[..., Figure], *args, name: str, folder: Path) -> str:
     return svg
 
 
-def chart(title: str, curves: Mapping[str, Curve], splits: Sequence[str], *, percent: bool, smoothed: bool) -> Figure:
-    """Curves (steps, values) by split, each in the colour of its place in `splits`.
+def chart(
+    title: str,
+    curves: Mapping[str, Curve],
+    splits: Sequence[str],
+    *,
+    percent: bool,
+    smoothed: bool,
+    colours: Sequence[str] = tuple(SERIES.values()),
+    legend: bool = True,
+) -> Figure:
+    """Curves (steps, values) by split, or by what else `splits` has, each in the colour of its place there.
 
     Steps at which a value is not finite are marked by a dotted line.
     """
@@ -70,17 +79,17 @@ def chart(title: str, curves: Mapping[str, Curve], splits: Sequence[str], *, per
     figure.suptitle(title, x=0.02, ha="left", weight="bold", fontsize=10.5)
     shown = []
     for split, (steps, values) in curves.items():
-        colour = list(SERIES.values())[splits.index(split) % len(SERIES) if split in splits else 0]
+        colour = colours[splits.index(split) % len(colours) if split in splits else 0]
         for step in steps[~np.isfinite(values)][:50]:
             axes.axvline(step, color=COLOURS["bad"], linewidth=1, linestyle=":")
         if len(values) > 1500:  # more points than pixels: means of runs of points
             steps, values = (np.array([run.mean() for run in np.array_split(x, 750)]) for x in (steps, values))
         many = len(values) > 30
         if many and smoothed:
-            axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
+            axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3, gid=split)
             values = smooth(values)
         marker = {} if many else {"marker": "o", "markersize": 3.2}
-        axes.plot(steps, values, color=colour, linewidth=1.7, label=split, **marker)
+        axes.plot(steps, values, color=colour, linewidth=1.7, label=split, gid=split, **marker)
         shown.append(values[np.isfinite(values)])
     low, high = (extreme(np.concatenate(shown)) for extreme in (np.min, np.max))
     if percent:
@@ -93,7 +102,7 @@ def chart(title: str, curves: Mapping[str, Curve], splits: Sequence[str], *, per
     axes.set_xlabel("step", fontsize=8.5)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
-    if len(curves) > 1:
+    if len(curves) > 1 and legend:
         box = {"loc": "upper right", "bbox_to_anchor": (1, 1.02), "ncols": 4, "handlelength": 1.2, "columnspacing": 1.2}
         figure.legend(frameon=False, **box)
     return figure
@@ -122,6 +131,34 @@ def lines(panels: Mapping[str, Mapping[str, Line]], xlabel: str, *, logarithmic:
         axes.set(xlabel=xlabel, ylabel=label)
     if len(curves) > 1:
         axes.legend(frameon=False)
+    return figure
+
+
+def parallel(columns: Mapping[str, Sequence[Any]], names: Sequence[str], colours: Sequence[str]) -> Figure:
+    """A line for each name through its values: an axis for each column, of numbers (logarithmic where they are positive
+    and of different size) or of words, from the lowest or the first at the bottom."""
+    figure = Figure((max(5.4, 1.5 * len(columns)), 3.4), layout="constrained")
+    axes, heights = figure.subplots(), []
+    axes.axis("off")
+    axes.set_xlim(-0.4, len(columns) - 0.6)
+    for place, (label, values) in enumerate(columns.items()):
+        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        shown = sorted(set(values)) if numbers else list(dict.fromkeys(map(str, values)))
+        if numbers:
+            scale = np.log if 0 < 20 * shown[0] < shown[-1] else float
+            at = {value: float(scale(value)) for value in shown}
+            words = {value: f"{value:.4g}" for value in (shown if len(shown) <= 6 else (shown[0], shown[-1]))}
+        else:
+            at, words = {value: n for n, value in enumerate(shown)}, {value: value[:16] for value in shown}
+        low, wide = min(at.values()), max(at.values()) - min(at.values())
+        at = {value: (y - low) / wide if wide else 0.5 for value, y in at.items()}
+        heights.append([at[value if numbers else str(value)] for value in values])
+        axes.plot([place, place], [0, 1], color=COLOURS["rule"], linewidth=1.2, zorder=0)
+        for value, word in words.items():
+            axes.annotate(word, (place, at[value]), (-4, 0), textcoords="offset points", ha="right", va="center")
+        axes.annotate(label, (place, 1), (0, 12), textcoords="offset points", ha="center", color=COLOURS["soft"])
+    for name, colour, line in reversed([*zip(names, colours, zip(*heights))]):  # the first on top
+        axes.plot(range(len(columns)), line, color=colour, linewidth=1.7, alpha=0.85, gid=name)
     return figure
 
 

@@ -1,14 +1,13 @@
 """`report.html`: one self-contained page that shows what a run did, made from the files of its workdir alone."""
 
 import base64
-import html
 import io
 import json
 import math
 import os
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,10 @@ from matplotlib.image import imsave
 
 from metrics.translation import bleu_by_length
 from train import figures
+from train.page import LOWER_IS_BETTER, Metrics, box, card, file_name, keys, number, section, series, text, words, write
 from train.progress import clock
 from train.writers import METRICS_FILE, read_metrics
 
-Metrics = Sequence[Mapping[str, Any]]
-LOWER_IS_BETTER = re.compile(r"loss|perplexity|error|bits|distance|\b[wt]er\b")
 CURVES = {  # what is charted first, and its title
     "loss": "Loss",
     "accuracy": "Accuracy",
@@ -67,46 +65,44 @@ def write_report(workdir: str | os.PathLike) -> Path:
     name = str(run.get("config_name") or workdir.resolve().name)
     parts = [
         _header(name, run, cost, metrics),
-        _section("Curves", _curves(metrics, folder), "cards"),
+        section("Curves", _curves(metrics, folder), "cards"),
         *(_confusion(key, data, folder) for key, data in arrays.items() if key.startswith("confusion_")),
         *(_mistakes(key, data, folder) for key, data in arrays.items() if key.startswith("mistakes_")),
         *(_objects(key, data, folder) for key, data in arrays.items() if key.startswith("objects_")),
         *(_precision(key, data, folder) for key, data in arrays.items() if key.startswith("precision_")),
         _painted({key: data for key, data in arrays.items() if key.startswith("painted_")}, folder),
-        _section("Samples", _samples(artifacts / "samples.jsonl")),
+        section("Samples", _samples(artifacts / "samples.jsonl")),
         *(_written(path, folder) for path in sorted(artifacts.glob("written_*.json"))),
         _image_attention(arrays["attention_image"], folder) if "attention_image" in arrays else "",
         _text_attention(arrays["attention_text"], folder) if "attention_text" in arrays else "",
-        _section("What it costs", _cost(cost), "cards"),
-        _section("Configuration", _config(config)),
+        section("What it costs", _cost(cost), "cards"),
+        section("Configuration", _config(config)),
     ]
-    unfinished = workdir / "report.html.partial"
-    unfinished.write_text(PAGE.format(title=_text(name), style=STYLE, body="\n".join(parts)), encoding="utf-8")
-    return unfinished.replace(workdir / "report.html")
+    return write(workdir / "report.html", name, parts)
 
 
 def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics: Metrics) -> str:
     run = dict(run)
-    command = f"<pre class=command>{_text(run.pop('command'))}</pre>" if "command" in run else ""
+    command = f"<pre class=command>{text(run.pop('command'))}</pre>" if "command" in run else ""
     seconds, device, count = run.pop("seconds", None), run.pop("device", None), run.pop("device_count", 1)
     for told_elsewhere in ("config_name", "config"):
         run.pop(told_elsewhere, None)
     facts = [f"{count} {device}" if count != 1 else device] if device else []
     facts += [f"{key} {value}" for key, value in _flatten(run)]
-    tiles = [_tile(key, *_series(metrics, key)) for key in _keys(metrics) if key.split("/")[0] not in ("train", "time")]
-    tiles = tiles or [_tile(key, *_series(metrics, key)) for key in ("train/loss", "train/accuracy")]
+    tiles = [_tile(key, *series(metrics, key)) for key in keys(metrics) if key.split("/")[0] not in ("train", "time")]
+    tiles = tiles or [_tile(key, *series(metrics, key)) for key in ("train/loss", "train/accuracy")]
     if metrics and seconds is not None:
-        tiles.append(_box("training time", clock(seconds), f"{metrics[-1]['step']:,} steps"))
-    _, speed = _series(metrics, "time/examples_per_second")
+        tiles.append(box("training time", clock(seconds), f"{metrics[-1]['step']:,} steps"))
+    _, speed = series(metrics, "time/examples_per_second")
     if np.isfinite(speed).any():
-        tiles.append(_box("examples per second", _number(np.nanmedian(speed)), "median"))
+        tiles.append(box("examples per second", number(np.nanmedian(speed)), "median"))
     if (parameters := dict(_flatten(cost)).get("parameters.total")) is not None:
-        tiles.append(_box("parameters", f"{parameters:,}", ""))
-    steps, loss = _series(metrics, "train/loss")
+        tiles.append(box("parameters", f"{parameters:,}", ""))
+    steps, loss = series(metrics, "train/loss")
     bad = steps[~np.isfinite(loss)]
     alert = f"<p class=alert>The training loss was not finite at step {bad[0]:,}.</p>" if bad.size else ""
-    facts = "".join(f"<li>{_text(fact)}</li>" for fact in facts)
-    head = f"<h1>{_text(name)}</h1><ul class=facts>{facts}</ul>{command}{alert}"
+    facts = "".join(f"<li>{text(fact)}</li>" for fact in facts)
+    head = f"<h1>{text(name)}</h1><ul class=facts>{facts}</ul>{command}{alert}"
     return f"<header>{head}<div class=tiles>{''.join(tiles)}</div></header>"
 
 
@@ -114,32 +110,30 @@ def _tile(key: str, steps: np.ndarray, values: np.ndarray) -> str:
     finite = np.flatnonzero(np.isfinite(values))
     if not finite.size:
         return ""
-    show = "{:.2%}".format if "accuracy" in key else _number
+    show = "{:.2%}".format if "accuracy" in key else number
     best = finite[np.argmin(values[finite]) if LOWER_IS_BETTER.search(key) else np.argmax(values[finite])]
     note = f"best {show(values[best])} at step {steps[best]:,}"
-    return _box(_words(key), show(values[-1]), note if best != len(values) - 1 else f"at step {steps[-1]:,}, the best")
-
-
-def _box(label: str, value: str, note: str) -> str:
-    return f"<div class=tile><span>{_text(label)}</span><b>{value}</b><small>{note}</small></div>"
+    return box(words(key), show(values[-1]), note if best != len(values) - 1 else f"at step {steps[-1]:,}, the best")
 
 
 def _curves(metrics: Metrics, folder: Path) -> str:
     """A chart for each quantity, with a curve for each split that has it."""
     groups: dict[str, dict[str, figures.Curve]] = {name: {} for name in CURVES}
-    splits = [_words(split) for split in dict.fromkeys(key.split("/")[0] for key in _keys(metrics)) if split != "time"]
-    for key in _keys(metrics):
+    splits = [words(split) for split in dict.fromkeys(key.split("/")[0] for key in keys(metrics)) if split != "time"]
+    for key in keys(metrics):
         split, _, name = key.partition("/")
         name = key if split == "time" else name
-        curve = _series(metrics, key)
+        curve = series(metrics, key)
         if np.isfinite(curve[1]).any() and (split != "time" or name in CURVES):
-            groups.setdefault(name, {})[_words(split)] = curve
+            groups.setdefault(name, {})[words(split)] = curve
     charts = []
     for name, curves in groups.items():
         if curves:
-            percent, title = "accuracy" in name or name == "time/mfu", CURVES.get(name, _words(name).capitalize())
+            percent, title = "accuracy" in name or name == "time/mfu", CURVES.get(name, words(name).capitalize())
             draw = partial(figures.chart, percent=percent, smoothed=name != "learning_rate")
-            charts.append(_card(draw, title, curves, splits, name=f"curve_{_file(name)}", folder=folder, kind="card"))
+            charts.append(
+                card(draw, title, curves, splits, name=f"curve_{file_name(name)}", folder=folder, kind="card")
+            )
     return "".join(charts)
 
 
@@ -149,50 +143,50 @@ def _confusion(key: str, data: Mapping[str, np.ndarray], folder: Path) -> str:
     wrong = counts - np.diag(np.diag(counts))
     worst = [divmod(int(k), len(names)) for k in np.argsort(-wrong, axis=None, kind="stable")[: MOST["confused"]]]
     rows = "".join(
-        f"<tr><td>{_text(names[i])}<td>{_text(names[j])}<td class=n>{wrong[i, j]:,}<td class=n>{share[i, j]:.1%}"
+        f"<tr><td>{text(names[i])}<td>{text(names[j])}<td class=n>{wrong[i, j]:,}<td class=n>{share[i, j]:.1%}"
         for i, j in worst
         if wrong[i, j]
     )
     head = "<h3>Most often confused</h3><table><tr><th>truth<th>taken for<th class=n>times<th class=n>of the class"
     table = f"<div class=card>{head}{rows}</table></div>" if rows else ""
     note = f"{np.trace(counts):,} of {counts.sum():,} right. The colour is the share of the true class."
-    body = _card(figures.confusion, counts, names, name=_file(key), folder=folder)
-    return _section(_title(key), f"<p class=note>{note}</p><div class=split>{body}{table}</div>")
+    body = card(figures.confusion, counts, names, name=file_name(key), folder=folder)
+    return section(_title(key), f"<p class=note>{note}</p><div class=split>{body}{table}</div>")
 
 
 def _mistakes(key: str, data: Mapping[str, np.ndarray], folder: Path) -> str:
     tiles, names = [], data["class_names"]
     for i, image in enumerate(data["image"][: MOST["mistakes"]]):
-        truth, guess = (_text(names[data[of][i]]) for of in ("label", "prediction"))
+        truth, guess = (text(names[data[of][i]]) for of in ("label", "prediction"))
         scale = max(1, 128 // max(image.shape[:2]))  # a digit of 8 by 8 pixels is too small to look at
         image = np.clip(np.broadcast_to(image, (*image.shape[:2], 3)), 0, 1).repeat(scale, 0).repeat(scale, 1)
         buffer = io.BytesIO()
         imsave(buffer, image, format="png")
-        (folder / f"{_file(key)}_{i + 1:02}.png").write_bytes(buffer.getvalue())
+        (folder / f"{file_name(key)}_{i + 1:02}.png").write_bytes(buffer.getvalue())
         source = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
         caption = f"<b>{truth}</b> → {guess} <small>{data['probability'][i]:.0%}</small>"
         tiles.append(f'<figure><img alt="{truth}" src="{source}"><figcaption>{caption}</figcaption></figure>')
     note = "<p class=note>Truth → prediction, and the probability that the model gave to its prediction.</p>"
-    return _section(_title(key), note + f"<div class=gallery>{''.join(tiles)}</div>" if tiles else "")
+    return section(_title(key), note + f"<div class=gallery>{''.join(tiles)}</div>" if tiles else "")
 
 
 def _objects(key: str, data: Mapping[str, np.ndarray], folder: Path) -> str:
     """Images with the boxes of what is in them, dashed, and of what was found."""
     pictures = []
-    for number, image in enumerate(data["image"]):
-        boxes = {name: data[name][data[name][:, 0] == number][:, 1:] for name in ("truth", "found")}
+    for n, image in enumerate(data["image"]):
+        boxes = {name: data[name][data[name][:, 0] == n][:, 1:] for name in ("truth", "found")}
         pictures.append(partial(figures.objects, image=image, names=data["class_names"].tolist(), **boxes))
     rows = {
         " " * start: {" " * n: picture for n, picture in enumerate(pictures[start : start + 6])}
         for start in range(0, len(pictures), 6)
     }
     note = "<p class=note>Dashed is the truth; what was found has its class and its probability.</p>"
-    return _section(_title(key), note + _card(partial(figures.grid, side=2.0), rows, name=_file(key), folder=folder))
+    return section(_title(key), note + card(partial(figures.grid, side=2.0), rows, name=file_name(key), folder=folder))
 
 
 def _precision(key: str, data: Mapping[str, np.ndarray], folder: Path) -> str:
     note = "<p class=note>The mean of all classes; a box counts as right from this IoU on. Below a curve is the AP.</p>"
-    return _section(_title(key), note + _card(figures.precision, data["precision"], name=_file(key), folder=folder))
+    return section(_title(key), note + card(figures.precision, data["precision"], name=file_name(key), folder=folder))
 
 
 def _painted(steps: Mapping[str, Mapping[str, np.ndarray]], folder: Path) -> str:
@@ -209,7 +203,7 @@ def _painted(steps: Mapping[str, Mapping[str, np.ndarray]], folder: Path) -> str
         }
         for n in range(len(first["image"]))
     }
-    return _section("Masked images", _card(figures.grid, rows, name="painted", folder=folder))
+    return section("Masked images", card(figures.grid, rows, name="painted", folder=folder))
 
 
 def _samples(path: Path) -> str:
@@ -220,8 +214,8 @@ def _samples(path: Path) -> str:
             sample = json.loads(line)
         except json.JSONDecodeError:  # torn by a kill in the middle of a write
             continue
-        prompt, text = sample.get("prompt", ""), sample["text"].removeprefix(sample.get("prompt", ""))
-        block = f"<pre class=sample><b>{_text(prompt)}</b>{_text(text)}</pre>"
+        prompt = sample.get("prompt", "")
+        block = f"<pre class=sample><b>{text(prompt)}</b>{text(sample['text'].removeprefix(prompt))}</pre>"
         steps[sample["step"]] = steps.get(sample["step"], "") + block
     newest = sorted(steps, reverse=True)[: MOST["samples"]]
     return "".join(
@@ -234,12 +228,12 @@ def _written(path: Path, folder: Path) -> str:
     """BLEU by the length of the input, and the first texts beside what they should be."""
     written = _read_json(path)
     inputs, outputs, references = zip(*written["rows"])
-    groups = {"": bleu_by_length(outputs, references, [len(text.split()) for text in inputs])}
-    rows = "".join(f"<tr><td>{'<td>'.join(map(_text, row))}" for row in written["rows"][: MOST["written"]])
+    groups = {"": bleu_by_length(outputs, references, [len(line.split()) for line in inputs])}
+    rows = "".join(f"<tr><td>{'<td>'.join(map(text, row))}" for row in written["rows"][: MOST["written"]])
     table = f"<div class='card scroll'><table><tr><th>input<th>written<th>reference{rows}</table></div>"
-    note = f"<p class=note>BLEU {written['bleu']:.2f}, {_text(written['signature'])}.</p>"
-    body = _card(figures.bleu_by_length, groups, name=_file(path.stem), folder=folder) + table
-    return _section(_title(path.stem), note + body)
+    note = f"<p class=note>BLEU {written['bleu']:.2f}, {text(written['signature'])}.</p>"
+    body = card(figures.bleu_by_length, groups, name=file_name(path.stem), folder=folder) + table
+    return section(_title(path.stem), note + body)
 
 
 def _image_attention(data: Mapping[str, np.ndarray], folder: Path) -> str:
@@ -264,12 +258,12 @@ def _image_attention(data: Mapping[str, np.ndarray], folder: Path) -> str:
     }
     by_head = {layer: {f"head {h + 1}": draw(0, values[0, h]) for h in heads} for layer, values in layers.items()}
     who = "the class token" if from_class else "the mean patch"
-    return _section(
+    return section(
         "Attention over the image",
         f"<p class=note>Where {who} looks: yellow is most, each picture on its own scale.</p>"
-        + _card(figures.grid, by_image, name="attention_image", folder=folder)
+        + card(figures.grid, by_image, name="attention_image", folder=folder)
         + "<p class=note>The heads, on the first image.</p>"
-        + _card(figures.grid, by_head, name="attention_image_heads", folder=folder),
+        + card(figures.grid, by_head, name="attention_image_heads", folder=folder),
     )
 
 
@@ -286,12 +280,12 @@ def _text_attention(data: Mapping[str, np.ndarray], folder: Path) -> str:
         }
         for i in _spread(len(weights), MOST["layers"])
     }
-    return _section(
+    return section(
         "Attention over the text",
         "<p class=note>Each row is a token that looks, each column one that is looked at; yellow is most.</p>"
-        + _card(figures.token_matrices, means, tokens, name="attention_text", folder=folder)
+        + card(figures.token_matrices, means, tokens, name="attention_text", folder=folder)
         + "<p class=note>The heads.</p>"
-        + _card(figures.grid, heads, name="attention_text_heads", folder=folder),
+        + card(figures.grid, heads, name="attention_text_heads", folder=folder),
     )
 
 
@@ -306,43 +300,26 @@ def _cost(cost: Mapping[str, Any]) -> str:
         lines = ""
         for key, value in rows:
             share = f"<i style='width:{100 * parts[key] / largest:.1f}%'></i>" if key in parts else ""
-            name = _text(_words(key)) + (share if len(parts) < len(rows) else "")
+            name = text(words(key)) + (share if len(parts) < len(rows) else "")
             kind = "" if key in parts else " class=total"
-            lines += f"<tr{kind}><td>{name}<td class=n>{_text(_amount(f'{group} {key}', value))}"
+            lines += f"<tr{kind}><td>{name}<td class=n>{text(_amount(f'{group} {key}', value))}"
         if lines:
-            title = GROUPS.get(group, _words(group).capitalize())
-            cards.append(f"<div class=card><h3>{_text(title)}</h3><table class=cost>{lines}</table></div>")
+            title = GROUPS.get(group, words(group).capitalize())
+            cards.append(f"<div class=card><h3>{text(title)}</h3><table class=cost>{lines}</table></div>")
     return "".join(cards)
 
 
 def _config(config: Mapping[str, Any]) -> str:
-    rows = [f"<tr><td>{_text(key)}<td><code>{_text(json.dumps(value))}</code>" for key, value in _flatten(config)]
+    rows = [f"<tr><td>{text(key)}<td><code>{text(json.dumps(value))}</code>" for key, value in _flatten(config)]
     table = f"<summary>All {len(rows)} keys</summary><div class=scroll><table>{''.join(rows)}</table></div>"
     return f"<details>{table}</details>" if rows else ""
-
-
-def _card(draw, *args, name: str, folder: Path, kind: str = "card scroll") -> str:
-    return f"<div class='{kind}'>{figures.save(draw, *args, name=name, folder=folder)}</div>"
-
-
-def _section(title: str, body: str, kind: str = "") -> str:
-    return f"<section><h2>{_text(title)}</h2><div class='{kind}'>{body}</div></section>" if body else ""
 
 
 def _title(key: str) -> str:
     what, _, split = key.partition("_")
     titles = {"confusion": "Confusion matrix", "mistakes": "Worst mistakes", "written": "What it wrote"}
     titles["precision"] = "Precision and recall"
-    return f"{titles.get(what, 'Objects')}, {_words(split)}"
-
-
-def _keys(metrics: Metrics) -> list[str]:
-    return list(dict.fromkeys(key for line in metrics for key in line if key != "step"))
-
-
-def _series(metrics: Metrics, key: str) -> figures.Curve:
-    points = [(line["step"], line[key]) for line in metrics if key in line]
-    return np.array([step for step, _ in points], int), np.array([value for _, value in points], float)
+    return f"{titles.get(what, 'Objects')}, {words(split)}"
 
 
 def _spread(count: int, most: int) -> list[int]:
@@ -358,22 +335,6 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]
     return leaves
 
 
-def _text(value: Any) -> str:
-    return html.escape(str(value))
-
-
-def _words(name: str) -> str:
-    return re.sub(r"[_/.]+", " ", name)
-
-
-def _file(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "_", name)
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if 1000 <= abs(value) < math.inf else f"{value:.4g}"
-
-
 def _amount(what: str, value: Any) -> str:
     """A cost with the unit that its name tells: bytes by 1,024, FLOPs by 1,000, times, plain numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -386,7 +347,7 @@ def _amount(what: str, value: Any) -> str:
         prefixes = prefixes.split(",")
         power = min(int(math.log(max(value, 1), base) + 1e-9), len(prefixes) - 1)
         return f"{value / base**power:.4g} {prefixes[power]}{unit}"
-    return f"{value:,}" if isinstance(value, int) else _number(value)
+    return f"{value:,}" if isinstance(value, int) else number(value)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -402,67 +363,3 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
             return dict(arrays)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read ({error}); without that file the report can be made.") from None
-
-
-STYLE = """
-:root { color-scheme: light dark; --page: #f6f7f9; --card: #fff; --ink: #1f2329; --soft: #656d76; --rule: #dde1e6;
-  --bad: #cc3311; --s0: #0072b2; --s1: #d55e00; --s2: #009e73; --s3: #cc79a7; --tint: #e8f1f8; }
-@media (prefers-color-scheme: dark) { :root { --page: #0f1216; --card: #171b21; --ink: #e3e7ec; --soft: #99a3ae;
-  --rule: #2b323b; --bad: #ff7b5c; --s0: #56b4e9; --s1: #f09a4a; --s2: #35c49a; --s3: #e39cc2; --tint: #17303f; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-main { max-width: 1240px; margin: 0 auto; padding: 40px 24px 64px; }
-h1 { font-size: 30px; line-height: 1.2; letter-spacing: -.02em; margin: 0 0 8px; overflow-wrap: anywhere; }
-h2 { font-size: 19px; letter-spacing: -.01em; margin: 44px 0 12px; }
-h3 { font-size: 14px; margin: 0 0 8px; }
-.facts { list-style: none; margin: 0; padding: 0; color: var(--soft); font-size: 14px; }
-.facts li { display: inline-block; } .facts li + li::before { content: "·"; margin: 0 8px; }
-pre, code { font: 13px/1.55 ui-monospace, SFMono-Regular, Menlo, Consolas, "Liberation Mono", monospace; }
-.command { margin: 14px 0 0; padding: 9px 14px; white-space: pre-wrap; overflow-wrap: anywhere; }
-.alert { border-left: 4px solid var(--bad); padding: 8px 14px; background: var(--card); margin: 16px 0 0; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(165px, 1fr)); gap: 12px; margin-top: 22px; }
-.command, .tile, .card, details { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; }
-.tile, .card { padding: 14px 16px; }
-.tile span, .tile small { display: block; color: var(--soft); font-size: 13px; }
-.tile b { display: block; font-size: 27px; line-height: 1.3; font-weight: 650; letter-spacing: -.02em;
-  font-variant-numeric: tabular-nums; }
-.cards, .split { display: grid; gap: 14px; align-items: start; }
-.cards { grid-template-columns: repeat(auto-fill, minmax(min(100%, 350px), 1fr)); }
-.split { grid-template-columns: minmax(0, 3fr) minmax(0, 2fr); }
-.scroll { overflow-x: auto; }
-.note { color: var(--soft); font-size: 14px; margin: 0 0 10px; }
-.card + .note { margin-top: 20px; }
-svg { display: block; width: 100%; height: auto; max-width: calc(var(--w) * 1.6px); margin: 0 auto; }
-.scroll svg { min-width: min(calc(var(--w) * .9px), 900px); }
-svg text { font-family: inherit !important; }
-table { width: 100%; border-collapse: collapse; font-size: 14px; }
-th { text-align: left; color: var(--soft); font-weight: 500; }
-th, td { padding: 5px 10px 5px 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
-tr:last-child td { border-bottom: 0; }
-.n { text-align: right; padding: 5px 0 5px 10px; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.cost i { display: block; height: 4px; min-width: 1px; border-radius: 2px; background: var(--s0); margin-top: 3px; }
-.total td { font-weight: 650; }
-.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(108px, 1fr)); gap: 14px 12px; }
-figure { margin: 0; } figure img { display: block; width: 100%; border-radius: 6px; image-rendering: pixelated; }
-figcaption { font-size: 14px; margin-top: 4px; overflow-wrap: anywhere; line-height: 1.35; }
-figcaption small { color: var(--soft); font-variant-numeric: tabular-nums; }
-details { margin-bottom: 8px; padding: 0 16px; }
-summary { cursor: pointer; padding: 10px 0; font-weight: 600; }
-.sample { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0 0 14px; padding-left: 12px;
-  border-left: 2px solid var(--rule); }
-.sample b { background: var(--tint); font-weight: 600; border-radius: 3px; }
-details table { margin-bottom: 14px; } details td:first-child { white-space: nowrap; color: var(--soft); }
-@media (max-width: 760px) {
-  main { padding: 24px 14px 40px; } h1 { font-size: 25px; } .tile b { font-size: 23px; } .card { padding: 12px; }
-  .tiles { grid-template-columns: repeat(2, 1fr); } .split { grid-template-columns: minmax(0, 1fr); }
-  .gallery { grid-template-columns: repeat(auto-fill, minmax(84px, 1fr)); } }
-"""
-
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>{style}</style></head>
-<body><main>
-{body}
-</main></body></html>
-"""

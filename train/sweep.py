@@ -1,136 +1,253 @@
-"""A sweep: the runs of a config's overrides one after another, each in a workdir of its own."""
+"""A sweep: the runs of a config's overrides, several at once, each a process of its own on its share of the devices."""
 
-import csv
+import fcntl
+import hashlib
 import json
+import os
+import shlex
 import signal
 import subprocess
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from train import devices, guard
+from train.follow import CLAIM, LOG, PROMPT, Run, Table, held, locked
 
-from train import figures
-from train.guard import PREEMPTED
-from train.writers import read_metrics
+LONGEST_NAME = 100
+TICK = 0.2  # seconds
 
 
 def run_sweep(
-    command: Sequence[str], overrides: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, Any]], workdir: Path
+    command: Sequence[str],
+    overrides: Sequence[Mapping[str, Any]],
+    configs: Sequence[Mapping[str, Any]],
+    workdir: Path,
+    parallel: int = 1,
 ) -> int:
-    """Runs `command` with each of the overrides in `workdir/<what differs>`, and prints a table at the end.
+    """Runs `command` with each of the overrides, in `workdir/<what differs>`, so many at once.
 
-    What is done is skipped, what was interrupted goes on; a run that fails does not keep the others from running.
-    `workdir/sweep.csv` has the table, and `sweep.png` the test split's figures (or the validation split's), against the
-    first key that differs, in a colour for each value of the next; seeds are dots around their mean.
+    What is done is skipped, what was interrupted goes on; a run that fails does not keep the others from running, and
+    one that an earlier sweep left at work is waited for. What comes of them is told by `compare.finish`.
 
     Args:
         command: the command line of a run without its workdir.
         overrides: config keys and values of each run.
         configs: the whole config of each run, as its `config.json` will have it.
         workdir: of the sweep.
+        parallel: how many runs are at work at the same time.
 
     Returns:
-        The exit code: 0 when every run is done, 75 when the sweep was told to stop, 1 otherwise.
+        The exit code: 0 when every run is done, 75 when the sweep or a run was told to stop, 1 otherwise.
 
     Raises:
-        ValueError: there is nothing to run, or two runs have the same overrides.
+        ValueError: there is nothing to run, two runs have the same overrides, or another sweep is at work here.
     """
-    names = [run_name(changes) for changes in overrides]
-    if not names:
+    if not overrides:
         raise ValueError("this config has no sweep(): it must yield a dict of overrides for each run.")
-    if len(set(names)) < len(names):
-        raise ValueError(f"two runs of the sweep are the same: {next(n for n in names if names.count(n) > 1)}.")
-    codes: dict[str, int] = {}
-    for number, (name, changes, config) in enumerate(zip(names, overrides, configs), start=1):
-        folder = workdir / name
-        print(f"\n[{number}/{len(names)}] {name}", flush=True)
-        if is_done(folder, config):
-            print("is done already", flush=True)
-            codes[name] = 0
-            continue
-        settings = [f"--config.{key}={value}" for key, value in changes.items()]
-        codes[name] = _run([*command, *settings, f"--workdir={folder}"])
-        if codes[name] == PREEMPTED:
-            break
-    rows = [_row(name, changes, workdir / name, codes.get(name)) for name, changes in zip(names, overrides)]
-    _write_table(rows, workdir / "sweep.csv")
-    _draw([(changes, row) for changes, row in zip(overrides, rows) if row["state"] == "done"], workdir)
-    if PREEMPTED in codes.values():
-        return PREEMPTED
-    return int(any(codes.values()))
+    # A run may be there under another name, of a sweep in which other keys differed.
+    there = [(json.loads(path.read_text(encoding="utf-8")), path.parent.name) for path in workdir.glob("*/config.json")]
+    runs = []
+    for name, changes, config in zip(run_names(overrides), overrides, configs):
+        name = next((known for other, known in there if other == config), name)
+        runs.append(Run(name, workdir / name, changes, config))
+    workdir.mkdir(parents=True, exist_ok=True)
+    with guard.locked(workdir):
+        for run in runs:
+            if run.is_done():
+                run.state = "done"
+                run.look()
+        todo = [run for run in runs if run.state != "done"]
+        if len(todo) < len(runs):
+            print(f"{len(runs) - len(todo)} of {len(runs)} runs are done already", flush=True)
+        if todo:
+            # Those at work already come first, so that no other run is given their devices.
+            todo.sort(key=lambda run: not held(run.folder))
+            Launcher(command, min(parallel, len(todo))).run(todo, runs)
+        from train.compare import finish  # here because the launcher should start soon, and this brings matplotlib
+
+        finish(runs, command, workdir)
+    return exit_code(runs)
 
 
-def run_name(changes: Mapping[str, Any]) -> str:
-    """A folder's name from what a run changes: "learning_rate=0.001,seed=1"."""
-    parts = [f"{key.rpartition('.')[2]}={value}" for key, value in changes.items()]
-    return ",".join(parts).replace("/", "_").replace(" ", "") or "base"
+def run_names(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Folders' names: "learning_rate=0.001,seed=1", the keys that tell the runs apart.
+
+    A key that says no more than those before it (the width that goes with a model's name) is left out.
+
+    Raises:
+        ValueError: two runs have the same overrides.
+    """
+    keys: list[str] = []
+    kinds = 1
+    for key in dict.fromkeys(key for changes in overrides for key in changes):
+        told = len({_values(changes, [*keys, key]) for changes in overrides})
+        if told > kinds:
+            keys, kinds = [*keys, key], told
+    names: list[str] = []
+    for changes in overrides:
+        short = [key.rpartition(".")[2] for key in keys]
+        parts = [
+            f"{last if short.count(last) == 1 else key}={changes[key]}"
+            for key, last in zip(keys, short)
+            if key in changes
+        ]
+        name = ",".join(parts).replace("/", "_").replace(" ", "") or "base"
+        if kinds < len(overrides) and [_values(other, keys) for other in overrides].count(_values(changes, keys)) > 1:
+            raise ValueError(f"two runs of the sweep are the same: {dict(changes)}.")
+        if len(name) > LONGEST_NAME or name in names:
+            name = f"{name[:LONGEST_NAME]}~{hashlib.sha256(repr(changes).encode()).hexdigest()[:8]}"
+        names.append(name)
+    return names
 
 
-def is_done(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether the run of this config came to its end in the folder: the facts that it wrote have the config."""
-    return _facts(folder).get("config") == config
+def _values(changes: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
+    return tuple(repr(changes[key]) if key in changes else "" for key in keys)
 
 
-def _facts(folder):
-    path = folder / "artifacts" / "run.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+@dataclass
+class Job:
+    """A run at work: its share of the devices, and its process, if this one started it."""
+
+    slot: int | None = None
+    pid: int | None = None
+    process: subprocess.Popen | None = None
+    pruned: bool = False
+
+    def stop(self) -> None:
+        """Tells it to save and end, if it is a sweep's."""
+        if self.process:
+            self.process.terminate()
+        elif self.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
 
 
-def _run(command):
-    """The exit code of a command; the signal that would stop the sweep stops the command instead, which saves."""
-    process = subprocess.Popen(command)
-    before = signal.signal(signal.SIGTERM, lambda number, frame: process.send_signal(number))
-    try:
-        return process.wait()
-    except KeyboardInterrupt:  # the terminal sent it to the command too
-        return process.wait() or PREEMPTED
-    finally:
-        signal.signal(signal.SIGTERM, before)
+class Launcher:
+    """Starts runs, so many at once, follows them and says how they ended.
+
+    A run's process keeps a lock in the run's folder, which it inherits and which so outlives the launcher: whoever
+    comes after a launcher that was killed sees which of its runs are still at work, and on which share of the devices.
+
+    Args:
+        command: the command line of a run without its overrides and its workdir.
+        parallel: how many runs are at work at the same time.
+        observe: is told of every run that has new metrics or has ended; True ends it, as pruned.
+    """
+
+    def __init__(self, command: Sequence[str], parallel: int, observe: Callable[[Run], bool] = lambda run: False):
+        self.command, self.observe = command, observe
+        self.shares = devices.shares(parallel)
+        self.jobs: dict[Run, Job] = {}
+        self.again: deque[Run] = deque()
+
+    def run(self, todo: Iterable[Run], shown: Sequence[Run]) -> None:
+        """Runs what `todo` yields, which it is asked for when a share of the devices is free; shows `shown`.
+
+        SIGTERM and SIGINT stop all of them, which save.
+        """
+        todo, stopping = iter(todo), False
+        with guard.StopSignal() as stop, Table() as table:
+            try:
+                while True:
+                    for run in list(self.jobs):
+                        self.poll(run, stop.received)
+                    if stop.received and not stopping:
+                        stopping = True
+                        self.stop()
+                    while not stopping and len(self.jobs) < len(self.shares):
+                        run = self.again.popleft() if self.again else next(todo, None)
+                        if run is None:
+                            break
+                        self.begin(run)
+                    table.show(shown)
+                    if not self.jobs:
+                        return
+                    time.sleep(TICK)
+            except BaseException:
+                self.stop()
+                raise
+
+    def stop(self) -> None:
+        """Tells all runs to save and end."""
+        for job in self.jobs.values():
+            job.stop()
+
+    def begin(self, run: Run) -> None:
+        """Starts a run, or follows it where it is at work already."""
+        run.look()
+        run.state = "running"
+        run.folder.mkdir(parents=True, exist_ok=True)
+        if held(run.folder):
+            self.jobs[run] = found(run.folder)
+            return
+        slot = min(set(range(len(self.shares))) - {job.slot for job in self.jobs.values()})
+        cpus, environment = self.shares[slot]
+        with (run.folder / CLAIM).open("w") as claim, (run.folder / LOG).open("ab") as log:
+            fcntl.flock(claim, fcntl.LOCK_EX)
+            command = run.command(self.command)
+            log.write(f"{PROMPT}{shlex.join(command)}\n".encode())
+            log.flush()
+            before = os.sched_getaffinity(0) if cpus else None
+            try:
+                if cpus:
+                    os.sched_setaffinity(0, cpus)  # which the process inherits
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=os.environ | environment,
+                    pass_fds=[claim.fileno()],
+                    start_new_session=True,  # the terminal's ^C is for the launcher, which tells the runs
+                )
+            finally:
+                if cpus:
+                    os.sched_setaffinity(0, before)
+            print(slot, process.pid, file=claim, flush=True)
+        self.jobs[run] = Job(slot, process.pid, process)
+
+    def poll(self, run: Run, stopping: bool) -> None:
+        """Looks how a run is doing."""
+        job = self.jobs[run]
+        code = job.process.poll() if job.process else None
+        ended = code is not None if job.process else not held(run.folder)
+        new = run.look()
+        if stopping and job.process is None and job.pid is None:  # somebody else's
+            ended = True
+        if ended:
+            del self.jobs[run]
+            if code == 0 or (job.process is None and run.is_done()):
+                run.state = "done"
+            elif job.pruned:
+                run.state = "pruned"
+            elif stopping or code == guard.PREEMPTED:
+                run.state = "stopped"
+            elif job.process is None:  # another one's, that ended before its end
+                run.state = "waiting"
+                self.again.append(run)
+                return
+            else:
+                run.state = f"failed ({code})"
+        if (ended or new) and self.observe(run) and not ended and not job.pruned:
+            job.pruned = True
+            job.stop()
 
 
-def _row(name, changes, folder, code):
-    state = {None: "not run", 0: "done", PREEMPTED: "stopped"}.get(code, f"failed ({code})")
-    row = {"run": name, "state": state, **{key: str(value) for key, value in changes.items()}}
-    if code == 0:
-        row["seconds"] = f"{_facts(folder)['seconds']:.1f}"
-        for line in read_metrics(folder):
-            row |= {k: f"{v:.5g}" for k, v in line.items() if not k.startswith(("train/", "time/", "step"))}
-    return row
+def found(folder: Path) -> Job:
+    """The run at work that an earlier launcher started in the folder, or that somebody else did."""
+    path = folder / CLAIM
+    numbers = path.read_text().split() if path.exists() and locked(path) else []
+    return Job(*map(int, numbers)) if len(numbers) == 2 else Job()
 
 
-def _draw(done, folder):
-    kinds = [key for split in ("test/", "validation/") for _, row in done for key in row if key.startswith(split)]
-    kinds = [kind for kind in dict.fromkeys(kinds) if kind.startswith(kinds[0][:4])]
-    keys = [key for key in dict.fromkeys(key for changes, _ in done for key in changes) if key != "seed"]
-    keys = [key for key in keys if len({str(changes.get(key)) for changes, _ in done}) > 1]
-    if not kinds or not keys:
-        return
-    panels = {}
-    for kind in kinds[:4]:
-        runs = defaultdict(lambda: defaultdict(list))  # values by name and place
-        for changes, row in done:
-            place, name = (str(changes.get(key)) for key in (keys * 2)[:2])
-            runs[name if len(keys) > 1 else kind][place].append(float(row.get(kind, "nan")))
-        panels[kind] = {
-            name: (list(places), np.array(list(zip_longest(*places.values(), fillvalue=np.nan))).T)
-            for name, places in runs.items()
-        }
-    figures.save(figures.lines, panels, keys[0].rpartition(".")[2], name="sweep", folder=folder)
-
-
-def _write_table(rows, path):
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-    shown = columns[1:]
-    widths = [max(len(column), *(len(row.get(column, "")) for row in rows)) for column in shown]
-    print()
-    for row in [{column: column for column in shown}, *rows]:
-        print("  ".join(row.get(column, "").ljust(width) for column, width in zip(shown, widths)).rstrip())
-    print(f"\n{path}")
+def exit_code(runs: Sequence[Run]) -> int:
+    """0 when all came to their end, 75 when one was told to stop before, 1 otherwise."""
+    states = {run.state for run in runs}
+    if "stopped" in states:
+        return guard.PREEMPTED
+    return int(not states <= {"done", "pruned"})

@@ -17,7 +17,7 @@ from train.objectives import OBJECTIVES
 from train.optimizer import make_optimizer, make_schedule
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted(path for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "base"))
+FILES = sorted(path for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "base", "sweeps"))
 
 
 @pytest.fixture

@@ -83,22 +83,28 @@ def test_report_is_written_again(finished, say):
 
 
 def test_sweep(launch, tmp_path):
-    arguments = ["--config=tests/tiny.py:vit", "--sweep", f"--workdir={tmp_path}", "--config.total_steps=3"]
+    arguments = ["--config=tests/tiny.py:vit", "--sweep", "--parallel=2", f"--workdir={tmp_path}"]
+    arguments.append("--config.total_steps=3")
     code, output = launch(*arguments)
     assert code == 1, output
     with (tmp_path / "sweep.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["run"] for row in rows] == ["seed=1", "seed=2,num_heads=3", "seed=3"]
+    assert [row["run"] for row in rows] == ["seed=1", "seed=2", "seed=3"]
     assert [row["state"] for row in rows] == ["done", "failed (1)", "done"]
     for row in rows[::2]:
         last = read_metrics(tmp_path / row["run"])[-1]
         assert float(row["test/accuracy"]) == pytest.approx(last["test/accuracy"], rel=1e-4)
         assert json.loads((tmp_path / row["run"] / "config.json").read_text())["total_steps"] == 3
     assert re.search(r"^done +1 .*\nfailed \(1\) +2 +3\ndone +3 ", output, re.MULTILINE), output
+    assert output.count("error: ") == 1
+    page = (tmp_path / "sweep.html").read_text()
+    for row in rows:
+        assert f"--config.seed={row['run'][-1]} " in page
     code, output = launch(*arguments)
     assert code == 1
-    assert output.count("is done already") == 2
-    code, output = launch(*arguments[:-1], "--config.total_steps=4")
-    assert "is done already" not in output
-    last = read_metrics(tmp_path / "seed=3")[-1]
-    assert last["step"] == 4
+    assert "2 of 3 runs are done already" in output
+    code, output = launch("--mode=watch", f"--workdir={tmp_path}")
+    assert code == 0
+    assert re.search(r"^seed=1  done  step 3/3  loss [\d.]+\nseed=2  failed\nseed=3  done", output, re.MULTILINE), (
+        output
+    )

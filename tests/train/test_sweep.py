@@ -1,40 +1,117 @@
-"""A sweep's order, what it skips and what stops it; `tests/e2e/test_launch.py` has one of real runs."""
+"""Sweeps: what they skip, what stops them and what outlives them; `tests/e2e/test_sweep.py` has real runs."""
 
 import csv
+import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from itertools import product
 
 import numpy as np
 import pytest
 
-from train import figures
-from train.sweep import run_name, run_sweep
+from train import figures, follow
+from train.sweep import run_names, run_sweep
 
-# In a run's place: fails when told to, and otherwise leaves what a finished run leaves.
+# In a run's place: takes steps, saves every other one, goes on from there, stops by SIGTERM, fails when told to, and
+# leaves what a finished run leaves.
 RUN = """
-import json, pathlib, sys
+import fcntl, json, os, pathlib, signal, sys, time
 options = dict(part.removeprefix("--").split("=", 1) for part in sys.argv[1:])
 folder = pathlib.Path(options["workdir"])
 (folder / "artifacts").mkdir(parents=True, exist_ok=True)
 with open(folder.parent / "ran.txt", "a") as file:
     file.write(options["config.seed"] + "\\n")
+print("a run of seed", options["config.seed"], flush=True)
+lock = open(folder / ".lock", "a")
+try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    sys.exit("error: another run is at work")
 code = int(options.get("config.fail", 0))
 if code and not (folder.parent / "mended").exists():
+    print("error: it cannot start", file=sys.stderr)
     sys.exit(code)
-line = {"step": 4, "test/loss": 1 / int(options["config.seed"]), "train/loss": 9.0, "time/mfu": 0.5}
-(folder / "metrics.jsonl").write_text(json.dumps({"step": 2, "test/loss": 5.0}) + "\\n" + json.dumps(line) + "\\n")
-facts = {"seconds": 12.34, "config": {"seed": int(options["config.seed"])}}
-(folder / "artifacts" / "run.json").write_text(json.dumps(facts))
+while len(list(folder.parent.glob("*/.lock"))) < int(options.get("config.together", 0)):
+    time.sleep(0.01)
+stopped = []
+signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
+seed, total = int(options["config.seed"]), int(options.get("config.total_steps", 4))
+config = {"seed": seed, "total_steps": total}
+(folder / "config.json").write_text(json.dumps(config))
+saved = folder / "saved"
+start = int(saved.read_text()) if saved.exists() else 0
+lines = [{"step": step, "train/loss": 1 / step, "time/mfu": 0.5} for step in range(1, start + 1)]
+for step in range(start + 1, total + 1):
+    time.sleep(float(options.get("config.sleep", 0)))
+    with open(folder / "trained.txt", "a") as file:
+        print(step, file=file)
+    lines.append({"step": step, "train/loss": 1 / step, "time/mfu": 0.5, "test/loss": 1 / seed + 1 / step - 1 / total})
+    (folder / "metrics.partial").write_text("".join(json.dumps(line) + "\\n" for line in lines))
+    (folder / "metrics.partial").replace(folder / "metrics.jsonl")
+    if step % 2 == 0 or stopped:
+        saved.write_text(str(step))
+    if stopped:
+        sys.exit(75)
+cpus = sorted(os.sched_getaffinity(0))
+(folder / "artifacts" / "run.json").write_text(json.dumps({"seconds": 12.34, "config": config, "cpus": cpus}))
 """
 
 
-def sweep(workdir, overrides, **more):
-    configs = [{"seed": changes["seed"], **more} for changes in overrides]
-    return run_sweep([sys.executable, "-c", RUN], overrides, configs, workdir)
+def configs(overrides, total):
+    return [{"seed": changes["seed"], "total_steps": changes.get("total_steps", total)} for changes in overrides]
+
+
+def arguments(workdir, overrides, total_steps=4, parallel=1):
+    command = [sys.executable, "-c", RUN, f"--config.total_steps={total_steps}"]
+    return command, overrides, configs(overrides, total_steps), workdir, parallel
+
+
+def sweep(*args, **options):
+    return run_sweep(*arguments(*args, **options))
+
+
+@pytest.fixture
+def start(tmp_path):
+    """start(workdir, overrides, ...) is a process that runs the sweep; what is left at the end is killed."""
+    started = []
+
+    def start(*options):
+        program = "import sys; from pathlib import PosixPath; from train.sweep import run_sweep\n"
+        program += f"sys.exit(run_sweep(*{arguments(*options)!r}))"
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen([sys.executable, "-c", program], **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+    for path in tmp_path.rglob(follow.CLAIM):
+        if follow.locked(path):
+            os.kill(int(path.read_text().split()[1]), signal.SIGKILL)
+
+
+def wait_for(condition, seconds=300):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def ran(workdir):
     return (workdir / "ran.txt").read_text().split()
+
+
+def trained(folder):
+    path = folder / "trained.txt"
+    return [*map(int, path.read_text().split())] if path.exists() else []
+
+
+def pid(folder):
+    return int((folder / follow.CLAIM).read_text().split()[1])
 
 
 def table(workdir):
@@ -43,22 +120,26 @@ def table(workdir):
 
 
 def test_goes_on_after_a_failure_and_skips_what_is_done(tmp_path, capfd):
-    overrides = [{"seed": 1}, {"seed": 2, "fail": 3}, {"seed": 4}]
+    overrides = [{"seed": 1}, {"seed": 2, "fail": 3}, {"seed": 4}, {"seed": 5, "fail": 3}]
     assert sweep(tmp_path, overrides) == 1
-    assert ran(tmp_path) == ["1", "2", "4"]
+    assert ran(tmp_path) == ["1", "2", "4", "5"]
     rows = table(tmp_path)
-    assert [row["run"] for row in rows] == ["seed=1", "seed=2,fail=3", "seed=4"]
-    assert [row["state"] for row in rows] == ["done", "failed (3)", "done"]
-    assert [row["test/loss"] for row in rows] == ["1", "", "0.25"]  # the last of each run
-    assert [row["seconds"] for row in rows] == ["12.3", "", "12.3"]
+    assert [row["run"] for row in rows] == ["seed=1", "seed=2", "seed=4", "seed=5"]
+    assert [row["state"] for row in rows] == ["done", "failed (3)", "done", "failed (3)"]
+    assert [row["test/loss"] for row in rows] == ["1", "", "0.25", ""]  # the last of each run
+    assert [row["seconds"] for row in rows] == ["12.3", "", "12.3", ""]
     assert "train/loss" not in rows[0]
     printed = capfd.readouterr().out
-    assert "failed (3)" in printed
+    assert printed.count("it cannot start") == 1
+    assert f"seed=2 and 1 more: error: it cannot start ({tmp_path}/seed=2/log.txt)" in printed
+    assert "a run of seed" not in printed
+    assert (tmp_path / "seed=1" / "log.txt").read_text().endswith("\na run of seed 1\n")
     assert "0.25" in printed
     (tmp_path / "mended").touch()
     assert sweep(tmp_path, overrides) == 0
-    assert ran(tmp_path) == ["1", "2", "4", "2"]
-    assert [row["state"] for row in table(tmp_path)] == ["done", "done", "done"]
+    assert ran(tmp_path) == ["1", "2", "4", "5", "2", "5"]
+    assert [row["state"] for row in table(tmp_path)] == ["done"] * 4
+    assert "2 of 4 runs are done already" in capfd.readouterr().out
 
 
 def test_what_is_done_with_another_config_is_not_done(tmp_path):
@@ -68,21 +149,120 @@ def test_what_is_done_with_another_config_is_not_done(tmp_path):
     assert ran(tmp_path) == ["1", "2", "1", "2"]
 
 
-def test_a_stopped_run_stops_the_sweep(tmp_path):
+def test_what_is_done_under_another_name_is_done(tmp_path):
+    sweep(tmp_path, [{"seed": 1}])
+    sweep(tmp_path, [{"seed": 1}, {"seed": 2}])
+    assert ran(tmp_path) == ["1", "2"]
+    assert [row["run"] for row in table(tmp_path)] == ["base", "seed=2"]
+
+
+def test_a_run_that_was_told_to_stop_stops_no_other(tmp_path):
     assert sweep(tmp_path, [{"seed": 1, "fail": 75}, {"seed": 2}]) == 75
+    assert ran(tmp_path) == ["1", "2"]
+    assert [row["state"] for row in table(tmp_path)] == ["stopped", "done"]
+
+
+def test_several_at_once_each_on_its_cpus(tmp_path):
+    all_cpus = sorted(os.sched_getaffinity(0))
+    # Each waits for the others: one after another they would wait for ever.
+    assert sweep(tmp_path, [{"seed": seed, "together": 3} for seed in (1, 2, 3)], parallel=3) == 0
+    used = [json.loads((tmp_path / f"seed={seed}/artifacts/run.json").read_text())["cpus"] for seed in (1, 2, 3)]
+    assert sorted(os.sched_getaffinity(0)) == all_cpus
+    assert all(set(cpus) <= set(all_cpus) for cpus in used)
+    if len(all_cpus) > 1:
+        assert used[0] != used[1]
+        assert all(len(cpus) < len(all_cpus) for cpus in used)
+
+
+def test_survives_the_death_of_runs_and_of_its_own(start, tmp_path):
+    """Three runs and then the sweep are killed: what it left goes on, and the next call trains only what is missing."""
+    totals = {4: 50, 5: 50}  # the two at work when the sweep is killed
+    overrides = [{"seed": seed, "sleep": 0.1, "total_steps": totals.get(seed, 6)} for seed in range(1, 7)]
+    folders = [tmp_path / f"seed={seed}" for seed in range(1, 7)]
+    first = start(tmp_path, overrides, 6, 2)
+    for folder in folders[:3]:
+        wait_for(lambda folder=folder: len(trained(folder)) >= 3)
+        os.kill(pid(folder), signal.SIGKILL)
+    wait_for(lambda: all(len(trained(folder)) >= 1 for folder in folders[3:5]))
+    first.kill()
+    first.wait()
+    assert all(follow.held(folder) for folder in folders[3:5])  # outlive it
+    left = [pid(folder) for folder in folders[3:5]]
+    second = start(tmp_path, overrides, 6, 2)
+    output = second.communicate(timeout=300)[0]
+    assert second.returncode == 0, output
+    for number, folder in enumerate(folders):
+        steps = trained(folder)
+        if number < 3:  # goes on from what was saved
+            again = next(i for i in range(1, len(steps)) if steps[i] <= steps[i - 1])
+            assert steps[again] == 1 + steps[again - 1] // 2 * 2
+            assert steps[again:] == [*range(steps[again], 7)]
+        else:
+            assert steps == [*range(1, totals.get(number + 1, 6) + 1)]
+    assert [pid(folder) for folder in folders[3:5]] == left
+    assert [row["state"] for row in table(tmp_path)] == ["done"] * 6
+    assert [float(row["test/loss"]) for row in table(tmp_path)] == pytest.approx(
+        [1 / seed for seed in range(1, 7)], rel=1e-4
+    )
+    before = ran(tmp_path)
+    assert sweep(tmp_path, overrides, 6, 2) == 0
+    assert ran(tmp_path) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_all_runs_which_save(number, start, tmp_path):
+    overrides = [{"seed": seed, "sleep": 0.1} for seed in (1, 2, 3)]
+    process = start(tmp_path, overrides, 50, 2)
+    wait_for(lambda: len(trained(tmp_path / "seed=2")) >= 3)
+    process.send_signal(number)
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 75, output
+    assert [row["state"] for row in table(tmp_path)] == ["stopped", "stopped", "waiting"]
+    for seed in (1, 2):
+        folder = tmp_path / f"seed={seed}"
+        assert int((folder / "saved").read_text()) == trained(folder)[-1] < 50
+
+
+def test_a_signal_stops_what_an_earlier_sweep_left(start, tmp_path):
+    first = start(tmp_path, [{"seed": 1, "sleep": 0.1}], 500, 1)
+    wait_for(lambda: trained(tmp_path / "base"))
+    first.kill()
+    first.wait()
+    second = start(tmp_path, [{"seed": 1, "sleep": 0.1}], 500, 1)
+    assert second.stdout.readline() == "base  running\n"
+    second.terminate()
+    assert second.communicate(timeout=300)[0]
+    assert second.returncode == 75
     assert ran(tmp_path) == ["1"]
-    assert [row["state"] for row in table(tmp_path)] == ["stopped", "not run"]
+    assert int((tmp_path / "base" / "saved").read_text()) == trained(tmp_path / "base")[-1]
+
+
+def test_waits_for_a_run_that_somebody_started_by_hand(tmp_path):
+    command = [sys.executable, "-c", RUN, "--config.seed=1", "--config.sleep=0.3", f"--workdir={tmp_path}/seed=1"]
+    with subprocess.Popen(command) as other:
+        wait_for(lambda: trained(tmp_path / "seed=1"))
+        assert sweep(tmp_path, [{"seed": 1}, {"seed": 2}], parallel=2) == 0
+        assert other.wait() == 0
+    assert sorted(ran(tmp_path)) == ["1", "2"]
+    assert trained(tmp_path / "seed=1") == [1, 2, 3, 4]
+
+
+def test_one_sweep_at_a_time(start, tmp_path):
+    start(tmp_path, [{"seed": 1, "sleep": 0.2}], 50)
+    wait_for(lambda: trained(tmp_path / "base"))
+    with pytest.raises(ValueError, match="another run is at work in"):
+        sweep(tmp_path, [{"seed": 1}])
 
 
 def test_draws_what_it_found(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(figures, "save", lambda *args, **names: drawn.append((args[1:], names)))
+    monkeypatch.setattr(figures, "save", lambda *args, **names: drawn.append((args[1:], names)) or "")
     sweep(tmp_path, [{"seed": seed} for seed in (1, 2)])
-    assert not drawn  # seeds alone
+    assert not [names for _, names in drawn if names["name"] == "sweep"]  # seeds alone
     overrides = [{"a.b": place, "c": c, "d": c + c, "seed": seed} for place, c, seed in product((10, 9), "xy", (1, 4))]
     sweep(tmp_path, overrides[:-1])
-    ((panels, xlabel), names) = drawn[0]
-    assert (list(panels), xlabel, names) == (["test/loss"], "b", {"name": "sweep", "folder": tmp_path})
+    ((panels, xlabel),) = [args for args, names in drawn if names == {"name": "sweep", "folder": tmp_path}]
+    assert (list(panels), xlabel) == (["test/loss"], "b")
     places, values = panels["test/loss"]["x"]
     assert places == ["10", "9"]
     np.testing.assert_array_equal(values, [[1, 0.25], [1, 0.25]])
@@ -94,15 +274,32 @@ def test_figure_of_a_sweep(tmp_path):
     assert (tmp_path / "sweep.png").stat().st_size > 1000
 
 
+def test_names_are_what_tells_the_runs_apart():
+    rates = [{"optimizer.learning_rate": rate, "seed": seed} for rate, seed in product((1e-3, 1e-4), (0, 1))]
+    assert run_names(rates)[:2] == ["learning_rate=0.001,seed=0", "learning_rate=0.001,seed=1"]
+    sizes = [{"model.name": name, "model.depth": depth, "model.width": 8} for name, depth in (("vit", 4), ("gpt", 2))]
+    assert run_names(sizes) == ["name=vit", "name=gpt"]
+    both = [{"model.name": m, "optimizer.name": o} for m, o in product("ab", "cd")]
+    assert run_names(both)[0] == "model.name=a,optimizer.name=c"
+    assert run_names([{"seed": 1}, {"seed": 1, "model.depth": 2}]) == ["base", "depth=2"]
+    assert run_names([{}]) == ["base"]
+    assert run_names([{"seed": 3}]) == ["base"]
+
+
 def test_names_are_folders():
-    assert run_name({"optimizer.learning_rate": 1e-3, "seed": 1}) == "learning_rate=0.001,seed=1"
-    assert "/" not in run_name({"data.source": "text:a/b.txt"})
-    assert run_name({}) == "base"
+    names = run_names([{"data.source": f"text:{letter}/b.txt"} for letter in "ab"])
+    assert names == ["source=text:a_b.txt", "source=text:b_b.txt"]
+    first, second = run_names([{"data.source": "a/b"}, {"data.source": "a_b"}])
+    assert first == "source=a_b"
+    assert second.startswith("source=a_b~")
+    long = run_names([{"init.path": "x" * 300 + letter} for letter in "ab"])
+    assert len(set(long)) == 2
+    assert all(len(name) < 120 for name in long)
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
-    [([], r"has no sweep\(\)"), ([{"seed": 1}, {"seed": 1}], "two runs of the sweep are the same: seed=1")],
+    [([], r"has no sweep\(\)"), ([{"seed": 1}, {"seed": 1}], "two runs of the sweep are the same: {'seed': 1}")],
 )
 def test_what_cannot_be_swept(overrides, message, tmp_path):
     with pytest.raises(ValueError, match=message):

@@ -1,0 +1,53 @@
+"""What sweeps and searches are written with."""
+
+import math
+import statistics
+
+import pytest
+
+from configs.sweeps import Choice, Floats, Integers, axis, chain, product, repeat, samples, zipped
+
+
+def test_combinations():
+    depths, widths = axis("depth", (2, 4)), axis("width", (8, 16))
+    assert list(product(depths, widths)) == [
+        {"depth": 2, "width": 8},
+        {"depth": 2, "width": 16},
+        {"depth": 4, "width": 8},
+        {"depth": 4, "width": 16},
+    ]
+    assert list(zipped(depths, widths)) == [{"depth": 2, "width": 8}, {"depth": 4, "width": 16}]
+    assert list(chain(depths, widths)) == [{"depth": 2}, {"depth": 4}, {"width": 8}, {"width": 16}]
+    assert list(repeat(depths, seeds=2)) == [
+        {"depth": 2, "seed": 0},
+        {"depth": 2, "seed": 1},
+        {"depth": 4, "seed": 0},
+        {"depth": 4, "seed": 1},
+    ]
+    assert list(product(depths, zipped(widths, axis("name", "ab")))) == [
+        {"depth": depth, "width": width, "name": name} for depth in (2, 4) for width, name in ((8, "a"), (16, "b"))
+    ]
+    with pytest.raises(ValueError, match="shorter"):
+        list(zipped(depths, axis("width", (8,))))
+
+
+def test_samples_are_the_same_for_a_seed_and_in_their_ranges():
+    space = {
+        "rate": Floats(1e-4, 1e-2, log=True),
+        "decay": Floats(0.0, 1.0),
+        "depth": Integers(1, 3),
+        "width": Integers(1, 64, log=True),
+        "name": Choice("vit", None, (1, 2)),
+    }
+    points = list(samples(space, 2000, seed=1))
+    assert points == list(samples(space, 2000, seed=1))
+    assert points != list(samples(space, 2000, seed=2))
+    values = {key: [point[key] for point in points] for key in space}
+    assert 1e-4 <= min(values["rate"]) < max(values["rate"]) <= 1e-2
+    assert statistics.median(values["rate"]) == pytest.approx(1e-3, rel=0.15)
+    assert statistics.median(values["decay"]) == pytest.approx(0.5, abs=0.05)
+    assert all(600 < values["depth"].count(depth) < 740 for depth in (1, 2, 3))
+    assert set(values["width"]) <= set(range(1, 65))
+    expected = 2000 * math.log(1.5 / 0.5) / math.log(64.5 / 0.5)
+    assert values["width"].count(1) == pytest.approx(expected, rel=0.15)
+    assert set(values["name"]) == {"vit", None, (1, 2)}

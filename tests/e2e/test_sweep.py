@@ -1,0 +1,93 @@
+"""A sweep of real runs that are killed, and that is killed itself: one more call and all is there, nothing twice."""
+
+import csv
+import json
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from train import follow
+
+CONFIG = """
+import configs
+from configs.sweeps import axis, product
+
+def get_config():
+    config = configs.load("tests/tiny.py:vit")[0]
+    config.total_steps = {steps}
+    return config
+
+def sweep():
+    return product(axis("optimizer.learning_rate", {rates}), axis("seed", {seeds}))
+"""
+
+
+def wait_for(condition, process):
+    end = time.monotonic() + 1200
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end, "the sweep hangs"
+        time.sleep(0.01)
+
+
+def saved(folder):
+    """The newest checkpoint."""
+    return max((int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdigit()), default=0)
+
+
+def survives(start, tmp_path, rates, seeds, deaths, steps):
+    """Kills so many runs, and then the sweep, each after its second checkpoint; then calls once more."""
+    (tmp_path / "config.py").write_text(CONFIG.format(steps=steps, rates=rates, seeds=seeds))
+    workdir = tmp_path / "sweep"
+    arguments = f"--config={tmp_path}/config.py", "--sweep", "--parallel=2", f"--workdir={workdir}"
+    names = [f"learning_rate={rate},seed={seed}" for rate in rates for seed in seeds]
+    names = names if len(rates) > 1 else [f"seed={seed}" for seed in seeds]
+    started = {}  # by run: the checkpoints that it goes on from, none at first
+    process = start(*arguments)
+    try:
+        for name in names[:deaths]:
+            wait_for(lambda name=name: saved(workdir / name) >= 10, process)
+            os.kill(int((workdir / name / follow.CLAIM).read_text().split()[1]), signal.SIGKILL)
+            wait_for(lambda name=name: not follow.held(workdir / name), process)
+            started[name] = [saved(workdir / name)]
+        wait_for(lambda: saved(workdir / names[deaths]) >= 10, process)
+        process.kill()
+        process.communicate()
+        done = {name for name in names if (workdir / name / "artifacts" / "run.json").exists()}
+        left = {name for name in names if follow.held(workdir / name)} - done
+        assert left  # which go on without the sweep
+        before = {name: os.stat(workdir / name / "metrics.jsonl").st_mtime_ns for name in done}
+        process = start(*arguments)
+        output = process.communicate(timeout=3000)[0]
+        assert process.returncode == 0, output
+    finally:
+        process.kill()
+        for name in names:
+            if follow.locked(workdir / name / follow.CLAIM):
+                os.kill(int((workdir / name / follow.CLAIM).read_text().split()[1]), signal.SIGKILL)
+    with (workdir / "sweep.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["run"], row["state"]) for row in rows] == [(name, "done") for name in names]
+    for row in rows:
+        folder = workdir / row["run"]
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines if "train/loss" in line] == [*range(1, steps + 1)]
+        assert float(row["test/loss"]) == pytest.approx(lines[-1]["test/loss"], rel=1e-4)
+        resumed = [int(step) for step in re.findall(r"going on from step (\d+)", (folder / "log.txt").read_text())]
+        assert resumed == started.get(row["run"], []), row["run"]
+        assert f"--workdir={folder}" in (workdir / "sweep.html").read_text()
+    for name, when in before.items():
+        assert os.stat(workdir / name / "metrics.jsonl").st_mtime_ns == when
+    return output
+
+
+def test_a_killed_sweep(start, tmp_path):
+    survives(start, tmp_path, (0.01,), (1, 2, 3), deaths=1, steps=100)
+
+
+@pytest.mark.slow
+def test_twelve_runs_of_which_three_are_killed(start, tmp_path):
+    print(survives(start, tmp_path, (0.001, 0.003, 0.01), (0, 1, 2, 3), deaths=3, steps=100))

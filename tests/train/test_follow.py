@@ -1,0 +1,126 @@
+"""Following runs from their folders alone, in a terminal and elsewhere; and the shares of the devices."""
+
+import fcntl
+import io
+import json
+import os
+import time
+
+import pytest
+from rich.console import Console
+
+from train import devices, follow
+from train.follow import Run, Table, watch
+
+
+def make(folder, steps, total=40, done=False, log=""):
+    (folder / "artifacts").mkdir(parents=True)
+    config = {"total_steps": total, "seed": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    lines = [json.dumps({"step": step, "train/loss": 1 / step}) for step in range(1, steps + 1)]
+    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (folder / "log.txt").write_text(log)
+    if done:
+        (folder / "artifacts" / "run.json").write_text(json.dumps({"config": config}))
+    return folder
+
+
+def test_watch_tells_how_each_run_is(tmp_path, capsys):
+    make(tmp_path / "a", 40, done=True)
+    make(tmp_path / "b", 7, log="step 5/40  12%\n\nerror: the disk is full\n(--traceback shows where it happened)\n")
+    make(tmp_path / "c", 5)
+    (tmp_path / "other").mkdir()
+    watch([tmp_path])
+    assert capsys.readouterr().out.splitlines() == [
+        "a  done  step 40/40  loss 0.0250",
+        "b  failed  step 7/40  loss 0.143",
+        "c  stopped  step 5/40  loss 0.200",
+    ]
+    watch([tmp_path / "a", tmp_path / "c"])
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["a", "c"]
+    with pytest.raises(FileNotFoundError, match="there is no run in"):
+        watch([tmp_path / "other"])
+
+
+def test_watch_goes_on_while_a_run_is_at_work(tmp_path, monkeypatch, capsys):
+    folder = make(tmp_path / "run", 5)
+    lock = (folder / ".lock").open("a")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+    def sleep(seconds):
+        if os.path.getsize(folder / "metrics.jsonl") < 200:
+            with (folder / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps({"step": 10, "train/loss": 0.5}) + "\n")
+        else:
+            lock.close()
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    watch([folder])
+    assert capsys.readouterr().out.splitlines() == [
+        "run  running  step 5/40  loss 0.200",
+        "run  stopped  step 10/40  loss 0.500",
+    ]
+
+
+def test_time_left_and_total(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    folder = make(tmp_path / "run", 10, total=None, log="step 1/2,000   0%\nstep 9/2,000   0%  loss 1.0\n")
+    run = Run("run", folder, state="running")
+    assert run.look()
+    assert not run.look()
+    assert run.row() == ("run", "running", "10/2,000", "0.100", "")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 20, "train/loss": None}) + "\n")
+    now[0] += 5
+    assert run.look()
+    assert run.row() == ("run", "running", "20/2,000", "", "16:30")
+    assert Run("new", tmp_path / "absent").row() == ("new", "waiting", "", "", "")
+
+
+def test_the_table_of_a_terminal(tmp_path):
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=60, height=10, color_system=None)
+    runs = [Run(f"rate={number}[0]", tmp_path / str(number)) for number in range(12)]
+    runs[1].state, runs[9].state, runs[3].state = "done", "running", "failed (1)"
+    runs[9].metrics, runs[9].config = [{"step": 5, "train/loss": 0.25}], {"total_steps": 50}
+    with Table(console) as table:
+        table.show(runs)
+    shown = stream.getvalue()
+    assert "rate=9[0]  running     5/50  0.250" in shown
+    assert "rate=3[0]  failed (1)" in shown
+    assert "9 waiting, 1 done, 1 failed, 1 running" in shown
+    assert shown.count("waiting") <= 4  # there is room for five runs
+
+
+def test_shares_of_the_devices(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 8})
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert devices.shares(1) == [({0, 1, 2, 3, 8}, {})]
+    assert devices.shares(2) == [({0, 1}, {}), ({2, 3, 8}, {})]
+    assert [cpus for cpus, _ in devices.shares(7)] == [{0}, {1}, {2}, {3}, {8}, {0}, {1}]
+    monkeypatch.delenv("JAX_PLATFORMS")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2,5")
+    assert devices.shares(1)[0][1] == {}
+    assert [own for _, own in devices.shares(2)] == [{"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "2,5"}]
+    crowd = [own for _, own in devices.shares(4)]
+    assert [own["CUDA_VISIBLE_DEVICES"] for own in crowd] == ["1", "2", "5", "1"]
+    assert {own["XLA_PYTHON_CLIENT_MEM_FRACTION"] for own in crowd} == {"0.450"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(devices, "glob", lambda pattern: [f"/dev/accel{n}" for n in range(8)] * ("accel" in pattern))
+    tpus = [own for _, own in devices.shares(4)]
+    assert [own["TPU_VISIBLE_CHIPS"] for own in tpus] == ["0,1", "2,3", "4,5", "6,7"]
+    assert {own["TPU_CHIPS_PER_PROCESS_BOUNDS"] for own in tpus} == {"1,2,1"}
+    with pytest.raises(ValueError, match="parallel is 3: 8 TPU chips cannot be divided by it"):
+        devices.shares(3)
+    with pytest.raises(ValueError, match="parallel is 0: it must be 1 or more"):
+        devices.shares(0)
+
+
+def test_what_is_held(tmp_path):
+    assert not follow.held(tmp_path)
+    with (tmp_path / follow.CLAIM).open("w") as file:
+        assert not follow.held(tmp_path)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert follow.held(tmp_path)
+    assert not follow.held(tmp_path)

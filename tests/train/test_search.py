@@ -1,0 +1,127 @@
+"""Searches: what is tried, what is stopped early, and that a search goes on where it was."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from configs.sweeps import Choice, Floats, Integers, Search
+from train import search as module
+from train.search import run_search
+
+# In a run's place: its loss falls to its distance from the best place, in steps that are evaluated each.
+RUN = """
+import json, os, pathlib, sys, time
+options = dict(part.removeprefix("--").split("=", 1) for part in sys.argv[1:])
+folder = pathlib.Path(options["workdir"])
+(folder / "artifacts").mkdir(parents=True, exist_ok=True)
+x, depth, kind = float(options["config.x"]), int(options["config.depth"]), options["config.kind"]
+with open(folder.parent / "ran.txt", "a") as file:
+    print(folder.name, file=file)
+if os.environ.get("FAIL") == folder.name:
+    sys.exit("error: no disk")
+if x > 9:
+    sys.exit("error: train/loss is nan at step 1: the run stops")
+for step in range(1, 5):
+    loss = (x - 3) ** 2 + (kind == "bad") * 100 + 1 / step
+    with open(folder / "metrics.jsonl", "a") as file:
+        print(json.dumps({"step": step, "train/loss": loss, "validation/loss": loss}), file=file)
+    time.sleep(float(os.environ.get("SLEEP", 0)))
+config = {"x": x, "depth": depth, "kind": kind}
+(folder / "artifacts" / "run.json").write_text(json.dumps({"seconds": 1.0, "config": config}))
+"""
+SPACE = {"x": Floats(0.0, 10.0), "depth": Integers(1, 4), "kind": Choice("good", "bad")}
+COMMAND = [sys.executable, "-c", RUN]
+
+
+def run(workdir, parallel=2, **more):
+    search = Search(SPACE, **{"trials": 12, "prune": False, "seed": 1} | more)
+    return run_search(COMMAND, search, dict, workdir, parallel)
+
+
+def ran(workdir):
+    return (workdir / "ran.txt").read_text().split()
+
+
+def rows(workdir):
+    header, *lines = (line.split(",") for line in (workdir / "sweep.csv").read_text().splitlines())
+    return [dict(zip(header, line)) for line in lines]
+
+
+def test_finds_what_is_better_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAIL", "trial_002")
+    assert run(tmp_path) == 1
+    states = {row["run"]: row["state"] for row in rows(tmp_path)}
+    assert states.pop("trial_002") == "failed (1)"
+    assert len(states) == 11
+    assert set(states.values()) <= {"done", "pruned"}  # with a loss that is not finite
+    assert set(ran(tmp_path)) == {f"trial_{number:03}" for number in range(12)}
+    for row in rows(tmp_path):
+        assert 0 <= float(row["x"]) <= 10
+        assert row["depth"] in "1234"
+        assert (row["state"] == "done") == (float(row["x"]) <= 9 and row["run"] != "trial_002")
+    tried = rows(tmp_path)[2]
+    monkeypatch.delenv("FAIL")
+    assert run(tmp_path, trials=25) == 0
+    assert len(ran(tmp_path)) == 12 + 1 + 13  # only what failed for a reason of its own was tried again
+    assert {key: rows(tmp_path)[2][key] for key in ("x", "depth", "kind")} == {
+        key: tried[key] for key in ("x", "depth", "kind")
+    }
+    assert all((row["state"] == "done") == (float(row["x"]) <= 9) for row in rows(tmp_path))
+    late = [row for row in rows(tmp_path)[12:] if row["state"] == "done"]
+    assert sum(row["kind"] == "good" for row in late) > len(late) * 0.6
+    best = min(float(row["validation/loss"]) for row in rows(tmp_path) if row["state"] == "done")
+    assert best < 2.5
+    page = (tmp_path / "sweep.html").read_text()
+    assert "The best by validation/loss is" in page
+
+
+def test_stops_what_is_worse(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLEEP", "0.5")
+    assert run(tmp_path, 3, trials=9, prune=True, startup=2) == 0
+    states = [row["state"] for row in rows(tmp_path)]
+    assert "pruned" in states
+    assert states.count("done") >= 2
+    before = ran(tmp_path)
+    assert run(tmp_path, 3, trials=9, prune=True, startup=2) == 0  # what was pruned stays so
+    assert ran(tmp_path) == before
+
+
+def test_goes_on_after_a_kill(tmp_path):
+    program = "import sys; from pathlib import PosixPath; from train.search import run_search\n"
+    program += "from configs.sweeps import *\n"
+    program += f"run_search({COMMAND!r}, Search({SPACE!r}, trials=4, prune=False), dict, {tmp_path!r}, 2)"
+    program = program.replace(repr(SPACE["kind"]), "Choice('good', 'bad')")
+    environment = {"SLEEP": "1", "PATH": ""}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment) as process:
+        end = time.monotonic() + 300
+        while not (tmp_path / "ran.txt").exists() or len(ran(tmp_path)) < 2:
+            assert time.monotonic() < end
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    assert run(tmp_path, trials=4) == 0
+    assert sorted(ran(tmp_path)) == [f"trial_{number:03}" for number in range(4)]  # none twice
+    assert [row["state"] for row in rows(tmp_path)] == ["done"] * 4
+
+
+def test_what_cannot_be_searched(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"has no search\(\)"):
+        run_search(COMMAND, None, dict, tmp_path)
+    with pytest.raises(ValueError, match="'test/bleu', which is no metric of the runs: train/loss, validation/loss"):
+        run(tmp_path / "a", metric="test/bleu")
+    run(tmp_path / "b", trials=1)
+    with pytest.raises(ValueError, match=r"a search over other keys \(x, depth, kind\)"):
+        run_search(COMMAND, Search({"x": SPACE["x"]}), dict, tmp_path / "b")
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match="pip install optuna"):
+        run(tmp_path)
+
+
+def test_the_storage_is_optunas(tmp_path):
+    run(tmp_path, trials=2)
+    lines = [json.loads(line) for line in (tmp_path / "optuna.journal").read_text().splitlines()]
+    assert sum("distribution" in line for line in lines) == 6

@@ -1,0 +1,52 @@
+"""The shares of a machine's devices for runs that are at work at the same time, without a look through JAX, which would
+take them."""
+
+import os
+from collections.abc import Sequence
+from glob import glob
+
+Share = tuple[set[int], dict[str, str]]
+BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1"}  # of a TPU's chips by their number
+
+
+def shares(count: int) -> list[Share]:
+    """For each of so many runs: the CPUs that it may use, and what its environment has besides.
+
+    XLA has as many threads as it has CPUs. Of GPUs and TPU chips each run sees its own; GPUs that are fewer than the
+    runs are shared, each run with its part of the memory.
+
+    Raises:
+        ValueError: there are less than one run or fewer TPU chips than runs, or they cannot be divided.
+    """
+    if count < 1:
+        raise ValueError(f"parallel is {count}: it must be 1 or more.")
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    environments: list[dict[str, str]] = [{} for _ in range(count)]
+    platform = os.environ.get("JAX_PLATFORMS", "")
+    if count > 1 and platform != "cpu":
+        if gpus := _gpus():
+            environments = [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in split(gpus, count)]
+            if len(gpus) < count:
+                part = f"{0.9 / -(-count // len(gpus)):.3f}"
+                environments = [own | {"XLA_PYTHON_CLIENT_MEM_FRACTION": part} for own in environments]
+        elif chips := len(glob("/dev/accel[0-9]*") or glob("/dev/vfio/[0-9]*")):
+            if chips % count or chips // count not in BOUNDS:
+                raise ValueError(f"parallel is {count}: {chips} TPU chips cannot be divided by it.")
+            one = {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": BOUNDS[chips // count]}
+            one["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
+            parts = split([str(chip) for chip in range(chips)], count)
+            environments = [one | {"TPU_VISIBLE_CHIPS": ",".join(part)} for part in parts]
+    return list(zip(map(set, split(cpus, count)), environments))
+
+
+def split(devices: Sequence, count: int) -> list[Sequence]:
+    """Neighbours together; where there are too few, each of the runs has one that others have too."""
+    if 0 < len(devices) < count:
+        return [[devices[i % len(devices)]] for i in range(count)]
+    return [devices[i * len(devices) // count : (i + 1) * len(devices) // count] for i in range(count)]
+
+
+def _gpus() -> list[str]:
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name for name in visible.split(",") if name]
+    return [str(number) for number in range(len(glob("/dev/nvidia[0-9]*")))]
