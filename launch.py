@@ -150,7 +150,7 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
         print(json.dumps(metrics) if metrics else "nothing was evaluated: the data have no validation or test split")
         print(f"report: {workdir / 'report.html'}")
     elif options.mode == "describe":
-        print(costs.experiment_budget(Experiment(config)).table())
+        print(costs.describe(Experiment(config)))
     else:
         guard.check_config(config, workdir)
         experiment = Experiment(config, workdir)

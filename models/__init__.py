@@ -62,7 +62,8 @@ def build(name: str, variant: str | None = None, **kwargs) -> nn.Module:
     A keyword whose value is None counts as not given; one that is a dictionary is a model of its own.
 
     Raises:
-        ValueError: the name, the variant, a keyword or one of its choices is unknown; the message names the nearest.
+        ValueError: the name, the variant, a keyword or one of its choices is unknown (the message names the nearest),
+            or a keyword is missing.
     """
     model, variants = MODELS[_known(name, MODELS, "model")]
     settings = dict(variants[_known(variant, variants, f"variant of {name}")]) if variant else {}
@@ -77,6 +78,10 @@ def build(name: str, variant: str | None = None, **kwargs) -> nn.Module:
         choices = ACTIVATIONS if key == "activation" else _choices(fields[key])
         if choices:
             _known(value, choices, key)
+    # Without a default both are MISSING.
+    optional = {field.name for field in dataclasses.fields(model) if field.default is not field.default_factory}
+    if missing := [key for key in fields if key not in settings and key not in optional]:
+        raise ValueError(f"{name} needs {', '.join(missing)}: give it, or a variant of {', '.join(variants)}.")
     return model(**settings)
 
 

@@ -9,8 +9,8 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -18,22 +18,43 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal, jaxprs_in_params
 
-# Patterns of `jax.Device.device_kind`, the first that fits counts: GB of memory, TFLOP/s of dense matrix products in
-# bfloat16 and in float32 at JAX's default precision (TF32 on NVIDIA, one bfloat16 pass on a TPU). From NVIDIA's data
-# sheets (HGX for B200) and Ada whitepaper, without sparsity, and cloud.google.com/tpu/docs/v4, v5e, v5p, v6e.
+
+class Accelerator(NamedTuple):
+    """A device.
+
+    Attributes:
+        kind: a regular expression of its `jax.Device.device_kind`.
+        memory: GB.
+        bfloat16, float32: TFLOP/s of dense matrix products without sparsity, in float32 at JAX's default precision
+            (TF32 on NVIDIA, one bfloat16 pass on a TPU).
+    """
+
+    kind: str
+    memory: float
+    bfloat16: float
+    float32: float
+
+    def peak(self, dtype: Any) -> float | None:
+        """FLOP/s of matrix products of a dtype; None for others than these and float16."""
+        peaks = {"bfloat16": self.bfloat16, "float16": self.bfloat16, "float32": self.float32}
+        return peaks[name] * 1e12 if (name := jnp.dtype(dtype).name) in peaks else None
+
+
+# From NVIDIA's data sheets (HGX for B200) and Ada whitepaper, and cloud.google.com/tpu/docs/v4, v5e, v5p, v6e. Of a
+# device the first that fits counts.
 ACCELERATORS = {
-    "A100.*80GB": (80, 312, 156),
-    "A100": (40, 312, 156),
-    "H100 PCIe": (80, 756, 378),
-    "H100 NVL": (94, 835, 417),
-    "H100": (80, 989.4, 494.7),
-    "H200": (141, 989.4, 494.7),
-    "B200": (180, 2250, 1125),
-    "RTX 4090$": (24, 165.2, 82.6),
-    "TPU v4$": (32, 275, 275),
-    "TPU v5 ?(lite|e)$": (16, 197, 197),
-    "TPU v5p?$": (95, 459, 459),
-    "TPU v6 ?(lite|e)$": (32, 918, 918),
+    "A100 80 GB": Accelerator("A100.*80GB", 80, 312, 156),
+    "A100 40 GB": Accelerator("A100", 40, 312, 156),
+    "H100 PCIe": Accelerator("H100 PCIe", 80, 756, 378),
+    "H100 NVL": Accelerator("H100 NVL", 94, 835, 417),
+    "H100": Accelerator("H100", 80, 989.4, 494.7),
+    "H200": Accelerator("H200", 141, 989.4, 494.7),
+    "B200": Accelerator("B200", 180, 2250, 1125),
+    "RTX 4090": Accelerator("RTX 4090$", 24, 165.2, 82.6),
+    "TPU v4": Accelerator("TPU v4$", 32, 275, 275),
+    "TPU v5e": Accelerator("TPU v5 ?(lite|e)$", 16, 197, 197),
+    "TPU v5p": Accelerator("TPU v5p?$", 95, 459, 459),
+    "TPU v6e": Accelerator("TPU v6 ?(lite|e)$", 32, 918, 918),
 }
 
 # Primitives without FLOPs: they move or make data, or are transcendental, which XLA's cost analysis counts apart.
@@ -81,25 +102,31 @@ class Budget:
         for name in dict.fromkeys([*counts, *parts]):
             if name != "total":
                 number, part = counts.get(name, 0), parts.get(name, 0)
-                rows.append((name, f"{number:,}", f"{number / total:.1%}", _human(part), f"{part / work:.1%}"))
-        rows.append(("element-wise operations", "", "", _human(forward["other"]), f"{forward['other'] / work:.1%}"))
-        rows.append(("total", f"{total:,}", "", _human(work), ""))
+                rows.append((name, f"{number:,}", f"{number / total:.1%}", human(part), f"{part / work:.1%}"))
+        rows.append(("element-wise operations", "", "", human(forward["other"]), f"{forward['other'] / work:.1%}"))
+        rows.append(("total", f"{total:,}", "", human(work), ""))
         if book:
             parameters = [f"{book['parameters']:,}", f"{book['parameters'] / total - 1:+.1%}"]
-            flops = [_human(book["flops"]), f"{book['flops'] / work - 1:+.1%}"]
+            flops = [human(book["flops"]), f"{book['flops'] / work - 1:+.1%}"]
             rows.append(("textbook, V D + 12 L D^2", *parameters, *flops))
         names = {"model": "matrix products", "matmul": "with recomputation", "other": "element-wise operations"}
-        sections = {"training step, FLOPs": {name: _human(self.flops["training"][key]) for key, name in names.items()}}
+        sections = {"training step, FLOPs": {name: human(self.flops["training"][key]) for key, name in names.items()}}
         for mode, memory in self.memory.items():
-            sections[f"{mode}, bytes"] = {key: _human(value, 1024) for key, value in memory.items()}
+            sections[f"{mode}, bytes"] = {key: human(value, 1024) for key, value in memory.items()}
         for title, lines in sections.items():
             rows += [("",) * 5, (title, *[""] * 4), *((f"  {key}", value, *[""] * 3) for key, value in lines.items())]
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        cells = ([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:]))] for row in rows)
-        return "\n".join("  ".join(line).rstrip() for line in cells)
+        return aligned(rows)
 
 
-def _human(number, base=1000):
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as lines of text: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    cells = ([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:]))] for row in rows)
+    return "\n".join("  ".join(line).rstrip() for line in cells)
+
+
+def human(number: int | float, base: int = 1000) -> str:
+    """Three to six digits with a prefix; by 1,024 they are bytes."""
     power = min(5, int(math.log(number, base) + 1e-9)) if number else 0
     unit = " KMGTP"[power] + ("iB" if power else "B") * (base == 1024)
     return f"{number / base**power:,.2f} {unit.strip()}".rstrip() if number else "0"
@@ -201,9 +228,9 @@ def flops(function: Callable, *args: Any) -> dict[str, int]:
 
 def peak_flops(device_kind: str, dtype: Any) -> float | None:
     """Peak FLOP/s of a device in matrix products of a dtype; None when `ACCELERATORS` does not know."""
-    column = {"bfloat16": 1, "float16": 1, "float32": 2}.get(jnp.dtype(dtype).name)
-    rows = [row for pattern, row in ACCELERATORS.items() if re.search(pattern, device_kind)]
-    return rows[0][column] * 1e12 if rows and column else None
+    known = (device for device in ACCELERATORS.values() if re.search(device.kind, device_kind))
+    device = next(known, None)
+    return device and device.peak(dtype)
 
 
 def _part(path):

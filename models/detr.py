@@ -60,6 +60,8 @@ class DETR(nn.Module):
     def setup(self):
         if not hasattr(self.backbone, "features"):
             raise ValueError(f"the backbone is a {type(self.backbone).__name__}: it must be one with maps, as resnet.")
+        if self.width % 4:
+            raise ValueError(f"width is {self.width}: it must be a multiple of 4, for sin and cos of rows and columns.")
         norm = partial(LayerNorm, epsilon=1e-5)
         attention = partial(Attention, num_heads=self.num_heads, dropout=self.dropout)
         activation = ACTIVATIONS[self.activation]

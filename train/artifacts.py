@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from metrics.states import Confusion
 from models.budget import Budget
@@ -69,7 +70,7 @@ def write_all(evaluator: Evaluator, state: TrainState, budget: Budget, about: Ma
             write_image_attention(out, experiment.model, variables, batches[0], data.info)
         elif data.info["kind"] == "detection":
             write_objects(out, split, experiment.model, variables, batches[0], data.info)
-        elif data.tokenizer is not None and "start" not in data.info:
+        elif data.tokenizer is not None:
             write_text_attention(out, experiment.model, variables, batches[0], data.tokenizer)
     for split, found in evaluator.found.items():
         np.savez_compressed(out / f"precision_{split}.npz", precision=found.curves())
@@ -163,7 +164,7 @@ def write_image_attention(
 ) -> None:
     """What some images' tokens attend to, layer by layer, if the model's attention can be looked at."""
     image = batch["image"][:count]
-    weights = attention_weights(model, variables, image)
+    weights = attention_weights(model, variables, image).get("attention")
     if weights is not None:
         rows, columns = (size // model.patch_size for size in image.shape[1:3])
         np.savez_compressed(
@@ -178,20 +179,33 @@ def write_image_attention(
 def write_text_attention(
     out: Path, model: nn.Module, variables: Mapping[str, Any], batch: dict, tokenizer: Any, length: int = 32
 ) -> None:
-    """What the first tokens of a text attend to, layer by layer."""
-    tokens = batch["tokens"][:1, :length]
-    weights = attention_weights(model, variables, tokens)
-    if weights is not None:
-        pieces = np.asarray([tokenizer.decode([token]) for token in tokens[0]])
-        np.savez_compressed(out / "attention_text.npz", tokens=pieces, weights=weights[:, 0])
+    """What the first tokens of a text, or of an input and its target, attend to, layer by layer."""
+    real = {"inputs": batch.get("inputs_mask"), "tokens": batch.get("tokens_mask", batch["mask"])}
+    texts = {name: batch[name][:1, :length][:, mask[0, :length]] for name, mask in real.items() if name in batch}
+    weights = attention_weights(model, variables, *texts.values())
+    if weights:
+        pieces = {name: np.asarray([tokenizer.decode([token]) for token in ids[0]]) for name, ids in texts.items()}
+        np.savez_compressed(
+            out / "attention_text.npz", **pieces, **{name: values[:, 0] for name, values in weights.items()}
+        )
 
 
-def attention_weights(model: nn.Module, variables: Mapping[str, Any], inputs: np.ndarray) -> np.ndarray | None:
-    """The weights [L, B, H, T, S] that a stack's attention sows; None where it sows none."""
-    look = jax.jit(lambda variables, inputs: model.apply(variables, inputs, mutable=["intermediates"])[1])
-    sown = look(variables, inputs)
-    layers = sown.get("intermediates", {}).get("stack", {}).get("layers", {}).get("attention", {})
-    return np.asarray(layers["attention"][0], np.float32) if "attention" in layers else None
+# Where attention weights are sown, and who attends to what by them.
+ATTENTION = {
+    "stack/layers/attention/attention": "attention",
+    "encoder_stack/layers/attention/attention": "encoder",
+    "decoder_stack/layers/attention/attention": "decoder",
+    "decoder_stack/layers/cross_attention/attention": "cross",
+    "attention": "cross",  # of the recurrent Seq2Seq, in one layer
+}
+
+
+def attention_weights(model: nn.Module, variables: Mapping[str, Any], *inputs: np.ndarray) -> dict[str, np.ndarray]:
+    """The weights [L, B, H, T, S] that the model's attention sows, by the names of `ATTENTION`."""
+    look = jax.jit(lambda variables, *inputs: model.apply(variables, *inputs, mutable=["intermediates"])[1])
+    sown = flatten_dict(look(variables, *inputs).get("intermediates", {}), sep="/")
+    found = {name: np.asarray(sown[path][0], np.float32) for path, name in ATTENTION.items() if path in sown}
+    return {name: weights if weights.ndim == 5 else weights[None] for name, weights in found.items()}
 
 
 def to_pixels(image: np.ndarray, info: Mapping[str, Any]) -> np.ndarray:

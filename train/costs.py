@@ -1,6 +1,7 @@
 """How fast a run goes, and what an experiment costs."""
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -8,10 +9,14 @@ from operator import mul
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh
 
-from models.budget import Budget, budget, peak_flops
+from models.budget import ACCELERATORS, Budget, aligned, budget, human, peak_flops
 from train.experiment import Experiment
+from train.sharding import abstract_mesh, shardings
 from train.step import compute_dtype
+
+UTILISATION = 0.4  # of the peak, that the expected time of a step assumes
 
 
 class Clock:
@@ -88,3 +93,43 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
         compute_dtype=config.precision,
         cache_length=length if hasattr(experiment.model, "init_cache") else None,
     )
+
+
+def describe(experiment: Experiment) -> str:
+    """The budget as text, and what each device of the config's mesh has of it: bytes, whether they fit into known
+    accelerators, and the time of a step at 40% model FLOP/s utilisation. Such devices need not be there."""
+    total, config = experiment_budget(experiment), experiment.config
+    mesh = abstract_mesh(**config.mesh)
+    memory = on_each_device(experiment, total, mesh)
+    axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    rows = [(f"on each of {mesh.size} devices ({axes})", ""), *((f"  {k}", human(v, 1024)) for k, v in memory.items())]
+    devices = [("accelerator", "memory", "needed", "step")]
+    for name, device in ACCELERATORS.items():
+        share = memory["total"] / (device.memory * 1e9)
+        peak = device.peak(compute_dtype(config.precision)) * mesh.size
+        milliseconds = 1000 * total.flops["training"]["model"] / (UTILISATION * peak)
+        devices.append(
+            (name, f"{device.memory} GB", f"{share:.0%}" if share <= 1 else "too much", f"{milliseconds:,.3g} ms")
+        )
+    note = f"(steps at {UTILISATION:.0%} model FLOP/s utilisation)"
+    return "\n\n".join([total.table(), aligned(rows), f"{aligned(devices)}\n{note}"])
+
+
+def on_each_device(experiment: Experiment, total: Budget, mesh: AbstractMesh) -> dict[str, int]:
+    """Bytes of the training step on a device: "weights" (with averages and statistics), "gradients" and "optimizer" as
+    the config's rules spread them, "activations" (all else that the step needs, an estimate) as the batch is spread,
+    and "total"."""
+    state, memory = experiment.abstract_state, total.memory["training"]
+
+    def size(*trees):
+        leaves = jax.tree.leaves(trees), jax.tree.leaves(shardings(trees, experiment.config.sharding, mesh))
+        return sum(math.prod(place.shard_shape(x.shape)) * x.dtype.itemsize for x, place in zip(*leaves))
+
+    rest = memory["total"] - memory["weights"] - memory["gradients"] - memory["optimizer"]
+    found = {
+        "weights": size(state.params, state.collections, state.ema),
+        "gradients": size(state.params),
+        "optimizer": size(state.opt_state),
+        "activations": max(rest, 0) // (mesh.shape["data"] * mesh.shape["fsdp"]),
+    }
+    return found | {"total": sum(found.values())}

@@ -239,8 +239,8 @@ class Experiment:
         return sharding.shardings(self.abstract_state, self.config.sharding, self.mesh)
 
     def make_state(self):
-        ema = bool(self.config.ema_decay)
-        return init_state(self.model, self.optimizer, self.objective, self.zeros(), seed=self.config.seed, ema=ema)
+        ema, optimizer = bool(self.config.ema_decay), self.optimizer_by(lambda step: 0.0)  # whose rate does not matter
+        return init_state(self.model, optimizer, self.objective, self.zeros(), seed=self.config.seed, ema=ema)
 
 
 _FROM_DATA = {
@@ -253,15 +253,16 @@ _FROM_DATA = {
 
 
 _AT_LEAST_1 = (
-    *("accumulate", "data.batch_size", "model.window"),
+    *("accumulate", "data.batch_size", "data.max_boxes", "model.window"),
     *(f"sampling.{name}" for name in ("max_new_tokens", "num_beams", "num_choices", "num_drafted")),
     *(f"model.{name}" for name in ("depth", "width", "num_heads", "hidden", "patch_size", "max_length", "unroll")),
     *(f"model.decoder_{name}" for name in ("depth", "width", "num_heads", "hidden")),
     "model.depths",
 )
 _NOT_NEGATIVE = (
-    *("data.evaluation_batch_size", "objective.mixup", "sampling.num_samples", "sampling.temperature"),
-    *("model.memory_length", "model.num_registers", "model.layer_scale", "objective.cutmix"),
+    *("data.evaluation_batch_size", "data.image_size", "data.shorter_side", "objective.mixup", "objective.cutmix"),
+    *("sampling.num_samples", "sampling.temperature"),
+    *("model.memory_length", "model.num_registers", "model.layer_scale"),
     *("optimizer.layer_decay", "optimizer.frozen_layers"),
     *("sampling.no_repeat_ngram_size", "sampling.min_new_tokens"),
     *(f"optimizer.{name}" for name in ("learning_rate", "weight_decay", "clip_norm", "end_factor")),

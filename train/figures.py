@@ -122,12 +122,11 @@ def lines(panels: Mapping[str, Mapping[str, Line]], xlabel: str, *, logarithmic:
             values = np.asarray(values, float).reshape(len(places), -1)
             for run in values.T:
                 axes.plot(places, run, "o", color=colour, markersize=3.2)
-            axes.plot(places, np.nanmean(values, axis=1), color=colour, linewidth=1.4, label=name)
+            axes.plot(places, np.ma.masked_invalid(values).mean(axis=1), color=colour, linewidth=1.4, label=name)
         if logarithmic:
             axes.set(xscale="log", yscale="log", xticks=places)
-            axes.xaxis.set_minor_formatter(NullFormatter())
-            axes.yaxis.set_minor_formatter(NullFormatter())
             for axis in (axes.xaxis, axes.yaxis):
+                axis.set_minor_formatter(NullFormatter())
                 axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
         axes.set(xlabel=xlabel, ylabel=label)
     if len(curves) > 1:

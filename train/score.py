@@ -1,8 +1,8 @@
 """Files of predictions beside files of references: `launch.py --mode=score`.
 
 A file has one text a line; or it is a .jsonl of texts, lists of texts, or objects that have one of them as `prediction`
-or `text`, of references as `references`, `reference` or `text`; or a .json document (COCO's). Tags of a sentence are a
-list, or separated by spaces. Either may be gzipped.
+or `text`, of references as `references`, `reference` or `text`; or a .json document, COCO's or SQuAD's. Tags of a
+sentence are a list, or separated by spaces. Either may be gzipped.
 """
 
 import hashlib
@@ -74,8 +74,12 @@ def score_files(
     boxes = name == "coco"
     given = read(predictions, () if boxes else PREDICTIONS)
     columns = [read(path, () if boxes else REFERENCES) for path in references]
-    for path, column in zip(references, columns):
-        if not boxes and len(column) != len(given):
+    if name == "squad" and isinstance(given, dict):
+        given, columns = _by_question(given, _one(columns))
+    for path, column in [] if boxes else [(predictions, given), *zip(references, columns)]:
+        if isinstance(column, dict):
+            raise ValueError(f"{path} must be a list of texts.")
+        if len(column) != len(given):
             raise ValueError(f"{predictions} has {len(given)} texts and {path} {len(column)}: as many of each.")
     scores = METRICS[name](given, *[columns] * wanted, **settings)
     files = [predictions, *references, *filter(None, [settings.get("baseline")])]
@@ -142,10 +146,8 @@ def read(path: str, keys: Sequence[str] = ()) -> Any:
         rows = _parsed("\n".join(lines), path)
     else:
         rows = [_parsed(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
-    if not keys:
+    if not keys or isinstance(rows, dict):
         return rows
-    if not isinstance(rows, list):
-        raise ValueError(f"{path} must be a list of texts.")
     for number, row in enumerate(rows):
         if isinstance(row, dict):
             rows[number] = row = next((row[key] for key in keys if key in row), None)
@@ -261,10 +263,29 @@ def _burstiness(predictions, *, least=3):
     return {"sentence_burstiness": diversity.sentence_burstiness(text), "word_burstiness": mean}
 
 
+def _by_question(predictions, truth):
+    """Answers, and one column of references, from SQuAD's documents: {id: answer}, and the data set."""
+    try:
+        asked = [item for article in truth["data"] for paragraph in article["paragraphs"] for item in paragraph["qas"]]
+        found = {item["id"]: [answer["text"] for answer in item["answers"]] for item in asked}
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the references are not a file of SQuAD's: {type(error).__name__} {error}") from None
+    if missing := found.keys() - predictions.keys():
+        raise ValueError(f"{len(missing)} of {len(found)} questions have no prediction, such as {min(missing)}.")
+    return [predictions[number] for number in found], [list(found.values())]
+
+
 def _squad(predictions, references):
+    """Shares; where some questions have no answer, of those that have one and of those that have none too."""
     rows = list(zip(_texts(predictions), _several(references)))
+    groups = {"": rows}
+    if not all(truth for _, truth in rows):
+        groups |= {"answered_": [row for row in rows if row[1]], "unanswerable_": [row for row in rows if not row[1]]}
     return {
-        score.__name__: float(np.mean([score(*row) for row in rows])) for score in (answers.exact_match, answers.f1)
+        prefix + score.__name__: float(np.mean([score(*row) for row in group]))
+        for prefix, group in groups.items()
+        for score in (answers.exact_match, answers.f1)
+        if group
     }
 
 

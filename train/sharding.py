@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from train.optimizer import map_paths
 
@@ -34,7 +34,12 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[
     return Mesh(np.asarray(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * 3)
 
 
-def shardings(tree: Any, rules: Sequence[Rule], mesh: Mesh) -> Any:
+def abstract_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1) -> AbstractMesh:
+    """A mesh of these sizes without its devices; -1 stands for 1."""
+    return AbstractMesh(tuple(max(size, 1) for size in (data, fsdp, tensor)), AXES)
+
+
+def shardings(tree: Any, rules: Sequence[Rule], mesh: Mesh | AbstractMesh) -> Any:
     """Where each leaf lies: the first rule whose regular expression finds something in its path says so.
 
     A rule's axes belong to the last dimensions of a leaf, so that they hold for one layer and for a stack of layers

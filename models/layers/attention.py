@@ -230,18 +230,9 @@ class Attention(nn.Module):
         Raises:
             ValueError: heads do not divide, or the implementation cannot do what is asked of it.
         """
-        width = x.shape[-1]
         if self.causal and context is not None:
             raise ValueError("attention to a context is not causal: its positions are not the queries'.")
-        head_size = self.head_size or width // self.num_heads
-        kv_heads = self.num_kv_heads or self.num_heads
-        if (self.head_size is None and width % self.num_heads) or self.num_heads % kv_heads:
-            raise ValueError(
-                f"width {width}, {self.num_heads} heads and {kv_heads} key/value heads do not fit: "
-                "heads must divide the width, and key/value heads the heads."
-            )
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"an attention window of {self.window} tokens is none: it must be at least 1.")
+        kv_heads, head_size = self._heads(width := x.shape[-1])
 
         def project(name, heads, inputs, init=self.kernel_init):
             use_bias = self.use_bias and (name != "key" or self.key_bias)
@@ -275,22 +266,37 @@ class Attention(nn.Module):
             relative = self.relative(name="relative")(query, positions, key.shape[1])
             bias = relative if bias is None else bias + relative
 
+        out = self._attend(query, key, value, mask, bias, causal, pattern)
+        out = Linear((width,), axes=2, use_bias=self.use_bias, kernel_init=self.out_init, name="out")(out)
+        return out, cache
+
+    def _heads(self, width):
+        """How many key/value heads there are, and how large a head is."""
+        kv_heads = self.num_kv_heads or self.num_heads
+        if (self.head_size is None and width % self.num_heads) or self.num_heads % kv_heads:
+            raise ValueError(
+                f"width {width}, {self.num_heads} heads and {kv_heads} key/value heads do not fit: "
+                "heads must divide the width, and key/value heads the heads."
+            )
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"an attention window of {self.window} tokens is none: it must be at least 1.")
+        return kv_heads, self.head_size or width // self.num_heads
+
+    def _attend(self, query, key, value, mask, bias, causal, pattern):
+        """The heads' outputs [B, T, H, C], by the implementation that is asked for."""
         if self.implementation == "cudnn":
             if pattern is not None:
                 raise ValueError("cuDNN attention has no patterns of blocks: set implementation to 'xla'.")
-            out = self._flash(query, key, value, mask, bias, causal)
-        elif self.implementation == "xla":
-            attention = pattern or attend
-            if causal and self._in_blocks(x.shape[1], mask, bias):
-                attention = partial(attend_in_window, window=self.window)
-            elif causal:
-                allowed = self._allowed(jnp.arange(x.shape[1])[None], jnp.arange(key.shape[1]))
-                mask = allowed if mask is None else mask & allowed
-            out = attention(query, key, value, score=self.score, mask=mask, bias=bias, transform=self._weights)
-        else:
+            return self._flash(query, key, value, mask, bias, causal)
+        if self.implementation != "xla":
             raise ValueError(f"attention implementation {self.implementation!r} is unknown: it is 'xla' or 'cudnn'.")
-        out = Linear((width,), axes=2, use_bias=self.use_bias, kernel_init=self.out_init, name="out")(out)
-        return out, cache
+        attention = pattern or attend
+        if causal and self._in_blocks(query.shape[1], mask, bias):
+            attention = partial(attend_in_window, window=self.window)
+        elif causal:
+            allowed = self._allowed(jnp.arange(query.shape[1])[None], jnp.arange(key.shape[1]))
+            mask = allowed if mask is None else mask & allowed
+        return attention(query, key, value, score=self.score, mask=mask, bias=bias, transform=self._weights)
 
     def _allowed(self, query_positions, key_positions):
         if self.window is None:

@@ -116,6 +116,7 @@ def test_a_sequence_may_not_be_longer_than_the_model(variables):
     ("args", "kwargs", "message"),
     [
         (("gtp",), {}, "unknown model 'gtp': .* Did you mean 'gpt'"),
+        (("detr",), {}, "detr needs backbone: give it, or a variant of r50, r101."),
         (("gpt", "smal"), {}, "unknown variant of gpt 'smal': .* Did you mean 'small'"),
         (("gpt",), {"num_head": 3}, "unknown setting of gpt 'num_head': .* Did you mean 'num_heads'"),
     ],

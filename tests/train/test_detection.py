@@ -13,6 +13,7 @@ import models
 from data import detection as shapes
 from models import convert
 from models.detr import DETR
+from models.resnet import ResNet
 from models.vit import ViT
 from train import initial, loop, objectives
 from train.evaluators import Evaluator, restore
@@ -116,6 +117,8 @@ def test_models_and_objectives_that_are_not_for_each_other(tiny):
         Evaluator(Experiment(tiny("detr", TINY | {"probes": "knn"}), **ONE))
     with pytest.raises(ValueError, match="the backbone is a ViT: it must be one with maps"):
         jax.eval_shape(DETR(ViT(0)).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
+    with pytest.raises(ValueError, match="width is 18: it must be a multiple of 4"):
+        jax.eval_shape(DETR(ResNet(), width=18).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
 
 
 def test_the_backbone_starts_from_a_classifiers(tiny, tmp_path):

@@ -130,6 +130,8 @@ def trained(tiny, tmp_path_factory):
         ),
         ([VIT, "--config.model.channels=3"], "image of the data is (8, 8, 1), but the model is for (8, 8, 3)."),
         ([VIT, "--config.wandb=project"], "Weights & Biases is asked for but not installed"),
+        ([VIT, "--config.data.max_boxes=0"], "data.max_boxes is 0: it must be 1 or more."),
+        ([VIT, "--config.data.image_size=-1"], "data.image_size is -1: it must be 0 or more."),
         ([GPT, "--config.accumulate=0"], "accumulate is 0: it must be 1 or more."),
         (
             ["--config=configs/swin_digits.py", "--config.model.depths=(2,0)"],

@@ -47,6 +47,12 @@ def scored(tmp_path, capsys):
     return scored
 
 
+def squad(answers):
+    """The data set, in SQuAD's layout, of questions with these answers."""
+    asked = [{"id": name, "answers": [{"text": text} for text in texts]} for name, texts in answers.items()]
+    return {"data": [{"paragraphs": [{"qas": asked[:1]}, {"qas": asked[1:]}]}]}
+
+
 def test_texts_beside_references_of_two_files(scored):
     scores, rest = scored("bleu", OUTPUTS, TRUTHS, OTHERS, options=["tokenize=char", "lowercase=true", "samples=20"])
     theirs = sacrebleu.BLEU(tokenize="char", lowercase=True)
@@ -128,7 +134,9 @@ def test_texts_by_their_vectors(scored, tmp_path, monkeypatch):
 def test_objects_lists_and_tags(scored):
     lines = [{"prediction": "cat", "references": ["dog", "the cat"]}, {"prediction": "", "references": []}]
     rows = list(map(json.dumps, lines))
-    assert scored("squad", rows, rows, suffix="jsonl")[0] == {"exact_match": 1, "f1": 1}
+    scores = scored("squad", rows, rows, suffix="jsonl")[0]
+    assert len(scores) == 6
+    assert set(scores.values()) == {1}
     tags = [["O", "B-X", "I-X"], ["B-Y"]]
     truths = [["O", "B-X", "O"], ["B-Y"]]
     scores, _ = scored("tagging", list(map(json.dumps, tags)), list(map(json.dumps, truths)), suffix="jsonl")
@@ -136,6 +144,19 @@ def test_objects_lists_and_tags(scored):
     assert scores == expected
     assert scored("tagging", map(" ".join, tags), map(" ".join, truths))[0] == expected
     assert scored("tagging", ["O I-X"], ["O I-X"], options=["scheme=IOB2"])[0]["f1"] == 0
+
+
+def test_squads_documents(scored):
+    truth = squad({"x": ["a dog", "cat"], "y": ["fish", "the fish"], "z": []})
+    answers = {"z": "", "y": "The Fish!", "x": "cat barks", "other": "a"}
+    scores, _ = scored("squad", json.dumps(answers), json.dumps(truth), suffix="json")
+    parts = {"answered_exact_match": 0.5, "answered_f1": (2 / 3 + 1) / 2}
+    whole = {"exact_match": pytest.approx(2 / 3), "f1": pytest.approx((2 / 3 + 1 + 1) / 3)}
+    assert scores == whole | parts | {"unanswerable_exact_match": 1, "unanswerable_f1": 1}
+    del truth["data"][0]["paragraphs"][1]["qas"][1]
+    assert scored("squad", json.dumps(answers), json.dumps(truth), suffix="json")[0] == {
+        name.removeprefix("answered_"): value for name, value in parts.items()
+    }
 
 
 def test_boxes_of_coco(scored):
@@ -195,7 +216,15 @@ def test_boxes_of_coco(scored):
             ["--metric=coco", "--predictions=C.json", "--references=C.json"],
             "the files are not COCO's results and instances:",
         ),
-        (["--metric=squad", "--predictions=D.json", "--references=P"], "D.json must be a list of texts."),
+        (["--metric=ter", "--predictions=D.json", "--references=P"], "D.json must be a list of texts."),
+        (
+            ["--metric=squad", "--predictions=D.json", "--references=D.json"],
+            "the references are not a file of SQuAD's:",
+        ),
+        (
+            ["--metric=squad", "--predictions=D.json", "--references=Q.json"],
+            "1 of 2 questions have no prediction",
+        ),
         (["--metric=tagging", "--predictions=P", *["--references=P"] * 2], "there are 2 files of references: this met"),
         (["--metric=coco", "--predictions=C.json", *["--references=C.json"] * 2], "there are 2 files of references"),
         (["--metric=bert_score", "--predictions=P", "--references=P"], "the option model is missing: give the folder"),
@@ -225,6 +254,7 @@ def test_errors(arguments, sentence, tmp_path, capsys, monkeypatch):
         "K.jsonl": "a\nb\n",
         "C.json": "[1]",
         "D.json": '{"a": "b", "c": "d"}',
+        "Q.json": json.dumps(squad({"a": ["b"], "q": []})),
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)

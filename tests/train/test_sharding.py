@@ -6,10 +6,12 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
+from models.budget import ACCELERATORS
 from train.checkpoint import Checkpoints
+from train.costs import describe, experiment_budget, on_each_device
 from train.experiment import Experiment
 from train.loop import compile_step, device_batches
-from train.sharding import check_batch, make_mesh, shardings
+from train.sharding import abstract_mesh, check_batch, make_mesh, shardings
 
 STEPS = 20
 MESHES = {
@@ -112,6 +114,27 @@ def test_the_first_rule_found_places_the_last_dimensions():
     assert places["stack"]["up"]["kernel"].spec == PartitionSpec(None, "fsdp", "tensor")
     assert places["stack"]["up"]["bias"].spec == PartitionSpec(None, None)  # 5 does not divide into two
     assert places["scale"].is_fully_replicated
+
+
+def test_described_is_what_each_device_holds(tiny, tmp_path):
+    config = tiny("gpt", MESHES["mixed"] | {"ema_decay": 0.9})
+    experiment, state = start(config, jax.devices(), tmp_path)
+    real = [leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state) if leaf.ndim]
+    total = experiment_budget(experiment)
+    found = on_each_device(experiment, total, abstract_mesh(**config.mesh))
+    assert found["weights"] + found["optimizer"] == pytest.approx(sum(real), abs=8)  # the optimizer counts its steps
+    assert found["weights"] == 2 * found["gradients"] < total.memory["training"]["weights"]
+    alone = on_each_device(experiment, total, abstract_mesh(data=-1))
+    assert found["activations"] == alone["activations"] // 4
+    assert alone["total"] >= total.memory["training"]["total"]
+    text = describe(experiment)
+    assert "on each of 8 devices (data 2, fsdp 2, tensor 2)" in text
+    devices = {line[:10].strip(): line[10:].split() for line in text.splitlines()[-len(ACCELERATORS) - 1 : -1]}
+    share = found["total"] / 16e9
+    assert devices["TPU v5e"][2] == f"{share:.0%}"
+    # 40% of 459 TFLOP/s of bfloat16, eight times.
+    expected = total.flops["training"]["model"] / (0.4 * 8 * 459e12) * 1000
+    assert float(devices["TPU v5p"][3]) == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize(

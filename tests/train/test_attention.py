@@ -1,0 +1,125 @@
+"""Attention that one can look into: what a model sows is what a browser shows."""
+
+import io
+import re
+import shutil
+import subprocess
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matplotlib.image import imsave
+
+import models
+from train import artifacts, attention
+
+SIZES = {"vocab_size": 11, "depth": 2, "width": 16, "num_heads": 2, "max_length": 16}
+
+
+class Letters:
+    """A tokenizer whose tokens are letters."""
+
+    def decode(self, tokens):
+        return "".join(chr(ord("a") + int(token)) for token in tokens)
+
+
+def weights_of(*shape):
+    weights = np.random.default_rng(0).random(shape) ** 4
+    return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def test_an_encoder_decoder_leaves_three_kinds(tmp_path):
+    model, rng = models.build("transformer", **SIZES), np.random.default_rng(0)
+    batch = {"inputs": rng.integers(0, 11, (2, 9)), "tokens": rng.integers(0, 11, (2, 7))}
+    masks = {"inputs_mask": np.arange(9) < np.array([[6], [9]]), "mask": np.arange(7) < np.array([[5], [7]])}
+    inputs, tokens = batch["inputs"][:1, :6], batch["tokens"][:1, :5]
+    variables = model.init(jax.random.key(0), *map(jnp.asarray, (inputs, tokens)))
+    artifacts.write_text_attention(tmp_path, model, variables, batch | masks, Letters())
+    found = np.load(tmp_path / "attention_text.npz")
+    assert "".join(found["inputs"]) == Letters().decode(inputs[0])
+    assert "".join(found["tokens"]) == Letters().decode(tokens[0])
+    shapes = {"encoder": (2, 2, 6, 6), "decoder": (2, 2, 5, 5), "cross": (2, 2, 5, 6)}
+    assert {name: found[name].shape for name in shapes} == shapes
+    for name in shapes:
+        np.testing.assert_allclose(found[name].sum(-1), 1, rtol=1e-5)
+    assert (found["decoder"][..., ~np.tri(5, dtype=bool)] == 0).all()
+    # The second input changes the first layer's keys at its place alone.
+    changed = inputs.copy()
+    changed[0, 3] = (changed[0, 3] + 1) % 11
+    artifacts.write_text_attention(
+        tmp_path, model, variables, batch | masks | {"inputs": np.pad(changed, ((0, 1), (0, 3)))}, Letters()
+    )
+    other = np.load(tmp_path / "attention_text.npz")
+    ratio = (other["encoder"] / found["encoder"])[0, :, 0]  # of the first query, which stays
+    rest = np.delete(ratio, 3, axis=1)
+    np.testing.assert_allclose(rest, rest[:, :1].repeat(5, 1), rtol=1e-4)
+    assert (abs(ratio[:, 3] / rest[:, 0] - 1) > 1e-3).all()
+
+
+def test_the_recurrent_models_attention_is_one_layer(tmp_path):
+    model = models.build("seq2seq", vocab_size=11, width=16, depth=1)
+    inputs, tokens = np.zeros((1, 4), int), np.zeros((1, 3), int)
+    variables = model.init(jax.random.key(0), *map(jnp.asarray, (inputs, tokens)))
+    found = artifacts.attention_weights(model, variables, inputs, tokens)
+    assert {name: weights.shape for name, weights in found.items()} == {"cross": (1, 1, 1, 3, 4)}
+
+
+def test_of_too_many_weights_some_layers_and_heads_stay(monkeypatch):
+    monkeypatch.setattr(attention, "MOST", 12 * 25)
+    view = attention.view("x", weights_of(6, 4, 5, 5), "abcde")
+    assert view["layers"] == [1, 3, 5]
+    assert view["heads"] == [1, 2, 3, 4]
+
+
+@pytest.fixture
+def browse(tmp_path):
+    """browse(html, script) is what a browser makes of the page after the script."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if not chromium:
+        pytest.skip("there is no Chromium")
+
+    def browse(body, script):
+        page = tmp_path / "page.html"
+        whole = f"<!doctype html><meta charset=utf-8>{body}<script>{attention.SCRIPT}</script><script>{script}</script>"
+        page.write_text(whole, encoding="utf-8")
+        options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
+        return subprocess.run([chromium, *options, page.as_uri()], capture_output=True, text=True, check=True).stdout
+
+    return browse
+
+
+def shown(page):
+    """The weights that a page shows, in order."""
+    return [float(value) for value in re.findall(r'data-weight="([0-9.]+)"', page)]
+
+
+def test_a_browser_shows_what_a_token_looks_at(browse):
+    tokens, read = ["the", "<cat>", "</script>"], ["die", "Katze", "&", "."]
+    own, cross = weights_of(3, 2, 4, 4), weights_of(2, 4, 3, 4)
+    part = attention.explorer([attention.view("encoder", own, read), attention.view("cross", cross, tokens, read)])
+    page = browse(part, "")  # at first the mean of all for the last token
+    np.testing.assert_allclose(shown(page), own.mean((0, 1))[3], atol=0.003)
+    pick = (
+        "const set = (name, value) => { const s = document.querySelector('.' + name); s.value = value; s.onchange(); };"
+    )
+    point = "document.querySelectorAll('.attend p span')[1].onpointerenter();"
+    page = browse(part, f"{pick} set('view', 1); set('layer', 2); set('head', 3); {point}")
+    np.testing.assert_allclose(shown(page), cross[1, 2, 1], atol=0.003)
+    assert re.search(r'class="picked"[^>]*>&lt;cat&gt;<', page)
+    assert f'title="Katze {100 * round(255 * float(cross[1, 2, 1, 1])) / 255:.1f}%"' in page
+    page = browse(part, f"{pick} set('layer', 3); {point}")
+    np.testing.assert_allclose(shown(page), own[2, :, 1].mean(0), atol=0.003)
+
+
+def test_a_browser_shows_what_a_patch_looks_at(browse):
+    picture = io.BytesIO()
+    imsave(picture, np.zeros((4, 6, 3)), format="png")
+    weights = weights_of(1, 1, 7, 7)
+    part = attention.explorer([attention.view("a", weights, ["class"], image=picture.getvalue(), grid=(2, 3))])
+    np.testing.assert_allclose(shown(browse(part, "")), weights[0, 0, 0], atol=0.003)  # the class token's
+    page = browse(part, "document.querySelectorAll('.patches span')[4].onclick();")
+    np.testing.assert_allclose(shown(page), weights[0, 0, 5], atol=0.003)
+    assert re.search(
+        r'title="row 2, column 2 [0-9.]+%"[^>]*class="picked"|class="picked"[^>]*title="row 2, column 2 ', page
+    )

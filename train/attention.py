@@ -1,0 +1,135 @@
+"""Attention to be looked at: a part of a page, where one picks a layer and a head and points at a token or a patch."""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+MOST = 4_000_000  # weights of a view in a page; of more, layers and heads spread over all of them are left out
+
+
+def view(
+    name: str,
+    weights: np.ndarray,
+    queries: Sequence[str],
+    keys: Sequence[str] | None = None,
+    *,
+    image: bytes | None = None,
+    grid: tuple[int, int] = (0, 0),
+) -> dict[str, Any]:
+    """What `explorer` shows of one text or image.
+
+    Args:
+        name: of what attends to what.
+        weights: [L, H, T, S] from 0 to 1.
+        queries: the T tokens that look; of an image those before its patches, which are the last of the T.
+        keys: the S tokens that are looked at; None = the same, each sequence to itself.
+        image: a PNG, if the last rows x columns of the tokens are its patches.
+        grid: rows and columns of its patches.
+    """
+    layers, heads = (np.arange(size) for size in weights.shape[:2])
+    while weights[0, 0].size * len(layers) * len(heads) > MOST and max(len(layers), len(heads)) > 1:
+        layers, heads = (layers[::2], heads) if len(layers) > len(heads) else (layers, heads[::2])
+    shown = np.round(255 * weights[layers][:, heads]).astype(np.uint8)
+    return {
+        "name": name,
+        "layers": (layers + 1).tolist(),
+        "heads": (heads + 1).tolist(),
+        "queries": list(queries),
+        "keys": None if keys is None else list(keys),
+        "image": image and base64.b64encode(image).decode(),
+        "grid": list(map(int, grid)),
+        "weights": base64.b64encode(shown.tobytes()).decode(),
+    }
+
+
+def explorer(views: Sequence[Mapping[str, Any]]) -> str:
+    """The HTML of some views, of which one is seen at a time; `SCRIPT` and `STYLE` must be in the page once."""
+    content = json.dumps(views).replace("<", "\\u003c")
+    return f'<div class="card attend"><script type="application/json">{content}</script></div>'
+
+
+STYLE = """
+.attend select { font: inherit; color: inherit; background: var(--page); border: 1px solid var(--rule);
+  border-radius: 6px; margin: 0 12px 12px 4px; padding: 2px 4px; }
+.attend p { margin: 0 0 10px; font: 14px/2 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+.attend span { cursor: pointer; white-space: pre; }
+.attend p span { padding: 2px 3px; border-radius: 3px; border: 1px solid var(--rule); margin-right: 2px; }
+.attend .picked { outline: 2px solid var(--s1); }
+.attend .patches { display: grid; width: 336px; max-width: 100%; background-size: 100% 100%;
+  image-rendering: pixelated; }
+.attend .patches span { aspect-ratio: 1; }
+"""
+
+SCRIPT = """
+document.querySelectorAll('.attend').forEach(box => {
+  const views = JSON.parse(box.querySelector('script').textContent);
+  const add = (parent, kind) => parent.appendChild(document.createElement(kind));
+  const choose = label => {
+    const frame = add(box, 'label'); frame.append(label);
+    const select = add(frame, 'select'); select.className = label; return select;
+  };
+  const which = choose('view'), layer = choose('layer'), head = choose('head'), stage = add(box, 'div');
+  const fill = (select, names) => {
+    select.replaceChildren(...names.map((name, i) => new Option(name, i)));
+    select.parentNode.hidden = names.length < 2;
+  };
+  let now, bytes, keys, queries, picked;
+  // The weights of the picked query: the mean over the layers and heads that are chosen.
+  const row = () => {
+    const [L, H, T, S] = [now.layers.length, now.heads.length, queries.length, keys.length];
+    const chosen = (select, size) => +select.value ? [select.value - 1] : [...Array(size).keys()];
+    const total = new Float64Array(S), ls = chosen(layer, L), hs = chosen(head, H);
+    for (const l of ls) for (const h of hs) for (let s = 0; s < S; s++)
+      total[s] += bytes[((l * H + h) * T + picked) * S + s] / 255 / ls.length / hs.length;
+    return total;
+  };
+  const draw = () => {
+    const weights = row(), most = Math.max(...weights, 1e-9);
+    queries.forEach((token, i) => token.classList.toggle('picked', i === picked));
+    keys.forEach((token, i) => {
+      token.dataset.weight = weights[i].toFixed(4);
+      token.title = token.name + ' ' + (100 * weights[i]).toFixed(1) + '%';
+      const share = 100 * Math.sqrt(weights[i] / most) * (now.image ? .75 : .6);
+      token.style.background = `color-mix(in srgb, var(--s1) ${share.toFixed(1)}%, transparent)`;
+    });
+  };
+  const line = names => {
+    const place = add(stage, 'p');
+    return names.map(name => {
+      const token = add(place, 'span'); token.textContent = token.name = name;
+      return token;
+    });
+  };
+  const patches = () => {
+    const [rows, columns] = now.grid, place = add(stage, 'div');
+    place.className = 'patches';
+    place.style.backgroundImage = `url(data:image/png;base64,${now.image})`;
+    place.style.gridTemplateColumns = `repeat(${columns}, 1fr)`;
+    return [...Array(rows * columns).keys()].map(i => {
+      const token = add(place, 'span');
+      token.name = `row ${1 + Math.floor(i / columns)}, column ${1 + i % columns}`;
+      return token;
+    });
+  };
+  const show = () => {
+    now = views[which.value];
+    bytes = Uint8Array.from(atob(now.weights), c => c.charCodeAt(0));
+    stage.replaceChildren();
+    queries = now.queries.length ? line(now.queries) : [];
+    if (now.image) queries = queries.concat(patches());
+    keys = now.keys ? line(now.keys) : queries;
+    queries.forEach((token, i) => token.onpointerenter = token.onclick = () => { picked = i; draw(); });
+    picked = now.image && now.queries.length ? 0 : queries.length - 1;
+    draw();
+  };
+  const start = () => {
+    fill(layer, ['mean', ...views[which.value].layers]); fill(head, ['mean', ...views[which.value].heads]); show();
+  };
+  fill(which, views.map(view => view.name));
+  which.onchange = start; layer.onchange = head.onchange = draw;
+  start();
+});
+"""
