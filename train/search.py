@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,13 +83,17 @@ class Trials:
         )
         self.states = optuna.trial.TrialState
         self.trials: dict[Run, optuna.trial.Trial] = {}
+        self.reported: dict[Run, set[int]] = defaultdict(set)  # the steps whose values Optuna has
         self.runs: list[Run] = []
         for one in known:
-            if one.params and one.params.keys() != search.space.keys():
-                keys = ", ".join(one.params)
-                raise ValueError(f"{workdir} holds a search over other keys ({keys}): choose another workdir.")
+            ended, keys = one.state.is_finished(), one.params.keys()
+            if not keys <= search.space.keys() or (ended and keys != search.space.keys()):
+                raise ValueError(
+                    f"{workdir} holds a search over other keys ({', '.join(keys)}): choose another workdir."
+                )
             run = self.add(optuna.trial.Trial(self.study, one._trial_id))
-            if one.state.is_finished():
+            self.reported[run].update(one.intermediate_values)
+            if ended:
                 run.state = "done" if one.state == self.states.COMPLETE else "pruned"
                 run.look()
 
@@ -111,9 +116,9 @@ class Trials:
         """Tells Optuna what a run has come to; whether it should stop."""
         trial, metric = self.trials[run], self.search.metric
         values = {line["step"]: line[metric] for line in run.metrics if metric in line}
-        reported = self.study._storage.get_trial(trial._trial_id).intermediate_values
-        for step in values.keys() - reported.keys():
+        for step in sorted(values.keys() - self.reported[run]):
             trial.report(values[step], step)
+            self.reported[run].add(step)
         if run.state == "running":
             return bool(trial.should_prune())
         if run.state == "done":

@@ -173,8 +173,12 @@ class Launcher:
             job.stop()
 
     def begin(self, run: Run) -> None:
-        """Starts a run, or follows it where it is at work already."""
+        """Starts a run, or follows it where it is at work already, or has come to its end by itself."""
         run.look()
+        if not held(run.folder) and run.is_done():
+            run.state = "done"
+            self.observe(run)
+            return
         run.state = "running"
         run.folder.mkdir(parents=True, exist_ok=True)
         if held(run.folder):

@@ -247,6 +247,17 @@ def test_waits_for_a_run_that_somebody_started_by_hand(tmp_path):
     assert trained(tmp_path / "seed=1") == [1, 2, 3, 4]
 
 
+def test_what_an_earlier_sweep_left_may_end_before_its_turn_comes(start, tmp_path):
+    overrides = [{"seed": 1, "sleep": 0.1}, {"seed": 2, "sleep": 0.1}]
+    first = start(tmp_path, overrides, 20, 2)
+    wait_for(lambda: trained(tmp_path / "seed=1") and trained(tmp_path / "seed=2"))
+    first.kill()
+    first.wait()
+    assert sweep(tmp_path, overrides, 20, parallel=1) == 0  # follows one after the other
+    assert sorted(ran(tmp_path)) == ["1", "2"]
+    assert [row["state"] for row in table(tmp_path)] == ["done", "done"]
+
+
 def test_one_sweep_at_a_time(start, tmp_path):
     start(tmp_path, [{"seed": 1, "sleep": 0.2}], 50)
     wait_for(lambda: trained(tmp_path / "base"))
