@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.image import imsave
 
 from metrics.translation import bleu_by_length
-from train import figures
+from train import attention, figures
 from train.page import LOWER_IS_BETTER, Metrics, box, card, file_name, keys, number, section, series, text, words, write
 from train.progress import clock
 from train.writers import METRICS_FILE, read_metrics
@@ -35,8 +35,7 @@ MOST = {
     "mistakes": 36,
     "images": 6,
     "layers": 6,
-    "heads": 8,
-    "tokens": 40,
+    "explored": 3,
     "samples": 30,
     "confused": 12,
     "written": 30,
@@ -74,7 +73,7 @@ def write_report(workdir: str | os.PathLike) -> Path:
         section("Samples", _samples(artifacts / "samples.jsonl")),
         *(_written(path, folder) for path in sorted(artifacts.glob("written_*.json"))),
         _image_attention(arrays["attention_image"], folder) if "attention_image" in arrays else "",
-        _text_attention(arrays["attention_text"], folder) if "attention_text" in arrays else "",
+        _text_attention(arrays["attention_text"]) if "attention_text" in arrays else "",
         section("What it costs", _cost(cost), "cards"),
         section("Configuration", _config(config)),
     ]
@@ -159,11 +158,10 @@ def _mistakes(key: str, data: Mapping[str, np.ndarray], folder: Path) -> str:
     for i, image in enumerate(data["image"][: MOST["mistakes"]]):
         truth, guess = (text(names[data[of][i]]) for of in ("label", "prediction"))
         scale = max(1, 128 // max(image.shape[:2]))  # a digit of 8 by 8 pixels is too small to look at
-        image = np.clip(np.broadcast_to(image, (*image.shape[:2], 3)), 0, 1).repeat(scale, 0).repeat(scale, 1)
-        buffer = io.BytesIO()
-        imsave(buffer, image, format="png")
-        (folder / f"{file_name(key)}_{i + 1:02}.png").write_bytes(buffer.getvalue())
-        source = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+        image = image.repeat(scale, 0).repeat(scale, 1)
+        picture = _png(image)
+        (folder / f"{file_name(key)}_{i + 1:02}.png").write_bytes(picture)
+        source = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
         caption = f"<b>{truth}</b> → {guess} <small>{data['probability'][i]:.0%}</small>"
         tiles.append(f'<figure><img alt="{truth}" src="{source}"><figcaption>{caption}</figcaption></figure>')
     note = "<p class=note>Truth → prediction, and the probability that the model gave to its prediction.</p>"
@@ -250,43 +248,33 @@ def _image_attention(data: Mapping[str, np.ndarray], folder: Path) -> str:
     for layer in weights.mean(2):
         rollout = (layer + np.eye(len(layer[0]))) / 2 @ rollout
     layers = {f"layer {i + 1}": weights[i] for i in _spread(len(weights), MOST["layers"])}
-    heads = _spread(weights.shape[2], MOST["heads"])
     by_image = {
         " " * n: {"image": partial(figures.overlay, image=image, heat=None), "rollout": draw(n, rollout[n])}
         | {layer: draw(n, values[n].mean(0)) for layer, values in layers.items()}
         for n, image in enumerate(images)
     }
-    by_head = {layer: {f"head {h + 1}": draw(0, values[0, h]) for h in heads} for layer, values in layers.items()}
     who = "the class token" if from_class else "the mean patch"
+    special = [f"token {i + 1}" for i in range(weights.shape[-1] - math.prod(size))]
+    views = [
+        attention.view(f"image {n + 1}", weights[:, n], special, image=_png(image), grid=size)
+        for n, image in enumerate(data["image"][: MOST["explored"]])
+    ]
     return section(
         "Attention over the image",
         f"<p class=note>Where {who} looks: yellow is most, each picture on its own scale.</p>"
         + card(figures.grid, by_image, name="attention_image", folder=folder)
-        + "<p class=note>The heads, on the first image.</p>"
-        + card(figures.grid, by_head, name="attention_image_heads", folder=folder),
+        + "<p class=note>Where a patch looks that is pointed at: red is most.</p>"
+        + attention.explorer(views),
     )
 
 
-def _text_attention(data: Mapping[str, np.ndarray], folder: Path) -> str:
-    """Token by token: the mean over the heads of some layers with the tokens at the edges, then the heads small."""
+def _text_attention(data: Mapping[str, np.ndarray]) -> str:
     shown = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣"})
-    tokens = [str(token).translate(shown)[:12] for token in data["tokens"][: MOST["tokens"]]]
-    weights = data["weights"][:, :, : len(tokens), : len(tokens)].astype(np.float64)
-    means = {f"layer {i + 1}, mean of the heads": weights[i].mean(0) for i in _spread(len(weights), 3)}
-    heads = {
-        f"layer {i + 1}": {
-            f"head {h + 1}": partial(figures.matrix, weights=weights[i, h])
-            for h in _spread(weights.shape[1], MOST["heads"])
-        }
-        for i in _spread(len(weights), MOST["layers"])
-    }
-    return section(
-        "Attention over the text",
-        "<p class=note>Each row is a token that looks, each column one that is looked at; yellow is most.</p>"
-        + card(figures.token_matrices, means, tokens, name="attention_text", folder=folder)
-        + "<p class=note>The heads.</p>"
-        + card(figures.grid, heads, name="attention_text_heads", folder=folder),
-    )
+    tokens, inputs = ([str(token).translate(shown) for token in data.get(key, ())] for key in ("tokens", "inputs"))
+    sides = {"attention": (tokens,), "encoder": (inputs,), "decoder": (tokens,), "cross": (tokens, inputs)}
+    views = [attention.view(name, data[name], *side) for name, side in sides.items() if name in data]
+    note = "<p class=note>Where a token looks that is pointed at: red is most.</p>"
+    return section("Attention over the text", note + attention.explorer(views) if views else "")
 
 
 def _cost(cost: Mapping[str, Any]) -> str:
@@ -320,6 +308,13 @@ def _title(key: str) -> str:
     titles = {"confusion": "Confusion matrix", "mistakes": "Worst mistakes", "written": "What it wrote"}
     titles["precision"] = "Precision and recall"
     return f"{titles.get(what, 'Objects')}, {words(split)}"
+
+
+def _png(image: np.ndarray) -> bytes:
+    """An image [h, w, c] in 0..1 as a file."""
+    buffer = io.BytesIO()
+    imsave(buffer, np.clip(np.broadcast_to(image, (*image.shape[:2], 3)), 0, 1), format="png")
+    return buffer.getvalue()
 
 
 def _spread(count: int, most: int) -> list[int]:
