@@ -121,12 +121,8 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
         from train.search import run_search
         from train.sweep import run_sweep
 
-        start = [
-            sys.executable,
-            __file__,
-            f"--config={file}",
-            *(f"--config.{key}={value}" for key, value in changes.items()),
-        ]
+        settings = [f"--config.{key}={value}" for key, value in changes.items()]
+        start = [sys.executable, __file__, f"--config={file}", *settings]
 
         def config_of(overrides):
             return plain(changed(config, overrides))

@@ -18,7 +18,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from train import figures
-from train.follow import LOG, Run
+from train.follow import LOG, Run, labels
 from train.page import LOWER_IS_BETTER, box, card, file_name, number, section, series, text, words, write
 from train.progress import clock
 
@@ -94,7 +94,8 @@ def write_page(runs: Sequence[Run], command: Sequence[str], folder: Path, target
     done = [run for run in runs if run.state == "done" and math.isfinite(results(run).get(metric, math.nan))]
     overview = ""
     if keys and done:
-        columns = {key.rpartition(".")[2]: [setting(run, key) for run in done] for key in keys[:MOST_AXES]}
+        shown = keys[:MOST_AXES]
+        columns = {label: [setting(run, key) for run in done] for key, label in zip(shown, labels(shown))}
         columns[metric] = [results(run)[metric] for run in done]
         overview = drawn(figures.parallel, columns, ids, colours, name="parallel")
     return write(
@@ -192,25 +193,26 @@ def write_table(rows: Sequence[Mapping[str, str]], path: Path) -> None:
 
 def draw(done: Sequence[Run], folder: Path) -> None:
     """`sweep.png`: up to four metrics of the test split, or else of the validation split, against the first key that
-    differs, in a colour for each value of the next; seeds are dots around their mean."""
+    differs, with a line for each value of the next; seeds are dots around their mean.
+
+    There is no picture where no key differs, nor where there are more lines than colours.
+    """
     found = dict.fromkeys(key for run in done for key in results(run))
-    metrics = [key for key in found if key.startswith("test/")] or [
-        key for key in found if key.startswith("validation/")
-    ]
+    splits = ([key for key in found if key.startswith(split)] for split in ("test/", "validation/"))
+    metrics = next(filter(None, splits), [])
     keys = [key for key in differing(done) if key != "seed"]
-    if not metrics or not keys:
-        return
     panels = {}
-    for metric in metrics[:4]:
+    for metric in metrics[:4] if keys else ():
         values = defaultdict(lambda: defaultdict(list))  # by line and by place along it
         for run in done:
-            place, line = str(setting(run, keys[0])), str(setting(run, keys[1])) if keys[1:] else metric
-            values[line][place].append(results(run).get(metric, np.nan))
+            place, *others = (str(setting(run, key)) for key in keys[:2])
+            values[others[0] if others else metric][place].append(results(run).get(metric, np.nan))
         panels[metric] = {
             line: (list(places), np.array(list(zip_longest(*places.values(), fillvalue=np.nan))).T)
             for line, places in values.items()
         }
-    figures.save(figures.lines, panels, keys[0].rpartition(".")[2], name="sweep", folder=folder)
+    if panels and all(len(lines) <= len(figures.SERIES) for lines in panels.values()):
+        figures.save(figures.lines, panels, labels(keys)[0], name="sweep", folder=folder)
 
 
 # A run's row and curves stand out together; a click on a column's head sorts by it.

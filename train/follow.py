@@ -112,6 +112,12 @@ class Run:
         return self.name, self.state, shown, "" if math.isnan(loss) else number(loss), left
 
 
+def labels(keys: Sequence[str]) -> list[str]:
+    """The last part of each dotted key, or all of it where others end alike."""
+    ends = [key.rpartition(".")[2] for key in keys]
+    return [end if ends.count(end) == 1 else key for key, end in zip(keys, ends)]
+
+
 def held(folder: Path) -> bool:
     """Whether a process is at work in the folder, or a sweep has just started one."""
     return any(locked(folder / name) for name in (CLAIM, ".lock"))

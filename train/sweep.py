@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from train import devices, guard
-from train.follow import CLAIM, LOG, PROMPT, Run, Table, held, locked
+from train.follow import CLAIM, LOG, PROMPT, Run, Table, held, labels, locked
 
 LONGEST_NAME = 100
 TICK = 0.2  # seconds
@@ -90,12 +90,7 @@ def run_names(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
             keys, kinds = [*keys, key], told
     names: list[str] = []
     for changes in overrides:
-        short = [key.rpartition(".")[2] for key in keys]
-        parts = [
-            f"{last if short.count(last) == 1 else key}={changes[key]}"
-            for key, last in zip(keys, short)
-            if key in changes
-        ]
+        parts = [f"{label}={changes[key]}" for key, label in zip(keys, labels(keys)) if key in changes]
         name = ",".join(parts).replace("/", "_").replace(" ", "") or "base"
         if kinds < len(overrides) and [_values(other, keys) for other in overrides].count(_values(changes, keys)) > 1:
             raise ValueError(f"two runs of the sweep are the same: {dict(changes)}.")

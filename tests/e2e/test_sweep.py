@@ -17,7 +17,7 @@ from configs.sweeps import axis, product
 
 def get_config():
     config = configs.load("tests/tiny.py:vit")[0]
-    config.total_steps = {steps}
+    config.update(total_steps={steps}, evaluate_every_steps={steps}, save_every_steps=10)
     return config
 
 def sweep():
@@ -26,11 +26,13 @@ def sweep():
 
 
 def wait_for(condition, process):
+    """What it is when it comes true, while the process runs."""
     end = time.monotonic() + 1200
-    while not condition():
+    while not (found := condition()):
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < end, "the sweep hangs"
         time.sleep(0.01)
+    return found
 
 
 def saved(folder):
@@ -39,7 +41,7 @@ def saved(folder):
 
 
 def survives(start, tmp_path, rates, seeds, deaths, steps):
-    """Kills so many runs, and then the sweep, each after its second checkpoint; then calls once more."""
+    """Kills so many runs, and then the sweep, in the middle of their training; then calls once more."""
     (tmp_path / "config.py").write_text(CONFIG.format(steps=steps, rates=rates, seeds=seeds))
     workdir = tmp_path / "sweep"
     arguments = f"--config={tmp_path}/config.py", "--sweep", "--parallel=2", f"--workdir={workdir}"
@@ -47,13 +49,21 @@ def survives(start, tmp_path, rates, seeds, deaths, steps):
     names = names if len(rates) > 1 else [f"seed={seed}" for seed in seeds]
     started = {}  # by run: the checkpoints that it goes on from, none at first
     process = start(*arguments)
+
+    def at_work():
+        """A run that has begun to save and is far from its end."""
+        for name in names:
+            if name not in started and 10 <= saved(workdir / name) < steps - 30 and follow.held(workdir / name):
+                return name
+        return None
+
     try:
-        for name in names[:deaths]:
-            wait_for(lambda name=name: saved(workdir / name) >= 10, process)
+        for _ in range(deaths):
+            name = wait_for(at_work, process)
             os.kill(int((workdir / name / follow.CLAIM).read_text().split()[1]), signal.SIGKILL)
             wait_for(lambda name=name: not follow.held(workdir / name), process)
             started[name] = [saved(workdir / name)]
-        wait_for(lambda: saved(workdir / names[deaths]) >= 10, process)
+        wait_for(at_work, process)
         process.kill()
         process.communicate()
         done = {name for name in names if (workdir / name / "artifacts" / "run.json").exists()}

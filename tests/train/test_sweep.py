@@ -274,6 +274,11 @@ def test_figure_of_a_sweep(tmp_path):
     assert (tmp_path / "sweep.png").stat().st_size > 1000
 
 
+def test_no_figure_without_colours_for_all(tmp_path):
+    assert sweep(tmp_path, [{"a": seed, "b": -seed, "seed": seed} for seed in range(1, 6)], parallel=5) == 0
+    assert not (tmp_path / "sweep.png").exists()
+
+
 def test_names_are_what_tells_the_runs_apart():
     rates = [{"optimizer.learning_rate": rate, "seed": seed} for rate, seed in product((1e-3, 1e-4), (0, 1))]
     assert run_names(rates)[:2] == ["learning_rate=0.001,seed=0", "learning_rate=0.001,seed=1"]
