@@ -17,7 +17,21 @@ from matplotlib.image import imsave
 
 from metrics.translation import bleu_by_length
 from train import attention, figures
-from train.page import LOWER_IS_BETTER, Metrics, box, card, file_name, keys, number, section, series, text, words, write
+from train.page import (
+    LOWER_IS_BETTER,
+    Metrics,
+    box,
+    card,
+    file_name,
+    flatten,
+    keys,
+    number,
+    section,
+    series,
+    text,
+    words,
+    write,
+)
 from train.progress import clock
 from train.writers import METRICS_FILE, read_metrics
 
@@ -87,7 +101,7 @@ def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics:
     for told_elsewhere in ("config_name", "config"):
         run.pop(told_elsewhere, None)
     facts = [f"{count} {device}" if count != 1 else device] if device else []
-    facts += [f"{key} {value}" for key, value in _flatten(run)]
+    facts += [f"{key} {value}" for key, value in flatten(run)]
     tiles = [_tile(key, *series(metrics, key)) for key in keys(metrics) if key.split("/")[0] not in ("train", "time")]
     tiles = tiles or [_tile(key, *series(metrics, key)) for key in ("train/loss", "train/accuracy")]
     if metrics and seconds is not None:
@@ -95,7 +109,7 @@ def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics:
     _, speed = series(metrics, "time/examples_per_second")
     if np.isfinite(speed).any():
         tiles.append(box("examples per second", number(np.nanmedian(speed)), "median"))
-    if (parameters := dict(_flatten(cost)).get("parameters.total")) is not None:
+    if (parameters := dict(flatten(cost)).get("parameters.total")) is not None:
         tiles.append(box("parameters", f"{parameters:,}", ""))
     steps, loss = series(metrics, "train/loss")
     bad = steps[~np.isfinite(loss)]
@@ -279,7 +293,7 @@ def _text_attention(data: Mapping[str, np.ndarray]) -> str:
 
 def _cost(cost: Mapping[str, Any]) -> str:
     """A card for each group of numbers (parameters, FLOPs, memory, ...); with a total, a bar for each part."""
-    groups = {key: _flatten(value) for key, value in cost.items() if isinstance(value, Mapping)}
+    groups = {key: flatten(value) for key, value in cost.items() if isinstance(value, Mapping)}
     groups["other"] = [(key, value) for key, value in cost.items() if not isinstance(value, Mapping)]
     cards = []
     for group, rows in groups.items():
@@ -298,7 +312,7 @@ def _cost(cost: Mapping[str, Any]) -> str:
 
 
 def _config(config: Mapping[str, Any]) -> str:
-    rows = [f"<tr><td>{text(key)}<td><code>{text(json.dumps(value))}</code>" for key, value in _flatten(config)]
+    rows = [f"<tr><td>{text(key)}<td><code>{text(json.dumps(value))}</code>" for key, value in flatten(config)]
     table = f"<summary>All {len(rows)} keys</summary><div class=scroll><table>{''.join(rows)}</table></div>"
     return f"<details>{table}</details>" if rows else ""
 
@@ -320,14 +334,6 @@ def _png(image: np.ndarray) -> bytes:
 def _spread(count: int, most: int) -> list[int]:
     """At most so many indices below `count`, from the first to the last."""
     return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    leaves = []
-    for key, value in tree.items():
-        nested = isinstance(value, Mapping) and value
-        leaves += _flatten(value, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", value)]
-    return leaves
 
 
 def _amount(what: str, value: Any) -> str:
