@@ -56,7 +56,9 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     parser.add_argument("--config", metavar="FILE", help=f"a config file, FILE:ARGUMENT for a variant ({DEFAULT})")
     parser.add_argument("--workdir", metavar="DIR", help="what the run leaves goes there (runs/<name of the config>)")
     parser.add_argument("--mode", choices=MODES, default="train")
-    parser.add_argument("more", nargs="*", metavar="DIR", help="other folders that --mode=watch follows")
+    parser.add_argument(
+        "more", nargs="*", metavar="DIR", help="folders that --mode=watch follows or --mode=report compares"
+    )
     parser.add_argument(
         "--sweep",
         nargs="?",
@@ -82,7 +84,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         key, equals, value = argument.removeprefix("--config.").partition("=")
         changes[key] = value if equals else next(rest, "")
     options = parser.parse_args(own)
-    if options.more and options.mode != "watch":
+    if options.more and options.mode not in ("watch", "report"):
         parser.error(f"unrecognized arguments: {shlex.join(options.more)}")
     return options, changes
 
@@ -91,15 +93,20 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
     """Does what the options say."""
     file = options.config or DEFAULT
     workdir = Path(options.workdir or default_workdir(file))
-    if options.mode == "report":
-        from train.report import write_report
+    if options.mode in ("report", "watch"):
+        folders = [Path(folder) for folder in (options.workdir, *options.more) if folder] or [workdir]
+        if options.mode == "watch":
+            from train.follow import watch
 
-        print(write_report(workdir))
-        return 0
-    if options.mode == "watch":
-        from train.follow import watch
+            watch(folders)
+        elif len(folders) > 1:
+            from train.compare import compare
 
-        watch([workdir, *map(Path, options.more)])
+            print(compare(folders))
+        else:
+            from train.report import write_report
+
+            print(write_report(folders[0]))
         return 0
     command = "python launch.py " + shlex.join(arguments)
     if options.mode == "score":

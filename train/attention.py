@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-MOST = 4_000_000  # weights of a view in a page; of more, layers and heads spread over all of them are left out
+MOST = 1_000_000  # weights of a view in a page; of more, layers and heads spread over all of them are left out
 
 
 def view(
@@ -46,25 +46,13 @@ def view(
 
 
 def explorer(views: Sequence[Mapping[str, Any]]) -> str:
-    """The HTML of some views, of which one is seen at a time; `SCRIPT` and `STYLE` must be in the page once."""
-    content = json.dumps(views).replace("<", "\\u003c")
-    return f'<div class="card attend"><script type="application/json">{content}</script></div>'
+    """The HTML of some views, of which one is seen at a time."""
+    content = json.dumps(views, ensure_ascii=False).replace("<", "\\u003c")
+    return f'<div class="card attend"><script type="application/json">{content}</script></div><script>{SCRIPT}</script>'
 
-
-STYLE = """
-.attend select { font: inherit; color: inherit; background: var(--page); border: 1px solid var(--rule);
-  border-radius: 6px; margin: 0 12px 12px 4px; padding: 2px 4px; }
-.attend p { margin: 0 0 10px; font: 14px/2 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
-.attend span { cursor: pointer; white-space: pre; }
-.attend p span { padding: 2px 3px; border-radius: 3px; border: 1px solid var(--rule); margin-right: 2px; }
-.attend .picked { outline: 2px solid var(--s1); }
-.attend .patches { display: grid; width: 336px; max-width: 100%; background-size: 100% 100%;
-  image-rendering: pixelated; }
-.attend .patches span { aspect-ratio: 1; }
-"""
 
 SCRIPT = """
-document.querySelectorAll('.attend').forEach(box => {
+(box => {
   const views = JSON.parse(box.querySelector('script').textContent);
   const add = (parent, kind) => parent.appendChild(document.createElement(kind));
   const choose = label => {
@@ -131,5 +119,5 @@ document.querySelectorAll('.attend').forEach(box => {
   fill(which, views.map(view => view.name));
   which.onchange = start; layer.onchange = head.onchange = draw;
   start();
-});
+})(document.currentScript.previousElementSibling);
 """

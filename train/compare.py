@@ -1,12 +1,13 @@
 """What a sweep's runs came to, side by side: `sweep.csv`, `sweep.html`, `sweep.png` and a table in the terminal."""
 
 import csv
+import json
 import math
 import os
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -19,7 +20,7 @@ from matplotlib.figure import Figure
 
 from train import figures
 from train.follow import LOG, Run, labels
-from train.page import LOWER_IS_BETTER, box, card, file_name, number, section, series, text, words, write
+from train.page import LOWER_IS_BETTER, box, card, file_name, flatten, number, section, series, text, words, write
 from train.progress import clock
 
 Target = tuple[str, bool]  # a metric, and whether more of it is better
@@ -38,7 +39,9 @@ def finish(runs: Sequence[Run], command: Sequence[str], folder: Path, target: Ta
     rows = [row_of(run) for run in runs]
     write_table(rows, folder / "sweep.csv")
     draw([run for run in runs if run.state == "done"], folder)
-    print(write_page(runs, command, folder, target or target_of(runs)))
+    start = ["python", *(os.path.relpath(part) if part.endswith("launch.py") else part for part in command[1:])]
+    commands = {run: shlex.join(run.command(start)) for run in runs}
+    print(write_page(folder / "sweep.html", runs, commands, target or target_of(runs)))
     reasons = defaultdict(list)
     for run in runs:
         if run.state.startswith("failed"):
@@ -69,16 +72,45 @@ def ranked(runs: Sequence[Run], target: Target) -> list[Run]:
     return sorted(runs, key=place)
 
 
-def write_page(runs: Sequence[Run], command: Sequence[str], folder: Path, target: Target) -> Path:
-    """`folder/sweep.html`: the runs best first, their curves together, what they changed against what came of it."""
-    runs, metric = ranked(runs, target), target[0]
+def compare(folders: Sequence[Path]) -> Path:
+    """Writes `compare.html` into the folder where all these runs, or sweeps of runs, lie; returns its path.
+
+    Raises:
+        FileNotFoundError: one of the folders has no run.
+    """
+    if empty := [folder for folder in folders if not [*_runs_in(folder)]]:
+        raise FileNotFoundError(f"there is no run in {empty[0]}.")
+    paths = dict.fromkeys(path.absolute() for folder in folders for path in _runs_in(folder))
+    common = Path(os.path.commonpath(path.parent for path in paths))
+    runs = []
+    for path in paths:
+        run = Run(str(path.relative_to(common)), path, config=json.loads((path / "config.json").read_text("utf-8")))
+        run.state = "done" if run.is_done() else "stopped"
+        run.look()
+        runs.append(run)
+    settings = [dict(flatten(run.config)) for run in runs]
+    for key in dict.fromkeys(key for own in settings for key in own):
+        if len({repr(own.get(key)) for own in settings}) > 1:
+            for run, own in zip(runs, settings):
+                run.changes = {**run.changes, key: own.get(key)}
+    commands = {run: run.facts().get("command", "") for run in runs}
+    return write_page(common / "compare.html", runs, commands, target_of(runs))
+
+
+def _runs_in(folder: Path) -> Iterator[Path]:
+    return (path.parent for path in sorted([*folder.glob("config.json"), *folder.glob("*/config.json")]))
+
+
+def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], target: Target) -> Path:
+    """Writes the runs best first, their curves together, what they changed against what came of it."""
+    runs, metric, folder = ranked(runs, target), target[0], page.with_suffix("")
     ids = [f"run{number}" for number in range(len(runs))]
     colours = [to_hex(colormaps["viridis"](share)) for share in np.linspace(0.2, 0.8, max(len(runs) - 1, 1))]
     colours = [figures.SERIES["s1"], *colours]  # the best in a colour of its own
-    (folder / "sweep").mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
 
     def drawn(draw: Callable[..., Figure], *args, name: str) -> str:
-        svg = card(draw, *args, name=name, folder=folder / "sweep")
+        svg = card(draw, *args, name=name, folder=folder)
         return re.sub(r'<g id="run(\d+)">', lambda found: _marked(int(found[1]), runs), svg)
 
     charts = []
@@ -98,15 +130,17 @@ def write_page(runs: Sequence[Run], command: Sequence[str], folder: Path, target
         columns = {label: [setting(run, key) for run in done] for key, label in zip(shown, labels(shown))}
         columns[metric] = [results(run)[metric] for run in done]
         overview = drawn(figures.parallel, columns, ids, colours, name="parallel")
+    title, few = page.resolve().parent.name, len(keys) <= MOST_AXES
     return write(
-        folder / "sweep.html",
-        folder.resolve().name,
+        page,
+        title,
         [
-            _header(folder, runs, metric),
+            _header(title, runs, metric),
             section("Curves", "".join(charts), "cards"),
             section("What was changed, and what came of it", overview),
-            section("Runs, best first", _table(runs, keys), "card scroll"),
-            section("Commands", _commands(runs, command)),
+            section("Runs, best first", _table(runs, keys if few else []), "card scroll"),
+            section("What differs in their configs", "" if few else _settings(runs, keys), "card scroll"),
+            section("Commands", _commands([commands[run] for run in runs])),
             SCRIPT,
         ],
     )
@@ -126,15 +160,15 @@ def setting(run: Run, key: str) -> Any:
     return run.changes.get(key, value)
 
 
-def _header(folder: Path, runs: Sequence[Run], metric: str) -> str:
+def _header(title: str, runs: Sequence[Run], metric: str) -> str:
     counts = Counter(run.state for run in runs)
     facts = "".join(f"<li>{count} {text(state)}</li>" for state, count in counts.items())
     best = runs[0]
     tiles = [box(words(key), number(value), "of the best run") for key, value in results(best).items()]
     tiles = tiles if best.state == "done" else []
     note = f"<p class=note>The best by {text(metric)} is {text(best.name)}.</p>" if tiles else ""
-    title = text(folder.resolve().name)
-    return f"<header><h1>{title}</h1><ul class=facts>{facts}</ul>{note}<div class=tiles>{''.join(tiles)}</div></header>"
+    head = f"<h1>{text(title)}</h1><ul class=facts>{facts}</ul>{note}"
+    return f"<header>{head}<div class=tiles>{''.join(tiles)}</div></header>"
 
 
 def _table(runs: Sequence[Run], keys: Sequence[str]) -> str:
@@ -151,10 +185,15 @@ def _table(runs: Sequence[Run], keys: Sequence[str]) -> str:
     return f"<table class=runs><tr>{head}{rows}</table>"
 
 
-def _commands(runs: Sequence[Run], command: Sequence[str]) -> str:
-    start = ["python", *(os.path.relpath(part) if part.endswith("launch.py") else part for part in command[1:])]
-    lines = (f"<pre class=command>{text(shlex.join(run.command(start)))}</pre>" for run in runs)
-    return f"<details><summary>All {len(runs)} runs, best first</summary>{''.join(lines)}</details>"
+def _settings(runs: Sequence[Run], keys: Sequence[str]) -> str:
+    head = "".join(f"<th>{text(run.name)}" for run in runs)
+    rows = "".join(f"<tr><td>{key}" + "".join(f"<td>{text(setting(run, key))}" for run in runs) for key in keys)
+    return f"<table><tr><th>{head}{rows}</table>"
+
+
+def _commands(commands: Sequence[str]) -> str:
+    lines = (f"<pre class=command>{text(command)}</pre>" for command in commands)
+    return f"<details><summary>All {len(commands)} runs, best first</summary>{''.join(lines)}</details>"
 
 
 def _marked(place: int, runs: Sequence[Run]) -> str:

@@ -266,20 +266,3 @@ def objects(
                 text = f"{names[int(kind)]} {score:.0%}"
                 ground = {"facecolor": COLOURS["s1"], "edgecolor": "none", "pad": 0.5}
                 axes.text(left + x, top - y, text, fontsize=6, va="bottom", color="#ffffff", bbox=ground)
-
-
-def matrix(axes: Axes, weights: np.ndarray, extent: Extent | None = None) -> None:
-    """Attention weights [T, T]; what may not be attended to stays empty."""
-    axes.imshow(np.ma.masked_less(weights, 1e-9), extent=extent, **SHARE)
-
-
-def token_matrices(weights: Mapping[str, np.ndarray], tokens: Sequence[str]) -> Figure:
-    """Attention matrices [T, T] by title, side by side, with the tokens at their edges."""
-    figure = Figure(figsize=(4.3 * len(weights), 4.5), layout="constrained")
-    for axes, (title, values) in zip(figure.subplots(1, len(weights), squeeze=False)[0], weights.items()):
-        matrix(axes, values)
-        axes.set_title(title)
-        axes.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=7)
-        axes.set_yticks(range(len(tokens)), tokens, fontsize=7)
-        axes.spines[:].set_visible(False)
-    return figure

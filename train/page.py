@@ -43,6 +43,15 @@ def series(metrics: Metrics, key: str) -> figures.Curve:
     return np.array([step for step, _ in points], int), np.array([value for _, value in points], float)
 
 
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """The leaves of nested dictionaries with their dotted keys."""
+    leaves = []
+    for key, value in tree.items():
+        nested = isinstance(value, Mapping) and value
+        leaves += flatten(value, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", value)]
+    return leaves
+
+
 def text(value: Any) -> str:
     return html.escape(str(value))
 
@@ -108,6 +117,15 @@ summary { cursor: pointer; padding: 10px 0; font-weight: 600; }
   border-left: 2px solid var(--rule); }
 .sample b { background: var(--tint); font-weight: 600; border-radius: 3px; }
 details table { margin-bottom: 14px; } details td:first-child { white-space: nowrap; color: var(--soft); }
+.attend select { font: inherit; color: inherit; background: var(--page); border: 1px solid var(--rule);
+  border-radius: 6px; margin: 0 12px 12px 4px; padding: 2px 4px; }
+.attend p { margin: 0 0 10px; font: 14px/2 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+.attend span { cursor: pointer; white-space: pre; }
+.attend p span { padding: 2px 3px; border-radius: 3px; border: 1px solid var(--rule); margin-right: 2px; }
+.attend .picked { outline: 2px solid var(--s1); }
+.attend .patches { display: grid; width: 336px; max-width: 100%; background-size: 100% 100%;
+  image-rendering: pixelated; }
+.attend .patches span { aspect-ratio: 1; }
 @media (max-width: 760px) {
   main { padding: 24px 14px 40px; } h1 { font-size: 25px; } .tile b { font-size: 23px; } .card { padding: 12px; }
   .tiles { grid-template-columns: repeat(2, 1fr); } .split { grid-template-columns: minmax(0, 1fr); }

@@ -16,8 +16,22 @@ import numpy as np
 from matplotlib.image import imsave
 
 from metrics.translation import bleu_by_length
-from train import figures
-from train.page import LOWER_IS_BETTER, Metrics, box, card, file_name, keys, number, section, series, text, words, write
+from train import attention, figures
+from train.page import (
+    LOWER_IS_BETTER,
+    Metrics,
+    box,
+    card,
+    file_name,
+    flatten,
+    keys,
+    number,
+    section,
+    series,
+    text,
+    words,
+    write,
+)
 from train.progress import clock
 from train.writers import METRICS_FILE, read_metrics
 
@@ -35,8 +49,7 @@ MOST = {
     "mistakes": 36,
     "images": 6,
     "layers": 6,
-    "heads": 8,
-    "tokens": 40,
+    "explored": 3,
     "samples": 30,
     "confused": 12,
     "written": 30,
@@ -74,7 +87,7 @@ def write_report(workdir: str | os.PathLike) -> Path:
         section("Samples", _samples(artifacts / "samples.jsonl")),
         *(_written(path, folder) for path in sorted(artifacts.glob("written_*.json"))),
         _image_attention(arrays["attention_image"], folder) if "attention_image" in arrays else "",
-        _text_attention(arrays["attention_text"], folder) if "attention_text" in arrays else "",
+        _text_attention(arrays["attention_text"]) if "attention_text" in arrays else "",
         section("What it costs", _cost(cost), "cards"),
         section("Configuration", _config(config)),
     ]
@@ -88,7 +101,7 @@ def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics:
     for told_elsewhere in ("config_name", "config"):
         run.pop(told_elsewhere, None)
     facts = [f"{count} {device}" if count != 1 else device] if device else []
-    facts += [f"{key} {value}" for key, value in _flatten(run)]
+    facts += [f"{key} {value}" for key, value in flatten(run)]
     tiles = [_tile(key, *series(metrics, key)) for key in keys(metrics) if key.split("/")[0] not in ("train", "time")]
     tiles = tiles or [_tile(key, *series(metrics, key)) for key in ("train/loss", "train/accuracy")]
     if metrics and seconds is not None:
@@ -96,7 +109,7 @@ def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics:
     _, speed = series(metrics, "time/examples_per_second")
     if np.isfinite(speed).any():
         tiles.append(box("examples per second", number(np.nanmedian(speed)), "median"))
-    if (parameters := dict(_flatten(cost)).get("parameters.total")) is not None:
+    if (parameters := dict(flatten(cost)).get("parameters.total")) is not None:
         tiles.append(box("parameters", f"{parameters:,}", ""))
     steps, loss = series(metrics, "train/loss")
     bad = steps[~np.isfinite(loss)]
@@ -159,11 +172,10 @@ def _mistakes(key: str, data: Mapping[str, np.ndarray], folder: Path) -> str:
     for i, image in enumerate(data["image"][: MOST["mistakes"]]):
         truth, guess = (text(names[data[of][i]]) for of in ("label", "prediction"))
         scale = max(1, 128 // max(image.shape[:2]))  # a digit of 8 by 8 pixels is too small to look at
-        image = np.clip(np.broadcast_to(image, (*image.shape[:2], 3)), 0, 1).repeat(scale, 0).repeat(scale, 1)
-        buffer = io.BytesIO()
-        imsave(buffer, image, format="png")
-        (folder / f"{file_name(key)}_{i + 1:02}.png").write_bytes(buffer.getvalue())
-        source = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+        image = image.repeat(scale, 0).repeat(scale, 1)
+        picture = _png(image)
+        (folder / f"{file_name(key)}_{i + 1:02}.png").write_bytes(picture)
+        source = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
         caption = f"<b>{truth}</b> → {guess} <small>{data['probability'][i]:.0%}</small>"
         tiles.append(f'<figure><img alt="{truth}" src="{source}"><figcaption>{caption}</figcaption></figure>')
     note = "<p class=note>Truth → prediction, and the probability that the model gave to its prediction.</p>"
@@ -250,48 +262,38 @@ def _image_attention(data: Mapping[str, np.ndarray], folder: Path) -> str:
     for layer in weights.mean(2):
         rollout = (layer + np.eye(len(layer[0]))) / 2 @ rollout
     layers = {f"layer {i + 1}": weights[i] for i in _spread(len(weights), MOST["layers"])}
-    heads = _spread(weights.shape[2], MOST["heads"])
     by_image = {
         " " * n: {"image": partial(figures.overlay, image=image, heat=None), "rollout": draw(n, rollout[n])}
         | {layer: draw(n, values[n].mean(0)) for layer, values in layers.items()}
         for n, image in enumerate(images)
     }
-    by_head = {layer: {f"head {h + 1}": draw(0, values[0, h]) for h in heads} for layer, values in layers.items()}
     who = "the class token" if from_class else "the mean patch"
+    special = [f"token {i + 1}" for i in range(weights.shape[-1] - math.prod(size))]
+    views = [
+        attention.view(f"image {n + 1}", weights[:, n], special, image=_png(image), grid=size)
+        for n, image in enumerate(data["image"][: MOST["explored"]])
+    ]
     return section(
         "Attention over the image",
         f"<p class=note>Where {who} looks: yellow is most, each picture on its own scale.</p>"
         + card(figures.grid, by_image, name="attention_image", folder=folder)
-        + "<p class=note>The heads, on the first image.</p>"
-        + card(figures.grid, by_head, name="attention_image_heads", folder=folder),
+        + "<p class=note>Where a patch looks that is pointed at: red is most.</p>"
+        + attention.explorer(views),
     )
 
 
-def _text_attention(data: Mapping[str, np.ndarray], folder: Path) -> str:
-    """Token by token: the mean over the heads of some layers with the tokens at the edges, then the heads small."""
+def _text_attention(data: Mapping[str, np.ndarray]) -> str:
     shown = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣"})
-    tokens = [str(token).translate(shown)[:12] for token in data["tokens"][: MOST["tokens"]]]
-    weights = data["weights"][:, :, : len(tokens), : len(tokens)].astype(np.float64)
-    means = {f"layer {i + 1}, mean of the heads": weights[i].mean(0) for i in _spread(len(weights), 3)}
-    heads = {
-        f"layer {i + 1}": {
-            f"head {h + 1}": partial(figures.matrix, weights=weights[i, h])
-            for h in _spread(weights.shape[1], MOST["heads"])
-        }
-        for i in _spread(len(weights), MOST["layers"])
-    }
-    return section(
-        "Attention over the text",
-        "<p class=note>Each row is a token that looks, each column one that is looked at; yellow is most.</p>"
-        + card(figures.token_matrices, means, tokens, name="attention_text", folder=folder)
-        + "<p class=note>The heads.</p>"
-        + card(figures.grid, heads, name="attention_text_heads", folder=folder),
-    )
+    tokens, inputs = ([str(token).translate(shown) for token in data.get(key, ())] for key in ("tokens", "inputs"))
+    sides = {"attention": (tokens,), "encoder": (inputs,), "decoder": (tokens,), "cross": (tokens, inputs)}
+    views = [attention.view(name, data[name], *side) for name, side in sides.items() if name in data]
+    note = "<p class=note>Where a token looks that is pointed at: red is most.</p>"
+    return section("Attention over the text", note + attention.explorer(views) if views else "")
 
 
 def _cost(cost: Mapping[str, Any]) -> str:
     """A card for each group of numbers (parameters, FLOPs, memory, ...); with a total, a bar for each part."""
-    groups = {key: _flatten(value) for key, value in cost.items() if isinstance(value, Mapping)}
+    groups = {key: flatten(value) for key, value in cost.items() if isinstance(value, Mapping)}
     groups["other"] = [(key, value) for key, value in cost.items() if not isinstance(value, Mapping)]
     cards = []
     for group, rows in groups.items():
@@ -310,7 +312,7 @@ def _cost(cost: Mapping[str, Any]) -> str:
 
 
 def _config(config: Mapping[str, Any]) -> str:
-    rows = [f"<tr><td>{text(key)}<td><code>{text(json.dumps(value))}</code>" for key, value in _flatten(config)]
+    rows = [f"<tr><td>{text(key)}<td><code>{text(json.dumps(value))}</code>" for key, value in flatten(config)]
     table = f"<summary>All {len(rows)} keys</summary><div class=scroll><table>{''.join(rows)}</table></div>"
     return f"<details>{table}</details>" if rows else ""
 
@@ -322,17 +324,16 @@ def _title(key: str) -> str:
     return f"{titles.get(what, 'Objects')}, {words(split)}"
 
 
+def _png(image: np.ndarray) -> bytes:
+    """An image [h, w, c] in 0..1 as a file."""
+    buffer = io.BytesIO()
+    imsave(buffer, np.clip(np.broadcast_to(image, (*image.shape[:2], 3)), 0, 1), format="png")
+    return buffer.getvalue()
+
+
 def _spread(count: int, most: int) -> list[int]:
     """At most so many indices below `count`, from the first to the last."""
     return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    leaves = []
-    for key, value in tree.items():
-        nested = isinstance(value, Mapping) and value
-        leaves += _flatten(value, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", value)]
-    return leaves
 
 
 def _amount(what: str, value: Any) -> str:

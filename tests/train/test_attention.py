@@ -81,8 +81,7 @@ def browse(tmp_path):
 
     def browse(body, script):
         page = tmp_path / "page.html"
-        whole = f"<!doctype html><meta charset=utf-8>{body}<script>{attention.SCRIPT}</script><script>{script}</script>"
-        page.write_text(whole, encoding="utf-8")
+        page.write_text(f"<!doctype html><meta charset=utf-8>{body}<script>{script}</script>", encoding="utf-8")
         options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
         return subprocess.run([chromium, *options, page.as_uri()], capture_output=True, text=True, check=True).stdout
 

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+import launch
 from train.compare import differing, ranked, setting, target_of, write_page
 from train.follow import Run
 
@@ -52,7 +53,8 @@ def test_what_differs(runs):
 
 
 def test_every_run_is_on_the_page(runs, tmp_path):
-    page = write_page(runs, ["python3", "launch.py", "--config=c.py"], tmp_path, target_of(runs)).read_text()
+    commands = {run: f"python launch.py {run.name} >" for run in runs}
+    page = write_page(tmp_path / "sweep.html", runs, commands, target_of(runs)).read_text()
     assert re.findall(r"<tr class='run run\d'><td>([^<]+)<td>([^<]+)", page) == [
         ("rate=0.001", "done"),
         ("rate=0.01", "done"),
@@ -60,9 +62,7 @@ def test_every_run_is_on_the_page(runs, tmp_path):
         ("rate=0.1", "failed (1)"),
     ]
     for run in runs:
-        rate = run.changes["optimizer.learning_rate"]
-        options = f"--config.model.name=vit --config.optimizer.learning_rate={rate} --workdir={run.folder}"
-        assert f"python launch.py --config=c.py {options}<" in page
+        assert f"<pre class=command>python launch.py {run.name} &gt;<" in page
         charts = page.count(f"<title>{run.name}</title>")
         assert charts == 4 + (run.state == "done")  # train/loss and three metrics; the overview has what is done
     assert "3 done" in page
@@ -73,7 +73,7 @@ def test_every_run_is_on_the_page(runs, tmp_path):
 
 def test_a_sweep_of_which_nothing_is_known(tmp_path):
     runs = [Run(name, tmp_path / name, {"seed": name}) for name in "ab"]
-    page = write_page(runs, ["python", "launch.py"], tmp_path, target_of(runs)).read_text()
+    page = write_page(tmp_path / "sweep.html", runs, dict.fromkeys(runs, ""), target_of(runs)).read_text()
     assert "2 waiting" in page
     assert "<svg" not in page
 
@@ -82,7 +82,7 @@ def test_a_browser_marks_a_run_and_sorts(runs, tmp_path):
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if not chromium:
         pytest.skip("there is no Chromium")
-    page = write_page(runs, ["python", "launch.py"], tmp_path, target_of(runs))
+    page = write_page(tmp_path / "sweep.html", runs, dict.fromkeys(runs, ""), target_of(runs))
     script = """<script>
     document.querySelectorAll("tr.run")[1].dispatchEvent(new MouseEvent("mouseover", {bubbles: true}));
     document.querySelectorAll(".runs th")[2].click();
@@ -94,3 +94,34 @@ def test_a_browser_marks_a_run_and_sorts(runs, tmp_path):
     assert len(re.findall(r'<tr class="run run1 on">', shown)) == 1
     assert '<main class="chosen">' in shown
     assert re.findall(r'<tr class="run run\d[^>]*><td>rate=([^<]+)', shown) == ["0.0001", "0.001", "0.01", "0.1"]
+
+
+def test_any_runs_are_compared(runs, tmp_path, capsys):
+    for run in runs[:3]:
+        (run.folder / "config.json").write_text(json.dumps(run.config))
+        (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in run.metrics))
+        facts = {"config": run.config, "command": f"python launch.py --workdir={run.name}", "seconds": 1.0}
+        (run.folder / "artifacts" / "run.json").write_text(json.dumps(facts))
+    first, *rest = (str(run.folder) for run in runs[:3])
+    assert launch.main(["--mode=report", f"--workdir={first}", *rest]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "compare.html")
+    page = (tmp_path / "compare.html").read_text()
+    assert re.findall(r"<tr class='run run\d'><td>rate=([^<]+)<td>done<td>([^<]+)", page) == [
+        ("0.001", "0.001"),
+        ("0.01", "0.01"),
+        ("0.0001", "0.0001"),
+    ]
+    assert "<th>optimizer.learning_rate" in page
+    assert "model.name" not in page  # it is the same in all
+    assert "python launch.py --workdir=rate=0.01<" in page
+    # Of a sweep's folder all runs; with much that differs, the keys have a table of their own.
+    for run in runs[:3]:
+        config = run.config | {"data": {f"key{n}": f"{n}{run.name}" for n in range(13)}}
+        (run.folder / "config.json").write_text(json.dumps(config))
+    assert launch.main(["--mode=report", str(tmp_path), first]) == 0
+    page = (tmp_path / "compare.html").read_text()
+    assert page.count("<tr class='run") == 3
+    assert "<tr><td>data.key12<td>12rate=" in page
+    assert "3 stopped" in page  # the facts are another config's
+    assert launch.main(["--mode=report", str(tmp_path / "none"), first]) == 1
+    assert "there is no run in" in capsys.readouterr().err

@@ -131,7 +131,7 @@ def text_run(workdir):
         samples,
         attention_text={
             "tokens": np.array(tokens),
-            "weights": _attention(rng, 4, 4, len(tokens), len(tokens), causal=True),
+            "attention": _attention(rng, 4, 4, len(tokens), len(tokens), causal=True),
         },
     )
 
@@ -189,7 +189,7 @@ def test_a_vision_run_shows_every_part(vision):
         "What it costs",
         "Configuration",
     ]
-    assert page.tags.count("svg") == 6 + 1 + 2
+    assert page.tags.count("svg") == 6 + 1 + 1
     assert page.tags.count("img") == 27
     body = vision.read_text()
     for shown in (
@@ -209,7 +209,6 @@ def test_pictures_lie_beside_the_page_too(vision):
     names = sorted(path.name for path in (vision.parent / "report").iterdir())
     assert [name for name in names if not name.startswith("mistakes")] == [
         "attention_image.png",
-        "attention_image_heads.png",
         "confusion_validation.png",
         "curve_accuracy.png",
         "curve_gradient_norm.png",
@@ -227,9 +226,9 @@ def test_the_page_needs_nothing_from_outside(run, request):
     body = path.read_text()
     page = _Page(body)
     assert all(source.startswith(("data:image/png;base64,", "#")) for source in page.sources)
-    assert not {"script", "link", "iframe"} & set(page.tags)
+    assert not {"link", "iframe"} & set(page.tags)
     assert "http" not in re.sub(r'"data:[^"]*"', "", body)
-    assert "url(" not in re.sub(r"url\(#\w+\)", "", body)
+    assert "url(" not in re.sub(r"url\(#\w+\)|url\(data:", "", body)
     ids = re.findall(r'<clipPath id="(\w+)"', body)
     assert set(re.findall(r"url\(#(\w+)\)", body)) == set(ids)
 
@@ -244,14 +243,13 @@ def test_figures_follow_the_dark_mode(vision):
 
 def test_samples_and_config_are_escaped_and_dollars_stay(text):
     body = text.read_text()
-    assert "<script" not in body
+    assert "<script>alert" not in body
     assert "&lt;b&gt;window&lt;/b&gt; breaks &amp; is it $5 or $6?" in body
     assert "&lt;/code&gt;&lt;script&gt;" in body
     assert body.index("Step 5,000") < body.index("Step 2,500") < body.index("Step 500")
     assert body.count("<details open>") == 1
     assert re.search(r"<pre class=sample><b>ROMEO:\n</b>What light", body)  # the prompt is not shown twice
-    assert ">日本</text>" in body
-    assert body.count(">$5$</text>") == 2 * 3  # not mathematics; on both axes of three layers
+    assert '"␣cost", "日本"]' in body
 
 
 def test_the_same_run_gives_the_same_page(text):
