@@ -108,3 +108,17 @@ def test_sweep(launch, tmp_path):
     assert re.search(r"^seed=1  done  step 3/3  loss [\d.]+\nseed=2  failed\nseed=3  done", output, re.MULTILINE), (
         output
     )
+
+
+def test_search(launch, tmp_path):
+    arguments = ["--config=tests/tiny.py:vit", "--sweep=optuna", "--parallel=2", f"--workdir={tmp_path}"]
+    code, output = launch(*arguments, "--config.total_steps=3")
+    assert code == 0, output
+    with (tmp_path / "sweep.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["run"], row["state"]) for row in rows] == [("trial_000", "done"), ("trial_001", "done")]
+    for row in rows:
+        config = json.loads((tmp_path / row["run"] / "config.json").read_text())
+        assert 1e-4 <= config["optimizer"]["learning_rate"] <= 1e-2
+        assert str(config["optimizer"]["learning_rate"]) == row["optimizer.learning_rate"]
+    assert rows[0]["optimizer.learning_rate"] != rows[1]["optimizer.learning_rate"]
