@@ -9,6 +9,7 @@ python launch.py --mode=score --metric=bleu           scores a file of texts bes
 """
 
 import argparse
+import contextlib
 import ctypes
 import json
 import logging
@@ -32,7 +33,8 @@ def main(arguments: list[str]) -> int:
     """Runs the command line; returns the exit code."""
     options, changes = parse(arguments)
     try:
-        return run(options, changes, arguments)
+        with processes(options):
+            return run(options, changes, arguments)
     except (ValueError, OSError, ArithmeticError, MemoryError, ModuleNotFoundError) as error:
         message = str(error) if str(error) else type(error).__name__
         print(f"\nerror: {message}", file=sys.stderr)
@@ -62,6 +64,10 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     parser.add_argument("--references", metavar="FILE", action="append", default=[], help="once or more often")
     parser.add_argument("--option", metavar="NAME=VALUE", action="append", default=[], help="of the metric")
     parser.add_argument("--output", metavar="FILE", help="where the scores go (PREDICTIONS.METRIC.json)")
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0, where a run has several; or auto")
+    parser.add_argument("--num-processes", type=int, metavar="N", help="of the run")
+    parser.add_argument("--process", type=int, metavar="I", help="the number of this one, from 0")
+    parser.add_argument("--heartbeat", type=int, default=60, metavar="SECONDS", help="of silence: a process is lost")
     parser.add_argument("--traceback", action="store_true", help="show where an error happened")
     own, changes = [], {}
     rest = iter(arguments)
@@ -72,6 +78,15 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         key, equals, value = argument.removeprefix("--config.").partition("=")
         changes[key] = value if equals else next(rest, "")
     return parser.parse_args(own), changes
+
+
+def processes(options: argparse.Namespace) -> contextlib.AbstractContextManager:
+    """The processes of this run, where it has several."""
+    if options.sweep or options.mode not in ("train", "evaluate", "generate"):
+        return contextlib.nullcontext()
+    from train.distributed import joined
+
+    return joined(options.coordinator, options.num_processes, options.process, options.heartbeat)
 
 
 def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[str]) -> int:

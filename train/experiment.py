@@ -54,12 +54,13 @@ class Experiment:
             settings |= {"tokenizer": str(known), "vocab_size": 0}
         if settings["task"] == "masked_images":
             settings["patch_size"] = settings["patch_size"] or self.config.model.get("patch_size", 0)
+        part, parts = sharding.share(self.mesh) if jax.process_count() > 1 else (0, 1)
         return data.load(
             settings.pop("source"),
             **settings,
             seed=self.config.seed,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
+            process_index=part,
+            process_count=parts,
             workdir=self.workdir,
         )
 

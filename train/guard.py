@@ -37,7 +37,7 @@ class StopSignal(contextlib.AbstractContextManager):
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._receive)
+                self._before[number] = signal.signal(number, self._receive) or signal.SIG_DFL  # none of Python's
         return self
 
     def _receive(self, number, frame):
@@ -94,8 +94,18 @@ def keep_config(config: ConfigDict, workdir: Path) -> None:
     if saved and path.exists():
         check_config(config, workdir)
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(plain(config), indent=2), encoding="utf-8")
+    partial.write_text(_text(config), encoding="utf-8")
     partial.replace(path)
+
+
+def check_shared(config: ConfigDict, workdir: Path) -> None:
+    """Raises ValueError unless the workdir and the config are those of process 0, which has written `config.json`."""
+    path = workdir / "config.json"
+    if not path.exists() or path.read_text(encoding="utf-8") != _text(config):
+        raise ValueError(
+            f"{path} of process {jax.process_index()} is not that of process 0: every process must be given the same "
+            "command, and a workdir on storage that all share."
+        )
 
 
 def check_config(config: ConfigDict, workdir: Path) -> None:
@@ -108,6 +118,10 @@ def check_config(config: ConfigDict, workdir: Path) -> None:
     ]
     if changed:
         raise ValueError(f"{workdir} holds a run of another config ({'; '.join(changed)}): choose another workdir.")
+
+
+def _text(config):
+    return json.dumps(plain(config), indent=2)
 
 
 def plain(config: ConfigDict) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from train import artifacts, costs, guard, initial
+from train import artifacts, costs, distributed, guard, initial
 from train.checkpoint import Checkpoints
 from train.evaluators import Evaluator
 from train.experiment import Experiment
@@ -48,11 +48,18 @@ def train(
     """
     workdir = Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    with guard.locked(workdir), guard.explained():
-        guard.keep_config(config, workdir)
-        experiment = Experiment(config, workdir, devices)
-        check_batch(config.data.batch_size, experiment.mesh, config.accumulate)
-        check_batch(config.data.evaluation_batch_size or config.data.batch_size, experiment.mesh)
+    with contextlib.ExitStack() as kept, guard.explained():
+        with distributed.agreed():
+            if jax.process_index() == 0:
+                kept.enter_context(guard.locked(workdir))
+                guard.keep_config(config, workdir)
+        with distributed.agreed():
+            guard.check_shared(config, workdir)
+            experiment = Experiment(config, workdir, devices)
+            check_batch(config.data.batch_size, experiment.mesh, config.accumulate)
+            check_batch(config.data.evaluation_batch_size or config.data.batch_size, experiment.mesh)
+            known = experiment.data.tokenizer
+        distributed.check_same("data.tokenizer", known.to_str() if known else "")
         clock = costs.Clock(experiment)
         with contextlib.ExitStack() as stack:
             loop = Loop(experiment, clock, stack)
@@ -74,6 +81,7 @@ class Loop:
             self.state, said = initial.start_from(self.state, **config.init)
         self.start, self.total = int(self.state.step), experiment.total_steps
         self.stop = stack.enter_context(guard.StopSignal())
+        self.told = distributed.Vote(experiment.mesh)
         self.writer = stack.enter_context(
             MetricsWriter(workdir, resume_step=self.start, wandb=config.wandb, primary=primary)
         )
@@ -95,17 +103,20 @@ class Loop:
             raise ValueError(f"checkpoint.best is {config.checkpoint.best!r}, but the data's splits are {splits}.")
         self.evaluated: dict[str, float] = {}
         self.batches = device_batches(experiment, self.start)
-        self.step_function = compile_step(experiment, self.state) if self.start < self.total else None
+        if self.start < self.total:
+            self.progress.message("compiling the training step")
+            self.step_function = compile_step(experiment, self.state)
         self.unseen: dict[str, jax.Array] | None = None  # metrics of the last step, which the device may still compute
 
     def run(self, step: int) -> None:
         """Does a step: what it gives is looked at when the next one is under way, unless something is due."""
         state, metrics = self.step_function(self.state, next(self.batches))
         self._look(step - 1)
+        stop = self.told(self.stop.received)
         self.state, self.unseen = state, metrics
         last = step == self.total
         evaluate, save = last or step % self.evaluate_every == 0, last or step % self.save_every == 0
-        if not (evaluate or save or self.stop.received):
+        if not (evaluate or save or stop):
             return
         self._look(step)
         with self.clock.paused():
@@ -115,11 +126,11 @@ class Loop:
                 self.progress.evaluation(step, self.evaluated)
                 artifacts.write_samples(self.evaluator, self.state, step)
                 artifacts.write_pictures(self.evaluator, self.state, step)
-            if save or self.stop.received:
+            if save or stop:
                 self.writer.flush()
                 metrics = self.evaluated if evaluate else {}
                 self.checkpoints.save(self.state, self.experiment.config.to_dict(), metrics)
-        if self.stop.received and not last:
+        if stop and not last:
             self.checkpoints.wait()
             raise guard.Preempted(
                 f"stopped at step {step:,} of {self.total:,}, which is saved: the same command goes on from there."

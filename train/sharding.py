@@ -16,12 +16,12 @@ Rule = tuple[str, Sequence[str | tuple[str, ...] | None]]  # several axes may sh
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """All devices as a mesh of three axes; one size may be -1: what the others leave.
+    """All devices, those of a process side by side, as a mesh of three axes; one size may be -1: what the others leave.
 
     Raises:
         ValueError: the sizes do not multiply to the number of devices.
     """
-    devices = jax.devices() if devices is None else devices
+    devices = sorted(jax.devices() if devices is None else devices, key=lambda device: (device.process_index, device.id))
     sizes = [data, fsdp, tensor]
     known = int(np.prod([size for size in sizes if size > 0]))
     if sizes.count(-1) == 1 and len(devices) % known == 0:
@@ -79,7 +79,28 @@ def check_batch(size: int, mesh: Mesh, accumulate: int = 1) -> None:
         )
 
 
+def share(mesh: Mesh) -> tuple[int, int]:
+    """Which part of a global batch this process reads, and how many parts there are: rows [i / n, (i + 1) / n).
+
+    Processes between which a tensor axis runs read the same part.
+
+    Raises:
+        ValueError: a process would hold parts of rows that it does not read.
+    """
+    rows = mesh.devices.reshape(-1, mesh.shape["tensor"])
+    mine = [number for number, row in enumerate(rows) if any(d.process_index == jax.process_index() for d in row)]
+    if len(rows) % len(mine) or mine[0] % len(mine):
+        raise ValueError(
+            f"a mesh of {dict(mesh.shape)} over processes of {jax.local_device_count()} devices: mesh.tensor must divide "
+            "the devices of a process, or be a multiple of them."
+        )
+    return mine[0] // len(mine), len(rows) // len(mine)
+
+
 def to_mesh(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """The global batch, of which every process gives its own rows."""
-    sharding = batch_sharding(mesh)
-    return {name: jax.make_array_from_process_local_data(sharding, array) for name, array in batch.items()}
+    """The global batch, of which every process gives the rows of its `share`."""
+    sharding, parts = batch_sharding(mesh), share(mesh)[1]
+    return {
+        name: jax.make_array_from_process_local_data(sharding, array, (len(array) * parts, *array.shape[1:]))
+        for name, array in batch.items()
+    }
