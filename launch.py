@@ -64,6 +64,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     parser.add_argument("--references", metavar="FILE", action="append", default=[], help="once or more often")
     parser.add_argument("--option", metavar="NAME=VALUE", action="append", default=[], help="of the metric")
     parser.add_argument("--output", metavar="FILE", help="where the scores go (PREDICTIONS.METRIC.json)")
+    parser.add_argument("--force-config", action="store_true", help="go on in a workdir of another config")
     parser.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0, where a run has several; or auto")
     parser.add_argument("--num-processes", type=int, metavar="N", help="of the run")
     parser.add_argument("--process", type=int, metavar="I", help="the number of this one, from 0")
@@ -129,7 +130,8 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
 
     if options.mode == "train":
         try:
-            metrics = loop.train(config, workdir, name=Path(default_workdir(file)).name, command=command)
+            name, force = Path(default_workdir(file)).name, options.force_config
+            metrics = loop.train(config, workdir, name=name, command=command, force_config=force)
         except guard.Preempted as stopped:
             print(stopped, file=sys.stderr)
             return guard.PREEMPTED
@@ -138,7 +140,8 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
     elif options.mode == "describe":
         print(costs.experiment_budget(Experiment(config)).table())
     else:
-        guard.check_config(config, workdir)
+        if not options.force_config:
+            guard.check_config(config, workdir)
         experiment = Experiment(config, workdir)
         state = restore(experiment, options.checkpoint)
         if options.mode == "evaluate":

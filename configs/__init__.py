@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from configs.base import MODELS, UNITS
+from configs.base import MODELS, UNITS, get_config
 
 
 def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
@@ -30,7 +30,9 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
         known = sorted(str(file) for file in Path("configs").glob("*.py") if file.stem not in ("__init__", "base"))
         raise FileNotFoundError(f"there is no config {path!r}{_nearest(path, known)}")
     if path.endswith(".json"):
-        return ConfigDict(_tuples(json.loads(Path(path).read_text(encoding="utf-8")))), []
+        config = ConfigDict(_tuples(json.loads(Path(path).read_text(encoding="utf-8"))))
+        _complete(config, get_config(config.model.name))
+        return config, []
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -74,6 +76,15 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
         if key == "model.name" and value in MODELS:
             section = _other_model(config, value)
         section[name] = value
+
+
+def _complete(config, defaults):
+    """Gives a config of an older version the keys that it lacks."""
+    for key, value in defaults.items():
+        if key not in config:
+            config[key] = value
+        elif isinstance(value, ConfigDict):
+            _complete(config[key], value)
 
 
 def _other_model(config, name):

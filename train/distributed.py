@@ -42,7 +42,9 @@ def joined(
     given = coordinator, num_processes, process
     if coordinator in (None, "") and given[1:] != (None, None):
         raise ValueError("--num-processes and --process need a --coordinator=HOST:PORT, that of process 0.")
-    if coordinator is None and not any(re.match(several, os.environ.get(name, "")) for name, several in SEVERAL.items()):
+    if coordinator is None and not any(
+        re.match(several, os.environ.get(name, "")) for name, several in SEVERAL.items()
+    ):
         yield
         return
     if coordinator not in (None, "auto") and (None in given or not re.fullmatch(r".+:\d+", coordinator)):

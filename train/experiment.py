@@ -167,7 +167,8 @@ class Experiment:
         """The config's optimizer with another schedule."""
         parameters = set(inspect.signature(make_optimizer).parameters) - {"schedule"}
         settings = {key: value for key, value in self.config.optimizer.items() if key in parameters}
-        return make_optimizer(schedule=schedule, **settings)
+        optimizer, skipped = make_optimizer(schedule=schedule, **settings), self.config.skip_nonfinite
+        return optax.apply_if_finite(optimizer, skipped) if skipped else optimizer
 
     def zeros(self, size: int | None = None, length: int | None = None) -> Batch:
         """A batch of `size` examples of zeros; it needs no data unless the sizes are the data's.
@@ -261,7 +262,13 @@ _AT_LEAST_1 = (
     "model.depths",
 )
 _NOT_NEGATIVE = (
-    *("data.evaluation_batch_size", "objective.mixup", "sampling.num_samples", "sampling.temperature"),
+    *(
+        "skip_nonfinite",
+        "data.evaluation_batch_size",
+        "objective.mixup",
+        "sampling.num_samples",
+        "sampling.temperature",
+    ),
     *("model.memory_length", "model.num_registers", "model.layer_scale", "objective.cutmix"),
     *("optimizer.layer_decay", "optimizer.frozen_layers"),
     *("sampling.no_repeat_ngram_size", "sampling.min_new_tokens"),

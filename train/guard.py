@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -67,21 +68,33 @@ def locked(workdir: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
-    """Raises MemoryError, with what to change, where a device runs out of memory."""
+def explained(memory: Mapping[str, int] = MappingProxyType({})) -> Iterator[None]:
+    """Raises MemoryError, with what to change, where a device runs out of memory.
+
+    Args:
+        memory: what a step is estimated to need, in bytes, by part; it may be filled inside.
+    """
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
+        parts = ", ".join(f"{name} {size / 2**30:.3g} GiB" for name, size in memory.items())
         raise MemoryError(
             f"out of memory ({str(error).splitlines()[0]}): make data.batch_size smaller or accumulate larger, set "
             "model.remat, or spread the parameters over mesh.fsdp; --mode=describe says what the model needs."
+            + f" Estimated for a step, on all devices together: {parts}."
+            * bool(parts)
         ) from error
 
 
-def keep_config(config: ConfigDict, workdir: Path) -> None:
+def keep_config(config: ConfigDict, workdir: Path, force: bool = False) -> None:
     """Writes `config.json`.
+
+    Args:
+        config: of this run.
+        workdir: where it is.
+        force: even if the workdir holds a run of another config.
 
     Raises:
         ValueError: the workdir holds a run of another config; the message has the keys that differ.
@@ -91,7 +104,7 @@ def keep_config(config: ConfigDict, workdir: Path) -> None:
     if not saved:  # a run that never saved leaves nothing to one that starts anew
         for name in ("tokenizer.json", "artifacts/samples.jsonl"):
             (workdir / name).unlink(missing_ok=True)
-    if saved and path.exists():
+    if saved and path.exists() and not force:
         check_config(config, workdir)
     partial = path.with_suffix(".partial")
     partial.write_text(_text(config), encoding="utf-8")
@@ -110,14 +123,21 @@ def check_shared(config: ConfigDict, workdir: Path) -> None:
 
 def check_config(config: ConfigDict, workdir: Path) -> None:
     """Raises ValueError, with the keys that differ, unless the run in the workdir is one of this config."""
-    there = json.loads((workdir / "config.json").read_text(encoding="utf-8"))
+    path = workdir / "config.json"
+    try:
+        there = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): --force-config writes it anew.") from None
     changed = [
         f"{key}: {was!r} there, {now!r} here"
         for key, was, now in differences(there, plain(config))
         if not key.startswith(MAY_CHANGE)
     ]
     if changed:
-        raise ValueError(f"{workdir} holds a run of another config ({'; '.join(changed)}): choose another workdir.")
+        raise ValueError(
+            f"{workdir} holds a run of another config ({'; '.join(changed)}): choose another workdir, or "
+            "--force-config."
+        )
 
 
 def _text(config):
@@ -130,10 +150,13 @@ def plain(config: ConfigDict) -> dict[str, Any]:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """The dotted keys whose values differ, with both values (None where there is none)."""
+    """The dotted keys whose values differ, with both values (None where there is none).
+
+    A key that the old one lacks, as an older version's config does, does not differ if it is off (0, False, "", None).
+    """
     for key in {**old, **new}:
         was, now = old.get(key), new.get(key)
         if isinstance(was, dict) and isinstance(now, dict):
             yield from differences(was, now, f"{prefix}{key}.")
-        elif was != now:
+        elif was != now and (key in old or now):
             yield f"{prefix}{key}", was, now

@@ -11,7 +11,7 @@ import jax
 from ml_collections import ConfigDict
 
 from train import artifacts, costs, distributed, guard, initial
-from train.checkpoint import Checkpoints
+from train.checkpoint import Checkpoints, clean
 from train.evaluators import Evaluator
 from train.experiment import Experiment
 from train.progress import Progress
@@ -29,6 +29,7 @@ def train(
     name: str = "",
     command: str = "",
     devices: Sequence[jax.Device] | None = None,
+    force_config: bool = False,
 ) -> dict[str, float]:
     """Trains to the end, from the newest checkpoint of `workdir` if there is one; returns the last evaluation.
 
@@ -39,6 +40,7 @@ def train(
         workdir: where everything that the run leaves goes.
         name, command: of the run, for its report.
         devices: to train on; None is all.
+        force_config: goes on even if the workdir holds a run of another config.
 
     Raises:
         guard.Preempted: SIGTERM or SIGINT came; the state is saved.
@@ -48,11 +50,13 @@ def train(
     """
     workdir = Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as kept, guard.explained():
+    memory: dict[str, int] = {}
+    with contextlib.ExitStack() as kept, guard.explained(memory):
         with distributed.agreed():
             if jax.process_index() == 0:
                 kept.enter_context(guard.locked(workdir))
-                guard.keep_config(config, workdir)
+                guard.keep_config(config, workdir, force_config)
+                clean(workdir)
         with distributed.agreed():
             guard.check_shared(config, workdir)
             experiment = Experiment(config, workdir, devices)
@@ -61,6 +65,7 @@ def train(
             known = experiment.data.tokenizer
         distributed.check_same("data.tokenizer", known.to_str() if known else "")
         clock = costs.Clock(experiment)
+        memory |= clock.budget.memory["training"]
         with contextlib.ExitStack() as stack:
             loop = Loop(experiment, clock, stack)
             for step in range(loop.start + 1, loop.total + 1):
@@ -86,6 +91,7 @@ class Loop:
             MetricsWriter(workdir, resume_step=self.start, wandb=config.wandb, primary=primary)
         )
         self.progress = stack.enter_context(Progress(self.total, primary=primary))
+        self.checkpoints.say = self.progress.message
         if said:
             self.progress.message(said)
         if self.start:
@@ -153,8 +159,9 @@ class Loop:
             return
         metrics = {f"train/{key}": float(value) for key, value in jax.device_get(self.unseen).items()}
         self.unseen = None
+        left_out = 0 < metrics.get("train/skipped_in_a_row", 0) <= self.experiment.config.skip_nonfinite
         for key in ("train/loss", "train/gradient_norm"):
-            if not math.isfinite(metrics[key]):
+            if not (math.isfinite(metrics[key]) or left_out):
                 saved = self.checkpoints.latest
                 kept = f"the checkpoint of step {saved:,} is kept" if saved else "there is no checkpoint yet"
                 raise FloatingPointError(f"{key} is {metrics[key]} at step {step:,}: the run stops; {kept}.")

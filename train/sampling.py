@@ -8,7 +8,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
-
 from jax.experimental.multihost_utils import process_allgather
 
 from data import EvaluationBatches

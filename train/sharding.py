@@ -21,7 +21,9 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[
     Raises:
         ValueError: the sizes do not multiply to the number of devices.
     """
-    devices = sorted(jax.devices() if devices is None else devices, key=lambda device: (device.process_index, device.id))
+    devices = sorted(
+        jax.devices() if devices is None else devices, key=lambda device: (device.process_index, device.id)
+    )
     sizes = [data, fsdp, tensor]
     known = int(np.prod([size for size in sizes if size > 0]))
     if sizes.count(-1) == 1 and len(devices) % known == 0:

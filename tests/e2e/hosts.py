@@ -1,4 +1,4 @@
-"""What a process does for `test_hosts.py`, alone or as one of several: hosts.py COORDINATOR COUNT NUMBER FOLDER ALONE."""
+"""What a process does for `test_hosts.py`, as one of several: hosts.py COORDINATOR COUNT NUMBER FOLDER BEFORE."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ RUNS = {  # the model, its mesh over four devices of several processes, and what
     "data": ("vit", {"mesh.data": 4}, {"probes": "few_shot(2)"}),
     "fsdp": ("gpt", {"mesh.fsdp": 4}, {}),
     "tensor": ("gpt", {"mesh.tensor": 4}, {"model.num_heads": 4, "data.evaluation_batch_size": 56}),
-    "pairs": ("transformer", {"mesh.data": 2, "mesh.fsdp": 2}, {"data.source": "pairs"}),
+    "pairs": ("transformer", {"mesh.data": 2, "mesh.fsdp": 2}, {}),
 }
 
 

@@ -2,13 +2,10 @@
 
 import json
 import os
-import re
 import runpy
-import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -34,7 +31,10 @@ def start_all(environment):
         paths = os.pathsep.join([str(root), environment["PYTHONPATH"]])
         return [
             subprocess.Popen(
-                [sys.executable, *(str(part).format(coordinator=coordinator, count=count, number=i) for part in command)],
+                [
+                    sys.executable,
+                    *(str(part).format(coordinator=coordinator, count=count, number=i) for part in command),
+                ],
                 cwd=root,
                 env=environment | {"XLA_FLAGS": flags, "PYTHONPATH": paths},
                 stdout=subprocess.PIPE,
