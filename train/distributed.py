@@ -39,18 +39,16 @@ def joined(
         ValueError: the arguments do not fit together.
         ConnectionError: the others do not come, or one was lost; the message says so.
     """
-    given = coordinator, num_processes, process
-    if coordinator in (None, "") and given[1:] != (None, None):
-        raise ValueError("--num-processes and --process need a --coordinator=HOST:PORT, that of process 0.")
-    if coordinator is None and not any(
-        re.match(several, os.environ.get(name, "")) for name, several in SEVERAL.items()
-    ):
+    given, none = (coordinator, num_processes, process), (None, None, None)
+    if given == none and not any(re.match(several, os.environ.get(name, "")) for name, several in SEVERAL.items()):
         yield
         return
-    if coordinator not in (None, "auto") and (None in given or not re.fullmatch(r".+:\d+", coordinator)):
-        raise ValueError("--coordinator=HOST:PORT needs a --num-processes=N and a --process=I, from 0 to N - 1.")
-    if process is not None and not 0 <= process < num_processes:
-        raise ValueError(f"--process={process} of --num-processes={num_processes}: they count from 0.")
+    whole = None not in given and re.fullmatch(r".+:\d+", coordinator) and 0 <= process < num_processes
+    if not whole and given not in (none, ("auto", None, None)):
+        raise ValueError(
+            f"--coordinator={coordinator} --num-processes={num_processes} --process={process}: all three are needed, "
+            "HOST:PORT of process 0, how many there are, and the number of this one from 0; or --coordinator=auto."
+        )
     try:
         jax.distributed.initialize(
             None if coordinator == "auto" else coordinator,

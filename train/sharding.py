@@ -93,8 +93,8 @@ def share(mesh: Mesh) -> tuple[int, int]:
     mine = [number for number, row in enumerate(rows) if any(d.process_index == jax.process_index() for d in row)]
     if len(rows) % len(mine) or mine[0] % len(mine):
         raise ValueError(
-            f"a mesh of {dict(mesh.shape)} over processes of {jax.local_device_count()} devices: mesh.tensor must divide "
-            "the devices of a process, or be a multiple of them."
+            f"mesh.tensor is {mesh.shape['tensor']}, but a process has {jax.local_device_count()} devices: one must be a "
+            "multiple of the other."
         )
     return mine[0] // len(mine), len(rows) // len(mine)
 
