@@ -21,9 +21,7 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[
     Raises:
         ValueError: the sizes do not multiply to the number of devices.
     """
-    devices = sorted(
-        jax.devices() if devices is None else devices, key=lambda device: (device.process_index, device.id)
-    )
+    devices = sorted(jax.devices() if devices is None else devices, key=lambda device: device.process_index)
     sizes = [data, fsdp, tensor]
     known = int(np.prod([size for size in sizes if size > 0]))
     if sizes.count(-1) == 1 and len(devices) % known == 0:
@@ -93,8 +91,8 @@ def share(mesh: Mesh) -> tuple[int, int]:
     mine = [number for number, row in enumerate(rows) if any(d.process_index == jax.process_index() for d in row)]
     if len(rows) % len(mine) or mine[0] % len(mine):
         raise ValueError(
-            f"mesh.tensor is {mesh.shape['tensor']}, but a process has {jax.local_device_count()} devices: one must be a "
-            "multiple of the other."
+            f"mesh.tensor is {mesh.shape['tensor']}, but a process has {jax.local_device_count()} devices: one must be "
+            "a multiple of the other."
         )
     return mine[0] // len(mine), len(rows) // len(mine)
 
