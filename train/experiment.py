@@ -262,13 +262,8 @@ _AT_LEAST_1 = (
     "model.depths",
 )
 _NOT_NEGATIVE = (
-    *(
-        "skip_nonfinite",
-        "data.evaluation_batch_size",
-        "objective.mixup",
-        "sampling.num_samples",
-        "sampling.temperature",
-    ),
+    "skip_nonfinite",
+    *("data.evaluation_batch_size", "objective.mixup", "sampling.num_samples", "sampling.temperature"),
     *("model.memory_length", "model.num_registers", "model.layer_scale", "objective.cutmix"),
     *("optimizer.layer_decay", "optimizer.frozen_layers"),
     *("sampling.no_repeat_ngram_size", "sampling.min_new_tokens"),

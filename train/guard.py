@@ -99,16 +99,36 @@ def keep_config(config: ConfigDict, workdir: Path, force: bool = False) -> None:
     Raises:
         ValueError: the workdir holds a run of another config; the message has the keys that differ.
     """
-    path = workdir / "config.json"
-    saved = any(folder.name.isdigit() for folder in (workdir / "checkpoints").glob("*"))
+    path, saved = workdir / "config.json", has_saved(workdir)
     if not saved:  # a run that never saved leaves nothing to one that starts anew
         for name in ("tokenizer.json", "artifacts/samples.jsonl"):
             (workdir / name).unlink(missing_ok=True)
     if saved and path.exists() and not force:
         check_config(config, workdir)
-    partial = path.with_suffix(".partial")
-    partial.write_text(_text(config), encoding="utf-8")
-    partial.replace(path)
+    _write(path, _text(config))
+
+
+def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
+    """Writes `data.json`: the files that the run reads, each with what changes when it does.
+
+    Raises:
+        ValueError: they are not those that the run in the workdir began with, unless `force` is True.
+    """
+    path = workdir / "data.json"
+    if has_saved(workdir) and path.exists() and not force:
+        before = _read(path)
+        changed = [name for name in {**before, **files} if before.get(name) != files.get(name)]
+        if changed:
+            raise ValueError(
+                f"{', '.join(changed[:3])} changed since the run in {workdir} began ({len(changed)} of {len(before)} "
+                "files): restore the data, choose another workdir, or --force-config."
+            )
+    _write(path, json.dumps(files, indent=2))
+
+
+def has_saved(workdir: Path) -> bool:
+    """Whether there is a checkpoint."""
+    return any(folder.name.isdigit() for folder in (workdir / "checkpoints").glob("*"))
 
 
 def check_shared(config: ConfigDict, workdir: Path) -> None:
@@ -123,11 +143,7 @@ def check_shared(config: ConfigDict, workdir: Path) -> None:
 
 def check_config(config: ConfigDict, workdir: Path) -> None:
     """Raises ValueError, with the keys that differ, unless the run in the workdir is one of this config."""
-    path = workdir / "config.json"
-    try:
-        there = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): --force-config writes it anew.") from None
+    there = _read(workdir / "config.json")
     changed = [
         f"{key}: {was!r} there, {now!r} here"
         for key, was, now in differences(there, plain(config))
@@ -142,6 +158,19 @@ def check_config(config: ConfigDict, workdir: Path) -> None:
 
 def _text(config):
     return json.dumps(plain(config), indent=2)
+
+
+def _read(path):
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): --force-config writes it anew.") from None
+
+
+def _write(path, text):
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
 
 
 def plain(config: ConfigDict) -> dict[str, Any]:

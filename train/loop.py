@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
+from data.fingerprint import fingerprint
 from train import artifacts, costs, distributed, guard, initial
 from train.checkpoint import Checkpoints, clean
 from train.evaluators import Evaluator
@@ -56,6 +57,8 @@ def train(
             if jax.process_index() == 0:
                 kept.enter_context(guard.locked(workdir))
                 guard.keep_config(config, workdir, force_config)
+                places = (config.data[name] for name in ("source", "validation_split", "test_split"))
+                guard.keep_data(fingerprint(places), workdir, force_config)
                 clean(workdir)
         with distributed.agreed():
             guard.check_shared(config, workdir)
