@@ -15,12 +15,11 @@ from train.evaluators import Evaluator
 from train.experiment import Experiment
 from train.loop import compile_step, device_batches
 
-STEPS = 50
-RUNS = {  # the model, its mesh over four devices of several processes, and what else it changes
-    "data": ("vit", {"mesh.data": 4}, {"probes": "few_shot(2)"}),
-    "fsdp": ("gpt", {"mesh.fsdp": 4}, {}),
-    "tensor": ("gpt", {"mesh.tensor": 4}, {"model.num_heads": 4, "data.evaluation_batch_size": 56}),
-    "pairs": ("transformer", {"mesh.data": 2, "mesh.fsdp": 2}, {}),
+RUNS = {  # model, steps, mesh over four devices, and what else is changed
+    "data": ("vit", 50, {"mesh.data": 4}, {"probes": "few_shot(2)"}),
+    "fsdp": ("gpt", 50, {"mesh.fsdp": 4}, {}),
+    "tensor": ("gpt", 50, {"mesh.tensor": 4}, {"model.num_heads": 4, "data.evaluation_batch_size": 56}),
+    "pairs": ("transformer", 0, {"mesh.data": 2, "mesh.fsdp": 2}, {}),
 }
 
 
@@ -37,58 +36,56 @@ class Seen:
         self.rows.append(np.asarray(indices).tolist())
         return self.source.take(indices)
 
-    def __getattr__(self, name):
-        return getattr(self.source, name)
+
+def experiment(name, folder, mesh=False, devices=None):
+    """That of a run in a folder, whose data are beside it."""
+    model, _, sizes, changes = RUNS[name]
+    config, _ = configs.load(f"{Path(__file__).parents[1]}/tiny.py:{model}")
+    if name == "pairs":
+        changes = {"data.source": f"pairs:{folder.parent}/train.tsv"}
+        changes |= {"data.validation_split": f"{folder.parent}/validation.tsv"}
+    configs.override(config, {"optimizer.learning_rate": 3e-3} | changes | (sizes if mesh else {}))
+    return Experiment(config, None, devices)
+
+
+def restored(of, folder):
+    """The state in a folder."""
+    with Checkpoints(folder) as checkpoints:
+        assert checkpoints.latest is not None
+        return of.state(checkpoints)
 
 
 def write_pairs(folder):
     """Some pairs of texts, so many that batches do not divide them."""
     for split, count in (("train", 64), ("validation", 70)):
-        lines = (f"{number}\t{number + 1}\n" for number in range(count))
-        (folder / f"{split}.tsv").write_text("".join(lines))
+        (folder / f"{split}.tsv").write_text("".join(f"{number}\t{number + 1}\n" for number in range(count)))
 
 
-def follow(name, folder, alone="", devices=None):
-    """Trains, evaluates and saves in `folder`; in the state that is in the folder `alone`, evaluates too."""
-    model, mesh, changes = RUNS[name]
-    config, _ = configs.load(f"{Path(__file__).parents[1]}/tiny.py:{model}")
-    configs.override(config, {"optimizer.learning_rate": 3e-3} | changes | (mesh if alone else {}))
-    if model == "transformer":
-        pairs = (alone or folder).parent
-        configs.override(
-            config, {"data.source": f"pairs:{pairs}/train.tsv", "data.validation_split": f"{pairs}/validation.tsv"}
-        )
-    experiment = Experiment(config, None, devices)
-    data, seen = experiment.data, {"train": Seen(experiment.data.train.source)}
-    for split, batches in data.splits.items():
-        seen[split] = Seen(batches.source)
-        data.splits[split] = replace(batches, source=seen[split])
-    experiment.__dict__["data"] = replace(data, train=replace(data.train, source=seen["train"]))
-    evaluator, found = Evaluator(experiment), {"losses": []}
+def follow(name, of, folder, before=None):
+    """Trains, evaluates and saves in a folder; evaluates, too, what is in the folder `before`."""
+    seen = Seen(of.data.train.source)
+    of.__dict__["data"] = replace(of.data, train=replace(of.data.train, source=seen))
+    evaluator, found = Evaluator(of), {"losses": []}
     with Checkpoints(folder) as checkpoints:
-        state, batches = experiment.state(checkpoints), device_batches(experiment, 0)
-        if model != "transformer":
-            step = compile_step(experiment, state)
-            for _ in range(STEPS):
-                state, metrics = step(state, next(batches))
-                found["losses"].append(float(metrics["loss"]))
-        found["rows"] = seen["train"].rows[:STEPS]
+        state = of.state(checkpoints)
+        if RUNS[name][1]:
+            step, batches = compile_step(of, state), device_batches(of, 0)
+        for _ in range(RUNS[name][1]):
+            state, metrics = step(state, next(batches))
+            found["losses"].append(float(metrics["loss"]))
+        found["rows"] = seen.rows[: RUNS[name][1]]
         found["evaluated"] = evaluator.evaluate(state)
         checkpoints.save(state, {}, {})
-    if alone:
-        with Checkpoints(alone) as checkpoints:
-            restored = experiment.state(checkpoints)
-        assert int(restored.step) == int(state.step)
-        for part in seen.values():
-            part.rows.clear()
-        found["evaluated_alone"] = evaluator.evaluate(restored)
-        found["asked"] = {split: part.rows for split, part in seen.items()}
+    if before:
+        found["evaluated_before"] = evaluator.evaluate(restored(of, before))
     return found
 
 
 if __name__ == "__main__":
-    coordinator, count, number, folder, alone = sys.argv[1:]
+    coordinator, count, number, *folders = sys.argv[1:]
+    folder, before = map(Path, folders)
     jax.config.update("jax_default_matmul_precision", "highest")
     with distributed.joined(coordinator, int(count), int(number), heartbeat=30):
-        found = {name: follow(name, Path(folder) / name, Path(alone) / name) for name in RUNS}
-    (Path(folder) / f"{number}.json").write_text(json.dumps(found))
+        of = {name: experiment(name, before / name, mesh=True) for name in RUNS}
+        found = {name: follow(name, of[name], folder / name, before / name) for name in RUNS}
+        (folder / f"{number}.json").write_text(json.dumps(found))

@@ -2,52 +2,54 @@
 
 import json
 import os
+import re
 import runpy
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from train import distributed, loop
+from train.sharding import make_mesh, share
+from train.writers import read_metrics
+
+ROOT = Path(__file__).parents[2]
 hosts = runpy.run_path(str(Path(__file__).with_name("hosts.py")))
 
 
 @pytest.fixture(scope="session")
 def start_all(environment):
-    """start_all(count, *arguments) starts the processes of a run, four devices in all.
-
-    A command of Python is given first; for what {coordinator}, {count} and {number} stand is put in.
-    """
+    """start_all(count, *command) starts the processes of a run, with four devices in all; what {coordinator}, {count}
+    and {number} stand for is put into the command."""
 
     def start_all(count, *command):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+            own = {"coordinator": f"127.0.0.1:{free.getsockname()[1]}", "count": count}
         flags = f"--xla_force_host_platform_device_count={4 // count} {environment['XLA_FLAGS']}"
-        root = Path(__file__).parents[2]
-        paths = os.pathsep.join([str(root), environment["PYTHONPATH"]])
+        paths = os.pathsep.join([str(ROOT), environment["PYTHONPATH"]])
         return [
             subprocess.Popen(
-                [
-                    sys.executable,
-                    *(str(part).format(coordinator=coordinator, count=count, number=i) for part in command),
-                ],
-                cwd=root,
+                [sys.executable, *(str(part).format(number=number, **own) for part in command)],
+                cwd=ROOT,
                 env=environment | {"XLA_FLAGS": flags, "PYTHONPATH": paths},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
             )
-            for i in range(count)
+            for number in range(count)
         ]
 
     return start_all
 
 
-def outputs_of(processes, seconds=600):
+def outputs_of(processes, seconds=900):
     """What processes print, when they have ended."""
     try:
         return [process.communicate(timeout=seconds)[0] for process in processes]
@@ -59,9 +61,12 @@ def outputs_of(processes, seconds=600):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """What one process with one device finds, by run, and the folder of its checkpoints."""
-    folder = tmp_path_factory.mktemp("alone")
+    folder, one, found = tmp_path_factory.mktemp("alone"), jax.devices()[:1], {}
     hosts["write_pairs"](folder)
-    return {name: hosts["follow"](name, folder / name, devices=jax.devices()[:1]) for name in hosts["RUNS"]}, folder
+    for name in hosts["RUNS"]:
+        of = hosts["experiment"](name, folder / name, devices=one)
+        found[name] = hosts["follow"](name, of, folder / name)
+    return found, folder
 
 
 def follow(start_all, count, folder, before):
@@ -73,25 +78,139 @@ def follow(start_all, count, folder, before):
     return [json.loads((folder / f"{number}.json").read_text()) for number in range(count)]
 
 
-def check(found, expected, name):
-    """Several processes found what one did, and each has read its share."""
-    shares = [each[name] for each in found]
-    for share in shares:
-        np.testing.assert_allclose(share["losses"][:1], expected["losses"][:1], rtol=1e-6)
-        np.testing.assert_allclose(share["losses"], expected["losses"], rtol=1e-4)
-        assert share["evaluated"] == shares[0]["evaluated"]
-        assert share["evaluated_alone"] == pytest.approx(expected["evaluated"], rel=1e-5)
-    for number, rows in enumerate(expected["rows"]):
-        read = [share["rows"][number] for share in shares]
-        if name == "tensor":  # every process computes a part of every example
-            assert all(part == rows for part in read)
-        else:
-            assert [row for part in read for row in part] == rows
-            assert len({len(part) for part in read}) == 1
+def check(found, expected):
+    """Several processes found what one did, and each has read its share; with FSDP and tensor axes over processes."""
+    for name, single in expected.items():
+        shares = [each[name] for each in found]
+        for one in shares:
+            np.testing.assert_allclose(one["losses"][:1], single["losses"][:1], rtol=1e-6)
+            np.testing.assert_allclose(one["losses"], single["losses"], rtol=1e-4)
+            assert one["evaluated"] == shares[0]["evaluated"]
+            assert one["evaluated_before"] == pytest.approx(single["evaluated"], rel=1e-5)
+        for number, rows in enumerate(single["rows"]):
+            read = [one["rows"][number] for one in shares]
+            if name == "tensor":  # a part of each example is computed everywhere
+                assert all(part == rows for part in read)
+            else:
+                assert [row for part in read for row in part] == rows
+                assert len({len(part) for part in read}) == 1
 
 
 def test_two_processes_give_what_one_gives(start_all, alone, tmp_path):
     expected, folder = alone
-    found = follow(start_all, 2, tmp_path, folder)
-    for name in hosts["RUNS"]:
-        check(found, expected[name], name)
+    check(follow(start_all, 2, tmp_path, folder), expected)
+    for name in ("fsdp", "tensor"):  # whose arrays no process of the two had whole
+        of = hosts["experiment"](name, folder / name, devices=jax.devices()[:1])
+        assert int(hosts["restored"](of, tmp_path / name).step) == 50  # every bit, or it raises
+
+
+@pytest.mark.slow
+def test_four_processes_give_what_one_gives(start_all, alone, tmp_path):
+    expected, folder = alone
+    for part in ("four", "two"):
+        (tmp_path / part).mkdir()
+    hosts["write_pairs"](tmp_path / "four")
+    check(follow(start_all, 4, tmp_path / "four", folder), expected)
+    found = follow(start_all, 2, tmp_path / "two", tmp_path / "four")  # and what four saved, two restore
+    for name in expected:
+        four = json.loads((tmp_path / "four" / "0.json").read_text())[name]
+        assert found[0][name]["evaluated_before"] == pytest.approx(four["evaluated"], rel=1e-5)
+
+
+def launch_all(start_all, count, workdir, *arguments):
+    """Starts a run of tests/tiny.py over several processes."""
+    several = "--coordinator={coordinator}", "--num-processes={count}", "--process={number}", "--heartbeat=10"
+    changes = "--config.total_steps=400", "--config.evaluate_every_steps=400", "--config.save_every_steps=10"
+    config = f"--config={ROOT}/tests/tiny.py:gpt"
+    return start_all(count, "launch.py", config, f"--workdir={workdir}", *several, *changes, *arguments)
+
+
+def wait_for(workdir, step, processes):
+    """Returns when a step is in the history."""
+    path, end = workdir / "metrics.jsonl", time.monotonic() + 600
+    while not path.exists() or path.read_bytes().count(b'"train/loss"') < step:
+        assert time.monotonic() < end
+        assert all(process.poll() is None for process in processes), outputs_of(processes)
+        time.sleep(0.01)
+
+
+def test_several_processes_stop_together(start_all, tiny_config, tmp_path):
+    """One is told to stop: all save the same step. One is killed: the other ends. One alone goes on from there."""
+    processes = launch_all(start_all, 2, tmp_path)
+    wait_for(tmp_path, 4, processes)
+    processes[1].send_signal(signal.SIGTERM)
+    outputs = outputs_of(processes)
+    assert [process.returncode for process in processes] == [75, 75], outputs
+    stopped = {int(re.search(r"stopped at step (\d+) of 400, which is saved", output)[1]) for output in outputs}
+    assert stopped == {read_metrics(tmp_path)[-1]["step"]}
+
+    processes = launch_all(start_all, 2, tmp_path)
+    wait_for(tmp_path, max(stopped) + 14, processes)
+    processes[1].kill()
+    begin = time.monotonic()
+    output = outputs_of(processes)[0]
+    assert time.monotonic() - begin < 60
+    assert processes[0].returncode not in (0, 75)
+    assert "a process of this run was lost" in output
+    saved = max(int(path.name) for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit())
+    assert saved >= max(stopped)
+
+    config = tiny_config({"total_steps": saved + 2, "save_every_steps": 10, "evaluate_every_steps": 400})
+    loop.train(config, tmp_path, devices=jax.devices()[:2])
+    assert [line["step"] for line in read_metrics(tmp_path) if "train/loss" in line] == [*range(1, saved + 3)]
+
+
+@pytest.fixture
+def tiny_config(monkeypatch):
+    """tiny_config({key: value}) is a config of `tests/tiny.py`; its run draws nothing at the end."""
+    monkeypatch.setattr(loop, "write_report", lambda workdir: None)
+    monkeypatch.setattr(loop.artifacts, "write_all", lambda *args: None)
+
+    def make(changes):
+        config, _ = hosts["configs"].load(f"{ROOT}/tests/tiny.py:gpt")
+        hosts["configs"].override(config, changes)
+        return config
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("localhost:1", 2, None), ("localhost", 2, 0), (None, 2, 1), ("localhost:1", 2, 2), ("auto", 2, 0)],
+    ids=str,
+)
+def test_what_does_not_fit_together_is_said(arguments):
+    with pytest.raises(ValueError, match="all three are needed"), distributed.joined(*arguments):
+        pass
+
+
+def test_alone_there_is_nothing_to_join(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    with distributed.joined():
+        assert not jax.distributed.is_initialized()
+    assert distributed.failures() == []
+    with pytest.raises(KeyError), distributed.agreed():
+        raise KeyError
+
+
+@pytest.mark.parametrize(
+    ("sizes", "devices", "parts"),
+    [((4, 1, 2), 4, [0, 1]), ((1, 4, 2), 2, [0, 1, 2, 3]), ((2, 1, 4), 2, [0, 0, 1, 1]), ((1, 1, 8), 4, [0, 0])],
+)
+def test_the_part_of_a_batch_that_a_process_reads(sizes, devices, parts, monkeypatch):
+    class Device:
+        def __init__(self, number):
+            self.id, self.process_index, self.platform = number, number // devices, "cpu"
+
+    mesh = make_mesh(*sizes, [Device(number) for number in np.random.default_rng(0).permutation(8)])
+    for process, part in enumerate(parts):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        assert share(mesh) == (part, max(parts) + 1)
+    monkeypatch.setattr(jax, "process_index", lambda: 0)
+    with pytest.raises(ValueError, match=r"mesh.tensor is 4, but a process has .* devices: one must be a multiple"):
+        share(make_mesh(2, 1, 4, [_at(Device(number), number // 6) for number in range(8)]))
+
+
+def _at(device, process):
+    device.process_index = process
+    return device
