@@ -1,6 +1,8 @@
 """Checkpoints: asynchronous, atomic, restored to wherever the target lies."""
 
 import contextlib
+import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -174,8 +176,9 @@ class Checkpoints(contextlib.AbstractContextManager):
         except jax.errors.JaxRuntimeError:  # of the computation whose result was to be saved
             raise
         except Exception as error:  # whatever Orbax met in the background
+            code, text = re.search(r"os_error_code='(\d+)'", str(error)), " ".join(str(error).split())[:300]
             raise OSError(
-                f"a checkpoint could not be written to {self.folder} ({' '.join(str(error).split())[:300]}): "
+                f"a checkpoint could not be written to {self.folder} ({os.strerror(int(code[1])) if code else text}): "
                 "those that are complete stay."
             ) from error
 
