@@ -85,6 +85,7 @@ def processes(options: argparse.Namespace) -> contextlib.AbstractContextManager:
     """The processes of this run, where it has several."""
     if options.sweep or options.mode not in ("train", "evaluate", "generate"):
         return contextlib.nullcontext()
+    keep_freed_memory()
     from train.distributed import joined
 
     return joined(options.coordinator, options.num_processes, options.process, options.heartbeat)
@@ -122,7 +123,6 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
         runs = [plain(changed(config, overrides)) for overrides in sweep]
         return run_sweep([sys.executable, __file__, f"--config={file}", *settings], sweep, runs, workdir)
 
-    keep_freed_memory()
     from train import costs, guard, loop
     from train.evaluators import Evaluator, restore
     from train.experiment import Experiment

@@ -205,6 +205,8 @@ def test_a_run_can_go_on_where_a_save_fails(tmp_path):
         with full_disk(8_000):
             checkpoints.save(state(4), {}, {})
             checkpoints.save(state(5), {}, {})
+            with pytest.raises(OSError, match="File too large"):  # who waits for it must know
+                checkpoints.wait()
         checkpoints.save(state(6), {}, {})
     full = (
         f"a checkpoint could not be written to {tmp_path}/checkpoints (File too large): those that are complete stay."

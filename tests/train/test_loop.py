@@ -1,7 +1,9 @@
 """The loop: so many steps, each on its own batch, looked at when it is due."""
 
 import json
+import os
 import shutil
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from train import loop
+from train import guard, loop
 from train.checkpoint import Checkpoints
 from train.evaluators import Evaluator, restore
 from train.experiment import Experiment
@@ -127,6 +129,19 @@ def test_the_best_checkpoint_stays_beside_the_newest(tiny, tmp_path, monkeypatch
     experiment = Experiment(config, tmp_path, ONE)
     assert int(restore(experiment, "best").step) == 8
     assert int(restore(experiment).step) == 15
+
+
+def test_a_signal_while_the_step_is_compiled_is_heard(tiny, tmp_path, monkeypatch, capsys):
+    whole = loop.compile_step
+
+    def told(*args):
+        assert "compiling the training step" in capsys.readouterr().err
+        os.kill(os.getpid(), signal.SIGTERM)
+        return whole(*args)
+
+    monkeypatch.setattr(loop, "compile_step", told)
+    with pytest.raises(guard.Preempted, match="stopped at step 1 of 40, which is saved"):
+        loop.train(tiny("vit"), tmp_path, devices=ONE)
 
 
 @pytest.fixture
