@@ -1,4 +1,4 @@
-"""What a process does for `test_hosts.py`, as one of several: hosts.py COORDINATOR COUNT NUMBER FOLDER BEFORE."""
+"""What a process does for `test_hosts.py`, as one of several: hosts.py COORDINATOR COUNT NUMBER FOLDER BEFORE RUN..."""
 
 import json
 import sys
@@ -15,10 +15,12 @@ from train.evaluators import Evaluator
 from train.experiment import Experiment
 from train.loop import compile_step, device_batches
 
+SMALL = {"model.depth": 1, "optimizer.learning_rate": 3e-3}
 RUNS = {  # model, steps, mesh over four devices, and what else is changed
-    "data": ("vit", 50, {"mesh.data": 4}, {"probes": "few_shot(2)"}),
-    "fsdp": ("gpt", 50, {"mesh.fsdp": 4}, {}),
+    "fsdp": ("vit", 50, {"mesh.fsdp": 4}, {}),
     "tensor": ("gpt", 50, {"mesh.tensor": 4}, {"model.num_heads": 4, "data.evaluation_batch_size": 56}),
+    "data": ("vit", 0, {"mesh.data": 4}, {"probes": "few_shot(2)"}),
+    "mixed": ("gpt", 50, {"mesh.fsdp": 2, "mesh.tensor": 2}, {"sampling.num_samples": 2}),
     "pairs": ("transformer", 0, {"mesh.data": 2, "mesh.fsdp": 2}, {}),
 }
 
@@ -44,7 +46,7 @@ def experiment(name, folder, mesh=False, devices=None):
     if name == "pairs":
         changes = {"data.source": f"pairs:{folder.parent}/train.tsv"}
         changes |= {"data.validation_split": f"{folder.parent}/validation.tsv"}
-    configs.override(config, {"optimizer.learning_rate": 3e-3} | changes | (sizes if mesh else {}))
+    configs.override(config, SMALL | changes | (sizes if mesh else {}))
     return Experiment(config, None, devices)
 
 
@@ -82,10 +84,10 @@ def follow(name, of, folder, before=None):
 
 
 if __name__ == "__main__":
-    coordinator, count, number, *folders = sys.argv[1:]
-    folder, before = map(Path, folders)
+    coordinator, count, number, folder, before, *names = sys.argv[1:]
+    folder, before = Path(folder), Path(before)
     jax.config.update("jax_default_matmul_precision", "highest")
     with distributed.joined(coordinator, int(count), int(number), heartbeat=30):
-        of = {name: experiment(name, before / name, mesh=True) for name in RUNS}
-        found = {name: follow(name, of[name], folder / name, before / name) for name in RUNS}
+        of = {name: experiment(name, before / name, mesh=True) for name in names}
+        found = {name: follow(name, of[name], folder / name, before / name) for name in names}
         (folder / f"{number}.json").write_text(json.dumps(found))

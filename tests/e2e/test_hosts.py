@@ -24,9 +24,10 @@ hosts = runpy.run_path(str(Path(__file__).with_name("hosts.py")))
 
 
 @pytest.fixture(scope="session")
-def start_all(environment):
+def start_all(environment, tmp_path_factory):
     """start_all(count, *command) starts the processes of a run, with four devices in all; what {coordinator}, {count}
     and {number} stand for is put into the command."""
+    compiled = str(tmp_path_factory.mktemp("compiled"))
 
     def start_all(count, *command):
         with socket.socket() as free:
@@ -34,11 +35,12 @@ def start_all(environment):
             own = {"coordinator": f"127.0.0.1:{free.getsockname()[1]}", "count": count}
         flags = f"--xla_force_host_platform_device_count={4 // count} {environment['XLA_FLAGS']}"
         paths = os.pathsep.join([str(ROOT), environment["PYTHONPATH"]])
+        kept = {"JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
         return [
             subprocess.Popen(
                 [sys.executable, *(str(part).format(number=number, **own) for part in command)],
                 cwd=ROOT,
-                env=environment | {"XLA_FLAGS": flags, "PYTHONPATH": paths},
+                env=environment | kept | {"XLA_FLAGS": flags, "PYTHONPATH": paths},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -58,21 +60,19 @@ def outputs_of(processes, seconds=900):
             process.kill()
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """What one process with one device finds, by run, and the folder of its checkpoints."""
-    folder, one, found = tmp_path_factory.mktemp("alone"), jax.devices()[:1], {}
+def alone(folder, names):
+    """What one process with one device finds, by run."""
+    folder.mkdir()
     hosts["write_pairs"](folder)
-    for name in hosts["RUNS"]:
-        of = hosts["experiment"](name, folder / name, devices=one)
-        found[name] = hosts["follow"](name, of, folder / name)
-    return found, folder
+    of = {name: hosts["experiment"](name, folder / name, devices=jax.devices()[:1]) for name in names}
+    return {name: hosts["follow"](name, of[name], folder / name) for name in names}
 
 
-def follow(start_all, count, folder, before):
+def follow(start_all, count, folder, before, names):
     """What each of several processes finds; they also evaluate what is in the folder `before`."""
+    folder.mkdir()
     script = Path(__file__).with_name("hosts.py")
-    processes = start_all(count, script, "{coordinator}", "{count}", "{number}", folder, before)
+    processes = start_all(count, script, "{coordinator}", "{count}", "{number}", folder, before, *names)
     outputs = outputs_of(processes)
     assert [process.returncode for process in processes] == [0] * count, outputs
     return [json.loads((folder / f"{number}.json").read_text()) for number in range(count)]
@@ -89,38 +89,40 @@ def check(found, expected):
             assert one["evaluated_before"] == pytest.approx(single["evaluated"], rel=1e-5)
         for number, rows in enumerate(single["rows"]):
             read = [one["rows"][number] for one in shares]
-            if name == "tensor":  # a part of each example is computed everywhere
+            if name == "tensor":  # a part of every example is computed by each
                 assert all(part == rows for part in read)
+            elif len(read) == 4 and name == "mixed":  # by two
+                assert [read[0] + read[2], read[1] + read[3]] == [rows, rows]
             else:
                 assert [row for part in read for row in part] == rows
-                assert len({len(part) for part in read}) == 1
 
 
-def test_two_processes_give_what_one_gives(start_all, alone, tmp_path):
-    expected, folder = alone
-    check(follow(start_all, 2, tmp_path, folder), expected)
-    for name in ("fsdp", "tensor"):  # whose arrays no process of the two had whole
-        of = hosts["experiment"](name, folder / name, devices=jax.devices()[:1])
-        assert int(hosts["restored"](of, tmp_path / name).step) == 50  # every bit, or it raises
+def test_two_processes_give_what_one_gives(start_all, tmp_path):
+    names = "fsdp", "tensor"
+    expected = alone(tmp_path / "one", names)
+    check(follow(start_all, 2, tmp_path / "two", tmp_path / "one", names), expected)
+    for name in names:  # whose arrays no process of the two had whole
+        of = hosts["experiment"](name, tmp_path / "one" / name, devices=jax.devices()[:1])
+        assert int(hosts["restored"](of, tmp_path / "two" / name).step) == 50  # every bit, or it raises
 
 
 @pytest.mark.slow
-def test_four_processes_give_what_one_gives(start_all, alone, tmp_path):
-    expected, folder = alone
-    for part in ("four", "two"):
-        (tmp_path / part).mkdir()
+def test_four_processes_give_what_one_gives(start_all, tmp_path):
+    names = tuple(hosts["RUNS"])
+    expected = alone(tmp_path / "one", names)
+    four = follow(start_all, 4, tmp_path / "four", tmp_path / "one", names)
+    check(four, expected)
     hosts["write_pairs"](tmp_path / "four")
-    check(follow(start_all, 4, tmp_path / "four", folder), expected)
-    found = follow(start_all, 2, tmp_path / "two", tmp_path / "four")  # and what four saved, two restore
-    for name in expected:
-        four = json.loads((tmp_path / "four" / "0.json").read_text())[name]
-        assert found[0][name]["evaluated_before"] == pytest.approx(four["evaluated"], rel=1e-5)
+    found = follow(start_all, 2, tmp_path / "two", tmp_path / "four", names)
+    for name in names:  # what four saved, two restore
+        assert found[0][name]["evaluated_before"] == pytest.approx(four[0][name]["evaluated"], rel=1e-5)
 
 
 def launch_all(start_all, count, workdir, *arguments):
     """Starts a run of tests/tiny.py over several processes."""
     several = "--coordinator={coordinator}", "--num-processes={count}", "--process={number}", "--heartbeat=10"
     changes = "--config.total_steps=400", "--config.evaluate_every_steps=400", "--config.save_every_steps=10"
+    changes += ("--config.model.depth=1",)
     config = f"--config={ROOT}/tests/tiny.py:gpt"
     return start_all(count, "launch.py", config, f"--workdir={workdir}", *several, *changes, *arguments)
 
@@ -155,7 +157,9 @@ def test_several_processes_stop_together(start_all, tiny_config, tmp_path):
     saved = max(int(path.name) for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit())
     assert saved >= max(stopped)
 
-    config = tiny_config({"total_steps": saved + 2, "save_every_steps": 10, "evaluate_every_steps": 400})
+    config = tiny_config(
+        {"model.depth": 1, "total_steps": saved + 2, "save_every_steps": 10, "evaluate_every_steps": 400}
+    )
     loop.train(config, tmp_path, devices=jax.devices()[:2])
     assert [line["step"] for line in read_metrics(tmp_path) if "train/loss" in line] == [*range(1, saved + 3)]
 
