@@ -80,7 +80,7 @@ def agreed() -> Iterator[None]:
     """
     try:
         yield
-    except BaseException:
+    except Exception:
         failures()
         raise
     if others := failures(False):
