@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Int
 
 from train.optimizer import map_paths
 
@@ -80,21 +81,26 @@ def check_batch(size: int, mesh: Mesh, accumulate: int = 1) -> None:
 
 
 def share(mesh: Mesh) -> tuple[int, int]:
-    """Which part of a global batch this process reads, and how many parts there are: rows [i / n, (i + 1) / n).
+    """Which part of a global batch this process reads, and how many parts there are."""
+    owners = [device.process_index for device in mesh.devices.flat]
+    return part_of(np.reshape(owners, (-1, mesh.shape["tensor"])), jax.process_index())
+
+
+def part_of(owners: Int[np.ndarray, "rows tensor"], process: int) -> tuple[int, int]:
+    """Part i of n, rows [i / n, (i + 1) / n) of a batch, that a process reads whose devices are where `owners` has it.
 
     Processes between which a tensor axis runs read the same part.
 
     Raises:
-        ValueError: a process would hold parts of rows that it does not read.
+        ValueError: it would hold parts of rows that it does not read.
     """
-    rows = mesh.devices.reshape(-1, mesh.shape["tensor"])
-    mine = [number for number, row in enumerate(rows) if any(d.process_index == jax.process_index() for d in row)]
-    if len(rows) % len(mine) or mine[0] % len(mine):
+    mine = np.flatnonzero((owners == process).any(axis=1))
+    if len(owners) % len(mine) or mine[0] % len(mine):
         raise ValueError(
-            f"mesh.tensor is {mesh.shape['tensor']}, but a process has {jax.local_device_count()} devices: one must be "
-            "a multiple of the other."
+            f"mesh.tensor is {owners.shape[1]}, but a process has {(owners == process).sum()} devices: one must be a "
+            "multiple of the other."
         )
-    return mine[0] // len(mine), len(rows) // len(mine)
+    return int(mine[0]) // len(mine), len(owners) // len(mine)
 
 
 def to_mesh(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:

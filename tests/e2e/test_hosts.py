@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from train import distributed, loop
-from train.sharding import make_mesh, share
 from train.writers import read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -195,26 +194,3 @@ def test_alone_there_is_nothing_to_join(monkeypatch):
     assert distributed.failures() == []
     with pytest.raises(KeyError), distributed.agreed():
         raise KeyError
-
-
-@pytest.mark.parametrize(
-    ("sizes", "devices", "parts"),
-    [((4, 1, 2), 4, [0, 1]), ((1, 4, 2), 2, [0, 1, 2, 3]), ((2, 1, 4), 2, [0, 0, 1, 1]), ((1, 1, 8), 4, [0, 0])],
-)
-def test_the_part_of_a_batch_that_a_process_reads(sizes, devices, parts, monkeypatch):
-    class Device:
-        def __init__(self, number):
-            self.id, self.process_index, self.platform = number, number // devices, "cpu"
-
-    mesh = make_mesh(*sizes, [Device(number) for number in np.random.default_rng(0).permutation(8)])
-    for process, part in enumerate(parts):
-        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
-        assert share(mesh) == (part, max(parts) + 1)
-    monkeypatch.setattr(jax, "process_index", lambda: 0)
-    with pytest.raises(ValueError, match=r"mesh.tensor is 4, but a process has .* devices: one must be a multiple"):
-        share(make_mesh(2, 1, 4, [_at(Device(number), number // 6) for number in range(8)]))
-
-
-def _at(device, process):
-    device.process_index = process
-    return device
