@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 from train.checkpoint import Checkpoints
 from train.experiment import Experiment
 from train.loop import compile_step, device_batches
-from train.sharding import check_batch, make_mesh, part_of, share, shardings
+from train.sharding import check_batch, make_mesh, part_of, shardings, share
 
 STEPS = 20
 MESHES = {
