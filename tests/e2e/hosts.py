@@ -80,7 +80,8 @@ def follow(name, of, folder, before=None):
         checkpoints.save(state, {}, {})
     if before:
         found["evaluated_before"] = evaluator.evaluate(restored(of, before))
-    return found
+    found["written"] = {split: of_split["rows"] for split, of_split in evaluator.sampler.compared.items()}
+    return json.loads(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -85,6 +85,7 @@ def check(found, expected):
             np.testing.assert_allclose(one["losses"][:1], single["losses"][:1], rtol=1e-6)
             np.testing.assert_allclose(one["losses"], single["losses"], rtol=1e-4)
             assert one["evaluated"] == shares[0]["evaluated"]
+            assert one["written"] == single["written"]
             assert one["evaluated_before"] == pytest.approx(single["evaluated"], rel=1e-5)
         for number, rows in enumerate(single["rows"]):
             read = [one["rows"][number] for one in shares]
