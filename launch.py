@@ -11,6 +11,7 @@ python launch.py --mode=score --metric=bleu           scores a file of texts bes
 """
 
 import argparse
+import contextlib
 import ctypes
 import json
 import logging
@@ -34,7 +35,8 @@ def main(arguments: list[str]) -> int:
     """Runs the command line; returns the exit code."""
     options, changes = parse(arguments)
     try:
-        return run(options, changes, arguments)
+        with processes(options):
+            return run(options, changes, arguments)
     except (ValueError, OSError, ArithmeticError, MemoryError, ModuleNotFoundError) as error:
         message = str(error) if str(error) else type(error).__name__
         print(f"\nerror: {message}", file=sys.stderr)
@@ -74,6 +76,11 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     parser.add_argument("--references", metavar="FILE", action="append", default=[], help="once or more often")
     parser.add_argument("--option", metavar="NAME=VALUE", action="append", default=[], help="of the metric")
     parser.add_argument("--output", metavar="FILE", help="where the scores go (PREDICTIONS.METRIC.json)")
+    parser.add_argument("--force-config", action="store_true", help="go on in a workdir of another config")
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0, where a run has several; or auto")
+    parser.add_argument("--num-processes", type=int, metavar="N", help="of the run")
+    parser.add_argument("--process", type=int, metavar="I", help="the number of this one, from 0")
+    parser.add_argument("--heartbeat", type=int, default=60, metavar="SECONDS", help="of silence: a process is lost")
     parser.add_argument("--traceback", action="store_true", help="show where an error happened")
     own, changes = [], {}
     rest = iter(arguments)
@@ -87,6 +94,16 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     if options.more and options.mode not in ("watch", "report"):
         parser.error(f"unrecognized arguments: {shlex.join(options.more)}")
     return options, changes
+
+
+def processes(options: argparse.Namespace) -> contextlib.AbstractContextManager:
+    """The processes of this run, where it has several."""
+    if options.sweep or options.mode not in ("train", "evaluate", "generate"):
+        return contextlib.nullcontext()
+    keep_freed_memory()
+    from train.distributed import joined
+
+    return joined(options.coordinator, options.num_processes, options.process, options.heartbeat)
 
 
 def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[str]) -> int:
@@ -138,7 +155,6 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
             return run_search(start, configs.search(file), config_of, workdir, options.parallel)
         return run_sweep(start, sweep, [config_of(overrides) for overrides in sweep], workdir, options.parallel)
 
-    keep_freed_memory()
     from train import costs, guard, loop
     from train.evaluators import Evaluator, restore
     from train.experiment import Experiment
@@ -146,7 +162,8 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
 
     if options.mode == "train":
         try:
-            metrics = loop.train(config, workdir, name=Path(default_workdir(file)).name, command=command)
+            name, force = Path(default_workdir(file)).name, options.force_config
+            metrics = loop.train(config, workdir, name=name, command=command, force_config=force)
         except guard.Preempted as stopped:
             print(stopped, file=sys.stderr)
             return guard.PREEMPTED
@@ -155,7 +172,8 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
     elif options.mode == "describe":
         print(costs.describe(Experiment(config)))
     else:
-        guard.check_config(config, workdir)
+        if not options.force_config:
+            guard.check_config(config, workdir)
         experiment = Experiment(config, workdir)
         state = restore(experiment, options.checkpoint)
         if options.mode == "evaluate":

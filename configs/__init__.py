@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from configs.base import MODELS, UNITS
+from configs.base import MODELS, UNITS, get_config
 from configs.sweeps import Search
 
 
@@ -33,7 +33,9 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
         )
         raise FileNotFoundError(f"there is no config {path!r}{_nearest(path, known)}")
     if path.endswith(".json"):
-        return ConfigDict(_tuples(json.loads(Path(path).read_text(encoding="utf-8")))), []
+        config = ConfigDict(_tuples(json.loads(Path(path).read_text(encoding="utf-8"))))
+        _complete(config, get_config(config.model.name))
+        return config, []
     module = _module(path)
     if not hasattr(module, "get_config"):
         raise ValueError(f"{path} has no get_config(): it is not a config.")
@@ -89,6 +91,15 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
         if key == "model.name" and value in MODELS:
             section = _other_model(config, value)
         section[name] = value
+
+
+def _complete(config, defaults):
+    """Gives a config of an older version the keys that it lacks."""
+    for key, value in defaults.items():
+        if key not in config:
+            config[key] = value
+        elif isinstance(value, ConfigDict):
+            _complete(config[key], value)
 
 
 def _other_model(config, name):

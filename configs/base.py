@@ -28,6 +28,7 @@ def get_config(model: str) -> ConfigDict:
             "optimizer": optimizer(),
             "ema_decay": 0.0,  # of an average of the parameters, which is then what is evaluated; 0 = none
             "precision": "float32",  # what the model computes in: float32 | bfloat16; parameters stay float32
+            "skip_nonfinite": 0,  # so many updates in a row may be left out as they are not finite; 0 = the run stops
             "accumulate": 1,  # parts that a batch is gone through in, to save memory
             "mesh": {  # the devices; one axis may be -1: what the others leave
                 "data": -1,  # copies of the model
@@ -40,9 +41,10 @@ def get_config(model: str) -> ConfigDict:
             **duration("evaluate_every"),  # all splits, whole; always at the end
             **duration("save_every"),  # checkpoints; always at the end
             "checkpoint": {
-                "keep": 1,  # how many of the newest stay
+                "keep": 1,  # how many of the newest stay; with 2 or more, one that is damaged can be done without
                 "best": "",  # the best by this metric, such as validation/loss, stays too; "" = none
                 "best_is_highest": False,  # more of the metric is better
+                "on_error": "stop",  # what a save that fails, as on a full disk, does to the run: stop | continue
             },
             # of the features of a model of images, at evaluations, such as "knn(20) | few_shot(10) | linear"; "" = none
             "probes": "",

@@ -131,7 +131,7 @@ def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path =
     path, about = (Path(cache_dir) / f"{key}.{suffix}" for suffix in (dtype.name, "json"))
     if not (path.is_file() and about.is_file()):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}")
         with open(temporary, "wb") as file:
             for part in _encode(documents, tokenizer, dtype, counts):
                 part.tofile(file)

@@ -145,7 +145,7 @@ class Tokenizer:
         """Writes `tokenizer.json` into the folder `path` (or a .json file `path`); a reader never sees half of it."""
         path = _file(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}")
         temporary.write_text(self._backend.to_str(), encoding="utf-8")
         os.replace(temporary, path)
 

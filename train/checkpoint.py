@@ -1,7 +1,12 @@
 """Checkpoints: asynchronous, atomic, restored to wherever the target lies."""
 
 import contextlib
+import os
+import re
+import shutil
+import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental.multihost_utils import sync_global_devices
 from orbax.checkpoint import checkpoint_managers as policies
 
 from train.state import TrainState
@@ -25,14 +31,22 @@ class Checkpoints(contextlib.AbstractContextManager):
         keep: how many of the newest stay.
         best: the metric, such as "validation/loss", whose best checkpoint stays too; "" keeps none for that.
         best_is_highest: whether more of the metric is better.
+        on_error: what a save that fails, as on a full disk, does to the run: "stop" | "continue".
+
+    Attributes:
+        say: is called with a sentence when something went wrong that the run survives.
 
     Raises:
-        ValueError: `keep` is below 1.
+        ValueError: `keep` is below 1, or `on_error` is neither.
     """
 
-    def __init__(self, workdir: Path, *, keep: int = 1, best: str = "", best_is_highest: bool = False):
-        self.folder = Path(workdir).absolute() / "checkpoints"
-        self._best = best
+    def __init__(
+        self, workdir: Path, *, keep: int = 1, best: str = "", best_is_highest: bool = False, on_error: str = "stop"
+    ):
+        self.folder, self.say = Path(workdir).absolute() / "checkpoints", partial(print, file=sys.stderr)
+        self._best, self._on_error = best, on_error
+        if on_error not in ("stop", "continue"):
+            raise ValueError(f"checkpoint.on_error is {on_error!r}: it must be stop or continue.")
         if keep < 1:
             raise ValueError(f"checkpoint.keep is {keep}: at least the newest, 1, must stay.")
         preserve = [policies.LatestN(keep)]
@@ -44,7 +58,8 @@ class Checkpoints(contextlib.AbstractContextManager):
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy(preserve), best_fn=rank if best else None
         )
-        self._manager = ocp.CheckpointManager(self.folder, options=options)
+        self._open = partial(ocp.CheckpointManager, self.folder, options=options)
+        self._manager = self._open()
 
     @property
     def latest(self) -> int | None:
@@ -61,7 +76,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
         Raises:
             ValueError: there are metrics, but the one that the best is chosen by is not among them.
-            OSError: this one, or the one before, cannot be written, such as to a full disk.
+            OSError: this one, or the one before, cannot be written, such as to a full disk, and the run is to stop.
         """
         step = int(state.step)
         if self._best and metrics and self._best not in metrics:
@@ -74,21 +89,50 @@ class Checkpoints(contextlib.AbstractContextManager):
             position=ocp.args.JsonSave({"next_batch": step}),
             config=ocp.args.JsonSave(dict(config)),
         )
-        with self._explained():
-            self._manager.save(step, args=args, metrics=dict(metrics) if self._best and metrics else None)
+        for _ in range(2):  # the first attempt may say that the save before has failed
+            try:
+                with self._explained():
+                    self._manager.save(step, args=args, metrics=dict(metrics) if self._best and metrics else None)
+                return
+            except OSError as error:
+                if self._on_error == "stop":
+                    raise
+                self.say(f"{error} The run goes on.")
+            with contextlib.suppress(Exception):  # that it has failed is said
+                self._manager.close()
+            clean(self.folder.parent)
+            self._manager = self._open()
 
     def restore(self, target: TrainState, step: int | None = None) -> TrainState:
-        """The state of a step (None: the newest), on the shardings of `target` (arrays, or shapes with shardings).
+        """The state of a step, on the shardings of `target` (arrays, or shapes with shardings).
+
+        None is the newest step whose checkpoint is whole: those after it are set aside, as `<step>.damaged`.
 
         Raises:
             FileNotFoundError: there is no such checkpoint.
-            ValueError: it is damaged, or of another model.
+            ValueError: it is, or all are, damaged or of another model.
         """
-        step = self.latest if step is None else step
-        if step is None or step not in self._manager.all_steps():
+        steps = sorted(self._manager.all_steps(), reverse=True) if step is None else [step]
+        if not steps or step not in (None, *self._manager.all_steps()):
             raise FileNotFoundError(
                 f"there is no checkpoint{'' if step is None else f' of step {step}'} in {self.folder}."
             )
+        damaged = {}
+        for each in steps:
+            try:
+                state = self._restored(target, each)
+            except ValueError as error:
+                damaged[each] = error
+            else:
+                for other, error in damaged.items():
+                    self._set_aside(other)
+                    self.say(f"{error}; it is kept as {other}.damaged, and the run goes on from step {each}.")
+                return state
+        newest, *others = damaged
+        rest = f"; no better: {', '.join(map(str, others))}" if others else ""
+        raise ValueError(f"{damaged[newest]}{rest}") from damaged[newest].__cause__
+
+    def _restored(self, target, step):
         args = ocp.args.Composite(state=ocp.args.StandardRestore(target), checksums=ocp.args.JsonRestore())
         reason, cause = "its numbers are not those that were saved", None
         try:
@@ -99,9 +143,22 @@ class Checkpoints(contextlib.AbstractContextManager):
             raise
         except Exception as error:  # Orbax raises bare ones too
             reason, cause = " ".join(str(error).split())[:200], error
+            if "name mismatch" in reason:
+                reason = "another process of this run says so"
+            else:  # the other processes wait at the end of Orbax's restore: another name there ends it for them too
+                with contextlib.suppress(AssertionError):
+                    sync_global_devices("damaged")
         raise ValueError(
             f"the checkpoint {self.folder / str(step)} is damaged or of another model than the config's: {reason}"
         ) from cause
+
+    def _set_aside(self, step):
+        if jax.process_index() == 0:
+            aside = self.folder / f"{step}.damaged"
+            shutil.rmtree(aside, ignore_errors=True)
+            (self.folder / str(step)).rename(aside)
+        sync_global_devices("set aside")
+        self._manager.reload()
 
     def wait(self) -> None:
         """Returns when everything is on the disk; raises as `save` does."""
@@ -119,10 +176,18 @@ class Checkpoints(contextlib.AbstractContextManager):
         except jax.errors.JaxRuntimeError:  # of the computation whose result was to be saved
             raise
         except Exception as error:  # whatever Orbax met in the background
+            code, text = re.search(r"os_error_code='(\d+)'", str(error)), " ".join(str(error).split())[:300]
             raise OSError(
-                f"a checkpoint could not be written to {self.folder} ({' '.join(str(error).split())[:300]}): "
+                f"a checkpoint could not be written to {self.folder} ({os.strerror(int(code[1])) if code else text}): "
                 "those that are complete stay."
             ) from error
+
+
+def clean(workdir: Path) -> None:
+    """Deletes what saves that were cut short have left."""
+    if jax.process_index() == 0:
+        for folder in (workdir / "checkpoints").glob("*.orbax-checkpoint-tmp*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_variables(workdir: Path) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class Evaluator:
         mesh, merged, memory, waiting = self.experiment.mesh, {}, {}, None
         variables = {name: value for name, value in variables.items() if name != "memory"}
         for batch in batches:
-            check_batch(len(batch["mask"]) * jax.process_count(), mesh)
+            check_batch(len(batch["mask"]) * batches.process_count, mesh)
             batch = self.experiment.taught(to_mesh(batch, mesh))
             states, memory = self._step({**variables, **memory}, batch)
             merged, waiting = _merge(merged, waiting), states

@@ -54,12 +54,13 @@ class Experiment:
             settings |= {"tokenizer": str(known), "vocab_size": 0}
         if settings["task"] == "masked_images":
             settings["patch_size"] = settings["patch_size"] or self.config.model.get("patch_size", 0)
+        part, parts = sharding.share(self.mesh) if jax.process_count() > 1 else (0, 1)
         return data.load(
             settings.pop("source"),
             **settings,
             seed=self.config.seed,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
+            process_index=part,
+            process_count=parts,
             workdir=self.workdir,
         )
 
@@ -166,7 +167,8 @@ class Experiment:
         """The config's optimizer with another schedule."""
         parameters = set(inspect.signature(make_optimizer).parameters) - {"schedule"}
         settings = {key: value for key, value in self.config.optimizer.items() if key in parameters}
-        return make_optimizer(schedule=schedule, **settings)
+        optimizer, skipped = make_optimizer(schedule=schedule, **settings), self.config.skip_nonfinite
+        return optax.apply_if_finite(optimizer, skipped) if skipped else optimizer
 
     def zeros(self, size: int | None = None, length: int | None = None) -> Batch:
         """A batch of `size` examples of zeros; it needs no data unless the sizes are the data's.
@@ -260,6 +262,7 @@ _AT_LEAST_1 = (
     "model.depths",
 )
 _NOT_NEGATIVE = (
+    "skip_nonfinite",
     *("data.evaluation_batch_size", "data.image_size", "data.shorter_side", "objective.mixup", "objective.cutmix"),
     *("sampling.num_samples", "sampling.temperature"),
     *("model.memory_length", "model.num_registers", "model.layer_scale"),

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -37,7 +38,7 @@ class StopSignal(contextlib.AbstractContextManager):
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._receive)
+                self._before[number] = signal.signal(number, self._receive) or signal.SIG_DFL  # none of Python's
         return self
 
     def _receive(self, number, frame):
@@ -67,47 +68,109 @@ def locked(workdir: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
-    """Raises MemoryError, with what to change, where a device runs out of memory."""
+def explained(memory: Mapping[str, int] = MappingProxyType({})) -> Iterator[None]:
+    """Raises MemoryError, with what to change, where a device runs out of memory.
+
+    Args:
+        memory: what a step is estimated to need, in bytes, by part; it may be filled inside.
+    """
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
+        parts = ", ".join(f"{name} {size / 2**30:.3g} GiB" for name, size in memory.items())
         raise MemoryError(
             f"out of memory ({str(error).splitlines()[0]}): make data.batch_size smaller or accumulate larger, set "
             "model.remat, or spread the parameters over mesh.fsdp; --mode=describe says what the model needs."
+            + f" Estimated for a step, on all devices together: {parts}."
+            * bool(parts)
         ) from error
 
 
-def keep_config(config: ConfigDict, workdir: Path) -> None:
+def keep_config(config: ConfigDict, workdir: Path, force: bool = False) -> None:
     """Writes `config.json`.
+
+    Args:
+        config: of this run.
+        workdir: where it is.
+        force: even if the workdir holds a run of another config.
 
     Raises:
         ValueError: the workdir holds a run of another config; the message has the keys that differ.
     """
-    path = workdir / "config.json"
-    saved = any(folder.name.isdigit() for folder in (workdir / "checkpoints").glob("*"))
+    path, saved = workdir / "config.json", has_saved(workdir)
     if not saved:  # a run that never saved leaves nothing to one that starts anew
         for name in ("tokenizer.json", "artifacts/samples.jsonl"):
             (workdir / name).unlink(missing_ok=True)
-    if saved and path.exists():
+    if saved and path.exists() and not force:
         check_config(config, workdir)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(plain(config), indent=2), encoding="utf-8")
-    partial.replace(path)
+    _write(path, _text(config))
+
+
+def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
+    """Writes `data.json`: the files that the run reads, each with what changes when it does.
+
+    Raises:
+        ValueError: they are not those that the run in the workdir began with, unless `force` is True.
+    """
+    path = workdir / "data.json"
+    if has_saved(workdir) and path.exists() and not force:
+        before = _read(path)
+        changed = [name for name in {**before, **files} if before.get(name) != files.get(name)]
+        if changed:
+            raise ValueError(
+                f"{', '.join(changed[:3])} changed since the run in {workdir} began ({len(changed)} of {len(before)} "
+                "files): restore the data, choose another workdir, or --force-config."
+            )
+    _write(path, json.dumps(files, indent=2))
+
+
+def has_saved(workdir: Path) -> bool:
+    """Whether there is a checkpoint."""
+    return any(folder.name.isdigit() for folder in (workdir / "checkpoints").glob("*"))
+
+
+def check_shared(config: ConfigDict, workdir: Path) -> None:
+    """Raises ValueError unless the workdir and the config are those of process 0, which has written `config.json`."""
+    path = workdir / "config.json"
+    if not path.exists() or path.read_text(encoding="utf-8") != _text(config):
+        raise ValueError(
+            f"{path} of process {jax.process_index()} is not that of process 0: every process must be given the same "
+            "command, and a workdir on storage that all share."
+        )
 
 
 def check_config(config: ConfigDict, workdir: Path) -> None:
     """Raises ValueError, with the keys that differ, unless the run in the workdir is one of this config."""
-    there = json.loads((workdir / "config.json").read_text(encoding="utf-8"))
+    there = _read(workdir / "config.json")
     changed = [
         f"{key}: {was!r} there, {now!r} here"
         for key, was, now in differences(there, plain(config))
         if not key.startswith(MAY_CHANGE)
     ]
     if changed:
-        raise ValueError(f"{workdir} holds a run of another config ({'; '.join(changed)}): choose another workdir.")
+        raise ValueError(
+            f"{workdir} holds a run of another config ({'; '.join(changed)}): choose another workdir, or "
+            "--force-config."
+        )
+
+
+def _text(config):
+    return json.dumps(plain(config), indent=2)
+
+
+def _read(path):
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): --force-config writes it anew.") from None
+
+
+def _write(path, text):
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
 
 
 def plain(config: ConfigDict) -> dict[str, Any]:
@@ -116,10 +179,13 @@ def plain(config: ConfigDict) -> dict[str, Any]:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """The dotted keys whose values differ, with both values (None where there is none)."""
+    """The dotted keys whose values differ, with both values (None where there is none).
+
+    A key that the old one lacks, as an older version's config does, does not differ if it is off (0, False, "", None).
+    """
     for key in {**old, **new}:
         was, now = old.get(key), new.get(key)
         if isinstance(was, dict) and isinstance(now, dict):
             yield from differences(was, now, f"{prefix}{key}.")
-        elif was != now:
+        elif was != now and (key in old or now):
             yield f"{prefix}{key}", was, now

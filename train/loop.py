@@ -10,8 +10,9 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from train import artifacts, costs, guard, initial
-from train.checkpoint import Checkpoints
+from data.fingerprint import fingerprint
+from train import artifacts, costs, distributed, guard, initial
+from train.checkpoint import Checkpoints, clean
 from train.evaluators import Evaluator
 from train.experiment import Experiment
 from train.progress import Progress
@@ -29,6 +30,7 @@ def train(
     name: str = "",
     command: str = "",
     devices: Sequence[jax.Device] | None = None,
+    force_config: bool = False,
 ) -> dict[str, float]:
     """Trains to the end, from the newest checkpoint of `workdir` if there is one; returns the last evaluation.
 
@@ -39,6 +41,7 @@ def train(
         workdir: where everything that the run leaves goes.
         name, command: of the run, for its report.
         devices: to train on; None is all.
+        force_config: goes on even if the workdir holds a run of another config.
 
     Raises:
         guard.Preempted: SIGTERM or SIGINT came; the state is saved.
@@ -48,12 +51,24 @@ def train(
     """
     workdir = Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    with guard.locked(workdir), guard.explained():
-        guard.keep_config(config, workdir)
-        experiment = Experiment(config, workdir, devices)
-        check_batch(config.data.batch_size, experiment.mesh, config.accumulate)
-        check_batch(config.data.evaluation_batch_size or config.data.batch_size, experiment.mesh)
+    memory: dict[str, int] = {}
+    with contextlib.ExitStack() as kept, guard.explained(memory):
+        with distributed.agreed():
+            if jax.process_index() == 0:
+                kept.enter_context(guard.locked(workdir))
+                guard.keep_config(config, workdir, force_config)
+                places = (config.data[name] for name in ("source", "validation_split", "test_split"))
+                guard.keep_data(fingerprint(places), workdir, force_config)
+                clean(workdir)
+        with distributed.agreed():
+            guard.check_shared(config, workdir)
+            experiment = Experiment(config, workdir, devices)
+            check_batch(config.data.batch_size, experiment.mesh, config.accumulate)
+            check_batch(config.data.evaluation_batch_size or config.data.batch_size, experiment.mesh)
+            known = experiment.data.tokenizer
+        distributed.check_same("data.tokenizer", known.to_str() if known else "")
         clock = costs.Clock(experiment)
+        memory |= clock.budget.memory["training"]
         with contextlib.ExitStack() as stack:
             loop = Loop(experiment, clock, stack)
             for step in range(loop.start + 1, loop.total + 1):
@@ -74,10 +89,12 @@ class Loop:
             self.state, said = initial.start_from(self.state, **config.init)
         self.start, self.total = int(self.state.step), experiment.total_steps
         self.stop = stack.enter_context(guard.StopSignal())
+        self.told = distributed.Vote(experiment.mesh)
         self.writer = stack.enter_context(
             MetricsWriter(workdir, resume_step=self.start, wandb=config.wandb, primary=primary)
         )
         self.progress = stack.enter_context(Progress(self.total, primary=primary))
+        self.checkpoints.say = self.progress.message
         if said:
             self.progress.message(said)
         if self.start:
@@ -95,17 +112,20 @@ class Loop:
             raise ValueError(f"checkpoint.best is {config.checkpoint.best!r}, but the data's splits are {splits}.")
         self.evaluated: dict[str, float] = {}
         self.batches = device_batches(experiment, self.start)
-        self.step_function = compile_step(experiment, self.state) if self.start < self.total else None
+        if self.start < self.total:
+            self.progress.message("compiling the training step")
+            self.step_function = compile_step(experiment, self.state)
         self.unseen: dict[str, jax.Array] | None = None  # metrics of the last step, which the device may still compute
 
     def run(self, step: int) -> None:
         """Does a step: what it gives is looked at when the next one is under way, unless something is due."""
         state, metrics = self.step_function(self.state, next(self.batches))
         self._look(step - 1)
+        stop = self.told(self.stop.received)
         self.state, self.unseen = state, metrics
         last = step == self.total
         evaluate, save = last or step % self.evaluate_every == 0, last or step % self.save_every == 0
-        if not (evaluate or save or self.stop.received):
+        if not (evaluate or save or stop):
             return
         self._look(step)
         with self.clock.paused():
@@ -115,11 +135,11 @@ class Loop:
                 self.progress.evaluation(step, self.evaluated)
                 artifacts.write_samples(self.evaluator, self.state, step)
                 artifacts.write_pictures(self.evaluator, self.state, step)
-            if save or self.stop.received:
+            if save or stop:
                 self.writer.flush()
                 metrics = self.evaluated if evaluate else {}
                 self.checkpoints.save(self.state, self.experiment.config.to_dict(), metrics)
-        if self.stop.received and not last:
+        if stop and not last:
             self.checkpoints.wait()
             raise guard.Preempted(
                 f"stopped at step {step:,} of {self.total:,}, which is saved: the same command goes on from there."
@@ -142,8 +162,9 @@ class Loop:
             return
         metrics = {f"train/{key}": float(value) for key, value in jax.device_get(self.unseen).items()}
         self.unseen = None
+        left_out = 0 < metrics.get("train/skipped_in_a_row", 0) <= self.experiment.config.skip_nonfinite
         for key in ("train/loss", "train/gradient_norm"):
-            if not math.isfinite(metrics[key]):
+            if not (math.isfinite(metrics[key]) or left_out):
                 saved = self.checkpoints.latest
                 kept = f"the checkpoint of step {saved:,} is kept" if saved else "there is no checkpoint yet"
                 raise FloatingPointError(f"{key} is {metrics[key]} at step {step:,}: the run stops; {kept}.")

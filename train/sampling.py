@@ -8,12 +8,14 @@ from typing import Any
 import flax.linen as nn
 import jax
 import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 
 from data import EvaluationBatches
 from metrics.translation import bleu
 from models.generate import best_of
 from models.speculative import speculate
 from train.experiment import Experiment
+from train.sharding import to_mesh
 
 
 class Sampler:
@@ -39,7 +41,7 @@ class Sampler:
             ValueError: the data are images, or the prompt is empty or too long.
         """
         prompts, inputs = self._request(prompt)
-        return self._texts(prompts, self._generate(variables, prompts, inputs))
+        return self._texts(prompts, process_allgather(self._generate(variables, prompts, inputs), tiled=True))
 
     def paint(self, variables: Any, count: int = 6) -> dict[str, np.ndarray]:
         """The first images of the first split, without the patches that are hidden, and as a masked autoencoder sees
@@ -62,12 +64,13 @@ class Sampler:
         coder, outputs, references = self.experiment.data.tokenizer, [], batches.source.references
         right = count = 0
         for batch in batches:
+            batch = process_allgather(to_mesh(batch, self.experiment.mesh), tiled=True)  # that of all processes
             if "inputs" in batch:
                 prompts, lengths = np.full((len(batch["inputs"]), 1), self.experiment.data.info["start"]), None
                 inputs = batch["inputs"], batch["inputs_mask"]
             else:  # up to the first token that is to be guessed
                 prompts, lengths, inputs = batch["tokens"], batch["mask"].argmax(axis=1) + 1, None
-            written = self._generate(variables, prompts, inputs, lengths)
+            written = process_allgather(self._generate(variables, prompts, inputs, lengths), tiled=True)
             outputs += self._texts(prompts, written, lengths)
             if "inputs" in batch:
                 right += _in_place(written, batch["targets"], batch["mask"])

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Int
 
 from train.optimizer import map_paths
 
@@ -16,12 +17,12 @@ Rule = tuple[str, Sequence[str | tuple[str, ...] | None]]  # several axes may sh
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """All devices as a mesh of three axes; one size may be -1: what the others leave.
+    """All devices, those of a process side by side, as a mesh of three axes; one size may be -1: what the others leave.
 
     Raises:
         ValueError: the sizes do not multiply to the number of devices.
     """
-    devices = jax.devices() if devices is None else devices
+    devices = sorted(jax.devices() if devices is None else devices, key=lambda device: device.process_index)
     sizes = [data, fsdp, tensor]
     known = int(np.prod([size for size in sizes if size > 0]))
     if sizes.count(-1) == 1 and len(devices) % known == 0:
@@ -84,7 +85,33 @@ def check_batch(size: int, mesh: Mesh, accumulate: int = 1) -> None:
         )
 
 
+def share(mesh: Mesh) -> tuple[int, int]:
+    """Which part of a global batch this process reads, and how many parts there are."""
+    owners = [device.process_index for device in mesh.devices.flat]
+    return part_of(np.reshape(owners, (-1, mesh.shape["tensor"])), jax.process_index())
+
+
+def part_of(owners: Int[np.ndarray, "rows tensor"], process: int) -> tuple[int, int]:
+    """Part i of n, rows [i / n, (i + 1) / n) of a batch, that a process reads whose devices are where `owners` has it.
+
+    Processes between which a tensor axis runs read the same part.
+
+    Raises:
+        ValueError: it would hold parts of rows that it does not read.
+    """
+    mine = np.flatnonzero((owners == process).any(axis=1))
+    if len(owners) % len(mine) or mine[0] % len(mine):
+        raise ValueError(
+            f"mesh.tensor is {owners.shape[1]}, but a process has {(owners == process).sum()} devices: one must be a "
+            "multiple of the other."
+        )
+    return int(mine[0]) // len(mine), len(owners) // len(mine)
+
+
 def to_mesh(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """The global batch, of which every process gives its own rows."""
-    sharding = batch_sharding(mesh)
-    return {name: jax.make_array_from_process_local_data(sharding, array) for name, array in batch.items()}
+    """The global batch, of which every process gives the rows of its `share`."""
+    sharding, parts = batch_sharding(mesh), share(mesh)[1]
+    return {
+        name: jax.make_array_from_process_local_data(sharding, array, (len(array) * parts, *array.shape[1:]))
+        for name, array in batch.items()
+    }

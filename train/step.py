@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
+from optax.tree_utils import tree_get
 
 from metrics.states import State
 from train.objectives import Batch, Objective
@@ -103,6 +104,10 @@ def make_train_step(
         params = optax.apply_updates(state.params, updates)
         ema = optax.incremental_update(params, state.ema, 1 - ema_decay) if ema_decay else None
         metrics = {name: value.compute() for name, value in aux.items()} | {"gradient_norm": optax.tree.norm(grads)}
+        if (in_a_row := tree_get(opt_state, "notfinite_count")) is not None:  # of `optax.apply_if_finite`
+            kept = partial(jnp.where, in_a_row == 0)
+            collections, ema = jax.tree.map(kept, (collections, ema), (state.collections, state.ema))
+            metrics |= {"skipped": tree_get(opt_state, "total_notfinite"), "skipped_in_a_row": in_a_row}
         return TrainState(state.step + 1, params, opt_state, collections, ema), metrics
 
     return step

@@ -11,17 +11,19 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
-def start(tmp_path_factory):
-    """start(*arguments) starts `python launch.py` on one simulated device; what it prints comes in one stream."""
+def environment(tmp_path_factory):
+    """In which a process starts soon."""
     # A process starts sooner without torch, which TensorBoard's writer imports where it is installed, and with less
     # optimised code.
     stubs = tmp_path_factory.mktemp("stubs")
     (stubs / "torch.py").write_text("raise ImportError('left out')\n")
-    environment = dict(os.environ) | {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
-        "PYTHONPATH": str(stubs),
-    }
+    flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    return dict(os.environ) | flags | {"PYTHONPATH": str(stubs)}
+
+
+@pytest.fixture(scope="session")
+def start(environment):
+    """start(*arguments) starts `python launch.py` on one simulated device; what it prints comes in one stream."""
 
     def start(*arguments):
         command = [sys.executable, "launch.py", *map(str, arguments)]

@@ -1,6 +1,7 @@
 """What a checkpoint gives back, and how it says that it cannot."""
 
 import resource
+import time
 from contextlib import contextmanager
 
 import jax
@@ -155,8 +156,65 @@ def test_another_models_is_refused(other, tmp_path):
 
 def test_a_full_disk_is_said_and_costs_no_checkpoint(tmp_path):
     save(tmp_path, state(3))
-    with full_disk(8_000), pytest.raises(OSError, match=r"a checkpoint could not be written to .*/checkpoints \(.*"):
+    with (
+        full_disk(8_000),
+        pytest.raises(OSError, match=r"a checkpoint could not be written to .*/checkpoints \(File too"),
+    ):
         save(tmp_path, state(4))
     assert_equal(restore(tmp_path), state(3))
     save(tmp_path, state(4))  # there is room again
     assert_equal(restore(tmp_path, step=4), state(4))
+
+
+def break_(folder, step):
+    path = largest_file(folder / "checkpoints" / str(step))
+    path.write_bytes(flip(path.read_bytes()))
+
+
+def test_a_damaged_one_is_set_aside_for_the_one_before(tmp_path):
+    said = []
+    save(tmp_path, state(3), state(4), state(5), keep=3)
+    for step in (4, 5):
+        break_(tmp_path, step)
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        checkpoints.say = said.append
+        assert_equal(checkpoints.restore(target(state())), state(3))
+        assert checkpoints.latest == 3
+        checkpoints.save(state(5), {}, {})
+    for step, sentence in zip((5, 4), said, strict=True):
+        assert sentence.startswith(f"the checkpoint {tmp_path}/checkpoints/{step} is damaged or of another model")
+        assert sentence.endswith(f"it is kept as {step}.damaged, and the run goes on from step 3.")
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4.damaged", "5", "5.damaged"]
+    assert_equal(restore(tmp_path), state(5))
+
+
+def test_where_all_are_damaged_all_stay(tmp_path):
+    save(tmp_path, state(3), state(4), keep=2)
+    for step in (3, 4):
+        break_(tmp_path, step)
+    with pytest.raises(ValueError, match=r"checkpoints/4 is damaged or of another model .*; no better: 3$"):
+        restore(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4"]
+
+
+def test_a_run_can_go_on_where_a_save_fails(tmp_path):
+    said = []
+    with Checkpoints(tmp_path, keep=2, on_error="continue") as checkpoints:
+        checkpoints.say = said.append
+        checkpoints.save(state(3), {}, {})
+        checkpoints.wait()
+        with full_disk(8_000):
+            checkpoints.save(state(4), {}, {})
+            checkpoints.save(state(5), {}, {})
+            while checkpoints._manager.is_saving_in_progress():
+                time.sleep(0.01)
+        checkpoints.save(state(6), {}, {})
+    full = (
+        f"a checkpoint could not be written to {tmp_path}/checkpoints (File too large): those that are complete stay."
+    )
+    assert said == [f"{full} The run goes on."] * 2
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "6"]  # nor what was begun
+    for step in (3, 6):
+        assert_equal(restore(tmp_path, step=step), state(step))
+    with pytest.raises(ValueError, match=r"checkpoint.on_error is 'ignore': it must be stop or continue"):
+        Checkpoints(tmp_path, on_error="ignore")

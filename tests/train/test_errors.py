@@ -248,7 +248,8 @@ def test_one_workdir_has_one_run_and_one_config(error, trained):
             f"another run is at work in {trained}/gpt: wait for it, stop it, or choose another workdir."
         )
     assert error(GPT, f"--workdir={trained}/gpt", "--config.optimizer.b1=0.8") == (
-        f"{trained}/gpt holds a run of another config (optimizer.b1: 0.9 there, 0.8 here): choose another workdir."
+        f"{trained}/gpt holds a run of another config (optimizer.b1: 0.9 there, 0.8 here): choose another workdir, or "
+        "--force-config."
     )
 
 

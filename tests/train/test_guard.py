@@ -9,6 +9,8 @@ import sys
 import jax
 import pytest
 
+import configs
+from data.fingerprint import fingerprint
 from train import guard
 
 
@@ -80,6 +82,55 @@ def test_a_workdir_keeps_its_config(tiny, tmp_path):
     guard.keep_config(tiny("gpt", {"model.width": 32, "seed": 1} | longer), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["total_steps"] == 80
     assert (tmp_path / "tokenizer.json").exists()
+
+
+def test_what_an_older_version_lacked_does_not_differ_if_it_is_off(tiny, tmp_path):
+    guard.keep_config(tiny(), tmp_path)
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
+    path = tmp_path / "config.json"
+    older = json.loads(path.read_text())
+    del older["skip_nonfinite"], older["teacher"], older["sampling"]["draft"], older["optimizer"]["b1"]
+    older["model"]["dropout"] = None
+    path.write_text(json.dumps(older))
+    with pytest.raises(
+        ValueError, match=r"\(model.dropout: None there, 0.0 here; optimizer.b1: None there, 0.9 here\)"
+    ):
+        guard.check_config(tiny(), tmp_path)
+    config, _ = configs.load(str(path))
+    assert (config.skip_nonfinite, config.teacher, config.optimizer.b1) == (0, "", 0.9)
+    assert config.model.dropout is None
+    path.write_text(path.read_text()[:-9])
+    with pytest.raises(ValueError, match=r"config.json is damaged \(.*\): --force-config writes it anew"):
+        guard.keep_config(tiny(), tmp_path)
+    guard.keep_config(tiny("gpt", {"seed": 1}), tmp_path, force=True)
+    guard.check_config(tiny("gpt", {"seed": 1}), tmp_path)
+
+
+def test_a_run_goes_on_with_the_data_that_it_began_with(tmp_path):
+    data = tmp_path / "data"
+    (data / "more").mkdir(parents=True)
+    for name in ("a.txt", "more/b.txt", "c.txt"):
+        (data / name).write_text(f"text {name}")
+    places = f"pairs:{data}/*.txt", str(data / "more"), "", "train[:9%]", "digits"
+    guard.keep_data(fingerprint(places[:1]), tmp_path)
+    guard.keep_data(fingerprint(places), tmp_path)  # nothing was saved yet
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
+    guard.keep_data(fingerprint(places), tmp_path)
+    for change in (lambda path: path.write_text("next more/b.txt"), lambda path: path.unlink()):
+        change(data / "more" / "b.txt")
+        with pytest.raises(
+            ValueError, match=r"/more/b.txt changed since the run in .* began \(1 of 3 files\): restore"
+        ):
+            guard.keep_data(fingerprint(places), tmp_path)
+    guard.keep_data(fingerprint(places), tmp_path, force=True)
+    guard.keep_data(fingerprint(places), tmp_path)
+    assert fingerprint(places, limit=8) == {str(data / name): [10, 0] for name in ("a.txt", "c.txt")}
+
+
+def test_memory_is_explained_with_what_a_step_needs():
+    needed = r"Estimated for a step, on all devices together: weights 2 GiB, total 3.5 GiB\.$"
+    with pytest.raises(MemoryError, match=needed), guard.explained({"weights": 2**31, "total": 7 * 2**29}):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
 
 def test_only_memory_is_explained_as_memory():

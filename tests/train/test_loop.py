@@ -1,6 +1,9 @@
 """The loop: so many steps, each on its own batch, looked at when it is due."""
 
 import json
+import os
+import shutil
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from train import loop
+from train import guard, loop
 from train.checkpoint import Checkpoints
 from train.evaluators import Evaluator, restore
 from train.experiment import Experiment
@@ -128,15 +131,61 @@ def test_the_best_checkpoint_stays_beside_the_newest(tiny, tmp_path, monkeypatch
     assert int(restore(experiment).step) == 15
 
 
-@pytest.mark.parametrize("poisoned", [7, 8])
-def test_a_loss_that_is_not_finite_stops_the_run(poisoned, tiny, tmp_path, monkeypatch):
+def test_a_signal_while_the_step_is_compiled_is_heard(tiny, tmp_path, monkeypatch, capsys):
+    whole = loop.compile_step
+
+    def told(*args):
+        assert "compiling the training step" in capsys.readouterr().err
+        os.kill(os.getpid(), signal.SIGTERM)
+        return whole(*args)
+
+    monkeypatch.setattr(loop, "compile_step", told)
+    with pytest.raises(guard.Preempted, match="stopped at step 1 of 40, which is saved"):
+        loop.train(tiny("vit"), tmp_path, devices=ONE)
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """poison(steps) makes the images of these steps' batches not finite."""
     whole = loop.device_batches
 
-    def batches(experiment, start):
-        for step, batch in enumerate(whole(experiment, start), start=start + 1):
-            yield batch | {"image": batch["image"] * np.nan} if step == poisoned else batch
+    def poison(steps):
+        def batches(experiment, start):
+            for step, batch in enumerate(whole(experiment, start), start=start + 1):
+                yield batch | {"image": batch["image"] * np.nan} if step in steps else batch
 
-    monkeypatch.setattr(loop, "device_batches", batches)
+        monkeypatch.setattr(loop, "device_batches", batches)
+
+    return poison
+
+
+def test_updates_that_are_not_finite_are_left_out(poison, tiny, tmp_path):
+    changes = {"total_steps": 12, "save_every_steps": 4, "skip_nonfinite": 2, "ema_decay": 0.9, "checkpoint.keep": 9}
+    config = tiny("vit", changes | {"optimizer.schedule": "constant"})
+    poison((3, 7, 8))
+    lines = train_lines(run(config, tmp_path))
+    assert [line["train/skipped"] for line in lines] == [0, 0, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3]
+    assert [line["train/skipped_in_a_row"] for line in lines] == [0, 0, 1, 0, 0, 0, 1, 2, 0, 0, 0, 0]
+    assert [np.isfinite(line["train/loss"]) for line in lines] == [step not in (3, 7, 8) for step in range(1, 13)]
+    experiment = Experiment(config, tmp_path, ONE)
+    with Checkpoints(tmp_path) as checkpoints:
+        four, eight, end = (experiment.state(checkpoints, step) for step in (4, 8, 12))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(end))
+    step, batches = loop.compile_step(experiment, four), loop.device_batches(experiment, 4)
+    for _ in range(2):
+        four, _ = step(four, next(batches))
+    for name in ("params", "ema"):  # those after step 6 are those after step 8
+        jax.tree.map(np.testing.assert_array_equal, getattr(four, name), getattr(eight, name))
+    poison((9, 10))  # two in a row before it goes on from step 8, and two after
+    for path in (tmp_path / "checkpoints" / "12", tmp_path / "artifacts"):
+        shutil.rmtree(path, ignore_errors=True)
+    with pytest.raises(FloatingPointError, match=r"loss is nan at step 9: .* the checkpoint of step 8 is kept"):
+        run(config, tmp_path)
+
+
+@pytest.mark.parametrize("poisoned", [7, 8])
+def test_a_loss_that_is_not_finite_stops_the_run(poisoned, poison, tiny, tmp_path, monkeypatch):
+    poison((poisoned,))
     config = tiny("vit", {"total_steps": 12, "save_every_steps": 4, "log_every_steps": 5})
     with pytest.raises(
         FloatingPointError, match=f"loss is nan at step {poisoned}: .* the checkpoint of step 4 is kept"

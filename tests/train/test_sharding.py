@@ -11,7 +11,7 @@ from train.checkpoint import Checkpoints
 from train.costs import describe, experiment_budget, on_each_device
 from train.experiment import Experiment
 from train.loop import compile_step, device_batches
-from train.sharding import abstract_mesh, check_batch, make_mesh, shardings
+from train.sharding import abstract_mesh, check_batch, make_mesh, part_of, shardings, share
 
 STEPS = 20
 MESHES = {
@@ -104,6 +104,22 @@ def test_a_checkpoint_moves_from_eight_devices_to_one_and_back(model, tiny, tmp_
     assert_equal(eight, state)
     for leaf, other in zip(jax.tree.leaves(eight), jax.tree.leaves(state)):
         assert leaf.sharding.is_equivalent_to(other.sharding, leaf.ndim)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "devices", "parts"),
+    [(2, 4, [(0, 2), (1, 2)]), (1, 2, [(0, 4), (1, 4), (2, 4), (3, 4)]), (4, 2, [(0, 2), (0, 2), (1, 2), (1, 2)])],
+)
+def test_the_part_of_a_batch_that_a_process_reads(tensor, devices, parts):
+    owners = (np.arange(8) // devices).reshape(-1, tensor)  # eight devices, so many of each process
+    assert [part_of(owners, process) for process in range(8 // devices)] == parts
+
+
+def test_a_process_reads_whole_examples():
+    owners = (np.arange(12) // 6).reshape(-1, 4)
+    with pytest.raises(ValueError, match=r"mesh.tensor is 4, but a process has 6 devices: one must be a multiple of"):
+        part_of(owners, 1)
+    assert share(make_mesh(2, 2, 2)) == (0, 1)
 
 
 def test_the_first_rule_found_places_the_last_dimensions():

@@ -1,0 +1,94 @@
+"""What a process does for `test_hosts.py`, as one of several: hosts.py COORDINATOR COUNT NUMBER FOLDER BEFORE RUN..."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import configs
+from train import distributed
+from train.checkpoint import Checkpoints
+from train.evaluators import Evaluator
+from train.experiment import Experiment
+from train.loop import compile_step, device_batches
+
+SMALL = {"model.depth": 1, "optimizer.learning_rate": 3e-3}
+RUNS = {  # model, steps, mesh over four devices, and what else is changed
+    "fsdp": ("vit", 50, {"mesh.fsdp": 4}, {}),
+    "tensor": ("gpt", 50, {"mesh.tensor": 4}, {"model.num_heads": 4, "data.evaluation_batch_size": 56}),
+    "data": ("vit", 0, {"mesh.data": 4}, {"probes": "few_shot(2)"}),
+    "mixed": ("gpt", 50, {"mesh.fsdp": 2, "mesh.tensor": 2}, {"sampling.num_samples": 2}),
+    "pairs": ("transformer", 0, {"mesh.data": 2, "mesh.fsdp": 2}, {}),
+}
+
+
+class Seen:
+    """A source that notes which examples are taken from it."""
+
+    def __init__(self, source):
+        self.source, self.rows = source, []
+
+    def __len__(self):
+        return len(self.source)
+
+    def take(self, indices):
+        self.rows.append(np.asarray(indices).tolist())
+        return self.source.take(indices)
+
+
+def experiment(name, folder, mesh=False, devices=None):
+    """That of a run in a folder, whose data are beside it."""
+    model, _, sizes, changes = RUNS[name]
+    config, _ = configs.load(f"{Path(__file__).parents[1]}/tiny.py:{model}")
+    if name == "pairs":
+        changes = {"data.source": f"pairs:{folder.parent}/train.tsv"}
+        changes |= {"data.validation_split": f"{folder.parent}/validation.tsv"}
+    configs.override(config, SMALL | changes | (sizes if mesh else {}))
+    return Experiment(config, None, devices)
+
+
+def restored(of, folder):
+    """The state in a folder."""
+    with Checkpoints(folder) as checkpoints:
+        assert checkpoints.latest is not None
+        return of.state(checkpoints)
+
+
+def write_pairs(folder):
+    """Some pairs of texts, so many that batches do not divide them."""
+    for split, count in (("train", 64), ("validation", 70)):
+        (folder / f"{split}.tsv").write_text("".join(f"{number}\t{number + 1}\n" for number in range(count)))
+
+
+def follow(name, of, folder, before=None):
+    """Trains, evaluates and saves in a folder; evaluates, too, what is in the folder `before`."""
+    seen = Seen(of.data.train.source)
+    of.__dict__["data"] = replace(of.data, train=replace(of.data.train, source=seen))
+    evaluator, found = Evaluator(of), {"losses": []}
+    with Checkpoints(folder) as checkpoints:
+        state = of.state(checkpoints)
+        if RUNS[name][1]:
+            step, batches = compile_step(of, state), device_batches(of, 0)
+        for _ in range(RUNS[name][1]):
+            state, metrics = step(state, next(batches))
+            found["losses"].append(float(metrics["loss"]))
+        found["rows"] = seen.rows[: RUNS[name][1]]
+        found["evaluated"] = evaluator.evaluate(state)
+        checkpoints.save(state, {}, {})
+    if before:
+        found["evaluated_before"] = evaluator.evaluate(restored(of, before))
+    found["written"] = {split: of_split["rows"] for split, of_split in evaluator.sampler.compared.items()}
+    return json.loads(json.dumps(found))
+
+
+if __name__ == "__main__":
+    coordinator, count, number, folder, before, *names = sys.argv[1:]
+    folder, before = Path(folder), Path(before)
+    jax.config.update("jax_default_matmul_precision", "highest")
+    with distributed.joined(coordinator, int(count), int(number), heartbeat=30):
+        of = {name: experiment(name, before / name, mesh=True) for name in names}
+        found = {name: follow(name, of[name], folder / name, before / name) for name in names}
+        (folder / f"{number}.json").write_text(json.dumps(found))

@@ -1,0 +1,196 @@
+"""Whatever happens to the files of a run, it ends with the same parameters or says what is wrong and loses nothing."""
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+import configs
+from train import costs, loop
+
+ROOT = Path(__file__).parents[2]
+TOTAL, SAVE_EVERY = 20, 4
+
+
+def run(workdir, data):
+    """Trains a small model on the texts of a folder, to the end."""
+    config, _ = configs.load(f"{ROOT}/tests/tiny.py:gpt")
+    changes = {"data.source": f"text:{data}", "data.max_bytes": 0, "data.validation_fraction": 0.0, "seed": 1}
+    changes |= {"total_steps": TOTAL, "save_every_steps": SAVE_EVERY, "checkpoint.keep": 2, "model.dropout": 0.1}
+    configs.override(config, changes | {"model.depth": 1, "checkpoint.on_error": "continue"})
+    loop.train(config, workdir, devices=jax.devices()[:1])
+
+
+class Killed(BaseException):
+    """The end of a run, whatever it does."""
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """What does not differ from run to run is computed once, and nothing is drawn."""
+    cache = tmp_path_factory.mktemp("cache")
+    before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    kept = {}
+    budget, step = costs.experiment_budget, loop.compile_step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            costs, "experiment_budget", lambda *args: kept.get("budget") or kept.setdefault("budget", budget(*args))
+        )
+        patch.setattr(loop, "compile_step", lambda *args: kept.get("step") or kept.setdefault("step", step(*args)))
+        patch.setattr(costs, "measured_peak", lambda: 1e12)
+        patch.setattr(loop, "write_report", lambda workdir: None)
+        patch.setattr(loop.artifacts, "write_all", lambda *args: None)
+        yield
+    jax.config.update("jax_compilation_cache_dir", before[0])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", before[1])
+
+
+@pytest.fixture(scope="module")
+def reference(quick, tmp_path_factory):
+    """The texts, and what the undisturbed run leaves."""
+    folder = tmp_path_factory.mktemp("reference")
+    (folder / "data").mkdir()
+    for name in ("launch.py", "setup.py"):
+        shutil.copy(ROOT / name, folder / "data" / f"{name}.txt")
+    run(folder / "run", folder / "data")
+    return folder / "data", final(folder / "run")
+
+
+def final(workdir):
+    """The parameters at the end, bit for bit, and the history."""
+    saved = ocp.StandardCheckpointer().restore(workdir / "checkpoints" / str(TOTAL) / "state")
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    history = [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(saved)], history
+
+
+def saved_steps(workdir):
+    return {int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdigit()}
+
+
+def damage(rng, folder):
+    """Does something to a file below a folder; returns the file."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+    if not files:
+        return None
+    path = rng.choice(files)
+    content, how = path.read_bytes(), rng.choice(("flip", "truncate", "delete"))
+    place = rng.randrange(len(content))
+    if how == "delete":
+        path.unlink()
+    else:
+        rest = bytes([content[place] ^ 1 << rng.randrange(8)]) + content[place + 1 :] if how == "flip" else b""
+        path.write_bytes(content[:place] + rest)
+    return path
+
+
+def disturbed(kind, rng, workdir, data, monkeypatch):
+    """A run to which something happens, and which ends at a random step after; returns the checkpoint that is hit."""
+    moment = rng.randint(SAVE_EVERY + 1, TOTAL)
+    end, hit = rng.randint(moment, TOTAL), []
+    whole, limits = loop.Loop.run, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def step(self, number):
+        whole(self, number)
+        if number == moment and kind == "full":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (rng.randint(1, 40_000), limits[1]))
+        elif number == moment and kind == "data":
+            damage(rng, data)
+        elif number == moment and kind == "checkpoint":
+            steps = sorted(saved_steps(workdir))
+            hit.append(rng.choice(steps) if steps else None)
+            damage(rng, workdir / "checkpoints" / str(hit[0]))
+        if number == end:
+            raise Killed
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(loop.Loop, "run", step)
+            run(workdir, data)
+    except Killed:
+        pass
+    except OSError as error:
+        if kind != "full" or "File too large" not in str(error):
+            raise
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    return hit
+
+
+def killed(rng, workdir, data, paths):
+    """A run in a process of its own, which is killed at a random moment."""
+    script = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import runpy; "
+    script += f"runpy.run_path({__file__!r})['run']({str(workdir)!r}, {str(data)!r})"
+    environment = os.environ | {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}  # as everywhere in the tests
+    environment |= {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir}
+    environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "PYTHONPATH": paths}
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
+    moment, path = rng.randint(1, TOTAL), workdir / "metrics.jsonl"
+    while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < moment):
+        time.sleep(0.001)
+    time.sleep(rng.random() * 0.1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return []
+
+
+def disturb(kind, seed, reference, folder, monkeypatch, paths=""):
+    """A fault, and what comes after; returns what was said."""
+    rng, said = random.Random(seed), []
+    workdir, data = folder / "run", folder / "data"
+    shutil.copytree(reference[0], data)
+    hit = killed(rng, workdir, data, paths) if kind == "kill" else disturbed(kind, rng, workdir, data, monkeypatch)
+    good = saved_steps(workdir) - set(hit)
+    starts, first = [], loop.Loop.__init__
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Loop, "__init__", lambda self, *args: (first(self, *args), starts.append(self.start))[0])
+        while True:
+            try:
+                run(workdir, data)
+                break
+            except (ValueError, OSError) as error:
+                said.append(str(error))
+                assert "\n" not in said[-1]
+                assert len(said) < 3, said
+            assert good <= saved_steps(workdir), "a good checkpoint is lost"
+            if "changed since the run" in said[-1]:
+                assert kind == "data"
+                shutil.rmtree(data)
+                shutil.copytree(reference[0], data)
+            else:
+                assert "is damaged" in said[-1], said
+                assert not good, "a good checkpoint is not used"
+                shutil.rmtree(workdir / "checkpoints")
+    assert starts[-1] >= max(good, default=0), "a good checkpoint is not used"
+    leaves, history = final(workdir)
+    assert leaves == reference[1][0]
+    assert history == reference[1][1]
+    return said
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", ["checkpoint", "data", "full"])
+def test_a_fault(kind, seed, reference, tmp_path, monkeypatch):
+    disturb(kind, seed, reference, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+def test_a_hundred_faults(reference, environment, tmp_path, monkeypatch):
+    """`pytest -m slow -s tests/e2e/test_faults.py` says what each of them led to."""
+    for seed in range(100):
+        kind = ("checkpoint", "checkpoint", "data", "full", "kill")[seed % 5]
+        said = disturb(kind, 1000 + seed, reference, tmp_path / str(seed), monkeypatch, environment["PYTHONPATH"])
+        print(seed, kind, said or "the same parameters", flush=True)

@@ -1,0 +1,197 @@
+"""One run over several processes gives what one process gives, and ends as it should when one of them does."""
+
+import json
+import os
+import re
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from train import distributed, loop
+from train.writers import read_metrics
+
+ROOT = Path(__file__).parents[2]
+hosts = runpy.run_path(str(Path(__file__).with_name("hosts.py")))
+
+
+@pytest.fixture(scope="session")
+def start_all(environment, tmp_path_factory):
+    """start_all(count, *command) starts the processes of a run, with four devices in all; what {coordinator}, {count}
+    and {number} stand for is put into the command."""
+    compiled = str(tmp_path_factory.mktemp("compiled"))
+
+    def start_all(count, *command):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            own = {"coordinator": f"127.0.0.1:{free.getsockname()[1]}", "count": count}
+        flags = f"--xla_force_host_platform_device_count={4 // count} {environment['XLA_FLAGS']}"
+        paths = os.pathsep.join([str(ROOT), environment["PYTHONPATH"]])
+        kept = {"JAX_COMPILATION_CACHE_DIR": compiled, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        return [
+            subprocess.Popen(
+                [sys.executable, *(str(part).format(number=number, **own) for part in command)],
+                cwd=ROOT,
+                env=environment | kept | {"XLA_FLAGS": flags, "PYTHONPATH": paths},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for number in range(count)
+        ]
+
+    return start_all
+
+
+def outputs_of(processes, seconds=900):
+    """What processes print, when they have ended."""
+    try:
+        return [process.communicate(timeout=seconds)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def alone(folder, names):
+    """What one process with one device finds, by run."""
+    folder.mkdir()
+    hosts["write_pairs"](folder)
+    of = {name: hosts["experiment"](name, folder / name, devices=jax.devices()[:1]) for name in names}
+    return {name: hosts["follow"](name, of[name], folder / name) for name in names}
+
+
+def follow(start_all, count, folder, before, names):
+    """What each of several processes finds; they also evaluate what is in the folder `before`."""
+    folder.mkdir()
+    script = Path(__file__).with_name("hosts.py")
+    processes = start_all(count, script, "{coordinator}", "{count}", "{number}", folder, before, *names)
+    outputs = outputs_of(processes)
+    assert [process.returncode for process in processes] == [0] * count, outputs
+    return [json.loads((folder / f"{number}.json").read_text()) for number in range(count)]
+
+
+def check(found, expected):
+    """Several processes found what one did, and each has read its share; with FSDP and tensor axes over processes."""
+    for name, single in expected.items():
+        shares = [each[name] for each in found]
+        for one in shares:
+            np.testing.assert_allclose(one["losses"][:1], single["losses"][:1], rtol=1e-6)
+            np.testing.assert_allclose(one["losses"], single["losses"], rtol=1e-4)
+            assert one["evaluated"] == shares[0]["evaluated"]
+            assert one["written"] == single["written"]
+            assert one["evaluated_before"] == pytest.approx(single["evaluated"], rel=1e-5)
+        for number, rows in enumerate(single["rows"]):
+            read = [one["rows"][number] for one in shares]
+            if name == "tensor":  # a part of every example is computed by each
+                assert all(part == rows for part in read)
+            elif len(read) == 4 and name == "mixed":  # by two
+                assert [read[0] + read[2], read[1] + read[3]] == [rows, rows]
+            else:
+                assert [row for part in read for row in part] == rows
+
+
+def test_two_processes_give_what_one_gives(start_all, tmp_path):
+    names = "fsdp", "tensor"
+    expected = alone(tmp_path / "one", names)
+    check(follow(start_all, 2, tmp_path / "two", tmp_path / "one", names), expected)
+    for name in names:  # whose arrays no process of the two had whole
+        of = hosts["experiment"](name, tmp_path / "one" / name, devices=jax.devices()[:1])
+        assert int(hosts["restored"](of, tmp_path / "two" / name).step) == 50  # every bit, or it raises
+
+
+@pytest.mark.slow
+def test_four_processes_give_what_one_gives(start_all, tmp_path):
+    names = tuple(hosts["RUNS"])
+    expected = alone(tmp_path / "one", names)
+    four = follow(start_all, 4, tmp_path / "four", tmp_path / "one", names)
+    check(four, expected)
+    hosts["write_pairs"](tmp_path / "four")
+    found = follow(start_all, 2, tmp_path / "two", tmp_path / "four", names)
+    for name in names:  # what four saved, two restore
+        assert found[0][name]["evaluated_before"] == pytest.approx(four[0][name]["evaluated"], rel=1e-5)
+
+
+def launch_all(start_all, count, workdir, *arguments):
+    """Starts a run of tests/tiny.py over several processes."""
+    several = "--coordinator={coordinator}", "--num-processes={count}", "--process={number}", "--heartbeat=10"
+    changes = "--config.total_steps=400", "--config.evaluate_every_steps=400", "--config.save_every_steps=10"
+    changes += ("--config.model.depth=1",)
+    config = f"--config={ROOT}/tests/tiny.py:gpt"
+    return start_all(count, "launch.py", config, f"--workdir={workdir}", *several, *changes, *arguments)
+
+
+def wait_for(workdir, step, processes):
+    """Returns when a step is in the history."""
+    path, end = workdir / "metrics.jsonl", time.monotonic() + 600
+    while not path.exists() or path.read_bytes().count(b'"train/loss"') < step:
+        assert time.monotonic() < end
+        assert all(process.poll() is None for process in processes), outputs_of(processes)
+        time.sleep(0.01)
+
+
+def test_several_processes_stop_together(start_all, tiny_config, tmp_path):
+    """One is told to stop: all save the same step. One is killed: the other ends. One alone goes on from there."""
+    processes = launch_all(start_all, 2, tmp_path)
+    wait_for(tmp_path, 4, processes)
+    processes[1].send_signal(signal.SIGTERM)
+    outputs = outputs_of(processes)
+    assert [process.returncode for process in processes] == [75, 75], outputs
+    stopped = {int(re.search(r"stopped at step (\d+) of 400, which is saved", output)[1]) for output in outputs}
+    assert stopped == {read_metrics(tmp_path)[-1]["step"]}
+
+    processes = launch_all(start_all, 2, tmp_path)
+    wait_for(tmp_path, max(stopped) + 14, processes)
+    processes[1].kill()
+    begin = time.monotonic()
+    output = outputs_of(processes)[0]
+    assert time.monotonic() - begin < 60
+    assert processes[0].returncode not in (0, 75)
+    assert "a process of this run was lost" in output
+    saved = max(int(path.name) for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit())
+    assert saved >= max(stopped)
+
+    config = tiny_config(
+        {"model.depth": 1, "total_steps": saved + 2, "save_every_steps": 10, "evaluate_every_steps": 400}
+    )
+    loop.train(config, tmp_path, devices=jax.devices()[:2])
+    assert [line["step"] for line in read_metrics(tmp_path) if "train/loss" in line] == [*range(1, saved + 3)]
+
+
+@pytest.fixture
+def tiny_config(monkeypatch):
+    """tiny_config({key: value}) is a config of `tests/tiny.py`; its run draws nothing at the end."""
+    monkeypatch.setattr(loop, "write_report", lambda workdir: None)
+    monkeypatch.setattr(loop.artifacts, "write_all", lambda *args: None)
+
+    def make(changes):
+        config, _ = hosts["configs"].load(f"{ROOT}/tests/tiny.py:gpt")
+        hosts["configs"].override(config, changes)
+        return config
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("localhost:1", 2, None), ("localhost", 2, 0), (None, 2, 1), ("localhost:1", 2, 2), ("auto", 2, 0)],
+    ids=str,
+)
+def test_what_does_not_fit_together_is_said(arguments):
+    with pytest.raises(ValueError, match="all three are needed"), distributed.joined(*arguments):
+        pass
+
+
+def test_alone_there_is_nothing_to_join(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    with distributed.joined():
+        assert not jax.distributed.is_initialized()
+    assert distributed.failures() == []
+    with pytest.raises(KeyError), distributed.agreed():
+        raise KeyError
