@@ -110,6 +110,7 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
     from train import costs, guard, loop
     from train.evaluators import Evaluator, restore
     from train.experiment import Experiment
+    from train.experts import choose
     from train.sampling import Sampler
 
     if options.mode == "train":
@@ -131,6 +132,9 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
         else:
             sampler = Sampler(experiment, helpers(experiment))
             prompt = config.sampling.prompt if options.prompt is None else options.prompt
+            if config.experts.paths:
+                state, said = choose(experiment, state, prompt)
+                print(said, file=sys.stderr)
             for text in sampler.write(state.variables(average=True), prompt):
                 print(sampler.lead(prompt) + text)
             if sampler.acceptance_rate is not None:

@@ -240,7 +240,9 @@ class Experiment:
 
     def make_state(self):
         ema = bool(self.config.ema_decay)
-        return init_state(self.model, self.optimizer, self.objective, self.zeros(), seed=self.config.seed, ema=ema)
+        adapt = self.config.adapt if self.config.adapt.name else None
+        settings = {"seed": self.config.seed, "ema": ema, "adapt": adapt}
+        return init_state(self.model, self.optimizer, self.objective, self.zeros(), **settings)
 
 
 _FROM_DATA = {
@@ -260,7 +262,7 @@ _AT_LEAST_1 = (
     "model.depths",
 )
 _NOT_NEGATIVE = (
-    *("data.evaluation_batch_size", "objective.mixup", "sampling.num_samples", "sampling.temperature"),
+    *("data.evaluation_batch_size", "objective.mixup", "objective.kl", "sampling.num_samples", "sampling.temperature"),
     *("model.memory_length", "model.num_registers", "model.layer_scale", "objective.cutmix"),
     *("optimizer.layer_decay", "optimizer.frozen_layers"),
     *("sampling.no_repeat_ngram_size", "sampling.min_new_tokens"),
@@ -270,7 +272,16 @@ _BELOW_1 = (
     *("ema_decay", "model.dropout", "model.stochastic_depth", "optimizer.b1", "optimizer.b2"),
     *("objective.label_smoothing", "objective.scheduled_sampling"),
 )
-_PATTERNS = ("init.skip", "optimizer.no_decay", "optimizer.frozen", "optimizer.rates", "sharding")
+_PATTERNS = (
+    "init.skip",
+    "init.rename",
+    "adapt.patterns",
+    "adapt.trained",
+    "optimizer.no_decay",
+    "optimizer.frozen",
+    "optimizer.rates",
+    "sharding",
+)
 
 
 def check_values(config: ConfigDict) -> None:
@@ -285,9 +296,11 @@ def check_values(config: ConfigDict) -> None:
             numbers = given if isinstance(given, tuple) else () if given is None else (given,)
             if not all(low <= number and (high is None or number < high) for number in numbers):
                 raise ValueError(f"{key} is {given}: it must be {low} or more{f', and below {high}' if high else ''}.")
+    if config.adapt.name and not config.init.path:
+        raise ValueError(f"adapt.name is {config.adapt.name!r}: init.path must say what is adapted.")
     for key in _PATTERNS:
         for item in value(key):
-            paired = key in ("optimizer.rates", "sharding")
+            paired = key in ("init.rename", "optimizer.rates", "sharding")
             if paired and (isinstance(item, str) or len(item) != 2):
                 raise ValueError(f"{key} has {item!r}: it must be a pair of a regular expression and a value.")
             try:
