@@ -38,25 +38,28 @@ def choose(experiment: Experiment, state: TrainState, prompt: str | None = None)
     if settings.choice not in CHOICES:
         raise ValueError(f"experts.choice is {settings.choice!r}: it must be one of {', '.join(CHOICES)}.")
     base, experts = load(settings.paths)
-    names, factors = list(experts), list(experts.values())
-
-    def changed(*weights):
-        return merged({"params": {"svf": mixture(weights, factors)}, "base": base})["params"]
-
+    names = list(experts)
+    changed = jax.tree_util.Partial(_changed, base, list(experts.values()))
     shapes = lambda params: jax.tree.map(lambda a: (a.shape, str(a.dtype)), params)  # noqa: E731
-    if shapes(jax.eval_shape(changed)) != shapes(jax.eval_shape(TrainState.variables, state)["params"]):
+    if shapes(jax.eval_shape(changed, np.zeros(len(names)))) != shapes(
+        jax.eval_shape(TrainState.variables, state)["params"]
+    ):
         raise ValueError(f"experts.paths: {names[0]} is of another model than the config's.")
     if settings.choice == "few_shot":
         score = _scorer(experiment, changed, state.collections)
         weights = cross_entropy_search(score, len(names), seed=experiment.config.seed)
     else:
-        reader = changed(*[0.0] * len(names))
-        if settings.classifier:
-            _, (_, judge) = load([settings.paths[0], settings.classifier])
-            reader = merged({"params": {"svf": judge}, "base": base})["params"]
+        judges = list(load([settings.paths[0], settings.classifier])[1].values()) if settings.classifier else []
+        reader = _changed(base, judges[1:], np.ones(len(judges[1:])))
         weights = np.eye(len(names))[_answer(experiment, reader, names, prompt)]
     said = ", ".join(f"{name} {weight:.2f}" for name, weight in zip(names, weights))
-    return with_variables(state, {"params": changed(*weights)}), f"experts: {said}"
+    return with_variables(state, {"params": changed(weights)}), f"experts: {said}"
+
+
+def _changed(base, factors, weights):
+    """The parameters of a base with a mixture of experts."""
+    own = mixture(jnp.asarray(weights, jnp.float32), factors) if factors else {}
+    return merged({"params": {"svf": own}, "base": base})["params"]
 
 
 def load(paths: Sequence[str | os.PathLike]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -66,6 +69,8 @@ def load(paths: Sequence[str | os.PathLike]) -> tuple[dict[str, Any], dict[str, 
         saved = read_saved(path)
         if "svf" not in saved.get("base", {}) or saved["params"].keys() != {"svf"}:
             raise ValueError(f"experts.paths: {path} is no run of adapt.name='svf' without adapt.trained.")
+        if path.name in found:
+            raise ValueError(f"experts.paths: two folders are called {path.name}: each needs a name of its own.")
         first = first or saved["base"]
         same = jax.tree.map(np.array_equal, first["svf"], saved["base"]["svf"])
         if jax.tree.structure(first) != jax.tree.structure(saved["base"]) or not all(jax.tree.leaves(same)):
@@ -105,8 +110,12 @@ def _scorer(experiment, changed, collections):
     batch = experiment.taught(to_mesh(batch, experiment.mesh))
     step = make_evaluation_step(experiment.model, experiment.objective, experiment.config.precision)
     collections = {name: value for name, value in collections.items() if name not in ("base", "memory")}
-    loss = jax.jit(lambda weights: step({**collections, "params": changed(*weights)}, batch)[0]["loss"].compute())
-    return lambda weights: -float(loss(jnp.asarray(weights, jnp.float32)))
+
+    @jax.jit
+    def loss(changed, weights, batch):
+        return step({**collections, "params": changed(weights)}, batch)[0]["loss"].compute()
+
+    return lambda weights: -float(loss(changed, jnp.asarray(weights, jnp.float32), batch))
 
 
 def _answer(experiment, params, names, prompt):
