@@ -40,10 +40,8 @@ def choose(experiment: Experiment, state: TrainState, prompt: str | None = None)
     base, experts = load(settings.paths)
     names = list(experts)
     changed = jax.tree_util.Partial(_changed, base, list(experts.values()))
-    shapes = lambda params: jax.tree.map(lambda a: (a.shape, str(a.dtype)), params)  # noqa: E731
-    if shapes(jax.eval_shape(changed, np.zeros(len(names)))) != shapes(
-        jax.eval_shape(TrainState.variables, state)["params"]
-    ):
+    theirs, ours = jax.eval_shape(changed, np.zeros(len(names))), jax.eval_shape(TrainState.variables, state)["params"]
+    if jax.tree.map(jnp.shape, theirs) != jax.tree.map(jnp.shape, ours):
         raise ValueError(f"experts.paths: {names[0]} is of another model than the config's.")
     if settings.choice == "few_shot":
         score = _scorer(experiment, changed, state.collections)
@@ -137,7 +135,7 @@ def _answer(experiment, params, names, prompt):
         longest = max(map(len, rows))
         limit = getattr(experiment.model, "max_length", longest)
         rows = [row[max(longest - limit, 0) :] for row in rows]  # the end of a long text
-        start = next(place for place, found in enumerate(zip(*rows)) if len(set(found)) > 1)
+        start = next((place for place, found in enumerate(zip(*rows)) if len(set(found)) > 1), min(map(len, rows)) - 1)
         tokens = np.stack([np.pad(row, (0, limit - len(row))) for row in rows]).astype(np.int32)
         written = Generation(tokens, np.array(list(map(len, rows))), np.zeros(len(rows)))
         starts = np.full(len(rows), start)

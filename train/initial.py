@@ -79,7 +79,10 @@ def start_from(
         if kind in ("params", "statistics")
     }
     fresh, unused = _parts(ours.keys() - taken.keys()), _parts(theirs.keys() - taken.keys())
-    return with_variables(state, kinds), f"starts from {path}; new: {fresh}; not used: {unused}"
+    said = f"starts from {path}; new: {fresh}; not used: {unused}"
+    if "base" in state.collections:
+        said += f"; trained: {sum(a.size for a in jax.tree.leaves(state.params)):,} numbers"
+    return with_variables(state, kinds), said
 
 
 def with_variables(state: TrainState, variables: Mapping[str, Any]) -> TrainState:

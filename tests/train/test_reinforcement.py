@@ -1,6 +1,7 @@
 """REINFORCE: its estimate of the gradient on a policy so small that all that it can write is counted."""
 
 import itertools
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -10,6 +11,7 @@ import optax
 import pytest
 
 import models
+from train.initial import with_variables
 from train.objectives import policy_loss, reinforcement
 from train.step import init_state, make_train_step
 
@@ -85,19 +87,35 @@ def test_a_loss_that_others_do_not_count_in():
     np.testing.assert_allclose(policy_loss(likelihood, gained, jnp.array([True] * 3)), -gained)
 
 
-def test_svf_learns_what_is_rewarded():
-    """In the training step; the base is what the divergence is from; evaluation writes the likeliest."""
-    adapt = {"name": "svf", "patterns": ("layers/",), "trained": ("^position",)}
-    objective, optimizer = reinforcement, optax.adam(0.05)
+def step_of(kl, params, **adapt):
+    """A training step, and the state before it, of factors for a policy's singular values."""
+    objective, optimizer = partial(reinforcement, kl=kl), optax.adam(0.05)
+    adapt |= {"name": "svf", "patterns": ("layers/",)}
     state = jax.jit(lambda: init_state(GPT, optimizer, objective, BATCH, seed=0, adapt=adapt))()
-    step = jax.jit(make_train_step(GPT, objective, optimizer, seed=0))
-    rates = []
-    for _ in range(60):
+    return with_variables(state, {"params": params}), make_train_step(GPT, objective, optimizer, seed=0)
+
+
+def test_what_is_rewarded_is_learned(policies):
+    """Evaluation then writes what is likeliest."""
+    state, step = step_of(0.0, policies[0], trained=("^embed",))
+    rates, step = [], jax.jit(step)
+    for _ in range(80):
         state, metrics = step(state, BATCH)
         rates.append(float(metrics["accuracy"]))
     assert np.mean(rates[:3]) < 0.3
     assert np.mean(rates[-3:]) > 0.6
-    _, _, aux = jax.jit(nn.apply(objective, GPT))(state.variables(), BATCH)
+    _, _, aux = jax.jit(nn.apply(reinforcement, GPT))(state.variables(), BATCH)
     assert aux["accuracy"].compute() == 1
-    with pytest.raises(ValueError, match=r"objective\.kl is 0\.1: it is for an adaptation \(adapt\.name\) without"):
-        jax.eval_shape(make_train_step(GPT, lambda *a: reinforcement(*a, kl=0.1), optimizer, seed=0), state, BATCH)
+
+
+def test_the_divergence_is_from_the_base(policies):
+    """It costs nothing where all factors are 1, and something elsewhere."""
+    state, step = step_of(0.5, policies[0])
+    step = jax.jit(step)
+    near, far = state, state.replace(params=jax.tree.map(lambda a: a * 1.5, state.params))
+    near, far = (step(each, BATCH)[1] for each in (near, far))
+    assert abs(near["loss"] - (1 - 2 * near["accuracy"])) < 1e-5
+    assert far["loss"] - (1 - 2 * far["accuracy"]) > 1e-3
+    state, step = step_of(0.5, policies[0], trained=("^embed",))
+    with pytest.raises(ValueError, match=r"objective\.kl is 0\.5: it is for an adaptation \(adapt\.name\) without"):
+        jax.eval_shape(step, state, BATCH)
