@@ -240,7 +240,7 @@ class Experiment:
 
     def make_state(self):
         ema = bool(self.config.ema_decay)
-        adapt = self.config.adapt if self.config.adapt.name else None
+        adapt = self.config.adapt.to_dict() if self.config.adapt.name else None
         settings = {"seed": self.config.seed, "ema": ema, "adapt": adapt}
         return init_state(self.model, self.optimizer, self.objective, self.zeros(), **settings)
 

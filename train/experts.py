@@ -41,7 +41,7 @@ def choose(experiment: Experiment, state: TrainState, prompt: str | None = None)
     names = list(experts)
     changed = jax.tree_util.Partial(_changed, base, list(experts.values()))
     theirs, ours = jax.eval_shape(changed, np.zeros(len(names))), jax.eval_shape(TrainState.variables, state)["params"]
-    if jax.tree.map(jnp.shape, theirs) != jax.tree.map(jnp.shape, ours):
+    if jax.tree.map(_shape, theirs) != jax.tree.map(_shape, ours):
         raise ValueError(f"experts.paths: {names[0]} is of another model than the config's.")
     if settings.choice == "few_shot":
         score = _scorer(experiment, changed, state.collections)
@@ -52,6 +52,10 @@ def choose(experiment: Experiment, state: TrainState, prompt: str | None = None)
         weights = np.eye(len(names))[_answer(experiment, reader, names, prompt)]
     said = ", ".join(f"{name} {weight:.2f}" for name, weight in zip(names, weights))
     return with_variables(state, {"params": changed(weights)}), f"experts: {said}"
+
+
+def _shape(array):
+    return array.shape
 
 
 def _changed(base, factors, weights):
@@ -87,13 +91,14 @@ def cross_entropy_search(
     elite: int = 6,
 ) -> Float[np.ndarray, "K"]:
     """The `size` numbers for which the cross-entropy method finds the highest score: the mean of a normal distribution,
-    from which a population is drawn, and which is fitted to its elite in each round (Rubinstein & Kroese 2004)."""
+    from which a population is drawn, and which is fitted to its elite in each round (Rubinstein & Kroese 2004), wider
+    at first so that it does not settle too soon (Szita & Lőrincz 2006)."""
     random, mean, spread = np.random.default_rng(seed), np.full(size, 1 / size), np.full(size, 0.5)
-    for _ in range(rounds):
+    for done in range(rounds):
         drawn = random.normal(mean, spread, (population, size))
         scores = np.nan_to_num([score(each) for each in drawn], nan=-np.inf)
         best = drawn[np.argsort(scores)[-elite:]]
-        mean, spread = best.mean(axis=0), best.std(axis=0)
+        mean, spread = best.mean(axis=0), best.std(axis=0) + 0.5 * max(0.5 - done / rounds, 0)
     return mean
 
 

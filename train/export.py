@@ -6,6 +6,7 @@ from pathlib import Path
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jax import export
 
 from data import tokenizers
@@ -33,7 +34,7 @@ def write(experiment: Experiment, state: TrainState, kind: str, folder: Path) ->
     if kind not in FORMATS:
         raise ValueError(f"--format is {kind}: it must be one of {', '.join(FORMATS)}.")
     folder.mkdir(parents=True, exist_ok=True)
-    variables = jax.device_get(state.variables(average=True))
+    variables = jax.tree.map(jnp.asarray, jax.device_get(state.variables(average=True)))
     words = experiment.workdir / tokenizers.FILE
     if kind == "safetensors":
         convert.save(folder, experiment.model, variables)
