@@ -33,6 +33,7 @@ setup(
         "sacrebleu>=2.5",
         "nltk>=3.9",
         "pot>=0.9.5",
+        "flatbuffers>=24.3",  # jax.export writes programs with it
     ],
     extras_require={
         "cuda13": ["jax[cuda13]"],
