@@ -73,15 +73,13 @@ def begin(
         owner, shape, (count, outputs) = path.removesuffix("/kernel"), flat[path].shape, axes[path]
         stacked = len(shape) - count - outputs
         layers, inputs, outputs = shape[:stacked], shape[stacked : stacked + count], shape[stacked + count :]
-        size, full = math.prod(inputs), min(math.prod(inputs), math.prod(outputs))
+        full = min(math.prod(inputs), math.prod(outputs))
         if name == "lora":
             if not 1 <= rank <= full:
                 raise ValueError(f"adapt.rank is {rank}: for {path} it must be 1 to {full}.")
-            own[f"lora/{owner}/a"] = jax.random.normal(
-                jax.random.fold_in(key, number), (*shape[: stacked + count], rank)
-            )
-            own[f"lora/{owner}/a"] *= size**-0.5
-            own[f"lora/{owner}/b"] = jnp.zeros((*layers, rank, *outputs))
+            noise = jax.random.normal(jax.random.fold_in(key, number), (*layers, *inputs, rank))
+            own |= {f"lora/{owner}/a": noise * math.prod(inputs) ** -0.5}
+            own |= {f"lora/{owner}/b": jnp.zeros((*layers, rank, *outputs))}
         else:
             own[f"svf/{owner}/scale"] = jnp.ones((*layers, full))
             sizes = {"u": (*layers, *inputs, full), "s": (*layers, full), "v": (*layers, full, *outputs)}

@@ -1,7 +1,6 @@
 """A trained model for others to use: in the layout of `transformers`, and as a program that needs JAX alone."""
 
 import json
-import shutil
 from pathlib import Path
 
 import flax.linen as nn
@@ -41,7 +40,7 @@ def write(experiment: Experiment, state: TrainState, kind: str, folder: Path) ->
     else:
         _write_program(experiment, variables, folder)
     if words.is_file():
-        shutil.copyfile(words, folder / words.name)
+        (folder / words.name).write_bytes(words.read_bytes())
         _write_roles(words, folder / "tokenizer_config.json")
     return sorted(folder.iterdir())
 
