@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jaxtyping import Array, Float
 
 KINDS = ("lora", "svf")
 Axes = dict[str, tuple[int, int]]  # path of a kernel -> how many of its last axes are inputs, and then outputs
@@ -140,7 +141,7 @@ def moved(own: Mapping[str, Any], base: Mapping[str, Any], params: Any) -> tuple
     return unflatten_dict(own, sep="/"), unflatten_dict(new, sep="/")
 
 
-def mixture(weights: Sequence[float], experts: Sequence[Any]) -> Any:
+def mixture(weights: Float[Array, "K"], experts: Sequence[Any]) -> Any:
     """SVF's factors of several experts, 1 + sum_k weight_k (z_k - 1): what the weights lack to 1 is the base's part
     (arXiv 2501.06252, section 3.2, few-shot adaptation)."""
     return jax.tree.map(lambda *z: 1 + sum(weight * (each - 1) for weight, each in zip(weights, z)), *experts)

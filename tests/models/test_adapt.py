@@ -134,9 +134,9 @@ def test_the_gradient_of_the_factors(gpt):
 
 def test_a_mixture():
     experts = [{"a": jnp.array([1.0, 2.0])}, {"a": jnp.array([0.5, 1.0])}]
-    np.testing.assert_allclose(mixture((0.5, 2.0), experts)["a"], [0.0, 1.5])
-    np.testing.assert_array_equal(mixture((0.0, 0.0), experts)["a"], [1, 1])
-    np.testing.assert_array_equal(mixture((0.0, 1.0), experts)["a"], [0.5, 1])
+    np.testing.assert_allclose(mixture(jnp.array([0.5, 2.0]), experts)["a"], [0.0, 1.5])
+    np.testing.assert_array_equal(mixture(jnp.array([0.0, 0.0]), experts)["a"], [1, 1])
+    np.testing.assert_array_equal(mixture(jnp.array([0.0, 1.0]), experts)["a"], [0.5, 1])
 
 
 @pytest.mark.parametrize(
