@@ -142,7 +142,7 @@ def _answer(experiment, params, names, prompt):
         rows = [row[max(longest - limit, 0) :] for row in rows]  # the end of a long text
         start = next((place for place, found in enumerate(zip(*rows)) if len(set(found)) > 1), min(map(len, rows)) - 1)
         tokens = np.stack([np.pad(row, (0, limit - len(row))) for row in rows]).astype(np.int32)
-        written = Generation(tokens, np.array(list(map(len, rows))), np.zeros(len(rows)))
-        starts = np.full(len(rows), start)
+        written = Generation(jnp.asarray(tokens), jnp.array(list(map(len, rows))), jnp.zeros(len(rows)))
+        starts = jnp.full(len(rows), start)
         total += np.asarray(log_likelihood(experiment.model, {"params": params}, written, starts))
     return int(total.argmax())

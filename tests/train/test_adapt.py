@@ -106,7 +106,7 @@ def test_the_mixture_that_examples_need(tiny, base, crowd):
     experiment, state = adapted(tiny, base, changes)
     found, said = experts.choose(experiment, state)
     assert said.startswith("experts: one ")
-    batch = experiment.data.train[0]
+    batch = jax.tree.map(jnp.asarray, experiment.data.train[0])
 
     @jax.jit
     def loss(params):
