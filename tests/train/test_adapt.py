@@ -1,5 +1,7 @@
 """Runs that train small changes of another run's parameters, and what else a run can start from."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -113,7 +115,7 @@ def test_the_mixture_that_examples_need(tiny, base, crowd):
         total, weight, _ = experiment.objective(experiment.model.bind({"params": params}), batch)
         return total / weight
 
-    alone = [float(loss(read_variables(folder)["params"])) for folder in (base, *crowd)]
+    alone = [float(loss(read_variables(Path(folder))["params"])) for folder in (base, *crowd)]
     assert float(loss(found.params)) < min(alone) - 1e-3
 
 
@@ -131,7 +133,7 @@ def test_the_expert_that_the_model_names(tiny, base, crowd):
         scores.append(float(chances[np.arange(len(chances)), tokens[5:]].sum()))
     best = int(np.argmax(scores))
     assert said == ("experts: one 1.00, two 0.00", "experts: one 0.00, two 1.00")[best]
-    theirs = read_variables(crowd[best])["params"]
+    theirs = read_variables(Path(crowd[best]))["params"]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found.params, theirs)
 
 
