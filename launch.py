@@ -1,4 +1,4 @@
-"""The command line: train, evaluate, generate, describe, report, watch, score and sweep.
+"""The command line: train, evaluate, generate, describe, report, watch, score, export and sweep.
 
 python launch.py                                      trains a Vision Transformer on handwritten digits
 python launch.py --config=configs/gpt_stdlib.py       trains what the config says
@@ -28,7 +28,7 @@ from ml_collections import ConfigDict
 import configs
 
 DEFAULT = "configs/vit_digits.py"
-MODES = ("train", "evaluate", "generate", "describe", "report", "watch", "score")
+MODES = ("train", "evaluate", "generate", "describe", "report", "watch", "score", "export")
 
 
 def main(arguments: list[str]) -> int:
@@ -75,7 +75,12 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     parser.add_argument("--predictions", metavar="FILE", help="texts, one a line, .jsonl, or COCO's .json")
     parser.add_argument("--references", metavar="FILE", action="append", default=[], help="once or more often")
     parser.add_argument("--option", metavar="NAME=VALUE", action="append", default=[], help="of the metric")
-    parser.add_argument("--output", metavar="FILE", help="where the scores go (PREDICTIONS.METRIC.json)")
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        help="where scores go (PREDICTIONS.METRIC.json), or what is exported (WORKDIR/export)",
+    )
+    parser.add_argument("--format", default="safetensors", help="what --mode=export writes, or stablehlo")
     parser.add_argument("--force-config", action="store_true", help="go on in a workdir of another config")
     parser.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0, where a run has several; or auto")
     parser.add_argument("--num-processes", type=int, metavar="N", help="of the run")
@@ -132,7 +137,7 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
         files = options.predictions, options.references
         print(write_scores(options.output, options.metric, *files, options.option, command))
         return 0
-    trained = options.mode in ("evaluate", "generate")
+    trained = options.mode in ("evaluate", "generate", "export")
     if trained and not (workdir / "config.json").is_file():
         raise FileNotFoundError(f"there is no trained model in {workdir}: give the --workdir of a run.")
     config, sweep = configs.load(str(workdir / "config.json") if trained and not options.config else file)
@@ -155,7 +160,7 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
             return run_search(start, configs.search(file), config_of, workdir, options.parallel)
         return run_sweep(start, sweep, [config_of(overrides) for overrides in sweep], workdir, options.parallel)
 
-    from train import costs, guard, loop
+    from train import costs, experts, export, guard, loop
     from train.evaluators import Evaluator, restore
     from train.experiment import Experiment
     from train.sampling import Sampler
@@ -176,11 +181,17 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
             guard.check_config(config, workdir)
         experiment = Experiment(config, workdir)
         state = restore(experiment, options.checkpoint)
-        if options.mode == "evaluate":
+        prompt = config.sampling.prompt if options.prompt is None else options.prompt
+        if any(key.startswith("experts.") for key in changes):
+            state, said = experts.choose(experiment, state, prompt if options.mode == "generate" else None)
+            print(said, file=sys.stderr)
+        if options.mode == "export":
+            for path in export.write(experiment, state, options.format, Path(options.output or workdir / "export")):
+                print(path)
+        elif options.mode == "evaluate":
             print(json.dumps(Evaluator(experiment).evaluate(state), indent=2))
         else:
             sampler = Sampler(experiment, helpers(experiment))
-            prompt = config.sampling.prompt if options.prompt is None else options.prompt
             for text in sampler.write(state.variables(average=True), prompt):
                 print(sampler.lead(prompt) + text)
             if sampler.acceptance_rate is not None:

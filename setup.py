@@ -34,6 +34,7 @@ setup(
         "nltk>=3.9",
         "pot>=0.9.5",
         "rich>=13",
+        "flatbuffers>=24.3",  # jax.export writes programs with it
     ],
     extras_require={
         "cuda13": ["jax[cuda13]"],

@@ -21,9 +21,18 @@ def get_config(model: str) -> ConfigDict:
             "init": {  # what the parameters are before the first step
                 "path": "",  # those of a run's workdir or a folder of transformers', its tokenizer too; "" = new
                 "skip": (),  # parameters in whose path one of these regular expressions is found are new all the same
-                "into": "",  # the part of this model that the other one is, such as backbone; "" = the whole
+                # (regular expression, replacement) pairs in the other model's paths, such as ("^", "backbone/")
+                "rename": (),
                 "layers": (),  # of the other model that become this one's, from 0, such as (0, 2, 4); () = all
             },
+            "adapt": {  # small changes of the matrices that init.path has, instead of other parameters
+                "name": "",  # lora | svf (a factor for each singular value); "" = all parameters are trained
+                "patterns": ("layers/",),  # matrices in whose path one of these is found are changed
+                "trained": (),  # parameters in whose path one of these is found are trained as they are
+                "rank": 8,  # of lora's products
+                "alpha": 16.0,  # they count alpha / rank
+            },
+            "experts": experts(),
             "teacher": "",  # of a distillation: a run's workdir, or a folder in transformers' layout
             "optimizer": optimizer(),
             "ema_decay": 0.0,  # of an average of the parameters, which is then what is evaluated; 0 = none
@@ -58,7 +67,8 @@ def objective() -> dict:
     """What is learned."""
     return {
         # classification | regression | tagging | span_extraction | causal_lm | masked_lm | pretraining | distillation |
-        # bidirectional_lm | sequence_to_sequence | masked_reconstruction | distilled_classification | detection
+        # bidirectional_lm | sequence_to_sequence | masked_reconstruction | distilled_classification | detection |
+        # reinforcement
         "name": "classification",
         "label_smoothing": 0.0,  # this part of the target goes to all classes evenly, in training
         # of both models' logits; 0 = 2 in distillation, in distilled_classification the teacher's likeliest class alone
@@ -70,7 +80,21 @@ def objective() -> dict:
         "cutmix": 0.0,  # a of the Beta(a, a) of the boxes cut into images; with mixup either, evenly; 0 = not
         "binary": False,  # each class is there or not, for itself (classification)
         "scheduled_sampling": 0.0,  # this part of a seq2seq's tokens is its own in the end, in training
+        "kl": 0.0,  # what the divergence from the base costs (reinforcement)
         "decay": "",  # of the part of the others: linear (as "") | exponential | inverse_sigmoid
+    }
+
+
+def experts() -> dict:
+    """Which runs of svf, all of one base, change the model before --mode=generate, or before a run's first step."""
+    return {
+        "paths": (),  # their workdirs; () = none
+        # few_shot: mixed, so that the loss of `examples` is small | prompt: the one whose folder's name is the model's
+        # answer to `question`, asked of the prompt, or of the examples
+        "choice": "few_shot",
+        "examples": 16,  # so many of the training data
+        "question": "{text}\n### {name}\n",
+        "classifier": "",  # workdir of another run of svf that answers it; "" = the base does
     }
 
 

@@ -24,7 +24,7 @@ def get_config() -> ConfigDict:
     config.data.update(augment="flip | crop(384, 600) | resize(480, 800)", mean=(0.485, 0.456, 0.406))
     config.data.update(std=(0.229, 0.224, 0.225), batch_size=64, workers=16)
     config.objective.name = "detection"
-    config.init.into = "backbone"
+    config.init.rename = (("^", "backbone/"),)
     config.optimizer.update(learning_rate=1e-4, schedule="constant", weight_decay=1e-4, clip_norm=0.1)
     config.optimizer.frozen = ("backbone/stem", "backbone/stages_0", "backbone/.*norm")
     config.optimizer.rates = (("backbone", 0.1),)

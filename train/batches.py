@@ -18,6 +18,7 @@ TEXTS = {
     "distillation": _HIDDEN,
     "masked_lm": _HIDDEN,
     "pretraining": _HIDDEN | {"segments": "T", "label": ""},
+    "reinforcement": _WINDOWS,
     "regression": _ENCODED | {"label": "", "mask": ""},
     "sequence_to_sequence": _WINDOWS | {"inputs": "S", "inputs_mask": "S"},
     "span_extraction": _ENCODED | {"start": "", "end": "", "mask": ""},

@@ -17,6 +17,7 @@ import orbax.checkpoint as ocp
 from jax.experimental.multihost_utils import sync_global_devices
 from orbax.checkpoint import checkpoint_managers as policies
 
+from models.adapt import merged
 from train.state import TrainState
 
 
@@ -191,7 +192,16 @@ def clean(workdir: Path) -> None:
 
 
 def read_variables(workdir: Path) -> dict[str, Any]:
-    """The variables of the newest checkpoint of a run of any model; its parameters' average, where one is kept.
+    """A model's variables from the newest checkpoint of a run; its parameters' average, where one is kept.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    return merged(read_saved(workdir))
+
+
+def read_saved(workdir: Path) -> dict[str, Any]:
+    """The same; of an adaptation, what is trained and its base, see `models.adapt`.
 
     Raises:
         FileNotFoundError: there is none.

@@ -241,8 +241,10 @@ class Experiment:
         return sharding.shardings(self.abstract_state, self.config.sharding, self.mesh)
 
     def make_state(self):
-        ema, optimizer = bool(self.config.ema_decay), self.optimizer_by(lambda step: 0.0)  # whose rate does not matter
-        return init_state(self.model, optimizer, self.objective, self.zeros(), seed=self.config.seed, ema=ema)
+        optimizer = self.optimizer_by(lambda step: 0.0)  # whose rate does not matter
+        adapt = self.config.adapt.to_dict() if self.config.adapt.name else None
+        settings = {"seed": self.config.seed, "ema": bool(self.config.ema_decay), "adapt": adapt}
+        return init_state(self.model, optimizer, self.objective, self.zeros(), **settings)
 
 
 _FROM_DATA = {
@@ -264,7 +266,7 @@ _AT_LEAST_1 = (
 _NOT_NEGATIVE = (
     "skip_nonfinite",
     *("data.evaluation_batch_size", "data.image_size", "data.shorter_side", "objective.mixup", "objective.cutmix"),
-    *("sampling.num_samples", "sampling.temperature"),
+    *("objective.kl", "sampling.num_samples", "sampling.temperature"),
     *("model.memory_length", "model.num_registers", "model.layer_scale"),
     *("optimizer.layer_decay", "optimizer.frozen_layers"),
     *("sampling.no_repeat_ngram_size", "sampling.min_new_tokens"),
@@ -274,7 +276,16 @@ _BELOW_1 = (
     *("ema_decay", "model.dropout", "model.stochastic_depth", "optimizer.b1", "optimizer.b2"),
     *("objective.label_smoothing", "objective.scheduled_sampling"),
 )
-_PATTERNS = ("init.skip", "optimizer.no_decay", "optimizer.frozen", "optimizer.rates", "sharding")
+_PATTERNS = (
+    "init.skip",
+    "init.rename",
+    "adapt.patterns",
+    "adapt.trained",
+    "optimizer.no_decay",
+    "optimizer.frozen",
+    "optimizer.rates",
+    "sharding",
+)
 
 
 def check_values(config: ConfigDict) -> None:
@@ -289,9 +300,11 @@ def check_values(config: ConfigDict) -> None:
             numbers = given if isinstance(given, tuple) else () if given is None else (given,)
             if not all(low <= number and (high is None or number < high) for number in numbers):
                 raise ValueError(f"{key} is {given}: it must be {low} or more{f', and below {high}' if high else ''}.")
+    if config.adapt.name and not config.init.path:
+        raise ValueError(f"adapt.name is {config.adapt.name!r}: init.path must say what is adapted.")
     for key in _PATTERNS:
         for item in value(key):
-            paired = key in ("optimizer.rates", "sharding")
+            paired = key in ("init.rename", "optimizer.rates", "sharding")
             if paired and (isinstance(item, str) or len(item) != 2):
                 raise ValueError(f"{key} has {item!r}: it must be a pair of a regular expression and a value.")
             try:

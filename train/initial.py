@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import models
 from data import Tokenizer
 from models import convert
+from models.adapt import moved
 from models.layers.position import resample
 from train.checkpoint import read_variables
 from train.objectives import Batch, read, read_masked
@@ -25,28 +26,34 @@ from train.state import TrainState
 
 
 def start_from(
-    state: TrainState, path: str, skip: Sequence[str], layers: Sequence[int], into: str = ""
+    state: TrainState,
+    path: str,
+    skip: Sequence[str] = (),
+    layers: Sequence[int] = (),
+    rename: Sequence[tuple[str, str]] = (),
+    make: Callable[[], TrainState] | None = None,
 ) -> tuple[TrainState, str]:
     """The state with the parameters that a run's workdir, or a folder in `transformers`' layout, has of its model.
 
-    Learned positions of another grid of patches are resampled. Running statistics are taken over too.
+    Learned positions of another grid of patches, and Swin's of another window, are resampled. Running statistics are
+    taken over too.
 
     Args:
-        state: before the first step.
+        state: before the first step; or its shapes, of which `make` makes it when all else is known to fit.
         path: of the workdir or the folder.
         skip: regular expressions of parameters that stay as they are, such as another task's head.
         layers: those of the other model's that become ours, from 0; empty = all.
-        into: the part of our model that the other model is, such as "backbone"; "" = the whole.
+        rename: (regular expression, replacement) pairs, each applied to the paths of the other model's parameters.
 
     Returns:
         The state, and a sentence that names what stays as it is and what is not used.
 
     Raises:
         FileNotFoundError: there is no such run.
-        ValueError: a parameter has another shape there, or none of the model's is there.
+        ValueError: a parameter has another shape there, none of the model's is there, or a pair renames nothing.
     """
-    ours = _flat({"params": state.params, **state.collections})
-    theirs = {f"{into}/{name}".lstrip("/"): value for name, value in _flat(_variables(path)).items()}
+    ours = _flat(jax.eval_shape(TrainState.variables, state))
+    theirs = _renamed(_flat(_variables(path)), rename, path)
     depth = next((len(value) for name, value in theirs.items() if "layers/" in name), 0)
     if layers and not 0 <= min(layers) <= max(layers) < depth:
         raise ValueError(f"init.layers is {tuple(layers)}: the model in {path} has layers 0 to {depth - 1}.")
@@ -54,25 +61,43 @@ def start_from(
     for name in ours.keys() & theirs.keys():
         if not any(re.search(pattern, name) for pattern in skip):
             found = theirs[name][np.array(layers)] if layers and "layers/" in name else theirs[name]
-            if name == "table/table":
-                found = _on_grid(found, ours[name].shape)
+            found = _resampled(name, found, ours[name].shape)
             if found.shape != ours[name].shape:
                 raise ValueError(
                     f"{name} is {found.shape} in {path}, but the model's is {ours[name].shape}: make them equal, or "
                     "leave it as it is with init.skip."
                 )
-            taken[name] = jax.device_put(jnp.asarray(found, ours[name].dtype), ours[name].sharding)
+            taken[name] = found
     if not taken:
         raise ValueError(f"none of the model's parameters is in {path}, which has {_parts(theirs)}.")
-    params, statistics = (
-        unflatten_dict({name: taken.get(name, ours[name]) for name in flatten_dict(tree, sep="/")}, sep="/")
-        for tree in (state.params, state.collections.get("statistics", {}))
-    )
-    collections = state.collections | ({"statistics": statistics} if statistics else {})
-    ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
+    state = make() if make else state
+    kinds = {
+        kind: unflatten_dict(
+            {name: taken.get(name, value) for name, value in flatten_dict(tree, sep="/").items()}, sep="/"
+        )
+        for kind, tree in state.variables().items()
+        if kind in ("params", "statistics")
+    }
     fresh, unused = _parts(ours.keys() - taken.keys()), _parts(theirs.keys() - taken.keys())
     said = f"starts from {path}; new: {fresh}; not used: {unused}"
-    return state.replace(params=params, ema=ema, collections=collections), said
+    if "base" in state.collections:
+        said += f"; trained: {sum(a.size for a in jax.tree.leaves(state.params)):,} numbers"
+    return with_variables(state, kinds), said
+
+
+def with_variables(state: TrainState, variables: Mapping[str, Any]) -> TrainState:
+    """A state before the first step with other parameters, and perhaps statistics, of the model; an adaptation's base
+    has these then."""
+    collections = state.collections | {kind: value for kind, value in variables.items() if kind != "params"}
+    params = variables["params"]
+    if "base" in collections:
+        params, collections["base"] = moved(state.params, collections["base"], params)
+    like = state.params, state.collections
+    params, collections = jax.tree.map(
+        lambda new, old: jax.device_put(jnp.asarray(new, old.dtype), old.sharding), (params, collections), like
+    )
+    ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
+    return state.replace(params=params, ema=ema, collections=collections)
 
 
 def load_teacher(path: str, mesh: Mesh, student: nn.Module) -> Callable[[Batch], Batch]:
@@ -124,12 +149,35 @@ def _is_run(path: str) -> bool:
     return (Path(path) / "checkpoints").is_dir()
 
 
-def _on_grid(table, shape):
+def _renamed(variables, rename, path):
+    for pattern, replacement in rename:
+        names = [re.sub(pattern, replacement, name) for name in variables]
+        if names == list(variables) or len(set(names)) < len(names):
+            what = "one name to two parameters" if names != list(variables) else "no parameter another name"
+            raise ValueError(f"init.rename: {pattern!r} -> {replacement!r} gives {what} of {path}.")
+        variables = dict(zip(names, variables.values()))
+    return variables
+
+
+def _resampled(name, table, shape):
+    """Learned positions as those of another grid of patches, or of another window; all else as it is."""
+    if table.shape == shape or table.shape[-1] != shape[-1] or table.ndim != len(shape):
+        return table
+    if re.search("(^|/)table/(row|column)$", name):
+        return resample(jnp.asarray(table), (len(table), 1), (shape[0], 1))
+    if re.search("(^|/)table/table$", name):
+        return _on_grid(table, shape[0])
+    if name.endswith("attention/attention/relative/table") and len(table) == shape[0]:  # Swin's, of each layer
+        return jnp.stack([_on_grid(layer, shape[1]) for layer in table])
+    return table
+
+
+def _on_grid(table, length):
     """A table of positions of some tokens and of a square grid, for another grid if it has other patches."""
-    old, length = math.isqrt(len(table)), shape[0]
+    old = math.isqrt(len(table))
     special = len(table) - old**2
     new = math.isqrt(max(length - special, 0))
-    if table.shape == shape or table.shape[1:] != shape[1:] or new**2 + special != length:
+    if new**2 + special != length:
         return table
     return jnp.concatenate([table[:special], resample(jnp.asarray(table[special:]), (old, old), (new, new))])
 

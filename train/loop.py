@@ -5,13 +5,14 @@ import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
 from ml_collections import ConfigDict
 
 from data.fingerprint import fingerprint
-from train import artifacts, costs, distributed, guard, initial
+from train import artifacts, costs, distributed, experts, guard, initial
 from train.checkpoint import Checkpoints, clean
 from train.evaluators import Evaluator
 from train.experiment import Experiment
@@ -84,9 +85,13 @@ class Loop:
         primary = jax.process_index() == 0
         self.experiment, self.clock = experiment, clock
         self.checkpoints = stack.enter_context(Checkpoints(workdir, **config.checkpoint))
-        self.state, said = experiment.state(self.checkpoints), ""
-        if config.init.path and self.checkpoints.latest is None:
-            self.state, said = initial.start_from(self.state, **config.init)
+        make, said, fresh = partial(experiment.state, self.checkpoints), "", self.checkpoints.latest is None
+        if config.init.path and fresh:
+            self.state, said = initial.start_from(experiment.abstract_state, **config.init, make=make)
+        else:
+            self.state = make()
+        if config.experts.paths and fresh:
+            self.state, said = experts.choose(experiment, self.state)
         self.start, self.total = int(self.state.step), experiment.total_steps
         self.stop = stack.enter_context(guard.StopSignal())
         self.told = distributed.Vote(experiment.mesh)

@@ -16,7 +16,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from metrics.boxes import generalised_iou, to_corners
 from metrics.classification import correct, correct_top_k
@@ -267,6 +267,68 @@ def bidirectional_lm(model: nn.Module, batch: Batch) -> Result:
     return loss + loss_before, weight + weight_before, aux
 
 
+def reinforcement(model: nn.Module, batch: Batch, *, kl: float = 0.0) -> Result:
+    """REINFORCE of what a decoder writes in the place of `targets` [B, T], where `mask` [B, T] is True.
+
+    The reward is 1 if it writes the same, and -1 otherwise (arXiv 2501.06252, section 3.2, equation 1).
+
+    In training it draws, without dropout, otherwise it takes the likeliest tokens. The loss is minus what is gained,
+    see `policy_loss`.
+
+    Args:
+        kl: in training, what the Kullback-Leibler divergence from an adaptation's base costs.
+
+    Raises:
+        ValueError: there is a cost, but no base, or one that is not the whole model.
+    """
+    tokens, targets, mask = batch["tokens"], batch["targets"], batch["mask"]
+    if model.is_initializing():
+        model(tokens)
+    policy, variables = model.unbind()
+    training = model.has_rng("dropout")
+    written = _written(policy, variables, batch, model.make_rng("dropout") if training else None)
+    read = jnp.concatenate([tokens[:, :1], written[:, :-1]], axis=1)
+
+    def likelihood(params):
+        scores = -cross_entropy(policy.apply({**variables, "params": params}, read), written)
+        return jnp.where(mask, scores, 0).sum(axis=1)
+
+    apart, ours = 0.0, likelihood(variables["params"])
+    if kl and training:
+        if jax.tree.structure(base := variables.get("base")) != jax.tree.structure(variables["params"]):
+            raise ValueError(f"objective.kl is {kl}: it is for an adaptation (adapt.name) without adapt.trained.")
+        apart = kl * (ours - likelihood(base))
+    right = jnp.where(mask, written == targets, True).all(axis=1)
+    real = mask.any(axis=1)
+    return _sums(policy_loss(ours, 2.0 * right - 1 - apart, real), real, {"accuracy": right})
+
+
+def policy_loss(likelihood: Float[Array, "B"], gained: Float[Array, "B"], real: Bool[Array, "B"]) -> Float[Array, "B"]:
+    """Minus what samples have `gained`, with a gradient that is right in expectation (REINFORCE): that of their
+    log-likelihoods, weighted by what each gained beyond the others' mean (Kool et al. 2019)."""
+    gained = jax.lax.stop_gradient(gained)
+    others = (jnp.where(real, gained, 0).sum() - gained) / jnp.maximum(real.sum() - 1, 1)
+    return (jax.lax.stop_gradient(likelihood) - likelihood) * (gained - jnp.where(real.sum() > 1, others, 0)) - gained
+
+
+def _written(model, variables, batch, key):
+    """Targets [B, T] as the model writes them from each row's first True of the mask on."""
+    starts = batch["mask"].argmax(axis=1)
+    variables = jax.lax.stop_gradient(variables)
+
+    def advance(carry, place):
+        token, cache = carry
+        logits, cache = model.apply(variables, token[:, None], cache, None, method="decode")
+        logits = logits[:, -1].astype(jnp.float32)
+        own = logits.argmax(-1) if key is None else jax.random.categorical(jax.random.fold_in(key, place), logits)
+        token = jnp.where(place < starts, batch["targets"][:, place], own.astype(token.dtype))
+        return (token, cache), token
+
+    tokens = batch["tokens"]
+    cache = model.apply(variables, *tokens.shape, method="init_cache")
+    return jax.lax.scan(advance, (tokens[:, 0], cache), jnp.arange(tokens.shape[1]))[1].T
+
+
 def sequence_to_sequence(
     model: nn.Module,
     batch: Batch,
@@ -387,7 +449,7 @@ OBJECTIVES = {
     for objective in (
         *(classification, regression, tagging, span_extraction, causal_lm, masked_lm, pretraining),
         *(masked_reconstruction, distillation, distilled_classification, bidirectional_lm, sequence_to_sequence),
-        detection,
+        *(detection, reinforcement),
     )
 }
 # objective -> the head that an encoder of texts needs for it
@@ -407,6 +469,7 @@ TASKS = {
     "tagging": ("tagging",),
     "span_extraction": ("spans",),
     "causal_lm": ("next_token", "continuations"),
+    "reinforcement": ("continuations",),
     "bidirectional_lm": ("next_token",),
     "masked_lm": ("masked_tokens",),
     "masked_reconstruction": ("masked_images",),

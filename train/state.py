@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import jax
 from flax import struct
+
+from models.adapt import merged
 
 
 @struct.dataclass
@@ -13,12 +16,14 @@ class TrainState:
     """
 
     step: Any  # the number of steps done, int32
-    params: Any
+    params: Any  # that are trained: of an adaptation (see `models.adapt`), these alone
     opt_state: Any
-    collections: Any  # dict: what modules update in training beside the parameters, such as running statistics
+    collections: Any  # dict: what modules update in training beside the parameters, such as running statistics, and an
+    # adaptation's "base"
     ema: Any  # the exponential moving average of the parameters; None when none is kept
 
     def variables(self, average: bool = False) -> dict[str, Any]:
         """What `model.apply` takes; with `average`, the moving average in the parameters' place where there is one."""
         params = self.ema if average and self.ema is not None else self.params
-        return {"params": params, **self.collections}
+        variables = {"params": params, **self.collections}
+        return jax.jit(merged)(variables) if "base" in variables else variables

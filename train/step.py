@@ -1,6 +1,6 @@
 """One training step and one evaluation step: pure functions, compiled by the loop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from optax.tree_utils import tree_get
 
 from metrics.states import State
+from models.adapt import begin, merged, noting
 from train.objectives import Batch, Objective
 from train.state import TrainState
 
@@ -26,15 +27,20 @@ def init_state(
     *,
     seed: int,
     ema: bool = False,
+    adapt: Mapping[str, Any] | None = None,
 ) -> TrainState:
-    """The state before the first step; `batch` gives shapes alone."""
+    """The state before the first step; `batch` gives shapes alone, and `adapt` is what `models.adapt.begin` takes."""
     if (
         getattr(model, "implementation", "xla") != "xla"
     ):  # flash attention takes no float32, which parameters are made in
         model = model.clone(implementation="xla")
-    variables = nn.init(objective, model)(jax.random.key(seed), batch)
+    key, axes = jax.random.key(seed), {}
+    with nn.intercept_methods(noting(axes)):
+        variables = nn.init(objective, model)(key, batch)
     params = variables.pop("params")
     variables.pop("intermediates", None)
+    if adapt:
+        params, variables["base"] = begin(params, axes, key, **adapt)
     average = jax.tree.map(jnp.copy, params) if ema else None
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), variables, average)
 
@@ -61,20 +67,22 @@ def make_train_step(
     """
     dtype = compute_dtype(precision)
 
-    def loss(params, overwritten, collections, batch, rng):
-        variables = {"params": _cast(params, dtype), **collections, **overwritten}
+    def loss(params, base, overwritten, collections, batch, rng):
+        whole = merged({"params": params, **base})["params"]
+        origin = {name: _cast(of["params"], dtype) for name, of in base.items()}  # for an objective that compares
+        variables = {"params": _cast(whole, dtype), **origin, **collections, **overwritten}
         apply = nn.apply(objective, model, mutable=list(collections))
         (loss_sum, weight, aux), collections = apply(variables, _read_in(batch, dtype), rngs={"dropout": rng})
         return loss_sum, (weight, aux, collections)
 
-    def gradients(params, collections, batch, rng):
+    def gradients(params, base, collections, batch, rng):
         # What a backward pass leaves for the next one comes out as the gradient of what it found.
         overwritten = {name: value for name, value in collections.items() if name == OVERWRITE_WITH_GRADIENT}
-        differentiate = jax.grad(loss, argnums=(0, 1), has_aux=True)
-        (grads, new), (weight, aux, collections) = differentiate(params, overwritten, collections, batch, rng)
+        differentiate = jax.grad(loss, argnums=(0, 2), has_aux=True)
+        (grads, new), (weight, aux, collections) = differentiate(params, base, overwritten, collections, batch, rng)
         return collections | new, (grads, weight, aux)
 
-    def accumulated(params, collections, batch, rng):
+    def accumulated(params, base, collections, batch, rng):
         # Part i holds rows i, i + A, ...: each device then works on rows of its own in every part.
         parts = jax.tree.map(lambda a: a.reshape(-1, accumulate, *a.shape[1:]).swapaxes(0, 1), batch)
         kept = {"is_leaf": lambda a: isinstance(a, State)}
@@ -82,11 +90,11 @@ def make_train_step(
 
         def body(carry, part):
             index, batch = part
-            collections, sums = gradients(params, carry[0], batch, jax.random.fold_in(rng, index))
+            collections, sums = gradients(params, base, carry[0], batch, jax.random.fold_in(rng, index))
             return (collections, add(carry[1], sums)), None
 
         first = jax.tree.map(lambda a: a[0], parts)
-        shapes = jax.eval_shape(gradients, params, collections, first, rng)[1]
+        shapes = jax.eval_shape(gradients, params, base, collections, first, rng)[1]
         zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
         return jax.lax.scan(body, (collections, zeros), (jnp.arange(accumulate), parts))[0]
 
@@ -97,13 +105,15 @@ def make_train_step(
         compute = gradients if accumulate == 1 else accumulated
         real = {name: value.sum() for name, value in batch.items() if value.dtype == bool}
         collections = {**state.collections, "run": {"progress": state.step / total_steps, "real": real}}
-        collections, (grads, weight, aux) = compute(state.params, collections, batch, rng)
+        base = {"base": collections.pop("base")} if "base" in collections else {}
+        collections, (grads, weight, aux) = compute(state.params, base, collections, batch, rng)
         del collections["run"]
         grads = jax.tree.map(lambda g: g / weight, grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         ema = optax.incremental_update(params, state.ema, 1 - ema_decay) if ema_decay else None
         metrics = {name: value.compute() for name, value in aux.items()} | {"gradient_norm": optax.tree.norm(grads)}
+        collections |= base
         if (in_a_row := tree_get(opt_state, "notfinite_count")) is not None:  # of `optax.apply_if_finite`
             kept = partial(jnp.where, in_a_row == 0)
             collections, ema = jax.tree.map(kept, (collections, ema), (state.collections, state.ema))

@@ -1,0 +1,154 @@
+"""LoRA and singular-value fine-tuning: on the parameters of any model."""
+
+import re
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+import models
+from models.adapt import begin, merged, mixture, moved, noting
+
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 20, (2, 6)))
+GPT = models.build("gpt", vocab_size=20, max_length=8, depth=2, width=8, num_heads=2)
+IMAGES = jnp.asarray(np.random.default_rng(1).normal(size=(2, 8, 8, 1)), jnp.float32)
+SWIN = {"num_classes": 3, "image_size": 8, "patch_size": 2, "channels": 1, "depths": (2,), "num_heads": (2,)}
+RESNET = {"num_classes": 3, "image_size": 8, "channels": 1, "depths": (1,), "widths": (4,), "stem": "small"}
+ZOO = {
+    "gpt": (GPT, (TOKENS,), "layers/"),
+    "llama": (
+        models.build("llama", vocab_size=20, max_length=8, depth=2, width=8, num_heads=2, num_kv_heads=1),
+        (TOKENS,),
+        "query|gate",
+    ),
+    "albert": (models.build("albert", vocab_size=20, max_length=8, depth=2, width=8, num_heads=2), (TOKENS,), "layers"),
+    "seq2seq": (models.build("seq2seq", vocab_size=20, depth=1, width=8), (TOKENS, TOKENS), "recurrent"),
+    "swin": (models.build("swin", "mu", width=4, window=2, **SWIN), (IMAGES,), "layers/"),
+    "resnet": (models.build("resnet", "18", stem_width=4, **RESNET), (IMAGES,), "."),
+}
+
+
+def started(model, inputs):
+    """The model's parameters and statistics, and the axes of its kernels."""
+    axes = {}
+    with nn.intercept_methods(noting(axes)):
+        variables = jax.eval_shape(model.init, jax.random.key(0), *inputs)
+    random = np.random.default_rng(3)
+    return jax.tree.map(lambda a: random.normal(size=a.shape).astype(np.float32), variables["params"]), axes
+
+
+def adapted(params, axes, change=0.0, **settings):
+    """What is trained, changed by random numbers of a size, and the parameters that this makes, in one compilation."""
+
+    @jax.jit
+    def compute(params):
+        own, base = moved(*begin(params, axes, jax.random.key(1), **settings), params)
+        random = np.random.default_rng(7)
+        own = jax.tree.map(lambda a: a + np.float32(change) * random.normal(size=a.shape).astype(np.float32), own)
+        return own, merged({"params": own, "base": base})["params"]
+
+    return jax.device_get(compute(params))
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    return started(GPT, (TOKENS,))
+
+
+@pytest.mark.parametrize("kind", ZOO)
+def test_it_begins_as_the_model_and_changes_it(kind):
+    """Exactly as the model; then every matrix that was chosen by a change of the right rank, and nothing else."""
+    model, inputs, pattern = ZOO[kind]
+    params, axes = started(model, inputs)
+    assert any(re.search(pattern, path) for path in axes)
+    for name in ("lora", "svf"):
+        settings = {"name": name, "patterns": (pattern,), "rank": 1}
+        jax.tree.map(np.testing.assert_array_equal, adapted(params, axes, **settings)[1], params)
+        after = flatten_dict(adapted(params, axes, 0.3, **settings)[1], sep="/")
+        for path, before in flatten_dict(params, sep="/").items():
+            change = after[path] - before
+            if not (path in axes and re.search(pattern, path)):
+                assert not change.any(), path
+                continue
+            inputs_, outputs = axes[path]
+            layers, rows = change.shape[: change.ndim - inputs_ - outputs], before.shape[-inputs_ - outputs : -outputs]
+            change = change.reshape(*layers, np.prod(rows), -1)
+            rank = 1 if name == "lora" else min(change.shape[-2:])
+            assert (np.linalg.matrix_rank(change, tol=1e-4) == rank).all(), path
+
+
+def test_a_projection_into_heads_is_one_matrix(gpt):
+    """A matrix is what a vector of the width is multiplied by, whatever axes its result has."""
+    params, axes = gpt
+    assert axes["stack/layers/attention/query/kernel"] == (1, 2)
+    assert axes["stack/layers/attention/out/kernel"] == (2, 1)
+    own, _ = jax.eval_shape(
+        lambda: begin(params, axes, jax.random.key(1), name="lora", patterns=("query|out",), rank=3, trained=("norm",))
+    )
+    shapes = {path: value.shape for path, value in flatten_dict(own, sep="/").items() if "norm" not in path}
+    assert shapes == {
+        "lora/stack/layers/attention/query/a": (2, 8, 3),
+        "lora/stack/layers/attention/query/b": (2, 3, 2, 4),
+        "lora/stack/layers/attention/out/a": (2, 2, 4, 3),
+        "lora/stack/layers/attention/out/b": (2, 3, 8),
+    }
+    assert own["norm"]["scale"].shape == (8,)
+
+
+def test_merged_is_unmerged(gpt):
+    """x (W + alpha / r A B) = x W + alpha / r (x A) B, and U diag(z s) V^T, of the second layer by hand."""
+    params, axes = gpt
+    kernel = params["stack"]["layers"]["attention"]["query"]["kernel"][1].reshape(8, 8)
+    x = np.random.default_rng(2).normal(size=(5, 8))
+
+    def query(name, **options):
+        own, found = adapted(params, axes, 0.3, name=name, patterns=("query",), **options)
+        found = found["stack"]["layers"]["attention"]["query"]["kernel"][1].reshape(8, 8)
+        return own[name]["stack"]["layers"]["attention"]["query"], found
+
+    own, found = query("lora", rank=2, alpha=6.0)
+    np.testing.assert_allclose(x @ found, x @ kernel + 3 * (x @ own["a"][1]) @ own["b"][1].reshape(2, 8), atol=1e-5)
+    own, found = query("svf")
+    u, s, v = np.linalg.svd(kernel.astype(np.float64))
+    np.testing.assert_allclose(found, u @ np.diag(s * own["scale"][1]) @ v, atol=1e-5)
+
+
+def test_the_gradient_of_the_factors(gpt):
+    """Of a function of U diag(z s) V^T with gradient G it is diag(U^T G V) s."""
+    params, axes = gpt
+    own, base = moved(*begin(params, axes, jax.random.key(1), name="svf", patterns=("up",)), params)
+    goal = np.random.default_rng(4).normal(size=(2, 8, 32))
+
+    def loss(own):
+        kernel = merged({"params": own, "base": base})["params"]["stack"]["layers"]["mlp"]["up"]["kernel"]
+        return jnp.sum(kernel**2 * goal)
+
+    found = jax.jit(jax.grad(loss))(own)["svf"]["stack"]["layers"]["mlp"]["up"]["scale"]
+    kernel = params["stack"]["layers"]["mlp"]["up"]["kernel"].astype(np.float64)
+    u, s, v = np.linalg.svd(kernel, full_matrices=False)
+    np.testing.assert_allclose(found, np.einsum("Lik,Lij,Lkj->Lk", u, 2 * kernel * goal, v) * s, rtol=1e-4, atol=1e-3)
+
+
+def test_a_mixture():
+    experts = [{"a": jnp.array([1.0, 2.0])}, {"a": jnp.array([0.5, 1.0])}]
+    np.testing.assert_allclose(mixture(jnp.array([0.5, 2.0]), experts)["a"], [0.0, 1.5])
+    np.testing.assert_array_equal(mixture(jnp.array([0.0, 0.0]), experts)["a"], [1, 1])
+    np.testing.assert_array_equal(mixture(jnp.array([0.0, 1.0]), experts)["a"], [0.5, 1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "dora"}, "adapt.name is 'dora': it must be one of lora, svf"),
+        ({"patterns": ("querry",)}, "adapt.patterns: 'querry' finds no matrix; one is stack/layers/"),
+        ({"trained": ("clasifier",)}, "adapt.trained: 'clasifier' finds no parameter; one is "),
+        ({"rank": 9}, "adapt.rank is 9: for stack/layers/attention/key/kernel it must be 1 to 8"),
+    ],
+)
+def test_errors(changes, message, gpt):
+    params, axes = gpt
+    with pytest.raises(ValueError, match=message):
+        begin(params, axes, jax.random.key(0), **{"name": "lora", "patterns": ("layers/",)} | changes)

@@ -1,0 +1,227 @@
+"""Runs that train small changes of another run's parameters, and what else a run can start from."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from models.layers.position import resample
+from train import experts, initial, loop
+from train.checkpoint import Checkpoints, read_saved, read_variables
+from train.experiment import Experiment
+from train.experts import cross_entropy_search
+from train.state import TrainState
+
+ONE = {"devices": jax.devices()[:1]}
+SMALL = {"model.depth": 1, "data.max_bytes": 8_000, "optimizer.schedule": "constant", "checkpoint.keep": 9}
+LORA = {"adapt.name": "lora", "adapt.rank": 2, "adapt.trained": ("^norm/",), "ema_decay": 0.5, "accumulate": 2}
+
+
+@pytest.fixture(scope="module")
+def learned(tiny, tmp_path_factory):
+    """learned(changes, steps, ...) is the workdir of a run that was told to end after each of these steps."""
+
+    def learn(changes, *steps):
+        workdir = tmp_path_factory.mktemp("run")
+        for total in steps:
+            config = tiny("gpt", SMALL | {"total_steps": total, "evaluate_every_steps": 9} | dict(changes))
+            loop.train(config, workdir, **ONE)
+        return workdir
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "write_report", lambda workdir: None)
+        patch.setattr(loop.artifacts, "write_all", lambda *args: None)
+        yield learn
+
+
+@pytest.fixture(scope="module")
+def base(learned):
+    return learned({}, 2)
+
+
+def adapted(tiny, base, changes=()):
+    """An experiment that adapts the base, and the state before its first step."""
+    experiment = Experiment(tiny("gpt", SMALL | {"init.path": str(base)} | dict(changes)), **ONE)
+    make = jax.jit(experiment.make_state)
+    return experiment, initial.start_from(experiment.abstract_state, **experiment.config.init, make=make)[0]
+
+
+@pytest.fixture(scope="module")
+def lora(learned, base):
+    return learned(LORA | {"init.path": str(base)}, 4)
+
+
+def flat(tree):
+    return {"/".join(path): np.asarray(value) for path, value in flatten_dict(tree).items()}
+
+
+def test_only_the_adapters_change(lora, base):
+    """A base parameter is, to the bit, what it was; the optimizer has nothing of it; what is read is merged."""
+    before, saved = flat(read_variables(base)["params"]), read_saved(lora)
+    kept, own = flat(saved["base"]["params"]), flat(saved["params"])
+    assert kept.keys() | {"norm/scale", "norm/bias"} == before.keys()
+    for path, value in kept.items():
+        assert value.tobytes() == before[path].tobytes(), path
+    assert all("lora/" in path or path.startswith("norm/") for path in own)
+    assert all(value.any() for path, value in own.items() if path.endswith("/b"))
+    assert (own["norm/scale"] != before["norm/scale"]).any()
+    after, owner = flat(read_variables(lora)["params"]), "stack/layers/mlp/up"
+    product = own[f"lora/{owner}/a"][0] @ own[f"lora/{owner}/b"][0] * 8  # alpha / rank
+    np.testing.assert_allclose(after[f"{owner}/kernel"][0] - before[f"{owner}/kernel"][0], product, atol=1e-6)
+
+
+def test_the_optimizer_has_nothing_of_the_base(tiny, base):
+    state = adapted(tiny, base, LORA)[1]
+    count = sum(a.size for a in jax.tree.leaves(state.params))
+    assert sum(a.size for a in jax.tree.leaves(state.opt_state)) == 2 * count + 2  # two moments and two counts
+    theirs, ours = read_variables(base)["params"], state.variables(average=True)["params"]
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def test_a_run_goes_on_bit_for_bit(learned, lora, base):
+    halves = learned(LORA | {"init.path": str(base)}, 2, 4)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), *map(read_saved, (halves, lora)))
+
+
+def expert(tiny, base, folder, size, **changes):
+    """The workdir of what could be an expert: random factors of a size."""
+    state = adapted(tiny, base, {"adapt.name": "svf"} | changes)[1]
+    random = np.random.default_rng(list(folder.name.encode()))
+    factors = jax.tree.map(lambda a: a + jnp.float32(size * random.normal(size=a.shape)), state.params)
+    with Checkpoints(folder) as checkpoints:
+        checkpoints.save(state.replace(params=factors, step=jnp.int32(1)), {}, {})
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def crowd(tiny, base, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("experts")
+    return [expert(tiny, base, folder / name, 0.3) for name in ("one", "two")]
+
+
+def test_the_mixture_that_examples_need(tiny, base, crowd):
+    """Their loss is lower than the base's and than each expert's; it is the loss of the model that comes out."""
+    changes = {"experts.paths": tuple(crowd), "experts.examples": 8}
+    experiment, state = adapted(tiny, base, changes)
+    found, said = experts.choose(experiment, state)
+    assert said.startswith("experts: one ")
+    batch = jax.tree.map(jnp.asarray, experiment.data.train[0])
+
+    @jax.jit
+    def loss(params):
+        total, weight, _ = experiment.objective(experiment.model.bind({"params": params}), batch)
+        return total / weight
+
+    alone = [float(loss(read_variables(Path(folder))["params"])) for folder in (base, *crowd)]
+    assert float(loss(found.params)) < min(alone) - 1e-3
+
+
+def test_the_expert_that_the_model_names(tiny, base, crowd):
+    """The likelier of the answers, which is checked one token after the other."""
+    question = "{text} ({name})"
+    changes = {"experts.paths": tuple(crowd), "experts.choice": "prompt", "experts.question": question}
+    experiment, state = adapted(tiny, base, changes)
+    found, said = experts.choose(experiment, state, "def")
+    scores = []
+    for name in ("one", "two"):
+        tokens = experiment.data.tokenizer.encode(f"def ({name})")
+        logits = experiment.model.apply(state.variables(), jnp.asarray(tokens[None]))
+        chances = jax.nn.log_softmax(logits)[0, 4:-1]  # of what follows "def ("
+        scores.append(float(chances[np.arange(len(chances)), tokens[5:]].sum()))
+    best = int(np.argmax(scores))
+    assert said == ("experts: one 1.00, two 0.00", "experts: one 0.00, two 1.00")[best]
+    theirs = read_variables(Path(crowd[best]))["params"]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found.params, theirs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"experts.choice": "vote"}, "experts.choice is 'vote': it must be one of few_shot, prompt"),
+        ({"experts.examples": 9}, r"experts.examples is 9: it must be 1 to data\.batch_size"),
+        ({"experts.choice": "prompt", "experts.question": "{name}?"}, r"must have \{text\} and \{name\}"),
+        ({"model.width": 32}, "is of another model than the config's"),
+    ],
+)
+def test_what_experts_cannot_be_told(changes, message, tiny, base, crowd):
+    experiment = Experiment(tiny("gpt", SMALL | {"experts.paths": tuple(crowd)} | changes), **ONE)
+    with pytest.raises(ValueError, match=message):
+        experts.choose(experiment, experiment.abstract_state)
+
+
+def test_what_is_no_expert(base, lora, crowd, tmp_path, tiny):
+    with pytest.raises(ValueError, match=r"is no run of adapt\.name='svf' without adapt\.trained"):
+        experts.load([crowd[0], lora])
+    with pytest.raises(ValueError, match="is no run of"):
+        experts.load([base])
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint in"):
+        experts.load([tmp_path])
+    other = expert(tiny, lora, tmp_path / "other", 0.1)
+    with pytest.raises(ValueError, match=r"other is of another base than .*one"):
+        experts.load([crowd[0], other])
+
+
+def test_the_search_finds_the_best_mix():
+    goal = np.array([0.8, -0.3, 1.5])
+    found = cross_entropy_search(lambda x: -np.square(x - goal).sum() if x[0] < 2 else np.nan, 3, seed=1)
+    np.testing.assert_allclose(found, goal, atol=0.02)
+
+
+def test_paths_are_renamed(tiny, base):
+    """What the other model calls otherwise; a pair that changes nothing, or makes two of one, is an error."""
+    theirs = read_variables(base)["params"]
+    changes = {"init.rename": (("^embed/", "elsewhere/"), ("(^|/)norm/bias", r"\1embed/table"))}
+    with pytest.raises(ValueError, match=r"embed/table is \(16,\) in .*, but the model's is"):
+        adapted(tiny, base, changes)
+    _, state = adapted(tiny, base, {"init.rename": (("attention_norm", "x"), ("mlp_norm", "attention_norm"))})
+    np.testing.assert_array_equal(
+        state.params["stack"]["layers"]["attention_norm"]["bias"], theirs["stack"]["layers"]["mlp_norm"]["bias"]
+    )
+    for pair, what in (
+        (("nrom", "x"), "no parameter another name"),
+        (("mlp_norm", "attention_norm"), "one name to two"),
+    ):
+        with pytest.raises(ValueError, match=f"init.rename: .* gives {what}"):
+            adapted(tiny, base, {"init.rename": (pair,)})
+    with pytest.raises(ValueError, match=r"init\.rename has 'x': it must be a pair"):
+        adapted(tiny, base, {"init.rename": ("x",)})
+
+
+def test_what_does_not_fit_is_said_before_anything_is_made(tiny, base):
+    experiment = Experiment(tiny("gpt", SMALL | {"model.width": 32, "init.path": str(base)}), **ONE)
+    with pytest.raises(ValueError, match="make them equal, or leave it"):
+        initial.start_from(experiment.abstract_state, **experiment.config.init, make=lambda: pytest.fail("made"))
+    with pytest.raises(ValueError, match=r"adapt\.name is 'lora': init\.path must say what is adapted"):
+        Experiment(tiny("gpt", {"adapt.name": "lora"}))
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new"),
+    [
+        ("table/row", (4, 6), (6, 6)),
+        ("backbone/table/column", (6, 6), (4, 6)),
+        ("stacks_0/layers/attention/attention/relative/table", (2, 9, 3), (2, 25, 3)),
+    ],
+)
+def test_positions_of_each_kind_are_resampled(path, old, new):
+    """Of rows and columns, and of Swin's windows; a straight line stays one away from its ends."""
+    line = np.arange(np.prod(old[-2:]), dtype=np.float32).reshape(old[-2:])
+    theirs = np.broadcast_to(line, old)
+    state = TrainState(jnp.int32(0), unflat({path: jnp.zeros(new)}), None, {}, None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(initial, "_variables", lambda path_: {"params": unflat({path: theirs})})
+        found = flat(initial.start_from(state, "")[0].params)[path]
+    side = int(np.sqrt(old[1])), int(np.sqrt(new[1]))
+    grids = [(side[0], side[0]), (side[1], side[1])] if len(old) > 2 else [(old[0], 1), (new[0], 1)]
+    expected = resample(jnp.asarray(line), *grids)
+    np.testing.assert_allclose(found, np.broadcast_to(expected, new), atol=1e-5)
+
+
+def unflat(tree):
+    ((path, value),) = tree.items()
+    for name in reversed(path.split("/")):
+        value = {name: value}
+    return value

@@ -1,0 +1,101 @@
+"""What others get of a trained model: it computes the same without us."""
+
+import json
+import subprocess
+import sys
+
+import flax.linen as nn
+import jax
+import jaxtyping
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from train import export
+from train.experiment import Experiment
+
+# A process that cannot have anything of the project.
+ALONE = """
+import pathlib, sys
+for name in ("benchmarks", "configs", "data", "launch", "metrics", "models", "train"):
+    sys.modules[name] = None
+import jax, numpy as np
+for folder in map(pathlib.Path, sys.argv[1:]):
+    program = jax.export.deserialize(bytearray((folder / "model.stablehlo").read_bytes()))
+    for size in (1, 3):
+        batch = {name: a[:size] for name, a in np.load(folder / "batch.npz").items()}
+        found = jax.tree.leaves(program.call(batch))
+        np.savez(folder / f"found_{size}.npz", *found)
+"""
+TEXTS = {"data.max_bytes": 20_000, "model.depth": 1}
+KINDS = {
+    "gpt": ("gpt", TEXTS),
+    "bert": (
+        "bert",
+        TEXTS
+        | {"data.source": "stdlib", "data.sequence_length": 16, "data.task": "masked_tokens"}
+        | {"objective.name": "masked_lm", "model.head": "masked_lm"},
+    ),
+    "transformer": ("transformer", {"model.depth": 1}),
+    "vit": ("vit", {"model.depth": 1, "precision": "bfloat16"}),
+}
+
+
+@pytest.fixture(scope="module")
+def exported(tiny, tmp_path_factory):
+    """Of each kind its folder, what the model says of a batch, and how exact that is."""
+    found = {}
+    for kind, (model, changes) in KINDS.items():
+        folder = tmp_path_factory.mktemp(kind)
+        experiment = Experiment(tiny(model, changes), folder, jax.devices()[:1])
+        state = jax.jit(experiment.make_state)()
+        random = np.random.default_rng(0)
+        params = jax.tree.map(lambda a: a + random.normal(size=a.shape).astype("f") * 0.2, state.params)  # noqa: B023
+        state = state.replace(params=params)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # it takes no sizes that are not known
+            export.write(experiment, state, "stablehlo", folder)
+        about = json.loads((folder / "model.json").read_text())
+        batch = {name: experiment.data.train[0][name][:3] for name in about["inputs"]}
+        np.savez(folder / "batch.npz", **batch)
+        said = jax.jit(nn.apply(export.forward, experiment.model))(state.variables(), batch)
+        found[kind] = folder, np.asarray(said, np.float32), experiment, state
+    folders = [str(folder) for folder, *_ in found.values()]
+    subprocess.run([sys.executable, "-c", ALONE, *folders], check=True, cwd=folders[0])
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_program_needs_nothing_of_ours(kind, size, exported):
+    """The same logits, for any number of examples; of bfloat16 as far as it goes."""
+    folder, said, *_ = exported[kind]
+    found = np.load(folder / f"found_{size}.npz")["arr_0"]
+    assert said.std() > 0.1
+    np.testing.assert_allclose(found.astype("f"), said[:size], atol=0.1 if kind == "vit" else 1e-4)
+
+
+def test_transformers_loads_the_model_and_the_tokenizer(exported):
+    *_, experiment, state = exported["gpt"]
+    folder = experiment.workdir / "transformers"
+    files = [path.name for path in export.write(experiment, state, "safetensors", folder)]
+    assert files == ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    text = "def f(x):\n  pass"
+    tokens = np.array(tokenizer(text)["input_ids"])
+    np.testing.assert_array_equal(tokens, experiment.data.tokenizer.encode(text))
+    assert tokenizer.decode(tokens) == text
+    with torch.no_grad():
+        logits = model(torch.tensor(tokens[None])).logits
+    ours = experiment.model.apply(state.variables(), jax.numpy.asarray(tokens[None]))
+    np.testing.assert_allclose(logits, ours, atol=1e-4)
+
+
+def test_what_cannot_be_exported(exported):
+    *_, experiment, state = exported["transformer"]
+    with pytest.raises(ValueError, match="a Transformer cannot be written for `transformers`"):
+        export.write(experiment, state, "safetensors", experiment.workdir / "no")
+    with pytest.raises(ValueError, match="--format is onnx: it must be one of safetensors, stablehlo"):
+        export.write(experiment, state, "onnx", experiment.workdir / "no")

@@ -1,0 +1,148 @@
+"""Experts, each a run of singular-value fine-tuning: which one, or what mixture, a task needs (arXiv 2501.06252)."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from models.adapt import merged, mixture
+from models.generate import Generation, log_likelihood
+from train.checkpoint import read_saved
+from train.experiment import Experiment
+from train.initial import with_variables
+from train.sharding import to_mesh
+from train.state import TrainState
+from train.step import make_evaluation_step
+
+CHOICES = ("few_shot", "prompt")
+
+
+def choose(experiment: Experiment, state: TrainState, prompt: str | None = None) -> tuple[TrainState, str]:
+    """The state with its model changed by the experts of the config's `experts`, and a sentence that says how.
+
+    Args:
+        experiment: whose training data have the examples.
+        state: of its model.
+        prompt: the text to choose by, in the place of the examples where the choice is by a prompt.
+
+    Raises:
+        FileNotFoundError: an expert is not there.
+        ValueError: one is no expert, or of another base or model than the others.
+    """
+    settings = experiment.config.experts
+    if settings.choice not in CHOICES:
+        raise ValueError(f"experts.choice is {settings.choice!r}: it must be one of {', '.join(CHOICES)}.")
+    base, experts = load(settings.paths)
+    names = list(experts)
+    changed = jax.tree_util.Partial(_changed, base, list(experts.values()))
+    theirs, ours = jax.eval_shape(changed, np.zeros(len(names))), jax.eval_shape(TrainState.variables, state)["params"]
+    if jax.tree.map(_shape, theirs) != jax.tree.map(_shape, ours):
+        raise ValueError(f"experts.paths: {names[0]} is of another model than the config's.")
+    if settings.choice == "few_shot":
+        score = _scorer(experiment, changed, state.collections)
+        weights = cross_entropy_search(score, len(names), seed=experiment.config.seed)
+    else:
+        judges = list(load([settings.paths[0], settings.classifier])[1].values()) if settings.classifier else []
+        reader = _changed(base, judges[1:], np.ones(len(judges[1:])))
+        weights = np.eye(len(names))[_answer(experiment, reader, names, prompt)]
+    said = ", ".join(f"{name} {weight:.2f}" for name, weight in zip(names, weights))
+    return with_variables(state, {"params": changed(weights)}), f"experts: {said}"
+
+
+def _shape(array):
+    return array.shape
+
+
+def _changed(base, factors, weights):
+    """The parameters of a base with a mixture of experts."""
+    own = mixture(jnp.asarray(weights, jnp.float32), factors) if factors else {}
+    return merged({"params": {"svf": own}, "base": base})["params"]
+
+
+def load(paths: Sequence[str | os.PathLike]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The base of some experts, and the factors of each by the name of its folder; raises as `choose`."""
+    found, first = {}, {}
+    for path in map(Path, paths):
+        saved = read_saved(path)
+        if "svf" not in saved.get("base", {}) or saved["params"].keys() != {"svf"}:
+            raise ValueError(f"experts.paths: {path} is no run of adapt.name='svf' without adapt.trained.")
+        if path.name in found:
+            raise ValueError(f"experts.paths: two folders are called {path.name}: each needs a name of its own.")
+        first = first or saved["base"]
+        same = jax.tree.map(np.array_equal, first["svf"], saved["base"]["svf"])
+        if jax.tree.structure(first) != jax.tree.structure(saved["base"]) or not all(jax.tree.leaves(same)):
+            raise ValueError(f"experts.paths: {path} is of another base than {paths[0]}.")
+        found[path.name] = saved["params"]["svf"]
+    return first, found
+
+
+def cross_entropy_search(
+    score: Callable[[Float[np.ndarray, "K"]], float],
+    size: int,
+    *,
+    seed: int = 0,
+    rounds: int = 12,
+    population: int = 24,
+    elite: int = 6,
+) -> Float[np.ndarray, "K"]:
+    """The `size` numbers for which the cross-entropy method finds the highest score: the mean of a normal distribution,
+    from which a population is drawn, and which is fitted to its elite in each round (Rubinstein & Kroese 2004), wider
+    at first so that it does not settle too soon (Szita & Lőrincz 2006)."""
+    random, mean, spread = np.random.default_rng(seed), np.full(size, 1 / size), np.full(size, 0.5)
+    for done in range(rounds):
+        drawn = random.normal(mean, spread, (population, size))
+        scores = np.nan_to_num([score(each) for each in drawn], nan=-np.inf)
+        best = drawn[np.argsort(scores)[-elite:]]
+        mean, spread = best.mean(axis=0), best.std(axis=0) + 0.5 * max(0.5 - done / rounds, 0)
+    return mean
+
+
+def _scorer(experiment, changed, collections):
+    """Minus the loss of the examples, by the experts' weights."""
+    batch = dict(experiment.data.train[0])
+    count = experiment.config.experts.examples
+    if not 1 <= count <= experiment.config.data.batch_size:
+        raise ValueError(f"experts.examples is {count}: it must be 1 to data.batch_size.")
+    rows = np.arange(len(batch["mask"])) < -(-count // jax.process_count())
+    batch["mask"] = batch["mask"] & rows.reshape(-1, *[1] * (batch["mask"].ndim - 1))
+    batch = experiment.taught(to_mesh(batch, experiment.mesh))
+    step = make_evaluation_step(experiment.model, experiment.objective, experiment.config.precision)
+    collections = {name: value for name, value in collections.items() if name not in ("base", "memory")}
+
+    @jax.jit
+    def loss(changed, weights, batch):
+        return step({**collections, "params": changed(weights)}, batch)[0]["loss"].compute()
+
+    return lambda weights: -float(loss(changed, jnp.asarray(weights, jnp.float32), batch))
+
+
+def _answer(experiment, params, names, prompt):
+    """The place of the name that is likeliest where the question of the prompt, or of all examples, has one."""
+    settings, tokenizer = experiment.config.experts, experiment.data.tokenizer
+    if tokenizer is None or not hasattr(experiment.model, "decode"):
+        raise ValueError("experts.choice is 'prompt': only a decoder of texts answers.")
+    if not all(field in settings.question for field in ("{text}", "{name}")):
+        raise ValueError(f"experts.question is {settings.question!r}: it must have {{text}} and {{name}}.")
+    if prompt is None:
+        examples = experiment.data.train[0]
+        rows = zip(examples["tokens"][: settings.examples], examples["mask"])
+        texts = [tokenizer.decode(tokens[mask]) for tokens, mask in rows]
+    else:
+        texts = [prompt]
+    total = np.zeros(len(names))
+    for text in texts:
+        rows = [tokenizer.encode(settings.question.format(text=text, name=name)) for name in names]
+        longest = max(map(len, rows))
+        limit = getattr(experiment.model, "max_length", longest)
+        rows = [row[max(longest - limit, 0) :] for row in rows]  # the end of a long text
+        start = next((place for place, found in enumerate(zip(*rows)) if len(set(found)) > 1), min(map(len, rows)) - 1)
+        tokens = np.stack([np.pad(row, (0, limit - len(row))) for row in rows]).astype(np.int32)
+        written = Generation(jnp.asarray(tokens), jnp.array(list(map(len, rows))), jnp.zeros(len(rows)))
+        starts = jnp.full(len(rows), start)
+        total += np.asarray(log_likelihood(experiment.model, {"params": params}, written, starts))
+    return int(total.argmax())

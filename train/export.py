@@ -1,0 +1,79 @@
+"""A trained model for others to use: in the layout of `transformers`, and as a program that needs JAX alone."""
+
+import json
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import export
+
+from data import tokenizers
+from models import convert
+from train.experiment import Experiment
+from train.objectives import Batch, read
+from train.state import TrainState
+from train.step import make_asking_step
+
+FORMATS = ("safetensors", "stablehlo")
+PLATFORMS = ("cpu", "cuda", "tpu")
+INPUTS = ("image", "extent", "inputs", "inputs_mask", "tokens", "segments", "tokens_mask")
+
+
+def write(experiment: Experiment, state: TrainState, kind: str, folder: Path) -> list[Path]:
+    """Writes the model of a state, its parameters' average if one is kept; returns the files.
+
+    "safetensors" is a folder that `transformers` loads, its tokenizer too; see `convert.save`. "stablehlo" is a program
+    `model.stablehlo` with the parameters in it, for any number of examples: `jax.export.deserialize(content).call`
+    takes a dictionary of the arrays that `model.json` names, and gives what the model says, its logits.
+
+    Raises:
+        ValueError: there is no such format, or `transformers` has no such model.
+    """
+    if kind not in FORMATS:
+        raise ValueError(f"--format is {kind}: it must be one of {', '.join(FORMATS)}.")
+    folder.mkdir(parents=True, exist_ok=True)
+    variables = jax.tree.map(jnp.asarray, jax.device_get(state.variables(average=True)))
+    words = experiment.workdir / tokenizers.FILE
+    if kind == "safetensors":
+        convert.save(folder, experiment.model, variables)
+    else:
+        _write_program(experiment, variables, folder)
+    if words.is_file():
+        (folder / words.name).write_bytes(words.read_bytes())
+        _write_roles(words, folder / "tokenizer_config.json")
+    return sorted(folder.iterdir())
+
+
+def _write_roles(words, path):
+    """What `transformers` is to know of a tokenizer beside its file."""
+    added = [token["content"] for token in json.loads(words.read_text(encoding="utf-8"))["added_tokens"]]
+    about = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    for role, name in (("end_of_text", "eos"), ("cls", "cls"), ("sep", "sep"), ("mask", "mask"), ("pad", "pad")):
+        about |= {f"{name}_token": token for token in tokenizers.SPECIAL[role] if token in added}
+    path.write_text(json.dumps(about, indent=2), encoding="utf-8")
+
+
+def _write_program(experiment, variables, folder):
+    model = experiment.model
+    if getattr(model, "implementation", "xla") != "xla":
+        model = model.clone(implementation="xla")  # what every platform has
+    step = make_asking_step(model, forward, experiment.config.precision)
+    (size,) = export.symbolic_shape("b")
+    zeros = jax.eval_shape(experiment.zeros)
+    inputs = {n: jax.ShapeDtypeStruct((size, *zeros[n].shape[1:]), zeros[n].dtype) for n in INPUTS if n in zeros}
+    program = export.export(jax.jit(lambda batch: step(variables, batch)), platforms=PLATFORMS)(inputs)
+    (folder / "model.stablehlo").write_bytes(program.serialize())
+    arrays = {name: {"shape": ["b", *a.shape[1:]], "dtype": str(a.dtype)} for name, a in inputs.items()}
+    about = {"inputs": arrays, "platforms": PLATFORMS}
+    (folder / "model.json").write_text(json.dumps(about, indent=2), encoding="utf-8")
+
+
+def forward(model: nn.Module, batch: Batch) -> jax.Array | tuple[jax.Array, ...]:
+    """What a model says of the `INPUTS` of a batch."""
+    if "inputs" in batch:
+        return model(batch["inputs"], batch["tokens"], inputs_mask=batch["inputs_mask"])
+    if "image" in batch or "segments" in batch:
+        return read(model, batch)
+    masks = {"mask": batch["tokens_mask"]} if "tokens_mask" in batch else {}
+    return model(batch["tokens"], **masks)
