@@ -26,7 +26,7 @@ for folder in map(pathlib.Path, sys.argv[1:]):
     for size in (1, 3):
         batch = {name: a[:size] for name, a in np.load(folder / "batch.npz").items()}
         found = jax.tree.leaves(program.call(batch))
-        np.savez(folder / f"found_{size}.npz", *found)
+        np.savez(folder / f"found_{size}.npz", *(np.asarray(a, np.float32) for a in found))
 """
 TEXTS = {"data.max_bytes": 20_000, "model.depth": 1}
 KINDS = {
@@ -73,7 +73,8 @@ def test_a_program_needs_nothing_of_ours(kind, size, exported):
     folder, said, *_ = exported[kind]
     found = np.load(folder / f"found_{size}.npz")["arr_0"]
     assert said.std() > 0.1
-    np.testing.assert_allclose(found.astype("f"), said[:size], atol=0.1 if kind == "vit" else 1e-4)
+    tolerance = 0.03 * np.abs(said).max() if kind == "vit" else 1e-4
+    np.testing.assert_allclose(found, said[:size], atol=tolerance)
 
 
 def test_transformers_loads_the_model_and_the_tokenizer(exported):
