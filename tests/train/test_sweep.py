@@ -96,9 +96,10 @@ def start(tmp_path):
 
 def wait_for(condition, seconds=300):
     end = time.monotonic() + seconds
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < end
         time.sleep(0.01)
+    return found
 
 
 def ran(workdir):
@@ -186,8 +187,7 @@ def test_survives_the_death_of_runs_and_of_its_own(start, tmp_path):
 
     first = start(tmp_path, overrides, 20, 2)
     for _ in range(3):
-        wait_for(at_work)
-        killed.append(at_work()[0])
+        killed.append(wait_for(at_work)[0])
         os.kill(pid(killed[-1]), signal.SIGKILL)
     wait_for(at_work)
     first.kill()
@@ -209,7 +209,7 @@ def test_survives_the_death_of_runs_and_of_its_own(start, tmp_path):
         [1 / seed for seed in range(1, 7)], rel=1e-4
     )
     before = ran(tmp_path)
-    assert sweep(tmp_path, overrides, 6, 2) == 0
+    assert sweep(tmp_path, overrides, 20, 2) == 0
     assert ran(tmp_path) == before
 
 
