@@ -89,16 +89,17 @@ def start(tmp_path):
     for process in started:
         process.kill()
         process.communicate()
-    for path in tmp_path.rglob(follow.CLAIM):
+    for path in tmp_path.rglob(follow.CLAIM):  # what outlives its sweep
         if follow.locked(path):
             os.kill(int(path.read_text().split()[1]), signal.SIGKILL)
 
 
 def wait_for(condition, seconds=300):
     end = time.monotonic() + seconds
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < end
         time.sleep(0.01)
+    return found
 
 
 def ran(workdir):
@@ -176,36 +177,39 @@ def test_several_at_once_each_on_its_cpus(tmp_path):
 
 def test_survives_the_death_of_runs_and_of_its_own(start, tmp_path):
     """Three runs and then the sweep are killed: what it left goes on, and the next call trains only what is missing."""
-    totals = {4: 50, 5: 50}  # the two at work when the sweep is killed
-    overrides = [{"seed": seed, "sleep": 0.1, "total_steps": totals.get(seed, 6)} for seed in range(1, 7)]
+    overrides = [{"seed": seed, "sleep": 0.1} for seed in range(1, 7)]
     folders = [tmp_path / f"seed={seed}" for seed in range(1, 7)]
-    first = start(tmp_path, overrides, 6, 2)
-    for folder in folders[:3]:
-        wait_for(lambda folder=folder: len(trained(folder)) >= 3)
-        os.kill(pid(folder), signal.SIGKILL)
-    wait_for(lambda: all(len(trained(folder)) >= 1 for folder in folders[3:5]))
+    killed = []
+
+    def at_work():
+        """A run in the middle of its steps."""
+        return [f for f in folders if f not in killed and 3 <= len(trained(f)) < 12 and follow.held(f)]
+
+    first = start(tmp_path, overrides, 20, 2)
+    for _ in range(3):
+        killed.append(wait_for(at_work)[0])
+        os.kill(pid(killed[-1]), signal.SIGKILL)
+    wait_for(at_work)
     first.kill()
     first.wait()
-    assert all(follow.held(folder) for folder in folders[3:5])  # outlive it
-    left = [pid(folder) for folder in folders[3:5]]
-    second = start(tmp_path, overrides, 6, 2)
+    left = {folder: pid(folder) for folder in folders if follow.held(folder)}
+    assert left  # which outlive it
+    second = start(tmp_path, overrides, 20, 2)
     output = second.communicate(timeout=300)[0]
     assert second.returncode == 0, output
-    for number, folder in enumerate(folders):
+    for folder in folders:
         steps = trained(folder)
-        if number < 3:  # goes on from what was saved
-            again = next(i for i in range(1, len(steps)) if steps[i] <= steps[i - 1])
-            assert steps[again] == 1 + steps[again - 1] // 2 * 2
-            assert steps[again:] == [*range(steps[again], 7)]
-        else:
-            assert steps == [*range(1, totals.get(number + 1, 6) + 1)]
-    assert [pid(folder) for folder in folders[3:5]] == left
+        twice = {step for step in steps if steps.count(step) > 1}
+        assert sorted(set(steps)) == [*range(1, 21)]
+        # A killed run goes on from what it saved, at every other step: it repeats one step at most, or two in a save.
+        assert len(twice) <= (2 if folder in killed else 0), steps
+    assert {folder: pid(folder) for folder in left} == left
     assert [row["state"] for row in table(tmp_path)] == ["done"] * 6
     assert [float(row["test/loss"]) for row in table(tmp_path)] == pytest.approx(
         [1 / seed for seed in range(1, 7)], rel=1e-4
     )
     before = ran(tmp_path)
-    assert sweep(tmp_path, overrides, 6, 2) == 0
+    assert sweep(tmp_path, overrides, 20, 2) == 0
     assert ran(tmp_path) == before
 
 
@@ -213,7 +217,7 @@ def test_survives_the_death_of_runs_and_of_its_own(start, tmp_path):
 def test_a_signal_stops_all_runs_which_save(number, start, tmp_path):
     overrides = [{"seed": seed, "sleep": 0.1} for seed in (1, 2, 3)]
     process = start(tmp_path, overrides, 50, 2)
-    wait_for(lambda: len(trained(tmp_path / "seed=2")) >= 3)
+    wait_for(lambda: all(len(trained(tmp_path / f"seed={seed}")) >= 3 for seed in (1, 2)))
     process.send_signal(number)
     output = process.communicate(timeout=300)[0]
     assert process.returncode == 75, output
@@ -229,7 +233,7 @@ def test_a_signal_stops_what_an_earlier_sweep_left(start, tmp_path):
     first.kill()
     first.wait()
     second = start(tmp_path, [{"seed": 1, "sleep": 0.1}], 500, 1)
-    assert second.stdout.readline() == "base  running\n"
+    assert second.stdout.readline().startswith("base  running")
     second.terminate()
     assert second.communicate(timeout=300)[0]
     assert second.returncode == 75
