@@ -68,6 +68,11 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         choices=("all", "optuna"),
         help="run each of the config's sweep(), or let Optuna choose from its search()",
     )
+    parser.add_argument(
+        "--cluster",
+        choices=("slurm", "status", "cancel"),
+        help="submit the run, or the sweep's; how jobs are; end them",
+    )
     parser.add_argument("--parallel", type=int, default=1, metavar="N", help="runs of a sweep at the same time (1)")
     parser.add_argument("--prompt", help="what --mode=generate goes on from (the config's)")
     parser.add_argument("--checkpoint", choices=("latest", "best"), default="latest", help="what is evaluated")
@@ -145,6 +150,8 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
         config.mesh.update({"data": -1, "fsdp": 1, "tensor": 1})  # what there is here
     configs.override(config, changes)
     logging.getLogger("absl").setLevel(logging.ERROR)
+    if options.cluster:
+        return on_cluster(options, config, sweep, changes, workdir)
     if options.sweep:
         from train.guard import plain
         from train.search import run_search
@@ -197,6 +204,26 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
             if sampler.acceptance_rate is not None:
                 print(f"{sampler.acceptance_rate:.0%} of the draft's tokens were accepted")
     return 0
+
+
+def on_cluster(
+    options: argparse.Namespace, config: ConfigDict, sweep: list[dict], changes: dict[str, str], workdir: Path
+) -> int:
+    """Submits the run, or the sweep's, as jobs; tells how they are, or cancels them."""
+    from train import cluster
+    from train.follow import Run
+    from train.guard import plain
+    from train.sweep import plan
+
+    if options.cluster == "cancel":
+        return cluster.cancel(workdir)
+    configs_of = [plain(changed(config, overrides)) for overrides in sweep]
+    runs = plan(sweep, configs_of, workdir) if options.sweep else [Run(workdir.name, workdir, {}, plain(config))]
+    if options.cluster == "status":
+        return cluster.status(runs, workdir)
+    command = [sys.executable, os.path.abspath(__file__), f"--config={options.config or DEFAULT}"]
+    settings = [f"--config.{key}={value}" for key, value in changes.items()]
+    return cluster.submit(runs, [*command, *settings], workdir, config.cluster)
 
 
 def helpers(experiment: Any) -> dict[str, tuple[Any, Any]]:

@@ -42,8 +42,10 @@ setup(
         # Preparing a TFDS data set; reading a prepared one needs none of it.
         "prepare": ["tensorflow-cpu", "importlib_resources"],
         "search": ["optuna>=4.2"],  # --sweep=optuna
+        "cluster": ["submitit>=1.5"],  # --cluster=slurm
         "test": [
             "optuna>=4.2",
+            "submitit>=1.5",
             "pytest>=8",
             "pytest-xdist>=3.6",
             "hypothesis>=6.100",

@@ -55,6 +55,7 @@ def get_config(model: str) -> ConfigDict:
                 "best_is_highest": False,  # more of the metric is better
                 "on_error": "stop",  # what a save that fails, as on a full disk, does to the run: stop | continue
             },
+            "cluster": cluster(),
             # of the features of a model of images, at evaluations, such as "knn(20) | few_shot(10) | linear"; "" = none
             "probes": "",
             "sampling": sampling(),
@@ -82,6 +83,26 @@ def objective() -> dict:
         "scheduled_sampling": 0.0,  # this part of a seq2seq's tokens is its own in the end, in training
         "kl": 0.0,  # what the divergence from the base costs (reinforcement)
         "decay": "",  # of the part of the others: linear (as "") | exponential | inverse_sigmoid
+    }
+
+
+def cluster() -> dict:
+    """What a job of `--cluster=slurm` asks for; "" and 0 = the cluster's own."""
+    return {
+        "partition": "",
+        "account": "",
+        "qos": "",
+        "constraint": "",
+        "nodes": 1,
+        "tasks_per_node": 1,  # processes of the run: one for each GPU, or one for all
+        "gpus_per_node": 0,
+        "cpus_per_task": 0,
+        "memory_gb": 0,  # of a node
+        "minutes": 1440,  # then the job is requeued, and the run goes on
+        "save_seconds": 120,  # before the time is over, the run is told to save
+        "requeues": 1000,  # at most, for want of time
+        "parallel": 0,  # runs of a sweep at the same time; 0 = all
+        "setup": (),  # commands before the run's, such as "module load cuda"
     }
 
 

@@ -21,7 +21,18 @@ RULES = {
     "train": (
         {"models", "metrics", "data"},
         ARRAYS
-        | {"optax", "orbax", "ml_collections", "matplotlib", "tensorboardX", "wandb", "sklearn", "rich", "optuna"},
+        | {
+            "optax",
+            "orbax",
+            "ml_collections",
+            "matplotlib",
+            "tensorboardX",
+            "wandb",
+            "sklearn",
+            "rich",
+            "optuna",
+            "submitit",
+        },
     ),
     "configs": (set(), {"ml_collections"}),
 }

@@ -15,7 +15,17 @@ from ml_collections import ConfigDict
 
 # What a later part of the same run may change: how long it is, when it looks and saves, and what it is computed on.
 MAY_CHANGE = (
-    *("total_", "log_every_", "evaluate_every_", "save_every_", "checkpoint.", "sampling.", "experts.", "wandb"),
+    *(
+        "total_",
+        "log_every_",
+        "evaluate_every_",
+        "save_every_",
+        "checkpoint.",
+        "sampling.",
+        "experts.",
+        "wandb",
+        "cluster.",
+    ),
     *("mesh.", "sharding", "accumulate", "model.remat", "model.unroll", "model.implementation"),
     *("data.evaluation_batch_size", "data.workers", "data.threads", "data.cache_dir"),
 )

@@ -47,14 +47,7 @@ def run_sweep(
     Raises:
         ValueError: there is nothing to run, two runs have the same overrides, or another sweep is at work here.
     """
-    if not overrides:
-        raise ValueError("this config has no sweep(): it must yield a dict of overrides for each run.")
-    # A run may be there under another name, of a sweep in which other keys differed.
-    there = [(json.loads(path.read_text(encoding="utf-8")), path.parent.name) for path in workdir.glob("*/config.json")]
-    runs = []
-    for name, changes, config in zip(run_names(overrides), overrides, configs):
-        name = next((known for other, known in there if other == config), name)
-        runs.append(Run(name, workdir / name, changes, config))
+    runs = plan(overrides, configs, workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     with guard.locked(workdir):
         for run in runs:
@@ -72,6 +65,19 @@ def run_sweep(
 
         finish(runs, command, workdir)
     return exit_code(runs)
+
+
+def plan(overrides: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, Any]], workdir: Path) -> list[Run]:
+    """The runs of a sweep, in folders of `workdir`; raises as `run_sweep`."""
+    if not overrides:
+        raise ValueError("this config has no sweep(): it must yield a dict of overrides for each run.")
+    # A run may be there under another name, of a sweep in which other keys differed.
+    there = [(json.loads(path.read_text(encoding="utf-8")), path.parent.name) for path in workdir.glob("*/config.json")]
+    runs = []
+    for name, changes, config in zip(run_names(overrides), overrides, configs):
+        name = next((known for other, known in there if other == config), name)
+        runs.append(Run(name, workdir / name, changes, config))
+    return runs
 
 
 def run_names(overrides: Sequence[Mapping[str, Any]]) -> list[str]:

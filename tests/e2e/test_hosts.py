@@ -153,7 +153,8 @@ def test_several_processes_stop_together(start_all, tiny_config, tmp_path):
     output = outputs_of(processes)[0]
     assert time.monotonic() - begin < 60
     assert processes[0].returncode not in (0, 75)
-    assert "a process of this run was lost" in output
+    # The step that waits says so, or JAX, which ends the process when the other one has been silent for too long.
+    assert re.search("a process of this run was lost|tasks are unhealthy", output)
     saved = max(int(path.name) for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit())
     assert saved >= max(stopped)
 

@@ -253,6 +253,7 @@ def test_one_workdir_has_one_run_and_one_config(error, trained):
     )
 
 
+@pytest.mark.filterwarnings("ignore:Error writing persistent compilation cache")  # no file may be large
 def test_a_full_disk_stops_the_run_and_costs_nothing_saved(error, tiny, tmp_path):
     """A limit on the size of files stands for the disk: writes fail in the operating system, in any thread."""
     tiny_run = [

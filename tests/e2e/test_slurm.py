@@ -1,0 +1,160 @@
+"""Runs as jobs of a real SLURM, of one machine, that the test starts: submitted, requeued in the middle, cancelled."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CONF = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+SlurmctldPort={port}
+SlurmdPort={other}
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=batch_sched_delay=1
+KillWait=60
+ReturnToService=2
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
+PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def wait_for(what, seconds=240):
+    end = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.3)
+    return found
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory):
+    """The environment in which a SLURM answers."""
+    if os.getuid() or not all(map(shutil.which, ("slurmctld", "slurmd", "munged", "sbatch"))):
+        pytest.skip("there is no SLURM to start: apt-get install slurm-wlm munge, and be root")
+    folder = tmp_path_factory.mktemp("slurm")
+    for name in ("state", "spool"):
+        (folder / name).mkdir()
+    host = socket.gethostname().partition(".")[0]
+    ports = {"port": free_port(), "other": free_port()}
+    conf = folder / "slurm.conf"
+    conf.write_text(CONF.format(host=host, folder=folder, cpus=os.cpu_count(), **ports))
+    environment = os.environ | {"SLURM_CONF": str(conf)}
+    Path("/run/munge").mkdir(exist_ok=True)
+    subprocess.run(["chown", "munge:munge", "/run/munge"], check=True)
+    started = [] if subprocess.run(["munge", "-n"], capture_output=True).returncode == 0 else ["munged"]
+    if started:
+        subprocess.run(["runuser", "-u", "munge", "--", "munged"], check=True)
+    daemons = [
+        subprocess.Popen([name, "-D", *options], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for name, options in (("slurmctld", ["-c"]), ("slurmd", []))
+    ]
+    try:
+        idle = ["sinfo", "--noheader", "--format=%T"]
+        wait_for(lambda: "idle" in subprocess.run(idle, env=environment, capture_output=True, text=True).stdout, 60)
+        yield environment
+    finally:
+        for daemon in reversed(daemons):
+            daemon.terminate()
+            daemon.wait(30)
+        if started:
+            subprocess.run(["pkill", "-x", "munged"], check=False)
+
+
+@pytest.fixture
+def launch(slurm):
+    def launch(*arguments):
+        command = [sys.executable, "launch.py", *arguments]
+        return subprocess.run(command, cwd=ROOT, env=slurm, capture_output=True, text=True)
+
+    return launch
+
+
+def steps(folder):
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line)["step"] for line in lines if line.endswith("}") and "train/loss" in line]
+
+
+@pytest.mark.slow
+def test_a_sweep_of_which_one_job_is_preempted(slurm, launch, tmp_path):
+    """Each run comes to its end, the preempted one with the steps that it had, and none is submitted twice."""
+    work = tmp_path / "runs"
+    config = tmp_path / "config.py"
+    config.write_text(
+        "from tests import tiny\n"
+        "def get_config():\n"
+        "    config = tiny.get_config('vit')\n"
+        "    config.update(total_steps=3000, save_every_steps=500, evaluate_every_steps=3000)\n"
+        "    config.cluster.cpus_per_task = 1\n"
+        "    return config\n"
+        "def sweep():\n"
+        "    yield {'seed': 1, 'total_steps': 50}\n"
+        "    yield {'seed': 2}\n"
+    )
+    arguments = [f"--config={config}", "--sweep", f"--workdir={work}"]
+    submitted = launch(*arguments, "--cluster=slurm")
+    assert submitted.returncode == 75, submitted.stderr
+    assert "2 of 2 runs submitted" in submitted.stdout
+    again = launch(*arguments, "--cluster=slurm")
+    assert "0 of 2 runs submitted" in again.stdout, again.stderr
+    jobs = json.loads((work / "slurm" / "jobs.json").read_text())
+    long = next(folder for folder in work.glob("seed=2*"))
+    wait_for(lambda: len(steps(long)) > 50)
+    subprocess.run(["scontrol", "requeue", jobs[long.name]], env=slurm, check=True)
+    shown = ["squeue", "--noheader", "--format=%T", f"--job={jobs[long.name]}"]
+    wait_for(lambda: "PENDING" in subprocess.run(shown, env=slurm, capture_output=True, text=True).stdout)
+    log = (long / "log.txt").read_text()
+    assert "which is saved: the same command goes on from there" in log
+    assert launch(*arguments, "--cluster=status").returncode == 75
+    # SLURM waits two minutes before it starts a requeued job.
+    subprocess.run(["scontrol", "update", f"JobId={jobs[long.name]}", "StartTime=now"], env=slurm, check=True)
+    wait_for(lambda: launch(*arguments, "--cluster=status").returncode == 0)
+    assert "going on from step" in (long / "log.txt").read_text()
+    assert sorted(set(steps(long))) == steps(long)  # each step once
+    assert steps(long)[-1] == 3000
+    finished = launch(*arguments)
+    assert finished.returncode == 0, finished.stderr
+    assert "2 of 2 runs are done already" in finished.stdout
+
+
+@pytest.mark.slow
+def test_a_job_is_cancelled(slurm, launch, tmp_path):
+    arguments = ["--config=tests/tiny.py:vit", "--config.total_steps=100000", f"--workdir={tmp_path / 'run'}"]
+    assert launch(*arguments, "--cluster=slurm").returncode == 75
+    wait_for(lambda: steps(tmp_path / "run"))
+    assert "1 jobs cancelled" in launch(*arguments, "--cluster=cancel").stdout
+    queue = ["squeue", "--noheader"]
+    wait_for(lambda: not subprocess.run(queue, env=slurm, capture_output=True, text=True).stdout.strip())
+    status = launch(*arguments, "--cluster=status")
+    assert status.returncode == 1
+    assert "failed" in status.stdout
+    assert any(path.name.isdigit() for path in (tmp_path / "run" / "checkpoints").iterdir())  # it saved
+    refused = launch(*arguments, "--cluster=slurm", "--config.cluster.partition=none")
+    assert refused.returncode == 1
+    assert "SLURM refuses the jobs" in refused.stderr
