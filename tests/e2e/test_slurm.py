@@ -124,7 +124,7 @@ def test_a_sweep_of_which_one_job_is_preempted(slurm, launch, tmp_path):
     again = launch(*arguments, "--cluster=slurm")
     assert "0 of 2 runs submitted" in again.stdout, again.stderr
     jobs = json.loads((work / "slurm" / "jobs.json").read_text())
-    long = next(folder for folder in work.glob("seed=2*"))
+    long = work / next(name for name in jobs if "seed=2" in name)
     wait_for(lambda: len(steps(long)) > 50)
     subprocess.run(["scontrol", "requeue", jobs[long.name]], env=slurm, check=True)
     shown = ["squeue", "--noheader", "--format=%T", f"--job={jobs[long.name]}"]
