@@ -151,6 +151,8 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
     configs.override(config, changes)
     logging.getLogger("absl").setLevel(logging.ERROR)
     if options.cluster:
+        if options.sweep == "optuna":
+            raise ValueError("--cluster is not for --sweep=optuna, whose next trials depend on those before.")
         return on_cluster(options, config, sweep, changes, workdir)
     if options.sweep:
         from train.guard import plain
@@ -167,10 +169,8 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
             return run_search(start, configs.search(file), config_of, workdir, options.parallel)
         return run_sweep(start, sweep, [config_of(overrides) for overrides in sweep], workdir, options.parallel)
 
-    from train import costs, experts, export, guard, loop
-    from train.evaluators import Evaluator, restore
+    from train import costs, guard, loop
     from train.experiment import Experiment
-    from train.sampling import Sampler
 
     if options.mode == "train":
         try:
@@ -184,26 +184,36 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
     elif options.mode == "describe":
         print(costs.describe(Experiment(config)))
     else:
-        if not options.force_config:
-            guard.check_config(config, workdir)
-        experiment = Experiment(config, workdir)
-        state = restore(experiment, options.checkpoint)
-        prompt = config.sampling.prompt if options.prompt is None else options.prompt
-        if any(key.startswith("experts.") for key in changes):
-            state, said = experts.choose(experiment, state, prompt if options.mode == "generate" else None)
-            print(said, file=sys.stderr)
-        if options.mode == "export":
-            for path in export.write(experiment, state, options.format, Path(options.output or workdir / "export")):
-                print(path)
-        elif options.mode == "evaluate":
-            print(json.dumps(Evaluator(experiment).evaluate(state), indent=2))
-        else:
-            sampler = Sampler(experiment, helpers(experiment))
-            for text in sampler.write(state.variables(average=True), prompt):
-                print(sampler.lead(prompt) + text)
-            if sampler.acceptance_rate is not None:
-                print(f"{sampler.acceptance_rate:.0%} of the draft's tokens were accepted")
+        use(options, config, changes, workdir)
     return 0
+
+
+def use(options: argparse.Namespace, config: ConfigDict, changes: dict[str, str], workdir: Path) -> None:
+    """Evaluates or exports a trained model, or lets it write."""
+    from train import experts, export, guard
+    from train.evaluators import Evaluator, restore
+    from train.experiment import Experiment
+    from train.sampling import Sampler
+
+    if not options.force_config:
+        guard.check_config(config, workdir)
+    experiment = Experiment(config, workdir)
+    state = restore(experiment, options.checkpoint)
+    prompt = config.sampling.prompt if options.prompt is None else options.prompt
+    if any(key.startswith("experts.") for key in changes):
+        state, said = experts.choose(experiment, state, prompt if options.mode == "generate" else None)
+        print(said, file=sys.stderr)
+    if options.mode == "export":
+        for path in export.write(experiment, state, options.format, Path(options.output or workdir / "export")):
+            print(path)
+    elif options.mode == "evaluate":
+        print(json.dumps(Evaluator(experiment).evaluate(state), indent=2))
+    else:
+        sampler = Sampler(experiment, helpers(experiment))
+        for text in sampler.write(state.variables(average=True), prompt):
+            print(sampler.lead(prompt) + text)
+        if sampler.acceptance_rate is not None:
+            print(f"{sampler.acceptance_rate:.0%} of the draft's tokens were accepted")
 
 
 def on_cluster(

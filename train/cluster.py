@@ -14,7 +14,6 @@ from train import guard
 from train.follow import LOG, Run, Table
 
 JOBS = "jobs.json"  # of the folder `slurm` in a workdir: run's name -> SLURM's number of its job
-ENDED = "ended"
 
 
 class Task:
@@ -84,11 +83,10 @@ def status(runs: Sequence[Run], workdir: Path) -> int:
     otherwise."""
     jobs, queue = _jobs(workdir / "slurm"), _queue()
     for run in runs:
-        state = queue.get(jobs.get(run.name), ENDED)
+        number = jobs.get(run.name)
         run.look()
-        run.state = "done" if run.is_done() else state.lower() if state != ENDED else "not submitted"
-        if run.state == "not submitted" and run.name in jobs:
-            run.state = f"failed ({jobs[run.name]})"
+        ended = "not submitted" if number is None else f"failed ({number})"
+        run.state = "done" if run.is_done() else queue.get(number, ended).lower()
     with Table() as table:
         table.show(runs)
     states = {run.state for run in runs}

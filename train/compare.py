@@ -1,4 +1,4 @@
-"""What a sweep's runs came to, side by side: `sweep.csv`, `sweep.html`, `sweep.png` and a table in the terminal."""
+"""What runs came to, side by side: `compare.html`; of a sweep its table, `sweep.csv`, `sweep.html`, `sweep.png`."""
 
 import csv
 import json
@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -19,7 +19,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from train import figures
-from train.follow import LOG, Run, labels
+from train.follow import LOG, Run, labels, runs_in
 from train.page import LOWER_IS_BETTER, box, card, file_name, flatten, number, section, series, text, words, write
 from train.progress import clock
 
@@ -78,9 +78,9 @@ def compare(folders: Sequence[Path]) -> Path:
     Raises:
         FileNotFoundError: one of the folders has no run.
     """
-    if empty := [folder for folder in folders if not [*_runs_in(folder)]]:
+    if empty := [folder for folder in folders if not runs_in(folder)]:
         raise FileNotFoundError(f"there is no run in {empty[0]}.")
-    paths = dict.fromkeys(path.absolute() for folder in folders for path in _runs_in(folder))
+    paths = dict.fromkeys(path.absolute() for folder in folders for path in runs_in(folder))
     common = Path(os.path.commonpath(path.parent for path in paths))
     runs = []
     for path in paths:
@@ -95,10 +95,6 @@ def compare(folders: Sequence[Path]) -> Path:
                 run.changes = {**run.changes, key: own.get(key)}
     commands = {run: run.facts().get("command", "") for run in runs}
     return write_page(common / "compare.html", runs, commands, target_of(runs))
-
-
-def _runs_in(folder: Path) -> Iterator[Path]:
-    return (path.parent for path in sorted([*folder.glob("config.json"), *folder.glob("*/config.json")]))
 
 
 def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], target: Target) -> Path:

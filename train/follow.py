@@ -184,6 +184,11 @@ class Table(AbstractContextManager):
         return grid
 
 
+def runs_in(folder: Path) -> list[Path]:
+    """The workdirs of a folder that is one, or that has some."""
+    return [path.parent for path in sorted([*folder.glob("config.json"), *folder.glob("*/config.json")])]
+
+
 def watch(folders: Iterable[Path], seconds: float = 1.0) -> None:
     """Shows the runs of folders, each a run's workdir or one of several, until none is at work.
 
@@ -196,12 +201,12 @@ def watch(folders: Iterable[Path], seconds: float = 1.0) -> None:
             busy = False
             for folder in folders:
                 busy |= held(folder)  # the sweep's own too, which may be about to start a run
-                for path in sorted([*folder.glob("config.json"), *folder.glob("*/config.json")]):
-                    if path.parent not in runs:
-                        name = str(path.parent.relative_to(folder.parent if len(folders) > 1 else folder))
-                        runs[path.parent] = Run(folder.name if name == "." else name, path.parent)
-                    run = runs[path.parent]
-                    run.config = json.loads(path.read_text(encoding="utf-8"))
+                for path in runs_in(folder):
+                    if path not in runs:
+                        name = str(path.relative_to(folder.parent if len(folders) > 1 else folder))
+                        runs[path] = Run(folder.name if name == "." else name, path)
+                    run = runs[path]
+                    run.config = json.loads((path / "config.json").read_text(encoding="utf-8"))
                     if held(run.folder):
                         run.state, busy = "running", True
                     elif run.is_done():
