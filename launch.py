@@ -103,6 +103,8 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
     options = parser.parse_args(own)
     if options.more and options.mode not in ("watch", "report"):
         parser.error(f"unrecognized arguments: {shlex.join(options.more)}")
+    if (options.sweep or options.cluster) and options.mode != "train":
+        parser.error(f"--mode={options.mode} is of one run: it goes with neither --sweep nor --cluster, which train.")
     return options, changes
 
 
@@ -159,8 +161,7 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
         from train.search import run_search
         from train.sweep import run_sweep
 
-        settings = [f"--config.{key}={value}" for key, value in changes.items()]
-        start = [sys.executable, __file__, f"--config={file}", *settings]
+        start = [sys.executable, __file__, f"--config={file}", *passed_on(options, changes)]
 
         def config_of(overrides):
             return plain(changed(config, overrides))
@@ -232,8 +233,12 @@ def on_cluster(
     if options.cluster == "status":
         return cluster.status(runs, workdir)
     command = [sys.executable, os.path.abspath(__file__), f"--config={options.config or DEFAULT}"]
-    settings = [f"--config.{key}={value}" for key, value in changes.items()]
-    return cluster.submit(runs, [*command, *settings], workdir, config.cluster)
+    return cluster.submit(runs, [*command, *passed_on(options, changes)], workdir, config.cluster)
+
+
+def passed_on(options: argparse.Namespace, changes: dict[str, str]) -> list[str]:
+    """What the runs of a sweep, and jobs, are told as this process was."""
+    return [f"--config.{key}={value}" for key, value in changes.items()] + ["--force-config"] * options.force_config
 
 
 def helpers(experiment: Any) -> dict[str, tuple[Any, Any]]:

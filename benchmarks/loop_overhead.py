@@ -1,9 +1,12 @@
-"""What the training loop costs beside the compiled step and the data fetch, on a config.
+"""What the training loop costs beside the compiled step and the data fetch, on a config; and what checkpoints cost.
 
 python -m benchmarks.loop_overhead --config=configs/vit_digits.py
+python -m benchmarks.loop_overhead --config=configs/gpt_shakespeare_char.py --save-every=50
 
 Three times, in turns: the compiled step alone, on one batch; fetching batches; and the loop as it is (metrics looked
 at, written and shown), without evaluations and checkpoints. The overhead is what the loop takes beyond step and fetch.
+With `--save-every`, two instead: ten saves' steps of the loop without checkpoints, and with them, until the last is on
+the disk.
 """
 
 import argparse
@@ -28,10 +31,15 @@ def main() -> None:
     parser.add_argument("--config", default="configs/vit_digits.py")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=20, help="steps of a round")
+    parser.add_argument("--save-every", type=int, default=0, help="steps between two checkpoints, to measure those")
+    parser.add_argument("--source", help="of the data, instead of the config's")
     options = parser.parse_args()
     keep_freed_memory()
     config, _ = configs.load(options.config)
-    many = (options.rounds + 2) * options.steps
+    if options.source:
+        config.data.source = options.source
+    options.steps = 10 * options.save_every or options.steps
+    many = 2 * (options.rounds + 2) * options.steps
     changes = {"total_steps": many + 1, "evaluate_every_steps": many + 1, "save_every_steps": many + 1}
     configs.override(config, changes)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
@@ -58,16 +66,23 @@ def main() -> None:
             done += 1
             loop.run(done)
 
-        timed(step), timed(run)
-        rounds = [
-            (timed(step), timed(lambda: jax.block_until_ready(next(batches))), timed(run))
-            for _ in range(options.rounds)
-        ]
-    names = ("compiled step", "data fetch", "loop")
-    for name, times in zip(names, zip(*rounds)):
+        def save():
+            loop.save_every = options.save_every
+            run()
+            if done % options.steps == 0:
+                loop.checkpoints.wait()
+            loop.save_every = many
+
+        parts = {"loop": run, "with saves": save}
+        if not options.save_every:
+            parts = {"compiled step": step, "data fetch": lambda: jax.block_until_ready(next(batches)), "loop": run}
+        for part in parts.values():
+            timed(part)
+        rounds = [[timed(part) for part in parts.values()] for _ in range(options.rounds)]
+    for name, times in zip(parts, zip(*rounds)):
         print(f"{name:14s} {statistics.median(times):8.2f} ms")
-    overhead = statistics.median((whole - step - fetch) / whole for step, fetch, whole in rounds)
-    print(f"{'overhead':14s} {overhead:8.1%} of the loop's step")
+    overhead = statistics.median((last - sum(others)) / last for *others, last in rounds)
+    print(f"{'overhead':14s} {overhead:8.1%} of the last")
 
 
 if __name__ == "__main__":

@@ -45,12 +45,13 @@ def get_config(model: str) -> ConfigDict:
                 "tensor": 1,  # parts that heads and hidden layers are computed in
             },
             "sharding": SHARDING,  # (regular expression, mesh axes of the last dimensions), the first found counts
+            "sequence_sharding": False,  # tokens between layers lie in parts on the tensor axis too
             **duration("total"),  # of the training; must be given
             **duration("log_every"),
             **duration("evaluate_every"),  # all splits, whole; always at the end
             **duration("save_every"),  # checkpoints; always at the end
             "checkpoint": {
-                "keep": 1,  # how many of the newest stay; with 2 or more, one that is damaged can be done without
+                "keep": 2,  # how many of the newest stay: of two, one that is damaged can be done without
                 "best": "",  # the best by this metric, such as validation/loss, stays too; "" = none
                 "best_is_highest": False,  # more of the metric is better
                 "on_error": "stop",  # what a save that fails, as on a full disk, does to the run: stop | continue
@@ -199,34 +200,45 @@ def data() -> dict:
         "validation_split": "",  # the same; for text:PATH and pairs:PATH other files
         "test_split": "",  # the same
         "data_dir": "",  # where TFDS data sets are prepared; "" = TFDS's default
-        "max_examples": 0,  # so many of the training images, drawn by the seed; 0 = all
+        "max_examples": 0,  # so many training images, drawn by the seed, those of fewer among those of more; 0 = all
         "repeats": 1,  # copies of a training image in a batch, each changed by augment for itself
         "in_memory": False,  # decode all images once, at the start
         "image_key": "image",  # features of a TFDS set
         "label_key": "label",
         "text_key": "text",  # of pairs, two: "de,en"
         "start_token": "end_of_text",  # of outputs that are written for inputs; "pad" for a T5 from elsewhere
-        "image_size": 0,  # of the square that images are resized to, pixels; 0 = as they are
+        # of the square that images are resized to, pixels; 0 = as they are, all of one size; of that which images with
+        # boxes lie in, 0 = 64
+        "image_size": 0,
         "shorter_side": 0,  # of images with boxes, if the longer one then fits in image_size; 0 = as it fits
         "max_boxes": 100,  # the most objects in an image
-        "evaluation_crop": 1.0,  # the central part of a resized image that is seen
+        "evaluation_crop": 1.0,  # the central part of a resized image, in training too unless augment crops
         "resample": "bilinear",  # of whole images and of crops: bilinear | bicubic
         # of training images, such as "crop | flip | randaugment(2, 10)", "jitter(0.4) | erase(0.25)" or "shift(1)", see
         # data/transforms.py; of images with boxes flip, crop and resize, see data/detection.py
         "augment": "",
         "mean": (0.5,),  # image = (pixel in 0..1 - mean) / std
         "std": (0.5,),
-        # bytes | characters | words | bpe | bpe_words | wordpiece | unigram | path of a tokenizer.json
+        # bytes | characters | words | bpe | bpe_words | wordpiece | unigram | path of a tokenizer.json; one in the
+        # workdir comes first
         "tokenizer": "bytes",
         "vocab_size": 0,  # of sub-words (bpe and on), and of words (0 = all)
         "lowercase": False,  # upper and lower case are one (words, bpe_words, wordpiece, unigram)
-        "sequence_length": 0,  # tokens in a window of text; of pairs, in an input and in a target
-        "buckets": (),  # shorter lengths: a training batch of pairs has pairs of about one length
-        "stride": 0,  # tokens from one training window to the next; 0 = sequence_length, 1 = windows at every offset
-        "evaluation_stride": 0,  # the same of evaluation windows; shorter ones show more text before what counts
+        # tokens in a window of text; of pairs, in an input and in a target: longer ones are left out of the training,
+        # and cut in evaluation
+        "sequence_length": 0,
+        # shorter lengths, rising: a training batch of pairs has pairs of about one length, and is padded to the
+        # shortest of these, or to sequence_length, that all of them fit in
+        "buckets": (),
+        # tokens from one training window to the next, 0 = sequence_length, 1 = windows at every offset; of a long text
+        # that is labelled or asked about, from one of its windows to the next, 0 = without overlap
+        "stride": 0,
+        # the same of evaluation windows: each token counts once, guessed from the sequence_length - evaluation_stride
+        # before it at least, as far as there are so many
+        "evaluation_stride": 0,
         "order": "",  # of windows: "" = shuffled | stream: each row of a batch goes on where it ended in the last one
         "long_text": "head",  # of labelled texts: head | tail | head_tail | key_sentences | segments
-        "validation_fraction": 0.1,  # of a text without a validation split
+        "validation_fraction": 0.1,  # of a text without a validation split, by file if there are many; 0 = none
         "max_bytes": 0,  # of text, in whole documents; 0 = all
         "cache_dir": "",  # keeps token ids from run to run; "" = tokenise at each start
         "mask_rate": 0.15,  # the part of the tokens, or of the patches, that is hidden and to be guessed

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from data import shuffle
+from data.images import from_pillow, to_pillow
 from data.options import called
 
 Example = dict[str, np.ndarray]
@@ -99,9 +100,8 @@ def resize(example: Example, height: int, width: int) -> Example:
     if image.shape[:2] == (height, width):
         return example
     scale = np.float32([width / image.shape[1], height / image.shape[0]] * 2)
-    grey = image.shape[-1] == 1
-    picture = Image.fromarray(image[..., 0] if grey else image).resize((width, height), Image.Resampling.BILINEAR)
-    return example | {"image": np.asarray(picture).reshape(height, width, -1), "boxes": example["boxes"] * scale}
+    picture = to_pillow(image).resize((width, height), Image.Resampling.BILINEAR)
+    return example | {"image": from_pillow(picture), "boxes": example["boxes"] * scale}
 
 
 def crop(example: Example, top: int, left: int, height: int, width: int) -> Example:

@@ -61,22 +61,12 @@ class BART(EncoderDecoder):
     def setup(self):
         init = nn.initializers.normal(0.02)
         norm = partial(LayerNorm, epsilon=1e-5)
+        both = {"kernel_init": init, "out_init": init}
         attention = partial(
-            Attention,
-            num_heads=self.num_heads,
-            dropout=self.attention_dropout,
-            implementation=self.implementation,
-            kernel_init=init,
-            out_init=init,
+            Attention, self.num_heads, dropout=self.attention_dropout, implementation=self.implementation, **both
         )
-        mlp = partial(
-            Mlp,
-            hidden=self.hidden or 4 * self.width,
-            activation=ACTIVATIONS[self.activation],
-            dropout=self.activation_dropout,
-            kernel_init=init,
-            out_init=init,
-        )
+        activation = ACTIVATIONS[self.activation]
+        mlp = partial(Mlp, self.hidden or 4 * self.width, activation, dropout=self.activation_dropout, **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
         decoder_block = partial(block, attention=partial(attention, causal=True), cross_attention=attention)
         stack = partial(Stack, remat=self.remat, unroll=self.unroll)
@@ -90,10 +80,6 @@ class BART(EncoderDecoder):
         self.drop = nn.Dropout(self.dropout)
         if self.logits_bias:
             self.bias = self.param("logits_bias", nn.initializers.zeros, (self.vocab_size,))
-
-    @property
-    def cache_shape(self) -> tuple[int, int, int]:
-        return self.decoder_depth or self.depth, self.num_heads, self.width // self.num_heads
 
     def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
         x = self._embedded("encoder", tokens, jnp.arange(tokens.shape[1])[None])

@@ -94,16 +94,9 @@ class BERT(nn.Module):
         init = nn.initializers.truncated_normal(0.02)
         activation = ACTIVATIONS[self.activation]
         norm, linear = partial(LayerNorm, epsilon=self.epsilon), partial(Linear, kernel_init=init)
-        attention = partial(
-            Attention,
-            num_heads=self.num_heads,
-            dropout=self.dropout,
-            implementation=self.implementation,
-            kernel_init=init,
-            out_init=init,
-        )
-        hidden = self.hidden or 4 * self.width
-        mlp = partial(Mlp, hidden=hidden, activation=activation, kernel_init=init, out_init=init)
+        both = {"kernel_init": init, "out_init": init}
+        attention = partial(Attention, self.num_heads, dropout=self.dropout, implementation=self.implementation, **both)
+        mlp = partial(Mlp, self.hidden or 4 * self.width, activation, **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
         embed_width = self.embed_width or self.width
         self.embed = Embed(self.vocab_size, embed_width, table_init=init)

@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal, jaxprs_in_params
 
+from models.adapt import merged
+
 
 class Accelerator(NamedTuple):
     """A device.
@@ -67,6 +69,7 @@ EXPANDED = {"erfc": 62, "erf_inv": 37, "logistic": 3, "argmax": 9, "argmin": 9, 
 # What is computed wherever it is read, and what is stored even if it is read once.
 VIEWS = re.compile("broadcast_in|convert_|copy|iota|reshape|squeeze|stop_|transpose")
 STORED = re.compile("arg|conv_|concat|cum|dot_|dynamic_|gather|pad|random_|reduce_|rev|scatter|select_and|sort|top_k")
+TEMPORARIES = {"erfc": 3}  # arrays of its result's size that XLA needs meanwhile
 REPEATED = "rematted_computation"  # jax.checkpoint's name scope around what the backward pass computes again
 
 
@@ -139,6 +142,7 @@ def budget(
     objective: Callable[[nn.Module, Any], Any] | None = None,
     batch: Any = None,
     optimizer: Callable[[Any], Any] | None = None,
+    variables: Any = None,
     compute_dtype: Any = None,
     cache_length: int | None = None,
 ) -> Budget:
@@ -150,14 +154,17 @@ def budget(
             squared outputs.
         batch: what the objective is given, arrays or shapes; None is `inputs`.
         optimizer: makes the optimizer's state of the parameters, as `optax.adamw(1e-3).init`; None: Adam's two moments.
+        variables: of an adaptation (see `models.adapt`), arrays or shapes, whose "params" alone are trained; None: the
+            model's own, all trained.
         compute_dtype: parameters and inputs are cast to it, and so inference's weights and cache have it.
         cache_length: how many tokens a row of the KV cache of inference holds; None leaves the cache out.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     # Flash attention takes no float32, which parameters are made in; they do not depend on it.
     plain = model.clone(implementation="xla") if hasattr(model, "implementation") else model
-    variables = dict(jax.eval_shape(plain.init, {"params": key, "dropout": key}, *inputs))
+    variables = dict(variables or jax.eval_shape(plain.init, {"params": key, "dropout": key}, *inputs))
     params = variables.pop("params")
+    whole = jax.eval_shape(merged, {"params": params, **variables})
 
     def cast(tree):
         floating = lambda x: compute_dtype and jnp.issubdtype(x.dtype, jnp.floating)  # noqa: E731
@@ -170,16 +177,18 @@ def budget(
         return sum(jnp.square(x.astype(jnp.float32)).sum() for x in jax.tree.leaves(model(*inputs)))
 
     def loss(params, rest, batch, key):
-        function = nn.apply(objective or squares, model, mutable=list(rest))
-        out = function({"params": cast(params), **rest}, cast(batch), rngs={"dropout": key})[0]
+        whole = merged({"params": params, **rest})
+        function = nn.apply(objective or squares, model, mutable=[name for name in whole if name != "params"])
+        origin = {"base": cast(rest["base"]["params"])} if "base" in rest else {}  # for an objective that compares
+        out = function(whole | origin | {"params": cast(whole["params"])}, cast(batch), rngs={"dropout": key})[0]
         return out[0] if isinstance(out, tuple) else out
 
-    light = jax.eval_shape(cast, (params, variables, inputs))
+    light = jax.eval_shape(cast, (whole.pop("params"), whole, inputs))
     forward = jax.make_jaxpr(apply)(*light).jaxpr
     step_inputs = (params, variables, inputs if batch is None else batch, key)
     gradient = jax.make_jaxpr(jax.value_and_grad(loss))(*step_inputs).jaxpr
     counts, parts = Counter(), Counter()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(light[0]):
         counts[_part([entry.key for entry in path])] += math.prod(leaf.shape)
     for (scope, kind), number in _flops(forward).items():
         # A scope is the root's class, then modules, each perhaps with a method: "GPT/stack/layers.layer/layers/mlp/up".
@@ -321,8 +330,18 @@ def _saved(loss, params, *args):
     return _bytes([v.aval for v in varying.intersection(_variables(jaxpr.outvars)) - set(jaxpr.invars)])
 
 
-def _peak(jaxpr):
-    """Bytes alive at the most beside the inputs, if views and element-wise operations read once are never stored."""
+def _inside(eqn, body):
+    """Bytes that an equation needs beside what goes in and comes out: a turn of a loop copies its results out."""
+    if eqn.primitive.name == "scan":
+        return _peak(body, kept=False)
+    return _peak(body) - _bytes([v.aval for v in _variables(body.outvars)])
+
+
+def _peak(jaxpr, kept=True):
+    """Bytes alive at the most beside the inputs, if views and element-wise operations read once are never stored.
+
+    With `kept`, its results are alive to the end.
+    """
     readers = Counter(v for eqn in jaxpr.eqns for v in _variables(eqn.invars))
     looped = {v for eqn in jaxpr.eqns if eqn.primitive.name in ("scan", "while") for v in _variables(eqn.invars)}
     results = set(_variables(jaxpr.outvars))
@@ -338,13 +357,15 @@ def _peak(jaxpr):
             else:
                 stored.add(v)
                 last[v] = i
-    last.update({source: len(jaxpr.eqns) for v in results for source in sources.get(v, {v})})
+    if kept:
+        last.update({source: len(jaxpr.eqns) for v in results for source in sources.get(v, {v})})
     alive, peak, dying = 0, 0, Counter()
     for v in stored:
         dying[last[v]] += _bytes(v.aval)
     for i, eqn in enumerate(jaxpr.eqns):
         alive += _bytes([v.aval for v in eqn.outvars if v in stored])
-        inside = [_peak(body) - _bytes([v.aval for v in _variables(body.outvars)]) for body in _bodies(eqn)]
+        inside = [_inside(eqn, body) for body in _bodies(eqn)]
+        inside.append(TEMPORARIES.get(eqn.primitive.name, 0) * _bytes([v.aval for v in eqn.outvars]))
         peak = max(peak, alive + max([0, *inside]))
         alive -= dying[i]
     return peak

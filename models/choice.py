@@ -119,11 +119,7 @@ class Choice:
         )
 
     def process(
-        self,
-        logits: Float[Array, "B V"],
-        tokens: Int[Array, "B S"],
-        lengths: Int[Array, "B"],
-        new: Int[Array, "#B"],
+        self, logits: Float[Array, "B V"], tokens: Int[Array, "B S"], lengths: Int[Array, "B"], new: Int[Array, "#B"]
     ) -> Float[Array, "B V"]:
         """The logits to choose from, after the first `lengths` of a row's tokens, of which `new` were chosen.
 

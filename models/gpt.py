@@ -58,34 +58,17 @@ class GPT(DecoderOnly):
         # Each of the 2 L additions to the residual stream starts smaller, so that their sum does not grow with depth.
         out_init = nn.initializers.normal(0.02 / (2 * self.depth) ** 0.5)
         norm = partial(LayerNorm, epsilon=self.epsilon, use_bias=self.use_bias)
+        both = {"use_bias": self.use_bias, "kernel_init": init, "out_init": out_init}
         attention = partial(
-            Attention,
-            num_heads=self.num_heads,
-            causal=True,
-            dropout=self.dropout,
-            implementation=self.implementation,
-            use_bias=self.use_bias,
-            kernel_init=init,
-            out_init=out_init,
+            Attention, self.num_heads, causal=True, dropout=self.dropout, implementation=self.implementation, **both
         )
-        mlp = partial(
-            Mlp,
-            hidden=self.hidden or 4 * self.width,
-            activation=ACTIVATIONS[self.activation],
-            use_bias=self.use_bias,
-            kernel_init=init,
-            out_init=out_init,
-        )
+        mlp = partial(Mlp, self.hidden or 4 * self.width, ACTIVATIONS[self.activation], **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
         self.embed = Embed(self.vocab_size, self.width)
         self.position = Learned(self.max_length, self.width)
         self.embed_dropout = nn.Dropout(self.dropout)
         self.stack = Stack(block, self.depth, remat=self.remat, unroll=self.unroll)
         self.norm = norm()
-
-    @property
-    def cache_shape(self) -> tuple[int, int, int]:
-        return self.depth, self.num_heads, self.width // self.num_heads
 
     def logits(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs

@@ -91,6 +91,7 @@ class Llama(DecoderOnly):
         init = nn.initializers.normal(0.02)
         out_init = nn.initializers.normal(0.02 / (2 * self.depth) ** 0.5)  # as in GPT: the papers give none
         norm = partial(RMSNorm, epsilon=self.epsilon)
+        both = {"use_bias": False, "kernel_init": init, "out_init": out_init}
         attention = partial(
             Attention,
             num_heads=self.num_heads,
@@ -101,19 +102,9 @@ class Llama(DecoderOnly):
             rotary=self._rotary(),
             dropout=self.dropout,
             implementation=self.implementation,
-            use_bias=False,
-            kernel_init=init,
-            out_init=out_init,
+            **both,
         )
-        mlp = partial(
-            Mlp,
-            hidden=self.mlp_size,
-            activation=ACTIVATIONS[self.activation],
-            gated=True,
-            use_bias=False,
-            kernel_init=init,
-            out_init=out_init,
-        )
+        mlp = partial(Mlp, self.mlp_size, ACTIVATIONS[self.activation], gated=True, **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
         self.embed = Embed(self.vocab_size, self.width)
         self.embed_dropout = nn.Dropout(self.dropout)

@@ -177,11 +177,7 @@ class Seq2Seq(nn.Module):
             return (state, drawn), (state, seen, vector, weights)
 
         scan = nn.scan(
-            step,
-            variable_broadcast="params",
-            split_rngs={"params": False, "dropout": True},
-            in_axes=1,
-            out_axes=1,
+            step, variable_broadcast="params", split_rngs={"params": False, "dropout": True}, in_axes=1, out_axes=1
         )
         vectors = self._dropped(self.decoder_embed(tokens))
         now = vectors, self.cells[0].project(vectors), positions, mask, given

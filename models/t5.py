@@ -73,28 +73,17 @@ class T5(EncoderDecoder):
     def setup(self):
         init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
         norm = partial(RMSNorm, epsilon=self.epsilon)
+        both = {"dropout": self.dropout, "use_bias": False, "kernel_init": init, "out_init": init}
         attention = partial(
             Attention,
             num_heads=self.num_heads,
             head_size=self.head_size,
             score=dot_product,
-            dropout=self.dropout,
-            use_bias=False,
-            kernel_init=init,
-            out_init=init,
             # In place of the scores, the queries start smaller by sqrt(C).
             query_init=nn.initializers.variance_scaling(1 / self.head_size, "fan_in", "normal"),
+            **both,
         )
-        mlp = partial(
-            Mlp,
-            hidden=self.hidden,
-            activation=ACTIVATIONS[self.activation],
-            gated=self.gated,
-            dropout=self.dropout,
-            use_bias=False,
-            kernel_init=init,
-            out_init=init,
-        )
+        mlp = partial(Mlp, self.hidden, ACTIVATIONS[self.activation], gated=self.gated, **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
         decoder_block = partial(block, attention=partial(attention, causal=True), cross_attention=attention)
         stack = partial(Stack, remat=self.remat, unroll=self.unroll)

@@ -94,10 +94,6 @@ class Transformer(EncoderDecoder):
         if self.placement == "pre":
             self.encoder_norm, self.decoder_norm = norm(), norm()
 
-    @property
-    def cache_shape(self) -> tuple[int, int, int]:
-        return self.depth, self.num_heads, self.width // self.num_heads
-
     def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
         x = self._embed(tokens, jnp.arange(tokens.shape[1])[None], "encoder")
         x, _ = self.encoder_stack(x, mask=mask[:, None, None])

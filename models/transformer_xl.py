@@ -159,13 +159,8 @@ class TransformerXL(DecoderOnly):
             dropout=self.attention_dropout,
             kernel_init=init,
         )
-        mlp = partial(
-            Mlp,
-            hidden=self.hidden or 4 * self.width,
-            activation=ACTIVATIONS[self.activation],
-            kernel_init=init,
-            out_init=init,
-        )
+        activation = ACTIVATIONS[self.activation]
+        mlp = partial(Mlp, self.hidden or 4 * self.width, activation, kernel_init=init, out_init=init)
         norm = partial(LayerNorm, epsilon=self.epsilon)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
         self.embed = Embed(self.vocab_size, self.width, scale=True)
@@ -178,10 +173,6 @@ class TransformerXL(DecoderOnly):
         Each row goes on where it ended in the last call if that left its memory: apply(..., mutable=["memory"]).
         """
         return self.logits(tokens)[0]
-
-    @property
-    def cache_shape(self) -> tuple[int, int, int]:
-        return self.depth, self.num_heads, self.width // self.num_heads
 
     def check_length(self, length: int) -> None:
         """Of a cache any: each token sees as many as the last one of a segment in training, and itself."""

@@ -118,13 +118,8 @@ class ViT(nn.Module):
             relative=partial(RelativeKeys, max_distance=distance) if self.position == "relative" else None,
             qk_norm=norm if self.qk_norm else None,
         )
-        mlp = partial(
-            Mlp,
-            hidden=hidden or 4 * width,
-            activation=ACTIVATIONS[self.activation],
-            dropout=self.dropout,
-            bias_init=nn.initializers.normal(1e-6),
-        )
+        init, activation = nn.initializers.normal(1e-6), ACTIVATIONS[self.activation]
+        mlp = partial(Mlp, hidden or 4 * width, activation, dropout=self.dropout, bias_init=init)
         options = {"dropout": self.dropout, "layer_scale": self.layer_scale}
         return partial(Block, attention=attention, mlp=mlp, norm=norm, **options)
 

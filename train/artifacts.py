@@ -22,6 +22,10 @@ from train.objectives import read
 from train.state import TrainState
 
 SAMPLES = "samples.jsonl"
+MISTAKES = 24  # that the model was surest of
+OBJECTS, SUREST = 12, 0.5  # images with their objects, and the probability from which on one that is found is shown
+IMAGES, TOKENS = 6, 32  # whose attention is kept
+Variables = Facts = Mapping[str, Any]  # of a model, and of its data
 
 
 def write_samples(evaluator: Evaluator, state: TrainState, step: int) -> None:
@@ -99,13 +103,7 @@ def folder(evaluator: Evaluator) -> Path:
 
 
 def write_classification(
-    out: Path,
-    split: str,
-    model: nn.Module,
-    variables: Mapping[str, Any],
-    batches: Iterable[dict],
-    info: Mapping[str, Any],
-    worst: int = 24,
+    out: Path, split: str, model: nn.Module, variables: Variables, batches: Iterable[dict], info: Facts
 ) -> None:
     """A split's confusion matrix, and the mistakes that the model was surest of."""
     names = np.asarray(info["class_names"])
@@ -118,7 +116,7 @@ def write_classification(
         confusion = confusion.update(*map(jnp.asarray, (predictions, batch["label"], batch["mask"])))
         for i in np.flatnonzero((predictions != batch["label"]) & batch["mask"]):
             mistakes.append((probabilities[i].max(), batch["image"][i], batch["label"][i], predictions[i]))
-        mistakes = sorted(mistakes, key=lambda mistake: -mistake[0])[:worst]
+        mistakes = sorted(mistakes, key=lambda mistake: -mistake[0])[:MISTAKES]
     np.savez_compressed(out / f"confusion_{split}.npz", counts=np.asarray(confusion.counts), class_names=names)
     if mistakes:
         probability, image, label, prediction = map(np.stack, zip(*mistakes))
@@ -132,21 +130,12 @@ def write_classification(
         )
 
 
-def write_objects(
-    out: Path,
-    split: str,
-    model: nn.Module,
-    variables: Mapping[str, Any],
-    batch: dict,
-    info: Mapping[str, Any],
-    count: int = 12,
-    surest: float = 0.5,
-) -> None:
+def write_objects(out: Path, split: str, model: nn.Module, variables: Variables, batch: dict, info: Facts) -> None:
     """Some images with their true objects and those that the model is sure of.
 
     Objects are rows (image, class, score, left, top, width, height), the boxes relative to the frame of the image.
     """
-    batch = {name: value[:count] for name, value in batch.items()}
+    batch = {name: value[:OBJECTS] for name, value in batch.items()}
     answer = jax.jit(nn.apply(read, model))(variables, {name: jnp.asarray(value) for name, value in batch.items()})
     arrays = {"image": to_pixels(batch["image"], info), "class_names": np.asarray(info["class_names"])}
     for name, images in zip(("truth", "found"), objects_of(batch, *map(np.asarray, answer))):
@@ -154,16 +143,14 @@ def write_objects(
         for number, (objects, extent) in enumerate(zip(images, batch["extent"])):
             scores = objects.get("scores", np.ones(len(objects["classes"])))
             numbers, boxes = np.full(len(scores), number), objects["boxes"] * np.tile(extent[::-1], 2)
-            rows.append(np.column_stack([numbers, objects["classes"], scores, boxes])[scores >= surest])
+            rows.append(np.column_stack([numbers, objects["classes"], scores, boxes])[scores >= SUREST])
         arrays[name] = np.concatenate(rows).astype(np.float32)
     np.savez_compressed(out / f"objects_{split}.npz", **arrays)
 
 
-def write_image_attention(
-    out: Path, model: nn.Module, variables: Mapping[str, Any], batch: dict, info: Mapping[str, Any], count: int = 6
-) -> None:
+def write_image_attention(out: Path, model: nn.Module, variables: Variables, batch: dict, info: Facts) -> None:
     """What some images' tokens attend to, layer by layer, if the model's attention can be looked at."""
-    image = batch["image"][:count]
+    image = batch["image"][:IMAGES]
     weights = attention_weights(model, variables, image).get("attention")
     if weights is not None:
         rows, columns = (size // model.patch_size for size in image.shape[1:3])
@@ -176,12 +163,10 @@ def write_image_attention(
         )
 
 
-def write_text_attention(
-    out: Path, model: nn.Module, variables: Mapping[str, Any], batch: dict, tokenizer: Any, length: int = 32
-) -> None:
+def write_text_attention(out: Path, model: nn.Module, variables: Variables, batch: dict, tokenizer: Any) -> None:
     """What the first tokens of a text, or of an input and its target, attend to, layer by layer."""
     real = {"inputs": batch.get("inputs_mask"), "tokens": batch.get("tokens_mask", batch["mask"])}
-    texts = {name: batch[name][:1, :length][:, mask[0, :length]] for name, mask in real.items() if name in batch}
+    texts = {name: batch[name][:1, :TOKENS][:, mask[0, :TOKENS]] for name, mask in real.items() if name in batch}
     weights = attention_weights(model, variables, *texts.values())
     if weights:
         pieces = {name: np.asarray([tokenizer.decode([token]) for token in ids[0]]) for name, ids in texts.items()}
@@ -200,7 +185,7 @@ ATTENTION = {
 }
 
 
-def attention_weights(model: nn.Module, variables: Mapping[str, Any], *inputs: np.ndarray) -> dict[str, np.ndarray]:
+def attention_weights(model: nn.Module, variables: Variables, *inputs: np.ndarray) -> dict[str, np.ndarray]:
     """The weights [L, B, H, T, S] that the model's attention sows, by the names of `ATTENTION`."""
     look = jax.jit(lambda variables, *inputs: model.apply(variables, *inputs, mutable=["intermediates"])[1])
     sown = flatten_dict(look(variables, *inputs).get("intermediates", {}), sep="/")
@@ -208,7 +193,7 @@ def attention_weights(model: nn.Module, variables: Mapping[str, Any], *inputs: n
     return {name: weights if weights.ndim == 5 else weights[None] for name, weights in found.items()}
 
 
-def to_pixels(image: np.ndarray, info: Mapping[str, Any]) -> np.ndarray:
+def to_pixels(image: np.ndarray, info: Facts) -> np.ndarray:
     """Normalised images as pixel values from 0 to 1."""
     return np.clip(image * np.asarray(info["std"]) + np.asarray(info["mean"]), 0, 1).astype(np.float32)
 

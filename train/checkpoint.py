@@ -59,7 +59,10 @@ class Checkpoints(contextlib.AbstractContextManager):
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy(preserve), best_fn=rank if best else None
         )
-        self._open = partial(ocp.CheckpointManager, self.folder, options=options)
+        # Learned numbers do not compress. Each item costs time, as does each array, less in Zarr's third format.
+        state = ocp.PyTreeCheckpointHandler(use_compression=False, use_zarr3=True)
+        handlers = {"state": state, "about": ocp.JsonCheckpointHandler()}
+        self._open = partial(ocp.CheckpointManager, self.folder, options=options, item_handlers=handlers)
         self._manager = self._open()
 
     @property
@@ -84,12 +87,8 @@ class Checkpoints(contextlib.AbstractContextManager):
             raise ValueError(f"checkpoint.best is {self._best!r}: it must be one of {', '.join(metrics)}.")
         if step in self._manager.all_steps():
             return
-        args = ocp.args.Composite(
-            state=ocp.args.StandardSave(state),
-            checksums=ocp.args.JsonSave({"leaves": _checksums(state)}),
-            position=ocp.args.JsonSave({"next_batch": step}),
-            config=ocp.args.JsonSave(dict(config)),
-        )
+        about = {"next_batch": step, "checksums": _checksums(state), "config": dict(config)}
+        args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=ocp.args.JsonSave(about))
         for _ in range(2):  # the first attempt may say that the save before has failed
             try:
                 with self._explained():
@@ -134,11 +133,13 @@ class Checkpoints(contextlib.AbstractContextManager):
         raise ValueError(f"{damaged[newest]}{rest}") from damaged[newest].__cause__
 
     def _restored(self, target, step):
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(target), checksums=ocp.args.JsonRestore())
+        places = ocp.checkpoint_utils.construct_restore_args(target)
+        state = ocp.args.PyTreeRestore(target, restore_args=places)
+        args = ocp.args.Composite(state=state, about=ocp.args.JsonRestore())
         reason, cause = "its numbers are not those that were saved", None
         try:
             restored = self._manager.restore(step, args=args)
-            if _checksums(restored["state"]) == restored["checksums"]["leaves"]:
+            if _checksums(restored["state"]) == restored["about"]["checksums"]:
                 return restored["state"]
         except jax.errors.JaxRuntimeError:  # memory, not the checkpoint
             raise
@@ -205,19 +206,33 @@ def read_saved(workdir: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is none.
+        ValueError: it is damaged.
     """
     steps = [int(step.name) for step in (workdir / "checkpoints").glob("*") if step.name.isdigit()]
     if not steps:
         raise FileNotFoundError(f"there is no checkpoint in {workdir / 'checkpoints'}.")
-    folder = workdir.absolute() / "checkpoints" / str(max(steps)) / "state"
-    with ocp.PyTreeCheckpointer() as checkpointer:
-        saved = checkpointer.metadata(folder).item_metadata.tree
+    folder = workdir.absolute() / "checkpoints" / str(max(steps))
+    try:
+        return _read(folder)
+    except MemoryError:
+        raise
+    except Exception as error:  # Orbax raises bare ones too
+        raise ValueError(f"the checkpoint {folder} is damaged: {' '.join(str(error).split())[:200]}") from error
+
+
+def _read(folder):
+    with ocp.PyTreeCheckpointer() as checkpointer, ocp.Checkpointer(ocp.JsonCheckpointHandler()) as descriptions:
+        saved = checkpointer.metadata(folder / "state").item_metadata.tree
         name = "params" if saved["ema"] is None else "ema"
         item = {key: saved[key] for key in (name, "collections") if saved.get(key)}
         kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
         args = ocp.args.PyTreeRestore(item=item, restore_args=kinds, partial_restore=True)
-        found = checkpointer.restore(folder, args=args)
-        return {**found.get("collections", {}), "params": found[name]}
+        found = checkpointer.restore(folder / "state", args=args)
+        sums = descriptions.restore(folder / "about")["checksums"]
+    sums = jax.tree.unflatten(jax.tree.structure(TrainState(**saved)), sums)
+    if any(jax.tree.map(_sum_of_bits, found[key]) != getattr(sums, key) for key in item):
+        raise ValueError("its numbers are not those that were saved")
+    return {**found.get("collections", {}), "params": found[name]}
 
 
 def _checksums(state: TrainState) -> list[int]:
@@ -231,3 +246,8 @@ def _sums_of_bits(leaves):
     # Whole numbers add up to the same in any order.
     bits = [a if a.dtype == bool else jax.lax.bitcast_convert_type(a, words[a.dtype.itemsize]) for a in leaves]
     return [jnp.sum(a.astype(jnp.uint32)) for a in bits]
+
+
+def _sum_of_bits(array: np.ndarray) -> int:
+    """The same on the host, where there may be room for what no device has."""
+    return int(array.reshape(-1).view(f"u{array.itemsize}").sum(dtype=np.uint32))

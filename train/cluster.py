@@ -19,7 +19,8 @@ JOBS = "jobs.json"  # of the folder `slurm` in a workdir: run's name -> SLURM's 
 class Task:
     """A run as submitit has it: it calls it in every task of the job, and `checkpoint` before the time is over.
 
-    SLURM's own SIGTERM, as of `scontrol requeue` and of a preemption, goes on to the run, which saves.
+    SLURM's own SIGTERM, as of `scontrol requeue` and of a preemption, goes on to the run, which saves. SLURM sends it
+    to the whole process group, of which the run is none: of two signals the second would end it before it has saved.
     """
 
     def __init__(self, command: Sequence[str], folder: str):
@@ -30,7 +31,9 @@ class Task:
         """Runs the command to its end; raises RuntimeError if it was another than a good one."""
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         with (Path(self.folder) / LOG).open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
             signal.signal(signal.SIGTERM, lambda number, frame: self.process.terminate())
             code = self.process.wait()
         if code:

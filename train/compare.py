@@ -134,7 +134,7 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
             _header(title, runs, metric),
             section("Curves", "".join(charts), "cards"),
             section("What was changed, and what came of it", overview),
-            section("Runs, best first", _table(runs, keys if few else []), "card scroll"),
+            section("Runs, best first", _table(runs, colours, keys if few else []), "card scroll"),
             section("What differs in their configs", "" if few else _settings(runs, keys), "card scroll"),
             section("Commands", _commands([commands[run] for run in runs])),
             SCRIPT,
@@ -167,7 +167,7 @@ def _header(title: str, runs: Sequence[Run], metric: str) -> str:
     return f"<header>{head}<div class=tiles>{''.join(tiles)}</div></header>"
 
 
-def _table(runs: Sequence[Run], keys: Sequence[str]) -> str:
+def _table(runs: Sequence[Run], colours: Sequence[str], keys: Sequence[str]) -> str:
     metrics = list(dict.fromkeys(key for run in runs for key in results(run)))
     head = "".join(f"<th>{text(title)}" for title in ("run", "state", *keys))
     head += "".join(f"<th class=n>{text(title)}" for title in (*metrics, "steps", "time"))
@@ -176,7 +176,8 @@ def _table(runs: Sequence[Run], keys: Sequence[str]) -> str:
         found, seconds = results(run), run.facts().get("seconds")
         numbers = [number(found[key]) if key in found else "" for key in metrics]
         numbers += [f"{run.step or 0:,}", clock(seconds) if seconds is not None else ""]
-        cells = "".join(f"<td>{text(cell)}" for cell in (run.name, run.state, *(setting(run, key) for key in keys)))
+        cells = f"<td><i style='background:{colours[place]}'></i>{text(run.name)}"
+        cells += "".join(f"<td>{text(cell)}" for cell in (run.state, *(setting(run, key) for key in keys)))
         rows += f"<tr class='run run{place}'>{cells}" + "".join(f"<td class=n>{cell}" for cell in numbers)
     return f"<table class=runs><tr>{head}{rows}</table>"
 
@@ -255,6 +256,7 @@ SCRIPT = """<style>
 .run { cursor: default; } main.chosen g.run { opacity: .12; } main.chosen g.run.on { opacity: 1; }
 g.run.on path { stroke-width: 3 !important; } tr.run td { white-space: nowrap; } tr.run.on { background: var(--tint); }
 svg text { paint-order: stroke; stroke: var(--card); stroke-width: 3px; } .runs th { cursor: pointer; }
+.runs i { display: inline-block; width: 10px; height: 10px; border-radius: 5px; margin-right: 8px; }
 </style><script>
 const main = document.querySelector("main");
 document.addEventListener("mouseover", ({target}) => {

@@ -9,13 +9,14 @@ from operator import mul
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, Mesh
 
 from models.budget import ACCELERATORS, Budget, aligned, budget, human, peak_flops
 from train.experiment import Experiment
 from train.sharding import abstract_mesh, shardings
 from train.step import compute_dtype
 
+WHOLE = 10 / 34  # of a block's activations, that the tensor axis does not spread (arXiv 2205.05198, section 4.2.1)
 UTILISATION = 0.4  # of the peak, that the expected time of a step assumes
 
 
@@ -84,12 +85,14 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
     config = experiment.config
     batch = jax.eval_shape(partial(experiment.zeros, length=length))
     length = getattr(experiment.model, "max_length", config.data.sequence_length)  # of the cache
+    state = experiment.abstract_state if config.adapt.name else None
     return budget(
         experiment.model,
         tuple(batch[name] for name in ("image", "noise", "inputs", "tokens") if name in batch),
         objective=experiment.objective,
         batch=batch,
         optimizer=experiment.optimizer_by(lambda step: 0.0).init,  # an epoch's length may need data that are not here
+        variables=state and {"params": state.params, **state.collections},
         compute_dtype=config.precision,
         cache_length=length if hasattr(experiment.model, "init_cache") else None,
     )
@@ -115,21 +118,24 @@ def describe(experiment: Experiment) -> str:
     return "\n\n".join([total.table(), aligned(rows), f"{aligned(devices)}\n{note}"])
 
 
-def on_each_device(experiment: Experiment, total: Budget, mesh: AbstractMesh) -> dict[str, int]:
+def on_each_device(experiment: Experiment, total: Budget, mesh: Mesh | AbstractMesh) -> dict[str, int]:
     """Bytes of the training step on a device: "weights" (with averages and statistics), "gradients" and "optimizer" as
-    the config's rules spread them, "activations" (all else that the step needs, an estimate) as the batch is spread,
-    and "total"."""
+    the config's rules spread them, "activations" (all else that the step needs, an estimate) as the batch is spread and
+    accumulated, and "total". An estimate of a compiled loop over layers: with model.unroll, XLA may take a third more
+    or less."""
     state, memory = experiment.abstract_state, total.memory["training"]
 
     def size(*trees):
         leaves = jax.tree.leaves(trees), jax.tree.leaves(shardings(trees, experiment.config.sharding, mesh))
         return sum(math.prod(place.shard_shape(x.shape)) * x.dtype.itemsize for x, place in zip(*leaves))
 
-    rest = memory["total"] - memory["weights"] - memory["gradients"] - memory["optimizer"]
+    rest = max(0, memory["total"] - memory["weights"] - memory["gradients"] - memory["optimizer"])
+    whole = 0 if experiment.config.sequence_sharding else WHOLE
+    rest *= (whole + (1 - whole) / mesh.shape["tensor"]) / experiment.config.accumulate
     found = {
         "weights": size(state.params, state.collections, state.ema),
-        "gradients": size(state.params),
+        "gradients": size(state.params) * min(experiment.config.accumulate, 2),
         "optimizer": size(state.opt_state),
-        "activations": max(rest, 0) // (mesh.shape["data"] * mesh.shape["fsdp"]),
+        "activations": int(rest / (mesh.shape["data"] * mesh.shape["fsdp"])),
     }
     return found | {"total": sum(found.values())}

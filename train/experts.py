@@ -1,7 +1,7 @@
 """Experts, each a run of singular-value fine-tuning: which one, or what mixture, a task needs (arXiv 2501.06252)."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ def choose(experiment: Experiment, state: TrainState, prompt: str | None = None)
     settings = experiment.config.experts
     if settings.choice not in CHOICES:
         raise ValueError(f"experts.choice is {settings.choice!r}: it must be one of {', '.join(CHOICES)}.")
+    if not settings.paths:
+        raise ValueError("experts.paths is empty: it must name the workdirs of the experts to choose from.")
     base, experts = load(settings.paths)
     names = list(experts)
     changed = jax.tree_util.Partial(_changed, base, list(experts.values()))
@@ -47,8 +49,8 @@ def choose(experiment: Experiment, state: TrainState, prompt: str | None = None)
         score = _scorer(experiment, changed, state.collections)
         weights = cross_entropy_search(score, len(names), seed=experiment.config.seed)
     else:
-        judges = list(load([settings.paths[0], settings.classifier])[1].values()) if settings.classifier else []
-        reader = _changed(base, judges[1:], np.ones(len(judges[1:])))
+        judges = list(load([settings.classifier], base)[1].values()) if settings.classifier else []
+        reader = _changed(base, judges, np.ones(len(judges)))
         weights = np.eye(len(names))[_answer(experiment, reader, names, prompt)]
     said = ", ".join(f"{name} {weight:.2f}" for name, weight in zip(names, weights))
     return with_variables(state, {"params": changed(weights)}), f"experts: {said}"
@@ -64,21 +66,24 @@ def _changed(base, factors, weights):
     return merged({"params": {"svf": own}, "base": base})["params"]
 
 
-def load(paths: Sequence[str | os.PathLike]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The base of some experts, and the factors of each by the name of its folder; raises as `choose`."""
-    found, first = {}, {}
+def load(
+    paths: Sequence[str | os.PathLike], base: Mapping[str, Any] | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The base of some experts, which may be given, and the factors of each by the name of its folder; raises as
+    `choose`."""
+    found = {}
     for path in map(Path, paths):
         saved = read_saved(path)
         if "svf" not in saved.get("base", {}) or saved["params"].keys() != {"svf"}:
-            raise ValueError(f"experts.paths: {path} is no run of adapt.name='svf' without adapt.trained.")
+            raise ValueError(f"experts: {path} is no run of adapt.name='svf' without adapt.trained.")
         if path.name in found:
             raise ValueError(f"experts.paths: two folders are called {path.name}: each needs a name of its own.")
-        first = first or saved["base"]
-        same = jax.tree.map(np.array_equal, first["svf"], saved["base"]["svf"])
-        if jax.tree.structure(first) != jax.tree.structure(saved["base"]) or not all(jax.tree.leaves(same)):
-            raise ValueError(f"experts.paths: {path} is of another base than {paths[0]}.")
+        base = base or saved["base"]
+        alike = jax.tree.structure(base) == jax.tree.structure(saved["base"])
+        if not alike or not all(jax.tree.leaves(jax.tree.map(np.array_equal, base["svf"], saved["base"]["svf"]))):
+            raise ValueError(f"experts: {path} is of another base than the others.")
         found[path.name] = saved["params"]["svf"]
-    return first, found
+    return base, found
 
 
 def cross_entropy_search(

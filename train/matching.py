@@ -1,8 +1,68 @@
-"""The cheapest assignment of targets to predictions, on the device."""
+"""DETR's loss of a set (arXiv 2005.12872, section 3.1): the cheapest assignment of targets to predictions, on the
+device, and what it costs."""
+
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
+
+from metrics.boxes import generalised_iou, to_corners
+from metrics.likelihood import cross_entropy
+from metrics.states import Mean, State, Total
+
+NO_OBJECT = 0.1  # how much a query without an object counts in the cross-entropy
+
+
+def set_loss(
+    logits: Float[Array, "L B Q V"],
+    boxes: Float[Array, "L B Q 4"],
+    batch: Mapping[str, Array],
+    weights: Sequence[float],
+    whole: Mapping[str, Array],
+) -> tuple[Float[Array, ""], Float[Array, ""], dict[str, State]]:
+    """Of each decoder layer's answer, `(loss_sum, weight, aux)` as an objective has them; aux is the last layer's.
+
+    The objects of an image, `boxes` [B, N, 4] and `classes` [B, N] where `boxes_mask` is True, go to different queries,
+    so that the costs (- probability of the class, distance of the boxes, - generalised IoU) are the least. The losses
+    are the weighted mean of the queries' cross-entropies, and the means of distance and 1 - IoU over all objects.
+
+    Args:
+        logits, boxes: what each query says in each layer; the last class is "no object".
+        batch: the truth.
+        weights: of the three, as costs and as losses.
+        whole: how many images (`mask`) and objects (`boxes_mask`) the whole batch has, of which this may be a part.
+    """
+    kinds, real = batch["classes"], batch["boxes_mask"] & batch["mask"][:, None]
+    queries, nothing = logits.shape[2], logits.shape[3] - 1
+    found, truth = boxes[:, :, None], batch["boxes"].astype(jnp.float32)[:, :, None]
+    apart = jnp.abs(found - truth).sum(axis=-1)  # [L, B, N, Q], as the others
+    overlap = generalised_iou(to_corners(found), to_corners(truth))
+    chance = jax.nn.softmax(logits.astype(jnp.float32))
+    chance = jnp.take_along_axis(chance, kinds[None, :, None], axis=-1).swapaxes(2, 3)
+    costs = zip(weights, (-chance, apart, -overlap))
+    choice = jax.vmap(match, (0, None))(jax.lax.stop_gradient(sum(weight * cost for weight, cost in costs)), real)
+
+    taken = choice[..., None] == jnp.arange(queries)
+    target = jnp.where(taken.any(axis=2), (taken * kinds[..., None]).sum(axis=2), nothing)
+    share = jnp.where(target == nothing, NO_OBJECT, 1.0) * batch["mask"][:, None]
+    losses = {
+        "class_loss": cross_entropy(logits, target) * share,
+        "box_loss": jnp.where(taken, apart, 0),
+        "giou_loss": jnp.where(taken, 1 - overlap, 0),
+    }
+    losses = {name: value.reshape(len(value), -1).sum(axis=1) for name, value in losses.items()}  # [L]
+    objects, weight = real.sum().astype(jnp.float32), share[-1].sum()
+    aux = {name: Mean(value[-1], objects) for name, value in losses.items()}
+    aux["class_loss"] = Mean(losses["class_loss"][-1], weight)
+    counted = (logits[-1].argmax(axis=-1) != nothing).sum(axis=-1)
+    aux["cardinality_error"] = Mean.empty().update(jnp.abs(counted - real.sum(axis=-1)), batch["mask"])
+
+    of_class, *of_boxes = (factor * value.sum() for factor, value in zip(weights, losses.values()))
+    aux["loss"] = Total((Mean(of_class, weight), Mean(sum(of_boxes), objects)))
+    # Means over different things: what they are divided by has the proportion of the whole batch's, not this part's.
+    queried = NO_OBJECT * queries * whole["mask"] + (1 - NO_OBJECT) * whole["boxes_mask"]
+    return of_class + sum(of_boxes) * queried / jnp.maximum(whole["boxes_mask"], 1), weight, aux
 
 
 def match(cost: Float[Array, "B N Q"], real: Bool[Array, "B N"]) -> Int[Array, "B N"]:

@@ -18,18 +18,16 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float
 
-from metrics.boxes import generalised_iou, to_corners
 from metrics.classification import correct, correct_top_k
 from metrics.likelihood import cross_entropy
-from metrics.states import F1, Correlation, Matthews, Mean, State, Total
+from metrics.states import F1, Correlation, Matthews, Mean, State
 from train import mixing
-from train.matching import match
+from train.matching import set_loss
 
 Batch = dict[str, Array]
 Result = tuple[Float[Array, ""], Float[Array, ""], dict[str, State]]
 Objective = Callable[[nn.Module, Batch], Result]
 NEVER = -1e9  # the logit of padding
-NO_OBJECT = 0.1  # how much a query without an object counts in DETR's cross-entropy
 
 
 def read(model: nn.Module, batch: Batch) -> Array | tuple[Array, Array]:
@@ -374,14 +372,10 @@ DECAYS = {
 
 
 def detection(model: nn.Module, batch: Batch, *, weights: Sequence[float] = (1.0, 5.0, 2.0)) -> Result:
-    """DETR's loss of a set (arXiv 2005.12872, section 3.1), of each decoder layer's answer.
-
-    The objects of an image, `boxes` [B, N, 4] and `classes` [B, N] where `boxes_mask` is True, go to different queries,
-    so that the costs (- probability of the class, distance of the boxes, - generalised IoU) are the least. The losses
-    are the weighted mean of the queries' cross-entropies, and the means of distance and 1 - IoU over all objects.
+    """DETR's loss (arXiv 2005.12872) of the objects that a model finds, see `set_loss`.
 
     Args:
-        weights: of the three, as costs and as losses.
+        weights: of the classes, of the distances of the boxes and of their generalised IoU.
 
     Raises:
         ValueError: there are not three weights, or the model has too few queries.
@@ -389,39 +383,13 @@ def detection(model: nn.Module, batch: Batch, *, weights: Sequence[float] = (1.0
     if len(weights) != 3:
         raise ValueError(f"objective.weights is {tuple(weights)}: a detection has three losses.")
     logits, boxes = read(model, batch)
-    kinds, real = batch["classes"], batch["boxes_mask"] & batch["mask"][:, None]
-    queries, nothing = logits.shape[2], logits.shape[3] - 1
-    if queries < real.shape[1]:
-        raise ValueError(f"model.num_queries is {queries}: data.max_boxes is {real.shape[1]}, it must be at most that.")
-    found, truth = boxes[:, :, None], batch["boxes"].astype(jnp.float32)[:, :, None]
-    apart = jnp.abs(found - truth).sum(axis=-1)  # [L, B, N, Q], as the others
-    overlap = generalised_iou(to_corners(found), to_corners(truth))
-    chance = jax.nn.softmax(logits.astype(jnp.float32))
-    chance = jnp.take_along_axis(chance, kinds[None, :, None], axis=-1).swapaxes(2, 3)
-    costs = zip(weights, (-chance, apart, -overlap))
-    choice = jax.vmap(match, (0, None))(jax.lax.stop_gradient(sum(weight * cost for weight, cost in costs)), real)
-
-    taken = choice[..., None] == jnp.arange(queries)
-    target = jnp.where(taken.any(axis=2), (taken * kinds[..., None]).sum(axis=2), nothing)
-    share = jnp.where(target == nothing, NO_OBJECT, 1.0) * batch["mask"][:, None]
-    layers = {
-        "class_loss": cross_entropy(logits, target) * share,
-        "box_loss": jnp.where(taken, apart, 0),
-        "giou_loss": jnp.where(taken, 1 - overlap, 0),
-    }
-    layers = {name: value.reshape(len(value), -1).sum(axis=1) for name, value in layers.items()}
-    objects, weight = real.sum().astype(jnp.float32), share[-1].sum()
-    aux = {name: Mean(value[-1], objects) for name, value in layers.items()}
-    aux["class_loss"] = Mean(layers["class_loss"][-1], weight)
-    counted = (logits[-1].argmax(axis=-1) != nothing).sum(axis=-1)
-    aux["cardinality_error"] = Mean.empty().update(jnp.abs(counted - real.sum(axis=-1)), batch["mask"])
-
-    of_class, *of_boxes = (factor * value.sum() for factor, value in zip(weights, layers.values()))
-    aux["loss"] = Total((Mean(of_class, weight), Mean(sum(of_boxes), objects)))
-    # Means over different things: what they are divided by has the proportion of the whole batch's, not this part's.
-    whole = model.get_variable("run", "real", {"mask": batch["mask"].sum(), "boxes_mask": objects})
-    queried = NO_OBJECT * queries * whole["mask"] + (1 - NO_OBJECT) * whole["boxes_mask"]
-    return of_class + sum(of_boxes) * queried / jnp.maximum(whole["boxes_mask"], 1), weight, aux
+    real = batch["boxes_mask"] & batch["mask"][:, None]
+    if logits.shape[2] < real.shape[1]:
+        raise ValueError(
+            f"model.num_queries is {logits.shape[2]}: data.max_boxes is {real.shape[1]}, it must be at most that."
+        )
+    whole = {"mask": batch["mask"].sum(), "boxes_mask": real.sum().astype(jnp.float32)}
+    return set_loss(logits, boxes, batch, weights, model.get_variable("run", "real", whole))
 
 
 def _of_tokens(model, logits, batch, label_smoothing):

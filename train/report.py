@@ -16,22 +16,8 @@ import numpy as np
 from matplotlib.image import imsave
 
 from metrics.translation import bleu_by_length
-from train import attention, figures
-from train.page import (
-    LOWER_IS_BETTER,
-    Metrics,
-    box,
-    card,
-    file_name,
-    flatten,
-    keys,
-    number,
-    section,
-    series,
-    text,
-    words,
-    write,
-)
+from train import attention, figures, page
+from train.page import Metrics, box, card, file_name, flatten, keys, number, section, series, text, words, write
 from train.progress import clock
 from train.writers import METRICS_FILE, read_metrics
 
@@ -45,15 +31,7 @@ CURVES = {  # what is charted first, and its title
     "time/mfu": "Model FLOP/s utilisation",
 }
 GROUPS = {"flops": "FLOPs"}
-MOST = {
-    "mistakes": 36,
-    "images": 6,
-    "layers": 6,
-    "explored": 3,
-    "samples": 30,
-    "confused": 12,
-    "written": 30,
-}
+MOST = {"mistakes": 36, "images": 6, "layers": 6, "explored": 3, "samples": 30, "confused": 12, "written": 30}
 
 
 def write_report(workdir: str | os.PathLike) -> Path:
@@ -124,7 +102,7 @@ def _tile(key: str, steps: np.ndarray, values: np.ndarray) -> str:
     if not finite.size:
         return ""
     show = "{:.2%}".format if "accuracy" in key else number
-    best = finite[np.argmin(values[finite]) if LOWER_IS_BETTER.search(key) else np.argmax(values[finite])]
+    best = finite[np.argmin(values[finite]) if page.LOWER_IS_BETTER.search(key) else np.argmax(values[finite])]
     note = f"best {show(values[best])} at step {steps[best]:,}"
     return box(words(key), show(values[-1]), note if best != len(values) - 1 else f"at step {steps[-1]:,}, the best")
 

@@ -2,9 +2,11 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
@@ -72,6 +74,23 @@ def shardings(tree: Any, rules: Sequence[Rule], mesh: Mesh | AbstractMesh) -> An
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """The examples of a batch are spread over the data and fsdp axes."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+
+
+def in_parts(function: Callable[..., Any], mesh: Mesh, sequence: bool) -> Callable[..., Any]:
+    """The function, in which what goes from layer to layer lies where its examples do: without this, XLA may spread it
+    as it finds tables and kernels, and each device keep the whole batch's.
+
+    With `sequence` its tokens are spread over the tensor axis, so that norms, dropout and what is kept for the backward
+    pass are parts as well (arXiv 2205.05198, section 4.2.2).
+    """
+    rules = (("batch", ("data", "fsdp")), ("sequence", "tensor" if sequence else None))
+
+    @wraps(function)
+    def placed(*args: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(rules):
+            return function(*args)
+
+    return placed
 
 
 def check_batch(size: int, mesh: Mesh, accumulate: int = 1) -> None:

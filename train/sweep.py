@@ -18,7 +18,7 @@ from typing import Any
 from train import devices, guard
 from train.follow import CLAIM, LOG, PROMPT, Run, Table, held, labels, locked
 
-LONGEST_NAME = 100
+LONGEST_NAME = 100  # bytes
 TICK = 0.2  # seconds
 
 
@@ -71,6 +71,10 @@ def plan(overrides: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, 
     """The runs of a sweep, in folders of `workdir`; raises as `run_sweep`."""
     if not overrides:
         raise ValueError("this config has no sweep(): it must yield a dict of overrides for each run.")
+    first: dict[str, Mapping[str, Any]] = {}  # by config: its first overrides
+    for changes, config in zip(overrides, configs):
+        if (other := first.setdefault(json.dumps(config, sort_keys=True), changes)) is not changes:
+            raise ValueError(f"two runs of the sweep are the same: {dict(other)} and {dict(changes)}.")
     # A run may be there under another name, of a sweep in which other keys differed.
     there = [(json.loads(path.read_text(encoding="utf-8")), path.parent.name) for path in workdir.glob("*/config.json")]
     runs = []
@@ -100,8 +104,9 @@ def run_names(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
         name = ",".join(parts).replace("/", "_").replace(" ", "") or "base"
         if kinds < len(overrides) and [_values(other, keys) for other in overrides].count(_values(changes, keys)) > 1:
             raise ValueError(f"two runs of the sweep are the same: {dict(changes)}.")
-        if len(name) > LONGEST_NAME or name in names:
-            name = f"{name[:LONGEST_NAME]}~{hashlib.sha256(repr(changes).encode()).hexdigest()[:8]}"
+        if len(name.encode()) > LONGEST_NAME or name in names:
+            name = name.encode()[:LONGEST_NAME].decode(errors="ignore")
+            name = f"{name}~{hashlib.sha256(repr(changes).encode()).hexdigest()[:8]}"
         names.append(name)
     return names
 

@@ -48,11 +48,6 @@ def _config(model):
     return bert.head_config(model, ARCHITECTURES) | {"classifier_dropout_prob": dropout}
 
 
-def _ignored(model):
-    heads = ("predictions", "sop_classifier", "classifier", "qa_outputs")
-    return bert.spare(model, *heads, pooler=r"(albert\.)?pooler")
-
-
 FAMILY = Family(
     model="albert",
     architectures=tuple(ARCHITECTURES),
@@ -66,5 +61,7 @@ FAMILY = Family(
         ("predictions.decoder.weight", "albert.embeddings.word_embeddings.weight"),
         ("predictions.decoder.bias", "predictions.bias"),
     ),
-    ignored=_ignored,
+    ignored=lambda model: bert.spare(
+        model, "predictions", "sop_classifier", "classifier", "qa_outputs", pooler=r"(albert\.)?pooler"
+    ),
 )

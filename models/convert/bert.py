@@ -37,11 +37,7 @@ HEADS = {
     "Model": "pooler",
 }
 # The layer that predicts words: its matrix, LayerNorm and bias.
-PREDICTIONS = (
-    "cls.predictions.transform.dense",
-    "cls.predictions.transform.LayerNorm",
-    "cls.predictions.bias",
-)
+PREDICTIONS = ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias")
 TIED = (
     ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
     ("cls.predictions.decoder.bias", "cls.predictions.bias"),

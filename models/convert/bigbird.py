@@ -37,11 +37,6 @@ def _config(model):
     return bert.head_config(model, ARCHITECTURES) | {"classifier_dropout": model.head_dropout}
 
 
-def _ignored(model):
-    pooled = ("pooler", "pretraining", "choice")
-    return bert.spare(model, "cls", "classifier", pooler=r"(bert\.)?pooler", pooled=pooled)
-
-
 FAMILY = Family(
     model="bigbird",
     architectures=tuple(ARCHITECTURES),
@@ -52,5 +47,7 @@ FAMILY = Family(
     config=_config,
     settings=_settings,
     tied=bert.TIED,
-    ignored=_ignored,
+    ignored=lambda model: bert.spare(
+        model, "cls", "classifier", pooler=r"(bert\.)?pooler", pooled=("pooler", "pretraining", "choice")
+    ),
 )

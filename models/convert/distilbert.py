@@ -47,10 +47,6 @@ def _config(model):
     return bert.head_config(model, ARCHITECTURES, hidden="hidden_dim") | {"seq_classif_dropout": dropout}
 
 
-def _ignored(model):
-    return bert.spare(model, "vocab_.*", "pre_classifier", "classifier", "qa_outputs", pooler="pre_classifier")
-
-
 FAMILY = Family(
     model="distilbert",
     architectures=tuple(ARCHITECTURES),
@@ -61,5 +57,7 @@ FAMILY = Family(
     config=_config,
     settings=_settings,
     tied=(("vocab_projector.weight", "distilbert.embeddings.word_embeddings.weight"),),
-    ignored=_ignored,
+    ignored=lambda model: bert.spare(
+        model, "vocab_.*", "pre_classifier", "classifier", "qa_outputs", pooler="pre_classifier"
+    ),
 )

@@ -23,10 +23,7 @@ def _rules(model):
             f"width and embed_width are {model.width}: `transformers` has ELECTRA with no projection from one width to "
             "the same."
         )
-    classifiers = {
-        "replaced": "discriminator_predictions.dense_prediction",
-        "classification": "classifier.out_proj",
-    }
+    classifiers = {"replaced": "discriminator_predictions.dense_prediction", "classification": "classifier.out_proj"}
     return [
         *bert.embeddings(model, "electra.embeddings"),
         *(linear("electra.embeddings_project", "projection") if model.embed_width else []),

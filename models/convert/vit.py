@@ -1,8 +1,11 @@
-"""ViT: `ViTForImageClassification` <-> a class token and a linear head; `ViTModel` <-> `num_classes=0`.
+"""ViT: `ViTForImageClassification` <-> a class token and a linear head; `ViTModel` <-> `num_classes=0`. DeiT:
+`DeiTForImageClassificationWithTeacher` <-> `DeiT`.
 
 A `ViTModel`'s pooler is the tanh layer of the pre-training head: `head="mlp"`. Tensors have their names in the files,
 not those of the live modules. The reference's dropout is ours, but it drops nothing inside the feed-forward layer.
 """
+
+from dataclasses import replace
 
 import flax.linen as nn
 
@@ -77,12 +80,33 @@ def _settings(config, architecture, names):
 
 def _config(model):
     refuse_others(model, head=model.head if model.num_classes else "linear")
+    return _written(model, "ViTModel" if _has_pooler(model) else "ViTForImageClassification")
+
+
+def _written(model, architecture):
     return {
-        "architectures": ["ViTModel" if _has_pooler(model) else "ViTForImageClassification"],
+        "architectures": [architecture],
         **labels(model),
         "intermediate_size": model.hidden or 4 * model.width,
         "encoder_stride": model.patch_size,
     }
+
+
+def _deit_rules(model):
+    return [
+        *encoder("deit."),
+        Rule("deit.embeddings.distillation_token", "distillation_token", "1 1 D -> D"),
+        Rule("deit.embeddings.position_embeddings", "table/table", "1 P D -> P D"),
+        *linear("cls_classifier", "classifier"),
+        *linear("distillation_classifier", "distillation_classifier"),
+    ]
+
+
+def _deit_config(model):
+    refuse_others(model)
+    if not model.num_classes:
+        raise ValueError("num_classes is 0: `transformers` has no DeiT with two tokens and no classes.")
+    return _written(model, *DEIT.architectures)
 
 
 def refuse_others(model: nn.Module, position: str = "1d", **kind) -> None:
@@ -96,7 +120,7 @@ def refuse_others(model: nn.Module, position: str = "1d", **kind) -> None:
         )
 
 
-FAMILY = Family(
+VIT = Family(
     model="vit",
     architectures=("ViTForImageClassification", "ViTModel"),
     prefix="vit.",
@@ -107,4 +131,12 @@ FAMILY = Family(
     rules=_rules,
     config=_config,
     settings=_settings,
+)
+DEIT = replace(
+    VIT,
+    model="deit",
+    architectures=("DeiTForImageClassificationWithTeacher",),
+    prefix="deit.",
+    rules=_deit_rules,
+    config=_deit_config,
 )

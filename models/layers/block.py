@@ -17,6 +17,8 @@ REMAT = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
 
+AXES = ("batch", "sequence", None)  # Flax's logical axes of what goes from part to part
+
 
 class Block(nn.Module):
     """Attention, optional cross-attention and feed-forward layer, each added to the input.
@@ -89,7 +91,7 @@ class Block(nn.Module):
         if drop_path is not None and self.has_rng("dropout"):
             keep = jax.random.bernoulli(self.make_rng("dropout"), 1 - drop_path, (x.shape[0], 1, 1))
             branch = jnp.where(keep, branch / (1 - drop_path).astype(branch.dtype), 0)
-        x = x + branch
+        x = nn.with_logical_constraint(x + branch, AXES)
         return normalise(self.norm(name=f"{part}_norm"), x, real) if self.placement == "post" else x
 
 
@@ -128,6 +130,7 @@ class Stack(nn.Module):
     ) -> tuple[Float[Array, "*L B T D"], Cache | None]:
         """Returns the last block's output and the cache; `inputs` go to all blocks, of `each` its own layer's part."""
         remembered = isinstance(context, Memory)
+        x = nn.with_logical_constraint(x, AXES)
 
         def layer(block, carry, scanned):
             (x, cache), (index, drop_path, kept, own) = carry, scanned

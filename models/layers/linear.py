@@ -12,7 +12,8 @@ class Linear(nn.Module):
     """x W + b over the last axes of x, which may split the result into several axes (heads) or join several (heads).
 
     It is one product of two matrices, whatever the axes: XLA's CPU backend transposes operands of more axes in memory
-    for the gradient of the kernel.
+    for the gradient of the kernel. Where tokens are spread over devices, they stay an axis: joined with the examples
+    they could not.
 
     Attributes:
         features: sizes of the new last axes.
@@ -36,5 +37,6 @@ class Linear(nn.Module):
         kernel = kernel.reshape(matrix)
         if matrix[0] > matrix[1]:  # the gradient as (g^T x)^T: x^T g of a wide x takes half as long again
             kernel = jax.lax.optimization_barrier(kernel.T).T
-        out = (x.reshape(-1, matrix[0]) @ kernel).reshape(*rows, *self.features)
+        joined = rows if dict(nn.get_logical_axis_rules()).get("sequence") else (-1,)
+        out = (x.reshape(*joined, matrix[0]) @ kernel).reshape(*rows, *self.features)
         return out + self.param("bias", self.bias_init, self.features) if self.use_bias else out

@@ -8,8 +8,14 @@ from models.layers.cache import Cache, Memory
 
 
 class Decoder(nn.Module):
-    """A model that writes: it has `embed`, `cache_shape` (layers, key/value heads, channels of a head) and perhaps a
+    """A model that writes: it has `embed`, `depth` (or a `decoder_depth`), `width`, `num_heads` and perhaps a
     `max_length`."""
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """Layers, key/value heads and channels of a head."""
+        layers = getattr(self, "decoder_depth", None) or self.depth
+        return layers, self.num_heads, self.width // self.num_heads
 
     def init_cache(self, batch_size: int, max_length: int) -> Cache:
         """An empty cache of the parameters' dtype with room for `max_length` tokens in each row.

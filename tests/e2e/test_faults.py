@@ -82,11 +82,11 @@ def saved_steps(workdir):
 
 
 def damage(rng, folder):
-    """Does something to a file below a folder; returns the file."""
+    """Does something to a file below a folder, a large one more likely; returns the file."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     if not files:
         return None
-    path = rng.choice(files)
+    path = rng.choices(files, [path.stat().st_size for path in files])[0]
     content, how = path.read_bytes(), rng.choice(("flip", "truncate", "delete"))
     place = rng.randrange(len(content))
     if how == "delete":
@@ -110,6 +110,7 @@ def disturbed(kind, rng, workdir, data, monkeypatch):
         elif number == moment and kind == "data":
             damage(rng, data)
         elif number == moment and kind == "checkpoint":
+            self.checkpoints.wait()  # so that the newest, which matters most, can be hit too
             steps = sorted(saved_steps(workdir))
             hit.append(rng.choice(steps) if steps else None)
             damage(rng, workdir / "checkpoints" / str(hit[0]))
@@ -181,8 +182,11 @@ def disturb(kind, seed, reference, folder, monkeypatch, paths=""):
     return said
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("kind", ["checkpoint", "data", "full"])
+# The newest checkpoint is hit that is there at the end, or the data in each way before the run comes to its end.
+FAULTS = {"checkpoint": (2, 16, 18, 52), "data": (1, 4, 6, 8), "full": range(4)}
+
+
+@pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind, seeds in FAULTS.items() for seed in seeds])
 def test_a_fault(kind, seed, reference, tmp_path, monkeypatch):
     disturb(kind, seed, reference, tmp_path, monkeypatch)
 

@@ -82,6 +82,23 @@ def test_report_is_written_again(finished, say):
     assert (finished / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("more", ["--sweep", "--cluster=slurm"])
+def test_only_training_is_swept_or_submitted(more, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        launch.main(["--config=tests/tiny.py:gpt", f"--workdir={tmp_path}", more, "--mode=describe"])
+    assert "--mode=describe is of one run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["sweep.run_sweep", "search.run_search"])
+def test_the_runs_of_a_sweep_are_told_what_it_was_told(name, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(f"train.{name}", lambda command, *_: told.extend(command) or 0)
+    kind = "--sweep=optuna" if "search" in name else "--sweep"
+    own = ["--config=tests/tiny.py:gpt", "--config.data.batch_size=4", "--force-config"]
+    assert launch.main([*own, kind, f"--workdir={tmp_path}"]) == 0
+    assert told[2:] == own
+
+
 def test_sweep(launch, tmp_path):
     arguments = ["--config=tests/tiny.py:vit", "--sweep", "--parallel=2", f"--workdir={tmp_path}"]
     arguments.append("--config.total_steps=3")

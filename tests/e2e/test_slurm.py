@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -65,14 +67,14 @@ def slurm(tmp_path_factory):
     conf = folder / "slurm.conf"
     conf.write_text(CONF.format(host=host, folder=folder, cpus=os.cpu_count(), **ports))
     environment = os.environ | {"SLURM_CONF": str(conf)}
-    Path("/run/munge").mkdir(exist_ok=True)
-    subprocess.run(["chown", "munge:munge", "/run/munge"], check=True)
-    started = [] if subprocess.run(["munge", "-n"], capture_output=True).returncode == 0 else ["munged"]
-    if started:
-        subprocess.run(["runuser", "-u", "munge", "--", "munged"], check=True)
+    (folder / "munge.key").write_bytes(os.urandom(128))
+    (folder / "munge.key").chmod(0o600)
+    files = {"socket": "socket", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+    munged = ["munged", "--foreground", "--force", *(f"--{name}={folder}/munge.{end}" for name, end in files.items())]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     daemons = [
-        subprocess.Popen([name, "-D", *options], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for name, options in (("slurmctld", ["-c"]), ("slurmd", []))
+        subprocess.Popen(command, env=environment, **quiet)
+        for command in (munged, ["slurmctld", "-D", "-c"], ["slurmd", "-D"])
     ]
     try:
         idle = ["sinfo", "--noheader", "--format=%T"]
@@ -82,8 +84,6 @@ def slurm(tmp_path_factory):
         for daemon in reversed(daemons):
             daemon.terminate()
             daemon.wait(30)
-        if started:
-            subprocess.run(["pkill", "-x", "munged"], check=False)
 
 
 @pytest.fixture
@@ -101,7 +101,6 @@ def steps(folder):
     return [json.loads(line)["step"] for line in lines if line.endswith("}") and "train/loss" in line]
 
 
-@pytest.mark.slow
 def test_a_sweep_of_which_one_job_is_preempted(slurm, launch, tmp_path):
     """Each run comes to its end, the preempted one with the steps that it had, and none is submitted twice."""
     work = tmp_path / "runs"
@@ -143,7 +142,20 @@ def test_a_sweep_of_which_one_job_is_preempted(slurm, launch, tmp_path):
     assert "2 of 2 runs are done already" in finished.stdout
 
 
-@pytest.mark.slow
+def test_a_run_is_told_once_to_end(tmp_path):
+    """A signal to all of a job's processes, as SLURM sends it, comes to the run from its task alone."""
+    run = "import signal, time; told = []; signal.signal(signal.SIGTERM, lambda *_: told.append(1))\n"
+    run += "print('up', flush=True); [time.sleep(0.05) for _ in range(1200) if not told]\n"
+    run += "time.sleep(2); print('told', len(told))"
+    script = "import sys; from train.cluster import Task; Task([sys.executable, '-c', sys.argv[1]], sys.argv[2])()"
+    job = subprocess.Popen([sys.executable, "-c", script, run, str(tmp_path)], cwd=ROOT, start_new_session=True)
+    log = tmp_path / "log.txt"
+    wait_for(lambda: log.exists() and "up" in log.read_text(), 60)
+    os.killpg(job.pid, signal.SIGTERM)
+    assert job.wait(60) == 0
+    assert log.read_text().split() == ["up", "told", "1"]
+
+
 def test_a_job_is_cancelled(slurm, launch, tmp_path):
     arguments = ["--config=tests/tiny.py:vit", "--config.total_steps=100000", f"--workdir={tmp_path / 'run'}"]
     assert launch(*arguments, "--cluster=slurm").returncode == 75

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from transformers.loss import loss_for_object_detection
 
 from models import convert, detr, resnet
-from train import objectives
+from train import matching, objectives
 
 QUICK = {"xla_backend_optimization_level": 0}  # to compile: it takes longer than to run
 KINDS = 3
@@ -105,13 +105,13 @@ def test_answers_losses_matching_and_gradients(both, gradients, assert_same_grad
         layer.register_forward_hook(lambda _, args, out: encoded.append(out))
     _, _, expected, losses, chosen = asked(reference, batch, pixels)
     expected.backward()
-    match, choices = objectives.match, []
+    match, choices = matching.match, []
 
     def watched(cost, real):
         jax.debug.callback(lambda choice: choices.append(np.asarray(choice)), choice := match(cost, real))
         return choice
 
-    monkeypatch.setattr(objectives, "match", watched)
+    monkeypatch.setattr(matching, "match", watched)
 
     def loss(params, batch):
         apply = nn.apply(objectives.detection, model, mutable=["intermediates"])

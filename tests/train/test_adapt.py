@@ -86,6 +86,21 @@ def test_a_run_goes_on_bit_for_bit(learned, lora, base):
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), *map(read_saved, (halves, lora)))
 
 
+def test_a_run_of_singular_values_goes_on_bit_for_bit(learned, tiny, base):
+    """From its own base, whatever has become of the run that it began with."""
+    svf = {"adapt.name": "svf", "init.path": str(base)}
+    whole, halves = learned(svf, 4), learned(svf, 2)
+    config = tiny("gpt", SMALL | svf | {"total_steps": 4, "evaluate_every_steps": 9})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(initial, "start_from", lambda *args, **options: pytest.fail("started anew"))
+        loop.train(config, halves, **ONE)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), *map(read_saved, (halves, whole)))
+    before = flat(read_saved(base)["params"])
+    saved = read_saved(halves)
+    assert all(value.tobytes() == before[path].tobytes() for path, value in flat(saved["base"]["params"]).items())
+    assert all((value != 1).any() for value in flat(saved["params"]).values())
+
+
 def expert(tiny, base, folder, size, **changes):
     """The workdir of what could be an expert: random factors of a size."""
     state = adapted(tiny, base, {"adapt.name": "svf"} | changes)[1]
@@ -119,27 +134,56 @@ def test_the_mixture_that_examples_need(tiny, base, crowd):
     assert float(loss(found.params)) < min(alone) - 1e-3
 
 
-def test_the_expert_that_the_model_names(tiny, base, crowd):
-    """The likelier of the answers, which is checked one token after the other."""
-    question = "{text} ({name})"
-    changes = {"experts.paths": tuple(crowd), "experts.choice": "prompt", "experts.question": question}
-    experiment, state = adapted(tiny, base, changes)
-    found, said = experts.choose(experiment, state, "def")
+def likelier(experiment, variables, text):
+    """Which of the answers "one" and "two" is, checked one token after the other."""
     scores = []
     for name in ("one", "two"):
-        tokens = experiment.data.tokenizer.encode(f"def ({name})")
-        logits = experiment.model.apply(state.variables(), jnp.asarray(tokens[None]))
-        chances = jax.nn.log_softmax(logits)[0, 4:-1]  # of what follows "def ("
-        scores.append(float(chances[np.arange(len(chances)), tokens[5:]].sum()))
-    best = int(np.argmax(scores))
-    assert said == ("experts: one 1.00, two 0.00", "experts: one 0.00, two 1.00")[best]
+        tokens = experiment.data.tokenizer.encode(f"{text} ({name})")
+        logits = experiment.model.apply(variables, jnp.asarray(tokens[None]))
+        chances = jax.nn.log_softmax(logits)[0, len(text) + 1 : -1]  # of what follows "text ("
+        scores.append(float(chances[np.arange(len(chances)), tokens[len(text) + 2 :]].sum()))
+    return int(np.argmax(scores))
+
+
+ONE_OF_TWO = ("experts: one 1.00, two 0.00", "experts: one 0.00, two 1.00")
+ASKED = {"experts.choice": "prompt", "experts.question": "{text} ({name})"}
+
+
+def test_the_expert_that_the_model_names(tiny, base, crowd):
+    experiment, state = adapted(tiny, base, ASKED | {"experts.paths": tuple(crowd)})
+    found, said = experts.choose(experiment, state, "def")
+    best = likelier(experiment, state.variables(), "def")
+    assert said == ONE_OF_TWO[best]
     theirs = read_variables(Path(crowd[best]))["params"]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found.params, theirs)
+
+
+def test_of_a_long_text_the_end_is_asked_about(tiny, base, crowd):
+    experiment, state = adapted(tiny, base, ASKED | {"experts.paths": tuple(crowd)})
+    kept = experiment.model.max_length - len(" (one)")
+    ends = (letters * kept for letters in ("def", "a", "e", "in", "s", "t", "(", "\n", "="))
+    found = (end for end in ends if likelier(experiment, state.variables(), end[-kept:]))  # the second, not the first
+    text = next(found)
+    assert experts.choose(experiment, state, 9 * "x" + text)[1] == ONE_OF_TWO[1]
+
+
+def test_the_expert_that_a_classifier_names(tiny, base, crowd, lora, tmp_path):
+    """Which is not the one that the base would name; its folder may be called as an expert's is."""
+    judge = expert(tiny, base, tmp_path / "one", 3.0)
+    experiment, state = adapted(tiny, base, ASKED | {"experts.paths": tuple(crowd), "experts.classifier": judge})
+    models = [jax.tree.map(jnp.asarray, read_variables(Path(folder))) for folder in (judge, base)]
+    answers = {text: [likelier(experiment, of, text) for of in models] for text in ("def", "a", "e", "in", "s", "t")}
+    text, expected = next((text, ours) for text, (ours, others) in answers.items() if ours != others)
+    assert experts.choose(experiment, state, text)[1] == ONE_OF_TWO[expected]
+    experiment.config.experts.classifier = expert(tiny, lora, tmp_path / "stranger", 0.1)
+    with pytest.raises(ValueError, match="stranger is of another base than the others"):
+        experts.choose(experiment, state, text)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"experts.paths": ()}, r"experts\.paths is empty: it must name"),
         ({"experts.choice": "vote"}, "experts.choice is 'vote': it must be one of few_shot, prompt"),
         ({"experts.examples": 9}, r"experts.examples is 9: it must be 1 to data\.batch_size"),
         ({"experts.choice": "prompt", "experts.question": "{name}?"}, r"must have \{text\} and \{name\}"),
@@ -160,7 +204,7 @@ def test_what_is_no_expert(base, lora, crowd, tmp_path, tiny):
     with pytest.raises(FileNotFoundError, match="there is no checkpoint in"):
         experts.load([tmp_path])
     other = expert(tiny, lora, tmp_path / "other", 0.1)
-    with pytest.raises(ValueError, match=r"other is of another base than .*one"):
+    with pytest.raises(ValueError, match="other is of another base than the others"):
         experts.load([crowd[0], other])
 
 

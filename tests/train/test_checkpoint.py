@@ -1,6 +1,7 @@
 """What a checkpoint gives back, and how it says that it cannot."""
 
 import resource
+import shutil
 import time
 from contextlib import contextmanager
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from train.checkpoint import Checkpoints
+from train.checkpoint import Checkpoints, read_saved
 from train.state import TrainState
 
 # Orbax leaves reads of the other arrays behind when one of them fails.
@@ -134,6 +135,28 @@ def test_a_damaged_one_is_refused(damage, tmp_path):
         restore(tmp_path)
     assert len(str(error.value)) < 500
     assert "\n" not in str(error.value)
+
+
+def test_the_parameters_alone_are_what_was_saved(tmp_path):
+    """What another run starts from: the average where there is one, checked like all else."""
+    save(tmp_path, state().replace(ema=state(4).params))
+    averages, params = read_saved(tmp_path), state(4).params
+    assert_equal([averages.pop("params"), averages], [params, state().collections])
+    save(tmp_path / "none", state().replace(ema=None))
+    assert_equal(read_saved(tmp_path / "none")["params"], state().params)
+
+
+@pytest.mark.parametrize("damage", [flip, lambda data: data[:99], None])
+def test_no_run_starts_from_a_damaged_one(damage, tmp_path):
+    """The file has the parameters, and no average of them whose file may be another."""
+    save(tmp_path, state().replace(ema=None))
+    path = largest_file(tmp_path)
+    if damage:
+        path.write_bytes(damage(path.read_bytes()))
+    else:
+        shutil.rmtree(tmp_path / "checkpoints" / "3" / "state")
+    with pytest.raises(ValueError, match=r"the checkpoint .*/checkpoints/3 is damaged: "):
+        read_saved(tmp_path)
 
 
 @pytest.mark.parametrize("at", [0.1, 0.3, 0.7, 0.9])

@@ -19,6 +19,7 @@ MESHES = {
     "fsdp": {"mesh.fsdp": 8},
     "tensor": {"mesh.data": 4, "mesh.tensor": 2},
     "mixed": {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2},
+    "sequence": {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "sequence_sharding": True},
 }
 
 
@@ -60,14 +61,14 @@ def test_a_mesh_gives_the_trajectory_of_one_device(single, mesh, tiny, tmp_path)
     assert_same_trajectory(losses, expected)
     kernel = state.params["stack"]["layers"]["mlp"]["up"]["kernel"]
     assert len(kernel.sharding.device_set) == 8
-    parts = {"data": 1, "fsdp": 8, "tensor": 2, "mixed": 4}[mesh]
+    parts = {"data": 1, "fsdp": 8, "tensor": 2, "mixed": 4, "sequence": 4}[mesh]
     moment = optax.tree_utils.tree_get(state.opt_state, "nu")["stack"]["layers"]["mlp"]["up"]["kernel"]
     for leaf in (kernel, moment):
         assert leaf.addressable_shards[0].data.nbytes * parts == leaf.nbytes
     # Norms, biases and what eight does not divide stay whole, which in a tiny model is a larger part.
     leaves = jax.tree.leaves((state.params, state.opt_state))
     here = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves) / sum(leaf.nbytes for leaf in leaves)
-    assert here < {"data": 1.01, "fsdp": 0.3, "tensor": 0.8, "mixed": 0.45}[mesh]
+    assert here < {"data": 1.01, "fsdp": 0.3, "tensor": 0.8, "mixed": 0.45, "sequence": 0.45}[mesh]
 
 
 @pytest.mark.parametrize("model", ["gpt", "vit"])
@@ -141,7 +142,12 @@ def test_described_is_what_each_device_holds(tiny, tmp_path):
     assert found["weights"] + found["optimizer"] == pytest.approx(sum(real), abs=8)  # the optimizer counts its steps
     assert found["weights"] == 2 * found["gradients"] < total.memory["training"]["weights"]
     alone = on_each_device(experiment, total, abstract_mesh(data=-1))
-    assert found["activations"] == alone["activations"] // 4
+    # A quarter of the examples; 24 of 34 parts are spread over the tensor axis, and with the tokens all are.
+    assert found["activations"] == pytest.approx(alone["activations"] / 4 * (10 + 24 / 2) / 34, abs=1)
+    config.sequence_sharding = True
+    tokens = on_each_device(Experiment(config), total, abstract_mesh(**config.mesh))
+    assert tokens["activations"] == pytest.approx(alone["activations"] / 8, abs=1)
+    config.sequence_sharding = False
     assert alone["total"] >= total.memory["training"]["total"]
     text = describe(experiment)
     assert "on each of 8 devices (data 2, fsdp 2, tensor 2)" in text

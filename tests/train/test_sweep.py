@@ -61,7 +61,9 @@ cpus = sorted(os.sched_getaffinity(0))
 
 
 def configs(overrides, total):
-    return [{"seed": changes["seed"], "total_steps": changes.get("total_steps", total)} for changes in overrides]
+    own = "fail", "sleep", "together"  # which are no part of a run's config
+    whole = [{"total_steps": total} | changes for changes in overrides]
+    return [{key: value for key, value in changes.items() if key not in own} for changes in whole]
 
 
 def arguments(workdir, overrides, total_steps=4, parallel=1):
@@ -81,7 +83,7 @@ def start(tmp_path):
     def start(*options):
         program = "import sys; from pathlib import PosixPath; from train.sweep import run_sweep\n"
         program += f"sys.exit(run_sweep(*{arguments(*options)!r}))"
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
         started.append(subprocess.Popen([sys.executable, "-c", program], **pipes))
         return started[-1]
 
@@ -227,6 +229,16 @@ def test_a_signal_stops_all_runs_which_save(number, start, tmp_path):
         assert int((folder / "saved").read_text()) == trained(folder)[-1] < 50
 
 
+def test_the_signal_of_a_terminal_reaches_the_runs_through_the_sweep(start, tmp_path):
+    """It is for the whole group of processes; a run that got it too would get two, of which the second kills."""
+    process = start(tmp_path, [{"seed": 1, "sleep": 0.1}], 50, 1)
+    wait_for(lambda: len(trained(tmp_path / "base")) >= 3)
+    os.killpg(process.pid, signal.SIGINT)
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 75, output
+    assert int((tmp_path / "base" / "saved").read_text()) == trained(tmp_path / "base")[-1] < 50
+
+
 def test_a_signal_stops_what_an_earlier_sweep_left(start, tmp_path):
     first = start(tmp_path, [{"seed": 1, "sleep": 0.1}], 500, 1)
     wait_for(lambda: trained(tmp_path / "base"))
@@ -237,6 +249,7 @@ def test_a_signal_stops_what_an_earlier_sweep_left(start, tmp_path):
     second.terminate()
     assert second.communicate(timeout=300)[0]
     assert second.returncode == 75
+    assert not follow.held(tmp_path / "base")
     assert ran(tmp_path) == ["1"]
     assert int((tmp_path / "base" / "saved").read_text()) == trained(tmp_path / "base")[-1]
 
@@ -249,6 +262,29 @@ def test_waits_for_a_run_that_somebody_started_by_hand(tmp_path):
         assert other.wait() == 0
     assert sorted(ran(tmp_path)) == ["1", "2"]
     assert trained(tmp_path / "seed=1") == [1, 2, 3, 4]
+
+
+def test_goes_on_with_what_somebody_left_unfinished(start, tmp_path):
+    command = [sys.executable, "-c", RUN, "--config.seed=1", "--config.sleep=1000", f"--workdir={tmp_path}/base"]
+    with subprocess.Popen(command) as other:
+        wait_for((tmp_path / "base" / "config.json").exists)
+        process = start(tmp_path, [{"seed": 1}])
+        assert process.stdout.readline().startswith("base  running")
+        other.kill()
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, output
+    assert ran(tmp_path) == ["1", "1"]
+    assert trained(tmp_path / "base") == [1, 2, 3, 4]
+
+
+def test_what_an_earlier_sweep_left_has_its_devices_to_the_end(start, tmp_path):
+    first = start(tmp_path, [{"seed": 2, "sleep": 0.1}], 20)
+    wait_for(lambda: trained(tmp_path / "base"))
+    first.kill()
+    first.wait()
+    assert sweep(tmp_path, [{"seed": 1}, {"seed": 2, "sleep": 0.1}], 20) == 0
+    ended, began = tmp_path / "base" / "artifacts" / "run.json", tmp_path / "seed=1" / "log.txt"
+    assert ended.stat().st_mtime_ns <= began.stat().st_mtime_ns
 
 
 def test_what_an_earlier_sweep_left_may_end_before_its_turn_comes(start, tmp_path):
@@ -315,11 +351,18 @@ def test_names_are_folders():
     long = run_names([{"init.path": "x" * 300 + letter} for letter in "ab"])
     assert len(set(long)) == 2
     assert all(len(name) < 120 for name in long)
+    foreign = run_names([{"data.source": "文" * 90 + letter} for letter in "ab"])
+    assert len(set(foreign)) == 2
+    assert all(len(name.encode()) < 120 for name in foreign)
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
-    [([], r"has no sweep\(\)"), ([{"seed": 1}, {"seed": 1}], "two runs of the sweep are the same: {'seed': 1}")],
+    [
+        ([], r"has no sweep\(\)"),
+        ([{"seed": 1}, {"seed": 1}], "two runs of the sweep are the same: {'seed': 1}"),
+        ([{"seed": 1, "total_steps": 4}, {"seed": 1}], "are the same: {'seed': 1, 'total_steps': 4} and {'seed': 1}"),
+    ],
 )
 def test_what_cannot_be_swept(overrides, message, tmp_path):
     with pytest.raises(ValueError, match=message):

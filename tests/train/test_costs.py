@@ -1,0 +1,87 @@
+"""What an experiment is said to cost, beside what XLA plans for its training step."""
+
+import jax
+import pytest
+
+import configs
+from train import costs, loop
+from train.experiment import Experiment
+
+ADAPTED = {"init.path": "there", "adapt.name": "lora", "objective.name": "causal_lm"}
+ZOO = {
+    "gpt_stdlib": {},
+    "vit_digits": {},
+    "bert_stdlib": {"accumulate": 4},
+    "t5_stdlib": {"model.remat": "full", "accumulate": 2},
+    "llama_stdlib": ADAPTED,
+}
+# What each device holds: without batch axes that are said, XLA spreads this model's activations as its tables are.
+SPREAD = {
+    "fsdp": {"mesh.fsdp": 4},
+    "tensor": {"mesh.data": 2, "mesh.tensor": 2},
+    "sequence": {"mesh.data": 2, "mesh.tensor": 2, "sequence_sharding": True},
+}
+SLOW = {
+    "bart_stdlib": {},
+    "bert_stdlib": {},
+    "bigbird_stdlib": {},
+    "detr_shapes": {},
+    "elmo_stdlib": {},
+    "gpt_stdlib": {"model.remat": "full", "accumulate": 4},
+    "llama_stdlib": {},
+    "mae_digits": {},
+    "resnet_digits": {},
+    "seq2seq_cldr": {},
+    "swin_digits": {},
+    "t5_stdlib": {},
+    "transformer_cldr": {},
+    "transformer_xl_stdlib": {},
+}
+
+
+def experiment(name, changes):
+    config, _ = configs.load(f"configs/{name}.py")
+    if "unroll" in config.model:
+        config.model.unroll = 1
+    if config.data.source == "stdlib":
+        config.data.max_bytes = 1_000_000
+    configs.override(config, changes)
+    return Experiment(config, devices=jax.devices()[: max(config.mesh.data, 1) * config.mesh.fsdp * config.mesh.tensor])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"), [*ZOO.items(), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW.items())]
+)
+def test_the_memory_of_a_training_step_is_near_what_xla_plans(name, changes):
+    check_memory(name, changes)
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt_stdlib", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert_stdlib", "t5_stdlib"))]
+)
+@pytest.mark.parametrize("mesh", SPREAD)
+def test_the_memory_of_each_device_is_near_what_xla_plans(mesh, name):
+    check_memory(name, SPREAD[mesh])
+
+
+def check_memory(name, changes):
+    its = experiment(name, changes)
+    estimate = costs.on_each_device(its, costs.experiment_budget(its), its.mesh)["total"]
+    plan = loop.jit_step(its).lower(its.abstract_state, jax.eval_shape(its.zeros)).compile().memory_analysis()
+    planned = plan.argument_size_in_bytes + plan.temp_size_in_bytes
+    planned += plan.output_size_in_bytes - plan.alias_size_in_bytes
+    assert estimate == pytest.approx(planned, rel=0.15)
+
+
+def test_an_adaptation_costs_less_than_training_everything():
+    whole, adapted = (costs.experiment_budget(experiment("gpt_stdlib", changes)) for changes in ({}, ADAPTED))
+    assert whole.parameters == adapted.parameters
+    assert whole.flops["forward"] == adapted.flops["forward"]
+    forward = whole.flops["forward"]["model"]
+    assert whole.flops["training"]["model"] == pytest.approx(3 * forward, rel=0.01)
+    # The gradient of a matrix is on the way to that of its change; that of the output layer is not needed.
+    assert 2 * forward < adapted.flops["training"]["model"] < 2.9 * forward
+    for name in ("gradients", "optimizer"):
+        assert adapted.memory["training"][name] < 0.2 * whole.memory["training"][name]
+    assert adapted.memory["training"]["weights"] > whole.memory["training"]["weights"]
+    assert adapted.memory["inference"] == whole.memory["inference"]
