@@ -50,11 +50,12 @@ def main() -> None:
         batch = next(batches)
         done = 0
 
-        def timed(function):
-            start = time.perf_counter()
+        def timed(function, save_every=many):
+            loop.save_every, start = save_every, time.perf_counter()
             for _ in range(options.steps):
                 function()
             jax.block_until_ready(loop.state)
+            loop.checkpoints.wait()
             return (time.perf_counter() - start) / options.steps * 1e3
 
         def step():
@@ -66,19 +67,13 @@ def main() -> None:
             done += 1
             loop.run(done)
 
-        def save():
-            loop.save_every = options.save_every
-            run()
-            if done % options.steps == 0:
-                loop.checkpoints.wait()
-            loop.save_every = many
-
-        parts = {"loop": run, "with saves": save}
+        parts = {"loop": (run,), "with saves": (run, options.save_every)}
         if not options.save_every:
-            parts = {"compiled step": step, "data fetch": lambda: jax.block_until_ready(next(batches)), "loop": run}
+            fetch = lambda: jax.block_until_ready(next(batches))  # noqa: E731
+            parts = {"compiled step": (step,), "data fetch": (fetch,), "loop": (run,)}
         for part in parts.values():
-            timed(part)
-        rounds = [[timed(part) for part in parts.values()] for _ in range(options.rounds)]
+            timed(*part)
+        rounds = [[timed(*part) for part in parts.values()] for _ in range(options.rounds)]
     for name, times in zip(parts, zip(*rounds)):
         print(f"{name:14s} {statistics.median(times):8.2f} ms")
     overhead = statistics.median((last - sum(others)) / last for *others, last in rounds)

@@ -1,6 +1,10 @@
 """Batches as functions of (seed, step): any step costs the same to reach, however the run got there."""
 
+import multiprocessing
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,14 +79,22 @@ class _Batches:
         options = grain.ReadOptions(num_threads=self.threads, prefetch_buffer_size=2 * self.threads)
         batches = grain.MapDataset.range(start, stop).map(self.__getitem__).to_iter_dataset(options)
         if self.workers:
-            batches = batches.mp_prefetch(
-                grain.MultiprocessingOptions(num_workers=self.workers, per_worker_buffer_size=2)
-            )
+            options = grain.MultiprocessingOptions(num_workers=self.workers, per_worker_buffer_size=2)
+            batches = batches.mp_prefetch(options, worker_init_fn=_depend)
         iterator = iter(batches)
         try:
             yield from iterator
         finally:
             iterator.close()
+
+
+def _depend(index, count):
+    """Makes a worker end when its run does, and not before: a signal to all processes of a run is the run's to answer,
+    which still needs batches; of a run that was killed nobody else would end the workers."""
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    run = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (run.join(), os._exit(1)), daemon=True).start()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -183,7 +183,8 @@ def budget(
         out = function(whole | origin | {"params": cast(whole["params"])}, cast(batch), rngs={"dropout": key})[0]
         return out[0] if isinstance(out, tuple) else out
 
-    light = jax.eval_shape(cast, (whole.pop("params"), whole, inputs))
+    rest = {name: value for name, value in whole.items() if name != "params"}
+    light = jax.eval_shape(cast, (whole["params"], rest, inputs))
     forward = jax.make_jaxpr(apply)(*light).jaxpr
     step_inputs = (params, variables, inputs if batch is None else batch, key)
     gradient = jax.make_jaxpr(jax.value_and_grad(loss))(*step_inputs).jaxpr

@@ -42,7 +42,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     """
 
     def __init__(
-        self, workdir: Path, *, keep: int = 1, best: str = "", best_is_highest: bool = False, on_error: str = "stop"
+        self, workdir: Path, *, keep: int = 2, best: str = "", best_is_highest: bool = False, on_error: str = "stop"
     ):
         self.folder, self.say = Path(workdir).absolute() / "checkpoints", partial(print, file=sys.stderr)
         self._best, self._on_error = best, on_error

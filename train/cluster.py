@@ -19,8 +19,8 @@ JOBS = "jobs.json"  # of the folder `slurm` in a workdir: run's name -> SLURM's 
 class Task:
     """A run as submitit has it: it calls it in every task of the job, and `checkpoint` before the time is over.
 
-    SLURM's own SIGTERM, as of `scontrol requeue` and of a preemption, goes on to the run, which saves. SLURM sends it
-    to the whole process group, of which the run is none: of two signals the second would end it before it has saved.
+    What tells the task to end goes on to the run: a cluster tells it itself as well, or does not, as it tracks
+    processes, and to the run it does not matter how often it is told.
     """
 
     def __init__(self, command: Sequence[str], folder: str):
@@ -28,15 +28,14 @@ class Task:
         self.process: subprocess.Popen | None = None
 
     def __call__(self) -> None:
-        """Runs the command to its end; raises RuntimeError if it was another than a good one."""
+        """Runs the command until it has ended, or was told to and has saved; raises RuntimeError if it failed."""
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         with (Path(self.folder) / LOG).open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-            signal.signal(signal.SIGTERM, lambda number, frame: self.process.terminate())
-            code = self.process.wait()
-        if code:
+            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        signal.signal(signal.SIGTERM, lambda number, frame: self.process.terminate())
+        self._wait()
+        code = self.process.wait()
+        if code not in (0, guard.PREEMPTED):  # a failed task might end the others before the first has the job requeued
             raise RuntimeError(f"exit code {code}: {Path(self.folder) / LOG} has what it said.")
 
     def checkpoint(self) -> Any:
@@ -44,8 +43,12 @@ class Task:
         from submitit.helpers import DelayedSubmission
 
         self.process.terminate()
-        self.process.wait()
+        self._wait()
         return DelayedSubmission(Task(self.command, self.folder))
+
+    def _wait(self):
+        """Waits until the run has ended; Popen's own wait cannot be called in a signal's handler while it waits."""
+        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
 
     def __getstate__(self):
         return self.__dict__ | {"process": None}

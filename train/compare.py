@@ -1,7 +1,6 @@
 """What runs came to, side by side: `compare.html`; of a sweep its table, `sweep.csv`, `sweep.html`, `sweep.png`."""
 
 import csv
-import json
 import math
 import os
 import re
@@ -22,6 +21,7 @@ from train import figures
 from train.follow import LOG, Run, labels, runs_in
 from train.page import LOWER_IS_BETTER, box, card, file_name, flatten, number, section, series, text, words, write
 from train.progress import clock
+from train.writers import read_json
 
 Target = tuple[str, bool]  # a metric, and whether more of it is better
 MOST_CHARTS, MOST_AXES = 8, 12
@@ -73,7 +73,8 @@ def ranked(runs: Sequence[Run], target: Target) -> list[Run]:
 
 
 def compare(folders: Sequence[Path]) -> Path:
-    """Writes `compare.html` into the folder where all these runs, or sweeps of runs, lie; returns its path.
+    """Writes `compare.html` into the folder where all these runs, or sweeps of runs, lie, or into this one if that is
+    the root; returns its path.
 
     Raises:
         FileNotFoundError: one of the folders has no run.
@@ -82,9 +83,11 @@ def compare(folders: Sequence[Path]) -> Path:
         raise FileNotFoundError(f"there is no run in {empty[0]}.")
     paths = dict.fromkeys(path.absolute() for folder in folders for path in runs_in(folder))
     common = Path(os.path.commonpath(path.parent for path in paths))
+    if common == Path(common.anchor):  # they have nothing in common
+        common = Path.cwd()
     runs = []
     for path in paths:
-        run = Run(str(path.relative_to(common)), path, config=json.loads((path / "config.json").read_text("utf-8")))
+        run = Run(os.path.relpath(path, common), path, config=read_json(path / "config.json"))
         run.state = "done" if run.is_done() else "stopped"
         run.look()
         runs.append(run)

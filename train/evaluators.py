@@ -23,7 +23,7 @@ from train.experiment import Experiment
 from train.objectives import read
 from train.probes import PROBES, accuracies
 from train.sampling import Sampler
-from train.sharding import check_batch, in_parts, to_mesh
+from train.sharding import check_batch, to_mesh
 from train.state import TrainState
 from train.step import make_asking_step, make_evaluation_step
 
@@ -40,14 +40,13 @@ class Evaluator:
         self.experiment, self.sampler = experiment, Sampler(experiment)
         self.found: dict[str, Coco] = {}
         model, precision = experiment.model, experiment.config.precision
-        step = make_evaluation_step(model, experiment.objective, precision)
-        self._step = jax.jit(in_parts(step, experiment.mesh, experiment.config.sequence_sharding))
-        self._read = jax.jit(make_asking_step(model, read, precision))
+        self._step = experiment.jit(make_evaluation_step(model, experiment.objective, precision))
+        self._read = experiment.jit(make_asking_step(model, read, precision))
         self._probes = called("probes", experiment.config.probes, PROBES)
         if self._probes and (not hasattr(model, "image_size") or hasattr(model, "num_queries")):
             raise ValueError(f"probes is {experiment.config.probes!r}: they are for models of labelled images.")
         if self._probes:
-            self._see = jax.jit(make_asking_step(model.clone(num_classes=0), _see, precision))
+            self._see = experiment.jit(make_asking_step(model.clone(num_classes=0), _see, precision))
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
         """Metrics of every split, as "split/name"."""

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -129,6 +130,10 @@ class Experiment:
     @cached_property
     def mesh(self) -> Mesh:
         return sharding.make_mesh(**self.config.mesh, devices=self.devices)
+
+    def jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        """`jax.jit` of a function of batches, with what it computes where the mesh has it."""
+        return jax.jit(sharding.in_parts(function, self.mesh, self.config.sequence_sharding), **options)
 
     @cached_property
     def total_steps(self) -> int:

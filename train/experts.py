@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Float
 
 from models.adapt import merged, mixture
@@ -119,7 +120,7 @@ def _scorer(experiment, changed, collections):
     step = make_evaluation_step(experiment.model, experiment.objective, experiment.config.precision)
     collections = {name: value for name, value in collections.items() if name not in ("base", "memory")}
 
-    @jax.jit
+    @experiment.jit
     def loss(changed, weights, batch):
         return step({**collections, "params": changed(weights)}, batch)[0]["loss"].compute()
 
@@ -135,7 +136,7 @@ def _answer(experiment, params, names, prompt):
         raise ValueError(f"experts.question is {settings.question!r}: it must have {{text}} and {{name}}.")
     if prompt is None:
         examples = experiment.data.train[0]
-        rows = zip(examples["tokens"][: settings.examples], examples["mask"])
+        rows = zip(examples["tokens"][: -(-settings.examples // jax.process_count())], examples["mask"])
         texts = [tokenizer.decode(tokens[mask]) for tokens, mask in rows]
     else:
         texts = [prompt]
@@ -150,4 +151,4 @@ def _answer(experiment, params, names, prompt):
         written = Generation(jnp.asarray(tokens), jnp.array(list(map(len, rows))), jnp.zeros(len(rows)))
         starts = jnp.full(len(rows), start)
         total += np.asarray(log_likelihood(experiment.model, {"params": params}, written, starts))
-    return int(total.argmax())
+    return int(process_allgather(total, tiled=True).reshape(-1, len(names)).sum(axis=0).argmax())

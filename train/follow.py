@@ -1,7 +1,6 @@
 """Following runs from outside: what their folders tell, as one table."""
 
 import fcntl
-import json
 import math
 import os
 import re
@@ -18,7 +17,7 @@ from rich.live import Live
 from rich.table import Table as Grid
 
 from train.progress import clock, number
-from train.writers import METRICS_FILE, read_metrics
+from train.writers import METRICS_FILE, read_json, read_metrics
 
 LOG = "log.txt"  # what a run of a sweep prints
 PROMPT = "$ "  # there, before the command of each start
@@ -94,8 +93,7 @@ class Run:
 
     def facts(self) -> Mapping[str, Any]:
         """What it wrote of itself at its end."""
-        path = self.folder / "artifacts" / "run.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return read_json(self.folder / "artifacts" / "run.json")
 
     def command(self, start: Sequence[str]) -> list[str]:
         """Its command line, after what all runs of a sweep have in common."""
@@ -206,7 +204,7 @@ def watch(folders: Iterable[Path], seconds: float = 1.0) -> None:
                         name = str(path.relative_to(folder.parent if len(folders) > 1 else folder))
                         runs[path] = Run(folder.name if name == "." else name, path)
                     run = runs[path]
-                    run.config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+                    run.config = read_json(path / "config.json")
                     if held(run.folder):
                         run.state, busy = "running", True
                     elif run.is_done():

@@ -13,6 +13,8 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from train.writers import read_json
+
 # What a later part of the same run may change: how long it is, when it looks and saves, and what it is computed on.
 MAY_CHANGE = (
     *(
@@ -31,6 +33,7 @@ MAY_CHANGE = (
 )
 
 
+TOLD_BY_CLUSTERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was told to stop and has saved: start it again
 
 
@@ -39,7 +42,8 @@ class Preempted(Exception):
 
 
 class StopSignal(contextlib.AbstractContextManager):
-    """Turns the first SIGTERM or SIGINT into `received`; a second one does what it always did."""
+    """Notes in `received` that the run is told to stop: by SIGTERM, SIGUSR1 or SIGUSR2, of which a cluster may send
+    several and each to all processes, or by SIGINT, the second of which does what it always did."""
 
     def __init__(self):
         self.received = False
@@ -47,13 +51,14 @@ class StopSignal(contextlib.AbstractContextManager):
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (*TOLD_BY_CLUSTERS, signal.SIGINT):
                 self._before[number] = signal.signal(number, self._receive) or signal.SIG_DFL  # none of Python's
         return self
 
     def _receive(self, number, frame):
         self.received = True
-        signal.signal(number, self._before.pop(number))
+        if number == signal.SIGINT:
+            signal.signal(number, self._before.pop(number))
 
     def __exit__(self, *_):
         for number, handler in self._before.items():
@@ -126,7 +131,7 @@ def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> N
     """
     path = workdir / "data.json"
     if has_saved(workdir) and path.exists() and not force:
-        before = _read(path)
+        before = read_json(path)
         changed = [name for name in {**before, **files} if before.get(name) != files.get(name)]
         if changed:
             raise ValueError(
@@ -153,7 +158,7 @@ def check_shared(config: ConfigDict, workdir: Path) -> None:
 
 def check_config(config: ConfigDict, workdir: Path) -> None:
     """Raises ValueError, with the keys that differ, unless the run in the workdir is one of this config."""
-    there = _read(workdir / "config.json")
+    there = read_json(workdir / "config.json")
     changed = [
         f"{key}: {was!r} there, {now!r} here"
         for key, was, now in differences(there, plain(config))
@@ -168,13 +173,6 @@ def check_config(config: ConfigDict, workdir: Path) -> None:
 
 def _text(config):
     return json.dumps(plain(config), indent=2)
-
-
-def _read(path):
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): --force-config writes it anew.") from None
 
 
 def _write(path, text):

@@ -1,6 +1,5 @@
 """What a run starts from beside its seed: the parameters of another run or of `transformers`, and a teacher."""
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from models.layers.position import resample
 from train.checkpoint import read_variables
 from train.objectives import Batch, read, read_masked
 from train.state import TrainState
+from train.writers import read_json
 
 
 def start_from(
@@ -122,7 +122,7 @@ def load_teacher(path: str, mesh: Mesh, student: nn.Module) -> Callable[[Batch],
 def _load(path: str, student: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
     if not _is_run(path):
         return convert.load(path)
-    config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+    config = read_json(Path(path) / "config.json")
     settings = {key: tuple(value) if isinstance(value, list) else value for key, value in config["model"].items()}
     if settings.get("vocab_size", 0) is None:
         settings["vocab_size"] = Tokenizer.load(path).vocab_size

@@ -18,7 +18,7 @@ from train.evaluators import Evaluator
 from train.experiment import Experiment
 from train.progress import Progress
 from train.report import write_report
-from train.sharding import batch_sharding, check_batch, in_parts, to_mesh
+from train.sharding import batch_sharding, check_batch, to_mesh
 from train.state import TrainState
 from train.step import make_train_step
 from train.writers import MetricsWriter
@@ -206,9 +206,8 @@ def jit_step(experiment: Experiment):
         ema_decay=config.ema_decay,
         total_steps=experiment.total_steps,
     )
-    step = in_parts(step, experiment.mesh, config.sequence_sharding)
     batch = batch_sharding(experiment.mesh)
-    return jax.jit(step, in_shardings=(places, batch), out_shardings=(places, None), donate_argnums=0)
+    return experiment.jit(step, in_shardings=(places, batch), out_shardings=(places, None), donate_argnums=0)
 
 
 def compile_step(experiment: Experiment, state: TrainState):

@@ -19,7 +19,7 @@ from metrics.translation import bleu_by_length
 from train import attention, figures, page
 from train.page import Metrics, box, card, file_name, flatten, keys, number, section, series, text, words, write
 from train.progress import clock
-from train.writers import METRICS_FILE, read_metrics
+from train.writers import METRICS_FILE, read_json, read_metrics
 
 CURVES = {  # what is charted first, and its title
     "loss": "Loss",
@@ -47,7 +47,7 @@ def write_report(workdir: str | os.PathLike) -> Path:
         )
     metrics = read_metrics(workdir) if (workdir / METRICS_FILE).exists() else []
     artifacts = workdir / "artifacts"
-    config, run, cost = map(_read_json, (workdir / "config.json", artifacts / "run.json", artifacts / "cost.json"))
+    config, run, cost = map(read_json, (workdir / "config.json", artifacts / "run.json", artifacts / "cost.json"))
     arrays = {path.stem: _read_npz(path) for path in sorted(artifacts.glob("*.npz"))}
     folder = workdir / "report"
     folder.mkdir(exist_ok=True)
@@ -216,7 +216,7 @@ def _samples(path: Path) -> str:
 
 def _written(path: Path, folder: Path) -> str:
     """BLEU by the length of the input, and the first texts beside what they should be."""
-    written = _read_json(path)
+    written = read_json(path)
     inputs, outputs, references = zip(*written["rows"])
     groups = {"": bleu_by_length(outputs, references, [len(line.split()) for line in inputs])}
     rows = "".join(f"<tr><td>{'<td>'.join(map(text, row))}" for row in written["rows"][: MOST["written"]])
@@ -327,13 +327,6 @@ def _amount(what: str, value: Any) -> str:
         power = min(int(math.log(max(value, 1), base) + 1e-9), len(prefixes) - 1)
         return f"{value / base**power:.4g} {prefixes[power]}{unit}"
     return f"{value:,}" if isinstance(value, int) else number(value)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is not a JSON object ({error}); without that file the report can be made.") from None
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:

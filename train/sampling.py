@@ -105,13 +105,7 @@ class Sampler:
         for key in ("num_samples", "prompt", "draft", "contrast"):
             del settings[key]
         settings |= {key: settings[key] or None for key in ("top_k", "top_p", "no_repeat_ngram_size")}
-        model, new = self.experiment.model, settings["max_new_tokens"]
-        whole, longest = prompts.shape[1] + new, getattr(model, "max_length", None)
-        if longest and inputs is None and whole > longest:
-            raise ValueError(
-                f"{prompts.shape[1]} tokens and sampling.max_new_tokens={new} more: a sequence of {whole} tokens is "
-                f"longer than the model's {longest}."
-            )
+        model = self.experiment.model
         if "draft" not in self.helpers:
             contrast = self.helpers.get("contrast")
             return best_of(

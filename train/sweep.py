@@ -17,6 +17,7 @@ from typing import Any
 
 from train import devices, guard
 from train.follow import CLAIM, LOG, PROMPT, Run, Table, held, labels, locked
+from train.writers import read_json
 
 LONGEST_NAME = 100  # bytes
 TICK = 0.2  # seconds
@@ -71,12 +72,12 @@ def plan(overrides: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, 
     """The runs of a sweep, in folders of `workdir`; raises as `run_sweep`."""
     if not overrides:
         raise ValueError("this config has no sweep(): it must yield a dict of overrides for each run.")
-    first: dict[str, Mapping[str, Any]] = {}  # by config: its first overrides
-    for changes, config in zip(overrides, configs):
-        if (other := first.setdefault(json.dumps(config, sort_keys=True), changes)) is not changes:
-            raise ValueError(f"two runs of the sweep are the same: {dict(other)} and {dict(changes)}.")
+    texts = [json.dumps(config, sort_keys=True) for config in configs]
+    alike = [str(dict(changes)) for changes, text in zip(overrides, texts) if texts.count(text) > 1]
+    if alike:
+        raise ValueError(f"two runs of the sweep are the same: {alike[0]} and {alike[1]}.")
     # A run may be there under another name, of a sweep in which other keys differed.
-    there = [(json.loads(path.read_text(encoding="utf-8")), path.parent.name) for path in workdir.glob("*/config.json")]
+    there = [(read_json(path), path.parent.name) for path in workdir.glob("*/config.json")]
     runs = []
     for name, changes, config in zip(run_names(overrides), overrides, configs):
         name = next((known for other, known in there if other == config), name)
@@ -88,9 +89,6 @@ def run_names(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
     """Folders' names: "learning_rate=0.001,seed=1", the keys that tell the runs apart.
 
     A key that says no more than those before it (the width that goes with a model's name) is left out.
-
-    Raises:
-        ValueError: two runs have the same overrides.
     """
     keys: list[str] = []
     kinds = 1
@@ -102,8 +100,6 @@ def run_names(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
     for changes in overrides:
         parts = [f"{label}={changes[key]}" for key, label in zip(keys, labels(keys)) if key in changes]
         name = ",".join(parts).replace("/", "_").replace(" ", "") or "base"
-        if kinds < len(overrides) and [_values(other, keys) for other in overrides].count(_values(changes, keys)) > 1:
-            raise ValueError(f"two runs of the sweep are the same: {dict(changes)}.")
         if len(name.encode()) > LONGEST_NAME or name in names:
             name = name.encode()[:LONGEST_NAME].decode(errors="ignore")
             name = f"{name}~{hashlib.sha256(repr(changes).encode()).hexdigest()[:8]}"

@@ -25,6 +25,17 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
     return [{key: math.nan if value is None else value for key, value in line.items()} for line in lines]
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """What a run keeps in a file, `config.json` or another; {} if there is none.
+
+    Raises ValueError, with the file, if it is damaged.
+    """
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}): delete it, and the run writes it anew.") from None
+
+
 class MetricsWriter(AbstractContextManager):
     """Writes scalars by step so that the history of a killed and resumed run equals the uninterrupted one.
 

@@ -1,4 +1,8 @@
 import itertools
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,6 +100,32 @@ def test_evaluation_made_ahead_is_the_same(kind):
     ahead = EvaluationBatches(source=source(100), batch_size=16, **{kind: 2})
     for expected, batch in itertools.zip_longest(plain, ahead):
         same(batch, expected)
+
+
+def test_a_worker_ends_when_its_run_does_and_not_before():
+    """Not by the signals that a cluster sends to all processes of a job; and when its run is killed."""
+    script = """
+import multiprocessing, os, signal, sys
+from tests.data.test_pipeline import TrainBatches, source
+if __name__ == "__main__":
+    batches = TrainBatches(source=source(100), batch_size=16, seed=4, workers=1).iterate()
+    next(batches)
+    (worker,) = multiprocessing.active_children()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        os.kill(worker.pid, number)
+    for _ in range(20):
+        next(batches)
+    print(worker.pid, flush=True)
+    sys.stdin.read()
+"""
+    command, pipe = [sys.executable, "-c", script], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=Path(__file__).parents[2]) as run:
+        worker = int(run.stdout.readline())
+        run.kill()
+    end = time.monotonic() + 30
+    while Path(f"/proc/{worker}").exists():
+        assert time.monotonic() < end, "the worker is still there"
+        time.sleep(0.1)
 
 
 def fail(batch, keys):

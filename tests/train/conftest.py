@@ -36,7 +36,7 @@ def browse(tmp_path):
 
     def browse(html, script):
         page = tmp_path / "page.html"
-        page.write_text(f"{html.removesuffix('</html>')}<script>{script}</script>", encoding="utf-8")
+        page.write_text(f"<!doctype html><meta charset=utf-8>{html}<script>{script}</script>", encoding="utf-8")
         options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'user'}", "--dump-dom"]
         return subprocess.run([chromium, *options, page.as_uri()], capture_output=True, text=True, check=True).stdout
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 import launch
-from train.compare import differing, ranked, setting, target_of, write_page
+from train.compare import compare, differing, ranked, setting, target_of, write_page
 from train.follow import Run
 
 LOSSES = {1e-4: 0.4, 1e-3: 0.2, 1e-2: 0.3, 1e-1: 0.1}
@@ -84,12 +84,7 @@ def test_a_browser_marks_a_run_and_sorts(runs, browse, tmp_path):
     assert len(re.findall(r'<tr class="run run1 on">', shown)) == 1
     assert '<main class="chosen">' in shown
     names = re.findall(r'<tr class="run run\d[^>]*><td><i[^>]*></i>rate=([^<]+)', shown)
-    assert names == [
-        "0.0001",
-        "0.001",
-        "0.01",
-        "0.1",
-    ]
+    assert names == ["0.0001", "0.001", "0.01", "0.1"]
 
 
 def test_any_runs_are_compared(runs, tmp_path, capsys):
@@ -121,3 +116,15 @@ def test_any_runs_are_compared(runs, tmp_path, capsys):
     assert "3 stopped" in page  # the facts are another config's
     assert launch.main(["--mode=report", str(tmp_path / "none"), first]) == 1
     assert "there is no run in" in capsys.readouterr().err
+    (runs[0].folder / "config.json").write_text("{")
+    assert launch.main(["--mode=report", str(tmp_path), first]) == 1
+    assert f"{runs[0].folder / 'config.json'} is damaged" in capsys.readouterr().err
+
+
+def test_runs_that_lie_apart_are_compared_here(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.path.commonpath", lambda paths: "/")
+    for run in runs[:2]:
+        (run.folder / "config.json").write_text(json.dumps(run.config))
+    assert compare([run.folder for run in runs[:2]]) == tmp_path / "compare.html"
+    assert "<td><i" in (tmp_path / "compare.html").read_text()

@@ -13,6 +13,7 @@ from train import experiment as experiment_module
 from train import loop, step
 from train.evaluators import restore
 from train.experiment import Experiment
+from train.sampling import Sampler
 from train.sharding import shardings
 from train.step import make_train_step
 from train.writers import read_metrics
@@ -45,6 +46,17 @@ def run(tiny, tmp_path_factory):
     config, workdir = tiny("transformer_xl", CHANGES), tmp_path_factory.mktemp("run")
     loop.train(config, workdir, devices=ONE)
     return config, workdir, read_metrics(workdir)
+
+
+def test_more_is_written_than_a_segment_is_long(tiny):
+    """The cache of Transformer-XL may be any length, where another model's `max_length` is the longest."""
+    sampling = {"sampling.num_samples": 1, "sampling.prompt": "def", "sampling.max_new_tokens": 40}
+    experiment = Experiment(tiny("transformer_xl", CHANGES | sampling), devices=ONE)
+    assert experiment.model.max_length < 40
+    sampler, variables = Sampler(experiment), experiment.make_state().variables()
+    sampler.check(variables)
+    (text,) = sampler.write(variables, "def")
+    assert len(experiment.data.tokenizer.encode(text)) > experiment.model.max_length
 
 
 def read(experiment, params, segments):

@@ -374,7 +374,7 @@ def test_what_is_not_a_workdir_or_damaged_is_said(tmp_path):
     with pytest.raises(FileNotFoundError, match="is not the workdir of a run"):
         write_report(tmp_path)
     (tmp_path / "config.json").write_text("[1")
-    with pytest.raises(ValueError, match=r"config\.json is not a JSON object"):
+    with pytest.raises(ValueError, match=r"config\.json is damaged"):
         write_report(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "artifacts").mkdir()
