@@ -54,7 +54,7 @@ def get_config(model: str) -> ConfigDict:
                 "keep": 2,  # how many of the newest stay: of two, one that is damaged can be done without
                 "best": "",  # the best by this metric, such as validation/loss, stays too; "" = none
                 "best_is_highest": False,  # more of the metric is better
-                "on_error": "stop",  # what a save that fails, as on a full disk, does to the run: stop | continue
+                "on_error": "stop",  # when a save fails, as on a full disk: stop, or, of one process, continue
             },
             "cluster": cluster(),
             # of the features of a model of images, at evaluations, such as "knn(20) | few_shot(10) | linear"; "" = none

@@ -38,7 +38,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         say: is called with a sentence when something went wrong that the run survives.
 
     Raises:
-        ValueError: `keep` is below 1, or `on_error` is neither.
+        ValueError: `keep` is below 1, or `on_error` is neither, or "continue" in a run of several processes.
     """
 
     def __init__(
@@ -48,6 +48,8 @@ class Checkpoints(contextlib.AbstractContextManager):
         self._best, self._on_error = best, on_error
         if on_error not in ("stop", "continue"):
             raise ValueError(f"checkpoint.on_error is {on_error!r}: it must be stop or continue.")
+        if on_error == "continue" and jax.process_count() > 1:
+            raise ValueError("checkpoint.on_error is 'continue': of several processes the others would wait for one.")
         if keep < 1:
             raise ValueError(f"checkpoint.keep is {keep}: at least the newest, 1, must stay.")
         preserve = [policies.LatestN(keep)]

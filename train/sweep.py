@@ -8,7 +8,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -73,8 +73,9 @@ def plan(overrides: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, 
     if not overrides:
         raise ValueError("this config has no sweep(): it must yield a dict of overrides for each run.")
     texts = [json.dumps(config, sort_keys=True) for config in configs]
-    alike = [str(dict(changes)) for changes, text in zip(overrides, texts) if texts.count(text) > 1]
-    if alike:
+    most, count = Counter(texts).most_common(1)[0]
+    if count > 1:
+        alike = [dict(changes) for changes, text in zip(overrides, texts) if text == most]
         raise ValueError(f"two runs of the sweep are the same: {alike[0]} and {alike[1]}.")
     # A run may be there under another name, of a sweep in which other keys differed.
     there = [(read_json(path), path.parent.name) for path in workdir.glob("*/config.json")]

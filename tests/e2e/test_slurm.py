@@ -105,9 +105,13 @@ def steps(folder):
 
 
 def go_on(slurm, job):
-    """Lets a job that comes into the queue again start: SLURM would wait two minutes."""
+    """Lets a job that comes into the queue again start: SLURM would wait two minutes.
+
+    Some seconds it needs, or else the node takes the new start for the one that has just ended.
+    """
     shown = ["squeue", "--noheader", "--format=%T", f"--job={job}"]
     wait_for(lambda: "PENDING" in subprocess.run(shown, env=slurm, capture_output=True, text=True).stdout)
+    time.sleep(5)
     subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=slurm, check=True)
 
 

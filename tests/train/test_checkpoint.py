@@ -220,7 +220,7 @@ def test_where_all_are_damaged_all_stay(tmp_path):
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4"]
 
 
-def test_a_run_can_go_on_where_a_save_fails(tmp_path):
+def test_a_run_can_go_on_where_a_save_fails(tmp_path, monkeypatch):
     said = []
     with Checkpoints(tmp_path, keep=2, on_error="continue") as checkpoints:
         checkpoints.say = said.append
@@ -241,3 +241,6 @@ def test_a_run_can_go_on_where_a_save_fails(tmp_path):
         assert_equal(restore(tmp_path, step=step), state(step))
     with pytest.raises(ValueError, match=r"checkpoint.on_error is 'ignore': it must be stop or continue"):
         Checkpoints(tmp_path, on_error="ignore")
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="of several processes the others would wait for one"):
+        Checkpoints(tmp_path, on_error="continue")

@@ -361,6 +361,7 @@ def test_names_are_folders():
     [
         ([], r"has no sweep\(\)"),
         ([{"seed": 1}, {"seed": 1}], "two runs of the sweep are the same: {'seed': 1} and {'seed': 1}"),
+        ([{"seed": 1}, {}, {"seed": 1}], "two runs of the sweep are the same: {'seed': 1} and {'seed': 1}"),
         ([{"seed": 1}] * 2, "two runs of the sweep are the same: {'seed': 1} and {'seed': 1}"),
         ([{"seed": 1, "total_steps": 4}, {"seed": 1}], "are the same: {'seed': 1, 'total_steps': 4} and {'seed': 1}"),
     ],
