@@ -123,12 +123,12 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
     file = options.config or DEFAULT
     workdir = Path(options.workdir or default_workdir(file))
     if options.mode in ("report", "watch"):
+        from train.follow import runs_in, watch
+
         folders = [Path(folder) for folder in (options.workdir, *options.more) if folder] or [workdir]
         if options.mode == "watch":
-            from train.follow import watch
-
             watch(folders)
-        elif len(folders) > 1:
+        elif len(folders) > 1 or runs_in(folders[0]) not in ([], folders):
             from train.compare import compare
 
             print(compare(folders))

@@ -35,7 +35,8 @@ class Task:
         signal.signal(signal.SIGTERM, lambda number, frame: self.process.terminate())
         self._wait()
         code = self.process.wait()
-        if code not in (0, guard.PREEMPTED):  # a failed task might end the others before the first has the job requeued
+        told = (guard.PREEMPTED, *(-number for number in guard.TOLD_BY_CLUSTERS))  # the latter before the first step
+        if code and code not in told:  # a failed task might end the others before the first has the job requeued
             raise RuntimeError(f"exit code {code}: {Path(self.folder) / LOG} has what it said.")
 
     def checkpoint(self) -> Any:

@@ -26,6 +26,11 @@ COLOURS = {"running": "cyan", "done": "green", "failed": "red", "pruned": "yello
 LOG_SECONDS = 30
 
 
+def task(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config makes a run do, wherever that is done."""
+    return {key: value for key, value in config.items() if key != "cluster"}
+
+
 @dataclass(eq=False)
 class Run:
     """A run and how it goes.
@@ -89,7 +94,8 @@ class Run:
 
     def is_done(self) -> bool:
         """Whether the run of this config came to its end: the facts that it wrote have the config."""
-        return self.facts().get("config") == self.config
+        facts = self.facts()
+        return "config" in facts and task(facts["config"]) == task(self.config)
 
     def facts(self) -> Mapping[str, Any]:
         """What it wrote of itself at its end."""
@@ -184,7 +190,9 @@ class Table(AbstractContextManager):
 
 def runs_in(folder: Path) -> list[Path]:
     """The workdirs of a folder that is one, or that has some."""
-    return [path.parent for path in sorted([*folder.glob("config.json"), *folder.glob("*/config.json")])]
+    if (folder / "config.json").exists():
+        return [folder]
+    return [path.parent for path in sorted(folder.glob("*/config.json"))]
 
 
 def watch(folders: Iterable[Path], seconds: float = 1.0) -> None:

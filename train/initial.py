@@ -50,13 +50,17 @@ def start_from(
 
     Raises:
         FileNotFoundError: there is no such run.
-        ValueError: a parameter has another shape there, none of the model's is there, or a pair renames nothing.
+        ValueError: a parameter has another shape there, none of the model's is there, a pair renames
+            nothing, or a pattern skips nothing.
     """
     ours = _flat(jax.eval_shape(TrainState.variables, state))
     theirs = _renamed(_flat(_variables(path)), rename, path)
     depth = next((len(value) for name, value in theirs.items() if "layers/" in name), 0)
     if layers and not 0 <= min(layers) <= max(layers) < depth:
         raise ValueError(f"init.layers is {tuple(layers)}: the model in {path} has layers 0 to {depth - 1}.")
+    for pattern in skip:
+        if not any(re.search(pattern, name) for name in ours):
+            raise ValueError(f"init.skip: {pattern!r} is in no parameter of the model, which has {_parts(ours)}.")
     taken = {}
     for name in ours.keys() & theirs.keys():
         if not any(re.search(pattern, name) for pattern in skip):

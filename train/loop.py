@@ -120,6 +120,7 @@ class Loop:
         if self.start < self.total:
             self.progress.message("compiling the training step")
             self.step_function = compile_step(experiment, self.state)
+        self.full = False  # the disk, of which that is said
         self.unseen: dict[str, jax.Array] | None = None  # metrics of the last step, which the device may still compute
 
     def run(self, step: int) -> None:
@@ -136,12 +137,14 @@ class Loop:
         with self.clock.paused():
             if evaluate:
                 self.evaluated = self.evaluator.evaluate(self.state)
-                self.writer.write(step, self.evaluated)
                 self.progress.evaluation(step, self.evaluated)
-                artifacts.write_samples(self.evaluator, self.state, step)
-                artifacts.write_pictures(self.evaluator, self.state, step)
+                with self._disk():
+                    self.writer.write(step, self.evaluated)
+                    artifacts.write_samples(self.evaluator, self.state, step)
+                    artifacts.write_pictures(self.evaluator, self.state, step)
             if save or stop:
-                self.writer.flush()
+                with self._disk():
+                    self.writer.flush()
                 metrics = self.evaluated if evaluate else {}
                 self.checkpoints.save(self.state, self.experiment.config.to_dict(), metrics)
         if stop and not last:
@@ -161,6 +164,18 @@ class Loop:
             write_report(self.experiment.workdir)
         return self.evaluated
 
+    @contextlib.contextmanager
+    def _disk(self) -> Iterator[None]:
+        """Goes on where what is written inside does not fit on the disk, if the config wants that; says so once."""
+        try:
+            yield
+        except OSError as error:
+            if self.experiment.config.checkpoint.on_error == "stop":
+                raise
+            if not self.full:
+                self.progress.message(f"{error}. The run goes on.")
+            self.full = True
+
     def _look(self, step: int) -> None:
         """Checks, shows and writes the metrics of a step."""
         if self.unseen is None:
@@ -177,7 +192,8 @@ class Loop:
         if logged:
             metrics["train/learning_rate"] = float(self.experiment.schedule(step - 1))
             metrics |= self.clock.rates(step)
-            self.writer.write(step, metrics)
+            with self._disk():
+                self.writer.write(step, metrics)
         self.progress.update(step, metrics if logged else None)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from train import devices, guard
-from train.follow import CLAIM, LOG, PROMPT, Run, Table, held, labels, locked
+from train.follow import CLAIM, LOG, PROMPT, Run, Table, held, labels, locked, task
 from train.writers import read_json
 
 LONGEST_NAME = 100  # bytes
@@ -72,7 +72,7 @@ def plan(overrides: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, 
     """The runs of a sweep, in folders of `workdir`; raises as `run_sweep`."""
     if not overrides:
         raise ValueError("this config has no sweep(): it must yield a dict of overrides for each run.")
-    texts = [json.dumps(config, sort_keys=True) for config in configs]
+    texts = [json.dumps(task(config), sort_keys=True) for config in configs]
     most, count = Counter(texts).most_common(1)[0]
     if count > 1:
         alike = [dict(changes) for changes, text in zip(overrides, texts) if text == most]
@@ -81,7 +81,7 @@ def plan(overrides: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, 
     there = [(read_json(path), path.parent.name) for path in workdir.glob("*/config.json")]
     runs = []
     for name, changes, config in zip(run_names(overrides), overrides, configs):
-        name = next((known for other, known in there if other == config), name)
+        name = next((known for other, known in there if task(other) == task(config)), name)
         runs.append(Run(name, workdir / name, changes, config))
     return runs
 

@@ -71,7 +71,7 @@ class MetricsWriter(AbstractContextManager):
         self._path = workdir / METRICS_FILE
         lines = _cut(self._path, resume_step)
         self._rewritten = {_identity(line) for line in lines if line["step"] == resume_step}
-        self._file = self._path.open("ab", buffering=0)
+        self._file, self._left = self._path.open("ab", buffering=0), b""
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         # Two runs in one second must not share a file.
         self._events = EventsWriter(str(workdir / "events"), f".{uuid.uuid4().hex[:8]}")
@@ -90,7 +90,8 @@ class MetricsWriter(AbstractContextManager):
     def write(self, step: int | np.integer, metrics: Mapping[str, Any]) -> None:
         """Writes one line: `step`, then the metrics (`split/name` to a Python, numpy or JAX scalar).
 
-        Raises ValueError for a value that is not a scalar and OSError, naming the file, if the disk is full.
+        Raises ValueError for a value that is not a scalar and OSError, naming the file, if the disk is full: what did
+        not fit is written before the next line.
         """
         if self._file is None:
             return
@@ -98,10 +99,10 @@ class MetricsWriter(AbstractContextManager):
         line = {"step": int(step)} | {key: value if math.isfinite(value) else None for key, value in scalars.items()}
         if _identity(line) in self._rewritten:
             return
+        self._left += json.dumps(line).encode() + b"\n"
         try:
-            data = json.dumps(line).encode() + b"\n"
-            while data:
-                data = data[self._file.write(data) :]
+            while self._left:
+                self._left = self._left[self._file.write(self._left) :]
             values = [self._summary.Value(tag=key, simple_value=value) for key, value in scalars.items()]
             self._write_event(line["step"], summary=self._summary(value=values))
         except OSError as error:

@@ -109,7 +109,7 @@ def test_any_runs_are_compared(runs, tmp_path, capsys):
     for run in runs[:3]:
         config = run.config | {"data": {f"key{n}": f"{n}{run.name}" for n in range(13)}}
         (run.folder / "config.json").write_text(json.dumps(config))
-    assert launch.main(["--mode=report", str(tmp_path), first]) == 0
+    assert launch.main(["--mode=report", str(tmp_path)]) == 0
     page = (tmp_path / "compare.html").read_text()
     assert page.count("<tr class='run") == 3
     assert "<tr><td>data.key12<td>12rate=" in page

@@ -36,6 +36,8 @@ def test_watch_tells_how_each_run_is(tmp_path, capsys):
         "b  failed  step 7/40  loss 0.143",
         "c  stopped  step 5/40  loss 0.200",
     ]
+    (tmp_path / "a" / "export").mkdir()  # which is of a run, and none
+    (tmp_path / "a" / "export" / "config.json").write_text("{}")
     watch([tmp_path / "a", tmp_path / "c"])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["a", "c"]
     with pytest.raises(FileNotFoundError, match="there is no run in"):

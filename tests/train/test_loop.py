@@ -200,6 +200,33 @@ def test_a_loss_that_is_not_finite_stops_the_run(poisoned, poison, tiny, tmp_pat
     assert np.isfinite(loop.train(config, tmp_path, devices=ONE)["test/loss"])  # it goes on from there
 
 
+@pytest.mark.parametrize("on_error", ["stop", "continue"])
+def test_a_disk_without_room_for_what_is_shown(on_error, tiny, no_report, tmp_path, monkeypatch, capsys):
+    """Of a run that is to go on, what did not fit is written when there is room again."""
+
+    class Full(loop.MetricsWriter):
+        def write(self, step, metrics):
+            if not 2 <= step <= 3:
+                super().write(step, metrics)
+                return
+            disk, self._file = self._file, open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+            try:
+                super().write(step, metrics)
+            finally:
+                self._file.close()
+                self._file = disk
+
+    monkeypatch.setattr(loop, "MetricsWriter", Full)
+    config = tiny("gpt", {"total_steps": 5, "checkpoint.on_error": on_error, "log_every_steps": 1})
+    if on_error == "stop":
+        with pytest.raises(OSError, match=r"No space left on device: '.*metrics\.jsonl'"):
+            loop.train(config, tmp_path, devices=ONE)
+        return
+    loop.train(config, tmp_path, devices=ONE)
+    assert [line["step"] for line in train_lines(read_metrics(tmp_path))] == [1, 2, 3, 4, 5]
+    assert capsys.readouterr().err.count("The run goes on.") == 1
+
+
 def test_a_rate_that_explodes_stops_the_run(tiny, tmp_path):
     config = tiny("gpt", {"optimizer.learning_rate": 1e38, "save_every_steps": 1, "checkpoint.keep": 9})
     with pytest.raises(FloatingPointError, match=r"train/(loss|gradient_norm) is (nan|inf) at step \d+: the run stops"):

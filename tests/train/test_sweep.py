@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from train import figures, follow
-from train.sweep import run_names, run_sweep
+from train.sweep import plan, run_names, run_sweep
 
 # In a run's place: takes steps, saves every other one, goes on from there, stops by SIGTERM, fails when told to, and
 # leaves what a finished run leaves.
@@ -150,6 +150,21 @@ def test_what_is_done_with_another_config_is_not_done(tmp_path):
     sweep(tmp_path, overrides)
     sweep(tmp_path, overrides, total_steps=5)
     assert ran(tmp_path) == ["1", "2", "1", "2"]
+
+
+def test_where_a_run_is_done_does_not_matter(tmp_path):
+    config = {"seed": 1, "cluster": {"nodes": 2}}
+    (run,) = plan([{"seed": 1}], [config], tmp_path)
+    (run.folder / "artifacts").mkdir(parents=True)
+    (run.folder / "config.json").write_text(json.dumps(config))
+    (run.folder / "artifacts" / "run.json").write_text(json.dumps({"config": config}))
+    overrides, elsewhere = [{}, {"seed": 2}], [{**config, "cluster": {"nodes": 1}}, {"seed": 2, "cluster": {}}]
+    first, second = plan(overrides, elsewhere, tmp_path)
+    assert first.folder == run.folder
+    assert first.is_done()
+    assert not second.is_done()
+    with pytest.raises(ValueError, match="two runs of the sweep are the same"):
+        plan([{}, {"cluster.nodes": 1}], [config, elsewhere[0]], tmp_path)
 
 
 def test_what_is_done_under_another_name_is_done(tmp_path):

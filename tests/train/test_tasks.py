@@ -232,6 +232,8 @@ def test_what_cannot_be_started_from(pretrained, tasks, tiny, tmp_path):
         )
     with pytest.raises(ValueError, match=r"none of the model's parameters is in .*, which has embed, embed_norm,"):
         learned(tiny, changes | {"init.skip": (".",)}, tmp_path / "b", 1)
+    with pytest.raises(ValueError, match="'head' is in no parameter of the model, which has classifier, em"):
+        learned(tiny, changes | {"init.skip": ("embed", "head")}, tmp_path / "e", 1)
     with pytest.raises(FileNotFoundError, match="absent"):
         learned(tiny, changes | {"init.path": "absent"}, tmp_path / "c", 1)
     with pytest.raises(ValueError, match=r"init\.skip has '\[', which is no regular expression"):

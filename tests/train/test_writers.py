@@ -149,6 +149,19 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
         writer.write(1, {"train/loss": 1.0})
 
 
+def test_what_did_not_fit_is_written_before_the_next_line(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.write(1, {"train/loss": 1.0})
+        disk, writer._file = writer._file, open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+        for step in (2, 3):
+            with pytest.raises(OSError, match="No space left"):
+                writer.write(step, {"train/loss": 1.0 / step})
+        writer._file.close()
+        writer._file = disk
+        writer.write(4, {"train/loss": 0.25})
+    assert [(line["step"], line["train/loss"]) for line in read_metrics(tmp_path)] == [(n, 1 / n) for n in range(1, 5)]
+
+
 def test_only_the_primary_process_writes(tmp_path):
     with MetricsWriter(tmp_path / "run", resume_step=0, primary=False, wandb="lineage") as writer:
         writer.write(1, {"train/loss": 1.0})
