@@ -91,7 +91,7 @@ class MetricsWriter(AbstractContextManager):
         """Writes one line: `step`, then the metrics (`split/name` to a Python, numpy or JAX scalar).
 
         Raises ValueError for a value that is not a scalar and OSError, naming the file, if the disk is full: what did
-        not fit is written before the next line.
+        not fit is written by the next `write` or `flush`.
         """
         if self._file is None:
             return
@@ -101,8 +101,7 @@ class MetricsWriter(AbstractContextManager):
             return
         self._left += json.dumps(line).encode() + b"\n"
         try:
-            while self._left:
-                self._left = self._left[self._file.write(self._left) :]
+            self._write_left()
             values = [self._summary.Value(tag=key, simple_value=value) for key, value in scalars.items()]
             self._write_event(line["step"], summary=self._summary(value=values))
         except OSError as error:
@@ -113,6 +112,7 @@ class MetricsWriter(AbstractContextManager):
     def flush(self) -> None:
         """Forces `metrics.jsonl` to the disk: before a checkpoint is saved, so that its history is there too."""
         if self._file is not None:
+            self._write_left()
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -127,6 +127,10 @@ class MetricsWriter(AbstractContextManager):
 
     def __exit__(self, *_) -> None:
         self.close()
+
+    def _write_left(self):
+        while self._left:
+            self._left = self._left[self._file.write(self._left) :]
 
     def _write_event(self, step, **content):
         self._events.write_event(self._event(wall_time=time.time(), step=step, **content))

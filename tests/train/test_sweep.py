@@ -245,7 +245,7 @@ def test_a_signal_stops_all_runs_which_save(number, start, tmp_path):
 
 
 def test_the_signal_of_a_terminal_reaches_the_runs_through_the_sweep(start, tmp_path):
-    """It is for the whole group of processes; a run that got it too would get two, of which the second kills."""
+    """It is for the whole group of processes, of which the runs are none: the second one would end them unsaved."""
     process = start(tmp_path, [{"seed": 1, "sleep": 0.1}], 50, 1)
     wait_for(lambda: len(trained(tmp_path / "base")) >= 3)
     os.killpg(process.pid, signal.SIGINT)
@@ -376,7 +376,7 @@ def test_names_are_folders():
     [
         ([], r"has no sweep\(\)"),
         ([{"seed": 1}, {"seed": 1}], "two runs of the sweep are the same: {'seed': 1} and {'seed': 1}"),
-        ([{"seed": 1}, {}, {"seed": 1}], "two runs of the sweep are the same: {'seed': 1} and {'seed': 1}"),
+        ([{"seed": 1}, {"seed": 2}] * 2, "two runs of the sweep are the same: {'seed': 1} and {'seed': 1}"),
         ([{"seed": 1}] * 2, "two runs of the sweep are the same: {'seed': 1} and {'seed': 1}"),
         ([{"seed": 1, "total_steps": 4}, {"seed": 1}], "are the same: {'seed': 1, 'total_steps': 4} and {'seed': 1}"),
     ],

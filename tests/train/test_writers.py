@@ -149,7 +149,8 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
         writer.write(1, {"train/loss": 1.0})
 
 
-def test_what_did_not_fit_is_written_before_the_next_line(tmp_path):
+@pytest.mark.parametrize("flush", [False, True])
+def test_what_did_not_fit_is_written_when_there_is_room(flush, tmp_path):
     with MetricsWriter(tmp_path) as writer:
         writer.write(1, {"train/loss": 1.0})
         disk, writer._file = writer._file, open("/dev/full", "wb", buffering=0)  # noqa: SIM115
@@ -158,6 +159,9 @@ def test_what_did_not_fit_is_written_before_the_next_line(tmp_path):
                 writer.write(step, {"train/loss": 1.0 / step})
         writer._file.close()
         writer._file = disk
+        if flush:
+            writer.flush()
+            assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3]
         writer.write(4, {"train/loss": 0.25})
     assert [(line["step"], line["train/loss"]) for line in read_metrics(tmp_path)] == [(n, 1 / n) for n in range(1, 5)]
 
