@@ -1,9 +1,9 @@
 """The command line: train, evaluate, generate, describe, report, watch, score, export and sweep.
 
 python launch.py                                      trains a Vision Transformer on handwritten digits
-python launch.py --config=configs/gpt_stdlib.py       trains what the config says
-  --workdir=runs/gpt --config.optimizer.learning_rate=1e-3
-python launch.py --mode=generate --workdir=runs/gpt   writes with a trained model
+python launch.py --config=gpt_stdlib       trains what the config says
+  --workdir=outputs/gpt --config.optimizer.learning_rate=1e-3
+python launch.py --mode=generate --workdir=outputs/gpt   writes with a trained model
 python launch.py --sweep --parallel=2                 trains each of the config's sweep(), two at once
 python launch.py --mode=watch --workdir=runs          follows the runs of a folder, or of several
 python launch.py --mode=score --metric=bleu           scores a file of texts beside others
@@ -25,9 +25,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-import configs
+from lineage.configs import cli
 
-DEFAULT = "configs/vit_digits.py"
+DEFAULT = "vit_digits"
 MODES = ("train", "evaluate", "generate", "describe", "report", "watch", "score", "export")
 
 
@@ -56,7 +56,9 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
         "launch.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--config", metavar="FILE", help=f"a config file, FILE:ARGUMENT for a variant ({DEFAULT})")
-    parser.add_argument("--workdir", metavar="DIR", help="what the run leaves goes there (runs/<name of the config>)")
+    parser.add_argument(
+        "--workdir", metavar="DIR", help="what the run leaves goes there (outputs/<name of the config>)"
+    )
     parser.add_argument("--mode", choices=MODES, default="train")
     parser.add_argument(
         "more", nargs="*", metavar="DIR", help="folders that --mode=watch follows or --mode=report compares"
@@ -113,7 +115,7 @@ def processes(options: argparse.Namespace) -> contextlib.AbstractContextManager:
     if options.sweep or options.mode not in ("train", "evaluate", "generate"):
         return contextlib.nullcontext()
     keep_freed_memory()
-    from train.distributed import joined
+    from lineage.train.distributed import joined
 
     return joined(options.coordinator, options.num_processes, options.process, options.heartbeat)
 
@@ -123,23 +125,23 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
     file = options.config or DEFAULT
     workdir = Path(options.workdir or default_workdir(file))
     if options.mode in ("report", "watch"):
-        from train.follow import runs_in, watch
+        from lineage.runs.live import runs_in, watch
 
         folders = [Path(folder) for folder in (options.workdir, *options.more) if folder] or [workdir]
         if options.mode == "watch":
             watch(folders)
         elif len(folders) > 1 or runs_in(folders[0]) not in ([], folders):
-            from train.compare import compare
+            from lineage.report.comparison import compare
 
             print(compare(folders))
         else:
-            from train.report import write_report
+            from lineage.report.run import write_report
 
             print(write_report(folders[0]))
         return 0
     command = "python launch.py " + shlex.join(arguments)
     if options.mode == "score":
-        from train.score import write_scores
+        from lineage.evaluation.score import write_scores
 
         files = options.predictions, options.references
         print(write_scores(options.output, options.metric, *files, options.option, command))
@@ -147,19 +149,19 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
     trained = options.mode in ("evaluate", "generate", "export")
     if trained and not (workdir / "config.json").is_file():
         raise FileNotFoundError(f"there is no trained model in {workdir}: give the --workdir of a run.")
-    config, sweep = configs.load(str(workdir / "config.json") if trained and not options.config else file)
+    config, sweep = cli.load(str(workdir / "config.json") if trained and not options.config else file)
     if trained:
         config.mesh.update({"data": -1, "fsdp": 1, "tensor": 1})  # what there is here
-    configs.override(config, changes)
+    cli.override(config, changes)
     logging.getLogger("absl").setLevel(logging.ERROR)
     if options.cluster:
         if options.sweep == "optuna":
             raise ValueError("--cluster is not for --sweep=optuna, whose next trials depend on those before.")
         return on_cluster(options, config, sweep, changes, workdir)
     if options.sweep:
-        from train.guard import plain
-        from train.search import run_search
-        from train.sweep import run_sweep
+        from lineage.runs.search import run_search
+        from lineage.runs.sweep import run_sweep
+        from lineage.train.preemption import plain
 
         start = [sys.executable, __file__, f"--config={file}", *passed_on(options, changes)]
 
@@ -167,11 +169,12 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
             return plain(changed(config, overrides))
 
         if options.sweep == "optuna":
-            return run_search(start, configs.search(file), config_of, workdir, options.parallel)
+            return run_search(start, cli.search(file), config_of, workdir, options.parallel)
         return run_sweep(start, sweep, [config_of(overrides) for overrides in sweep], workdir, options.parallel)
 
-    from train import costs, guard, loop
-    from train.experiment import Experiment
+    from lineage.train import costs, loop
+    from lineage.train import preemption as guard
+    from lineage.train.experiment import Experiment
 
     if options.mode == "train":
         try:
@@ -191,10 +194,11 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
 
 def use(options: argparse.Namespace, config: ConfigDict, changes: dict[str, str], workdir: Path) -> None:
     """Evaluates or exports a trained model, or lets it write."""
-    from train import experts, export, guard
-    from train.evaluators import Evaluator, restore
-    from train.experiment import Experiment
-    from train.sampling import Sampler
+    from lineage.evaluation.evaluators import Evaluator, restore
+    from lineage.evaluation.sampling import Sampler
+    from lineage.train import experts, export
+    from lineage.train import preemption as guard
+    from lineage.train.experiment import Experiment
 
     if not options.force_config:
         guard.check_config(config, workdir)
@@ -221,19 +225,19 @@ def on_cluster(
     options: argparse.Namespace, config: ConfigDict, sweep: list[dict], changes: dict[str, str], workdir: Path
 ) -> int:
     """Submits the run, or the sweep's, as jobs; tells how they are, or cancels them."""
-    from train import cluster
-    from train.follow import Run
-    from train.guard import plain
-    from train.sweep import plan
+    from lineage.runs import slurm
+    from lineage.runs.live import Run
+    from lineage.runs.sweep import plan
+    from lineage.train.preemption import plain
 
     if options.cluster == "cancel":
-        return cluster.cancel(workdir)
+        return slurm.cancel(workdir)
     configs_of = [plain(changed(config, overrides)) for overrides in sweep]
     runs = plan(sweep, configs_of, workdir) if options.sweep else [Run(workdir.name, workdir, {}, plain(config))]
     if options.cluster == "status":
-        return cluster.status(runs, workdir)
+        return slurm.status(runs, workdir)
     command = [sys.executable, os.path.abspath(__file__), f"--config={options.config or DEFAULT}"]
-    return cluster.submit(runs, [*command, *passed_on(options, changes)], workdir, config.cluster)
+    return slurm.submit(runs, [*command, *passed_on(options, changes)], workdir, config.cluster)
 
 
 def passed_on(options: argparse.Namespace, changes: dict[str, str]) -> list[str]:
@@ -247,13 +251,13 @@ def helpers(experiment: Any) -> dict[str, tuple[Any, Any]]:
     Raises:
         ValueError: one has other tokens.
     """
-    from train.evaluators import restore
-    from train.experiment import Experiment
+    from lineage.evaluation.evaluators import restore
+    from lineage.train.experiment import Experiment
 
     found = {}
     for role in ("draft", "contrast"):
         if folder := experiment.config.sampling.get(role):
-            other = Experiment(configs.load(f"{folder}/config.json")[0], Path(folder))
+            other = Experiment(cli.load(f"{folder}/config.json")[0], Path(folder))
             tokens = [one.data.tokenizer and one.data.tokenizer.to_str() for one in (experiment, other)]
             if tokens[0] != tokens[1]:
                 raise ValueError(f"sampling.{role} is {folder}: its tokens are not those of {experiment.workdir}.")
@@ -264,7 +268,7 @@ def helpers(experiment: Any) -> dict[str, tuple[Any, Any]]:
 def changed(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
     """A copy of the config with the overrides."""
     config = config.copy_and_resolve_references()
-    configs.override(config, overrides)
+    cli.override(config, overrides)
     return config
 
 
@@ -281,9 +285,9 @@ def keep_freed_memory() -> None:
 
 
 def default_workdir(file: str) -> str:
-    """runs/<config> or runs/<config>_<argument>, one folder's name even where the argument has a path."""
+    """outputs/<config> or outputs/<config>_<argument>, one folder's name even where the argument has a path."""
     path, _, argument = file.partition(":")
-    return os.path.join("runs", Path(path).stem + (f"_{argument}" if argument else "").replace(os.sep, "_"))
+    return os.path.join("outputs", Path(path).stem + (f"_{argument}" if argument else "").replace(os.sep, "_"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """BLEU by the length of the input, of several runs on the same pairs: what made attention famous (1409.0473).
 
-    python -m benchmarks.bleu_by_length runs/with runs/without --split=test
+    python -m benchmarks.bleu_by_length outputs/with outputs/without --split=test
 
 Prints a table and draws `bleu_by_length.png` into the first run's folder.
 """
@@ -9,8 +9,8 @@ import argparse
 import json
 from pathlib import Path
 
-from metrics.translation import bleu_by_length
-from train import figures
+from lineage.metrics.translation import bleu_by_length
+from lineage.report import figures
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """What shared keys and values save (a Llama's cache and its speed), and what a draft saves (speculative decoding).
 
 python -m benchmarks.decoding
-python -m benchmarks.decoding --target=runs/large --draft=runs/small
+python -m benchmarks.decoding --target=outputs/large --draft=outputs/small
 
 Without arguments: tokens a second after a prompt, and the cache's bytes, of random models whose heads share keys and
 values: not at all, in groups, all. With two runs of one tokenizer: tokens a second of the target's own decoding, of
@@ -17,13 +17,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-import configs
-from launch import keep_freed_memory
-from models.generate import generate
-from models.llama import Llama
-from models.speculative import speculate
-from train.evaluators import restore
-from train.experiment import Experiment
+from lineage.configs import cli
+from lineage.evaluation.evaluators import restore
+from lineage.launch import keep_freed_memory
+from lineage.models.decoding.generate import generate
+from lineage.models.decoding.speculative import speculate
+from lineage.models.llama import Llama
+from lineage.train.experiment import Experiment
 
 
 def main() -> None:
@@ -84,7 +84,7 @@ def speculation(options) -> None:
     """The target alone, and with drafts of several lengths."""
     pairs = []
     for folder in (options.target, options.draft):
-        experiment = Experiment(configs.load(f"{folder}/config.json")[0], Path(folder))
+        experiment = Experiment(cli.load(f"{folder}/config.json")[0], Path(folder))
         pairs.append((experiment.model, restore(experiment).variables(average=True)))
     tokens = experiment.data.splits["validation"][0]["tokens"][: options.batch or 1, :32]
     settings = {"max_new_tokens": options.new, "temperature": options.temperature}

@@ -1,6 +1,6 @@
 """Norms of the gradients at initialisation, layer by layer, of Transformers with norms after or before each part.
 
-python -m benchmarks.gradient_norms --folder=runs/gradient_norms
+python -m benchmarks.gradient_norms --folder=outputs/gradient_norms
 
 Figure 3 of arXiv 2002.04745: of the two matrices of each feed-forward layer, in the base Transformer with 6 + 6 layers.
 Means over some initialisations, each with a batch of the dates of transformer_cldr.py of its own.
@@ -13,21 +13,21 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-import configs
-from launch import changed
-from train import figures
-from train.experiment import Experiment
+from lineage.configs import cli
+from lineage.launch import changed
+from lineage.report import figures
+from lineage.train.experiment import Experiment
 
 PLACEMENTS, SIDES, MATRICES = ("post", "pre"), ("encoder", "decoder"), ("up", "down")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", default="runs/gradient_norms", help="where the plot goes")
+    parser.add_argument("--folder", default="outputs/gradient_norms", help="where the plot goes")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=16, help="dates in a batch")
     options = parser.parse_args()
-    config, _ = configs.load("configs/transformer_cldr.py")
+    config, _ = cli.load("configs/small/transformer_cldr.py")
     base = {"depth": 6, "width": 512, "num_heads": 8, "hidden": 2048, "unroll": 1}
     config = changed(config, {f"model.{key}": value for key, value in base.items()})
     config = changed(config, {"data.batch_size": options.batch})

@@ -13,7 +13,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-import models
+from lineage import models
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """What the training loop costs beside the compiled step and the data fetch, on a config; and what checkpoints cost.
 
-python -m benchmarks.loop_overhead --config=configs/vit_digits.py
-python -m benchmarks.loop_overhead --config=configs/gpt_shakespeare_char.py --save-every=50
+python -m benchmarks.loop_overhead --config=vit_digits
+python -m benchmarks.loop_overhead --config=gpt_shakespeare_char --save-every=50
 
 Three times, in turns: the compiled step alone, on one batch; fetching batches; and the loop as it is (metrics looked
 at, written and shown), without evaluations and checkpoints. The overhead is what the loop takes beyond step and fetch.
@@ -19,29 +19,29 @@ from pathlib import Path
 
 import jax
 
-import configs
-from launch import keep_freed_memory
-from train import costs
-from train.experiment import Experiment
-from train.loop import Loop, device_batches
+from lineage.configs import cli
+from lineage.launch import keep_freed_memory
+from lineage.train import costs
+from lineage.train.experiment import Experiment
+from lineage.train.loop import Loop, device_batches
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="configs/vit_digits.py")
+    parser.add_argument("--config", default="configs/small/vit_digits.py")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=20, help="steps of a round")
     parser.add_argument("--save-every", type=int, default=0, help="steps between two checkpoints, to measure those")
     parser.add_argument("--source", help="of the data, instead of the config's")
     options = parser.parse_args()
     keep_freed_memory()
-    config, _ = configs.load(options.config)
+    config, _ = cli.load(options.config)
     if options.source:
         config.data.source = options.source
     options.steps = 10 * options.save_every or options.steps
     many = 2 * (options.rounds + 2) * options.steps
     changes = {"total_steps": many + 1, "evaluate_every_steps": many + 1, "save_every_steps": many + 1}
-    configs.override(config, changes)
+    cli.override(config, changes)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         experiment = Experiment(config, Path(folder))

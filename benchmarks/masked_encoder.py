@@ -15,9 +15,9 @@ import time
 import jax
 import jax.numpy as jnp
 
-import models
-from models.budget import flops
-from models.vit import VARIANTS
+from lineage import models
+from lineage.models.budget import flops
+from lineage.models.vit import VARIANTS
 
 
 def main() -> None:

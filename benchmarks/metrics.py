@@ -18,11 +18,11 @@ import time
 
 import numpy as np
 
-from metrics.answers import f1
-from metrics.detection import Detections
-from metrics.embedding import bert_score
-from metrics.summary import rouge
-from train.encoder import Encoder
+from lineage.evaluation.encoder import Encoder
+from lineage.metrics.answers import f1
+from lineage.metrics.detection import Detections
+from lineage.metrics.embedding import bert_score
+from lineage.metrics.summary import rouge
 
 CLASSES, TRUTHS, FOUND = 80, 7, 100  # of the images, and of each image
 ROUGE = ("1", "2", "L", "Lsum")
@@ -152,7 +152,7 @@ def similarities(options):
     import transformers
     from bert_score import BERTScorer
 
-    from data import tokenizers
+    from lineage.data import tokenizers
 
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()

@@ -1,6 +1,6 @@
 """FLOPs and time of a forward pass by the size of the image: Swin beside ViT, in one run.
 
-python -m benchmarks.resolution --out=runs/resolution
+python -m benchmarks.resolution --out=outputs/resolution
 
 Swin-T and ViT-S/16 cost the same at 224 pixels. Swin's cost grows as the area of the image (arXiv 2103.14030, equations
 1 and 2), that of ViT's attention as its square. FLOPs are the compiled program's, of all its operations. Each size
@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import models
-from train import figures
+from lineage import models
+from lineage.report import figures
 
 
 def main() -> None:

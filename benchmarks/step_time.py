@@ -1,7 +1,7 @@
 """Time of a GPT's training step beside PyTorch's, on the same machine, in turns.
 
-python -m benchmarks.step_time --config=configs/gpt_shakespeare_char.py --text=input.txt --peer=transformers
-python -m benchmarks.step_time --config=configs/gpt_shakespeare_char.py --text=input.txt --peer=PATH/OF/nanoGPT
+python -m benchmarks.step_time --config=gpt_shakespeare_char --text=input.txt --peer=transformers
+python -m benchmarks.step_time --config=gpt_shakespeare_char --text=input.txt --peer=PATH/OF/nanoGPT
 
 The peer trains a model of the same size in a process of its own: `transformers`' GPT-2, or the model and the optimizer
 of a checkout of nanoGPT. Each round times some steps of one, then of the other; the medians over the rounds are
@@ -22,7 +22,7 @@ import numpy as np
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="configs/gpt_shakespeare_char.py")
+    parser.add_argument("--config", default="configs/small/gpt_shakespeare_char.py")
     parser.add_argument("--text", required=True, help="the text to train on")
     parser.add_argument("--peer", default="transformers", help="transformers, or the path of a checkout of nanoGPT")
     parser.add_argument("--rounds", type=int, default=20)
@@ -62,14 +62,14 @@ def ours(file, text):
     """A function that times a number of training steps in ms, data fetch included, and the model's sizes."""
     import jax
 
-    import configs
-    from launch import keep_freed_memory
-    from train.experiment import Experiment
-    from train.loop import compile_step, device_batches
+    from lineage.configs import cli
+    from lineage.launch import keep_freed_memory
+    from lineage.train.experiment import Experiment
+    from lineage.train.loop import compile_step, device_batches
 
     keep_freed_memory()
-    config, _ = configs.load(file)
-    configs.override(config, {"data.source": f"text:{text}"})
+    config, _ = cli.load(file)
+    cli.override(config, {"data.source": f"text:{text}"})
     experiment = Experiment(config)
     state = jax.jit(experiment.make_state, out_shardings=experiment.state_shardings)()
     function, batches = compile_step(experiment, state), device_batches(experiment, 0)

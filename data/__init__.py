@@ -20,11 +20,11 @@ tfds:NAME[/CONFIG][:VERSION]    any prepared TensorFlow data set of images, of i
 from dataclasses import dataclass, replace
 from typing import Any
 
-from data import sources
-from data.options import Options
-from data.pipeline import Batch, EvaluationBatches, Source, TrainBatches
-from data.tasks import TASKS
-from data.tokenizers import Tokenizer
+from lineage.data.loader import Batch, EvaluationBatches, Source, TrainBatches
+from lineage.data.options import Options
+from lineage.data.sources import opening
+from lineage.data.tasks import TASKS
+from lineage.data.tokenizers import Tokenizer
 
 __all__ = ["Batch", "Data", "EvaluationBatches", "Options", "Source", "Tokenizer", "TrainBatches", "load"]
 
@@ -53,8 +53,8 @@ def load(source: str = "digits", **options: Any) -> Data:
     Raises ValueError or FileNotFoundError, in one sentence, for what cannot be read or does not fit together.
     """
     options = Options(source=source, **options)
-    sources.check(options)
-    default = sources.KINDS[options.kind]
+    opening.check(options)
+    default = opening.KINDS[options.kind]
     if options.kind == "tfds" and options.sequence_length:
         default = "next_token"
     options = replace(options, task=options.task or default)

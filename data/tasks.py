@@ -26,26 +26,24 @@ from typing import Any
 
 import numpy as np
 
-from data import (
-    detection,
+from lineage.data import tokenizers
+from lineage.data.examples import (
+    denoising,
     encoded,
-    images,
-    labelled,
-    noise,
+    labelled_texts,
     pairs,
     questions,
-    sources,
-    spans,
-    tagged,
-    text,
-    tokenizers,
-    transforms,
+    span_corruption,
+    tagged_sentences,
 )
-from data.masking import MaskPatches, MaskTokens
-from data.options import Options
-from data.pipeline import Batch, Source
-from data.sentences import Chunks, PairSentences, Sentences
-from data.tokenizers import Tokenizer
+from lineage.data.examples import windows as text
+from lineage.data.examples.masking import MaskPatches, MaskTokens
+from lineage.data.examples.sentence_pairs import Chunks, PairSentences, Sentences
+from lineage.data.loader import Batch, Source
+from lineage.data.options import Options
+from lineage.data.sources import images, opening
+from lineage.data.tokenizers import Tokenizer
+from lineage.data.transforms import augmentation, boxes
 
 Transform = Callable[[Batch, np.ndarray], Batch]
 
@@ -96,7 +94,7 @@ def make_masked(options: Options) -> Examples:
 
 def make_sentences(options: Options) -> Examples:
     """Pairs of runs of sentences, some of whose tokens are hidden."""
-    documents = {name: Sentences(part) for name, part in sources.read_documents(options).items()}
+    documents = {name: Sentences(part) for name, part in opening.read_documents(options).items()}
     coder = find_tokenizer(options, documents, ("pad", "cls", "sep", "mask", "end_of_text"))
     length, masked = options.sequence_length, MaskTokens(options.mask_rate, coder, options.mask_whole_words)
     if length < 5:
@@ -110,14 +108,14 @@ def make_sentences(options: Options) -> Examples:
 
 def make_corrupted(options: Options) -> Examples:
     """Windows without some spans, and these."""
-    length, targets = spans.lengths(options.mask_rate, options.sequence_length)
+    length, targets = span_corruption.lengths(options.mask_rate, options.sequence_length)
     examples = _windows(replace(options, sequence_length=length), ("pad", "end_of_text", "sentinels"))
-    coder, needed = examples.tokenizer, spans.count_noise(options.mask_rate, length)[1]
+    coder, needed = examples.tokenizer, span_corruption.count_noise(options.mask_rate, length)[1]
     if len(coder.sentinels) < needed:
         raise ValueError(
             f"sequence_length={options.sequence_length} needs {needed} sentinels: there are {len(coder.sentinels)}"
         )
-    corrupt = spans.CorruptSpans(
+    corrupt = span_corruption.CorruptSpans(
         options.mask_rate, options.sequence_length, targets, np.array(coder.sentinels), coder.pad, coder.end_of_text
     )
     return _changed(examples, corrupt, kind="noisy text", start=coder.pad, sequence_length=options.sequence_length)
@@ -129,14 +127,14 @@ def make_noisy(options: Options) -> Examples:
         raise ValueError(f"sequence_length={options.sequence_length}: denoising needs at least 2, a token and the end")
     examples = _windows(replace(options, sequence_length=options.sequence_length - 1), ("pad", "mask", "end_of_text"))
     coder = examples.tokenizer
-    noisy = noise.AddNoise(noise.parse(options.noise, coder), options.sequence_length, coder.end_of_text)
+    noisy = denoising.AddNoise(denoising.parse(options.noise, coder), options.sequence_length, coder.end_of_text)
     info = {"kind": "noisy text", "start": coder.end_of_text, "sequence_length": options.sequence_length}
     return _changed(examples, noisy, **info)
 
 
 def make_pairs(options: Options, kind: type[pairs.Pairs] = pairs.Pairs) -> Examples:
     """Pairs of texts as token ids."""
-    texts, role = sources.read_pairs(options), options.start_token
+    texts, role = opening.read_pairs(options), options.start_token
     if role not in ("end_of_text", "pad"):
         raise ValueError(f"start_token={role!r} must be end_of_text or pad")
     both = {name: [*inputs, *targets] for name, (inputs, targets) in texts.items()}
@@ -153,8 +151,8 @@ def make_pairs(options: Options, kind: type[pairs.Pairs] = pairs.Pairs) -> Examp
 
 def make_classified(options: Options) -> Examples:
     """Rows of texts with the numbers of their classes."""
-    splits = sources.read_labelled(options)
-    names = labelled.names(splits)
+    splits = opening.read_labelled(options)
+    names = labelled_texts.names(splits)
     number_of = {name: number for number, name in enumerate(names)}
     labels = {name: np.array([number_of[label] for label in part.labels], np.int32) for name, part in splits.items()}
     return _labelled(options, splits, labels, num_classes=len(names), class_names=names)
@@ -162,7 +160,7 @@ def make_classified(options: Options) -> Examples:
 
 def make_regression(options: Options) -> Examples:
     """Rows of texts with a number for each."""
-    splits = sources.read_labelled(options)
+    splits = opening.read_labelled(options)
     try:
         labels = {name: np.array(part.labels, np.float32) for name, part in splits.items()}
     except ValueError as error:
@@ -175,17 +173,17 @@ def make_regression(options: Options) -> Examples:
 
 def make_tagged(options: Options) -> Examples:
     """Rows of sentences with the tags of their words."""
-    splits = sources.read_tagged(options)
-    tags = tagged.names(splits)
+    splits = opening.read_tagged(options)
+    tags = tagged_sentences.names(splits)
     texts = {name: ["".join(sentence.words) for sentence in part] for name, part in splits.items()}
     coder = find_tokenizer(options, texts, encoded.ROLES)
-    rows = {name: tagged.encode(part, tags, coder, options.sequence_length) for name, part in splits.items()}
+    rows = {name: tagged_sentences.encode(part, tags, coder, options.sequence_length) for name, part in splits.items()}
     return Examples(rows, _info(options, coder, options.task, num_classes=len(tags), class_names=tags), coder)
 
 
 def make_spans(options: Options) -> Examples:
     """Rows of questions and parts of texts, with the place of the answer."""
-    splits = sources.read_questions(options)
+    splits = opening.read_questions(options)
     texts = {name: [text for item in part for text in (item.text, item.context)] for name, part in splits.items()}
     coder = find_tokenizer(options, texts, encoded.ROLES)
     encode = partial(questions.encode, tokenizer=coder, length=options.sequence_length, stride=options.stride)
@@ -194,35 +192,35 @@ def make_spans(options: Options) -> Examples:
 
 def make_images(options: Options) -> Examples:
     """Labelled images."""
-    splits, names = sources.read_images(options)
+    splits, names = opening.read_images(options)
     if options.max_examples:
         splits = splits | {"train": images.draw(splits["train"], options.max_examples, options.seed)}
     if options.in_memory:
         splits = {name: images.in_memory(part) for name, part in splits.items()}
     height, width, channels, mean, std = _pixels(options, splits["train"])
     size = options.image_size
-    resize = transforms.CentreCrop(size, options.evaluation_crop, options.resample) if size else None
-    steps = transforms.parse(options.augment, size, options.resample)
-    crop = steps.pop(0) if steps and isinstance(steps[0], transforms.RandomCrop) else resize
-    erase = steps.pop() if steps and isinstance(steps[-1], transforms.Erase) else None
+    resize = augmentation.CentreCrop(size, options.evaluation_crop, options.resample) if size else None
+    steps = augmentation.parse(options.augment, size, options.resample)
+    crop = steps.pop(0) if steps and isinstance(steps[0], augmentation.RandomCrop) else resize
+    erase = steps.pop() if steps and isinstance(steps[-1], augmentation.Erase) else None
     info = {"kind": "images", "num_classes": len(names), "class_names": names, "channels": channels}
     info |= {"image_size": (size, size) if size else (height, width), "mean": mean, "std": std}
     in_training, in_evaluation = (
-        transforms.Transform(crop, steps, mean, std, erase),
-        transforms.Transform(resize, [], mean, std),
+        augmentation.Transform(crop, steps, mean, std, erase),
+        augmentation.Transform(resize, [], mean, std),
     )
     return Examples(splits, info, None, in_training, in_evaluation)
 
 
 def make_detection(options: Options) -> Examples:
     """Images with the boxes and the classes of their objects."""
-    splits, names = sources.read_objects(options)
+    splits, names = opening.read_objects(options)
     *_, channels, mean, std = _pixels(options, splits["train"])
     size, most = options.image_size or 64, options.max_boxes
-    fit = detection.Resize(options.shorter_side or size, options.shorter_side or size, size)
-    steps = detection.parse(options.augment, size)
-    resized = any(isinstance(step, detection.Resize) for step in steps)
-    make = partial(detection.Transform, size=size, most=most, mean=mean, std=std)
+    fit = boxes.Resize(options.shorter_side or size, options.shorter_side or size, size)
+    steps = boxes.parse(options.augment, size)
+    resized = any(isinstance(step, boxes.Resize) for step in steps)
+    make = partial(boxes.Transform, size=size, most=most, mean=mean, std=std)
     info = {"kind": "detection", "num_classes": len(names), "class_names": names, "image_size": (size, size)}
     info |= {"channels": channels, "mean": mean, "std": std}
     in_training = make(steps if resized else [*steps, fit], training=True)
@@ -293,13 +291,13 @@ def _labelled(options, splits, labels, **info):
         raise ValueError(f"{options.source!r} has rows of {min(counts)} and of {max(counts)} texts: give all as many")
     texts = {name: [text for row in part.texts for text in row] for name, part in splits.items()}
     coder, length = find_tokenizer(options, texts, encoded.ROLES), options.sequence_length
-    fit = labelled.Fit(options.long_text, coder, length, options.stride, splits["train"])
-    rows = {name: labelled.encode(part, labels[name], coder, length, fit) for name, part in splits.items()}
+    fit = labelled_texts.Fit(options.long_text, coder, length, options.stride, splits["train"])
+    rows = {name: labelled_texts.encode(part, labels[name], coder, length, fit) for name, part in splits.items()}
     return Examples(rows, _info(options, coder, options.task, **info), coder)
 
 
 def _windows(options, special):
-    documents = sources.read_documents(options)
+    documents = opening.read_documents(options)
     if options.tokenizer == "characters" and not any(len(part) > 1 for part in documents.values()):
         special = tuple(role for role in special if role != "end_of_text")  # one text has no end between texts
     coder = find_tokenizer(options, documents, special)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sacrebleu.metrics import BLEU
 
-from metrics.summary import words
+from lineage.metrics.summary import words
 
 # What ends with a full stop and goes on: abbreviations, and single letters (initials, "e.g.").
 _ABBREVIATIONS = re.compile(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from metrics.classification import Scores, from_counts
+from lineage.metrics.classification import Scores, from_counts
 
 # Of a scheme its letters, and what a word and the one before must be for a span to begin, to go on, and to have ended
 # before the word: both letters, and "=" if their types are the same. L and U of BILOU are read as E and S.

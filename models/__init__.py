@@ -6,7 +6,7 @@ from typing import Literal, get_args, get_origin
 
 import flax.linen as nn
 
-from models import (
+from lineage.models import (
     albert,
     bart,
     bert,
@@ -28,7 +28,7 @@ from models import (
     transformer_xl,
     vit,
 )
-from models.layers.mlp import ACTIVATIONS
+from lineage.models.layers.mlp import ACTIVATIONS
 
 # name -> (class, variants)
 MODELS = {

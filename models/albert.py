@@ -5,7 +5,7 @@ The second task of "pretraining" tells whether two segments are in order (0) or 
 
 from typing import Literal
 
-from models.bert import BERT
+from lineage.models.bert import BERT
 
 VARIANTS = {
     "base": {"depth": 12, "width": 768, "num_heads": 12},

@@ -7,14 +7,14 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from models.layers.attention import Attention
-from models.layers.block import Block, Stack
-from models.layers.cache import Cache
-from models.layers.embed import Embed
-from models.layers.mlp import ACTIVATIONS, Mlp
-from models.layers.norm import LayerNorm
-from models.layers.position import Learned
-from models.layers.protocol import EncoderDecoder
+from lineage.models.layers.attention import Attention
+from lineage.models.layers.block import Block, Stack
+from lineage.models.layers.cache import Cache
+from lineage.models.layers.embed import Embed
+from lineage.models.layers.mlp import ACTIVATIONS, Mlp
+from lineage.models.layers.norm import LayerNorm
+from lineage.models.layers.position import Learned
+from lineage.models.layers.protocol import EncoderDecoder
 
 VARIANTS = {
     "base": {"depth": 6, "width": 768, "num_heads": 12},

@@ -12,13 +12,13 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from models.layers.attention import Attention
-from models.layers.block import Block, Stack
-from models.layers.embed import Embed
-from models.layers.linear import Linear
-from models.layers.mlp import ACTIVATIONS, Mlp
-from models.layers.norm import LayerNorm
-from models.layers.position import Learned
+from lineage.models.layers.attention import Attention
+from lineage.models.layers.block import Block, Stack
+from lineage.models.layers.embed import Embed
+from lineage.models.layers.linear import Linear
+from lineage.models.layers.mlp import ACTIVATIONS, Mlp
+from lineage.models.layers.norm import LayerNorm
+from lineage.models.layers.position import Learned
 
 VARIANTS = {
     "tiny": {"depth": 2, "width": 128, "num_heads": 2},

@@ -9,9 +9,9 @@ from typing import Literal
 import jax.numpy as jnp
 import numpy as np
 
-from models.bert import BERT
-from models.layers.mlp import ACTIVATIONS
-from models.layers.sparse import BlockSparse, other_blocks
+from lineage.models.bert import BERT
+from lineage.models.layers.mlp import ACTIVATIONS
+from lineage.models.layers.sparse import BlockSparse, other_blocks
 
 VARIANTS = {
     "base": {"depth": 12, "width": 768, "num_heads": 12},

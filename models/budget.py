@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal, jaxprs_in_params
 
-from models.adapt import merged
+from lineage.train.adapters import merged
 
 
 class Accelerator(NamedTuple):

@@ -3,8 +3,8 @@
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from models import vit
-from models.vit import ViT
+from lineage.models import vit
+from lineage.models.vit import ViT
 
 VARIANTS = {name: vit.VARIANTS[name] for name in ("mu", "Ti", "S", "B")}
 

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from models.layers.attention import Attention
-from models.layers.block import Block, Stack
-from models.layers.linear import Linear
-from models.layers.mlp import ACTIVATIONS, Mlp
-from models.layers.norm import LayerNorm
-from models.layers.position import Learned
+from lineage.models.layers.attention import Attention
+from lineage.models.layers.block import Block, Stack
+from lineage.models.layers.linear import Linear
+from lineage.models.layers.mlp import ACTIVATIONS, Mlp
+from lineage.models.layers.norm import LayerNorm
+from lineage.models.layers.position import Learned
 
 VARIANTS = {
     "r50": {"backbone": {"name": "resnet", "variant": "50", "num_classes": 0, "frozen": True}},

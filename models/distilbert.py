@@ -4,7 +4,7 @@ from typing import Literal
 
 import jax
 
-from models.bert import BERT
+from lineage.models.bert import BERT
 
 VARIANTS = {"base": {"depth": 6, "width": 768, "num_heads": 12}}
 

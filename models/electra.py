@@ -8,9 +8,9 @@ from typing import Literal
 import flax.linen as nn
 from jaxtyping import Array, Float, Int
 
-from models.bert import BERT
-from models.layers.linear import Linear
-from models.layers.mlp import ACTIVATIONS, gelu
+from lineage.models.bert import BERT
+from lineage.models.layers.linear import Linear
+from lineage.models.layers.mlp import ACTIVATIONS, gelu
 
 VARIANTS = {
     "small": {"depth": 12, "width": 256, "num_heads": 4, "embed_width": 128},

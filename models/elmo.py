@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from models.layers.embed import Embed
-from models.layers.linear import Linear
-from models.layers.recurrent import Cell, Layer
+from lineage.models.layers.embed import Embed
+from lineage.models.layers.linear import Linear
+from lineage.models.layers.recurrent import Cell, Layer
 
 VARIANTS = {  # as published, but for the characters that the first layer was made of
     "small": {"width": 128, "hidden": 1024},

@@ -11,14 +11,14 @@ from typing import Literal
 import flax.linen as nn
 from jaxtyping import Array, Float, Int
 
-from models.layers.attention import Attention
-from models.layers.block import Block, Stack
-from models.layers.cache import Cache
-from models.layers.embed import Embed
-from models.layers.mlp import ACTIVATIONS, Mlp
-from models.layers.norm import RMSNorm
-from models.layers.position import rotary, stretched, yarn_magnitude
-from models.layers.protocol import DecoderOnly
+from lineage.models.layers.attention import Attention
+from lineage.models.layers.block import Block, Stack
+from lineage.models.layers.cache import Cache
+from lineage.models.layers.embed import Embed
+from lineage.models.layers.mlp import ACTIVATIONS, Mlp
+from lineage.models.layers.norm import RMSNorm
+from lineage.models.layers.position import rotary, stretched, yarn_magnitude
+from lineage.models.layers.protocol import DecoderOnly
 
 LLAMA2 = {"vocab_size": 32_000, "max_length": 4096}
 LLAMA3 = {"vocab_size": 128_256, "max_length": 8192, "rope_base": 500_000.0}

@@ -6,10 +6,10 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Real
 
-from models import vit
-from models.layers.embed import patches
-from models.layers.position import sincos_2d
-from models.vit import ViT
+from lineage.models import vit
+from lineage.models.layers.embed import patches
+from lineage.models.layers.position import sincos_2d
+from lineage.models.vit import ViT
 
 VARIANTS = {
     "mu": vit.VARIANTS["mu"] | {"decoder_depth": 2, "decoder_width": 32, "decoder_num_heads": 4},

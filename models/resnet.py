@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from models.layers.norm import BatchNorm, standardise
+from lineage.models.layers.norm import BatchNorm, standardise
 
 WIDTHS = (256, 512, 1024, 2048)
 BIT = {"norm": "group", "preactivation": True}

@@ -5,8 +5,8 @@ from typing import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from models.bert import BERT
-from models.layers.mlp import gelu
+from lineage.models.bert import BERT
+from lineage.models.layers.mlp import gelu
 
 VARIANTS = {
     "base": {"depth": 12, "width": 768, "num_heads": 12},

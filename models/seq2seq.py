@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from models.layers.attention import Additive, attend, dot_product
-from models.layers.cache import States
-from models.layers.embed import Embed
-from models.layers.linear import Linear
-from models.layers.recurrent import CELLS, Cell, Recurrent, held
+from lineage.models.layers.attention import Additive, attend, dot_product
+from lineage.models.layers.cache import States
+from lineage.models.layers.embed import Embed
+from lineage.models.layers.linear import Linear
+from lineage.models.layers.recurrent import CELLS, Cell, Recurrent, held
 
 LUONG = {"cell": "lstm", "depth": 4, "width": 1000, "bidirectional": False, "dropout": 0.2}
 VARIANTS = {

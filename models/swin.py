@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from models.layers.attention import Attention, Cosine
-from models.layers.block import Block, Stack
-from models.layers.embed import PatchEmbed
-from models.layers.linear import Linear
-from models.layers.mlp import ACTIVATIONS, Mlp
-from models.layers.norm import LayerNorm
+from lineage.models.layers.attention import Attention, Cosine
+from lineage.models.layers.block import Block, Stack
+from lineage.models.layers.embed import PatchEmbed
+from lineage.models.layers.linear import Linear
+from lineage.models.layers.mlp import ACTIVATIONS, Mlp
+from lineage.models.layers.norm import LayerNorm
 
 VARIANTS = {
     "mu": {"depths": (2, 2), "width": 32, "num_heads": (2, 4), "window": 4},

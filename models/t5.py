@@ -10,15 +10,15 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from models.layers.attention import Attention, dot_product
-from models.layers.block import Block, Stack
-from models.layers.cache import Cache
-from models.layers.embed import Embed
-from models.layers.linear import Linear
-from models.layers.mlp import ACTIVATIONS, Mlp
-from models.layers.norm import RMSNorm
-from models.layers.position import RelativeBuckets
-from models.layers.protocol import EncoderDecoder
+from lineage.models.layers.attention import Attention, dot_product
+from lineage.models.layers.block import Block, Stack
+from lineage.models.layers.cache import Cache
+from lineage.models.layers.embed import Embed
+from lineage.models.layers.linear import Linear
+from lineage.models.layers.mlp import ACTIVATIONS, Mlp
+from lineage.models.layers.norm import RMSNorm
+from lineage.models.layers.position import RelativeBuckets
+from lineage.models.layers.protocol import EncoderDecoder
 
 V1_1 = {"activation": "gelu_tanh", "gated": True, "tied": False}
 VARIANTS = {

@@ -13,15 +13,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from models.layers.attention import attend, causal_mask, window_mask
-from models.layers.block import Block, Stack
-from models.layers.cache import Cache
-from models.layers.embed import Embed
-from models.layers.linear import Linear
-from models.layers.mlp import ACTIVATIONS, Mlp
-from models.layers.norm import LayerNorm
-from models.layers.position import sinusoidal
-from models.layers.protocol import DecoderOnly
+from lineage.models.layers.attention import attend, causal_mask, window_mask
+from lineage.models.layers.block import Block, Stack
+from lineage.models.layers.cache import Cache
+from lineage.models.layers.embed import Embed
+from lineage.models.layers.linear import Linear
+from lineage.models.layers.mlp import ACTIVATIONS, Mlp
+from lineage.models.layers.norm import LayerNorm
+from lineage.models.layers.position import sinusoidal
+from lineage.models.layers.protocol import DecoderOnly
 
 VARIANTS = {
     "standard": {"depth": 16, "width": 410, "num_heads": 10, "hidden": 2100},

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from models.layers.attention import Attention
-from models.layers.block import Block, Stack
-from models.layers.embed import PatchEmbed
-from models.layers.mlp import ACTIVATIONS, Mlp
-from models.layers.norm import BatchNorm, LayerNorm
-from models.layers.position import Learned, Learned2D, RelativeKeys, resample, sincos_2d
-from models.resnet import WIDTHS, ResNet
+from lineage.models.layers.attention import Attention
+from lineage.models.layers.block import Block, Stack
+from lineage.models.layers.embed import PatchEmbed
+from lineage.models.layers.mlp import ACTIVATIONS, Mlp
+from lineage.models.layers.norm import BatchNorm, LayerNorm
+from lineage.models.layers.position import Learned, Learned2D, RelativeKeys, resample, sincos_2d
+from lineage.models.resnet import WIDTHS, ResNet
 
 VARIANTS = {
     "mu": {"depth": 4, "width": 64, "num_heads": 4},

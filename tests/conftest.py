@@ -10,7 +10,8 @@ import jax
 import jaxtyping
 
 # Before any of the packages is imported.
-jaxtyping.install_import_hook(["models", "metrics", "train"], "beartype.beartype")
+CHECKED = [f"lineage.{name}" for name in ("models", "metrics", "tasks", "evaluation", "train")]
+jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
 jax.config.update("jax_default_matmul_precision", "highest")
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")

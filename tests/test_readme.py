@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import launch
+from lineage import launch
 
 SECTION = re.search(
     r"^## Metrics$(.*?)^## ", (Path(__file__).parent.parent / "README.md").read_text("utf-8"), re.M | re.S

@@ -2,8 +2,8 @@
 
 from ml_collections import ConfigDict
 
-from configs import base
-from configs.sweeps import Floats, Search
+from lineage.configs import base
+from lineage.configs.sweeps import Floats, Search
 
 
 def get_config(model: str = "gpt") -> ConfigDict:

@@ -17,8 +17,8 @@ import orbax.checkpoint as ocp
 from jax.experimental.multihost_utils import sync_global_devices
 from orbax.checkpoint import checkpoint_managers as policies
 
-from models.adapt import merged
-from train.state import TrainState
+from lineage.train.adapters import merged
+from lineage.train.state import TrainState
 
 
 class Checkpoints(contextlib.AbstractContextManager):

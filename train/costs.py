@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from models.budget import ACCELERATORS, Budget, aligned, budget, human, peak_flops
-from train.experiment import Experiment
-from train.sharding import abstract_mesh, shardings
-from train.step import compute_dtype
+from lineage.models.budget import ACCELERATORS, Budget, aligned, budget, human, peak_flops
+from lineage.train.experiment import Experiment
+from lineage.train.sharding import abstract_mesh, shardings
+from lineage.train.step import compute_dtype
 
 WHOLE = 10 / 34  # of a block's activations, that the tensor axis does not spread (arXiv 2205.05198, section 4.2.1)
 UTILISATION = 0.4  # of the peak, that the expected time of a step assumes

@@ -16,17 +16,18 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-import data
-import models
-from data import spans, tokenizers
-from data.masking import count_masked
-from train import batches, durations, initial, sharding
-from train.checkpoint import Checkpoints
-from train.mixing import mixed
-from train.objectives import HEADS, OBJECTIVES, TASKS, TAUGHT, Batch, Objective
-from train.optimizer import Schedule, check_patterns, make_optimizer, make_schedule
-from train.state import TrainState
-from train.step import init_state
+from lineage import data, models
+from lineage.data import tokenizers
+from lineage.data.examples import span_corruption
+from lineage.data.examples.masking import count_masked
+from lineage.tasks import batches
+from lineage.tasks.mixup import mixed
+from lineage.tasks.objectives import HEADS, OBJECTIVES, TASKS, TAUGHT, Batch, Objective
+from lineage.train import durations, pretrained, sharding
+from lineage.train.checkpoint import Checkpoints
+from lineage.train.optimizer import Schedule, check_patterns, make_optimizer, make_schedule
+from lineage.train.state import TrainState
+from lineage.train.step import init_state
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -191,7 +192,7 @@ class Experiment:
             length, rate, arrays = length or settings.sequence_length, settings.mask_rate, batches.TEXTS[objective]
             sizes = {"S": length, "T": length, "M": count_masked(rate, length)}
             if settings.task == "span_corruption":
-                sizes["T"] = spans.lengths(rate, length)[1]
+                sizes["T"] = span_corruption.lengths(rate, length)[1]
         batch = batches.zeros(arrays, size or settings.batch_size, sizes, numbered=objective == "regression")
         said = jax.eval_shape(partial(self.taught, step=0), batch) if self.teacher else {}
         return batch | {name: jnp.zeros(value.shape, value.dtype) for name, value in said.items()}
@@ -205,7 +206,7 @@ class Experiment:
                 raise ValueError(f"teacher is missing: the objective {name!r} needs a run's workdir, or a folder.")
             raise ValueError(f"teacher is {self.config.teacher!r}: only {' and '.join(TAUGHT)} need one.")
         with jax.ensure_compile_time_eval():  # even if it is shapes that are asked for first
-            return initial.load_teacher(self.config.teacher, self.mesh, self.model) if self.config.teacher else None
+            return pretrained.load_teacher(self.config.teacher, self.mesh, self.model) if self.config.teacher else None
 
     def taught(self, batch: Batch, step: int | None = None) -> Batch:
         """A batch on the devices, with what the teacher says of it where there is one; that of a training step is mixed

@@ -11,14 +11,14 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Float
 
-from models.adapt import merged, mixture
-from models.generate import Generation, log_likelihood
-from train.checkpoint import read_saved
-from train.experiment import Experiment
-from train.initial import with_variables
-from train.sharding import to_mesh
-from train.state import TrainState
-from train.step import make_evaluation_step
+from lineage.models.decoding.generate import Generation, log_likelihood
+from lineage.train.adapters import merged, mixture
+from lineage.train.checkpoint import read_saved
+from lineage.train.experiment import Experiment
+from lineage.train.pretrained import with_variables
+from lineage.train.sharding import to_mesh
+from lineage.train.state import TrainState
+from lineage.train.step import make_evaluation_step
 
 CHOICES = ("few_shot", "prompt")
 

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax import export
 
-from data import tokenizers
-from models import convert
-from train.experiment import Experiment
-from train.objectives import Batch, read
-from train.state import TrainState
-from train.step import make_asking_step
+from lineage.data import tokenizers
+from lineage.models import convert
+from lineage.tasks.objectives import Batch, read
+from lineage.train.experiment import Experiment
+from lineage.train.state import TrainState
+from lineage.train.step import make_asking_step
 
 FORMATS = ("safetensors", "stablehlo")
 PLATFORMS = ("cpu", "cuda", "tpu")

@@ -11,17 +11,18 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from data.fingerprint import fingerprint
-from train import artifacts, costs, distributed, experts, guard, initial
-from train.checkpoint import Checkpoints, clean
-from train.evaluators import Evaluator
-from train.experiment import Experiment
-from train.progress import Progress
-from train.report import write_report
-from train.sharding import batch_sharding, check_batch, to_mesh
-from train.state import TrainState
-from train.step import make_train_step
-from train.writers import MetricsWriter
+from lineage.data.fingerprint import fingerprint
+from lineage.evaluation import artifacts
+from lineage.evaluation.evaluators import Evaluator
+from lineage.report.run import write_report
+from lineage.train import costs, distributed, experts, preemption, pretrained
+from lineage.train.checkpoint import Checkpoints, clean
+from lineage.train.experiment import Experiment
+from lineage.train.progress import Progress
+from lineage.train.sharding import batch_sharding, check_batch, to_mesh
+from lineage.train.state import TrainState
+from lineage.train.step import make_train_step
+from lineage.train.writers import MetricsWriter
 
 
 def train(
@@ -53,16 +54,16 @@ def train(
     workdir = Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     memory: dict[str, int] = {}
-    with contextlib.ExitStack() as kept, guard.explained(memory):
+    with contextlib.ExitStack() as kept, preemption.explained(memory):
         with distributed.agreed():
             if jax.process_index() == 0:
-                kept.enter_context(guard.locked(workdir))
-                guard.keep_config(config, workdir, force_config)
+                kept.enter_context(preemption.locked(workdir))
+                preemption.keep_config(config, workdir, force_config)
                 places = (config.data[name] for name in ("source", "validation_split", "test_split"))
-                guard.keep_data(fingerprint(places), workdir, force_config)
+                preemption.keep_data(fingerprint(places), workdir, force_config)
                 clean(workdir)
         with distributed.agreed():
-            guard.check_shared(config, workdir)
+            preemption.check_shared(config, workdir)
             experiment = Experiment(config, workdir, devices)
             check_batch(config.data.batch_size, experiment.mesh, config.accumulate)
             check_batch(config.data.evaluation_batch_size or config.data.batch_size, experiment.mesh)
@@ -87,13 +88,13 @@ class Loop:
         self.checkpoints = stack.enter_context(Checkpoints(workdir, **config.checkpoint))
         make, said, fresh = partial(experiment.state, self.checkpoints), "", self.checkpoints.latest is None
         if config.init.path and fresh:
-            self.state, said = initial.start_from(experiment.abstract_state, **config.init, make=make)
+            self.state, said = pretrained.start_from(experiment.abstract_state, **config.init, make=make)
         else:
             self.state = make()
         if config.experts.paths and fresh:
             self.state, said = experts.choose(experiment, self.state)
         self.start, self.total = int(self.state.step), experiment.total_steps
-        self.stop = stack.enter_context(guard.StopSignal())
+        self.stop = stack.enter_context(preemption.StopSignal())
         self.told = distributed.Vote(experiment.mesh)
         self.writer = stack.enter_context(
             MetricsWriter(workdir, resume_step=self.start, wandb=config.wandb, primary=primary)
@@ -149,7 +150,7 @@ class Loop:
                 self.checkpoints.save(self.state, self.experiment.config.to_dict(), metrics)
         if stop and not last:
             self.checkpoints.wait()
-            raise guard.Preempted(
+            raise preemption.Preempted(
                 f"stopped at step {step:,} of {self.total:,}, which is saved: the same command goes on from there."
             )
 

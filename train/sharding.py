@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int
 
-from train.optimizer import map_paths
+from lineage.train.optimizer import map_paths
 
 AXES = ("data", "fsdp", "tensor")
 Rule = tuple[str, Sequence[str | tuple[str, ...] | None]]  # several axes may share a dimension

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from flax import struct
 
-from models.adapt import merged
+from lineage.train.adapters import merged
 
 
 @struct.dataclass

@@ -11,10 +11,10 @@ import optax
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from optax.tree_utils import tree_get
 
-from metrics.states import State
-from models.adapt import begin, merged, noting
-from train.objectives import Batch, Objective
-from train.state import TrainState
+from lineage.metrics.states import State
+from lineage.tasks.objectives import Batch, Objective
+from lineage.train.adapters import begin, merged, noting
+from lineage.train.state import TrainState
 
 Metrics = dict[str, jax.Array]
 

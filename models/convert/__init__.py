@@ -14,8 +14,8 @@ from jax.typing import DTypeLike
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-import models
-from models.convert import (
+from lineage import models
+from lineage.models.convert import (
     albert,
     bart,
     bert,
@@ -33,7 +33,7 @@ from models.convert import (
     vit,
     vit_npz,
 )
-from models.convert.family import ACTIVATIONS, rearrange
+from lineage.models.convert.family import ACTIVATIONS, rearrange
 
 FAMILIES = {
     "albert": albert.FAMILY,

@@ -1,7 +1,7 @@
 """ALBERT: `AlbertForPreTraining`... <-> `ALBERT` with the head of the same task. All layers are one group of one."""
 
-from models.convert import bert
-from models.convert.family import Family, block, linear
+from lineage.models.convert import bert
+from lineage.models.convert.family import Family, block, linear
 
 FIELDS = bert.FIELDS | {
     "vocab_size": ("vocab_size", 30_000),

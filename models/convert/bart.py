@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from models.convert.family import Family, Rule, attention, block, norm
+from lineage.models.convert.family import Family, Rule, attention, block, norm
 
 FIELDS = {
     "vocab_size": ("vocab_size", 50_265),

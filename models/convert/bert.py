@@ -3,8 +3,8 @@
 The parts that its descendants' checkpoints share with it are functions here.
 """
 
-from models.bert import OUTPUTS, POOLED, WORDS
-from models.convert.family import Family, Rule, block, labels, linear, norm, num_labels
+from lineage.models.bert import OUTPUTS, POOLED, WORDS
+from lineage.models.convert.family import Family, Rule, block, labels, linear, norm, num_labels
 
 FIELDS = {
     "vocab_size": ("vocab_size", 30_522),

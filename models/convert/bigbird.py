@@ -4,8 +4,8 @@ The two layers of the classifier of texts are our pooler and classifier. The ref
 ours before the classifier.
 """
 
-from models.convert import bert
-from models.convert.family import Family
+from lineage.models.convert import bert
+from lineage.models.convert.family import Family
 
 FIELDS = bert.FIELDS | {
     "vocab_size": ("vocab_size", 50_358),

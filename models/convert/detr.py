@@ -7,9 +7,9 @@ import re
 
 import numpy as np
 
-from models.convert import bart, resnet
-from models.convert.family import Family, Rule, labels, linear, norm, num_labels
-from models.resnet import VARIANTS, ResNet
+from lineage.models.convert import bart, resnet
+from lineage.models.convert.family import Family, Rule, labels, linear, norm, num_labels
+from lineage.models.resnet import VARIANTS, ResNet
 
 FIELDS = {
     "num_queries": ("num_queries", 100),

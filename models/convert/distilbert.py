@@ -1,7 +1,7 @@
 """DistilBERT: `DistilBertForMaskedLM`... <-> `DistilBERT` with the head of the same task."""
 
-from models.convert import bert
-from models.convert.family import Family, block
+from lineage.models.convert import bert
+from lineage.models.convert.family import Family, block
 
 FIELDS = {
     "vocab_size": ("vocab_size", 30_522),

@@ -4,8 +4,8 @@ The two layers of its classifiers of texts are our pooler and classifier. The re
 ours before the classifier.
 """
 
-from models.convert import bert
-from models.convert.family import Family, linear
+from lineage.models.convert import bert
+from lineage.models.convert.family import Family, linear
 
 FIELDS = bert.FIELDS | {
     "hidden_size": ("width", 256),

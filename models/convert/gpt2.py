@@ -1,6 +1,6 @@
 """GPT-2: `GPT2LMHeadModel`, or `GPT2Model` (the head is the embedding anyway) <-> `GPT`. Weights are (in, out)."""
 
-from models.convert.family import Family, Rule, linear, norm
+from lineage.models.convert.family import Family, Rule, linear, norm
 
 FIELDS = {
     "vocab_size": ("vocab_size", 50_257),

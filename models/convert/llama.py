@@ -5,7 +5,7 @@ The reference's dropout is on the attention weights alone; ours is on what each 
 
 from dataclasses import replace
 
-from models.convert.family import Family, Rule
+from lineage.models.convert.family import Family, Rule
 
 FIELDS = {
     "vocab_size": ("vocab_size", 32_000),

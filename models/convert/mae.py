@@ -6,9 +6,9 @@ decoder's table along the row of all patches, ours along the grid's rows and col
 
 import numpy as np
 
-from models.convert.family import Family, Rule, image, linear, norm
-from models.convert.vit import FIELDS, encoder, layers, make_square, refuse_others
-from models.layers.position import sincos_2d
+from lineage.models.convert.family import Family, Rule, image, linear, norm
+from lineage.models.convert.vit import FIELDS, encoder, layers, make_square, refuse_others
+from lineage.models.layers.position import sincos_2d
 
 DECODER = {
     "decoder_hidden_size": ("decoder_width", 512),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from models.convert.family import Family, Rule, labels, linear, norm, num_labels
+from lineage.models.convert.family import Family, Rule, labels, linear, norm, num_labels
 
 
 def backbone(model, prefix, ours=""):

@@ -4,8 +4,8 @@ The two layers of their classifier of texts are our pooler and classifier. The r
 ours before the classifier.
 """
 
-from models.convert import bert
-from models.convert.family import Family
+from lineage.models.convert import bert
+from lineage.models.convert.family import Family
 
 # Positions are counted after the padding's.
 FIELDS = {name: value for name, value in bert.FIELDS.items() if name != "max_position_embeddings"}

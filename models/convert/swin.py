@@ -7,7 +7,7 @@ the attention alone there, both parts here and in the paper's code.
 
 from functools import partial
 
-from models.convert.family import Family, Rule, heads, image, labels, linear, norm, num_labels
+from lineage.models.convert.family import Family, Rule, heads, image, labels, linear, norm, num_labels
 
 FIELDS = {
     "image_size": ("image_size", 224),

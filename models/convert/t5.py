@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from models.convert.family import ACTIVATIONS, Family, Rule
+from lineage.models.convert.family import ACTIVATIONS, Family, Rule
 
 FIELDS = {
     "vocab_size": ("vocab_size", 32_128),

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import flax.linen as nn
 
-from models.convert.family import Family, Rule, block, image, labels, linear, norm, num_labels
+from lineage.models.convert.family import Family, Rule, block, image, labels, linear, norm, num_labels
 
 FIELDS = {
     "image_size": ("image_size", 224),

@@ -17,7 +17,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.typing import DTypeLike
 
-from models.vit import ViT
+from lineage.models.vit import ViT
 
 # Beginnings of names there -> here; `*` is the number of a layer, for which our parameters have a leading axis.
 NAMES = {

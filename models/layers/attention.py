@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from models.layers.cache import Cache, Memory
-from models.layers.linear import Linear
+from lineage.models.layers.cache import Cache, Memory
+from lineage.models.layers.linear import Linear
 
 Score = Callable[[Float[Array, "B T K G C"], Float[Array, "B S K C"]], Float[Array, "B K G T S"]]
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from jaxtyping import Array, Bool, Float, Int
 
-from models.layers.cache import Cache, Memory
-from models.layers.norm import normalise
+from lineage.models.layers.cache import Cache, Memory
+from lineage.models.layers.norm import normalise
 
 REMAT = {
     "full": jax.checkpoint_policies.nothing_saveable,

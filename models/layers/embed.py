@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from models.layers.linear import Linear
+from lineage.models.layers.linear import Linear
 
 
 class Embed(nn.Module):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from models.layers.linear import Linear
+from lineage.models.layers.linear import Linear
 
 
 def _with_slope(slope):

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from models.layers.cache import Cache, Memory
+from lineage.models.layers.cache import Cache, Memory
 
 
 class Decoder(nn.Module):

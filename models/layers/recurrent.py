@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from models.layers.linear import Linear
+from lineage.models.layers.linear import Linear
 
 State = tuple[Float[Array, "B _"], ...]
 Kind = Literal["rnn", "gru", "lstm"]

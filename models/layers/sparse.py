@@ -5,7 +5,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from models.layers.attention import attend
+from lineage.models.layers.attention import attend
 
 
 @struct.dataclass

@@ -8,27 +8,25 @@ from pathlib import Path
 import jax
 import pytest
 
-import configs
-import data
-import models
-from configs import base
-from train.experiment import Experiment
-from train.objectives import OBJECTIVES
-from train.optimizer import make_optimizer, make_schedule
+from lineage import data, models
+from lineage.configs import base, cli
+from lineage.tasks.objectives import OBJECTIVES
+from lineage.train.experiment import Experiment
+from lineage.train.optimizer import make_optimizer, make_schedule
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted(path for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "base", "sweeps"))
+FILES = list(cli.experiments().values())
 
 
 @pytest.fixture
 def config():
-    return configs.load(str(ROOT / "configs" / "vit_digits.py"))[0]
+    return cli.load(str(ROOT / "configs" / "small" / "vit_digits.py"))[0]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_config_loads_and_has_the_keys_of_base(path):
-    config, _ = configs.load(str(path))
-    assert set(configs.keys(config)) == set(configs.keys(base.get_config(config.model.name)))
+    config, _ = cli.load(str(path))
+    assert set(cli.keys(config)) == set(cli.keys(base.get_config(config.model.name)))
     assert config.is_locked
 
 
@@ -60,20 +58,20 @@ def test_the_optimizer_and_objective_keys_are_keyword_arguments():
 
 
 def test_another_model_has_its_own_keys(config):
-    configs.override(config, {"model.width": 24, "model.name": "gpt", "model.depth": "7"})
+    cli.override(config, {"model.width": 24, "model.name": "gpt", "model.depth": "7"})
     assert set(config.model) == set(base.gpt())
     assert (config.model.name, config.model.variant, config.model.width, config.model.depth) == ("gpt", "small", 24, 7)
     assert config.is_locked
     with pytest.raises(ValueError, match=r"unknown config key 'model\.patch_size'"):
-        configs.override(config, {"model.patch_size": 4})
+        cli.override(config, {"model.patch_size": 4})
 
 
 def test_three_families_of_one_size():
     """Within 3% of each other, vocabularies of one size given."""
     sizes = {}
-    for overrides in configs.load(str(ROOT / "configs" / "families.py"))[1]:
-        config, _ = configs.load(str(ROOT / "configs" / "families.py"))
-        configs.override(config, {**overrides, "model.vocab_size": 4100, "total_steps": 1})
+    for overrides in cli.load(str(ROOT / "configs" / "small" / "families.py"))[1]:
+        config, _ = cli.load(str(ROOT / "configs" / "small" / "families.py"))
+        cli.override(config, {**overrides, "model.vocab_size": 4100, "total_steps": 1})
         state = Experiment(config).abstract_state
         sizes[config.model.name] = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     assert set(sizes) == {"bert", "gpt", "transformer"}
@@ -82,36 +80,36 @@ def test_three_families_of_one_size():
 
 def test_cifar10():
     """The residual network has as many parameters as everyone's ResNet-18 for CIFAR-10."""
-    path, known = f"{ROOT / 'configs' / 'cifar10.py'}", {"num_classes": 10, "channels": 3, "image_size": 32}
+    path, known = f"{ROOT / 'configs' / 'small' / 'cifar10.py'}", {"num_classes": 10, "channels": 3, "image_size": 32}
     for name, size in {"resnet": 11_173_962, "vit": 5_362_378}.items():
-        config, _ = configs.load(f"{path}:{name},folder")
-        configs.override(config, {f"model.{key}": value for key, value in known.items()})
-        configs.override(config, {"data.image_size": 32, "total_steps": 1})
+        config, _ = cli.load(f"{path}:{name},folder")
+        cli.override(config, {f"model.{key}": value for key, value in known.items()})
+        cli.override(config, {"data.image_size": 32, "total_steps": 1})
         assert config.data.source == "cifar:folder"
         assert sum(leaf.size for leaf in jax.tree.leaves(Experiment(config).abstract_state.params)) == size
     with pytest.raises(ValueError, match="'swin' is not a model for CIFAR-10: it is one of vit, resnet"):
-        configs.load(f"{path}:swin,folder")
+        cli.load(f"{path}:swin,folder")
 
 
 def test_tagging_starts_from_the_model_of_a_run(tmp_path):
-    other, _ = configs.load(str(ROOT / "configs" / "bert_stdlib.py"))
-    configs.override(other, {"model.width": 64, "data.sequence_length": 96})
+    other, _ = cli.load(str(ROOT / "configs" / "small" / "bert_stdlib.py"))
+    cli.override(other, {"model.width": 64, "data.sequence_length": 96})
     (tmp_path / "config.json").write_text(other.to_json_best_effort())
-    config, _ = configs.load(f"{ROOT / 'configs' / 'bert_tagging_ud.py'}:x,{tmp_path}")
+    config, _ = cli.load(f"{ROOT / 'configs' / 'small' / 'bert_tagging_ud.py'}:x,{tmp_path}")
     assert (config.model.width, config.model.max_length, config.model.head) == (64, 96, "tagging")
     assert (config.init.path, config.init.skip) == (str(tmp_path), ("^classifier",))
 
 
 def test_glue():
-    path = ROOT / "configs" / "bert_glue.py"
-    assert configs.load(f"{path}:stsb")[0].objective.name == "regression"
-    assert configs.load(f"{path}:mnli")[0].model.num_classes == 3
+    path = ROOT / "configs" / "paper" / "bert_glue.py"
+    assert cli.load(f"{path}:stsb")[0].objective.name == "regression"
+    assert cli.load(f"{path}:mnli")[0].model.num_classes == 3
     with pytest.raises(ValueError, match="'glue' is not a task of GLUE: it is one of cola, sst2,"):
-        configs.load(f"{path}:glue")
+        cli.load(f"{path}:glue")
 
 
 def test_overrides_are_typed(config):
-    configs.override(
+    cli.override(
         config,
         {
             "optimizer.learning_rate": "1",
@@ -157,64 +155,62 @@ def test_overrides_are_typed(config):
 def test_a_wrong_override_is_refused_with_a_sentence(config, key, value, message):
     before = config.to_json_best_effort()
     with pytest.raises(ValueError, match="^" + message.replace(".", r"\.").replace("(", r"\(")):
-        configs.override(config, {key: value})
+        cli.override(config, {key: value})
     assert config.to_json_best_effort() == before
 
 
 def test_a_duration_has_one_unit(config):
     assert config.total_epochs is not None
-    configs.override(config, {"total_steps": "7"})
+    cli.override(config, {"total_steps": "7"})
     assert (config.total_steps, config.total_epochs) == (7, None)
 
 
 def test_a_missing_config_names_the_nearest(monkeypatch):
     monkeypatch.chdir(ROOT)
-    with pytest.raises(
-        FileNotFoundError, match=r"no config 'configs/vit_digit.py': did you mean 'configs/vit_digits.py'"
-    ):
-        configs.load("configs/vit_digit.py")
+    with pytest.raises(FileNotFoundError, match=r"no config 'configs/vit_digit.py': did you mean 'vit_digits'"):
+        cli.load("configs/vit_digit.py")
 
 
 def test_a_file_without_get_config_is_refused(tmp_path):
     (tmp_path / "x.py").write_text("a = 1")
     with pytest.raises(ValueError, match="has no get_config"):
-        configs.load(str(tmp_path / "x.py"))
+        cli.load(str(tmp_path / "x.py"))
 
 
 def test_a_variant_is_an_argument():
-    path = ROOT / "configs" / "gpt_shakespeare_char.py"
-    assert configs.load(str(path))[0].model.depth == 4
-    assert configs.load(f"{path}:gpu")[0].model.depth == 6
+    path = ROOT / "configs" / "small" / "gpt_shakespeare_char.py"
+    assert cli.load(str(path))[0].model.depth == 4
+    assert cli.load(f"{path}:gpu")[0].model.depth == 6
     with pytest.raises(ValueError, match="recipes cpu and gpu"):
-        configs.load(f"{path}:tpu")
+        cli.load(f"{path}:tpu")
 
 
 def test_a_runs_config_json_loads_as_the_config_it_was(config, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(config.to_json_best_effort())))
-    again, sweep = configs.load(str(path))
+    again, sweep = cli.load(str(path))
     assert again.to_dict() == config.to_dict()
     assert sweep == []
 
 
 def test_the_sweep_is_the_arguments():
-    path = ROOT / "configs" / "vit_ablations.py"
-    config, sweep = configs.load(f"{path}:pooling,folder")
+    path = ROOT / "configs" / "small" / "vit_ablations.py"
+    config, sweep = cli.load(f"{path}:pooling,folder")
     assert config.data.source == "idx:folder"
     assert {changes["model.pooling"] for changes in sweep} == {"token", "gap"}
     with pytest.raises(ValueError, match="'depth' is not an ablation of ViT: it is one of position, pooling, size"):
-        configs.load(f"{path}:depth,folder")
-    for overrides in configs.load(f"{path}:size,folder")[1]:
-        config, _ = configs.load(f"{path}:size,folder")
-        configs.override(config, overrides)
-        alone, _ = configs.load(f"{ROOT / 'configs' / 'fashion_mnist.py'}:{config.model.name},folder")
+        cli.load(f"{path}:depth,folder")
+    for overrides in cli.load(f"{path}:size,folder")[1]:
+        config, _ = cli.load(f"{path}:size,folder")
+        cli.override(config, overrides)
+        alone, _ = cli.load(f"{ROOT / 'configs' / 'small' / 'fashion_mnist.py'}:{config.model.name},folder")
         assert config.model.to_dict() == alone.model.to_dict()
 
 
 def test_sweep_yields_overrides(tmp_path):
     (tmp_path / "x.py").write_text(
-        "from configs import base\n"
+        "from lineage.configs import base\n"
         "def get_config():\n    return base.get_config('vit')\n"
         "def sweep():\n    for seed in range(3):\n        yield {'seed': seed}\n"
     )
-    assert configs.load(str(tmp_path / "x.py"))[1] == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
+    assert cli.load(str(tmp_path / "x.py"))[1] == [{"seed": 0}, {"seed": 1}, {"seed": 2}]

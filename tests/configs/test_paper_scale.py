@@ -3,17 +3,15 @@ step lowers for a mesh of eight devices, over which its state is spread."""
 
 import math
 import re
-from pathlib import Path
 
 import jax
 import pytest
 
-import configs
-from train.costs import experiment_budget
-from train.experiment import Experiment
-from train.loop import jit_step
+from lineage.configs import cli
+from lineage.train.costs import experiment_budget
+from lineage.train.experiment import Experiment
+from lineage.train.loop import jit_step
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 FSDP, MIXED = {"mesh.data": 1, "mesh.fsdp": 8}, {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}
 # config, parameters, which of them are not counted, mesh
 MODELS = [
@@ -68,7 +66,7 @@ MODELS = [
 
 def test_described_without_data():
     """Not even the length of an epoch, which the schedule needs, is asked for."""
-    config, _ = configs.load(f"{CONFIGS}/vit_s16_imagenet.py")
+    config, _ = cli.load("vit_s16_imagenet")
     assert config.total_epochs
     config.model.depth = 2
     assert experiment_budget(Experiment(config)).memory["training"]["optimizer"] > 0
@@ -76,11 +74,10 @@ def test_described_without_data():
 
 @pytest.mark.parametrize(("name", "parameters", "uncounted", "mesh"), MODELS, ids=[row[0] for row in MODELS])
 def test_paper_scale(name, parameters, uncounted, mesh):
-    file, _, argument = name.partition(":")
-    config, _ = configs.load(f"{CONFIGS / file}.py" + (f":{argument}" if argument else ""))
-    configs.override(config, mesh)
+    config, _ = cli.load(name)
+    cli.override(config, mesh)
     if config.total_epochs:
-        configs.override(config, {"total_steps": 100_000})  # the data, which are not here, know how long an epoch is
+        cli.override(config, {"total_steps": 100_000})  # the data, which are not here, know how long an epoch is
     experiment = Experiment(config)
     state = experiment.abstract_state
     paths = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)}

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from configs.sweeps import Choice, Floats, Integers, axis, chain, product, repeat, samples, zipped
+from lineage.configs.sweeps import Choice, Floats, Integers, axis, chain, product, repeat, samples, zipped
 
 
 def test_combinations():

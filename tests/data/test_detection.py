@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-import data
-from data import detection, shuffle
+from lineage import data
+from lineage.data import shuffle
+from lineage.data.transforms import boxes as detection
 from tests.data.conftest import png
 
 

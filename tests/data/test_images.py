@@ -3,7 +3,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from data import images
+from lineage.data.sources import images
 
 
 def test_digits():

@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import data
-from data import encoded, labelled, tokenizers
+from lineage import data
+from lineage.data import tokenizers
+from lineage.data.examples import encoded, labelled_texts
 
 WORDS = [f"w{i}" for i in range(40)]
 CODER = tokenizers.train("words", [" ".join(WORDS) + " . the"], special=encoded.ROLES)
 
 
 def fit(rule, length=8, stride=0, texts=(("w0",),)):
-    made = labelled.Fit(rule, CODER, length, stride, labelled.Labelled(list(texts), ["a"] * len(texts)))
+    made = labelled_texts.Fit(rule, CODER, length, stride, labelled_texts.Labelled(list(texts), ["a"] * len(texts)))
     return lambda row: made(row, tuple(CODER.encode_batch(row)))
 
 
@@ -34,7 +35,7 @@ def test_every_layout_of_files_gives_the_same_texts(layout, zipped, second, tmp_
     lines = ["\t".join(row) if layout == "tsv" else json.dumps(dict(zip(keys, row))) for row in rows]
     path = tmp_path / f"a.{layout}{'.gz' if zipped else ''}"
     (gzip.open if zipped else open)(path, "wt", encoding="utf-8").write("\n".join(lines) + "\n")
-    part = labelled.read(str(path))
+    part = labelled_texts.read(str(path))
     assert list(part.texts) == [row[:-1] for row in rows]
     assert list(part.labels) == ["yes", "no", "yes"]
     loaded = data.load(
@@ -58,10 +59,10 @@ def test_every_layout_of_files_gives_the_same_texts(layout, zipped, second, tmp_
 
 
 def test_classes_that_are_numbers_are_in_their_order():
-    part = labelled.Labelled([("a",)] * 3, ["10", "9", "x"])
-    assert labelled.names({"train": part}) == ["9", "10", "x"]
+    part = labelled_texts.Labelled([("a",)] * 3, ["10", "9", "x"])
+    assert labelled_texts.names({"train": part}) == ["9", "10", "x"]
     with pytest.raises(ValueError, match="the label 'y' of the test split is not one of 9, 10, x"):
-        labelled.names({"train": part, "test": labelled.Labelled([("a",)], ["y"])})
+        labelled_texts.names({"train": part, "test": labelled_texts.Labelled([("a",)], ["y"])})
 
 
 def test_numbers(tmp_path):
@@ -99,7 +100,7 @@ def test_what_of_a_long_text_is_read():
         ["w3 w4 w5 w6 w7 w8"],
         ["w6 w7 w8 w9"],
     ]
-    for rule in labelled.LONG:
+    for rule in labelled_texts.LONG:
         assert written(fit(rule)(("w3 w4",))) == [["w3 w4"]]
     pair = (" ".join(WORDS[:9]), "w20 w21")
     assert written(fit("tail", texts=[("a", "b")])(pair)) == [["w6 w7 w8", "w20 w21"]]
@@ -155,11 +156,11 @@ def test_errors(content, options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         data.load(f"labels:{tmp_path}/a.tsv", **{"batch_size": 1, "sequence_length": 8} | options)
     with pytest.raises(ValueError, match=r"must be a \.tsv or \.jsonl file"):
-        labelled.read("a.csv")
+        labelled_texts.read("a.csv")
     for content in ('{"text": "a"}\n', '{"text": "a", "label": null}\n'):
         (tmp_path / "a.jsonl").write_text(content)
         with pytest.raises(ValueError, match="line 1 must be a JSON object with `text` and `label`"):
-            labelled.read(f"{tmp_path}/a.jsonl")
+            labelled_texts.read(f"{tmp_path}/a.jsonl")
 
 
 def test_a_tokenizer_without_the_tokens(tmp_path):

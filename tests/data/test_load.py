@@ -3,8 +3,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-import data
-from data import tokenizers
+from lineage import data
+from lineage.data import tokenizers
 
 PROSE = "The quick brown fox jumps over the lazy dog.\n" * 40
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-import data
-from data import shuffle, tokenizers
-from data.masking import PATTERNS, MaskPatches, MaskTokens
+from lineage import data
+from lineage.data import shuffle, tokenizers
+from lineage.data.examples.masking import PATTERNS, MaskPatches, MaskTokens
 
 WORDS = [f"w{i}" for i in range(50)]
 CODER = tokenizers.train("words", [" ".join(WORDS)], special=("end_of_text", "mask"))

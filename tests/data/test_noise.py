@@ -3,8 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import data
-from data import noise, shuffle, tokenizers
+from lineage import data
+from lineage.data import shuffle, tokenizers
+from lineage.data.examples import denoising
 
 MASK = -1
 ROWS = st.integers(1, 120).map(lambda n: np.arange(n))
@@ -18,7 +19,7 @@ def random(seed=0):
 
 @given(tokens=ROWS, rate=RATES, seed=SEEDS)
 def test_mask_hides_that_part_and_moves_nothing(tokens, rate, seed):
-    before, new = tokens.copy(), noise.mask(tokens, random(seed), rate, token=MASK)
+    before, new = tokens.copy(), denoising.mask(tokens, random(seed), rate, token=MASK)
     assert (new == MASK).sum() == round(rate * len(tokens))
     np.testing.assert_array_equal(np.where(new == MASK, tokens, new), tokens)
     np.testing.assert_array_equal(tokens, before)
@@ -26,14 +27,14 @@ def test_mask_hides_that_part_and_moves_nothing(tokens, rate, seed):
 
 @given(tokens=ROWS, rate=RATES, seed=SEEDS)
 def test_delete_leaves_the_others_in_order(tokens, rate, seed):
-    new = noise.delete(tokens, random(seed), rate)
+    new = denoising.delete(tokens, random(seed), rate)
     assert len(new) == len(tokens) - round(rate * len(tokens))
     assert (np.diff(new) > 0).all()
 
 
 @given(tokens=ROWS, rate=RATES, mean=st.floats(0.5, 8), seed=SEEDS)
 def test_infill_takes_that_part_out_in_spans_that_do_not_touch(tokens, rate, mean, seed):
-    new = noise.infill(tokens, random(seed), rate, mean, token=MASK)
+    new = denoising.infill(tokens, random(seed), rate, mean, token=MASK)
     left = new[new != MASK]
     assert (np.diff(left) > 0).all()
     assert len(left) == len(tokens) - round(rate * len(tokens))
@@ -48,7 +49,7 @@ def test_lengths_of_spans_are_poissons():
     """Shares of 0 to 8 tokens among the spans of long texts, of which a twentieth come in without a token."""
     tokens, counts = np.arange(10_000), np.zeros(50)
     for seed in range(10):
-        new = noise.infill(tokens, random(seed), 0.3, 3.0, token=MASK)
+        new = denoising.infill(tokens, random(seed), 0.3, 3.0, token=MASK)
         for place in np.flatnonzero(new == MASK):
             before = new[place - 1] if place else -1
             after = new[place + 1] if place + 1 < len(new) else len(tokens)
@@ -62,7 +63,7 @@ def test_lengths_of_spans_are_poissons():
 @given(tokens=st.lists(st.integers(0, 9), min_size=1, max_size=60), seed=SEEDS)
 def test_permuted_sentences_are_the_same_ones(tokens, seed):
     ends = np.arange(10) == 3
-    new = noise.permute_sentences(np.array(tokens), random(seed), ends=ends)
+    new = denoising.permute_sentences(np.array(tokens), random(seed), ends=ends)
 
     def split(tokens):
         cuts = [i + 1 for i, token in enumerate(tokens[:-1]) if token == 3]
@@ -75,18 +76,18 @@ def test_permuted_sentences_are_the_same_ones(tokens, seed):
 
 def test_sentences_come_in_any_order():
     tokens = np.array([0, 3, 1, 3, 2, 3])
-    orders = {tuple(noise.permute_sentences(tokens, random(s), ends=np.arange(10) == 3)[::2]) for s in range(100)}
+    orders = {tuple(denoising.permute_sentences(tokens, random(s), ends=np.arange(10) == 3)[::2]) for s in range(100)}
     assert len(orders) == 6
 
 
 @given(tokens=ROWS, seed=SEEDS)
 def test_rotation_is_one(tokens, seed):
-    new = noise.rotate(tokens, random(seed))
+    new = denoising.rotate(tokens, random(seed))
     np.testing.assert_array_equal(np.roll(new, int(new[0])), tokens)
 
 
 def test_rotation_begins_with_any_token():
-    firsts = np.bincount([noise.rotate(np.arange(8), random(seed))[0] for seed in range(4000)])
+    firsts = np.bincount([denoising.rotate(np.arange(8), random(seed))[0] for seed in range(4000)])
     assert len(firsts) == 8
     assert (np.abs(firsts - 500) < 5 * 500**0.5).all()
 
@@ -99,7 +100,7 @@ def test_steps_one_after_the_other(kind):
     sizes = {"bpe": 400, "unigram": 30, "wordpiece": 60}
     coder = tokenizers.train(kind, [TEXT], sizes.get(kind, 0), ("pad", "end_of_text", "mask"))
     ids = coder.encode(TEXT)[:60]
-    permute, mask = noise.parse("permute_sentences | mask(0.5)", coder)
+    permute, mask = denoising.parse("permute_sentences | mask(0.5)", coder)
     new = permute(ids, random())
     assert sorted(new.tolist()) == sorted(ids.tolist())
     sentences = coder.decode(ids).replace("! ", ". ").replace("? ", ". ").count(". ")
@@ -144,12 +145,12 @@ def test_load(tmp_path):
 )
 def test_errors(text, message):
     with pytest.raises(ValueError, match=message):
-        noise.parse(text, tokenizers.train("bytes", [], special=("mask",)))
+        denoising.parse(text, tokenizers.train("bytes", [], special=("mask",)))
 
 
 def test_the_keys_alone_decide(tmp_path):
     coder = tokenizers.train("bytes", [], special=("end_of_text", "mask"))
-    add = noise.AddNoise(noise.parse("infill(0.3) | rotate", coder), 21, coder.end_of_text)
+    add = denoising.AddNoise(denoising.parse("infill(0.3) | rotate", coder), 21, coder.end_of_text)
     tokens = np.tile(np.arange(20, dtype=np.int32), (3, 1))
     batch, keys = {"tokens": tokens, "mask": np.ones(tokens.shape, bool)}, shuffle.keys(np.arange(3), 0)
     whole, part = add(batch, keys), add({name: value[1:] for name, value in batch.items()}, keys[1:])

@@ -4,9 +4,10 @@ import json
 import numpy as np
 import pytest
 
-import data
-from data import pairs, tokenizers
-from data.pipeline import TrainBatches
+from lineage import data
+from lineage.data import tokenizers
+from lineage.data.examples import pairs
+from lineage.data.loader import TrainBatches
 
 LEFT, RIGHT = ["ein Haus", "zwei", "drei Bäume im Wald"], ["a house", "two", "three trees"]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import shuffle
-from data.images import Arrays
-from data.pipeline import EvaluationBatches, TrainBatches
+from lineage.data import shuffle
+from lineage.data.loader import EvaluationBatches, TrainBatches
+from lineage.data.sources.images import Arrays
 
 
 def source(n):

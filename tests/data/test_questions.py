@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import data
-from data import encoded, questions, tokenizers
-from data.questions import Question
+from lineage import data
+from lineage.data import tokenizers
+from lineage.data.examples import encoded, questions
+from lineage.data.examples.questions import Question
 
 CONTEXT = "In 1066, the Normans — from Normandy — conquered England. Élan vital! 漢字 too."
 CODERS = {

@@ -7,8 +7,8 @@ import struct
 import numpy as np
 import pytest
 
-import data
-from data import raw_images
+from lineage import data
+from lineage.data.sources import raw_images
 from tests.data.conftest import png
 
 RANDOM = np.random.default_rng(0)

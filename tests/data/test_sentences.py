@@ -2,11 +2,11 @@ import cloudpickle
 import numpy as np
 import pytest
 
-import data
-from data import shuffle, tokenizers
-from data.masking import MaskTokens
-from data.sentences import Chunks, PairSentences, Sentences
-from data.text import Documents, tokenize
+from lineage import data
+from lineage.data import shuffle, tokenizers
+from lineage.data.examples.masking import MaskTokens
+from lineage.data.examples.sentence_pairs import Chunks, PairSentences, Sentences
+from lineage.data.examples.windows import Documents, tokenize
 
 LENGTH = 24
 ROLES = ("pad", "cls", "sep", "mask", "end_of_text")

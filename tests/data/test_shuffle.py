@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data import shuffle
+from lineage.data import shuffle
 
 
 @given(length=st.integers(1, 300), seed=st.integers(-(2**70), 2**70), epoch=st.integers(0, 2**40))

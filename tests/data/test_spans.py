@@ -3,9 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import data
-from data import shuffle, spans, tokenizers
-from data.spans import CorruptSpans
+from lineage import data
+from lineage.data import shuffle, tokenizers
+from lineage.data.examples import span_corruption
+from lineage.data.examples.span_corruption import CorruptSpans
 
 END, START = 1, 0
 SENTINELS = np.arange(1000, 900, -1)
@@ -19,7 +20,7 @@ def windows(lengths, width):
 
 
 def corrupt(lengths, inputs_length, rate=0.15, seed=0):
-    width, targets_length = spans.lengths(rate, inputs_length)
+    width, targets_length = span_corruption.lengths(rate, inputs_length)
     batch = windows(np.minimum(lengths, width), width)
     made = CorruptSpans(rate, inputs_length, targets_length, SENTINELS, START, END)
     return batch, made(batch, shuffle.keys(np.arange(len(lengths)), seed))
@@ -46,7 +47,7 @@ def test_inputs_and_targets_give_back_the_text(lengths, inputs_length, rate, see
     batch, made = corrupt(lengths, inputs_length, rate, seed)
     for row in range(len(lengths)):
         size = min(lengths[row], batch["tokens"].shape[1])
-        noise, count = spans.count_noise(rate, size)
+        noise, count = span_corruption.count_noise(rate, size)
         inputs = made["inputs"][row][made["inputs_mask"][row]]
         targets = made["targets"][row][made["mask"][row]]
         assert inputs[-1] == targets[-1] == END
@@ -62,8 +63,8 @@ def test_inputs_and_targets_give_back_the_text(lengths, inputs_length, rate, see
 
 def test_sizes_are_the_references():
     """512 tokens of input are made of 568, with targets of 114, in the published T5; full windows fill both exactly."""
-    assert spans.lengths(0.15, 512) == (568, 114)
-    assert spans.count_noise(0.15, 568) == (85, 28)
+    assert span_corruption.lengths(0.15, 512) == (568, 114)
+    assert span_corruption.count_noise(0.15, 568) == (85, 28)
     _, made = corrupt([568] * 4, 512)
     assert made["inputs"].shape == (4, 512)
     assert made["targets"].shape == (4, 114)
@@ -74,7 +75,7 @@ def test_sizes_are_the_references():
 def test_any_segmentation_is_alike_likely():
     """The 36 ways to have 10 tokens in 3 spans, within 5 standard deviations."""
     count = 36_000
-    drawn = spans.draw_spans(np.full(count, 10), np.full(count, 3), 15, shuffle.keys(np.arange(count), 0))
+    drawn = span_corruption.draw_spans(np.full(count, 10), np.full(count, 3), 15, shuffle.keys(np.arange(count), 0))
     assert (drawn.sum(axis=1) == 10).all()
     assert (drawn > 0).all()
     _, times = np.unique(drawn, axis=0, return_counts=True)
@@ -84,7 +85,7 @@ def test_any_segmentation_is_alike_likely():
 
 def test_noise_is_spread_over_the_text():
     batch = windows([100] * 5000, 100)
-    noise = spans.draw_noise(0.15, batch["mask"], shuffle.keys(np.arange(5000), 1))
+    noise = span_corruption.draw_noise(0.15, batch["mask"], shuffle.keys(np.arange(5000), 1))
     assert (noise.sum(axis=1) == 15).all()
     assert ((noise[:, 1:] & ~noise[:, :-1]).sum(axis=1) == 5).all()  # five spans: three tokens on average
     assert not noise[:, 0].any()  # a text begins with a token that stays, and ends with noise
@@ -106,7 +107,7 @@ def test_load(tmp_path):
     assert loaded.info["start"] == loaded.tokenizer.pad
     batch = loaded.train[0]
     assert batch["inputs"].shape == (4, 64)
-    assert batch["tokens"].shape == (4, spans.lengths(0.15, 64)[1])
+    assert batch["tokens"].shape == (4, span_corruption.lengths(0.15, 64)[1])
     assert (batch["tokens"][:, 0] == loaded.tokenizer.pad).all()
     assert "<extra_id_0>" in loaded.tokenizer.decode(batch["inputs"][0])
     with pytest.raises(ValueError, match=r"sequence_length=2000 needs 111 sentinels: there are 100"):

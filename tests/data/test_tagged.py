@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import data
-from data import encoded, tagged, tokenizers
-from data.tagged import Sentence
+from lineage import data
+from lineage.data import tokenizers
+from lineage.data.examples import encoded, tagged_sentences
+from lineage.data.examples.tagged_sentences import Sentence
 
 CONLLU = """\
 # text = I don't vámonos (al mar).
@@ -31,16 +32,16 @@ CONLLU = """\
 
 def test_conllu(tmp_path):
     (tmp_path / "a.conllu").write_text(CONLLU)
-    first, second = tagged.read(f"{tmp_path}/a.conllu")
+    first, second = tagged_sentences.read(f"{tmp_path}/a.conllu")
     assert first.words == ["I", " do", "n't", " vámonos", " (", "a", "el", "."]
     assert first.tags == ["PRON", "AUX", "PART", "VERB", "PUNCT", "ADP", "DET", "PUNCT"]
     assert second == Sentence(["Yes"], ["INTJ"])
     (tmp_path / "b.conllu").write_text("1\ta\n")
     with pytest.raises(ValueError, match=r"b.conllu, line 1 has 2 columns: CoNLL-U has 10"):
-        tagged.read(f"{tmp_path}/b.conllu")
+        tagged_sentences.read(f"{tmp_path}/b.conllu")
     (tmp_path / "c.conllu").write_text(CONLLU.replace("1\tYes", "one\tYes"))
     with pytest.raises(ValueError, match=r"c.conllu, line \d+ begins with 'one': a word has a number"):
-        tagged.read(f"{tmp_path}/c.conllu")
+        tagged_sentences.read(f"{tmp_path}/c.conllu")
 
 
 def test_a_folder_of_universal_dependencies(tmp_path):
@@ -72,7 +73,7 @@ SENTENCE = st.lists(st.tuples(WORD, st.sampled_from(TAGS)), min_size=1, max_size
 def test_every_words_tag_comes_back(sentences, coder, length):
     """Whatever words are, spaces among them, and however they are cut and spread over rows."""
     sentences = [Sentence(*zip(*sentence)) for sentence in sentences]
-    source = tagged.encode(sentences, TAGS, coder, length)
+    source = tagged_sentences.encode(sentences, TAGS, coder, length)
     batch = source.take(np.arange(len(source)))
     assert batch["tokens"].shape == (len(source), length)
     found = [TAGS[number] for number in batch["targets"][batch["mask"]]]
@@ -89,7 +90,7 @@ def test_a_words_tokens_are_those_of_its_text(sentences, length):
     """Between the first token of a word and that of the next one is the word: bytes, so that it can be read."""
     coder = CODERS[0]
     sentences = [Sentence(*zip(*sentence)) for sentence in sentences]
-    source = tagged.encode(sentences, TAGS, coder, length)
+    source = tagged_sentences.encode(sentences, TAGS, coder, length)
     words = []
     for row, mask in zip(source.tokens, source.per_token["mask"]):
         bounds = [*np.flatnonzero(mask), len(row) - 1]
@@ -99,7 +100,7 @@ def test_a_words_tokens_are_those_of_its_text(sentences, length):
 
 def test_words_that_the_tokenizer_makes_nothing_of():
     coder = CODERS[2]
-    source = tagged.encode([Sentence(["the", "\u200b", " \t", "fox"], ["A", "B", "C", "A"])], TAGS, coder, 8)
+    source = tagged_sentences.encode([Sentence(["the", "\u200b", " \t", "fox"], ["A", "B", "C", "A"])], TAGS, coder, 8)
     batch = source.take(np.array([0]))
     assert batch["targets"][batch["mask"]].tolist() == [0, 1, 2, 0]
     assert source.tokens[0][3] == coder.mask

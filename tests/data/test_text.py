@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data import text, tokenizers
-from data.text import Documents, Windows, tokenize
+from lineage.data import tokenizers
+from lineage.data.examples import windows as text
+from lineage.data.examples.windows import Documents, Windows, tokenize
 
 BYTES = tokenizers.train("bytes", [])
 

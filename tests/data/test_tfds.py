@@ -6,8 +6,8 @@ import cloudpickle
 import numpy as np
 import pytest
 
-import data
-from data import tfds
+from lineage import data
+from lineage.data.sources import tfds
 
 
 def test_images(shapes):
@@ -42,7 +42,7 @@ def test_in_memory_is_the_same(shapes):
     options = {"data_dir": str(shapes), "batch_size": 8, "augment": "shift(2)"}
     slow, fast = data.load("tfds:shapes", **options), data.load("tfds:shapes", in_memory=True, **options)
     np.testing.assert_array_equal(slow.train[9]["image"], fast.train[9]["image"])
-    assert isinstance(fast.train.source, data.images.Arrays)
+    assert isinstance(fast.train.source, data.sources.images.Arrays)
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_needs_neither_jax_nor_tensorflow(shapes, tmp_path):
     (tmp_path / "tensorflow" / "__init__.py").write_text("raise AssertionError('TensorFlow was imported')")
     program = f"""
         import sys
-        import data
+        from lineage import data
         sys.path.append({str(tmp_path)!r})
         loaded = data.load("tfds:shapes", data_dir={str(shapes)!r}, batch_size=8)
         assert loaded.train[0]["image"].shape == (8, 8, 8, 1)
@@ -155,9 +155,8 @@ def test_needs_neither_jax_nor_tensorflow(shapes, tmp_path):
 
 
 def test_importing_is_light():
-    program = (
-        "import sys, data; print(sorted({'jax', 'tensorflow', 'grain', 'tensorflow_datasets'} & set(sys.modules)))"
-    )
+    heavy = "{'jax', 'tensorflow', 'grain', 'tensorflow_datasets'}"
+    program = f"import sys, lineage.data; print(sorted({heavy} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.stdout == "[]\n", result.stderr
 

@@ -8,8 +8,8 @@ import tokenizers as library
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data import tokenizers
-from data.tokenizers import Tokenizer, train
+from lineage.data import tokenizers
+from lineage.data.tokenizers import Tokenizer, train
 
 TEXT = "def one(two):\n    return two + 1\n\n\nclass Three:\n    '''It's naïve — 日本語 <|endoftext|>.'''\n" * 3
 BYTES = train("bytes", [])

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data import distortions, shuffle
-from data.distortions import OPERATIONS, Jitter, RandAugment
-from data.transforms import CentreCrop, Erase, Flip, RandomCrop, Shift, Transform, parse
+from lineage.data import shuffle
+from lineage.data.transforms import distortions
+from lineage.data.transforms.augmentation import CentreCrop, Erase, Flip, RandomCrop, Shift, Transform, parse
+from lineage.data.transforms.distortions import OPERATIONS, Jitter, RandAugment
 
 RANDOM = np.random.default_rng(0)
 RGB = RANDOM.integers(0, 256, (16, 20, 24, 3)).astype(np.uint8)

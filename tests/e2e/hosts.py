@@ -8,12 +8,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
-import configs
-from train import distributed
-from train.checkpoint import Checkpoints
-from train.evaluators import Evaluator
-from train.experiment import Experiment
-from train.loop import compile_step, device_batches
+from lineage.configs import cli
+from lineage.evaluation.evaluators import Evaluator
+from lineage.train import distributed
+from lineage.train.checkpoint import Checkpoints
+from lineage.train.experiment import Experiment
+from lineage.train.loop import compile_step, device_batches
 
 SMALL = {"model.depth": 1, "optimizer.learning_rate": 3e-3}
 RUNS = {  # model, steps, mesh over four devices, and what else is changed
@@ -42,11 +42,11 @@ class Seen:
 def experiment(name, folder, mesh=False, devices=None):
     """That of a run in a folder, whose data are beside it."""
     model, _, sizes, changes = RUNS[name]
-    config, _ = configs.load(f"{Path(__file__).parents[1]}/tiny.py:{model}")
+    config, _ = cli.load(f"{Path(__file__).parents[1]}/tiny.py:{model}")
     if name == "pairs":
         changes = {"data.source": f"pairs:{folder.parent}/train.tsv"}
         changes |= {"data.validation_split": f"{folder.parent}/validation.tsv"}
-    configs.override(config, SMALL | changes | (sizes if mesh else {}))
+    cli.override(config, SMALL | changes | (sizes if mesh else {}))
     return Experiment(config, None, devices)
 
 

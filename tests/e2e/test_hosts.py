@@ -15,8 +15,8 @@ import jax
 import numpy as np
 import pytest
 
-from train import distributed, loop
-from train.writers import read_metrics
+from lineage.train import distributed, loop
+from lineage.train.writers import read_metrics
 
 ROOT = Path(__file__).parents[2]
 hosts = runpy.run_path(str(Path(__file__).with_name("hosts.py")))
@@ -172,8 +172,8 @@ def tiny_config(monkeypatch):
     monkeypatch.setattr(loop.artifacts, "write_all", lambda *args: None)
 
     def make(changes):
-        config, _ = hosts["configs"].load(f"{ROOT}/tests/tiny.py:gpt")
-        hosts["configs"].override(config, changes)
+        config, _ = hosts["cli"].load(f"{ROOT}/tests/tiny.py:gpt")
+        hosts["cli"].override(config, changes)
         return config
 
     return make

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-import launch
-from train.writers import read_metrics
+from lineage import launch
+from lineage.train.writers import read_metrics
 
 
 @pytest.fixture
@@ -24,11 +24,11 @@ def say(capsys):
 
 
 def test_a_workdir_of_its_own_for_each_argument():
-    assert launch.default_workdir("configs/vit_digits.py") == "runs/vit_digits"
-    assert launch.default_workdir("configs/bert_pretrain.py:base") == "runs/bert_pretrain_base"
-    for path in ("/data/images", "../../data"):  # not runs/data, nor one that two models share
-        workdir = launch.default_workdir(f"configs/fashion_mnist.py:vit,{path}")
-        assert workdir == f"runs/fashion_mnist_vit,{path.replace('/', '_')}"
+    assert launch.default_workdir("configs/small/vit_digits.py") == "outputs/vit_digits"
+    assert launch.default_workdir("configs/paper/bert_pretrain.py:base") == "outputs/bert_pretrain_base"
+    for path in ("/data/images", "../../data"):  # not outputs/data, nor one that two models share
+        workdir = launch.default_workdir(f"configs/small/fashion_mnist.py:vit,{path}")
+        assert workdir == f"outputs/fashion_mnist_vit,{path.replace('/', '_')}"
 
 
 def test_a_run_leaves_everything(finished):
@@ -92,7 +92,7 @@ def test_only_training_is_swept_or_submitted(more, tmp_path, capsys):
 @pytest.mark.parametrize("name", ["sweep.run_sweep", "search.run_search"])
 def test_the_runs_of_a_sweep_are_told_what_it_was_told(name, tmp_path, monkeypatch):
     told = []
-    monkeypatch.setattr(f"train.{name}", lambda command, *_: told.extend(command) or 0)
+    monkeypatch.setattr(f"lineage.runs.{name}", lambda command, *_: told.extend(command) or 0)
     kind = "--sweep=optuna" if "search" in name else "--sweep"
     own = ["--config=tests/tiny.py:gpt", "--config.data.batch_size=4", "--force-config"]
     assert launch.main([*own, kind, f"--workdir={tmp_path}"]) == 0

@@ -1,13 +1,12 @@
 """Classifiers of images from their configs to their reports, and what goes on from a run at another resolution."""
 
 import json
-from pathlib import Path
 
 import jax
 import pytest
 
-import configs
-from train import loop
+from lineage.configs import cli
+from lineage.train import loop
 
 SHORT = {
     "total_steps": 2,
@@ -32,8 +31,8 @@ RUNS = {
 
 def run(workdir, name, changes):
     """The last evaluation of a run of configs/<name>_digits.py."""
-    config, _ = configs.load(f"{Path(__file__).parents[2]}/configs/{name}_digits.py")
-    configs.override(config, changes)
+    config, _ = cli.load(f"{name}_digits")
+    cli.override(config, changes)
     return loop.train(config, workdir, devices=jax.devices()[:1])
 
 

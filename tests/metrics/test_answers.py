@@ -7,7 +7,7 @@ import string
 import numpy as np
 import pytest
 
-from metrics.answers import exact_match, f1, normalize
+from lineage.metrics.answers import exact_match, f1, normalize
 
 WORDS = [
     "a",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from metrics import boxes
+from lineage.metrics import boxes
 
 
 def pixels(box, size=24):

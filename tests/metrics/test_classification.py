@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from metrics.classification import auroc, precision_recall_f1, spearman
-from metrics.states import Calibration, Confusion, Values
+from lineage.metrics.classification import auroc, precision_recall_f1, spearman
+from lineage.metrics.states import Calibration, Confusion, Values
 
 LABELS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30)
 PAIRS = st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1e-3, 1.0, -2.0]), st.booleans()), max_size=30)

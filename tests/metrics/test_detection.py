@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from metrics.detection import Detections, box_overlaps, coco, mask_overlaps, voc
+from lineage.metrics.detection import Detections, box_overlaps, coco, mask_overlaps, voc
 
 CLASSES = 3
 

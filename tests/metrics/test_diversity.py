@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from metrics.diversity import (
+from lineage.metrics.diversity import (
     burstiness,
     distinct,
     repetition,

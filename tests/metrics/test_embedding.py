@@ -14,8 +14,8 @@ from bert_score import BERTScorer
 from scipy.optimize import linprog
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from metrics.embedding import Embedded, bert_score, mover_score, read_baseline
-from train.encoder import Encoder
+from lineage.evaluation.encoder import Encoder
+from lineage.metrics.embedding import Embedded, bert_score, mover_score, read_baseline
 
 WORDS = ["the", "a", "cat", "cats", "dog", "sat", "sitting", "on", "mat", ".", ",", "ran", "running", "\u00e9t\u00e9"]
 FAMILIES = {

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from sklearn import metrics as reference
 
-from metrics.classification import correct, correct_top_k
-from metrics.likelihood import bits, cross_entropy, perplexity
-from metrics.states import F1, Confusion, Correlation, Matthews, Mean
+from lineage.metrics.classification import correct, correct_top_k
+from lineage.metrics.likelihood import bits, cross_entropy, perplexity
+from lineage.metrics.states import F1, Confusion, Correlation, Matthews, Mean
 
 
 def cases(seed, n=200, classes=7):

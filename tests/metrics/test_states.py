@@ -8,9 +8,9 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metrics import states
-from metrics.classification import auroc, correct, correct_top_k, spearman
-from metrics.states import F1, Calibration, Confusion, Correlation, Matthews, Mean, Total, Values
+from lineage.metrics import states
+from lineage.metrics.classification import auroc, correct, correct_top_k, spearman
+from lineage.metrics.states import F1, Calibration, Confusion, Correlation, Matthews, Mean, Total, Values
 
 CLASSES, SIZE = 3, 24
 RANDOM = np.random.default_rng(0)

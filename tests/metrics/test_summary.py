@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rouge_score import rouge_scorer
 
-from metrics.summary import Score, corpus_rouge, rouge, tokens, words
+from lineage.metrics.summary import Score, corpus_rouge, rouge, tokens, words
 
 KINDS = ("1", "2", "3", "L", "Lsum")
 # Few tokens, so that they repeat; lines; what a tokenizer stumbles over.

@@ -10,7 +10,7 @@ from seqeval import scheme as schemes
 from seqeval.metrics.sequence_labeling import get_entities, precision_recall_fscore_support
 from seqeval.metrics.v1 import precision_recall_fscore_support as strict
 
-from metrics.tagging import Spans, spans
+from lineage.metrics.tagging import Spans, spans
 
 LETTERS = {None: "BIES", "IOB1": "BI", "IOB2": "BI", "IOE2": "IE", "IOBES": "BIES", "BILOU": "BILU"}
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sacrebleu.significance import PairedTest
 
-from metrics.translation import (
+from lineage.metrics.translation import (
     SACREBLEU,
     bleu,
     bleu_by_length,
@@ -169,7 +169,7 @@ def test_a_tokenizer_that_is_not_there(monkeypatch):
         raise RuntimeError("\nJapanese needs more.\n\n    pip install sacrebleu[ja]\n")
 
     monkeypatch.setitem(SACREBLEU, "bleu", missing)
-    monkeypatch.setattr("metrics.translation.options", lambda name: {"tokenize": None})
+    monkeypatch.setattr("lineage.metrics.translation.options", lambda name: {"tokenize": None})
     with pytest.raises(
         ModuleNotFoundError, match=r"a tokenizer is missing: Japanese needs more\. pip install sacrebleu\[ja\]"
     ):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-import models
-from models.adapt import begin, merged, mixture, moved, noting
+from lineage import models
+from lineage.train.adapters import begin, merged, mixture, moved, noting
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 20, (2, 6)))
 GPT = models.build("gpt", vocab_size=20, max_length=8, depth=2, width=8, num_heads=2)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import models
-from models.bart import BART
+from lineage import models
+from lineage.models.bart import BART
 
 TINY = BART(vocab_size=17, max_length=10, depth=1, decoder_depth=2, width=16, num_heads=2, logits_bias=True)
 RNG = np.random.default_rng(0)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-import models
-from models import convert
-from models.albert import ALBERT
-from models.bert import BERT
-from models.distilbert import DistilBERT
-from models.electra import ELECTRA
-from models.roberta import RoBERTa
+from lineage import models
+from lineage.models import convert
+from lineage.models.albert import ALBERT
+from lineage.models.bert import BERT
+from lineage.models.distilbert import DistilBERT
+from lineage.models.electra import ELECTRA
+from lineage.models.roberta import RoBERTa
 
 SIZES = {"vocab_size": 17, "max_length": 10, "depth": 2, "width": 16, "num_heads": 2}
 TINY = BERT(**SIZES, head="tagging", num_classes=5)

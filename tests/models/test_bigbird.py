@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import bigbird, convert
-from models.bert import BERT
-from models.bigbird import BigBird
-from models.layers.attention import attend
-from models.layers.sparse import BlockSparse, other_blocks
+from lineage.models import bigbird, convert
+from lineage.models.bert import BERT
+from lineage.models.bigbird import BigBird
+from lineage.models.layers.attention import attend
+from lineage.models.layers.sparse import BlockSparse, other_blocks
 
 SIZES = {"vocab_size": 17, "max_length": 64, "depth": 2, "width": 16, "num_heads": 2, "head": "none"}
 TINY = BigBird(**SIZES, block_size=4, num_random_blocks=1)

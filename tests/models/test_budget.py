@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from models import budget, build
+from lineage.models import budget, build
 
 TOKENS = jax.ShapeDtypeStruct((2, 128), jnp.int32)
 IMAGES = jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.float32)

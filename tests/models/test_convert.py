@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from models import convert
-from models.convert.family import rearrange
-from models.gpt import GPT
-from models.vit import ViT
+from lineage.models import convert
+from lineage.models.convert.family import rearrange
+from lineage.models.gpt import GPT
+from lineage.models.vit import ViT
 
 TINY_GPT = GPT(vocab_size=7, max_length=6, depth=2, width=8, num_heads=2, hidden=12, dropout=0.1)
 TINY_VIT = ViT(3, image_size=8, patch_size=4, channels=2, depth=2, width=8, num_heads=2, hidden=12)

@@ -13,9 +13,9 @@ import pytest
 from flax import struct
 from scipy import stats
 
-from models.choice import no_repeat_ngrams, repetition_penalty, top_k, top_p
-from models.generate import best_of, generate, log_likelihood
-from models.gpt import GPT
+from lineage.models.decoding.generate import best_of, generate, log_likelihood
+from lineage.models.decoding.logits_processors import no_repeat_ngrams, repetition_penalty, top_k, top_p
+from lineage.models.gpt import GPT
 
 VOCAB = 11
 

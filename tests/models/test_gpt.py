@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-import models
-from models.gpt import GPT
+from lineage import models
+from lineage.models.gpt import GPT
 
 TINY = GPT(vocab_size=17, max_length=10, depth=2, width=16, num_heads=2)
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 17, (2, 8)), jnp.int32)

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import models
-from models import convert
-from models.llama import Llama
+from lineage import models
+from lineage.models import convert
+from lineage.models.llama import Llama
 
 TINY = Llama(vocab_size=17, max_length=14, depth=2, width=16, num_heads=4, num_kv_heads=2, hidden=24)
 WINDOW = TINY.clone(window=3)

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import models
-from models.budget import flops
-from models.layers.position import resample, sincos_2d
-from models.mae import MAE
-from models.vit import ViT
+from lineage import models
+from lineage.models.budget import flops
+from lineage.models.layers.position import resample, sincos_2d
+from lineage.models.mae import MAE
+from lineage.models.vit import ViT
 
 SIZES = {"image_size": 8, "patch_size": 2, "channels": 1, "depth": 2, "width": 16, "num_heads": 2}
 TINY = MAE(**SIZES, decoder_depth=1, decoder_width=8, decoder_num_heads=2)

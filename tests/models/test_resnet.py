@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import budget, build, resnet
+from lineage.models import budget, build, resnet
 
 TINY = {"depths": (1, 1, 1), "widths": (16, 32, 64), "stem_width": 8, "num_classes": 3, "groups": 2}
 

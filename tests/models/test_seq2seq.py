@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import models
-from models.generate import generate
-from models.seq2seq import Seq2Seq
+from lineage import models
+from lineage.models.decoding.generate import generate
+from lineage.models.seq2seq import Seq2Seq
 
 VOCAB = 13
 RNG = np.random.default_rng(0)

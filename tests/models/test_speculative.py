@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from models.choice import top_k, top_p
-from models.generate import generate
-from models.gpt import GPT
-from models.speculative import speculate, verify
-from models.transformer import Transformer
+from lineage.models.decoding.generate import generate
+from lineage.models.decoding.logits_processors import top_k, top_p
+from lineage.models.decoding.speculative import speculate, verify
+from lineage.models.gpt import GPT
+from lineage.models.transformer import Transformer
 
 VOCAB = 5
 TARGET = GPT(vocab_size=VOCAB, max_length=32, depth=2, width=16, num_heads=2)

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import models
-from models import budget
-from models.layers.attention import Attention
-from models.swin import ContinuousBias, Swin, WindowAttention
+from lineage import models
+from lineage.models import budget
+from lineage.models.layers.attention import Attention
+from lineage.models.swin import ContinuousBias, Swin, WindowAttention
 
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # to compile takes longer than to run
 TINY = Swin(5, image_size=8, patch_size=1, channels=1, depths=(2, 1), width=8, num_heads=(2, 2), window=4)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import models
-from models.t5 import T5
+from lineage import models
+from lineage.models.t5 import T5
 
 TINY = T5(vocab_size=17, depth=1, decoder_depth=2, width=16, num_heads=2, head_size=4, hidden=24, buckets=8)
 RNG = np.random.default_rng(0)

@@ -3,9 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import models
-from models.generate import generate
-from models.transformer import Transformer
+from lineage import models
+from lineage.models.decoding.generate import generate
+from lineage.models.transformer import Transformer
 
 TINY = Transformer(vocab_size=17, max_length=10, depth=2, width=16, num_heads=2)
 RNG = np.random.default_rng(0)

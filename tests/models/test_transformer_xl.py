@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import models
-from models.generate import generate
-from models.transformer_xl import TransformerXL, shifted
+from lineage import models
+from lineage.models.decoding.generate import generate
+from lineage.models.transformer_xl import TransformerXL, shifted
 
 TINY = TransformerXL(vocab_size=17, max_length=4, memory_length=6, depth=2, width=16, num_heads=2)
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 17, (3, 20)), jnp.int32)

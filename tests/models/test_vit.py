@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import models
-from models.resnet import ResNet
-from models.vit import ViT
+from lineage import models
+from lineage.models.resnet import ResNet
+from lineage.models.vit import ViT
 
 TINY = ViT(5, image_size=8, patch_size=2, channels=1, depth=2, width=16, num_heads=2)
 

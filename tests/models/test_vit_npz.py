@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-import models
-from models import convert
-from models.convert import vit_npz
-from models.vit import ViT
+from lineage import models
+from lineage.models import convert
+from lineage.models.convert import vit_npz
+from lineage.models.vit import ViT
 
 B16 = {  # ViT-B_16.npz of ImageNet-21k
     "cls": (1, 1, 768),

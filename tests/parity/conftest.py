@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 
-from models import convert
-from models.generate import generate
+from lineage.models import convert
+from lineage.models.decoding.generate import generate
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

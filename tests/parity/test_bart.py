@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from models import bart, convert
+from lineage.models import bart, convert
 
 REAL = 3  # tokens below are special: 1, the padding, learns nothing in the reference
 

@@ -11,8 +11,8 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-import models
-from models import convert
+from lineage import models
+from lineage.models import convert
 
 LENGTH = 9
 TASKS = {

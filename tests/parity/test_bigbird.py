@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 
-import models
-from models import convert
+from lineage import models
+from lineage.models import convert
 
 HEADS = {
     "Model": "pooler",

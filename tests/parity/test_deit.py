@@ -7,8 +7,8 @@ import pytest
 import torch
 import transformers
 
-from models import convert
-from models.deit import DeiT
+from lineage.models import convert
+from lineage.models.deit import DeiT
 
 
 def reference_of(seed, randomise):

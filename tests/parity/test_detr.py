@@ -13,8 +13,8 @@ import transformers
 from safetensors.numpy import load_file, save_file
 from transformers.loss import loss_for_object_detection
 
-from models import convert, detr, resnet
-from train import matching, objectives
+from lineage.models import convert, detr, resnet
+from lineage.tasks import matching, objectives
 
 QUICK = {"xla_backend_optimization_level": 0}  # to compile: it takes longer than to run
 KINDS = 3

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.choice import repetition_penalty, top_k, top_p
-from models.generate import generate
-from models.gpt import GPT
+from lineage.models.decoding.generate import generate
+from lineage.models.decoding.logits_processors import repetition_penalty, top_k, top_p
+from lineage.models.gpt import GPT
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from models import convert, gpt
+from lineage.models import convert, gpt
 
 LENGTH = 9
 SEEDS = range(4)

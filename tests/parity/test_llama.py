@@ -12,10 +12,10 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from models import convert
-from models.generate import generate
-from models.layers.position import rotary, stretched, yarn_magnitude
-from models.llama import Llama
+from lineage.models import convert
+from lineage.models.decoding.generate import generate
+from lineage.models.layers.position import rotary, stretched, yarn_magnitude
+from lineage.models.llama import Llama
 
 LENGTH = 14
 ROPE = {

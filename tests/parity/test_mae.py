@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 
-from models import convert
-from models.mae import MAE
-from train.objectives import masked_reconstruction
+from lineage.models import convert
+from lineage.models.mae import MAE
+from lineage.tasks.objectives import masked_reconstruction
 
 
 def reference_of(seed, randomise, cls=transformers.ViTMAEForPreTraining):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from models.elmo import ELMo
-from models.layers.recurrent import CELLS, Recurrent
+from lineage.models.elmo import ELMo
+from lineage.models.layers.recurrent import CELLS, Recurrent
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections")
 WIDTH, INPUTS = 6, 5

@@ -9,7 +9,7 @@ import transformers
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import save
 
-from models import convert, resnet
+from lineage.models import convert, resnet
 
 KINDS = {"bottleneck": "resnet", "basic": "resnet", "preactivation": "bit", "same": "bit"}
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from models.layers.recurrent import CELLS
-from models.seq2seq import Seq2Seq
+from lineage.models.layers.recurrent import CELLS
+from lineage.models.seq2seq import Seq2Seq
 
 VOCAB, WIDTH, EMBED, WINDOW = 11, 8, 6, 2
 LENGTHS = (7, 4)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from models import convert, swin
+from lineage.models import convert, swin
 
 CLASSES = {
     "swin": (transformers.SwinConfig, transformers.SwinForImageClassification, transformers.SwinModel),

@@ -8,8 +8,8 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from models import convert, t5
-from models.layers.position import RelativeBuckets
+from lineage.models import convert, t5
+from lineage.models.layers.position import RelativeBuckets
 
 
 def reference_of(seed, randomise, scale=0.15):

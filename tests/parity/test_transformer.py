@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.transformer import Transformer
+from lineage.models.transformer import Transformer
 
 DEPTH, WIDTH, HEADS, HIDDEN, VOCAB = 2, 12, 3, 20, 13
 

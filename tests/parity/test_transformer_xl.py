@@ -7,7 +7,7 @@ import pytest
 import torch
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from models.transformer_xl import TransformerXL
+from lineage.models.transformer_xl import TransformerXL
 
 SEGMENT = 4
 

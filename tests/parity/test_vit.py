@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from models import convert, vit
+from lineage.models import convert, vit
 
 SEEDS = range(4)
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-import configs
-from train import loop
+from lineage.configs import cli
+from lineage.train import loop
 
 
 @pytest.fixture(scope="session")
@@ -13,8 +13,8 @@ def tiny():
     """tiny("gpt" or "vit", {key: value}) is a config of `tests/tiny.py`."""
 
     def make(model="gpt", changes=()):
-        config, _ = configs.load(f"{Path(__file__).parents[1]}/tiny.py:{model}")
-        configs.override(config, dict(changes))
+        config, _ = cli.load(f"{Path(__file__).parents[1]}/tiny.py:{model}")
+        cli.override(config, dict(changes))
         return config
 
     return make

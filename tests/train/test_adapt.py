@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from models.layers.position import resample
-from train import experts, initial, loop
-from train.checkpoint import Checkpoints, read_saved, read_variables
-from train.experiment import Experiment
-from train.experts import cross_entropy_search
-from train.state import TrainState
+from lineage.models.layers.position import resample
+from lineage.train import experts, loop, pretrained
+from lineage.train.checkpoint import Checkpoints, read_saved, read_variables
+from lineage.train.experiment import Experiment
+from lineage.train.experts import cross_entropy_search
+from lineage.train.state import TrainState
 
 ONE = {"devices": jax.devices()[:1]}
 SMALL = {"model.depth": 1, "data.max_bytes": 8_000, "optimizer.schedule": "constant", "checkpoint.keep": 9}
@@ -46,7 +46,7 @@ def adapted(tiny, base, changes=()):
     """An experiment that adapts the base, and the state before its first step."""
     experiment = Experiment(tiny("gpt", SMALL | {"init.path": str(base)} | dict(changes)), **ONE)
     make = jax.jit(experiment.make_state)
-    return experiment, initial.start_from(experiment.abstract_state, **experiment.config.init, make=make)[0]
+    return experiment, pretrained.start_from(experiment.abstract_state, **experiment.config.init, make=make)[0]
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_a_run_of_singular_values_goes_on_bit_for_bit(learned, tiny, base):
     whole, halves = learned(svf, 4), learned(svf, 2)
     config = tiny("gpt", SMALL | svf | {"total_steps": 4, "evaluate_every_steps": 9})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(initial, "start_from", lambda *args, **options: pytest.fail("started anew"))
+        patch.setattr(pretrained, "start_from", lambda *args, **options: pytest.fail("started anew"))
         loop.train(config, halves, **ONE)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), *map(read_saved, (halves, whole)))
     before = flat(read_saved(base)["params"])
@@ -237,7 +237,7 @@ def test_paths_are_renamed(tiny, base):
 def test_what_does_not_fit_is_said_before_anything_is_made(tiny, base):
     experiment = Experiment(tiny("gpt", SMALL | {"model.width": 32, "init.path": str(base)}), **ONE)
     with pytest.raises(ValueError, match="make them equal, or leave it"):
-        initial.start_from(experiment.abstract_state, **experiment.config.init, make=lambda: pytest.fail("made"))
+        pretrained.start_from(experiment.abstract_state, **experiment.config.init, make=lambda: pytest.fail("made"))
     with pytest.raises(ValueError, match=r"adapt\.name is 'lora': init\.path must say what is adapted"):
         Experiment(tiny("gpt", {"adapt.name": "lora"}))
 
@@ -256,8 +256,8 @@ def test_positions_of_each_kind_are_resampled(path, old, new):
     theirs = np.broadcast_to(line, old)
     state = TrainState(jnp.int32(0), unflat({path: jnp.zeros(new)}), None, {}, None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(initial, "_variables", lambda path_: {"params": unflat({path: theirs})})
-        found = flat(initial.start_from(state, "")[0].params)[path]
+        patch.setattr(pretrained, "_variables", lambda path_: {"params": unflat({path: theirs})})
+        found = flat(pretrained.start_from(state, "")[0].params)[path]
     side = int(np.sqrt(old[1])), int(np.sqrt(new[1]))
     grids = [(side[0], side[0]), (side[1], side[1])] if len(old) > 2 else [(old[0], 1), (new[0], 1)]
     expected = resample(jnp.asarray(line), *grids)

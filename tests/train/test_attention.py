@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.image import imsave
 
-import models
-from train import artifacts, attention
+from lineage import models
+from lineage.evaluation import artifacts
+from lineage.report import attention
 
 SIZES = {"vocab_size": 11, "depth": 2, "width": 16, "num_heads": 2, "max_length": 16}
 

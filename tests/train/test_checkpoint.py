@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from train.checkpoint import Checkpoints, read_saved
-from train.state import TrainState
+from lineage.train.checkpoint import Checkpoints, read_saved
+from lineage.train.state import TrainState
 
 # Orbax leaves reads of the other arrays behind when one of them fails.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

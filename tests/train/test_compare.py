@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-import launch
-from train.compare import compare, differing, ranked, setting, target_of, write_page
-from train.follow import Run
+from lineage import launch
+from lineage.report.comparison import compare, differing, ranked, setting, target_of, write_page
+from lineage.runs.live import Run
 
 LOSSES = {1e-4: 0.4, 1e-3: 0.2, 1e-2: 0.3, 1e-1: 0.1}
 

@@ -3,9 +3,9 @@
 import jax
 import pytest
 
-import configs
-from train import costs, loop
-from train.experiment import Experiment
+from lineage.configs import cli
+from lineage.train import costs, loop
+from lineage.train.experiment import Experiment
 
 ADAPTED = {"init.path": "there", "adapt.name": "lora", "objective.name": "causal_lm"}
 ZOO = {
@@ -40,12 +40,12 @@ SLOW = {
 
 
 def experiment(name, changes):
-    config, _ = configs.load(f"configs/{name}.py")
+    config, _ = cli.load(name)
     if "unroll" in config.model:
         config.model.unroll = 1
     if config.data.source == "stdlib":
         config.data.max_bytes = 1_000_000
-    configs.override(config, changes)
+    cli.override(config, changes)
     return Experiment(config, devices=jax.devices()[: max(config.mesh.data, 1) * config.mesh.fsdp * config.mesh.tensor])
 
 

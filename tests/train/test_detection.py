@@ -9,17 +9,18 @@ import numpy as np
 import optax
 import pytest
 
-import models
-from data import detection as shapes
-from models import convert
-from models.detr import DETR
-from models.resnet import ResNet
-from models.vit import ViT
-from train import initial, loop, objectives
-from train.evaluators import Evaluator, restore
-from train.experiment import Experiment
-from train.sharding import make_mesh, to_mesh
-from train.step import init_state, make_train_step
+from lineage import models
+from lineage.data.transforms import boxes as shapes
+from lineage.evaluation.evaluators import Evaluator, restore
+from lineage.models import convert
+from lineage.models.detr import DETR
+from lineage.models.resnet import ResNet
+from lineage.models.vit import ViT
+from lineage.tasks import objectives
+from lineage.train import loop, pretrained
+from lineage.train.experiment import Experiment
+from lineage.train.sharding import make_mesh, to_mesh
+from lineage.train.step import init_state, make_train_step
 
 ONE = {"devices": jax.devices()[:1]}
 BACKBONE = {"depths": (1, 1), "widths": (8, 16), "stem_width": 8, "bottleneck": False, "norm": "group", "groups": 2}
@@ -130,7 +131,7 @@ def test_the_backbone_starts_from_a_classifiers(tiny, tmp_path):
     changes = {"model.backbone.norm": "batch", "model.backbone.frozen": True}
     experiment = Experiment(tiny("detr", TINY | changes), **ONE)
     state = jax.jit(experiment.make_state)()
-    found, said = initial.start_from(state, str(tmp_path), rename=(("^", "backbone/"),))
+    found, said = pretrained.start_from(state, str(tmp_path), rename=(("^", "backbone/"),))
     assert "not used: backbone" in said  # its classifier
     for kind in ("params", "statistics"):
         ours = found.variables()[kind]["backbone"]

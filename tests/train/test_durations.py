@@ -2,7 +2,7 @@
 
 import pytest
 
-from train.durations import steps
+from lineage.train.durations import steps
 
 
 @pytest.mark.parametrize(

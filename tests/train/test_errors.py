@@ -10,14 +10,13 @@ import jax
 import numpy as np
 import pytest
 
-import launch
-import models
-from train import loop
-from train.evaluators import restore
-from train.experiment import Experiment
-from train.guard import locked
-from train.objectives import OBJECTIVES
-from train.writers import read_metrics
+from lineage import launch, models
+from lineage.evaluation.evaluators import restore
+from lineage.tasks.objectives import OBJECTIVES
+from lineage.train import loop
+from lineage.train.experiment import Experiment
+from lineage.train.preemption import locked
+from lineage.train.writers import read_metrics
 
 pytestmark = pytest.mark.usefixtures("no_report")
 GPT, VIT = "--config=tests/tiny.py:gpt", "--config=tests/tiny.py:vit"
@@ -63,7 +62,7 @@ def trained(tiny, tmp_path_factory):
         ),
         (
             ["--config=configs/vit_digit.py"],
-            "there is no config 'configs/vit_digit.py': did you mean 'configs/vit_digits.py'?",
+            "there is no config 'configs/vit_digit.py': did you mean 'vit_digits'?",
         ),
         ([GPT, "--config.data.source=text:absent.txt"], "there is no text file at absent.txt"),
         (
@@ -134,7 +133,7 @@ def trained(tiny, tmp_path_factory):
         ([VIT, "--config.data.image_size=-1"], "data.image_size is -1: it must be 0 or more."),
         ([GPT, "--config.accumulate=0"], "accumulate is 0: it must be 1 or more."),
         (
-            ["--config=configs/swin_digits.py", "--config.model.depths=(2,0)"],
+            ["--config=swin_digits", "--config.model.depths=(2,0)"],
             "model.depths is (2, 0): it must be 1 or more.",
         ),
         ([GPT, "--config.ema_decay=1.5"], "ema_decay is 1.5: it must be 0 or more, and below 1."),
@@ -153,7 +152,7 @@ def trained(tiny, tmp_path_factory):
             "a sequence of 91 tokens is longer than the model's 16.",
         ),
         (["--config=configs/base.py"], "get_config() of configs/base.py needs an argument, FILE:ARGUMENT."),
-        (["--config=configs/vit_digits.py:x"], "get_config() of configs/vit_digits.py takes no argument."),
+        (["--config=vit_digits:x"], "get_config() of configs/small/vit_digits.py takes no argument."),
         # A device memory that no machine has: the array is refused, none of it is touched.
         ([GPT, "--config.model.hidden=1099511627776"], "out of memory (RESOURCE_EXHAUSTED: "),
     ],
@@ -206,7 +205,7 @@ def test_modes(error, trained, capsys):
         "there is no best checkpoint in"
     )
     assert error("--mode=report", "--workdir=absent")
-    assert "has no sweep()" in error("--sweep", "--config=configs/gpt_shakespeare_char.py", "--workdir=absent")
+    assert "has no sweep()" in error("--sweep", "--config=gpt_shakespeare_char", "--workdir=absent")
     with pytest.raises(SystemExit) as stop:
         launch.main(["--mode=tarin"])
     assert stop.value.code == 2
@@ -281,7 +280,7 @@ def test_a_full_disk_stops_the_run_and_costs_nothing_saved(error, tiny, tmp_path
 
 def test_an_empty_data_set(tiny, monkeypatch):
     experiment = Experiment(tiny("vit"), None, jax.devices()[:1])
-    monkeypatch.setattr("data.images.digits", lambda: {"train": EMPTY, "test": EMPTY})
+    monkeypatch.setattr("lineage.data.sources.images.digits", lambda: {"train": EMPTY, "test": EMPTY})
     with pytest.raises(ValueError, match="the data set 'digits' is empty: at least one example is needed"):
         experiment.data  # noqa: B018
 

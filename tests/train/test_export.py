@@ -12,13 +12,13 @@ import pytest
 import torch
 import transformers
 
-from train import export
-from train.experiment import Experiment
+from lineage.train import export
+from lineage.train.experiment import Experiment
 
 # A process that cannot have anything of the project.
 ALONE = """
 import pathlib, sys
-for name in ("benchmarks", "configs", "data", "launch", "metrics", "models", "train"):
+for name in ("lineage",):
     sys.modules[name] = None
 import jax, numpy as np
 for folder in map(pathlib.Path, sys.argv[1:]):

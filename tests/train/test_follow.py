@@ -9,8 +9,8 @@ import time
 import pytest
 from rich.console import Console
 
-from train import devices, follow
-from train.follow import Run, Table, watch
+from lineage.runs import devices, live
+from lineage.runs.live import Run, Table, watch
 
 
 def make(folder, steps, total=40, done=False, log=""):
@@ -121,9 +121,9 @@ def test_shares_of_the_devices(monkeypatch):
 
 
 def test_what_is_held(tmp_path):
-    assert not follow.held(tmp_path)
-    with (tmp_path / follow.CLAIM).open("w") as file:
-        assert not follow.held(tmp_path)
+    assert not live.held(tmp_path)
+    with (tmp_path / live.CLAIM).open("w") as file:
+        assert not live.held(tmp_path)
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert follow.held(tmp_path)
-    assert not follow.held(tmp_path)
+        assert live.held(tmp_path)
+    assert not live.held(tmp_path)

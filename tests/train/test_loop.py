@@ -11,11 +11,11 @@ import numpy as np
 import optax
 import pytest
 
-from train import guard, loop
-from train.checkpoint import Checkpoints
-from train.evaluators import Evaluator, restore
-from train.experiment import Experiment
-from train.writers import read_metrics
+from lineage.evaluation.evaluators import Evaluator, restore
+from lineage.train import loop, preemption
+from lineage.train.checkpoint import Checkpoints
+from lineage.train.experiment import Experiment
+from lineage.train.writers import read_metrics
 
 pytestmark = pytest.mark.usefixtures("no_report")
 ONE = jax.devices()[:1]
@@ -140,7 +140,7 @@ def test_a_signal_while_the_step_is_compiled_is_heard(tiny, tmp_path, monkeypatc
         return whole(*args)
 
     monkeypatch.setattr(loop, "compile_step", told)
-    with pytest.raises(guard.Preempted, match="stopped at step 1 of 40, which is saved"):
+    with pytest.raises(preemption.Preempted, match="stopped at step 1 of 40, which is saved"):
         loop.train(tiny("vit"), tmp_path, devices=ONE)
 
 

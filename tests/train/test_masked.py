@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from train import loop
-from train.experiment import Experiment
+from lineage.train import loop
+from lineage.train.experiment import Experiment
 
 CHANGES = {
     "model.head": "masked_lm",

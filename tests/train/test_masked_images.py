@@ -10,16 +10,17 @@ import pytest
 import torch
 from scipy.special import log_softmax
 
-from models import convert
-from models.deit import DeiT
-from models.vit import ViT
-from train import initial, loop
-from train.checkpoint import read_variables
-from train.experiment import Experiment
-from train.loop import jit_step
-from train.objectives import distilled_classification
-from train.report import write_report
-from train.state import TrainState
+from lineage.models import convert
+from lineage.models.deit import DeiT
+from lineage.models.vit import ViT
+from lineage.report.run import write_report
+from lineage.tasks.objectives import distilled_classification
+from lineage.train import loop
+from lineage.train import pretrained as initial
+from lineage.train.checkpoint import read_variables
+from lineage.train.experiment import Experiment
+from lineage.train.loop import jit_step
+from lineage.train.state import TrainState
 
 ONE = {"devices": jax.devices()[:1]}
 MASKED = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from train.matching import match
+from lineage.tasks.matching import match
 
 
 @pytest.mark.parametrize(("targets", "queries"), [(1, 1), (3, 7), (12, 12)])

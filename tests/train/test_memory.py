@@ -9,14 +9,14 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from train import experiment as experiment_module
-from train import loop, step
-from train.evaluators import restore
-from train.experiment import Experiment
-from train.sampling import Sampler
-from train.sharding import shardings
-from train.step import make_train_step
-from train.writers import read_metrics
+from lineage.evaluation.evaluators import restore
+from lineage.evaluation.sampling import Sampler
+from lineage.train import experiment as experiment_module
+from lineage.train import loop, step
+from lineage.train.experiment import Experiment
+from lineage.train.sharding import shardings
+from lineage.train.step import make_train_step
+from lineage.train.writers import read_metrics
 
 ONE = jax.devices()[:1]
 # The parameters stay as they were, so that a loss depends on the text alone.

@@ -10,10 +10,10 @@ import optax
 import pytest
 import torch
 
-from train.mixing import kept, mix
-from train.objectives import classification
-from train.state import TrainState
-from train.step import make_train_step
+from lineage.tasks.mixup import kept, mix
+from lineage.tasks.objectives import classification
+from lineage.train.state import TrainState
+from lineage.train.step import make_train_step
 
 KEYS = jax.random.split(jax.random.key(0), 400)
 BOTH = {"mixup": 0.8, "cutmix": 1.0}

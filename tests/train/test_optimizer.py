@@ -7,7 +7,7 @@ import optax
 import pytest
 import torch
 
-from train.optimizer import check_patterns, make_optimizer, make_schedule, map_paths
+from lineage.train.optimizer import check_patterns, make_optimizer, make_schedule, map_paths
 
 PARAMS = {
     "stack": {

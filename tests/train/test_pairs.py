@@ -9,10 +9,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from train import loop
-from train.evaluators import Evaluator, restore
-from train.experiment import Experiment
-from train.sampling import Sampler
+from lineage.evaluation.evaluators import Evaluator, restore
+from lineage.evaluation.sampling import Sampler
+from lineage.train import loop
+from lineage.train.experiment import Experiment
 
 
 @pytest.fixture(scope="module")

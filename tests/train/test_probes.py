@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from data.options import called
-from train import loop
-from train.evaluators import Evaluator, restore
-from train.experiment import Experiment
-from train.probes import PROBES, Neighbours, Regression, accuracies
+from lineage.data.options import called
+from lineage.evaluation.evaluators import Evaluator, restore
+from lineage.evaluation.probes import PROBES, Neighbours, Regression, accuracies
+from lineage.train import loop
+from lineage.train.experiment import Experiment
 
 pytestmark = pytest.mark.usefixtures("no_report")
 RANDOM = np.random.default_rng(0)

@@ -10,10 +10,10 @@ import numpy as np
 import optax
 import pytest
 
-import models
-from train.initial import with_variables
-from train.objectives import policy_loss, reinforcement
-from train.step import init_state, make_train_step
+from lineage import models
+from lineage.tasks.objectives import policy_loss, reinforcement
+from lineage.train.pretrained import with_variables
+from lineage.train.step import init_state, make_train_step
 
 GPT = models.build("gpt", vocab_size=3, max_length=4, depth=1, width=4, num_heads=1)
 ROWS = 64

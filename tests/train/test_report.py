@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-import configs
-from models.budget import Budget
-from train import artifacts, figures
-from train.evaluators import Evaluator
-from train.experiment import Experiment
-from train.figures import smooth
-from train.report import _amount, _image_attention, write_report
+from lineage.configs import cli
+from lineage.evaluation import artifacts
+from lineage.evaluation.evaluators import Evaluator
+from lineage.models.budget import Budget
+from lineage.report import figures
+from lineage.report.figures import smooth
+from lineage.report.run import _amount, _image_attention, write_report
+from lineage.train.experiment import Experiment
 
 
 def _attention(rng, *shape, causal=False):
@@ -77,7 +78,7 @@ def vision_run(workdir, classes=10):
     run = {"device": "cpu", "device_count": 1, "python": "3.11.2", "jax": "0.10.2", "flax": "0.12.8", "seconds": 152.3}
     run |= {
         "config_name": "vit_digits",
-        "command": "python launch.py --config=configs/vit_digits.py --workdir=runs/vit",
+        "command": "python launch.py --config=vit_digits --workdir=outputs/vit",
         "config": {"seed": 0},  # for a sweep, which asks whether the run is done
     }
     optimizer = {"name": "adamw", "learning_rate": 1e-3, "schedule": {"kind": "cosine", "warmup_steps": 100}}
@@ -258,7 +259,7 @@ def test_the_same_run_gives_the_same_page(text):
 
 
 def test_what_is_drawn_is_of_all_processes(tmp_path):
-    config, _ = configs.load(f"{Path(__file__).parents[1]}/tiny.py:vit")
+    config, _ = cli.load(f"{Path(__file__).parents[1]}/tiny.py:vit")
     experiment = Experiment(config, tmp_path, jax.devices()[:1])
     halves = {name: replace(part, process_count=2) for name, part in experiment.data.splits.items()}
     vars(experiment)["data"] = replace(experiment.data, splits=halves)
@@ -384,6 +385,8 @@ def test_what_is_not_a_workdir_or_damaged_is_said(tmp_path):
 
 
 def test_importing_it_brings_neither_jax_nor_pyplot():
-    code = "import sys, train.report; print(*(m for m in ('jax', 'torch', 'matplotlib.pyplot') if m in sys.modules))"
+    code = (
+        "import sys, lineage.report.run; print(*(m for m in ('jax', 'torch', 'matplotlib.pyplot') if m in sys.modules))"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == ""

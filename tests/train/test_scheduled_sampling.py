@@ -9,9 +9,9 @@ import numpy as np
 import optax
 import pytest
 
-from models.transformer import Transformer
-from train.objectives import DECAYS, sequence_to_sequence
-from train.step import init_state, make_evaluation_step, make_train_step
+from lineage.models.transformer import Transformer
+from lineage.tasks.objectives import DECAYS, sequence_to_sequence
+from lineage.train.step import init_state, make_evaluation_step, make_train_step
 
 TOKENS = jnp.zeros((4, 3), jnp.int32)
 BATCH = dict.fromkeys(("inputs", "tokens", "targets"), TOKENS) | dict.fromkeys(("inputs_mask", "mask"), TOKENS == 0)

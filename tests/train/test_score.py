@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import sacrebleu
 
-import launch
-from metrics import embedding
-from metrics.diversity import distinct, repetition, self_bleu, sentence_burstiness, word_burstiness
-from metrics.embedding import Embedded
-from metrics.summary import corpus_rouge, tokens, words
-from metrics.translation import compare, d2l_bleu
-from train.score import METRICS, parse
+from lineage import launch
+from lineage.evaluation.score import METRICS, parse
+from lineage.metrics import embedding
+from lineage.metrics.diversity import distinct, repetition, self_bleu, sentence_burstiness, word_burstiness
+from lineage.metrics.embedding import Embedded
+from lineage.metrics.summary import corpus_rouge, tokens, words
+from lineage.metrics.translation import compare, d2l_bleu
 
 OUTPUTS = ["a man rides a bicycle .", "two dogs run . two dogs run . two", "the caf\u00e9 is a house and a caf\u00e9"]
 TRUTHS = ["a man rides a red bicycle .", "two dogs play", "the caf\u00e9 is in a house"]
@@ -117,7 +117,7 @@ def test_texts_by_their_vectors(scored, tmp_path, monkeypatch):
         def skip(self):
             return frozenset({0, 1})
 
-    monkeypatch.setattr("train.encoder.Encoder", Encoder)
+    monkeypatch.setattr("lineage.evaluation.encoder.Encoder", Encoder)
     (tmp_path / "zero.tsv").write_text("LAYER,P,R,F\n0,0.5,0.5,0.5\n2,0.1,0.2,0.3\n")
     options = ["model=bert", "layer=2", "idf=true", f"baseline={tmp_path / 'zero.tsv'}"]
     scores, rest = scored("bert_score", OUTPUTS, TRUTHS, OTHERS, options=options)

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from configs.sweeps import Choice, Floats, Integers, Search
-from train import search as module
-from train.search import run_search
+from lineage.configs.sweeps import Choice, Floats, Integers, Search
+from lineage.runs import search as module
+from lineage.runs.search import run_search
 
 # In a run's place: its loss falls to its distance from the best place, in steps that are evaluated each.
 RUN = """
@@ -91,8 +91,8 @@ def test_stops_what_is_worse(tmp_path, monkeypatch):
 
 
 def test_goes_on_after_a_kill(tmp_path):
-    program = "import sys; from pathlib import PosixPath; from train.search import run_search\n"
-    program += "from configs.sweeps import *\n"
+    program = "import sys; from pathlib import PosixPath; from lineage.runs.search import run_search\n"
+    program += "from lineage.configs.sweeps import *\n"
     program += f"run_search({COMMAND!r}, Search({SPACE!r}, trials=4, prune=False), dict, {tmp_path!r}, 2)"
     program = program.replace(repr(SPACE["kind"]), "Choice('good', 'bad')")
     environment = {"SLEEP": "1", "PATH": ""}

@@ -6,12 +6,12 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from models.budget import ACCELERATORS
-from train.checkpoint import Checkpoints
-from train.costs import describe, experiment_budget, on_each_device
-from train.experiment import Experiment
-from train.loop import compile_step, device_batches
-from train.sharding import abstract_mesh, check_batch, make_mesh, part_of, shardings, share
+from lineage.models.budget import ACCELERATORS
+from lineage.train.checkpoint import Checkpoints
+from lineage.train.costs import describe, experiment_budget, on_each_device
+from lineage.train.experiment import Experiment
+from lineage.train.loop import compile_step, device_batches
+from lineage.train.sharding import abstract_mesh, check_batch, make_mesh, part_of, shardings, share
 
 STEPS = 20
 MESHES = {

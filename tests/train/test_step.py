@@ -9,13 +9,13 @@ import numpy as np
 import optax
 import pytest
 
-import models
-from metrics.states import Correlation
-from models.layers.norm import BatchNorm, PowerNorm
-from train.objectives import causal_lm, classification, sequence_to_sequence
-from train.optimizer import make_optimizer
-from train.sharding import make_mesh, to_mesh
-from train.step import init_state, make_evaluation_step, make_train_step
+from lineage import models
+from lineage.metrics.states import Correlation
+from lineage.models.layers.norm import BatchNorm, PowerNorm
+from lineage.tasks.objectives import causal_lm, classification, sequence_to_sequence
+from lineage.train.optimizer import make_optimizer
+from lineage.train.sharding import make_mesh, to_mesh
+from lineage.train.step import init_state, make_evaluation_step, make_train_step
 
 
 def setting(name):

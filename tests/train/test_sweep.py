@@ -12,8 +12,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from train import figures, follow
-from train.sweep import plan, run_names, run_sweep
+from lineage.report import figures
+from lineage.runs import live
+from lineage.runs.sweep import plan, run_names, run_sweep
 
 # In a run's place: takes steps, saves every other one, goes on from there, stops by SIGTERM, fails when told to, and
 # leaves what a finished run leaves.
@@ -81,7 +82,7 @@ def start(tmp_path):
     started = []
 
     def start(*options):
-        program = "import sys; from pathlib import PosixPath; from train.sweep import run_sweep\n"
+        program = "import sys; from pathlib import PosixPath; from lineage.runs.sweep import run_sweep\n"
         program += f"sys.exit(run_sweep(*{arguments(*options)!r}))"
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
         started.append(subprocess.Popen([sys.executable, "-c", program], **pipes))
@@ -91,8 +92,8 @@ def start(tmp_path):
     for process in started:
         process.kill()
         process.communicate()
-    for path in tmp_path.rglob(follow.CLAIM):  # what outlives its sweep
-        if follow.locked(path):
+    for path in tmp_path.rglob(live.CLAIM):  # what outlives its sweep
+        if live.locked(path):
             os.kill(int(path.read_text().split()[1]), signal.SIGKILL)
 
 
@@ -114,7 +115,7 @@ def trained(folder):
 
 
 def pid(folder):
-    return int((folder / follow.CLAIM).read_text().split()[1])
+    return int((folder / live.CLAIM).read_text().split()[1])
 
 
 def table(workdir):
@@ -200,7 +201,7 @@ def test_survives_the_death_of_runs_and_of_its_own(start, tmp_path):
 
     def at_work():
         """A run in the middle of its steps."""
-        return [f for f in folders if f not in killed and 3 <= len(trained(f)) < 12 and follow.held(f)]
+        return [f for f in folders if f not in killed and 3 <= len(trained(f)) < 12 and live.held(f)]
 
     first = start(tmp_path, overrides, 20, 2)
     for _ in range(3):
@@ -209,7 +210,7 @@ def test_survives_the_death_of_runs_and_of_its_own(start, tmp_path):
     wait_for(at_work)
     first.kill()
     first.wait()
-    left = {folder: pid(folder) for folder in folders if follow.held(folder)}
+    left = {folder: pid(folder) for folder in folders if live.held(folder)}
     assert left  # which outlive it
     second = start(tmp_path, overrides, 20, 2)
     output = second.communicate(timeout=300)[0]
@@ -264,7 +265,7 @@ def test_a_signal_stops_what_an_earlier_sweep_left(start, tmp_path):
     second.terminate()
     assert second.communicate(timeout=300)[0]
     assert second.returncode == 75
-    assert not follow.held(tmp_path / "base")
+    assert not live.held(tmp_path / "base")
     assert ran(tmp_path) == ["1"]
     assert int((tmp_path / "base" / "saved").read_text()) == trained(tmp_path / "base")[-1]
 

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from data import tokenizers
-from models import convert
+from lineage.data import tokenizers
+from lineage.evaluation.evaluators import Evaluator, pooled_accuracy, restore
+from lineage.models import convert
+from lineage.train import loop
+from lineage.train import pretrained as initial
+from lineage.train.checkpoint import Checkpoints, read_variables
+from lineage.train.experiment import Experiment
 from tests.data.test_questions import squad
-from train import initial, loop
-from train.checkpoint import Checkpoints, read_variables
-from train.evaluators import Evaluator, pooled_accuracy, restore
-from train.experiment import Experiment
 
 pytestmark = pytest.mark.usefixtures("no_report")
 MASKED = {

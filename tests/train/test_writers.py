@@ -13,9 +13,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from train import progress
-from train.progress import Progress, clock, number
-from train.writers import MetricsWriter, read_metrics
+from lineage.train import progress
+from lineage.train.progress import Progress, clock, number
+from lineage.train.writers import MetricsWriter, read_metrics
 
 
 def _history(workdir):
@@ -122,7 +122,7 @@ def test_a_new_run_starts_empty(tmp_path):
 def test_a_process_killed_without_warning_loses_no_line(tmp_path):
     code = f"""
 import os, signal
-from train.writers import MetricsWriter
+from lineage.train.writers import MetricsWriter
 writer = MetricsWriter({str(tmp_path)!r})
 for step in range(100):
     writer.write(step, {{"train/loss": 0.5}})
@@ -313,6 +313,7 @@ def test_numbers_and_times():
 
 
 def test_importing_them_is_light():
-    code = "import sys, train.writers, train.progress; print(*{'jax', 'torch', 'tensorboardX'} & set(sys.modules))"
+    code = "import sys, lineage.train.writers, lineage.train.progress\n"
+    code += "print(*{'jax', 'torch', 'tensorboardX'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == ""

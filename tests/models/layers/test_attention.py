@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.layers.attention import (
+from lineage.models.layers.attention import (
     Additive,
     Attention,
     Cosine,
@@ -16,8 +16,8 @@ from models.layers.attention import (
     masked_softmax,
     scaled_dot_product,
 )
-from models.layers.cache import Cache
-from models.layers.position import RelativeKeys, rotary
+from lineage.models.layers.cache import Cache
+from lineage.models.layers.position import RelativeKeys, rotary
 
 KEYS = np.array([[51, 70], [56, 82], [58, 88]], np.float64)
 VALUES = np.array([[40, 155], [43, 159], [48, 162]], np.float64)

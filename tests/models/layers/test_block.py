@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.layers.attention import Attention
-from models.layers.block import Block, Stack
-from models.layers.cache import Cache
-from models.layers.mlp import Mlp
-from models.layers.norm import LayerNorm
+from lineage.models.layers.attention import Attention
+from lineage.models.layers.block import Block, Stack
+from lineage.models.layers.cache import Cache
+from lineage.models.layers.mlp import Mlp
+from lineage.models.layers.norm import LayerNorm
 
 BLOCK = partial(
     Block,

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.layers.embed import Embed, PatchEmbed
+from lineage.models.layers.embed import Embed, PatchEmbed
 
 
 def test_embed_takes_rows_and_scales_them(variables):

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.layers.linear import Linear
+from lineage.models.layers.linear import Linear
 
 
 @pytest.mark.parametrize("use_bias", [True, False])

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.layers.mlp import ACTIVATIONS, Mlp
+from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

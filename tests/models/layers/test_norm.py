@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.layers.norm import OVERWRITE_WITH_GRADIENT, BatchNorm, LayerNorm, PowerNorm, RMSNorm
+from lineage.models.layers.norm import OVERWRITE_WITH_GRADIENT, BatchNorm, LayerNorm, PowerNorm, RMSNorm
 
 
 def formula(x, epsilon, centre, scale, bias=0.0):

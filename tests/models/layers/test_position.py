@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.layers.position import (
+from lineage.models.layers.position import (
     Learned2D,
     RelativeBuckets,
     RelativeKeys,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.layers.recurrent import Cell, Layer, Recurrent
+from lineage.models.layers.recurrent import Cell, Layer, Recurrent
 
 WIDTH, INPUTS = 6, 5
 

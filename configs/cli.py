@@ -1,0 +1,172 @@
+"""Configs: Python files with a `get_config()`, and what the command line changes in them."""
+
+import ast
+import difflib
+import importlib.util
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict, FieldReference
+
+from lineage.configs.base import MODELS, UNITS, get_config
+from lineage.configs.sweeps import Search
+
+
+def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
+    """The config of a file, and the overrides that its `sweep()` yields (none without one).
+
+    Args:
+        file: path of a Python file or of a run's `config.json`, or the bare name of an experiment (see `find`);
+            "path.py:argument" calls get_config("argument"), and sweep("argument") if that takes one.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it has no `get_config`, or does not take the argument.
+    """
+    path, argument = find(file)
+    if path.endswith(".json"):
+        config = ConfigDict(_tuples(json.loads(Path(path).read_text(encoding="utf-8"))))
+        _complete(config, get_config(config.model.name))
+        return config, []
+    module = _module(path)
+    if not hasattr(module, "get_config"):
+        raise ValueError(f"{path} has no get_config(): it is not a config.")
+    arguments = [argument] if argument else []
+    try:
+        inspect.signature(module.get_config).bind(*arguments)
+    except TypeError:
+        wants = "takes no argument" if argument else "needs an argument, FILE:ARGUMENT"
+        raise ValueError(f"get_config() of {path} {wants}.") from None
+    config = module.get_config(*arguments)
+    sweep = getattr(module, "sweep", lambda: [])
+    arguments = arguments if inspect.signature(sweep).parameters else []
+    return config.lock(), list(sweep(*arguments))
+
+
+def find(file: str) -> tuple[str, str]:
+    """Return the path of a config file and its argument.
+
+    Args:
+        file: a path, or the bare name of an experiment of `configs/small` or `configs/paper`; then ":ARGUMENT", if any.
+
+    Raises:
+        FileNotFoundError: there is no such file; the message names the nearest experiment.
+    """
+    path, _, argument = file.partition(":")
+    if not Path(path).is_file():
+        known = experiments()
+        if path not in known:
+            raise FileNotFoundError(f"there is no config {path!r}{_nearest(Path(path).stem, list(known))}")
+        path = str(known[path])
+    return path, argument
+
+
+def experiments() -> dict[str, Path]:
+    """Return the files of the experiments of `configs/small` and `configs/paper`, by their names."""
+    folders = (Path(__file__).parent / name for name in ("small", "paper"))
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.py")) if path.stem != "__init__"}
+
+
+def search(file: str) -> Search | None:
+    """What the `search()` of a file that `load` reads returns, called as `sweep()` is; None without one."""
+    path, argument = find(file)
+    function = getattr(_module(path), "search", lambda: None) if path.endswith(".py") else lambda: None
+    return function(argument) if argument and inspect.signature(function).parameters else function()
+
+
+def _module(path):
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
+    """Sets dotted keys, such as "optimizer.learning_rate", to values or to texts of them, as the command line has them.
+
+    Raises:
+        ValueError: a key is unknown (the message names the nearest one), or a value has the wrong type.
+    """
+    for key, value in changes.items():
+        *sections, name = key.split(".")
+        section = config
+        for part in sections:
+            section = section.get(part) if isinstance(section, ConfigDict) else None
+        if not isinstance(section, ConfigDict) or name not in section:
+            raise ValueError(f"unknown config key {key!r}{_nearest(key, list(keys(config)))}")
+        if isinstance(section[name], ConfigDict):
+            raise ValueError(
+                f"{key!r} is a section of the config, not a value: its keys are {', '.join(section[name])}."
+            )
+        field = dict(section.items(preserve_field_references=True))[name]
+        value = _typed(key, value, section.get_type(name), optional=isinstance(field, FieldReference))
+        duration, _, unit = name.rpartition("_")
+        if unit in UNITS and f"{duration}_steps" in section:
+            for other in UNITS:  # a duration has one unit
+                section[f"{duration}_{other}"] = None
+        if key == "model.name" and value in MODELS:
+            section = _other_model(config, value)
+        section[name] = value
+
+
+def _complete(config, defaults):
+    """Gives a config of an older version the keys that it lacks."""
+    for key, value in defaults.items():
+        if key not in config:
+            config[key] = value
+        elif isinstance(value, ConfigDict):
+            _complete(config[key], value)
+
+
+def _other_model(config, name):
+    """Gives the config the section of another model, in which the keys of both keep their values."""
+    section = ConfigDict(MODELS[name]())
+    section.update({key: value for key, value in config.model.items() if key in section and value is not None})
+    section.variant = MODELS[name]()["variant"]
+    with config.unlocked():
+        config.model = section
+    return config.model
+
+
+def keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:
+    """All dotted keys."""
+    for key, value in config.items(preserve_field_references=True):
+        if isinstance(value, ConfigDict):
+            yield from keys(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _typed(key, value, kind, optional):
+    """A value, or the text of one, as the type that the key has; None too where it is optional."""
+    given = value
+    if optional and value in (None, "None", "none"):
+        return None
+    if isinstance(value, str) and kind is not str:
+        try:
+            value = ast.literal_eval({"true": "True", "false": "False"}.get(value.lower(), value))
+        except (ValueError, SyntaxError):
+            value = given
+    if kind is type(None):  # of a run's config.json, which does not tell
+        return value
+    if kind is float and type(value) is int:
+        value = float(value)
+    if kind is tuple and isinstance(value, list):
+        value = tuple(value)
+    if type(value) is not kind:
+        raise ValueError(f"{key} is {given!r}, but must be of type {kind.__name__}.")
+    return value
+
+
+def _nearest(name, known):
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f": did you mean {nearest[0]!r}?" if nearest else "."
+
+
+def _tuples(value):
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,1 @@
+"""Experiments at the scale of the papers."""

@@ -1,0 +1,45 @@
+"""BERT on a task of GLUE, as published (arXiv 1810.04805, section 4.1; appendix A.3).
+
+    tfds build glue/mrpc --file_format=array_record
+    python launch.py --config=bert_glue:mrpc --config.init.path=FOLDER
+
+FOLDER holds `config.json`, `model.safetensors` and `tokenizer.json` of google-bert/bert-base-uncased, or is the workdir
+of a run. The paper takes the best of the rates 5e-5, 3e-5 and 2e-5. It has not been run.
+"""
+
+from ml_collections import ConfigDict
+
+from lineage.configs import base
+
+# task -> its texts, its classes (1: a number), what it is judged by
+TASKS = {
+    "cola": ("sentence", 2, "matthews"),
+    "sst2": ("sentence", 2, "accuracy"),
+    "mrpc": ("sentence1,sentence2", 2, "f1"),
+    "stsb": ("sentence1,sentence2", 1, "pearson"),
+    "qqp": ("question1,question2", 2, "f1"),
+    "mnli": ("premise,hypothesis", 3, "accuracy"),
+    "qnli": ("question,sentence", 2, "accuracy"),
+    "rte": ("sentence1,sentence2", 2, "accuracy"),
+    "wnli": ("sentence1,sentence2", 2, "accuracy"),
+}
+
+
+def get_config(task: str = "mrpc") -> ConfigDict:
+    if task not in TASKS:
+        raise ValueError(f"{task!r} is not a task of GLUE: it is one of {', '.join(TASKS)}.")
+    text_key, num_classes, metric = TASKS[task]
+    config = base.get_config("bert")
+    config.model.update(head="classification", num_classes=num_classes, max_length=512)
+    config.init.skip = ("^classifier",)
+    config.data.source = f"tfds:glue/{task}"
+    config.data.task = config.objective.name = "regression" if num_classes == 1 else "classification"
+    config.data.text_key = text_key
+    if task == "mnli":
+        config.data.update(validation_split="validation_matched", test_split="validation_mismatched")
+    config.data.update(sequence_length=128, batch_size=32, threads=2)
+    config.optimizer.update(learning_rate=2e-5, schedule="linear", warmup_percent=10.0, epsilon=1e-6)
+    config.optimizer.weight_decay = 0.01
+    config.update(total_epochs=3.0, log_every_steps=50, evaluate_every_epochs=1.0, save_every_epochs=1.0)
+    config.checkpoint.update(best=f"validation/{metric}", best_is_highest=True)
+    return config

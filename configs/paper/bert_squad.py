@@ -1,0 +1,29 @@
+"""BERT on SQuAD, as published (arXiv 1810.04805, sections 4.2 and 4.3; appendix A.3).
+
+    tfds build squad/v1.1 --file_format=array_record
+    python launch.py --config=bert_squad --config.init.path=FOLDER
+
+FOLDER holds `config.json`, `model.safetensors` and `tokenizer.json` of google-bert/bert-base-uncased, or is the workdir
+of a run; `bert_squad.py:v2.0` has questions without answers too, with the paper's recipe for these. The files of
+SQuAD's own page are `--config.data.source=squad:train-v1.1.json --config.data.validation_split=dev-v1.1.json`. It has
+not been run.
+"""
+
+from ml_collections import ConfigDict
+
+from lineage.configs import base
+
+
+def get_config(version: str = "v1.1") -> ConfigDict:
+    config = base.get_config("bert")
+    config.model.update(head="span", max_length=512)
+    config.init.skip = ("^classifier",)
+    config.data.update(source=f"tfds:squad/{version}", task="spans", sequence_length=384, stride=128, threads=2)
+    config.data.batch_size = 48 if version == "v2.0" else 32
+    config.objective.name = "span_extraction"
+    config.optimizer.update(learning_rate=5e-5, schedule="linear", warmup_percent=10.0, epsilon=1e-6)
+    config.optimizer.weight_decay = 0.01
+    config.update(total_epochs=2.0 if version == "v2.0" else 3.0, log_every_steps=50, evaluate_every_epochs=1.0)
+    config.save_every_epochs = 1.0
+    config.checkpoint.update(best="validation/f1", best_is_highest=True)
+    return config

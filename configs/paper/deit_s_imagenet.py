@@ -1,0 +1,34 @@
+"""DeiT-S on ImageNet-1k in 300 epochs (arXiv 2012.12877, table 9), alone or taught. It has not been run.
+
+    python launch.py --config=deit_s_imagenet
+    python launch.py --config=deit_s_imagenet:distilled --config.teacher=FOLDER
+
+The paper reports 79.9% top-1 on the validation split, and 81.2% from a RegNetY-16GF's likeliest classes. FOLDER is
+the workdir of a run, or has `config.json` and `model.safetensors` as transformers has them.
+The data are TFDS's imagenet2012, prepared under data.data_dir.
+"""
+
+from ml_collections import ConfigDict
+
+from lineage.configs import base
+
+
+def get_config(kind: str = "alone") -> ConfigDict:
+    if kind not in ("alone", "distilled"):
+        raise ValueError(f"{kind!r} is no kind of DeiT: it is alone or distilled.")
+    config = base.get_config("deit" if kind == "distilled" else "vit")
+    config.model.update(variant="S", num_classes=1000, image_size=224, channels=3, stochastic_depth=0.1)
+    config.data.update(source="tfds:imagenet2012", train_split="train[:99%]", validation_split="train[99%:]")
+    config.data.update(test_split="validation", image_size=224, evaluation_crop=0.875, resample="bicubic")
+    config.data.repeats = 3
+    config.data.augment = "crop(0.08) | flip | randaugment(2, 9, 0.5, 0.5, True) | erase(0.25)"
+    config.data.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), batch_size=1024, workers=8)
+    config.objective.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)
+    if kind == "distilled":
+        config.objective.name = "distilled_classification"
+    config.optimizer.learning_rate = 1e-3  # 5e-4 for every 512 examples
+    config.optimizer.update(end_factor=0.01, warmup_percent=100 * 5 / 300, weight_decay=0.05, clip_norm=0.0)
+    config.update(precision="bfloat16", total_epochs=300.0, log_every_steps=50, evaluate_every_epochs=5.0)
+    config.save_every_epochs = 1.0
+    config.checkpoint.update(best="validation/accuracy", best_is_highest=True)
+    return config

@@ -1,0 +1,29 @@
+"""Recurrent networks with attention at the papers' scale, from English to German: WMT 2014.
+
+    python launch.py --config=seq2seq_wmt14
+    python launch.py --config=seq2seq_wmt14:luong_local
+
+The variants: rnnencdec and rnnsearch (arXiv 1409.0473: 1,000 hidden units, words of 620 numbers, batches of 80
+sentences of at most 50 words, Adadelta), luong and luong_local (arXiv 1508.04025: four layers of 1,000 cells, dropout
+0.2, input feeding, SGD). Both papers had vocabularies of words, of 30,000 and 50,000. Here one of 32,000 sub-words
+serves both languages, and all train with AdamW and a cosine. None has been run.
+"""
+
+from ml_collections import ConfigDict
+
+from lineage.configs import base
+
+
+def get_config(variant: str = "rnnsearch") -> ConfigDict:
+    """The data and the recipe for a variant of `models.seq2seq`."""
+    config = base.get_config("seq2seq")
+    config.model.update(variant=variant, vocab_size=32_000)
+    config.data.update(source="tfds:wmt14_translate/de-en", task="pairs", text_key="en,de", tokenizer="bpe")
+    config.data.update(vocab_size=32_000, sequence_length=50, batch_size=80 if variant.startswith("rnn") else 128)
+    config.objective.name = "sequence_to_sequence"
+    config.optimizer.update(learning_rate=5e-4, warmup_steps=4000, clip_norm=1.0)
+    config.update(precision="bfloat16", total_epochs=6.0, log_every_steps=100, evaluate_every_epochs=1.0)
+    config.save_every_steps = 5000
+    config.checkpoint.update(best="validation/bleu", best_is_highest=True)
+    config.sampling.update(max_new_tokens=50, temperature=0.0, num_beams=12)
+    return config

@@ -1,0 +1,1 @@
+"""Experiments that run on a laptop."""

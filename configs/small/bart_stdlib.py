@@ -1,0 +1,19 @@
+"""A small BART that restores the source text of Python's standard library: spans filled in, sentences put in order.
+
+    python launch.py --config=bart_stdlib
+
+30% of the tokens are taken out, in spans of three on average, each of which leaves one mask.
+"""
+
+from ml_collections import ConfigDict
+
+from lineage.configs import base
+from lineage.configs.small import t5_stdlib
+
+
+def get_config() -> ConfigDict:
+    config = t5_stdlib.get_config()
+    config.model = ConfigDict(base.MODELS["bart"]())
+    config.model.update(depth=2, width=128, num_heads=4, unroll=2)
+    config.data.update(task="denoising", noise="permute_sentences | infill(0.3, 3)")
+    return config

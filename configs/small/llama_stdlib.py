@@ -1,0 +1,18 @@
+"""A small Llama on the source text of Python's standard library, as gpt_stdlib.py trains a GPT: same data, size, steps.
+
+    python launch.py --config=llama_stdlib
+
+Two heads share keys and values, so the cache is half of GPT's.
+"""
+
+from ml_collections import ConfigDict
+
+from lineage.configs import base
+from lineage.configs.small import gpt_stdlib
+
+
+def get_config() -> ConfigDict:
+    config = gpt_stdlib.get_config()
+    config.model = ConfigDict(base.MODELS["llama"]())
+    config.model.update(depth=4, num_heads=4, num_kv_heads=2, width=192, hidden=512, tied=True, unroll=4)
+    return config

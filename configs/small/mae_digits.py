@@ -1,0 +1,20 @@
+r"""A masked autoencoder on scikit-learn's handwritten digits, then a ViT that goes on from it.
+
+python launch.py --config=mae_digits --workdir=outputs/mae
+python launch.py --config=vit_digits --workdir=outputs/mae_vit --config.model.position=mae \
+    --config.init.path=outputs/mae
+"""
+
+from ml_collections import ConfigDict
+
+from lineage.configs import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config("mae")
+    config.model.update(variant="mu", patch_size=2, unroll=4)
+    config.data.update(source="digits", task="masked_images", mask_rate=0.75, augment="shift(1)", batch_size=128)
+    config.objective.name = "masked_reconstruction"
+    config.optimizer.update(learning_rate=3e-3, b2=0.95, warmup_percent=10.0, weight_decay=0.05)
+    config.update(total_epochs=240.0, log_every_steps=10, evaluate_every_epochs=24.0, save_every_epochs=24.0)
+    return config

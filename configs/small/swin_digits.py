@@ -1,0 +1,18 @@
+"""A small Swin Transformer on scikit-learn's 8x8 handwritten digits.
+
+    python launch.py --config=swin_digits
+
+Each pixel is a token: four windows of 4x4 in the first stage, which the second block shifts, one in the second.
+"""
+
+from ml_collections import ConfigDict
+
+from lineage.configs import base
+from lineage.configs.small import vit_digits
+
+
+def get_config() -> ConfigDict:
+    config = vit_digits.get_config()
+    config.model = ConfigDict(base.MODELS["swin"]())
+    config.model.update(variant="mu", patch_size=1, stochastic_depth=0.1, unroll=2)
+    return config

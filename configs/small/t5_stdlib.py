@@ -1,0 +1,20 @@
+"""A small T5 that fills in spans of the source text of Python's standard library.
+
+    python launch.py --config=t5_stdlib
+
+15% of the tokens are taken out, in spans of three on average.
+"""
+
+from ml_collections import ConfigDict
+
+from lineage.configs import base
+from lineage.configs.small import bert_stdlib
+
+
+def get_config() -> ConfigDict:
+    config = bert_stdlib.get_config()
+    config.model = ConfigDict(base.MODELS["t5"]())
+    config.model.update(depth=2, width=128, num_heads=4, head_size=32, hidden=512, unroll=2)
+    config.data.update(task="span_corruption", tokenizer="bpe", vocab_size=2048)
+    config.objective.name = "sequence_to_sequence"
+    return config

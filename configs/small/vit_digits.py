@@ -1,0 +1,27 @@
+"""A small Vision Transformer on scikit-learn's 8x8 handwritten digits.
+
+    python launch.py
+
+On 2 CPU cores (x86-64 with AVX-512): 99.2% (356 of 359) on the held-out fifth, 2 min 37 s in all.
+"""
+
+from ml_collections import ConfigDict
+
+from lineage.configs import base
+from lineage.configs.sweeps import axis
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config("vit")
+    config.model.update(variant="mu", patch_size=2, pooling="gap", stochastic_depth=0.1, unroll=4)
+    config.data.update(source="digits", augment="shift(1)", batch_size=128)
+    config.objective.update(label_smoothing=0.1, mixup=0.2)
+    config.optimizer.update(learning_rate=3e-3, warmup_percent=10.0, weight_decay=0.2)
+    config.update(ema_decay=0.99, total_epochs=240.0, log_every_steps=10, evaluate_every_epochs=24.0)
+    config.save_every_epochs = 24.0
+    return config
+
+
+def sweep() -> list[dict]:
+    """The position choices of the ViT paper (arXiv 2010.11929, appendix D.4)."""
+    return axis("model.position", ("none", "1d", "2d", "relative"))

@@ -1,0 +1,1 @@
+"""Examples: what content is turned into."""

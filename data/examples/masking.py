@@ -1,0 +1,170 @@
+"""Masked words: what BERT learns to guess (arXiv 1810.04805, section 3.1 and appendix A.1). Masked patches: what MAE
+learns to paint (arXiv 2111.06377)."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from lineage.data import shuffle
+from lineage.data.loader import Batch
+from lineage.data.tokenizers import Tokenizer
+
+_LAST = np.uint64(2**64 - 1)  # in the order in which tokens are chosen
+
+
+def count_masked(rate: float, length: int) -> int:
+    """M, how many tokens of a sequence are chosen: the whole number next to rate x length, at least 1."""
+    return max(round(rate * length), 1)
+
+
+def present(batch: Batch) -> np.ndarray:
+    """Of windows: bool [B, T], True where there is a token and no padding."""
+    real = np.roll(batch["mask"], 1, axis=1)  # a token is real if it is the target of the one before
+    real[:, 0] = batch["mask"][:, 0]
+    return real
+
+
+class MaskTokens:
+    """Chooses tokens of each window of text: 80% become the mask, 10% a random token, 10% stay; all are to be guessed.
+
+    Other ones each time that a window comes up in training, the same ones in every evaluation, never special tokens.
+    The batch then has `tokens` int32 [B, T] and `tokens_mask` bool [B, T] (True = a token, not padding), and of the
+    chosen ones `places` int32 [B, M], where they are, `targets` int32 [B, M], what they were, and `mask` bool [B, M],
+    True where there was one to choose.
+
+    Args:
+        rate: the part of a window's tokens that is chosen, see `count_masked`.
+        tokenizer: of the texts, with a mask.
+        whole_words: all or none of a word's tokens are chosen, as long as whole words fit.
+
+    Raises:
+        ValueError: the rate is not between 0 and 1, or the tokenizer has no mask.
+    """
+
+    def __init__(self, rate: float, tokenizer: Tokenizer, whole_words: bool = False):
+        if not 0 < rate < 1:
+            raise ValueError(f"mask_rate={rate} must be between 0 and 1")
+        if tokenizer.mask is None:
+            raise ValueError("mask_rate needs a tokenizer with a mask: this one has none")
+        self.rate, self.mask_token, self.vocab_size = rate, tokenizer.mask, tokenizer.vocab_size
+        self.special = tokenizer.special
+        self.word_marks = tokenizer.word_marks if whole_words else None
+
+    def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
+        """Of a batch of windows; `keys` uint64 [B] draw."""
+        return self.hide(batch["tokens"], present(batch), keys)
+
+    def hide(self, tokens: np.ndarray, real: np.ndarray, keys: np.ndarray) -> Batch:
+        """Of tokens int32 [B, T], of which `real` bool [B, T] are no padding."""
+        free = real & ~self.special[tokens]
+        count = count_masked(self.rate, tokens.shape[1])
+        share = np.clip(np.rint(self.rate * real.sum(axis=1)), 1, count)[:, None]
+        draws = shuffle.draw(shuffle.fold(keys, 0), tokens.shape[1])
+        if self.word_marks:
+            free &= self._in_words(tokens, free, draws, share[:, 0])
+        order = np.where(free, draws, _LAST)
+        places = np.argpartition(order, count - 1, axis=1)[:, :count]
+        places = np.take_along_axis(places, np.argsort(np.take_along_axis(order, places, axis=1), axis=1), axis=1)
+        targets, chosen = (np.take_along_axis(a, places, axis=1) for a in (tokens, free))
+        chosen &= np.arange(count) < share
+        tenth = shuffle.draw(shuffle.fold(keys, 1), count) % np.uint64(10)
+        random = (shuffle.draw(shuffle.fold(keys, 2), count) % np.uint64(self.vocab_size)).astype(np.int32)
+        new = np.where(tenth < 8, np.int32(self.mask_token), np.where(tenth == 8, random, targets))
+        tokens = tokens.copy()
+        np.put_along_axis(tokens, places, np.where(chosen, new, targets), axis=1)
+        return {
+            "tokens": tokens,
+            "tokens_mask": real,
+            "places": places.astype(np.int32),
+            "targets": targets,
+            "mask": chosen,
+        }
+
+    def _in_words(self, tokens, free, draws, share):
+        """True in some whole words with at most `share` [B] free tokens: in random order, each one that still fits."""
+        begins, ends = self.word_marks
+        starts = begins[tokens]
+        starts[:, 1:] |= ends[tokens[:, :-1]]
+        starts[:, 0] = False
+        word, rows = np.cumsum(starts, axis=1), np.arange(len(tokens))
+        sizes, chosen = np.zeros(tokens.shape, np.int64), np.zeros(tokens.shape, bool)
+        np.add.at(sizes, (rows[:, None], word), free)
+        for column in np.argsort(np.where(sizes, draws, _LAST), axis=1).T:
+            size = sizes[rows, column]
+            chosen[rows, column] = size <= share
+            share = share - np.where(size <= share, size, 0)
+        return np.take_along_axis(chosen, word, axis=1)
+
+
+@dataclass(frozen=True)
+class MaskPatches:
+    """Says of the patches of each image in which order they are hidden: `noise` int32 [B, P], from 0 to P - 1.
+
+    A model sees the int(P (1 - rate)) patches with the least. Other ones each time that an image comes up in training,
+    the same ones in every evaluation.
+
+    Attributes:
+        images: what a batch goes through first.
+        patch_size: pixels.
+        rate: the part of the patches that is hidden.
+        kind: a name of `PATTERNS`.
+
+    Raises:
+        ValueError: the rate is not between 0 and 1, the kind is unknown, or there is no size.
+    """
+
+    images: Callable[[Batch, np.ndarray], Batch]
+    patch_size: int
+    rate: float
+    kind: str = "random"
+
+    def __post_init__(self):
+        if not 0 < self.rate < 1:
+            raise ValueError(f"mask_rate={self.rate} must be between 0 and 1")
+        if self.kind not in PATTERNS:
+            raise ValueError(f"masking={self.kind!r} must be one of {', '.join(PATTERNS)}")
+        if not self.patch_size:
+            raise ValueError("masked images need a patch_size")
+
+    def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
+        batch = self.images(batch, keys)
+        rows, columns = (side // self.patch_size for side in batch["image"].shape[1:3])
+        hidden = rows * columns - int(rows * columns * (1 - self.rate))
+        draw = PATTERNS[self.kind]
+        values = [draw(rows, columns, hidden, shuffle.generator(key)).ravel() for key in shuffle.fold(keys, -1)]
+        return batch | {"noise": np.argsort(np.argsort(values, axis=1), axis=1).astype(np.int32)}
+
+
+def _anywhere(rows: int, columns: int, hidden: int, random: np.random.Generator) -> np.ndarray:
+    return random.random((rows, columns))
+
+
+def _blocks(rows: int, columns: int, hidden: int, random: np.random.Generator) -> np.ndarray:
+    """Rectangles one after another until enough is hidden, the last one cut (arXiv 2106.08254, algorithm 1)."""
+    values = random.random((rows, columns))
+    chosen = np.zeros((rows, columns), bool)
+    last = rows * columns
+    while (left := hidden - chosen.sum()) > 0:
+        area, aspect = random.uniform(min(16, left), left), math.exp(random.uniform(-1, 1) * math.log(1 / 0.3))
+        height = min(max(round(math.sqrt(area * aspect)), 1), rows)
+        width = min(max(round(math.sqrt(area / aspect)), 1), columns)
+        row, column = random.integers(rows - height + 1), random.integers(columns - width + 1)
+        block = np.zeros_like(chosen)
+        block[row : row + height, column : column + width] = True
+        block &= ~chosen
+        values[block] += last
+        chosen, last = chosen | block, last - int(block.any())
+    return values
+
+
+def _grid(rows: int, columns: int, hidden: int, random: np.random.Generator) -> np.ndarray:
+    """Of each four patches in a square, the one at some place is hidden last."""
+    values = random.random((rows, columns)) + 1
+    row, column = random.integers(2, size=2)
+    values[row::2, column::2] -= 1
+    return values
+
+
+PATTERNS = {"random": _anywhere, "block": _blocks, "grid": _grid}

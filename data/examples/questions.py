@@ -1,0 +1,135 @@
+"""Questions about texts, whose answers are parts of them (SQuAD, arXiv 1606.05250), as windows of tokens, and back."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lineage.data.examples import encoded
+from lineage.data.examples.encoded import Encoded
+from lineage.data.examples.pairs import read_lines
+from lineage.data.tokenizers import Tokenizer
+
+MAX_QUESTION, MAX_ANSWER = 64, 30  # tokens, as in arXiv 1810.04805's recipe
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a context; answers are (first character, text), and there is none where the context has none."""
+
+    text: str
+    context: str
+    answers: Sequence[tuple[int, str]]
+
+    @property
+    def references(self) -> list[str]:
+        """The texts of the answers."""
+        return [text for _, text in self.answers]
+
+
+def read(path: str) -> list[Question]:
+    """The questions of a JSON file of SQuAD's, version 1.1 or 2.0; it may be gzipped (.gz).
+
+    Raises FileNotFoundError, and ValueError for another file and for an answer that is not where it should be.
+    """
+    content = "\n".join(read_lines(path))
+    try:
+        return [
+            ask(
+                item["question"],
+                paragraph["context"],
+                [(answer["answer_start"], answer["text"]) for answer in item["answers"]],
+            )
+            for article in json.loads(content)["data"]
+            for paragraph in article["paragraphs"]
+            for item in paragraph["qas"]
+        ]
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not a file of SQuAD's: {type(error).__name__} {error}") from None
+
+
+def ask(text: str, context: str, answers: Sequence[tuple[int, str]]) -> Question:
+    """A question. Raises ValueError for an answer that is not where it should be."""
+    for start, answer in answers:
+        if context[start : start + len(answer)] != answer:
+            raise ValueError(f"the answer {answer!r} to {text!r} is not at character {start} of its context")
+    return Question(text, context, answers)
+
+
+@dataclass(frozen=True)
+class Windows(Encoded):
+    """Rows of `[CLS] question [SEP] part of the context [SEP]`, with `start` and `end` int32, the answer's first and
+    last token, or 0, [CLS], where the part does not have it all.
+
+    `questions` are what the rows are of, and `offsets` [T, 2] of each row where its tokens are in the context, in
+    characters; -1 for those that are not of the context.
+    """
+
+    questions: Sequence[Question] = ()
+    offsets: Sequence[np.ndarray] = ()
+
+    def answers(self, start: np.ndarray, end: np.ndarray) -> list[str]:
+        """The best answer to each question, given logits [N, T] of its first and last token in all windows.
+
+        That is the span of at most `MAX_ANSWER` tokens with the highest sum of both in any window. Where questions
+        without an answer are among these, "" unless that sum is above the lowest of [CLS] (arXiv 1810.04805, 4.3).
+        """
+        best = np.full(len(self.questions), -np.inf)
+        nothing = np.full(len(self.questions), np.inf)
+        texts = [""] * len(self.questions)
+        for row, (question, offsets) in enumerate(zip(self.origins, self.offsets)):
+            size = len(offsets)
+            scores = start[row, :size, None] + end[row, None, :size]
+            real = offsets[:, 0] >= 0
+            allowed = np.tri(size, size, MAX_ANSWER - 1, bool) & ~np.tri(size, size, -1, bool)
+            inside = np.where(allowed & real & real[:, None], scores, -np.inf)
+            first, last = np.unravel_index(inside.argmax(), inside.shape)
+            nothing[question] = min(nothing[question], scores[0, 0])
+            if inside[first, last] > best[question]:
+                best[question] = inside[first, last]
+                texts[question] = self.questions[question].context[offsets[first, 0] : offsets[last, 1]].strip()
+        if all(question.answers for question in self.questions):
+            return texts
+        return [text if score > null else "" for text, score, null in zip(texts, best, nothing)]
+
+
+def encode(questions: Sequence[Question], tokenizer: Tokenizer, length: int, stride: int) -> Windows:
+    """Windows over all contexts, each `stride` tokens after the one before; 0 = without overlap.
+
+    Raises ValueError for a stride that leaves tokens out.
+    """
+    encoded.check(length, least=16)
+    joined, origins, placed, starts, ends = [], [], [], [], []
+    contexts = {question.context: None for question in questions}
+    contexts = dict(zip(contexts, tokenizer.encode_with_offsets(list(contexts))))
+    asked = tokenizer.encode_batch([question.text for question in questions])
+    for origin, question in enumerate(questions):
+        ids, where = contexts[question.context]
+        words = asked[origin][: min(MAX_QUESTION, length // 2)]
+        room = length - len(words) - 3
+        for first in encoded.starts(len(ids), room, stride):
+            part, offsets = ids[first : first + room], where[first : first + room]
+            row, second = encoded.join(tokenizer, words, part)
+            outside = np.full((second, 2), -1)
+            joined.append((row, second))
+            origins.append(origin)
+            placed.append(np.concatenate([outside, offsets, outside[:1]]))
+            span = _span(question, offsets)
+            starts.append(span[0] + second if span else 0)
+            ends.append(span[1] + second if span else 0)
+    per_row = {"start": np.array(starts, np.int32), "end": np.array(ends, np.int32)}
+    made = encoded.rows(joined, origins, length, tokenizer, per_row=per_row)
+    return Windows(**vars(made), questions=questions, offsets=placed)
+
+
+def _span(question, offsets):
+    """The first and the last of the tokens that the first answer has characters of, if it is inside them."""
+    if not question.answers or not len(offsets):
+        return None
+    start, text = question.answers[0]
+    stop = start + len(text)
+    if not text or offsets[0, 0] > start or offsets[-1, 1] < stop:
+        return None
+    first, last = np.argmax(offsets[:, 1] > start), len(offsets) - 1 - np.argmax(offsets[::-1, 0] < stop)
+    return (int(first), int(last)) if first <= last else None

@@ -1,0 +1,148 @@
+"""Changes of an image by Pillow, at random strengths or with random choices: RandAugment and colour jitter."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageOps
+
+from lineage.data import shuffle
+from lineage.data.sources.images import from_pillow, to_pillow
+
+
+@dataclass(frozen=True)
+class RandAugment:
+    """RandAugment (arXiv:1909.13719): `layers` operations drawn from 16, each at `magnitude` 0..10.
+
+    Operations and strengths are those of the ImageNet recipe of arXiv:2205.01580, which are EfficientNet's: posterize
+    and solarize do less as the magnitude grows. Lengths, there in pixels of a 224 image, scale with the image.
+
+    DeiT, Swin and MAE (arXiv:2012.12877, table 9) have the magnitude 9 with the `deviation` 0.5 of a Gaussian, each
+    operation with the `probability` 0.5, and those that do less or only brighten `increasing` with the magnitude.
+    """
+
+    layers: int = 2
+    magnitude: float = 10
+    deviation: float = 0.0
+    probability: float = 1.0
+    increasing: bool = False
+
+    def __post_init__(self):
+        if self.deviation < 0 or not 0 <= self.probability <= 1:
+            raise ValueError(f"{self} needs deviation >= 0 and probability in 0..1")
+        if not isinstance(self.layers, int) or self.layers < 0 or not 0 <= self.magnitude <= 10:
+            raise ValueError(f"randaugment({self.layers}, {self.magnitude}) needs layers >= 0 and magnitude in 0..10")
+
+    def __call__(self, images: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        return np.stack([self._one(image, shuffle.generator(key)) for image, key in zip(images, keys)])
+
+    def _one(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        picture, names = to_pillow(image), list(OPERATIONS)
+        for number in random.integers(len(names), size=self.layers):
+            name, magnitude = names[number], self.magnitude
+            if self.probability < 1 and random.random() >= self.probability:
+                continue
+            if self.deviation:
+                magnitude = min(max(random.normal(magnitude, self.deviation), 0), 10)
+            strength = magnitude / 10
+            if self.increasing and name in _INCREASING:
+                strength = _INCREASING[name](strength, _sign(random))
+            picture = OPERATIONS[name](picture, strength, random)
+        return from_pillow(picture)
+
+
+@dataclass(frozen=True)
+class Jitter:
+    """Changes brightness, contrast and saturation, each by a factor of 1 - its number to 1 + its number, and turns the
+    hue by up to that part of the circle either way; in random order."""
+
+    brightness: float = 0.4
+    contrast: float = 0.4
+    saturation: float = 0.4
+    hue: float = 0.0
+
+    def __post_init__(self):
+        if min(self.brightness, self.contrast, self.saturation, self.hue) < 0 or self.hue > 0.5:
+            raise ValueError(f"{self} needs numbers of 0 or more, and hue in 0..0.5")
+
+    def __call__(self, images: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        return np.stack([self._one(image, shuffle.generator(key)) for image, key in zip(images, keys)])
+
+    def _one(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        picture = to_pillow(image)
+        enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+        for number in random.permutation(4):
+            most = (self.brightness, self.contrast, self.saturation, self.hue)[number]
+            change = random.uniform(-most, most)
+            if number < 3:
+                picture = enhancers[number](picture).enhance(max(1 + change, 0.0))
+            elif most and picture.mode == "RGB":
+                hue, *others = picture.convert("HSV").split()
+                turned = np.asarray(hue) + np.uint8(int(change * 255) % 256)  # past 255 it begins again
+                picture = Image.merge("HSV", (Image.fromarray(turned), *others)).convert("RGB")
+        return from_pillow(picture)
+
+
+def _grey(image: Image.Image) -> Any:
+    return 128 if image.mode == "L" else (128,) * len(image.mode)
+
+
+def _affine(image: Image.Image, *matrix: float) -> Image.Image:
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=_grey(image))
+
+
+def _sign(random: np.random.Generator) -> int:
+    return 1 if random.integers(2) else -1
+
+
+def _enhance(kind: Any) -> Callable:
+    return lambda image, strength, random: kind(image).enhance(0.1 + 1.8 * strength)
+
+
+def _cutout(image: Image.Image, strength: float, random: np.random.Generator) -> Image.Image:
+    image = image.copy()
+    y, x = int(random.integers(image.height)), int(random.integers(image.width))
+    half_y, half_x = (int(strength * 40 / 224 * side) for side in (image.height, image.width))
+    image.paste(_grey(image), (max(x - half_x, 0), max(y - half_y, 0), x + half_x, y + half_y))
+    return image
+
+
+def _posterize(image: Image.Image, strength: float, random: np.random.Generator) -> Image.Image:
+    mask = 256 - (1 << (8 - int(4 * strength)))
+    return image.point(lambda value: value & mask)
+
+
+# Name -> operation(Pillow image L or RGB, strength 0..1, generator). Signs are random where both directions exist.
+OPERATIONS: dict[str, Callable[[Image.Image, float, np.random.Generator], Image.Image]] = {
+    "autocontrast": lambda image, strength, random: ImageOps.autocontrast(image),
+    "equalize": lambda image, strength, random: ImageOps.equalize(image),
+    "invert": lambda image, strength, random: ImageOps.invert(image),
+    "rotate": lambda image, strength, random: image.rotate(
+        _sign(random) * 30 * strength, Image.Resampling.NEAREST, fillcolor=_grey(image)
+    ),
+    "posterize": _posterize,
+    "solarize": lambda image, strength, random: ImageOps.solarize(image, int(256 * strength)),
+    "solarize_add": lambda image, strength, random: image.point(
+        lambda value: min(value + int(110 * strength), 255) if value < 128 else value
+    ),
+    "color": _enhance(ImageEnhance.Color),
+    "contrast": _enhance(ImageEnhance.Contrast),
+    "brightness": _enhance(ImageEnhance.Brightness),
+    "sharpness": _enhance(ImageEnhance.Sharpness),
+    "shear_x": lambda image, strength, random: _affine(image, 1, _sign(random) * 0.3 * strength, 0, 0, 1, 0),
+    "shear_y": lambda image, strength, random: _affine(image, 1, 0, 0, _sign(random) * 0.3 * strength, 1, 0),
+    "translate_x": lambda image, strength, random: _affine(
+        image, 1, 0, _sign(random) * int(strength * 100 / 224 * image.width), 0, 1, 0
+    ),
+    "translate_y": lambda image, strength, random: _affine(
+        image, 1, 0, 0, 0, 1, _sign(random) * int(strength * 100 / 224 * image.height)
+    ),
+    "cutout": _cutout,
+}
+# The strength at which an operation that is not the stronger for a greater one does more, the greater it is.
+_INCREASING: dict[str, Callable[[float, int], float]] = {
+    "posterize": lambda strength, sign: 1 - int(4 * strength) / 4,
+    "solarize": lambda strength, sign: 1 - strength,
+    **dict.fromkeys(("color", "contrast", "brightness", "sharpness"), lambda strength, sign: (1 + sign * strength) / 2),
+}

@@ -1,0 +1,92 @@
+"""A reference checkpoint of the BERT family as what `metrics.embedding` has the vectors of tokens from."""
+
+import os
+import string
+from collections.abc import Collection, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lineage.data import Tokenizer
+from lineage.metrics.embedding import Embedded, power_means
+from lineage.models.bert import BERT
+from lineage.models.convert import load
+from lineage.models.roberta import XLMR, RoBERTa
+
+_ROOM = 8  # lengths are padded to multiples of it, so that few shapes are compiled
+
+
+class Encoder:
+    """Texts to the vectors of a layer; it is called with texts, which it sees in batches of about one length.
+
+    White space at both ends of a text is not seen; what is longer than the model's longest sequence is cut off.
+    """
+
+    def __init__(self, folder: str | os.PathLike, layer: int | Sequence[int] = -1, batch_size: int = 64):
+        """Reads the folder.
+
+        Args:
+            folder: of a checkpoint, see `models.convert.load`, and its `tokenizer.json`.
+            layer: whose vectors, 0 being the embeddings and -1 the last layer; of several their `power_means`.
+            batch_size: texts that are seen at once.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+            ValueError: the model is not of the BERT family, there is no such layer, or the tokenizer is another's.
+        """
+        model, variables = load(folder)
+        if not isinstance(model, BERT):
+            raise ValueError(f"{folder} is a {type(model).__name__}: it must be an encoder of the BERT family.")
+        self.tokenizer = Tokenizer.load(folder)
+        if None in (self.tokenizer.cls, self.tokenizer.sep):
+            raise ValueError(f"{folder}: the tokenizer has no [CLS] and [SEP], or <s> and </s>.")
+        if self.tokenizer.vocab_size > model.vocab_size:
+            raise ValueError(
+                f"{folder}: {self.tokenizer.vocab_size} tokens are more than the model's {model.vocab_size}."
+            )
+        one, depth = isinstance(layer, int), model.depth
+        layers = [number + depth + 1 if number < 0 else number for number in ([layer] if one else layer)]
+        if not layers or min(layers) < 0 or max(layers) > depth:
+            raise ValueError(f"layer is {layer}: the model has 0 (the embeddings) to {depth}.")
+        params = variables["params"]
+        if not model.share and (depth := max(*layers, 1)) < model.depth:
+            params = params | {"stack": jax.tree.map(lambda a: a[:depth], params["stack"])}
+        self.model, self.batch_size = model.clone(head="none", depth=depth), batch_size
+
+        @jax.jit
+        def see(params, tokens, mask):
+            last, state = self.model.apply({"params": params}, tokens, mask=mask, mutable=["intermediates"])
+            if layers == [depth]:
+                return last
+            seen = state["intermediates"]
+            hidden = jnp.concatenate([seen["embedding"][0][None], seen["stack"]["layers"]["hidden"][0]])
+            return hidden[layers[0]] if one else power_means(hidden[np.array(layers)])
+
+        self._see = partial(see, params)
+
+    def __call__(self, texts: Sequence[str]) -> list[Embedded]:
+        coder, texts = self.tokenizer, [text.strip() for text in texts]
+        if isinstance(self.model, RoBERTa) and not isinstance(self.model, XLMR):
+            texts = [f" {text}" if text else "" for text in texts]  # a word has a space before it
+        cut = [ids[: self.model.max_length - 2] for ids in coder.encode_batch(texts)]
+        rows = [np.concatenate([[coder.cls], ids, [coder.sep]]) for ids in cut]
+        order, found = sorted(range(len(rows)), key=lambda i: len(rows[i])), {}
+        for start in range(0, len(rows), self.batch_size):
+            batch = order[start : start + self.batch_size]
+            room = min(-(-len(rows[batch[-1]]) // _ROOM) * _ROOM, self.model.max_length)
+            tokens = np.full((self.batch_size, room), coder.pad or 0, np.int32)
+            mask = np.zeros(tokens.shape, bool)
+            for place, i in enumerate(batch):
+                tokens[place, : len(rows[i])], mask[place, : len(rows[i])] = rows[i], True
+            vectors = np.asarray(self._see(tokens, mask))
+            found |= {i: Embedded(rows[i], vectors[place, : len(rows[i])]) for place, i in enumerate(batch)}
+        return [found[i] for i in range(len(rows))]
+
+    def skip(self, stop_words: Collection[str] = (), pieces: bool = True) -> frozenset[int]:
+        """The ids of punctuation, of stop words and, if asked, of pieces that go on a word: MoverScore's `skip`."""
+        words = {*string.punctuation, *stop_words}
+        begins = self.tokenizer.word_marks[0]
+        ids = range(self.tokenizer.vocab_size)
+        return frozenset(i for i in ids if (pieces and not begins[i]) or self.tokenizer.decode([i]).strip() in words)

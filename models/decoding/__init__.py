@@ -1,0 +1,1 @@
+"""Text generation with any decoder or encoder-decoder."""

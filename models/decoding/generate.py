@@ -1,0 +1,294 @@
+"""Text from a decoder: greedy, sampled or by beam search, on the device in one compiled loop.
+
+A decoder is any model with the methods
+
+* `encode(inputs) -> memory`: a pytree that is computed once (None for a decoder-only model);
+* `init_cache(batch_size, max_length) -> cache`: a pytree, empty, with room for that many tokens in each row;
+* `decode(tokens [B, T], cache, memory) -> (logits [B, T, V], cache)`: the logits after each of T more tokens.
+
+Cache and memory alone know which of their axes is the batch's, so they have the operations that the searches need:
+`gather(rows)`, those rows in that order (beam search), and the cache `rewind(length)`, what it was after the first
+`length` tokens of each row (prompts of different lengths). `models.layers.cache` has such: `Cache`, `States`, `Memory`.
+
+How a token is chosen from the logits is `models.choice`'s; `models.speculative` has a faster way to the same tokens.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+from numpy.typing import ArrayLike
+
+from lineage.models.decoding.logits_processors import Choice, check, row_keys
+
+NEVER = -1e9  # the score of what must not be chosen; finite, so that sums and quotients of it are numbers
+
+
+class Generation(NamedTuple):
+    """What came out: each row is its prompt, the new tokens (a stop token among them) and padding.
+
+    `lengths` counts the prompt and the new tokens; S is the prompts' length plus `max_new_tokens`. `scores` is the sum
+    of the new tokens' log-probabilities under the model; of beam search, that sum after all processors, over
+    the number of new tokens to the power of the length penalty.
+    """
+
+    tokens: Int[Array, "B S"]
+    lengths: Int[Array, "B"]
+    scores: Float[Array, "B"]
+
+
+def generate(
+    model: nn.Module,
+    variables: Any,
+    prompts: ArrayLike,
+    lengths: ArrayLike | None = None,
+    *,
+    max_new_tokens: int,
+    inputs: Any = None,
+    seed: int = 0,
+    pad_token: int = 0,
+    num_beams: int = 1,
+    length_penalty: float = 1.0,
+    **choice,
+) -> Generation:
+    """Continues every prompt until a stop token or for `max_new_tokens`.
+
+    The first call with a model, shapes, `max_new_tokens`, `top_k`, `num_beams`, size of n-grams and kinds of processors
+    compiles; calls that differ in anything else (weights, tokens, lengths, seed, temperature, top-p, penalties) do not.
+    A row's tokens depend on its prompt, the seed and its place in the batch, not on the other rows: to draw several
+    samples of a prompt, repeat it. Semantics and beam search are those of `transformers.GenerationMixin.generate`.
+
+    Args:
+        model, variables: a decoder, see above, and its weights.
+        prompts: [B, T], padded on the right with anything.
+        lengths: [B], of the prompts, each at least 1; None means that there is no padding.
+        inputs: what `model.encode` takes.
+        seed: of the samples.
+        pad_token: what fills a row up.
+        num_beams: more than 1 is beam search; the best hypothesis is returned.
+        length_penalty: of beam search: above 0 favours long hypotheses, below 0 short ones, see `Generation`.
+        choice: `temperature`, `top_k`, `top_p`, `stop_tokens`..., see `Choice.checked`.
+
+    Raises:
+        ValueError: an argument is out of its range, or prompt and new tokens are longer than the model's sequences.
+    """
+    prompts, lengths = checked_prompts(model, prompts, lengths, max_new_tokens)
+    check(num_beams >= 1, f"num_beams must be at least 1, not {num_beams}.")
+    heat = choice.get("temperature", 1.0)
+    check(num_beams == 1 or heat == 0, f"beam search does not sample: set temperature to 0, not {heat}.")
+    choice, seed, pad, penalty = (
+        Choice.checked(model, **choice),
+        np.uint32(seed % 2**32),
+        np.int32(pad_token),
+        float(length_penalty),
+    )
+    sizes = {"num_beams": num_beams, "max_new_tokens": max_new_tokens}
+    return _generate(model, variables, prompts, lengths, inputs, seed, choice, pad, penalty, **sizes)
+
+
+def best_of(
+    num_choices: int,
+    model: nn.Module,
+    variables: Any,
+    prompts: ArrayLike,
+    lengths: ArrayLike | None = None,
+    *,
+    inputs: Any = None,
+    contrast: tuple[nn.Module, Any] | None = None,
+    **options,
+) -> Generation:
+    """Of `num_choices` samples of each prompt, the one whose new tokens have the largest mean log-probability.
+
+    With `contrast`, a weaker model of the same tokens and its variables, the mean under it is subtracted: what any
+    model would write gains nothing. This is the objective of contrastive decoding (arXiv 2210.15097, equation 1) for a
+    token; its constraint to plausible tokens is `top_p`'s part here. `options` are those of `generate`.
+
+    Raises:
+        ValueError: as `generate`.
+    """
+    check(num_choices >= 1, f"num_choices must be at least 1, not {num_choices}.")
+    if num_choices == 1:
+        return generate(model, variables, prompts, lengths, inputs=inputs, **options)
+    prompts, lengths = np.asarray(prompts), None if lengths is None else np.asarray(lengths)
+    prompts, lengths, inputs = jax.tree.map(lambda a: np.repeat(a, num_choices, axis=0), (prompts, lengths, inputs))
+    out = generate(model, variables, prompts, lengths, inputs=inputs, **options)
+    starts = np.full(len(prompts), prompts.shape[1]) if lengths is None else lengths
+    scores = out.scores if contrast is None else out.scores - log_likelihood(*contrast, out, starts, inputs)
+    best = (scores / (out.lengths - starts)).reshape(-1, num_choices).argmax(axis=1)
+    return jax.tree.map(lambda a: a[jnp.arange(len(best)) * num_choices + best], out)
+
+
+@partial(jax.jit, static_argnames="model")
+def log_likelihood(
+    model: nn.Module, variables: Any, written: Generation, starts: Int[Array, "B"], inputs: Any = None
+) -> Float[Array, "B"]:
+    """The sum of a decoder's log-probabilities of what was written after each row's first `starts` tokens."""
+    places = jnp.arange(written.tokens.shape[1])
+    real = places < written.lengths[:, None]
+    tokens = jnp.where(real, written.tokens, 0)
+    cache = model.apply(variables, *tokens.shape, method="init_cache")
+    memory = model.apply(variables, inputs, method="encode")
+    logits, _ = model.apply(variables, tokens[:, :-1], cache, memory, method="decode")
+    scores = jnp.take_along_axis(jax.nn.log_softmax(logits.astype(jnp.float32)), tokens[:, 1:, None], axis=-1)
+    new = real & (places >= starts[:, None])
+    return jnp.where(new[:, 1:], scores[..., 0], 0).sum(axis=1)
+
+
+def checked_prompts(
+    model: nn.Module, prompts: ArrayLike, lengths: ArrayLike | None, max_new_tokens: int
+) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B"] | None]:
+    """Prompts and lengths as int32; ValueError where they, or `max_new_tokens`, are not what `generate` takes."""
+    prompts = np.asarray(prompts)
+    check(prompts.ndim == 2 and prompts.size > 0, f"prompts must be [rows, tokens] and not empty, not {prompts.shape}.")
+    if lengths is not None:
+        lengths = np.asarray(lengths, np.int32)
+        longest = prompts.shape[1]
+        check(lengths.shape == prompts.shape[:1], f"{len(prompts)} prompts need as many lengths, not {lengths.shape}.")
+        check(lengths.min() >= 1, f"prompt {lengths.argmin()} is empty: a prompt has at least 1 token.")
+        check(lengths.max() <= longest, f"a prompt of {lengths.max()} tokens does not fit an array of {longest}.")
+    real = prompts if lengths is None else prompts[np.arange(longest) < lengths[:, None]]
+    check((real == real.astype(np.int32)).all(), "prompts must be whole numbers, the ids of tokens.")
+    last = getattr(model, "vocab_size", 2**31) - 1
+    check(0 <= real.min() <= real.max() <= last, f"tokens {real.min()} to {real.max()}: the model has 0 to {last}.")
+    check(max_new_tokens >= 1, f"max_new_tokens must be at least 1, not {max_new_tokens}.")
+    return prompts.astype(np.int32), lengths
+
+
+def begin(
+    model: nn.Module,
+    variables: Any,
+    prompts: Int[Array, "B T"],
+    lengths: Int[Array, "B"] | None,
+    inputs: Any,
+    max_new_tokens: int,
+) -> tuple[Int[Array, "B S"], Int[Array, "B"], Any, Any]:
+    """The prompts with room for new tokens, their lengths, and the cache before each one's last token, and memory."""
+    batch, longest = prompts.shape
+    places = jnp.arange(longest + max_new_tokens)
+    memory = model.apply(variables, inputs, method="encode")
+    cache = model.apply(variables, batch, len(places), method="init_cache")
+    starts = jnp.full(batch, longest) if lengths is None else lengths
+    tokens = jnp.pad(prompts, ((0, 0), (0, max_new_tokens)))
+    tokens = jnp.where(places < starts[:, None], tokens, 0)  # padding, too, goes through the model: valid tokens only
+    if longest > 1:
+        # All but the last token, whose logits are the first that anyone looks at: those of the others cost nothing.
+        _, cache = model.apply(variables, tokens[:, : longest - 1], cache, memory, method="decode")
+        cache = cache if lengths is None else cache.rewind(starts - 1)
+    return tokens, starts, cache, memory
+
+
+@partial(jax.jit, static_argnames=("model", "num_beams", "max_new_tokens"))
+def _generate(
+    model, variables, prompts, lengths, inputs, seed, choice, pad_token, length_penalty, *, num_beams, max_new_tokens
+):
+    tokens, starts, cache, memory = begin(model, variables, prompts, lengths, inputs, max_new_tokens)
+
+    def decode(tokens, lengths, cache, memory):
+        last = jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)
+        logits, cache = model.apply(variables, last, cache, memory, method="decode")
+        return logits[:, -1].astype(jnp.float32), cache
+
+    if num_beams == 1:
+        decode = partial(decode, memory=memory)
+        tokens, lengths, scores = _one_path(decode, choice, seed, cache, tokens, starts, max_new_tokens)
+    else:
+        rows = jnp.repeat(jnp.arange(len(tokens)), num_beams)
+        decode = partial(decode, memory=None if memory is None else memory.gather(rows))
+        tokens, lengths, scores = _beam_search(
+            decode, choice, cache.gather(rows), tokens, starts, max_new_tokens, num_beams, length_penalty
+        )
+    written = jnp.arange(tokens.shape[1]) < lengths[:, None]
+    return Generation(jnp.where(written, tokens, pad_token), lengths, scores)
+
+
+def _one_path(decode, choice, seed, cache, tokens, lengths, max_new_tokens):
+    """Each row goes on with the likeliest token, or one that is drawn."""
+    batch = len(tokens)
+    rows = jnp.arange(batch)
+
+    def unfinished(state):
+        step, _, _, _, done, _ = state
+        return (step < max_new_tokens) & ~done.all()
+
+    def advance(state):
+        step, tokens, lengths, scores, done, cache = state
+        logits, cache = decode(tokens, lengths, cache)
+        processed = choice.process(logits, tokens, lengths, jnp.full(1, step))
+        if choice.temperature is None:
+            token = processed.argmax(axis=-1)
+        else:
+            token = jax.vmap(jax.random.categorical)(row_keys(seed, step, batch), processed)
+        tokens = tokens.at[rows, lengths].set(token)  # beyond the end of a row that is done, where nobody looks
+        scores = scores + jnp.where(done, 0, jax.nn.log_softmax(logits)[rows, token])
+        return step + 1, tokens, lengths + ~done, scores, done | choice.stops(token), cache
+
+    start = 0, tokens, lengths, jnp.zeros(batch), jnp.zeros(batch, bool), cache
+    _, tokens, lengths, scores, _, _ = jax.lax.while_loop(unfinished, advance, start)
+    return tokens, lengths, scores
+
+
+class _Hypotheses(NamedTuple):
+    """N continuations of each row, the best first."""
+
+    tokens: Int[Array, "B N S"]
+    scores: Float[Array, "B N"]
+    new: Int[Array, "B N"]  # how many tokens are new; 0: none has been found yet
+
+    def best(self, n):
+        """The n with the highest scores, and which they are."""
+        scores, chosen = jax.lax.top_k(self.scores, n)
+        tokens = jnp.take_along_axis(self.tokens, chosen[..., None], axis=1)
+        return _Hypotheses(tokens, scores, jnp.take_along_axis(self.new, chosen, axis=1)), chosen
+
+
+def _beam_search(decode, choice, cache, tokens, starts, max_new_tokens, num_beams, length_penalty):
+    """The `num_beams` best open continuations of each row go on; the best that ended is the result.
+
+    A row goes on until no open one, at its present length, would score more than the worst of `num_beams` ended ones.
+    """
+    batch, length = tokens.shape
+    rows = jnp.arange(batch)[:, None]
+    # With so many candidates, `num_beams` remain even if all of them could end.
+    keep = max(2, 1 + len(choice.stop_tokens)) * num_beams
+
+    def unfinished(state):
+        step, _, _, improvable, _ = state
+        return (step < max_new_tokens) & improvable.any()
+
+    def advance(state):
+        step, running, ended, improvable, cache = state
+        flat, lengths = running.tokens.reshape(-1, length), jnp.repeat(starts + step, num_beams)
+        logits, cache = decode(flat, lengths, cache)
+        scores = choice.process(jax.nn.log_softmax(logits), flat, lengths, jnp.full(1, step))
+        scores = scores.reshape(batch, num_beams, -1)
+        vocab_size = scores.shape[-1]
+        scores = (scores + running.scores[..., None]).reshape(batch, -1)
+
+        scores, chosen = jax.lax.top_k(scores, min(keep, scores.shape[1]))
+        beam, token = chosen // vocab_size, chosen % vocab_size
+        candidates = running.tokens[rows, beam].at[rows, jnp.arange(chosen.shape[1]), starts[:, None] + step].set(token)
+        count = jnp.full(chosen.shape, step + 1)
+        stops = choice.stops(token) | (step + 1 == max_new_tokens)
+
+        # What was not among the best `num_beams` is there to go on, not to end.
+        ends = stops & (jnp.arange(chosen.shape[1]) < num_beams) & improvable[:, None]
+        normal = (step + 1.0) ** length_penalty
+        new = _Hypotheses(candidates, jnp.where(ends, scores / normal, NEVER), jnp.where(ends, count, 0))
+        ended, _ = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), ended, new).best(num_beams)
+
+        running, survivors = _Hypotheses(candidates, scores + jnp.where(stops, NEVER, 0), count).best(num_beams)
+        cache = cache.gather((rows * num_beams + beam[rows, survivors]).reshape(-1))
+        worst = jnp.where((ended.new > 0).all(axis=1), ended.scores[:, -1], NEVER)
+        return step + 1, running, ended, improvable & (running.scores[:, 0] / normal > worst), cache
+
+    tokens = jnp.repeat(tokens[:, None], num_beams, axis=1)
+    count, never = jnp.zeros((batch, num_beams), jnp.int32), jnp.full((batch, num_beams), NEVER)
+    # The beams start equal: only the first may be continued at first.
+    running, ended = _Hypotheses(tokens, never.at[:, 0].set(0), count), _Hypotheses(tokens, never, count)
+    start = 0, running, ended, jnp.ones(batch, bool), cache
+    _, _, ended, _, _ = jax.lax.while_loop(unfinished, advance, start)
+    return ended.tokens[:, 0], starts + ended.new[:, 0], ended.scores[:, 0]

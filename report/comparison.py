@@ -1,0 +1,291 @@
+"""What runs came to, side by side: `compare.html`; of a sweep its table, `sweep.csv`, `sweep.html`, `sweep.png`."""
+
+import csv
+import math
+import os
+import re
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from lineage.report import figures
+from lineage.report.page import (
+    LOWER_IS_BETTER,
+    box,
+    card,
+    file_name,
+    flatten,
+    number,
+    section,
+    series,
+    text,
+    words,
+    write,
+)
+from lineage.runs.live import LOG, Run, labels, runs_in
+from lineage.train.progress import clock
+from lineage.train.writers import read_json
+
+Target = tuple[str, bool]  # a metric, and whether more of it is better
+MOST_CHARTS, MOST_AXES = 8, 12
+
+
+def finish(runs: Sequence[Run], command: Sequence[str], folder: Path, target: Target | None = None) -> None:
+    """Writes `folder/sweep.csv`, `sweep.html` and `sweep.png`, and prints the table and why runs failed, once a reason.
+
+    Args:
+        runs: in the order of the sweep.
+        command: what their command lines have in common.
+        folder: of the sweep.
+        target: what makes a run better than another; None is `target_of`.
+    """
+    rows = [row_of(run) for run in runs]
+    write_table(rows, folder / "sweep.csv")
+    draw([run for run in runs if run.state == "done"], folder)
+    start = ["python", *(os.path.relpath(part) if part.endswith("launch.py") else part for part in command[1:])]
+    commands = {run: shlex.join(run.command(start)) for run in runs}
+    print(write_page(folder / "sweep.html", runs, commands, target or target_of(runs)))
+    reasons = defaultdict(list)
+    for run in runs:
+        if run.state.startswith("failed"):
+            reasons[run.error()].append(run)
+    for reason, failed in reasons.items():
+        others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        print(f"\n{failed[0].name}{others}: {reason or 'it left no message'} ({failed[0].folder / LOG})")
+
+
+def target_of(runs: Sequence[Run]) -> Target:
+    """The config's `checkpoint.best`, or else the first metric of the validation split, or else of the test split; and
+    whether more of it is better."""
+    checkpoint = runs[0].config.get("checkpoint", {})
+    if best := checkpoint.get("best"):
+        return best, checkpoint["best_is_highest"]
+    found = sorted((key for run in runs for key in results(run)), key=lambda key: not key.startswith("validation/"))
+    return (found[0], not LOWER_IS_BETTER.search(found[0])) if found else ("", False)
+
+
+def ranked(runs: Sequence[Run], target: Target) -> list[Run]:
+    """The best first; then, in their order, those that are not done."""
+    metric, highest = target
+
+    def place(run: Run) -> tuple[bool, float]:
+        value = results(run).get(metric, math.nan) if run.state == "done" else math.nan
+        return math.isnan(value), 0.0 if math.isnan(value) else -value if highest else value
+
+    return sorted(runs, key=place)
+
+
+def compare(folders: Sequence[Path]) -> Path:
+    """Writes `compare.html` into the folder where all these runs, or sweeps of runs, lie, or into this one if that is
+    the root; returns its path.
+
+    Raises:
+        FileNotFoundError: one of the folders has no run.
+    """
+    if empty := [folder for folder in folders if not runs_in(folder)]:
+        raise FileNotFoundError(f"there is no run in {empty[0]}.")
+    paths = dict.fromkeys(path.absolute() for folder in folders for path in runs_in(folder))
+    common = Path(os.path.commonpath(path.parent for path in paths))
+    if common == Path(common.anchor):  # they have nothing in common
+        common = Path.cwd()
+    runs = []
+    for path in paths:
+        run = Run(os.path.relpath(path, common), path, config=read_json(path / "config.json"))
+        run.state = "done" if run.is_done() else "stopped"
+        run.look()
+        runs.append(run)
+    settings = [dict(flatten(run.config)) for run in runs]
+    for key in dict.fromkeys(key for own in settings for key in own):
+        if len({repr(own.get(key)) for own in settings}) > 1:
+            for run, own in zip(runs, settings):
+                run.changes = {**run.changes, key: own.get(key)}
+    commands = {run: run.facts().get("command", "") for run in runs}
+    return write_page(common / "compare.html", runs, commands, target_of(runs))
+
+
+def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], target: Target) -> Path:
+    """Writes the runs best first, their curves together, what they changed against what came of it."""
+    runs, metric, folder = ranked(runs, target), target[0], page.with_suffix("")
+    ids = [f"run{number}" for number in range(len(runs))]
+    colours = [to_hex(colormaps["viridis"](share)) for share in np.linspace(0.2, 0.8, max(len(runs) - 1, 1))]
+    colours = [figures.SERIES["s1"], *colours]  # the best in a colour of its own
+    folder.mkdir(exist_ok=True)
+
+    def drawn(draw: Callable[..., Figure], *args, name: str) -> str:
+        svg = card(draw, *args, name=name, folder=folder)
+        return re.sub(r'<g id="run(\d+)">', lambda found: _marked(int(found[1]), runs), svg)
+
+    charts = []
+    quantities = ["train/loss", *dict.fromkeys([metric, *(key for run in runs for key in results(run))])]
+    for key in quantities[:MOST_CHARTS]:
+        curves = {name: series(run.metrics, key) for name, run in reversed([*zip(ids, runs)])}  # the best on top
+        curves = {name: curve for name, curve in curves.items() if np.isfinite(curve[1]).any()}
+        if curves:
+            options = {"percent": "accuracy" in key, "smoothed": True, "colours": colours, "legend": False}
+            chart = partial(figures.chart, **options)
+            charts.append(drawn(chart, words(key), curves, ids, name=f"curve_{file_name(key)}"))
+    keys = differing(runs)
+    done = [run for run in runs if run.state == "done" and math.isfinite(results(run).get(metric, math.nan))]
+    overview = ""
+    if keys and done:
+        shown = keys[:MOST_AXES]
+        columns = {label: [setting(run, key) for run in done] for key, label in zip(shown, labels(shown))}
+        columns[metric] = [results(run)[metric] for run in done]
+        overview = drawn(figures.parallel, columns, ids, colours, name="parallel")
+    title, few = page.resolve().parent.name, len(keys) <= MOST_AXES
+    return write(
+        page,
+        title,
+        [
+            _header(title, runs, metric),
+            section("Curves", "".join(charts), "cards"),
+            section("What was changed, and what came of it", overview),
+            section("Runs, best first", _table(runs, colours, keys if few else []), "card scroll"),
+            section("What differs in their configs", "" if few else _settings(runs, keys), "card scroll"),
+            section("Commands", _commands([commands[run] for run in runs])),
+            SCRIPT,
+        ],
+    )
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """The keys that some runs change and that are not the same in all."""
+    keys = dict.fromkeys(key for run in runs for key in run.changes)
+    return [key for key in keys if len({str(setting(run, key)) for run in runs}) > 1]
+
+
+def setting(run: Run, key: str) -> Any:
+    """What a run's config has for a dotted key."""
+    value = run.config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return run.changes.get(key, value)
+
+
+def _header(title: str, runs: Sequence[Run], metric: str) -> str:
+    counts = Counter(run.state for run in runs)
+    facts = "".join(f"<li>{count} {text(state)}</li>" for state, count in counts.items())
+    best = runs[0]
+    tiles = [box(words(key), number(value), "of the best run") for key, value in results(best).items()]
+    tiles = tiles if best.state == "done" else []
+    note = f"<p class=note>The best by {text(metric)} is {text(best.name)}.</p>" if tiles else ""
+    head = f"<h1>{text(title)}</h1><ul class=facts>{facts}</ul>{note}"
+    return f"<header>{head}<div class=tiles>{''.join(tiles)}</div></header>"
+
+
+def _table(runs: Sequence[Run], colours: Sequence[str], keys: Sequence[str]) -> str:
+    metrics = list(dict.fromkeys(key for run in runs for key in results(run)))
+    head = "".join(f"<th>{text(title)}" for title in ("run", "state", *keys))
+    head += "".join(f"<th class=n>{text(title)}" for title in (*metrics, "steps", "time"))
+    rows = ""
+    for place, run in enumerate(runs):
+        found, seconds = results(run), run.facts().get("seconds")
+        numbers = [number(found[key]) if key in found else "" for key in metrics]
+        numbers += [f"{run.step or 0:,}", clock(seconds) if seconds is not None else ""]
+        cells = f"<td><i style='background:{colours[place]}'></i>{text(run.name)}"
+        cells += "".join(f"<td>{text(cell)}" for cell in (run.state, *(setting(run, key) for key in keys)))
+        rows += f"<tr class='run run{place}'>{cells}" + "".join(f"<td class=n>{cell}" for cell in numbers)
+    return f"<table class=runs><tr>{head}{rows}</table>"
+
+
+def _settings(runs: Sequence[Run], keys: Sequence[str]) -> str:
+    head = "".join(f"<th>{text(run.name)}" for run in runs)
+    rows = "".join(f"<tr><td>{key}" + "".join(f"<td>{text(setting(run, key))}" for run in runs) for key in keys)
+    return f"<table><tr><th>{head}{rows}</table>"
+
+
+def _commands(commands: Sequence[str]) -> str:
+    lines = (f"<pre class=command>{text(command)}</pre>" for command in commands)
+    return f"<details><summary>All {len(commands)} runs, best first</summary>{''.join(lines)}</details>"
+
+
+def _marked(place: int, runs: Sequence[Run]) -> str:
+    return f'<g class="run run{place}"><title>{text(runs[place].name)}</title>'
+
+
+def results(run: Run) -> dict[str, float]:
+    """The last value of each metric of its evaluations."""
+    found = {key: value for line in run.metrics for key, value in line.items()}
+    return {key: value for key, value in found.items() if not key.startswith(("train/", "time/", "step"))}
+
+
+def row_of(run: Run) -> dict[str, str]:
+    """A run's line of `sweep.csv`; what is not done has no results."""
+    row = {"run": run.name, "state": run.state, **{key: str(value) for key, value in run.changes.items()}}
+    if run.state == "done":
+        row["seconds"] = f"{run.facts()['seconds']:.1f}"
+        row |= {key: f"{value:.5g}" for key, value in results(run).items()}
+    return row
+
+
+def write_table(rows: Sequence[Mapping[str, str]], path: Path) -> None:
+    """Writes the rows as CSV, and prints them."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+    shown = columns[1:]
+    widths = [max(len(column), *(len(row.get(column, "")) for row in rows)) for column in shown]
+    print()
+    for row in [{column: column for column in shown}, *rows]:
+        print("  ".join(row.get(column, "").ljust(width) for column, width in zip(shown, widths)).rstrip())
+    print(f"\n{path}")
+
+
+def draw(done: Sequence[Run], folder: Path) -> None:
+    """`sweep.png`: up to four metrics of the test split, or else of the validation split, against the first key that
+    differs, with a line for each value of the next; seeds are dots around their mean.
+
+    There is no picture where no key differs, nor where there are more lines than colours.
+    """
+    found = dict.fromkeys(key for run in done for key in results(run))
+    splits = ([key for key in found if key.startswith(split)] for split in ("test/", "validation/"))
+    metrics = next(filter(None, splits), [])
+    keys = [key for key in differing(done) if key != "seed"]
+    panels = {}
+    for metric in metrics[:4] if keys else ():
+        values = defaultdict(lambda: defaultdict(list))  # by line and by place along it
+        for run in done:
+            place, *others = (str(setting(run, key)) for key in keys[:2])
+            values[others[0] if others else metric][place].append(results(run).get(metric, np.nan))
+        panels[metric] = {
+            line: (list(places), np.array(list(zip_longest(*places.values(), fillvalue=np.nan))).T)
+            for line, places in values.items()
+        }
+    if panels and all(len(lines) <= len(figures.SERIES) for lines in panels.values()):
+        figures.save(figures.lines, panels, labels(keys)[0], name="sweep", folder=folder)
+
+
+# A run's row and curves stand out together; a click on a column's head sorts by it.
+SCRIPT = """<style>
+.run { cursor: default; } main.chosen g.run { opacity: .12; } main.chosen g.run.on { opacity: 1; }
+g.run.on path { stroke-width: 3 !important; } tr.run td { white-space: nowrap; } tr.run.on { background: var(--tint); }
+svg text { paint-order: stroke; stroke: var(--card); stroke-width: 3px; } .runs th { cursor: pointer; }
+.runs i { display: inline-block; width: 10px; height: 10px; border-radius: 5px; margin-right: 8px; }
+</style><script>
+const main = document.querySelector("main");
+document.addEventListener("mouseover", ({target}) => {
+  const run = target.closest(".run");
+  document.querySelectorAll(".run.on").forEach(other => other.classList.remove("on"));
+  main.classList.toggle("chosen", run !== null);
+  if (run) document.querySelectorAll("." + run.classList[1]).forEach(part => part.classList.add("on"));
+});
+const cell = (row, column) => row.cells[column].textContent.replaceAll(",", "");
+const order = (a, b) => a - b || a.localeCompare(b, "en", {numeric: true});
+document.querySelectorAll(".runs th").forEach((head, column) => head.addEventListener("click", () => {
+  const rows = [...document.querySelectorAll("tr.run")];
+  head.sign = -(head.sign || -1);
+  rows.sort((a, b) => head.sign * order(cell(a, column), cell(b, column)));
+  rows.forEach(row => row.parentNode.append(row));
+}));
+</script>"""

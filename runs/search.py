@@ -1,0 +1,133 @@
+"""A search: Optuna chooses what the runs of a sweep change, from what the ones before came to."""
+
+import importlib.util
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lineage.report.comparison import finish
+from lineage.runs.live import Run, held
+from lineage.runs.sweep import Launcher, exit_code
+from lineage.train import preemption
+
+STORAGE = "optuna.journal"
+HOPELESS = re.compile(r"\b(nan|inf|out of memory)\b")  # errors that are the values' fault, and will come again
+
+
+def run_search(
+    command: Sequence[str],
+    search: Any,
+    config_of: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    workdir: Path,
+    parallel: int = 1,
+) -> int:
+    """Runs `command` with values that TPE (Bergstra et al., 2011) chooses, in `workdir/trial_N`, so many at once.
+
+    A run whose metric is worse, at one of its evaluations, than the median of those before at that step is stopped.
+    What is known is in `workdir/optuna.journal`: a search that was stopped or killed goes on, its runs too. Trials that
+    failed are tried again by the next call, unless with a loss that is not finite or out of memory.
+
+    Args:
+        command: the command line of a run without its workdir.
+        search: what is looked for, a `configs.sweeps.Search`.
+        config_of: the whole config of a run with some overrides.
+        workdir: of the search.
+        parallel: how many runs are at work at the same time.
+
+    Returns:
+        The exit code, see `run_sweep`.
+
+    Raises:
+        ModuleNotFoundError: Optuna is not installed.
+        ValueError: the config has no search, an evaluation has no such metric, or another sweep is at work here.
+    """
+    if search is None:
+        raise ValueError("this config has no search(): it must return a Search, see configs/sweeps.py.")
+    if importlib.util.find_spec("optuna") is None:
+        raise ModuleNotFoundError("--sweep=optuna needs Optuna, which is not installed: `pip install optuna`.")
+    workdir.mkdir(parents=True, exist_ok=True)
+    with preemption.locked(workdir):
+        trials = Trials(search, config_of, workdir)
+        Launcher(command, parallel, trials.observe).run(trials.todo(), trials.runs)
+        if trials.runs:
+            finish(trials.runs, command, workdir, (search.metric, search.highest))
+    return exit_code(trials.runs)
+
+
+class Trials:
+    """Optuna's trials and the runs that they are."""
+
+    def __init__(self, search: Any, config_of: Callable, workdir: Path):
+        import optuna
+        from optuna.storages.journal import JournalFileBackend, JournalStorage
+
+        self.search, self.config_of, self.workdir = search, config_of, workdir
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        path = workdir / STORAGE
+        path.with_name(f"{STORAGE}.lock").unlink(missing_ok=True)  # of a search that was killed: only one is here
+        storage = JournalStorage(JournalFileBackend(str(path)))
+        self.study = optuna.create_study(
+            study_name="sweep",
+            storage=storage,
+            load_if_exists=True,
+            direction="maximize" if search.highest else "minimize",
+            pruner=optuna.pruners.MedianPruner(search.startup) if search.prune else optuna.pruners.NopPruner(),
+        )
+        known = self.study.get_trials()
+        # Others than those that were drawn before; and values that are tried at the moment are not tried twice.
+        self.study.sampler = optuna.samplers.TPESampler(
+            n_startup_trials=search.startup, seed=search.seed + len(known), constant_liar=True
+        )
+        self.states = optuna.trial.TrialState
+        self.trials: dict[Run, optuna.trial.Trial] = {}
+        self.reported: dict[Run, set[int]] = defaultdict(set)  # the steps whose values Optuna has
+        self.runs: list[Run] = []
+        for one in known:
+            ended, keys = one.state.is_finished(), one.params.keys()
+            if not keys <= search.space.keys() or (ended and keys != search.space.keys()):
+                raise ValueError(
+                    f"{workdir} holds a search over other keys ({', '.join(keys)}): choose another workdir."
+                )
+            run = self.add(optuna.trial.Trial(self.study, one._trial_id))
+            self.reported[run].update(one.intermediate_values)
+            if ended:
+                run.state = "done" if one.state == self.states.COMPLETE else "pruned"
+                run.look()
+
+    def add(self, trial: Any) -> Run:
+        """The run of a trial; a trial that has its values keeps them."""
+        changes = {key: values.suggest(trial, key) for key, values in self.search.space.items()}
+        name = f"trial_{trial.number:03}"
+        run = Run(name, self.workdir / name, changes, self.config_of(changes))
+        self.trials[run] = trial
+        self.runs.append(run)
+        return run
+
+    def todo(self) -> Iterator[Run]:
+        """The runs that have not ended, those at work first, and then new ones."""
+        yield from sorted((run for run in self.runs if run.state == "waiting"), key=lambda run: not held(run.folder))
+        while len(self.runs) < self.search.trials:
+            yield self.add(self.study.ask())
+
+    def observe(self, run: Run) -> bool:
+        """Tells Optuna what a run has come to; whether it should stop."""
+        trial, metric = self.trials[run], self.search.metric
+        values = {line["step"]: line[metric] for line in run.metrics if metric in line}
+        for step in sorted(values.keys() - self.reported[run]):
+            trial.report(values[step], step)
+            self.reported[run].add(step)
+        if run.state == "running":
+            return bool(trial.should_prune())
+        if run.state == "done":
+            if not values:
+                evaluated = ", ".join(sorted({key for line in run.metrics for key in line if "/" in key}))
+                raise ValueError(f"search() looks at {metric!r}, which is no metric of the runs: {evaluated}.")
+            value = list(values.values())[-1]
+            self.study.tell(trial, value if math.isfinite(value) else None, skip_if_finished=True)
+        elif run.state == "pruned" or (run.state.startswith("failed") and HOPELESS.search(run.error())):
+            run.state = "pruned"
+            self.study.tell(trial, state=self.states.PRUNED)
+        return False

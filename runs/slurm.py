@@ -1,0 +1,160 @@
+"""Runs as jobs of a SLURM cluster, through submitit: submitted, requeued when the cluster takes the machines, followed,
+cancelled."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lineage.runs.live import LOG, Run, Table
+from lineage.train import preemption
+
+JOBS = "jobs.json"  # of the folder `slurm` in a workdir: run's name -> SLURM's number of its job
+
+
+class Task:
+    """A run as submitit has it: it calls it in every task of the job, and `checkpoint` before the time is over.
+
+    What tells the task to end goes on to the run: a cluster tells it itself as well, or does not, as it tracks
+    processes, and to the run it does not matter how often it is told.
+    """
+
+    def __init__(self, command: Sequence[str], folder: str):
+        self.command, self.folder = list(command), folder
+        self.process: subprocess.Popen | None = None
+
+    def __call__(self) -> None:
+        """Runs the command until it has ended, or was told to and has saved; raises RuntimeError if it failed."""
+        Path(self.folder).mkdir(parents=True, exist_ok=True)
+        with (Path(self.folder) / LOG).open("ab") as log:
+            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        signal.signal(signal.SIGTERM, lambda number, frame: self.process.terminate())
+        self._wait()
+        code = self.process.wait()
+        told = (
+            preemption.PREEMPTED,
+            *(-number for number in preemption.TOLD_BY_CLUSTERS),
+        )  # the latter before the first step
+        if code and code not in told:  # a failed task might end the others before the first has the job requeued
+            raise RuntimeError(f"exit code {code}: {Path(self.folder) / LOG} has what it said.")
+
+    def checkpoint(self) -> Any:
+        """Lets the run save and end; submitit then requeues the job with this."""
+        from submitit.helpers import DelayedSubmission
+
+        self.process.terminate()
+        self._wait()
+        return DelayedSubmission(Task(self.command, self.folder))
+
+    def _wait(self):
+        """Waits until the run has ended; Popen's own wait cannot be called in a signal's handler while it waits."""
+        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+
+    def __getstate__(self):
+        return self.__dict__ | {"process": None}
+
+
+def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings: Mapping[str, Any]) -> int:
+    """Submits runs as an array of jobs, but for those that are done, or whose jobs wait or run; returns the exit code.
+
+    Args:
+        runs: of a sweep, or one.
+        command: what their command lines have in common.
+        workdir: where `slurm/` goes: SLURM's scripts and logs, and `jobs.json`.
+        settings: the config's `cluster`.
+
+    Raises:
+        ModuleNotFoundError: submitit is not installed.
+        FileNotFoundError: this machine has no SLURM.
+        ValueError: SLURM refuses the jobs.
+    """
+    folder = (workdir / "slurm").absolute()
+    executor = _executor(folder, settings)
+    jobs, queue = _jobs(folder), _queue()
+    todo = [run for run in runs if not run.is_done() and jobs.get(run.name) not in queue]
+    tasks = [Task([sys.executable, *run.command(command[1:])], str(run.folder.absolute())) for run in todo]
+    if tasks:
+        try:
+            numbers = [job.job_id for job in executor.submit_array(tasks)]
+        except Exception as error:  # submitit's own and subprocess's
+            raise ValueError(f"SLURM refuses the jobs: {' '.join(str(error).split())[:300]}") from error
+        jobs |= {run.name: number for run, number in zip(todo, numbers)}
+        (folder / JOBS).write_text(json.dumps(jobs, indent=2), encoding="utf-8")
+    print(f"{len(tasks)} of {len(runs)} runs submitted; the others are done, or in the queue")
+    return status(runs, workdir)
+
+
+def status(runs: Sequence[Run], workdir: Path) -> int:
+    """Prints how runs are, with their jobs' numbers and states; 0 when all are done, 75 when some are in the queue, 1
+    otherwise."""
+    jobs, queue = _jobs(workdir / "slurm"), _queue()
+    for run in runs:
+        number = jobs.get(run.name)
+        run.look()
+        ended = "not submitted" if number is None else f"failed ({number})"
+        run.state = "done" if run.is_done() else queue.get(number, ended).lower()
+    with Table() as table:
+        table.show(runs)
+    states = {run.state for run in runs}
+    if states == {"done"}:
+        return 0
+    return 1 if any(state.startswith(("failed", "not")) for state in states) else preemption.PREEMPTED
+
+
+def cancel(workdir: Path) -> int:
+    """Cancels the jobs of a workdir that wait or run: those that run save first."""
+    queue = _queue()
+    found = [number for number in _jobs(workdir / "slurm").values() if number in queue]
+    for running in (False, True):
+        chosen = [number for number in found if (queue[number] == "RUNNING") == running]
+        if chosen:
+            subprocess.run(["scancel", *chosen], check=True)
+    print(f"{len(found)} jobs cancelled")
+    return 0
+
+
+def _executor(folder, settings):
+    try:
+        import submitit
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("--cluster=slurm needs submitit: pip install submitit.") from None
+    limits = {key: settings[key] for key in ("nodes", "cpus_per_task", "gpus_per_node") if settings[key]}
+    limits |= {key: settings[key] for key in ("partition", "account", "qos", "constraint") if settings[key]}
+    if settings["memory_gb"]:
+        limits["mem"] = f"{settings['memory_gb']}GB"
+    try:
+        executor = submitit.SlurmExecutor(folder / "%j", max_num_timeout=settings["requeues"])
+    except RuntimeError:
+        raise FileNotFoundError("this machine has no SLURM: there is no srun.") from None
+    executor.update_parameters(
+        **limits,
+        job_name=folder.parent.name,
+        time=settings["minutes"],
+        ntasks_per_node=settings["tasks_per_node"],
+        signal_delay_s=settings["save_seconds"],
+        array_parallelism=settings["parallel"] or 1_000_000,
+        setup=list(settings["setup"]),
+        additional_parameters={"requeue": True},
+    )
+    return executor
+
+
+def _jobs(folder):
+    path = folder / JOBS
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _queue() -> dict[str, str]:
+    """SLURM's state of each job of this user that waits or runs, by its number, NUMBER_PLACE in an array."""
+    command = ["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i %T"]
+    try:
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    except FileNotFoundError:
+        raise FileNotFoundError("this machine has no SLURM: there is no squeue.") from None
+    except subprocess.CalledProcessError as error:
+        raise ValueError(f"SLURM does not answer: {error.stderr.strip()}") from None
+    return dict(line.split() for line in lines)

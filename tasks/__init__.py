@@ -1,0 +1,1 @@
+"""Tasks: what is learned from a batch."""

@@ -1,0 +1,128 @@
+"""DETR's loss of a set (arXiv 2005.12872, section 3.1): the cheapest assignment of targets to predictions, on the
+device, and what it costs."""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from lineage.metrics.boxes import generalised_iou, to_corners
+from lineage.metrics.likelihood import cross_entropy
+from lineage.metrics.states import Mean, State, Total
+
+NO_OBJECT = 0.1  # how much a query without an object counts in the cross-entropy
+
+
+def set_loss(
+    logits: Float[Array, "L B Q V"],
+    boxes: Float[Array, "L B Q 4"],
+    batch: Mapping[str, Array],
+    weights: Sequence[float],
+    whole: Mapping[str, Array],
+) -> tuple[Float[Array, ""], Float[Array, ""], dict[str, State]]:
+    """Of each decoder layer's answer, `(loss_sum, weight, aux)` as an objective has them; aux is the last layer's.
+
+    The objects of an image, `boxes` [B, N, 4] and `classes` [B, N] where `boxes_mask` is True, go to different queries,
+    so that the costs (- probability of the class, distance of the boxes, - generalised IoU) are the least. The losses
+    are the weighted mean of the queries' cross-entropies, and the means of distance and 1 - IoU over all objects.
+
+    Args:
+        logits, boxes: what each query says in each layer; the last class is "no object".
+        batch: the truth.
+        weights: of the three, as costs and as losses.
+        whole: how many images (`mask`) and objects (`boxes_mask`) the whole batch has, of which this may be a part.
+    """
+    kinds, real = batch["classes"], batch["boxes_mask"] & batch["mask"][:, None]
+    queries, nothing = logits.shape[2], logits.shape[3] - 1
+    found, truth = boxes[:, :, None], batch["boxes"].astype(jnp.float32)[:, :, None]
+    apart = jnp.abs(found - truth).sum(axis=-1)  # [L, B, N, Q], as the others
+    overlap = generalised_iou(to_corners(found), to_corners(truth))
+    chance = jax.nn.softmax(logits.astype(jnp.float32))
+    chance = jnp.take_along_axis(chance, kinds[None, :, None], axis=-1).swapaxes(2, 3)
+    costs = zip(weights, (-chance, apart, -overlap))
+    choice = jax.vmap(match, (0, None))(jax.lax.stop_gradient(sum(weight * cost for weight, cost in costs)), real)
+
+    taken = choice[..., None] == jnp.arange(queries)
+    target = jnp.where(taken.any(axis=2), (taken * kinds[..., None]).sum(axis=2), nothing)
+    share = jnp.where(target == nothing, NO_OBJECT, 1.0) * batch["mask"][:, None]
+    losses = {
+        "class_loss": cross_entropy(logits, target) * share,
+        "box_loss": jnp.where(taken, apart, 0),
+        "giou_loss": jnp.where(taken, 1 - overlap, 0),
+    }
+    losses = {name: value.reshape(len(value), -1).sum(axis=1) for name, value in losses.items()}  # [L]
+    objects, weight = real.sum().astype(jnp.float32), share[-1].sum()
+    aux = {name: Mean(value[-1], objects) for name, value in losses.items()}
+    aux["class_loss"] = Mean(losses["class_loss"][-1], weight)
+    counted = (logits[-1].argmax(axis=-1) != nothing).sum(axis=-1)
+    aux["cardinality_error"] = Mean.empty().update(jnp.abs(counted - real.sum(axis=-1)), batch["mask"])
+
+    of_class, *of_boxes = (factor * value.sum() for factor, value in zip(weights, losses.values()))
+    aux["loss"] = Total((Mean(of_class, weight), Mean(sum(of_boxes), objects)))
+    # Means over different things: what they are divided by has the proportion of the whole batch's, not this part's.
+    queried = NO_OBJECT * queries * whole["mask"] + (1 - NO_OBJECT) * whole["boxes_mask"]
+    return of_class + sum(of_boxes) * queried / jnp.maximum(whole["boxes_mask"], 1), weight, aux
+
+
+def match(cost: Float[Array, "B N Q"], real: Bool[Array, "B N"]) -> Int[Array, "B N"]:
+    """The query of each real target, all different, so that the sum of their costs is the least; of others Q.
+
+    One target after the other finds its way: the shortest augmenting path (Crouse, "On implementing 2D rectangular
+    assignment algorithms", 2016), of all examples at once. A query's price makes the reduced cost of each target's own
+    query its least one. There must be as many queries as real targets.
+    """
+    batch, targets, queries = cost.shape
+    every, numbers = jnp.arange(batch), jnp.arange(queries)
+
+    def visit(state):
+        """Goes on from `target`, reached at `distance`, to the nearest query that was not visited."""
+        price, owner, taken, start, target, distance, nearest, before, visited, end = state
+        own = taken[every, target]
+        at_own = cost[every, target, own] - price[every, own]
+        reduced = cost[every, target] - price - jnp.where(target == start, 0, at_own)[:, None]
+        through = distance[:, None] + reduced
+        closer = ~visited & (through < nearest)
+        nearest, before = jnp.where(closer, through, nearest), jnp.where(closer, target[:, None], before)
+        query = jnp.where(visited, jnp.inf, nearest).argmin(axis=1)
+        going = end < 0
+        visited = visited | (going[:, None] & (numbers == query[:, None]))
+        distance = jnp.where(going, nearest[every, query], distance)
+        free = owner[every, query] < 0
+        target = jnp.where(going & ~free, owner[every, query], target)
+        end = jnp.where(going & free, query, end)
+        return price, owner, taken, start, target, distance, nearest, before, visited, end
+
+    def reassign(state):
+        """Gives the query to the target before it, which gives its own to the one before."""
+        owner, taken, start, before, query = state
+        going = query < queries
+        target = before[every, jnp.minimum(query, queries - 1)]
+        owner = jnp.where(going[:, None] & (numbers == query[:, None]), target[:, None], owner)
+        mine = going[:, None] & (jnp.arange(targets) == target[:, None])
+        following = jnp.where(target == start, queries, taken[every, target])
+        return owner, jnp.where(mine, query[:, None], taken), start, before, jnp.where(going, following, query)
+
+    def add(start, state):
+        price, owner, taken = state
+        start = jnp.full(batch, start)
+        here = real[every, start]
+        unseen = (
+            jnp.full((batch, queries), jnp.inf),
+            jnp.zeros((batch, queries), jnp.int32),
+            jnp.zeros(owner.shape, bool),
+        )
+        state = price, owner, taken, start, start, jnp.zeros(batch), *unseen, jnp.where(here, -1, queries)
+        state = jax.lax.while_loop(lambda state: (state[-1] < 0).any(), visit, state)
+        distance, nearest, before, visited, end = state[5:]
+        price = price - jnp.where(visited, distance[:, None] - nearest, 0)
+        state = jax.lax.while_loop(
+            lambda state: (state[-1] < queries).any(), reassign, (owner, taken, start, before, end)
+        )
+        return price, *state[:2]
+
+    # In float32 a price must stay far below infinity; what is not a number is never chosen before what is.
+    cost = jnp.nan_to_num(cost.astype(jnp.float32), nan=1e9, posinf=1e9, neginf=-1e9)
+    last = jnp.where(real, jnp.arange(1, targets + 1), 0).max(initial=0)
+    state = jnp.zeros((batch, queries)), jnp.full((batch, queries), -1), jnp.full((batch, targets), queries)
+    return jax.lax.fori_loop(0, last, add, state)[-1]
