@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16, help="dates in a batch")
     options = parser.parse_args()
     config, _ = cli.load("configs/small/transformer_cldr.py")
-    base = {"depth": 6, "width": 512, "num_heads": 8, "hidden": 2048, "unroll": 1}
+    base = {"depth": 6, "width": 512, "num_heads": 8, "mlp_dim": 2048, "unroll": 1}
     config = changed(config, {f"model.{key}": value for key, value in base.items()})
     config = changed(config, {"data.batch_size": options.batch})
     means = {placement: gradient_norms(config, placement, options.seeds) for placement in PLACEMENTS}

@@ -38,7 +38,7 @@ def get_config(model: str) -> ConfigDict:
             "ema_decay": 0.0,  # of an average of the parameters, which is then what is evaluated; 0 = none
             "precision": "float32",  # what the model computes in: float32 | bfloat16; parameters stay float32
             "skip_nonfinite": 0,  # so many updates in a row may be left out as they are not finite; 0 = the run stops
-            "accumulate": 1,  # parts that a batch is gone through in, to save memory
+            "grad_accum_steps": 1,  # parts that a batch is gone through in, to save memory
             "mesh": {  # the devices; one axis may be -1: what the others leave
                 "data": -1,  # copies of the model
                 "fsdp": 1,  # parts that parameters are stored in, gathered when they are used
@@ -137,7 +137,7 @@ def optimizer() -> dict:
         "frozen": (),  # parameters in whose path one of these is found are not trained
         "frozen_layers": 0,  # so many of the first layers are not trained, nor what comes before them
         "layer_decay": 0.0,  # each layer learns at this part of the rate of the next one; 0 = at the same
-        "rates": (),  # (regular expression, factor) pairs of learning rates by path
+        "lr_multipliers": (),  # (regular expression, factor) pairs of learning rates by path
     }
 
 
@@ -154,7 +154,7 @@ def sampling() -> dict:
         "no_repeat_ngram_size": 0,  # no sequence of so many tokens comes twice; 0 = it may
         "min_new_tokens": 0,  # no text ends before
         "forced_first_token": placeholder(int),  # the id that a text starts with; None = the model's choice
-        "num_choices": 1,  # samples that a text is the best of, by its tokens' mean log-probability
+        "best_of": 1,  # samples that a text is the best of, by its tokens' mean log-probability
         "contrast": "",  # workdir of a weaker run, whose log-probability is subtracted (--mode=generate)
         "draft": "",  # workdir of a smaller run, whose drafts the model checks: faster (--mode=generate)
         "num_drafted": 4,  # tokens at a time
@@ -259,7 +259,7 @@ def layers(name: str, variant: str, **own) -> dict:
         "depth": placeholder(int),
         "width": placeholder(int),
         "num_heads": placeholder(int),
-        "hidden": placeholder(int),  # of the feed-forward layers; None = 4 x width (Llama: 8/3, a multiple of 256)
+        "mlp_dim": placeholder(int),  # of the feed-forward layers; None = 4 x width (Llama: 8/3, a multiple of 256)
         "dropout": 0.0,
         "remat": placeholder(str),  # None | dots | full: what the backward pass computes again
         "unroll": 1,  # layers in a turn of the compiled loop
@@ -307,7 +307,7 @@ def mae() -> dict:
         "decoder_depth": placeholder(int),
         "decoder_width": placeholder(int),
         "decoder_num_heads": placeholder(int),
-        "decoder_hidden": placeholder(int),  # None = 4 x decoder_width
+        "decoder_mlp_dim": placeholder(int),  # None = 4 x decoder_width
     }
 
 
@@ -435,7 +435,7 @@ def elmo() -> dict:
         "vocab_size": placeholder(int),
         "depth": 2,
         "width": placeholder(int),  # of what comes out of each direction
-        "hidden": placeholder(int),  # of the LSTMs' memories
+        "cell_dim": placeholder(int),  # of the LSTMs' memories
         "dropout": 0.1,
     }
 

@@ -12,7 +12,6 @@ from jax.experimental.multihost_utils import process_allgather
 
 from lineage.data import EvaluationBatches
 from lineage.metrics.translation import bleu
-from lineage.models.decoding.generate import best_of
 from lineage.models.decoding.speculative import speculate
 from lineage.train.experiment import Experiment
 from lineage.train.sharding import to_mesh
@@ -101,18 +100,16 @@ class Sampler:
     def _generate(self, variables, prompts, inputs, lengths=None):
         """What the model writes after prompts [B, T], of some lengths [B], as token ids."""
         settings = self.settings.to_dict() | {"seed": self.experiment.config.seed, "stop_tokens": self._stop_tokens}
-        num_choices, num_drafted = settings.pop("num_choices"), settings.pop("num_drafted")
+        best_of, num_drafted = settings.pop("best_of"), settings.pop("num_drafted")
         for key in ("num_samples", "prompt", "draft", "contrast"):
             del settings[key]
         settings |= {key: settings[key] or None for key in ("top_k", "top_p", "no_repeat_ngram_size")}
         model = self.experiment.model
         if "draft" not in self.helpers:
             contrast = self.helpers.get("contrast")
-            return best_of(
-                num_choices, model, variables, prompts, lengths, inputs=inputs, contrast=contrast, **settings
-            )
-        if (settings.pop("num_beams"), num_choices) != (1, 1):
-            raise ValueError("a draft is for one sample a text: leave sampling.num_beams and num_choices at 1.")
+            return best_of(best_of, model, variables, prompts, lengths, inputs=inputs, contrast=contrast, **settings)
+        if (settings.pop("num_beams"), best_of) != (1, 1):
+            raise ValueError("a draft is for one sample a text: leave sampling.num_beams and best_of at 1.")
         del settings["length_penalty"]
         settings |= {"inputs": inputs, "num_drafted": num_drafted}
         out = speculate(model, variables, *self.helpers["draft"], prompts, lengths, **settings)

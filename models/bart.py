@@ -33,7 +33,7 @@ class BART(EncoderDecoder):
         vocab_size: V, of the input and the output.
         max_length: the longest sequence on either side.
         depth, decoder_depth: L, of the encoder and of the decoder; `decoder_depth` None is `depth`.
-        width, num_heads, hidden: D, H and F; hidden None is 4 D.
+        width, num_heads, mlp_dim: D, H and F; mlp_dim None is 4 D.
         activation: a name of `ACTIVATIONS`.
         logits_bias: add a bias to the logits, as checkpoints of `transformers` may.
         dropout: rate on embeddings and what each part adds.
@@ -48,7 +48,7 @@ class BART(EncoderDecoder):
     decoder_depth: int | None = None
     width: int = 1024
     num_heads: int = 16
-    hidden: int | None = None
+    mlp_dim: int | None = None
     activation: str = "gelu"
     logits_bias: bool = False
     dropout: float = 0.0
@@ -66,7 +66,7 @@ class BART(EncoderDecoder):
             Attention, self.num_heads, dropout=self.attention_dropout, implementation=self.implementation, **both
         )
         activation = ACTIVATIONS[self.activation]
-        mlp = partial(Mlp, self.hidden or 4 * self.width, activation, dropout=self.activation_dropout, **both)
+        mlp = partial(Mlp, self.mlp_dim or 4 * self.width, activation, dropout=self.activation_dropout, **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
         decoder_block = partial(block, attention=partial(attention, causal=True), cross_attention=attention)
         stack = partial(Stack, remat=self.remat, unroll=self.unroll)

@@ -53,7 +53,7 @@ class BERT(nn.Module):
         vocab_size: how many tokens there are.
         max_length: the longest sequence.
         num_segments: kinds of segments; 0 leaves their vectors out.
-        depth, width, num_heads, hidden: L, D, H and F; hidden None is 4 D.
+        depth, width, num_heads, mlp_dim: L, D, H and F; mlp_dim None is 4 D.
         head, num_classes: the task, and V of "classification" and "tagging".
         activation: a name of `ACTIVATIONS`.
         epsilon: of every LayerNorm.
@@ -69,7 +69,7 @@ class BERT(nn.Module):
     depth: int = 12
     width: int = 768
     num_heads: int = 12
-    hidden: int | None = None
+    mlp_dim: int | None = None
     head: Literal[
         "none", "pooler", "masked_lm", "pretraining", "next_sentence", "classification", "tagging", "span", "choice"
     ] = "pretraining"
@@ -96,7 +96,7 @@ class BERT(nn.Module):
         norm, linear = partial(LayerNorm, epsilon=self.epsilon), partial(Linear, kernel_init=init)
         both = {"kernel_init": init, "out_init": init}
         attention = partial(Attention, self.num_heads, dropout=self.dropout, implementation=self.implementation, **both)
-        mlp = partial(Mlp, self.hidden or 4 * self.width, activation, **both)
+        mlp = partial(Mlp, self.mlp_dim or 4 * self.width, activation, **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
         embed_width = self.embed_width or self.width
         self.embed = Embed(self.vocab_size, embed_width, table_init=init)

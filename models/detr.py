@@ -31,7 +31,7 @@ class DETR(nn.Module):
         image_size: of the images, in pixels; only what it is trained with.
         num_queries: Q, the most objects in an image.
         depth, decoder_depth: L, of the encoder and of the decoder; None is `depth`.
-        width, num_heads, hidden: D, H and F; hidden None is 8 D.
+        width, num_heads, mlp_dim: D, H and F; mlp_dim None is 8 D.
         activation: a name of `ACTIVATIONS`.
         placement: see `Block`; with "pre" the encoder's output is normalised too.
         dropout: rate on attention weights, hidden layers and what each part adds.
@@ -46,7 +46,7 @@ class DETR(nn.Module):
     decoder_depth: int | None = None
     width: int = 256
     num_heads: int = 8
-    hidden: int | None = None
+    mlp_dim: int | None = None
     activation: str = "relu"
     placement: Literal["post", "pre"] = "post"
     dropout: float = 0.1
@@ -65,7 +65,7 @@ class DETR(nn.Module):
         norm = partial(LayerNorm, epsilon=1e-5)
         attention = partial(Attention, num_heads=self.num_heads, dropout=self.dropout)
         activation = ACTIVATIONS[self.activation]
-        mlp = partial(Mlp, hidden=self.hidden or 8 * self.width, activation=activation, dropout=self.dropout)
+        mlp = partial(Mlp, mlp_dim=self.mlp_dim or 8 * self.width, activation=activation, dropout=self.dropout)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement=self.placement, dropout=self.dropout)
         stack = partial(Stack, remat=self.remat, unroll=self.unroll)
         self.projection = Linear((self.width,))

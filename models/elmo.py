@@ -12,9 +12,9 @@ from lineage.models.layers.linear import Linear
 from lineage.models.layers.recurrent import Cell, Layer
 
 VARIANTS = {  # as published, but for the characters that the first layer was made of
-    "small": {"width": 128, "hidden": 1024},
-    "medium": {"width": 256, "hidden": 2048},
-    "original": {"width": 512, "hidden": 4096},
+    "small": {"width": 128, "cell_dim": 1024},
+    "medium": {"width": 256, "cell_dim": 2048},
+    "original": {"width": 512, "cell_dim": 4096},
 }
 
 
@@ -27,18 +27,18 @@ class ELMo(nn.Module):
         vocab_size: V.
         depth: L, the LSTMs of each direction; what one adds to its input goes to the next.
         width: D, of the tokens' vectors and of what comes out of each LSTM.
-        hidden: F, of the LSTMs' memories.
+        cell_dim: F, of the LSTMs' memories.
         dropout: rate on what goes into each LSTM and into the output layer.
     """
 
     vocab_size: int
     depth: int = 2
     width: int = 512
-    hidden: int = 4096
+    cell_dim: int = 4096
     dropout: float = 0.1
 
     def setup(self):
-        layer = partial(Layer, partial(Cell, "lstm", self.hidden, self.width))
+        layer = partial(Layer, partial(Cell, "lstm", self.cell_dim, self.width))
         self.embed = Embed(self.vocab_size, self.width)
         self.drop = nn.Dropout(self.dropout)
         self.forward = [layer() for _ in range(self.depth)]

@@ -30,7 +30,7 @@ class GPT(DecoderOnly):
     Attributes:
         vocab_size: V.
         max_length: the longest sequence, the size of the position table.
-        depth, width, num_heads, hidden: L, D, H and F; hidden None is 4 D.
+        depth, width, num_heads, mlp_dim: L, D, H and F; mlp_dim None is 4 D.
         activation: a name of `ACTIVATIONS`.
         epsilon: of every LayerNorm.
         use_bias: GPT-2's projections and norms have biases; nanoGPT's recipes leave them out.
@@ -44,7 +44,7 @@ class GPT(DecoderOnly):
     depth: int = 12
     width: int = 768
     num_heads: int = 12
-    hidden: int | None = None
+    mlp_dim: int | None = None
     activation: str = "gelu_tanh"
     epsilon: float = 1e-5
     use_bias: bool = True
@@ -62,7 +62,7 @@ class GPT(DecoderOnly):
         attention = partial(
             Attention, self.num_heads, causal=True, dropout=self.dropout, implementation=self.implementation, **both
         )
-        mlp = partial(Mlp, self.hidden or 4 * self.width, ACTIVATIONS[self.activation], **both)
+        mlp = partial(Mlp, self.mlp_dim or 4 * self.width, ACTIVATIONS[self.activation], **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
         self.embed = Embed(self.vocab_size, self.width)
         self.position = Learned(self.max_length, self.width)

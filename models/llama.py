@@ -25,13 +25,13 @@ LLAMA3 = {"vocab_size": 128_256, "max_length": 8192, "rope_base": 500_000.0}
 VARIANTS = {
     "llama2-7b": LLAMA2 | {"depth": 32, "width": 4096, "num_heads": 32},
     "llama2-13b": LLAMA2 | {"depth": 40, "width": 5120, "num_heads": 40},
-    "llama2-70b": LLAMA2 | {"depth": 80, "width": 8192, "num_heads": 64, "num_kv_heads": 8, "hidden": 28_672},
-    "llama3-8b": LLAMA3 | {"depth": 32, "width": 4096, "num_heads": 32, "num_kv_heads": 8, "hidden": 14_336},
+    "llama2-70b": LLAMA2 | {"depth": 80, "width": 8192, "num_heads": 64, "num_kv_heads": 8, "mlp_dim": 28_672},
+    "llama3-8b": LLAMA3 | {"depth": 32, "width": 4096, "num_heads": 32, "num_kv_heads": 8, "mlp_dim": 14_336},
     "llama3.2-1b": LLAMA3
-    | {"depth": 16, "width": 2048, "num_heads": 32, "num_kv_heads": 8, "hidden": 8192, "tied": True}
+    | {"depth": 16, "width": 2048, "num_heads": 32, "num_kv_heads": 8, "mlp_dim": 8192, "tied": True}
     | {"max_length": 131_072, "rope_scaling": "llama3", "rope_factor": 32.0, "rope_length": 8192},
     "mistral-7b": {"vocab_size": 32_000, "max_length": 32_768, "window": 4096}
-    | {"depth": 32, "width": 4096, "num_heads": 32, "num_kv_heads": 8, "hidden": 14_336},
+    | {"depth": 32, "width": 4096, "num_heads": 32, "num_kv_heads": 8, "mlp_dim": 14_336},
 }
 
 
@@ -44,7 +44,7 @@ class Llama(DecoderOnly):
         depth, width, num_heads: L, D and H.
         num_kv_heads: key/value heads, K; None is H. The cache is smaller by H / K.
         head_size: C; None is D / H.
-        hidden: F; None is 8/3 D, rounded up to a multiple of 256: as many weights as GPT's two matrices of 4 D.
+        mlp_dim: F; None is 8/3 D, rounded up to a multiple of 256: as many weights as GPT's two matrices of 4 D.
         window: each token sees itself and the window - 1 before it; None is all.
         tied: logits are inner products with the embedding's own table.
         rope_base: the slowest rotary frequency is about 1 / base.
@@ -64,7 +64,7 @@ class Llama(DecoderOnly):
     num_heads: int = 32
     num_kv_heads: int | None = None
     head_size: int | None = None
-    hidden: int | None = None
+    mlp_dim: int | None = None
     window: int | None = None
     tied: bool = False
     rope_base: float = 10_000.0
@@ -85,7 +85,7 @@ class Llama(DecoderOnly):
 
     @property
     def mlp_size(self) -> int:
-        return self.hidden or 256 * math.ceil(self.width / 96)
+        return self.mlp_dim or 256 * math.ceil(self.width / 96)
 
     def setup(self):
         init = nn.initializers.normal(0.02)

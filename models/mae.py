@@ -25,7 +25,7 @@ class MAE(ViT):
     Attributes (beside those of a ViT):
         mask_rate: the part of the patches that the encoder does not see: it sees int(P (1 - mask_rate)).
         normalised: what is to be predicted of a patch is its pixels less their mean, over their deviation.
-        decoder_depth, decoder_width, decoder_num_heads, decoder_hidden: L, D, H and F of the decoder; hidden None is
+        decoder_depth, decoder_width, decoder_num_heads, decoder_mlp_dim: L, D, H and F of the decoder; mlp_dim None is
             4 D; depth 0 leaves the decoder out.
     """
 
@@ -36,12 +36,12 @@ class MAE(ViT):
     decoder_depth: int = 8
     decoder_width: int = 512
     decoder_num_heads: int = 16
-    decoder_hidden: int | None = None
+    decoder_mlp_dim: int | None = None
 
     def setup(self):
         super().setup()
         if self.decoder_depth:
-            block = self._block(self.decoder_width, self.decoder_num_heads, self.decoder_hidden)
+            block = self._block(self.decoder_width, self.decoder_num_heads, self.decoder_mlp_dim)
             self.decoder_embed = nn.Dense(self.decoder_width)
             self.mask_token = self.param("mask_token", nn.initializers.normal(0.02), (self.decoder_width,))
             self.decoder_stack = self._stack(block, self.decoder_depth)

@@ -22,16 +22,16 @@ from lineage.models.layers.protocol import EncoderDecoder
 
 V1_1 = {"activation": "gelu_tanh", "gated": True, "tied": False}
 VARIANTS = {
-    "small": {"depth": 6, "width": 512, "num_heads": 8, "hidden": 2048},
-    "base": {"depth": 12, "width": 768, "num_heads": 12, "hidden": 3072},
-    "large": {"depth": 24, "width": 1024, "num_heads": 16, "hidden": 4096},
-    "3b": {"depth": 24, "width": 1024, "num_heads": 32, "head_size": 128, "hidden": 16_384},
-    "11b": {"depth": 24, "width": 1024, "num_heads": 128, "head_size": 128, "hidden": 65_536},
-    "v1_1_small": {"depth": 8, "width": 512, "num_heads": 6, "hidden": 1024, **V1_1},
-    "v1_1_base": {"depth": 12, "width": 768, "num_heads": 12, "hidden": 2048, **V1_1},
-    "v1_1_large": {"depth": 24, "width": 1024, "num_heads": 16, "hidden": 2816, **V1_1},
-    "v1_1_xl": {"depth": 24, "width": 2048, "num_heads": 32, "hidden": 5120, **V1_1},
-    "v1_1_xxl": {"depth": 24, "width": 4096, "num_heads": 64, "hidden": 10_240, **V1_1},
+    "small": {"depth": 6, "width": 512, "num_heads": 8, "mlp_dim": 2048},
+    "base": {"depth": 12, "width": 768, "num_heads": 12, "mlp_dim": 3072},
+    "large": {"depth": 24, "width": 1024, "num_heads": 16, "mlp_dim": 4096},
+    "3b": {"depth": 24, "width": 1024, "num_heads": 32, "head_size": 128, "mlp_dim": 16_384},
+    "11b": {"depth": 24, "width": 1024, "num_heads": 128, "head_size": 128, "mlp_dim": 65_536},
+    "v1_1_small": {"depth": 8, "width": 512, "num_heads": 6, "mlp_dim": 1024, **V1_1},
+    "v1_1_base": {"depth": 12, "width": 768, "num_heads": 12, "mlp_dim": 2048, **V1_1},
+    "v1_1_large": {"depth": 24, "width": 1024, "num_heads": 16, "mlp_dim": 2816, **V1_1},
+    "v1_1_xl": {"depth": 24, "width": 2048, "num_heads": 32, "mlp_dim": 5120, **V1_1},
+    "v1_1_xxl": {"depth": 24, "width": 4096, "num_heads": 64, "mlp_dim": 10_240, **V1_1},
 }
 
 
@@ -43,7 +43,7 @@ class T5(EncoderDecoder):
     Attributes:
         vocab_size: V, of the input and the output.
         depth, decoder_depth: L, of the encoder and of the decoder; `decoder_depth` None is `depth`.
-        width, num_heads, head_size, hidden: D, H, C and F; H x C need not be D.
+        width, num_heads, head_size, mlp_dim: D, H, C and F; H x C need not be D.
         activation: a name of `ACTIVATIONS`.
         gated: multiply the hidden layer by a second projection.
         tied: the embedding is the output projection too, and logits are scaled by 1 / sqrt(D).
@@ -59,7 +59,7 @@ class T5(EncoderDecoder):
     width: int = 512
     num_heads: int = 8
     head_size: int = 64
-    hidden: int = 2048
+    mlp_dim: int = 2048
     activation: str = "relu"
     gated: bool = False
     tied: bool = True
@@ -83,7 +83,7 @@ class T5(EncoderDecoder):
             query_init=nn.initializers.variance_scaling(1 / self.head_size, "fan_in", "normal"),
             **both,
         )
-        mlp = partial(Mlp, self.hidden, ACTIVATIONS[self.activation], gated=self.gated, **both)
+        mlp = partial(Mlp, self.mlp_dim, ACTIVATIONS[self.activation], gated=self.gated, **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
         decoder_block = partial(block, attention=partial(attention, causal=True), cross_attention=attention)
         stack = partial(Stack, remat=self.remat, unroll=self.unroll)

@@ -22,9 +22,9 @@ from lineage.models.layers.position import Learned, RelativeKeys, rotary, sinuso
 from lineage.models.layers.protocol import EncoderDecoder
 
 VARIANTS = {
-    "tiny": {"depth": 4, "width": 128, "num_heads": 4, "hidden": 256},  # arXiv 2105.14462
-    "base": {"depth": 6, "width": 512, "num_heads": 8, "hidden": 2048},
-    "big": {"depth": 6, "width": 1024, "num_heads": 16, "hidden": 4096},
+    "tiny": {"depth": 4, "width": 128, "num_heads": 4, "mlp_dim": 256},  # arXiv 2105.14462
+    "base": {"depth": 6, "width": 512, "num_heads": 8, "mlp_dim": 2048},
+    "big": {"depth": 6, "width": 1024, "num_heads": 16, "mlp_dim": 4096},
 }
 NORMS = {"layer": LayerNorm, "rms": RMSNorm, "batch": BatchNorm, "power": PowerNorm}
 
@@ -36,7 +36,7 @@ class Transformer(EncoderDecoder):
         vocab_size: V, of inputs and outputs together.
         max_length: the longest input and the longest output.
         depth: L, of the encoder and of the decoder.
-        width, num_heads, hidden: D, H and F; hidden None is 4 D.
+        width, num_heads, mlp_dim: D, H and F; mlp_dim None is 4 D.
         activation: a name of `ACTIVATIONS`.
         placement: normalise the sum after each part ("post") or what goes into it ("pre", and the stack's output).
         norm: "layer", "rms", "batch" or "power"; the last two, over tokens, count all of the output's, also padding.
@@ -53,7 +53,7 @@ class Transformer(EncoderDecoder):
     depth: int = 6
     width: int = 512
     num_heads: int = 8
-    hidden: int | None = None
+    mlp_dim: int | None = None
     activation: str = "relu"
     placement: Literal["post", "pre"] = "post"
     norm: Literal["layer", "rms", "batch", "power"] = "layer"
@@ -78,7 +78,7 @@ class Transformer(EncoderDecoder):
         block = partial(
             Block,
             attention=attention,
-            mlp=partial(Mlp, hidden=self.hidden or 4 * self.width, activation=ACTIVATIONS[self.activation]),
+            mlp=partial(Mlp, mlp_dim=self.mlp_dim or 4 * self.width, activation=ACTIVATIONS[self.activation]),
             norm=norm,
             placement=self.placement,
             dropout=self.dropout,

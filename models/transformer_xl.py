@@ -24,8 +24,8 @@ from lineage.models.layers.position import sinusoidal
 from lineage.models.layers.protocol import DecoderOnly
 
 VARIANTS = {
-    "standard": {"depth": 16, "width": 410, "num_heads": 10, "hidden": 2100},
-    "large": {"depth": 18, "width": 1024, "num_heads": 16, "hidden": 4096},
+    "standard": {"depth": 16, "width": 410, "num_heads": 10, "mlp_dim": 2100},
+    "large": {"depth": 18, "width": 1024, "num_heads": 16, "mlp_dim": 4096},
 }
 
 
@@ -127,7 +127,7 @@ class TransformerXL(DecoderOnly):
         vocab_size: V.
         max_length: tokens of a segment in training.
         memory_length: M, tokens before the segment whose hidden states each layer sees; 0 is the vanilla model.
-        depth, width, num_heads, hidden: L, D, H and F; hidden None is 4 D.
+        depth, width, num_heads, mlp_dim: L, D, H and F; mlp_dim None is 4 D.
         activation: a name of `ACTIVATIONS`.
         epsilon: of every LayerNorm.
         dropout: rate on embeddings, the stack's output and what each part adds.
@@ -141,7 +141,7 @@ class TransformerXL(DecoderOnly):
     depth: int = 16
     width: int = 410
     num_heads: int = 10
-    hidden: int | None = None
+    mlp_dim: int | None = None
     activation: str = "relu"
     epsilon: float = 1e-5
     dropout: float = 0.0
@@ -160,7 +160,7 @@ class TransformerXL(DecoderOnly):
             kernel_init=init,
         )
         activation = ACTIVATIONS[self.activation]
-        mlp = partial(Mlp, self.hidden or 4 * self.width, activation, kernel_init=init, out_init=init)
+        mlp = partial(Mlp, self.mlp_dim or 4 * self.width, activation, kernel_init=init, out_init=init)
         norm = partial(LayerNorm, epsilon=self.epsilon)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
         self.embed = Embed(self.vocab_size, self.width, scale=True)

@@ -34,7 +34,7 @@ class ViT(nn.Module):
     Attributes:
         num_classes: V; 0 leaves the classifier out and returns the features that it would see.
         image_size, patch_size, channels: of the images, in pixels; tables are made for image_size.
-        depth, width, num_heads, hidden: L, D, H and F; hidden None is 4 D.
+        depth, width, num_heads, mlp_dim: L, D, H and F; mlp_dim None is 4 D.
         position: the paper's choices "none", "1d" (learned), "2d" (learned rows and columns) and "relative" (appendix
             D.4), or fixed: "sincos2d" (arXiv 2205.01580) or "mae" (arXiv 2111.06377, resampled as learned ones are).
         pooling: "token" reads a class token, "gap" averages the patches, "map" attends to them (arXiv 2106.04560),
@@ -58,7 +58,7 @@ class ViT(nn.Module):
     depth: int = 12
     width: int = 768
     num_heads: int = 12
-    hidden: int | None = None
+    mlp_dim: int | None = None
     position: Literal["none", "1d", "2d", "relative", "sincos2d", "mae"] = "1d"
     pooling: Literal["token", "gap", "map", "tokens"] = "token"
     head: Literal["linear", "mlp", "probe"] = "linear"
@@ -78,7 +78,7 @@ class ViT(nn.Module):
 
     def setup(self):
         side = self.image_size // self.patch_size
-        block = self._block(self.width, self.num_heads, self.hidden)
+        block = self._block(self.width, self.num_heads, self.mlp_dim)
         attention, mlp, norm = (block.keywords[part] for part in ("attention", "mlp", "norm"))
         stride = 2 ** (len(self.hybrid) + 1) if self.hybrid else 1
         if self.patch_size % stride:

@@ -188,7 +188,7 @@ def distillation(
     if len(weights) != 3:
         raise ValueError(f"objective.weights is {tuple(weights)}: a distillation has three losses.")
     hidden, logits = (x.astype(jnp.float32) for x in read_masked(model, batch))
-    their_hidden, their_logits = (batch[f"teacher_{name}"].astype(jnp.float32) for name in ("hidden", "logits"))
+    their_hidden, their_logits = (batch[f"teacher_{name}"].astype(jnp.float32) for name in ("mlp_dim", "logits"))
     for ours, theirs, name in ((logits, their_logits, "vocab_size"), (hidden, their_hidden, "width")):
         if ours.shape != theirs.shape:
             raise ValueError(f"model.{name} is {ours.shape[-1]}: the teacher's is {theirs.shape[-1]}.")

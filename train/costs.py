@@ -131,10 +131,10 @@ def on_each_device(experiment: Experiment, total: Budget, mesh: Mesh | AbstractM
 
     rest = max(0, memory["total"] - memory["weights"] - memory["gradients"] - memory["optimizer"])
     whole = 0 if experiment.config.sequence_sharding else WHOLE
-    rest *= (whole + (1 - whole) / mesh.shape["tensor"]) / experiment.config.accumulate
+    rest *= (whole + (1 - whole) / mesh.shape["tensor"]) / experiment.config.grad_accum_steps
     found = {
         "weights": size(state.params, state.collections, state.ema),
-        "gradients": size(state.params) * min(experiment.config.accumulate, 2),
+        "gradients": size(state.params) * min(experiment.config.grad_accum_steps, 2),
         "optimizer": size(state.opt_state),
         "activations": int(rest / (mesh.shape["data"] * mesh.shape["fsdp"])),
     }

@@ -235,7 +235,7 @@ class Experiment:
     def abstract_state(self) -> TrainState:
         """Shapes and dtypes of the state."""
         state = jax.eval_shape(self.make_state)
-        check_patterns([pattern for pattern, _ in self.config.optimizer.rates], state.params)
+        check_patterns([pattern for pattern, _ in self.config.optimizer.lr_multipliers], state.params)
         if "memory" in state.collections and self.config.data.order != "stream":
             raise ValueError(
                 "model.memory_length is above 0: the segments must follow each other, data.order='stream'."
@@ -263,10 +263,10 @@ _FROM_DATA = {
 
 
 _AT_LEAST_1 = (
-    *("accumulate", "data.batch_size", "data.max_boxes", "model.window"),
-    *(f"sampling.{name}" for name in ("max_new_tokens", "num_beams", "num_choices", "num_drafted")),
-    *(f"model.{name}" for name in ("depth", "width", "num_heads", "hidden", "patch_size", "max_length", "unroll")),
-    *(f"model.decoder_{name}" for name in ("depth", "width", "num_heads", "hidden")),
+    *("grad_accum_steps", "data.batch_size", "data.max_boxes", "model.window"),
+    *(f"sampling.{name}" for name in ("max_new_tokens", "num_beams", "best_of", "num_drafted")),
+    *(f"model.{name}" for name in ("depth", "width", "num_heads", "mlp_dim", "patch_size", "max_length", "unroll")),
+    *(f"model.decoder_{name}" for name in ("depth", "width", "num_heads", "mlp_dim")),
     "model.depths",
 )
 _NOT_NEGATIVE = (
@@ -289,7 +289,7 @@ _PATTERNS = (
     "adapt.trained",
     "optimizer.no_decay",
     "optimizer.frozen",
-    "optimizer.rates",
+    "optimizer.lr_multipliers",
     "sharding",
 )
 
@@ -310,7 +310,7 @@ def check_values(config: ConfigDict) -> None:
         raise ValueError(f"adapt.name is {config.adapt.name!r}: init.path must say what is adapted.")
     for key in _PATTERNS:
         for item in value(key):
-            paired = key in ("init.rename", "optimizer.rates", "sharding")
+            paired = key in ("init.rename", "optimizer.lr_multipliers", "sharding")
             if paired and (isinstance(item, str) or len(item) != 2):
                 raise ValueError(f"{key} has {item!r}: it must be a pair of a regular expression and a value.")
             try:

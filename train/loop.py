@@ -65,7 +65,7 @@ def train(
         with distributed.agreed():
             preemption.check_shared(config, workdir)
             experiment = Experiment(config, workdir, devices)
-            check_batch(config.data.batch_size, experiment.mesh, config.accumulate)
+            check_batch(config.data.batch_size, experiment.mesh, config.grad_accum_steps)
             check_batch(config.data.evaluation_batch_size or config.data.batch_size, experiment.mesh)
             known = experiment.data.tokenizer
         distributed.check_same("data.tokenizer", known.to_str() if known else "")
@@ -218,7 +218,7 @@ def jit_step(experiment: Experiment):
         experiment.objective,
         experiment.optimizer,
         seed=config.seed,
-        accumulate=config.accumulate,
+        grad_accum_steps=config.grad_accum_steps,
         precision=config.precision,
         ema_decay=config.ema_decay,
         total_steps=experiment.total_steps,

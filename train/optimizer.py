@@ -65,7 +65,7 @@ def make_optimizer(
     frozen: Sequence[str] = (),
     frozen_layers: int = 0,
     layer_decay: float = 0.0,
-    rates: Sequence[tuple[str, float]] = (),
+    lr_multipliers: Sequence[tuple[str, float]] = (),
 ) -> optax.GradientTransformation:
     """Gradients in, what to add to the parameters out.
 
@@ -80,7 +80,8 @@ def make_optimizer(
         frozen_layers: so many of the first layers of a stack, and what comes before them, stay as they are.
         layer_decay: each layer of a stack learns at this part of the rate of the next one, the last at this part of the
             heads', and what comes before them as a layer before the first (arXiv 2003.10555); 0 is the same for all.
-        rates: (regular expression, factor) pairs: the first one found in a parameter's path scales its learning rate.
+        lr_multipliers: (regular expression, factor) pairs; the first expression found in a parameter's path scales its
+            learning rate.
 
     Raises:
         ValueError: the name is unknown, or an expression finds no parameter.
@@ -108,8 +109,8 @@ def make_optimizer(
         parts.append(optax.add_decayed_weights(weight_decay, decayed))
     if layer_decay or frozen_layers:
         parts.append(_scale_by_layer(layer_decay or 1.0, frozen_layers))
-    if rates:
-        parts.append(_scale_by_path(rates))
+    if lr_multipliers:
+        parts.append(_scale_by_path(lr_multipliers))
     parts.append(optax.scale_by_learning_rate(schedule))
     optimizer = optax.chain(*parts)
     if not frozen:
@@ -166,8 +167,8 @@ def _scale_by_layer(decay, frozen):
     return optax.stateless(update)
 
 
-def _scale_by_path(rates):
+def _scale_by_path(lr_multipliers):
     def scale(path, leaf):
-        return leaf * next((factor for pattern, factor in rates if re.search(pattern, path)), 1.0)
+        return leaf * next((factor for pattern, factor in lr_multipliers if re.search(pattern, path)), 1.0)
 
     return optax.stateless(lambda updates, params: map_paths(scale, updates))

@@ -28,7 +28,7 @@ MAY_CHANGE = (
         "wandb",
         "cluster.",
     ),
-    *("mesh.", "sharding", "accumulate", "model.remat", "model.unroll", "model.implementation"),
+    *("mesh.", "sharding", "grad_accum_steps", "model.remat", "model.unroll", "model.implementation"),
     *("data.evaluation_batch_size", "data.workers", "data.threads", "data.cache_dir"),
 )
 
@@ -96,8 +96,8 @@ def explained(memory: Mapping[str, int] = MappingProxyType({})) -> Iterator[None
             raise
         parts = ", ".join(f"{name} {size / 2**30:.3g} GiB" for name, size in memory.items())
         raise MemoryError(
-            f"out of memory ({str(error).splitlines()[0]}): make data.batch_size smaller or accumulate larger, set "
-            "model.remat, or spread the parameters over mesh.fsdp; --mode=describe says what the model needs."
+            f"out of memory ({str(error).splitlines()[0]}): make data.batch_size smaller or grad_accum_steps larger, "
+            "set model.remat, or spread the parameters over mesh.fsdp; --mode=describe says what the model needs."
             + f" Estimated for a step, on all devices together: {parts}."
             * bool(parts)
         ) from error

@@ -93,14 +93,14 @@ def in_parts(function: Callable[..., Any], mesh: Mesh, sequence: bool) -> Callab
     return placed
 
 
-def check_batch(size: int, mesh: Mesh, accumulate: int = 1) -> None:
+def check_batch(size: int, mesh: Mesh, grad_accum_steps: int = 1) -> None:
     """Raises ValueError when a global batch does not divide into equal parts."""
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
-    if size % (devices * accumulate):
+    if size % (devices * grad_accum_steps):
         raise ValueError(
             f"a batch of {size} examples does not divide over {devices} devices (data x fsdp)"
-            + (f" in {accumulate} accumulated parts" if accumulate > 1 else "")
-            + f": it must be a multiple of {devices * accumulate}."
+            + (f" in {grad_accum_steps} accumulated parts" if grad_accum_steps > 1 else "")
+            + f": it must be a multiple of {devices * grad_accum_steps}."
         )
 
 

@@ -51,7 +51,7 @@ def make_train_step(
     optimizer: optax.GradientTransformation,
     *,
     seed: int,
-    accumulate: int = 1,
+    grad_accum_steps: int = 1,
     precision: str = "float32",
     ema_decay: float = 0.0,
     total_steps: int = 1,
@@ -59,8 +59,9 @@ def make_train_step(
     """A function (state, batch) -> (state after one more step, metrics of that step).
 
     Args:
-        accumulate: the batch is gone through in so many parts, whose gradients are added before the one update: less
-            memory, same result, unless the examples of a part meet, as in mixup. It must divide the batch.
+        grad_accum_steps: number of parts that the batch is split into; their gradients are summed before the update.
+            Uses less memory and gives the same result, unless the loss mixes examples, as mixup does. It must divide
+            the batch size.
         precision: "float32", or "bfloat16" to compute in it; parameters, gradients and the optimizer stay float32.
         ema_decay: the moving average keeps this part of itself in each step; 0 keeps no average.
         total_steps: of the run: what part of them is done is an objective's variable `progress`, of collection "run".
@@ -84,7 +85,7 @@ def make_train_step(
 
     def accumulated(params, base, collections, batch, rng):
         # Part i holds rows i, i + A, ...: each device then works on rows of its own in every part.
-        parts = jax.tree.map(lambda a: a.reshape(-1, accumulate, *a.shape[1:]).swapaxes(0, 1), batch)
+        parts = jax.tree.map(lambda a: a.reshape(-1, grad_accum_steps, *a.shape[1:]).swapaxes(0, 1), batch)
         kept = {"is_leaf": lambda a: isinstance(a, State)}
         add = partial(jax.tree.map, lambda a, b: a.merge(b) if isinstance(a, State) else a + b, **kept)
 
@@ -96,13 +97,13 @@ def make_train_step(
         first = jax.tree.map(lambda a: a[0], parts)
         shapes = jax.eval_shape(gradients, params, base, collections, first, rng)[1]
         zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-        return jax.lax.scan(body, (collections, zeros), (jnp.arange(accumulate), parts))[0]
+        return jax.lax.scan(body, (collections, zeros), (jnp.arange(grad_accum_steps), parts))[0]
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        if accumulate > 1 and "memory" in state.collections:
-            raise ValueError(f"accumulate is {accumulate}: a model with a memory goes through a batch in 1 part.")
+        if grad_accum_steps > 1 and "memory" in state.collections:
+            raise ValueError(f"grad_accum_steps is {grad_accum_steps}: it must be 1 for a model with a memory.")
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
-        compute = gradients if accumulate == 1 else accumulated
+        compute = gradients if grad_accum_steps == 1 else accumulated
         real = {name: value.sum() for name, value in batch.items() if value.dtype == bool}
         collections = {**state.collections, "run": {"progress": state.step / total_steps, "real": real}}
         base = {"base": collections.pop("base")} if "base" in collections else {}

@@ -26,7 +26,7 @@ def get_config(variant: str = "large") -> ConfigDict:
     config.optimizer.update(learning_rate=4e-4 if variant == "large" else 6e-4, schedule="linear")
     config.optimizer.update(warmup_steps=30_000 if variant == "large" else 24_000, b2=0.98, epsilon=1e-6)
     config.optimizer.weight_decay = 0.01
-    config.update(precision="bfloat16", accumulate=20, total_steps=500_000, log_every_steps=100)
+    config.update(precision="bfloat16", grad_accum_steps=20, total_steps=500_000, log_every_steps=100)
     config.update(evaluate_every_steps=5000, save_every_steps=1000)
     config.checkpoint.best = "validation/loss"
     return config

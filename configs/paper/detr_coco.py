@@ -27,7 +27,7 @@ def get_config() -> ConfigDict:
     config.init.rename = (("^", "backbone/"),)
     config.optimizer.update(learning_rate=1e-4, schedule="constant", weight_decay=1e-4, clip_norm=0.1)
     config.optimizer.frozen = ("backbone/stem", "backbone/stages_0", "backbone/.*norm")
-    config.optimizer.rates = (("backbone", 0.1),)
+    config.optimizer.lr_multipliers = (("backbone", 0.1),)
     config.update(total_epochs=500.0, log_every_steps=50, evaluate_every_epochs=5.0, save_every_epochs=1.0)
     config.checkpoint.update(best="validation/ap", best_is_highest=True)
     return config

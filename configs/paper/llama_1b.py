@@ -21,7 +21,7 @@ def get_config() -> ConfigDict:
     config.objective.name = "causal_lm"
     config.optimizer.update(learning_rate=3e-4, end_factor=0.1, warmup_steps=2000, b2=0.95, weight_decay=0.1)
     config.optimizer.clip_norm = 1.0
-    config.update(precision="bfloat16", accumulate=4)
+    config.update(precision="bfloat16", grad_accum_steps=4)
     config.mesh.update(data=1, fsdp=-1)
     config.update(total_steps=20_000, log_every_steps=100, evaluate_every_steps=1000, save_every_steps=1000)
     config.checkpoint.best = "validation/loss"

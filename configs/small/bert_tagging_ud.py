@@ -38,6 +38,6 @@ def start_from(config: ConfigDict, run: str) -> None:
     """The sizes of a run's model, and its parameters but for the head."""
     config.init.update(path=run, skip=("^classifier",))
     trained = json.loads(Path(run, "config.json").read_text(encoding="utf-8"))
-    for key in ("variant", "depth", "num_heads", "width", "hidden", "num_segments", "activation"):
+    for key in ("variant", "depth", "num_heads", "width", "mlp_dim", "num_segments", "activation"):
         config.model[key] = trained["model"][key]
     config.model.max_length = trained["model"]["max_length"] or trained["data"]["sequence_length"]

@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
     config.model.backbone.bottleneck = False
     config.model.backbone.norm = "group"
     config.model.backbone.groups = 8
-    config.model.update(num_queries=12, depth=2, decoder_depth=3, width=128, num_heads=4, hidden=256, placement="pre")
+    config.model.update(num_queries=12, depth=2, decoder_depth=3, width=128, num_heads=4, mlp_dim=256, placement="pre")
     config.model.dropout = 0.0
     config.data.update(source="shapes", max_boxes=6, augment="flip", batch_size=32, threads=1)
     config.objective.name = "detection"

@@ -12,7 +12,7 @@ from lineage.configs import base
 
 def get_config() -> ConfigDict:
     config = base.get_config("elmo")
-    config.model.update(variant="small", hidden=256, dropout=0.0)
+    config.model.update(variant="small", cell_dim=256, dropout=0.0)
     config.data.update(source="stdlib", tokenizer="bpe", vocab_size=2048, sequence_length=64, batch_size=32)
     config.data.update(evaluation_batch_size=64, max_bytes=4_000_000)
     config.objective.name = "bidirectional_lm"

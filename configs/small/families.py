@@ -41,7 +41,7 @@ def sweep() -> Iterator[dict]:
     yield {
         "model.name": "transformer",
         "model.depth": 2,  # of each side; a decoder's layer has 16 D^2 + 2 D F parameters, an encoder's 8 less
-        "model.hidden": 384,
+        "model.mlp_dim": 384,
         "data.task": "pairs",
         "objective.name": "sequence_to_sequence",
     }

@@ -19,7 +19,7 @@ from lineage.configs.sweeps import axis, product
 
 def get_config() -> ConfigDict:
     config = transformer_cldr.get_config()
-    config.model.update(depth=6, width=32, hidden=128)
+    config.model.update(depth=6, width=32, mlp_dim=128)
     config.data.batch_size = 32
     config.model.unroll = 1
     config.optimizer.update(learning_rate=5e-3, schedule="linear")

@@ -14,7 +14,7 @@ from lineage.configs.small import bert_stdlib
 def get_config() -> ConfigDict:
     config = bert_stdlib.get_config()
     config.model = ConfigDict(base.MODELS["t5"]())
-    config.model.update(depth=2, width=128, num_heads=4, head_size=32, hidden=512, unroll=2)
+    config.model.update(depth=2, width=128, num_heads=4, head_size=32, mlp_dim=512, unroll=2)
     config.data.update(task="span_corruption", tokenizer="bpe", vocab_size=2048)
     config.objective.name = "sequence_to_sequence"
     return config

@@ -12,7 +12,7 @@ from lineage.configs import base
 
 def get_config() -> ConfigDict:
     config = base.get_config("transformer")
-    config.model.update(depth=2, width=64, num_heads=4, hidden=256, dropout=0.0, unroll=2)
+    config.model.update(depth=2, width=64, num_heads=4, mlp_dim=256, dropout=0.0, unroll=2)
     config.data.update(source="cldr", tokenizer="characters", sequence_length=40, batch_size=64)
     config.data.evaluation_batch_size = 256
     config.objective.name = "sequence_to_sequence"

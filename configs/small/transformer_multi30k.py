@@ -17,7 +17,7 @@ def get_config(folder: str = "data/multi30k") -> ConfigDict:
     """The recipe for the captions in a folder."""
     pair = f"{folder}/{{0}}.en.gz,{folder}/{{0}}.de.gz"
     config = base.get_config("transformer")
-    config.model.update(variant="tiny", depth=3, width=256, hidden=512, placement="pre", dropout=0.2, unroll=3)
+    config.model.update(variant="tiny", depth=3, width=256, mlp_dim=512, placement="pre", dropout=0.2, unroll=3)
     config.data.update(source=f"pairs:{pair.format('train')}", validation_split=pair.format("val"))
     config.data.update(test_split=pair.format("test_2016_flickr"), tokenizer="bpe", vocab_size=4000)
     config.data.update(sequence_length=64, buckets=(14, 16, 18, 21, 25, 32), batch_size=128)

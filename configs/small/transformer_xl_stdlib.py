@@ -15,7 +15,7 @@ from lineage.configs.sweeps import axis
 
 def get_config() -> ConfigDict:
     config = base.get_config("transformer_xl")
-    config.model.update(depth=4, num_heads=4, width=128, hidden=512, memory_length=64, unroll=4)
+    config.model.update(depth=4, num_heads=4, width=128, mlp_dim=512, memory_length=64, unroll=4)
     config.data.update(source="stdlib", tokenizer="bpe", vocab_size=2048, sequence_length=64, order="stream")
     config.data.update(batch_size=32, max_bytes=8_000_000)
     config.objective.name = "causal_lm"

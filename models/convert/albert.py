@@ -8,7 +8,7 @@ FIELDS = bert.FIELDS | {
     "embedding_size": ("embed_width", 128),
     "hidden_size": ("width", 4096),
     "num_attention_heads": ("num_heads", 64),
-    "intermediate_size": ("hidden", 16_384),
+    "intermediate_size": ("mlp_dim", 16_384),
     "hidden_act": ("activation", "gelu_new"),
     "hidden_dropout_prob": ("dropout", 0.0),
     "attention_probs_dropout_prob": ("dropout", 0.0),

@@ -12,8 +12,8 @@ FIELDS = {
     "d_model": ("width", 1024),
     "encoder_attention_heads": ("num_heads", 16),
     "decoder_attention_heads": ("num_heads", 16),
-    "encoder_ffn_dim": ("hidden", 4096),
-    "decoder_ffn_dim": ("hidden", 4096),
+    "encoder_ffn_dim": ("mlp_dim", 4096),
+    "decoder_ffn_dim": ("mlp_dim", 4096),
     "activation_function": ("activation", "gelu"),
     "dropout": ("dropout", 0.1),
     "attention_dropout": ("attention_dropout", 0.0),
@@ -44,7 +44,7 @@ def _projections(attention):
 
 
 def _config(model):
-    width = model.hidden or 4 * model.width
+    width = model.mlp_dim or 4 * model.width
     return {
         "architectures": ["BartForConditionalGeneration"],
         "decoder_layers": model.decoder_depth or model.depth,

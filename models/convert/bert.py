@@ -13,7 +13,7 @@ FIELDS = {
     "num_hidden_layers": ("depth", 12),
     "hidden_size": ("width", 768),
     "num_attention_heads": ("num_heads", 12),
-    "intermediate_size": ("hidden", 3072),
+    "intermediate_size": ("mlp_dim", 3072),
     "hidden_act": ("activation", "gelu"),
     "layer_norm_eps": ("epsilon", 1e-12),
     "hidden_dropout_prob": ("dropout", 0.1),
@@ -102,7 +102,7 @@ def head_config(model, known: dict[str, str], hidden: str = "intermediate_size")
     names = {ours: name for name, ours in known.items()} | {"none": list(known)[-1]}
     if model.head not in names:
         raise ValueError(f"head is {model.head!r}: {type(model).__name__} has {', '.join(names)}.")
-    config = {"architectures": [names[model.head]], hidden: model.hidden or 4 * model.width}
+    config = {"architectures": [names[model.head]], hidden: model.mlp_dim or 4 * model.width}
     return config if model.head in OUTPUTS else config | labels(model)
 
 

@@ -18,8 +18,8 @@ FIELDS = {
     "d_model": ("width", 256),
     "encoder_attention_heads": ("num_heads", 8),
     "decoder_attention_heads": ("num_heads", 8),
-    "encoder_ffn_dim": ("hidden", 2048),
-    "decoder_ffn_dim": ("hidden", 2048),
+    "encoder_ffn_dim": ("mlp_dim", 2048),
+    "decoder_ffn_dim": ("mlp_dim", 2048),
     "activation_function": ("activation", "relu"),
     "dropout": ("dropout", 0.1),
 }
@@ -73,7 +73,7 @@ def _config(model):
         raise ValueError("`transformers` has a DETR with a ResNet's batch norm and placement='post' alone.")
     backbone = resnet.FAMILY.config(model.backbone)
     own = {name: getattr(model.backbone, setting) for name, (setting, _) in resnet.FAMILY.fields.items()}
-    hidden = model.hidden or 8 * model.width
+    hidden = model.mlp_dim or 8 * model.width
     return {
         "architectures": list(FAMILY.architectures),
         "backbone_config": backbone

@@ -9,7 +9,7 @@ FIELDS = {
     "n_layers": ("depth", 6),
     "dim": ("width", 768),
     "n_heads": ("num_heads", 12),
-    "hidden_dim": ("hidden", 3072),
+    "hidden_dim": ("mlp_dim", 3072),
     "activation": ("activation", "gelu"),
     "dropout": ("dropout", 0.1),
     "attention_dropout": ("dropout", 0.1),

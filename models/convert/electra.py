@@ -10,7 +10,7 @@ from lineage.models.convert.family import Family, linear
 FIELDS = bert.FIELDS | {
     "hidden_size": ("width", 256),
     "num_attention_heads": ("num_heads", 4),
-    "intermediate_size": ("hidden", 1024),
+    "intermediate_size": ("mlp_dim", 1024),
 }
 ARCHITECTURES = bert.architectures("Electra", "next_sentence")
 ARCHITECTURES |= {"ElectraForPreTraining": "replaced", "ElectraModel": "none"}

@@ -8,7 +8,7 @@ FIELDS = {
     "n_layer": ("depth", 12),
     "n_embd": ("width", 768),
     "n_head": ("num_heads", 12),
-    "n_inner": ("hidden", None),
+    "n_inner": ("mlp_dim", None),
     "activation_function": ("activation", "gelu_new"),
     "layer_norm_epsilon": ("epsilon", 1e-5),
     "resid_pdrop": ("dropout", 0.1),

@@ -15,7 +15,7 @@ FIELDS = {
     "num_attention_heads": ("num_heads", 32),
     "num_key_value_heads": ("num_kv_heads", None),
     "head_dim": ("head_size", None),
-    "intermediate_size": ("hidden", 11_008),
+    "intermediate_size": ("mlp_dim", 11_008),
     "hidden_act": ("activation", "silu"),
     "rms_norm_eps": ("epsilon", 1e-6),
     "attention_dropout": ("dropout", 0.0),
@@ -23,7 +23,7 @@ FIELDS = {
 MISTRAL_FIELDS = FIELDS | {
     "max_position_embeddings": ("max_length", 131_072),
     "num_key_value_heads": ("num_kv_heads", 8),
-    "intermediate_size": ("hidden", 14_336),
+    "intermediate_size": ("mlp_dim", 14_336),
     "sliding_window": ("window", None),
 }
 # The rope types that the model knows, and their names of what `rope_turns` holds.

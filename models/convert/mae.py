@@ -11,9 +11,9 @@ from lineage.models.convert.vit import FIELDS, encoder, layers, make_square, ref
 from lineage.models.layers.position import sincos_2d
 
 DECODER = {
-    "decoder_hidden_size": ("decoder_width", 512),
+    "decoder_mlp_dim_size": ("decoder_width", 512),
     "decoder_num_attention_heads": ("decoder_num_heads", 16),
-    "decoder_intermediate_size": ("decoder_hidden", 2048),
+    "decoder_intermediate_size": ("decoder_mlp_dim", 2048),
     "mask_ratio": ("mask_rate", 0.75),
 }
 
@@ -51,9 +51,9 @@ def _config(model):
         raise ValueError(f"num_classes is {model.num_classes}: `transformers` has no MAE with classes.")
     return {
         "architectures": ["ViTMAEForPreTraining" if model.decoder_depth else "ViTMAEModel"],
-        "intermediate_size": model.hidden or 4 * model.width,
+        "intermediate_size": model.mlp_dim or 4 * model.width,
         "decoder_num_hidden_layers": model.decoder_depth,
-        "decoder_intermediate_size": model.decoder_hidden or 4 * model.decoder_width,
+        "decoder_intermediate_size": model.decoder_mlp_dim or 4 * model.decoder_width,
         "norm_pix_loss": model.normalised,
     }
 

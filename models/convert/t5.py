@@ -11,7 +11,7 @@ FIELDS = {
     "d_model": ("width", 512),
     "num_heads": ("num_heads", 8),
     "d_kv": ("head_size", 64),
-    "d_ff": ("hidden", 2048),
+    "d_ff": ("mlp_dim", 2048),
     "relative_attention_num_buckets": ("buckets", 32),
     "relative_attention_max_distance": ("max_distance", 128),
     "layer_norm_epsilon": ("epsilon", 1e-6),

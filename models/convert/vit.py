@@ -18,7 +18,7 @@ FIELDS = {
     "num_hidden_layers": ("depth", 12),
     "hidden_size": ("width", 768),
     "num_attention_heads": ("num_heads", 12),
-    "intermediate_size": ("hidden", 3072),
+    "intermediate_size": ("mlp_dim", 3072),
     "hidden_act": ("activation", "gelu"),
     "layer_norm_eps": ("epsilon", 1e-12),
     "hidden_dropout_prob": ("dropout", 0.0),
@@ -87,7 +87,7 @@ def _written(model, architecture):
     return {
         "architectures": [architecture],
         **labels(model),
-        "intermediate_size": model.hidden or 4 * model.width,
+        "intermediate_size": model.mlp_dim or 4 * model.width,
         "encoder_stride": model.patch_size,
     }
 

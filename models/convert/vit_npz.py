@@ -78,7 +78,7 @@ def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) ->
         "depth": depth,
         "width": width,
         "num_heads": num_heads,
-        "hidden": hidden,
+        "mlp_dim": hidden,
         "hybrid": hybrid,
         "pooling": "token" if token else "gap",
         "head": "mlp" if "pre_logits/bias" in found else "linear",

@@ -78,8 +78,8 @@ def generate(
     """
     prompts, lengths = checked_prompts(model, prompts, lengths, max_new_tokens)
     check(num_beams >= 1, f"num_beams must be at least 1, not {num_beams}.")
-    heat = choice.get("temperature", 1.0)
-    check(num_beams == 1 or heat == 0, f"beam search does not sample: set temperature to 0, not {heat}.")
+    temperature = choice.get("temperature", 1.0)
+    check(num_beams == 1 or temperature == 0, f"beam search does not sample: set temperature to 0, not {temperature}.")
     choice, seed, pad, penalty = (
         Choice.checked(model, **choice),
         np.uint32(seed % 2**32),
@@ -91,7 +91,7 @@ def generate(
 
 
 def best_of(
-    num_choices: int,
+    best_of: int,
     model: nn.Module,
     variables: Any,
     prompts: ArrayLike,
@@ -101,7 +101,7 @@ def best_of(
     contrast: tuple[nn.Module, Any] | None = None,
     **options,
 ) -> Generation:
-    """Of `num_choices` samples of each prompt, the one whose new tokens have the largest mean log-probability.
+    """Of `best_of` samples of each prompt, the one whose new tokens have the largest mean log-probability.
 
     With `contrast`, a weaker model of the same tokens and its variables, the mean under it is subtracted: what any
     model would write gains nothing. This is the objective of contrastive decoding (arXiv 2210.15097, equation 1) for a
@@ -110,16 +110,16 @@ def best_of(
     Raises:
         ValueError: as `generate`.
     """
-    check(num_choices >= 1, f"num_choices must be at least 1, not {num_choices}.")
-    if num_choices == 1:
+    check(best_of >= 1, f"best_of must be at least 1, not {best_of}.")
+    if best_of == 1:
         return generate(model, variables, prompts, lengths, inputs=inputs, **options)
     prompts, lengths = np.asarray(prompts), None if lengths is None else np.asarray(lengths)
-    prompts, lengths, inputs = jax.tree.map(lambda a: np.repeat(a, num_choices, axis=0), (prompts, lengths, inputs))
+    prompts, lengths, inputs = jax.tree.map(lambda a: np.repeat(a, best_of, axis=0), (prompts, lengths, inputs))
     out = generate(model, variables, prompts, lengths, inputs=inputs, **options)
     starts = np.full(len(prompts), prompts.shape[1]) if lengths is None else lengths
     scores = out.scores if contrast is None else out.scores - log_likelihood(*contrast, out, starts, inputs)
-    best = (scores / (out.lengths - starts)).reshape(-1, num_choices).argmax(axis=1)
-    return jax.tree.map(lambda a: a[jnp.arange(len(best)) * num_choices + best], out)
+    best = (scores / (out.lengths - starts)).reshape(-1, best_of).argmax(axis=1)
+    return jax.tree.map(lambda a: a[jnp.arange(len(best)) * best_of + best], out)
 
 
 @partial(jax.jit, static_argnames="model")

@@ -55,14 +55,14 @@ class Mlp(nn.Module):
     """activation(x U) W, or with a gate (activation(x G) * x U) W, as in GEGLU and SwiGLU (arXiv 2002.05202).
 
     Attributes:
-        hidden: F, the width between; each of the two projections' when gated.
+        mlp_dim: F, the width between; each of the two projections' when gated.
         activation: elementwise, one of `ACTIVATIONS` or any other function.
         gated: multiply by a second projection.
         dropout: rate on the hidden layer.
         use_bias, kernel_init, bias_init, out_init: of the projections; `out_init` is the output's.
     """
 
-    hidden: int
+    mlp_dim: int
     activation: Callable = gelu
     gated: bool = False
     dropout: float = 0.0
@@ -78,9 +78,9 @@ class Mlp(nn.Module):
                 (features,), use_bias=self.use_bias, kernel_init=kernel_init, bias_init=self.bias_init, name=name
             )
 
-        hidden = dense("up", self.hidden, self.kernel_init)(x)
+        hidden = dense("up", self.mlp_dim, self.kernel_init)(x)
         if self.gated:
-            hidden = self.activation(dense("gate", self.hidden, self.kernel_init)(x)) * hidden
+            hidden = self.activation(dense("gate", self.mlp_dim, self.kernel_init)(x)) * hidden
         else:
             hidden = self.activation(hidden)
         hidden = nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(hidden)

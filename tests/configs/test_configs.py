@@ -117,7 +117,7 @@ def test_overrides_are_typed(config):
             "data.in_memory": "true",
             "data.mean": "[0.1]",
             "objective.name": "causal_lm",
-            "optimizer.rates": "(('kernel', 0.5),)",
+            "optimizer.lr_multipliers": "(('kernel', 0.5),)",
             "model.remat": "None",
             "data.source": "1234",
         },
@@ -128,7 +128,7 @@ def test_overrides_are_typed(config):
     assert config.data.in_memory is True
     assert config.data.mean == (0.1,)
     assert config.objective.name == "causal_lm"
-    assert config.optimizer.rates == (("kernel", 0.5),)
+    assert config.optimizer.lr_multipliers == (("kernel", 0.5),)
     assert config.model.remat is None
     assert config.data.source == "1234"
 

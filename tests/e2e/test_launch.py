@@ -66,7 +66,7 @@ def test_other_runs_help_to_generate(finished, say):
     arguments = "--mode=generate", f"--workdir={finished}", "--config.sampling.temperature=0"
     drafted = say(*arguments, f"--config.sampling.draft={finished}")
     assert drafted == say(*arguments) + "100% of the draft's tokens were accepted\n"
-    several = "--config.sampling.num_choices=3", "--config.sampling.temperature=1"
+    several = "--config.sampling.best_of=3", "--config.sampling.temperature=1"
     assert say(*arguments, *several, f"--config.sampling.contrast={finished}")
 
 

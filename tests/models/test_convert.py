@@ -16,8 +16,8 @@ from lineage.models.convert.family import rearrange
 from lineage.models.gpt import GPT
 from lineage.models.vit import ViT
 
-TINY_GPT = GPT(vocab_size=7, max_length=6, depth=2, width=8, num_heads=2, hidden=12, dropout=0.1)
-TINY_VIT = ViT(3, image_size=8, patch_size=4, channels=2, depth=2, width=8, num_heads=2, hidden=12)
+TINY_GPT = GPT(vocab_size=7, max_length=6, depth=2, width=8, num_heads=2, mlp_dim=12, dropout=0.1)
+TINY_VIT = ViT(3, image_size=8, patch_size=4, channels=2, depth=2, width=8, num_heads=2, mlp_dim=12)
 INPUTS = {GPT: jnp.zeros((1, 6), jnp.int32), ViT: jnp.zeros((1, 8, 8, 2))}
 
 
@@ -54,7 +54,7 @@ def test_rearrange_orders_and_groups_axes():
     "model",
     [
         TINY_GPT,
-        TINY_GPT.clone(activation="relu", epsilon=1e-3, hidden=None, dropout=0.0),
+        TINY_GPT.clone(activation="relu", epsilon=1e-3, mlp_dim=None, dropout=0.0),
         TINY_VIT,
         TINY_VIT.clone(num_classes=2, activation="gelu_tanh", epsilon=1e-6, dropout=0.2),
         TINY_VIT.clone(num_classes=0),

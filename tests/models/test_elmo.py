@@ -9,7 +9,7 @@ from lineage.models.elmo import ELMo, ScalarMix
 from lineage.models.layers.linear import Linear
 from lineage.tasks.objectives import bidirectional_lm
 
-TINY = ELMo(vocab_size=11, depth=2, width=6, hidden=8, dropout=0.0)
+TINY = ELMo(vocab_size=11, depth=2, width=6, cell_dim=8, dropout=0.0)
 TOKENS = jnp.asarray(np.random.default_rng(0).permutation(11)[None, :5], jnp.int32)
 
 

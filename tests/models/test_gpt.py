@@ -127,5 +127,5 @@ def test_build_names_what_was_probably_meant(args, kwargs, message):
 
 
 def test_build_takes_what_is_given_before_the_variant():
-    model = models.build("gpt", "small", depth=3, hidden=None)
-    assert (model.depth, model.width, model.hidden) == (3, 768, None)
+    model = models.build("gpt", "small", depth=3, mlp_dim=None)
+    assert (model.depth, model.width, model.mlp_dim) == (3, 768, None)

@@ -9,7 +9,7 @@ from lineage import models
 from lineage.models import convert
 from lineage.models.llama import Llama
 
-TINY = Llama(vocab_size=17, max_length=14, depth=2, width=16, num_heads=4, num_kv_heads=2, hidden=24)
+TINY = Llama(vocab_size=17, max_length=14, depth=2, width=16, num_heads=4, num_kv_heads=2, mlp_dim=24)
 WINDOW = TINY.clone(window=3)
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 17, (2, 10)), jnp.int32)
 

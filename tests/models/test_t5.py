@@ -8,7 +8,7 @@ import pytest
 from lineage import models
 from lineage.models.t5 import T5
 
-TINY = T5(vocab_size=17, depth=1, decoder_depth=2, width=16, num_heads=2, head_size=4, hidden=24, buckets=8)
+TINY = T5(vocab_size=17, depth=1, decoder_depth=2, width=16, num_heads=2, head_size=4, mlp_dim=24, buckets=8)
 RNG = np.random.default_rng(0)
 INPUTS = jnp.asarray(RNG.integers(0, 17, (2, 7)), jnp.int32)
 TOKENS = jnp.asarray(RNG.integers(0, 17, (2, 8)), jnp.int32)
@@ -94,7 +94,7 @@ def test_dropout_only_with_its_rng():
 
 def test_an_untrained_model_is_the_papers():
     """Scores that are not scaled have unit variance, for queries start smaller."""
-    model = TINY.clone(width=64, head_size=16, num_heads=8, hidden=100)
+    model = TINY.clone(width=64, head_size=16, num_heads=8, mlp_dim=100)
     params = jax.jit(model.init)(jax.random.key(0), INPUTS, TOKENS)["params"]
     layer = params["decoder_stack"]["layers"]
     for leaf, std in [

@@ -118,7 +118,7 @@ def test_names_and_shapes_are_the_published(tmp_path, monkeypatch):
 
 def test_a_hybrids_map_is_that_of_the_published_code(tmp_path, normal):
     """By R50+ViT's names: kernels are standardised, norms come after them, and the edges are TensorFlow's."""
-    model = ViT(3, 32, 8, 3, 1, 8, 2, hybrid=(1, 2), activation="gelu_tanh", epsilon=1e-6, hidden=12)
+    model = ViT(3, 32, 8, 3, 1, 8, 2, hybrid=(1, 2), activation="gelu_tanh", epsilon=1e-6, mlp_dim=12)
     image = normal(2, 32, 32, 3)
     shapes = jax.eval_shape(model.init, jax.random.key(0), image)
     variables = jax.tree.map(lambda x: normal(*x.shape), shapes)
@@ -151,7 +151,7 @@ def test_a_hybrids_map_is_that_of_the_published_code(tmp_path, normal):
 
 
 def test_without_a_class_token_and_a_head(tmp_path, variables, normal):
-    model = ViT(0, 8, 4, 1, 2, 8, 2, pooling="gap", activation="gelu_tanh", epsilon=1e-6, hidden=12)
+    model = ViT(0, 8, 4, 1, 2, 8, 2, pooling="gap", activation="gelu_tanh", epsilon=1e-6, mlp_dim=12)
     params = variables(model, normal(1, 8, 8, 1))
     vit_npz.save(tmp_path / "gap.npz", model, params)
     again, restored = convert.load(tmp_path / "gap.npz")

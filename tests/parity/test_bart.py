@@ -83,7 +83,7 @@ def test_a_file_without_the_head_has_no_bias(randomise, tmp_path):
 @pytest.mark.parametrize("logits_bias", [False, True])
 def test_export_gives_the_same_model_there_and_here(logits_bias, tmp_path):
     model = bart.BART(
-        vocab_size=31, max_length=12, depth=2, decoder_depth=3, width=24, num_heads=3, hidden=40, activation="gelu",
+        vocab_size=31, max_length=12, depth=2, decoder_depth=3, width=24, num_heads=3, mlp_dim=40, activation="gelu",
         logits_bias=logits_bias, dropout=0.1, attention_dropout=0.2, activation_dropout=0.3,
     )  # fmt: skip
     rng = np.random.default_rng(0)

@@ -156,7 +156,7 @@ def test_answers_of_every_layer(both):
         np.testing.assert_allclose(mine, theirs.numpy(), rtol=0, atol=1e-5)
 
 
-SIZES = {"depth": 1, "decoder_depth": 2, "width": 16, "num_heads": 2, "hidden": 12, "num_queries": 3}
+SIZES = {"depth": 1, "decoder_depth": 2, "width": 16, "num_heads": 2, "mlp_dim": 12, "num_queries": 3}
 
 
 def drawn(model, image):

@@ -102,7 +102,7 @@ def test_plain_tokens_have_default_positions(randomise, ours):
 
 
 def test_export_gives_the_same_model_there_and_here(tmp_path):
-    model = gpt.GPT(vocab_size=31, max_length=12, depth=3, width=24, num_heads=3, hidden=40, epsilon=1e-3, dropout=0.1)
+    model = gpt.GPT(vocab_size=31, max_length=12, depth=3, width=24, num_heads=3, mlp_dim=40, epsilon=1e-3, dropout=0.1)
     tokens = np.random.default_rng(0).integers(0, 31, (2, 12)).astype(np.int32)
     variables = random_like(jax.eval_shape(model.init, jax.random.key(0), tokens))
     convert.save(tmp_path, model, variables)

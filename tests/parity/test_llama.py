@@ -137,7 +137,7 @@ def test_plain_tokens_have_default_positions(case, randomise, ours):
 
 YARN = {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_length": 32, "rope_turns": (0.5, 9.0)}
 EXPORTED = Llama(
-    vocab_size=31, max_length=64, depth=2, width=24, num_heads=4, num_kv_heads=2, head_size=8, hidden=20, epsilon=1e-3
+    vocab_size=31, max_length=64, depth=2, width=24, num_heads=4, num_kv_heads=2, head_size=8, mlp_dim=20, epsilon=1e-3
 )
 
 

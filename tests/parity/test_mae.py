@@ -119,8 +119,8 @@ def test_the_encoder_alone(randomise, ours, tmp_path):
 
 def test_export_gives_the_same_model_there_and_here(tmp_path):
     model = MAE(
-        image_size=12, patch_size=3, depth=2, width=24, num_heads=3, hidden=20, normalised=True, decoder_depth=1,
-        decoder_width=16, decoder_num_heads=2, decoder_hidden=10, mask_rate=0.5,
+        image_size=12, patch_size=3, depth=2, width=24, num_heads=3, mlp_dim=20, normalised=True, decoder_depth=1,
+        decoder_width=16, decoder_num_heads=2, decoder_mlp_dim=10, mask_rate=0.5,
     )  # fmt: skip
     rng = np.random.default_rng(3)
     image, noise = rng.standard_normal((2, 12, 12, 3)).astype(np.float32), rng.random((2, 16)).astype(np.float32)

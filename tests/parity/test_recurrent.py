@@ -93,7 +93,7 @@ def test_outputs_states_and_gradients_are_those_of_pytorch(kind, depth, bidirect
 
 def test_elmo_is_two_stacks_of_projected_lstms_with_a_residual_connection():
     torch.manual_seed(0)
-    model, mask = ELMo(vocab_size=11, depth=2, width=4, hidden=WIDTH, dropout=0.0), torch.tensor(MASK)[..., None]
+    model, mask = ELMo(vocab_size=11, depth=2, width=4, cell_dim=WIDTH, dropout=0.0), torch.tensor(MASK)[..., None]
     stacks = {
         way: [torch.nn.LSTM(4, WIDTH, batch_first=True, proj_size=4) for _ in range(2)] for way in ("ahead", "back")
     }

@@ -75,7 +75,7 @@ def test_generation(seed, options, randomise, assert_same_generation):
 @pytest.mark.parametrize("version", [{}, {"gated": True, "tied": False, "activation": "gelu_tanh"}])
 def test_export_gives_the_same_model_there_and_here(version, tmp_path):
     model = t5.T5(
-        vocab_size=31, depth=2, decoder_depth=3, width=20, num_heads=3, head_size=4, hidden=40, buckets=12,
+        vocab_size=31, depth=2, decoder_depth=3, width=20, num_heads=3, head_size=4, mlp_dim=40, buckets=12,
         max_distance=40, epsilon=1e-3, dropout=0.1, **version,
     )  # fmt: skip
     rng = np.random.default_rng(0)
@@ -96,7 +96,7 @@ def test_export_gives_the_same_model_there_and_here(version, tmp_path):
 
 def test_old_files_repeat_the_embedding(tmp_path):
     """They have a bias, too, that nobody reads."""
-    model = t5.T5(vocab_size=9, depth=1, width=8, num_heads=2, head_size=3, hidden=5)
+    model = t5.T5(vocab_size=9, depth=1, width=8, num_heads=2, head_size=3, mlp_dim=5)
     variables = jax.jit(model.init)(jax.random.key(0), *np.zeros((2, 1, 1), np.int32))
     convert.save(tmp_path, model, variables)
     tensors = load_file(tmp_path / "model.safetensors")

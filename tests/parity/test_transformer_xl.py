@@ -36,7 +36,7 @@ def attention(part, h, memory):
                     scores.append((q @ k + q @ r + part["u"][n] @ k + part["v"][n] @ r) / size**0.5)
                 weights = torch.softmax(torch.stack(scores), dim=0)
                 out = sum(w * value[b, j, n] for j, w in enumerate(weights)) @ part["out"]["kernel"][n]
-                result = result.index_put((torch.tensor(b), torch.tensor(t)), out, accumulate=True)
+                result = result.index_put((torch.tensor(b), torch.tensor(t)), out, grad_accum_steps=True)
     return result
 
 
@@ -70,7 +70,7 @@ def test_segments_and_gradients_are_the_papers(memory_length, assert_same_gradie
     """A memory shorter than a segment, one that fills up slowly, and none."""
     rng = np.random.default_rng(memory_length)
     model = TransformerXL(
-        vocab_size=11, max_length=SEGMENT, memory_length=memory_length, depth=2, width=6, num_heads=2, hidden=7
+        vocab_size=11, max_length=SEGMENT, memory_length=memory_length, depth=2, width=6, num_heads=2, mlp_dim=7
     )
     segments = jnp.asarray(rng.integers(0, 11, (4, 2, SEGMENT)), jnp.int32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), segments[0])["params"]

@@ -118,7 +118,7 @@ def test_export_gives_the_same_model_there_and_here(num_classes, tmp_path):
     np.testing.assert_allclose(jax.jit(model.apply)(variables, jnp.asarray(images)), expected, rtol=0, atol=1e-5)
 
     again, restored = convert.load(tmp_path)
-    assert again == model.clone(hidden=96)
+    assert again == model.clone(mlp_dim=96)
     jax.tree.map(np.testing.assert_array_equal, restored, variables)
 
 
@@ -155,7 +155,7 @@ def test_registers_and_layer_scale(randomise):
         "stack": {"layers": layers},
         "norm": {"scale": tensors["layernorm.weight"], "bias": tensors["layernorm.bias"]},
     }
-    sizes = {"image_size": 8, "patch_size": 4, "depth": 2, "width": 24, "num_heads": 3, "hidden": 48, "epsilon": 1e-3}
+    sizes = {"image_size": 8, "patch_size": 4, "depth": 2, "width": 24, "num_heads": 3, "mlp_dim": 48, "epsilon": 1e-3}
     model = vit.ViT(0, **sizes, num_registers=3, layer_scale=1.0)
     found = jax.jit(partial(model.apply, method="encode"))({"params": params}, images)
     expected = reference(theirs).last_hidden_state.detach().numpy()

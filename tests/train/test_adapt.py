@@ -17,7 +17,7 @@ from lineage.train.state import TrainState
 
 ONE = {"devices": jax.devices()[:1]}
 SMALL = {"model.depth": 1, "data.max_bytes": 8_000, "optimizer.schedule": "constant", "checkpoint.keep": 9}
-LORA = {"adapt.name": "lora", "adapt.rank": 2, "adapt.trained": ("^norm/",), "ema_decay": 0.5, "accumulate": 2}
+LORA = {"adapt.name": "lora", "adapt.rank": 2, "adapt.trained": ("^norm/",), "ema_decay": 0.5, "grad_accum_steps": 2}
 
 
 @pytest.fixture(scope="module")

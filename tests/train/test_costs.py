@@ -11,8 +11,8 @@ ADAPTED = {"init.path": "there", "adapt.name": "lora", "objective.name": "causal
 ZOO = {
     "gpt_stdlib": {},
     "vit_digits": {},
-    "bert_stdlib": {"accumulate": 4},
-    "t5_stdlib": {"model.remat": "full", "accumulate": 2},
+    "bert_stdlib": {"grad_accum_steps": 4},
+    "t5_stdlib": {"model.remat": "full", "grad_accum_steps": 2},
     "llama_stdlib": ADAPTED,
 }
 # What each device holds: without batch axes that are said, XLA spreads this model's activations as its tables are.
@@ -27,7 +27,7 @@ SLOW = {
     "bigbird_stdlib": {},
     "detr_shapes": {},
     "elmo_stdlib": {},
-    "gpt_stdlib": {"model.remat": "full", "accumulate": 4},
+    "gpt_stdlib": {"model.remat": "full", "grad_accum_steps": 4},
     "llama_stdlib": {},
     "mae_digits": {},
     "resnet_digits": {},

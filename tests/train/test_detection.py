@@ -24,7 +24,7 @@ from lineage.train.step import init_state, make_train_step
 
 ONE = {"devices": jax.devices()[:1]}
 BACKBONE = {"depths": (1, 1), "widths": (8, 16), "stem_width": 8, "bottleneck": False, "norm": "group", "groups": 2}
-SIZES = {"depth": 1, "decoder_depth": 2, "width": 16, "num_heads": 2, "hidden": 16, "num_queries": 4}
+SIZES = {"depth": 1, "decoder_depth": 2, "width": 16, "num_heads": 2, "mlp_dim": 16, "num_queries": 4}
 TINY = (
     {f"model.backbone.{name}": value for name, value in BACKBONE.items()}
     | {f"model.{name}": value for name, value in SIZES.items()}
@@ -54,7 +54,7 @@ def one_step():
     state = jax.jit(lambda: init_state(model, optimizer, objectives.detection, batch, seed=0))()
 
     def make(accumulate):
-        return jax.jit(make_train_step(model, objectives.detection, optimizer, seed=0, accumulate=accumulate))
+        return jax.jit(make_train_step(model, objectives.detection, optimizer, seed=0, grad_accum_steps=accumulate))
 
     return model, state, make
 

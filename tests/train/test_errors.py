@@ -115,7 +115,7 @@ def trained(tiny, tmp_path_factory):
             "a batch of 12 examples does not divide over 8 devices (data x fsdp): it must be",
         ),
         (
-            [GPT, "--config.accumulate=3"],
+            [GPT, "--config.grad_accum_steps=3"],
             "a batch of 8 examples does not divide over 8 devices (data x fsdp) in 3 accumulated parts",
         ),
         (
@@ -131,7 +131,7 @@ def trained(tiny, tmp_path_factory):
         ([VIT, "--config.wandb=project"], "Weights & Biases is asked for but not installed"),
         ([VIT, "--config.data.max_boxes=0"], "data.max_boxes is 0: it must be 1 or more."),
         ([VIT, "--config.data.image_size=-1"], "data.image_size is -1: it must be 0 or more."),
-        ([GPT, "--config.accumulate=0"], "accumulate is 0: it must be 1 or more."),
+        ([GPT, "--config.grad_accum_steps=0"], "grad_accum_steps is 0: it must be 1 or more."),
         (
             ["--config=swin_digits", "--config.model.depths=(2,0)"],
             "model.depths is (2, 0): it must be 1 or more.",
@@ -154,7 +154,7 @@ def trained(tiny, tmp_path_factory):
         (["--config=configs/base.py"], "get_config() of configs/base.py needs an argument, FILE:ARGUMENT."),
         (["--config=vit_digits:x"], "get_config() of configs/small/vit_digits.py takes no argument."),
         # A device memory that no machine has: the array is refused, none of it is touched.
-        ([GPT, "--config.model.hidden=1099511627776"], "out of memory (RESOURCE_EXHAUSTED: "),
+        ([GPT, "--config.model.mlp_dim=1099511627776"], "out of memory (RESOURCE_EXHAUSTED: "),
     ],
 )
 def test_settings(arguments, sentence, error, tmp_path):
@@ -164,8 +164,8 @@ def test_settings(arguments, sentence, error, tmp_path):
 
 
 def test_out_of_memory_says_what_to_change(error, tmp_path):
-    said = error(GPT, f"--workdir={tmp_path}", "--config.model.hidden=1099511627776")
-    for key in ("data.batch_size", "accumulate", "model.remat", "mesh.fsdp", "--mode=describe"):
+    said = error(GPT, f"--workdir={tmp_path}", "--config.model.mlp_dim=1099511627776")
+    for key in ("data.batch_size", "grad_accum_steps", "model.remat", "mesh.fsdp", "--mode=describe"):
         assert key in said
 
 

@@ -147,6 +147,6 @@ def test_segments_that_do_not_follow_each_other_are_refused(tiny, tmp_path):
 def test_parts_of_a_batch_are_refused(run):
     config, workdir, _ = run
     experiment = Experiment(config, workdir, ONE)
-    parts = make_train_step(experiment.model, experiment.objective, experiment.optimizer, seed=0, accumulate=2)
-    with pytest.raises(ValueError, match="accumulate is 2: a model with a memory goes through a batch in 1 part"):
+    parts = make_train_step(experiment.model, experiment.objective, experiment.optimizer, seed=0, grad_accum_steps=2)
+    with pytest.raises(ValueError, match="grad_accum_steps is 2: it must be 1 for a model with a memory"):
         jax.eval_shape(parts, experiment.abstract_state, jax.eval_shape(experiment.zeros))

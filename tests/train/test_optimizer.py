@@ -96,7 +96,7 @@ def test_frozen_parameters_stay_and_do_not_count_in_the_clipping():
 
 def test_rates_scale_by_path_the_first_found_counts():
     plain = run(make_optimizer("sgd", lambda n: 0.1, b1=0.0))
-    scaled = run(make_optimizer("sgd", lambda n: 0.1, b1=0.0, rates=(("kernel", 0.25), ("mlp", 3.0))))
+    scaled = run(make_optimizer("sgd", lambda n: 0.1, b1=0.0, lr_multipliers=(("kernel", 0.25), ("mlp", 3.0))))
     moved = jax.tree.map(lambda a, b, p: (a - p) / (b - p), scaled, plain, PARAMS)
     np.testing.assert_allclose(moved["stack"]["mlp"]["kernel"], 0.25, rtol=1e-4)
     np.testing.assert_allclose(moved["stack"]["mlp"]["bias"], 3.0, rtol=1e-4)

@@ -28,7 +28,7 @@ BERT = SMALL | {
 }
 T5 = SMALL | {
     "model.head_size": 8,
-    "model.hidden": 32,
+    "model.mlp_dim": 32,
     "data.task": "span_corruption",
     "objective.name": "sequence_to_sequence",
 }

@@ -76,7 +76,7 @@ def test_accumulation_gives_the_trajectory_of_whole_batches(model, tiny, tmp_pat
     changes = {"optimizer.learning_rate": 3e-3}
     expected, _ = train(tiny(model, changes), jax.devices()[:1], tmp_path / "whole")
     for parts, devices in ((4, 1), (2, 4)):
-        config = tiny(model, changes | {"accumulate": parts})
+        config = tiny(model, changes | {"grad_accum_steps": parts})
         losses, _ = train(config, jax.devices()[:devices], tmp_path / str(parts))
         assert_same_trajectory(losses, expected)
 

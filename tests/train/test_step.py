@@ -79,7 +79,7 @@ def test_accumulated_parts_of_unequal_weight_are_one_batch():
     batch = setting("vit")[2]
     states, metrics = steps(compiled("vit", optax.sgd(0.1)), batch, 3)
     # Three examples count: two in one part, one in the other.
-    parts_states, parts_metrics = steps(compiled("vit", optax.sgd(0.1), accumulate=2), batch, 3)
+    parts_states, parts_metrics = steps(compiled("vit", optax.sgd(0.1), grad_accum_steps=2), batch, 3)
     for values, parts in zip(metrics, parts_metrics):
         assert parts == pytest.approx(values, rel=1e-5)
     close = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5)  # noqa: E731
@@ -99,7 +99,7 @@ def test_states_of_accumulated_parts_are_merged():
         )
 
     state = jax.jit(lambda: init_state(model, optax.sgd(0.1), objective, batch, seed=0))()
-    step = jax.jit(make_train_step(model, objective, optax.sgd(0.1), seed=0, accumulate=2))
+    step = jax.jit(make_train_step(model, objective, optax.sgd(0.1), seed=0, grad_accum_steps=2))
     expected = np.corrcoef(batch["image"].mean((1, 2, 3)), batch["label"])[0, 1]
     np.testing.assert_allclose(step(state, batch)[1]["pearson"], expected, atol=1e-5)
 
@@ -197,7 +197,7 @@ def test_running_statistics_follow_the_batch_on_all_devices_and_the_parts_in_tur
     frozen = optax.set_to_zero()
     parts = [jax.tree.map(lambda a, i=i: a[i::2], batch) for i in range(2)]
     state = state.replace(opt_state=frozen.init(state.params))
-    accumulated, one_by_one = run(state, [batch], frozen, accumulate=2), run(state, parts, frozen)
+    accumulated, one_by_one = run(state, [batch], frozen, grad_accum_steps=2), run(state, parts, frozen)
     jax.tree.map(close, accumulated.collections, one_by_one.collections)
 
 

@@ -303,7 +303,7 @@ def test_a_student_of_itself_has_nothing_to_learn(pretrained, tiny, tmp_path):
 def test_a_student_of_half_the_depth_learns(pretrained, tiny, tmp_path):
     changes = {"init.path": str(pretrained), "init.layers": (1,), "model.name": "distilbert", "model.depth": 1}
     config = tiny(
-        "bert", distilled(pretrained, changes | {"model.num_segments": 0, "total_steps": 30, "accumulate": 2})
+        "bert", distilled(pretrained, changes | {"model.num_segments": 0, "total_steps": 30, "grad_accum_steps": 2})
     )
     found = loop.train(config, tmp_path, **ONE)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

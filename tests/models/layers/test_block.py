@@ -17,7 +17,7 @@ from lineage.models.layers.norm import LayerNorm
 BLOCK = partial(
     Block,
     attention=partial(Attention, num_heads=2, causal=True),
-    mlp=partial(Mlp, hidden=12),
+    mlp=partial(Mlp, mlp_dim=12),
     norm=partial(LayerNorm, epsilon=1e-5),
 )
 
