@@ -13,7 +13,7 @@ from jaxtyping import Float
 from scipy.special import softmax
 
 from lineage.data.examples.encoded import Encoded
-from lineage.data.options import called
+from lineage.data.transforms.calls import parse_calls
 from lineage.evaluation.probes import PROBES, accuracies
 from lineage.evaluation.sampling import Sampler
 from lineage.metrics import classification
@@ -42,7 +42,7 @@ class Evaluator:
         model, precision = experiment.model, experiment.config.precision
         self._step = experiment.jit(make_evaluation_step(model, experiment.objective, precision))
         self._read = experiment.jit(make_asking_step(model, read, precision))
-        self._probes = called("probes", experiment.config.probes, PROBES)
+        self._probes = parse_calls("probes", experiment.config.probes, PROBES)
         if self._probes and (not hasattr(model, "image_size") or hasattr(model, "num_queries")):
             raise ValueError(f"probes is {experiment.config.probes!r}: they are for models of labelled images.")
         if self._probes:

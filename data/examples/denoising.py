@@ -12,8 +12,8 @@ from lineage.data.examples.masking import present
 from lineage.data.examples.pairs import shifted
 from lineage.data.examples.span_corruption import pack
 from lineage.data.loader import Batch
-from lineage.data.options import called
 from lineage.data.tokenizers import Tokenizer
+from lineage.data.transforms.calls import parse_calls
 
 Noise = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 _ENDS = re.compile(r"[.!?]$|\n")
@@ -88,7 +88,7 @@ def parse(noise: str, tokenizer: Tokenizer) -> list[Noise]:
         "permute_sentences": sentences,
         "rotate": lambda: rotate,
     }
-    steps = called("noise", noise, known)
+    steps = parse_calls("noise", noise, known)
     if not steps:
         raise ValueError(f"noise={noise!r}: there must be some, such as infill(0.3, 3)")
     return steps

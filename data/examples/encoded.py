@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lineage.data.loader import Source
+from lineage.data.loader import ExampleSource
 from lineage.data.tokenizers import Tokenizer
 
 ROLES = ("cls", "sep", "pad", "mask")
 
 
 @dataclass(frozen=True)
-class Encoded(Source):
+class Encoded(ExampleSource):
     """Rows of token ids, with what belongs to each row and to each of its tokens.
 
     An example has `tokens`, `segments` int32 [T] (which text a token is of: 0 or 1), `tokens_mask` bool [T] (True = a

@@ -2,43 +2,20 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 from math import log
 
 import numpy as np
 
+from lineage.data.content import LabelledTexts
 from lineage.data.examples import encoded
 from lineage.data.examples.encoded import Encoded
-from lineage.data.examples.pairs import read_rows
 from lineage.data.examples.sentence_pairs import ENDS
 from lineage.data.tokenizers import Tokenizer
 
 LONG = ("head", "tail", "head_tail", "key_sentences", "segments")
 
 
-@dataclass(frozen=True)
-class Labelled:
-    """Texts, or pairs of them, and a label for each, as it is written; `names` of all labels where they are known."""
-
-    texts: Sequence[tuple[str, ...]]
-    labels: Sequence[str]
-    names: Sequence[str] = ()
-
-
-def read(path: str) -> Labelled:
-    """The labelled texts in a file, which may be gzipped (.gz): a `.tsv` whose last column is the label of the one or
-    two texts before it, or a `.jsonl` of objects with `text`, `label` and possibly `second`.
-
-    Raises FileNotFoundError, and ValueError, naming the line, for what is no labelled text.
-    """
-    rows = read_rows(path, ("text", "second", "label"), optional="second", columns="one or two texts and a label")
-    if len({len(row) for row in rows}) > 1:
-        raise ValueError(f"{path} has some texts alone and some in pairs: it must have one or the other")
-    return Labelled([row[:-1] for row in rows], [row[-1] for row in rows])
-
-
-def names(splits: dict[str, Labelled]) -> list[str]:
+def names(splits: dict[str, LabelledTexts]) -> list[str]:
     """The classes, in order: as the source has them, or the labels of the training split, numbers by their size.
 
     Raises ValueError for a label of another split that is not among them.
@@ -53,7 +30,7 @@ def names(splits: dict[str, Labelled]) -> list[str]:
     return found
 
 
-def encode(part: Labelled, labels: np.ndarray, tokenizer: Tokenizer, length: int, fit: "Fit") -> Encoded:
+def encode(part: LabelledTexts, labels: np.ndarray, tokenizer: Tokenizer, length: int, fit: "Fit") -> Encoded:
     """Rows of texts with the `label` of each."""
     ids = zip(*map(tokenizer.encode_batch, zip(*part.texts)))
     made = [(parts, origin) for origin, row in enumerate(zip(part.texts, ids)) for parts in fit(*row)]
@@ -74,7 +51,7 @@ class Fit:
         ValueError: the rule is unknown, or not for these texts.
     """
 
-    def __init__(self, long_text: str, tokenizer: Tokenizer, length: int, stride: int, train: Labelled):
+    def __init__(self, long_text: str, tokenizer: Tokenizer, length: int, stride: int, train: LabelledTexts):
         encoded.check(length)
         if long_text not in LONG:
             raise ValueError(f"long_text={long_text!r} must be one of {', '.join(LONG)}")

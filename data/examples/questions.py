@@ -1,60 +1,16 @@
 """Questions about texts, whose answers are parts of them (SQuAD, arXiv 1606.05250), as windows of tokens, and back."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from lineage.data.content import Question
 from lineage.data.examples import encoded
 from lineage.data.examples.encoded import Encoded
-from lineage.data.examples.pairs import read_lines
 from lineage.data.tokenizers import Tokenizer
 
 MAX_QUESTION, MAX_ANSWER = 64, 30  # tokens, as in arXiv 1810.04805's recipe
-
-
-@dataclass(frozen=True)
-class Question:
-    """A question about a context; answers are (first character, text), and there is none where the context has none."""
-
-    text: str
-    context: str
-    answers: Sequence[tuple[int, str]]
-
-    @property
-    def references(self) -> list[str]:
-        """The texts of the answers."""
-        return [text for _, text in self.answers]
-
-
-def read(path: str) -> list[Question]:
-    """The questions of a JSON file of SQuAD's, version 1.1 or 2.0; it may be gzipped (.gz).
-
-    Raises FileNotFoundError, and ValueError for another file and for an answer that is not where it should be.
-    """
-    content = "\n".join(read_lines(path))
-    try:
-        return [
-            ask(
-                item["question"],
-                paragraph["context"],
-                [(answer["answer_start"], answer["text"]) for answer in item["answers"]],
-            )
-            for article in json.loads(content)["data"]
-            for paragraph in article["paragraphs"]
-            for item in paragraph["qas"]
-        ]
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not a file of SQuAD's: {type(error).__name__} {error}") from None
-
-
-def ask(text: str, context: str, answers: Sequence[tuple[int, str]]) -> Question:
-    """A question. Raises ValueError for an answer that is not where it should be."""
-    for start, answer in answers:
-        if context[start : start + len(answer)] != answer:
-            raise ValueError(f"the answer {answer!r} to {text!r} is not at character {start} of its context")
-    return Question(text, context, answers)
 
 
 @dataclass(frozen=True)

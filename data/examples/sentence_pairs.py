@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from lineage.data import shuffle
+from lineage.data.content import Documents
 from lineage.data.examples.masking import MaskTokens
-from lineage.data.examples.windows import Documents, Tokens
-from lineage.data.loader import Batch, Source
+from lineage.data.examples.windows import Tokens
+from lineage.data.loader import Batch, ExampleSource
 from lineage.data.tokenizers import Tokenizer
 
 # what ends a sentence in a text
@@ -33,7 +34,7 @@ class Sentences(Documents):
         return f"{self._texts.fingerprint()} in sentences"
 
 
-class Chunks(Tokens, Source):
+class Chunks(Tokens, ExampleSource):
     """Runs of sentences in a document, of about `length` tokens and of two sentences at least: example i has the number
     of its first sentence as `first`. Together they go through each document once, but for a last sentence left alone.
 

@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image
 
 from lineage.data import shuffle
-from lineage.data.options import called
-from lineage.data.sources.images import from_pillow, stack, to_pillow
+from lineage.data.transforms.calls import parse_calls
 from lineage.data.transforms.distortions import Jitter, RandAugment
+from lineage.data.transforms.pillow import from_pillow, stack, to_pillow
 
 Images = Sequence[np.ndarray] | np.ndarray
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -162,7 +162,7 @@ def parse(
     """
     crop = partial(RandomCrop, image_size, resample=resample)
     known = {"crop": crop, "flip": Flip, "randaugment": RandAugment, "jitter": Jitter, "shift": Shift, "erase": Erase}
-    transforms = called("augment", augment, known)
+    transforms = parse_calls("augment", augment, known)
     if any(isinstance(transform, RandomCrop) for transform in transforms[1:]):
         raise ValueError(f"augment={augment!r}: crop must come first")
     if any(isinstance(transform, Erase) for transform in transforms[:-1]):

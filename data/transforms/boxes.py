@@ -1,8 +1,4 @@
-"""Images with boxes: the synthetic set `shapes`, and transforms that move boxes with the pixels.
-
-An example has `image` uint8 [h, w, c] and, for each of its n objects, `boxes` float32 [n, 4] (left, top, right and
-bottom edge in pixels), `classes` int32 [n] and `crowd` bool [n], which marks a box around several objects.
-"""
+"""Transforms of images with boxes, which move the boxes with the pixels; `content.Images` describes the examples."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,79 +8,10 @@ import numpy as np
 from PIL import Image
 
 from lineage.data import shuffle
-from lineage.data.options import called
-from lineage.data.sources.images import from_pillow, to_pillow
+from lineage.data.transforms.calls import parse_calls
+from lineage.data.transforms.pillow import from_pillow, to_pillow
 
 Example = dict[str, np.ndarray]
-
-SHAPES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    # what is inside, of a square from -1 to 1: x to the right, y down
-    "circle": lambda x, y: x * x + y * y <= 1,
-    "square": lambda x, y: np.maximum(abs(x), abs(y)) <= 1,
-    "triangle": lambda x, y: (2 * abs(x) <= y + 1) & (y <= 1),
-    "cross": lambda x, y: (np.minimum(abs(x), abs(y)) <= 1 / 3) & (np.maximum(abs(x), abs(y)) <= 1),
-}
-SIZES = {"train": 20_000, "validation": 500, "test": 500}
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """Coloured shapes on noise, at most `most` in an image; an example is a function of (seed, split, index)."""
-
-    split: str
-    size: int = 64
-    most: int = 6
-    seed: int = 0
-
-    def __len__(self) -> int:
-        return SIZES[self.split]
-
-    def __getitem__(self, index: int) -> Example:
-        """One example: later shapes lie over earlier ones, of which they hide little. Boxes are of whole shapes."""
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        stream = len(SIZES) * self.seed + list(SIZES).index(self.split)
-        random = shuffle.generator(shuffle.keys(np.array([index]), stream)[0])
-        size, kinds = self.size, list(SHAPES.values())
-        ground = random.uniform(0, 255, 3)
-        image = ground + random.normal(0, 20, (size, size, 3))
-        boxes, classes = [], []
-        for _ in range(random.integers(1, self.most + 1)):
-            width, height = random.uniform(size / 8, size / 2.5, 2)
-            left, top = random.uniform(0, size - width), random.uniform(0, size - height)
-            x, y = (np.arange(size) + 0.5 - left) * 2 / width - 1, (np.arange(size) + 0.5 - top) * 2 / height - 1
-            number = random.integers(len(kinds))
-            inside = kinds[number](x[None, :], y[:, None])
-            rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
-            if not len(rows):  # too small to hit the centre of a pixel
-                continue
-            box = np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1])
-            if all(_overlap(box, other) < 0.2 for other in boxes):
-                boxes.append(box)
-                classes.append(number)
-                colour = (ground + random.uniform(64, 192, 3)) % 256
-                image[inside] = colour + random.normal(0, 10, (inside.sum(), 3))
-        return {
-            "image": np.clip(image, 0, 255).astype(np.uint8),
-            "boxes": np.array(boxes, np.float32).reshape(-1, 4),
-            "classes": np.array(classes, np.int32),
-            "crowd": np.zeros(len(boxes), bool),
-        }
-
-    def take(self, indices: np.ndarray) -> dict[str, list[np.ndarray]]:
-        """The examples of `indices` int64 [N]."""
-        return gather([self[index] for index in indices])
-
-
-def _overlap(a, b):
-    """The part of the smaller box that is in the other."""
-    sides = np.clip(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0, None)
-    return sides.prod() / min((a[2:] - a[:2]).prod(), (b[2:] - b[:2]).prod())
-
-
-def gather(examples: Sequence[Example]) -> dict[str, list[np.ndarray]]:
-    """Examples as lists by feature."""
-    return {name: [example[name] for example in examples] for name in examples[0]}
 
 
 def flip(example: Example) -> Example:
@@ -166,7 +93,7 @@ class Crop:
 def parse(augment: str, longest: int) -> list[Callable[[Example, np.random.Generator], Example]]:
     """The transforms that a string names, such as `flip | crop(384, 600) | resize(480, 800)`."""
     known = {"flip": Flip, "crop": Crop, "resize": lambda low, high: Resize(low, high, longest)}
-    return called("augment", augment, known)
+    return parse_calls("augment", augment, known)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 from lineage.data import shuffle
-from lineage.data.sources.images import from_pillow, to_pillow
+from lineage.data.transforms.pillow import from_pillow, to_pillow
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from lineage.data.options import called
+from lineage.data.transforms.calls import parse_calls
 from lineage.evaluation.evaluators import Evaluator, restore
 from lineage.evaluation.probes import PROBES, Neighbours, Regression, accuracies
 from lineage.train import loop
@@ -49,7 +49,7 @@ def test_regression_is_the_closed_form(shots):
 
 
 def test_names_and_arguments():
-    probes = called("probes", "knn | few_shot(5) | few_shot | linear", PROBES)
+    probes = parse_calls("probes", "knn | few_shot(5) | few_shot | linear", PROBES)
     assert probes == [Neighbours(20, 0.07), Regression(5), Regression(10), Regression(0)]
     found = accuracies(probes, KNOWN, {"test": ASKED})
     assert list(found) == [f"test/{name}_accuracy" for name in ("knn", "5_shot", "10_shot", "linear")]
@@ -84,6 +84,6 @@ def test_errors(tiny):
         Evaluator(Experiment(tiny("vit", {"probes": "knm"})))
     for probe in ("knn(0)", "knn(5, 0.0)", "few_shot(0)"):  # not after hours of training
         with pytest.raises(ValueError, match=f"{probe.partition('(')[0]} needs 1"):
-            called("probes", probe, PROBES)
+            parse_calls("probes", probe, PROBES)
     with pytest.raises(ValueError, match="probes is 'knn': they are for models of labelled images"):
         Evaluator(Experiment(tiny("gpt", {"probes": "knn"})))
