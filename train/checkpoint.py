@@ -192,6 +192,8 @@ def clean(workdir: Path) -> None:
     if jax.process_index() == 0:
         for folder in (workdir / "checkpoints").glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(folder, ignore_errors=True)
+        for file in (*workdir.glob(".*.partial"), *workdir.glob("artifacts/.*.partial")):
+            file.unlink(missing_ok=True)
 
 
 def read_variables(workdir: Path) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from lineage import models
 from lineage.data import Tokenizer
 from lineage.models import convert
 from lineage.models.layers.position import resample
+from lineage.runs.folder import read_json
 from lineage.tasks.objectives import Batch, read, read_masked
 from lineage.train.adapters import moved
 from lineage.train.checkpoint import read_variables
 from lineage.train.state import TrainState
-from lineage.train.writers import read_json
 
 
 def start_from(
