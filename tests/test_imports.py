@@ -27,7 +27,7 @@ RULES = {
     "report": ({"runs", "runs.folder"}, {"numpy", "scipy", "matplotlib"}),
     "runs.folder": (set(), set()),
     "runs": ({"report", "runs.folder"}, {"numpy", "rich", "optuna", "submitit"}),
-    "configs": (set(), {"ml_collections"}),
+    "configs": ({"train"}, {"ml_collections"}),
 }
 PROJECT = "lineage"
 ROOMS = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"launch", "tests", "benchmarks"}
