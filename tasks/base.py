@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +12,7 @@ from jaxtyping import Array, Float
 from lineage.configs.registry import Registry
 from lineage.data import Examples, Facts, Loader, Tokenizer
 from lineage.metrics.states import State
+from lineage.models import Model
 
 Batch = dict[str, Array]
 Result = tuple[Float[Array, ""], Float[Array, ""], dict[str, State]]
@@ -27,11 +27,12 @@ TASKS: Registry = Registry("task")
 class Task:
     """Base class of tasks. A subclass is a frozen dataclass whose fields are the keys of `config.task`.
 
-    A task must implement `examples`, `batch_spec` and `loss`, and set `reads`; everything else has a default.
+    A task must implement `examples`, `batch_spec` and `loss`, and set `reads` and `needs`; all else has a default.
 
     Class attributes:
         reads: the kind of content that a source must offer, such as "documents" (see `lineage.data.sources`).
-        head: the head that a text encoder must have; None where models have their own.
+        needs: kinds of outputs (`Model.outputs`), one of which the model must have.
+        head: the head that a model gets if it has several and the config does not choose one.
         special_tokens: roles of the tokens that the tokenizer must have, such as "mask".
         optional_tokens: those of them that a tokenizer from a file may lack.
         needs_teacher: whether `config.teacher` must name a trained model.
@@ -41,6 +42,7 @@ class Task:
     """
 
     reads: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]]
     head: ClassVar[str | None] = None
     special_tokens: ClassVar[tuple[str, ...]] = ()
     optional_tokens: ClassVar[tuple[str, ...]] = ()
@@ -83,8 +85,14 @@ class Task:
 
     # The model: shapes, loss and outputs.
 
-    def check_model(self, model: nn.Module) -> None:
+    def check_model(self, model: Model) -> None:
         """Raise ValueError for a model that cannot learn this task."""
+        if not {*self.needs} & {*model.outputs}:
+            head = f" Set model.head={self.head!r}." if self.head and "head" in model.settings else ""
+            raise ValueError(
+                f"The task {self.name!r} needs a model with the outputs {' or '.join(self.needs)}: "
+                f"{type(model).__name__} has {' and '.join(model.outputs)}.{head}"
+            )
 
     def adapt(self, model: Mapping[str, Any]) -> "Task":
         """Return the task with the options that it takes from the model's config section."""
@@ -94,9 +102,7 @@ class Task:
         """Return values of model options that the config leaves empty, beside those that the data give."""
         return {} if self.head is None else {"head": self.head}
 
-    def batch_spec(
-        self, batch_size: int, model: nn.Module, facts: Callable[[], Facts], length: int | None = None
-    ) -> Spec:
+    def batch_spec(self, batch_size: int, model: Model, facts: Callable[[], Facts], length: int | None = None) -> Spec:
         """Return the shapes and dtypes of a batch, without reading data where the options suffice.
 
         Args:
@@ -107,12 +113,12 @@ class Task:
         """
         raise NotImplementedError
 
-    def zeros(self, batch_size: int, model: nn.Module, facts: Callable[[], Facts], length: int | None = None) -> Batch:
+    def zeros(self, batch_size: int, model: Model, facts: Callable[[], Facts], length: int | None = None) -> Batch:
         """Return a batch of zeros with masks that are True. Arguments as in `batch_spec`."""
         spec = self.batch_spec(batch_size, model, facts, length)
         return {name: jnp.full(a.shape, a.dtype == bool or name == "extent", a.dtype) for name, a in spec.items()}
 
-    def loss(self, model: nn.Module, batch: Batch) -> Result:
+    def loss(self, model: Model, batch: Batch) -> Result:
         """Return `(loss_sum, weight, metric states)` of a bound model and a batch.
 
         The loss is the sum over examples, not their mean, so that the gradients of a batch's parts add up to the
@@ -122,11 +128,11 @@ class Task:
         """
         raise NotImplementedError
 
-    def forward(self, model: nn.Module, batch: Batch) -> Any:
+    def forward(self, model: Model, batch: Batch) -> Any:
         """Return the model's outputs for the `inputs` of a batch: logits, unless the task says otherwise."""
         return model(batch["tokens"])
 
-    def feature_extractor(self, model: nn.Module) -> nn.Module:
+    def feature_extractor(self, model: Model) -> Model:
         """Return the model whose `forward` gives one feature vector [D] per example, for probes.
 
         Raises:
@@ -136,11 +142,11 @@ class Task:
 
     # A teacher's knowledge, where the task needs one.
 
-    def prepare(self, key: jax.Array, batch: Batch, model: nn.Module) -> Batch:
+    def prepare(self, key: jax.Array, batch: Batch, model: Model) -> Batch:
         """Return a training batch as the teacher and the model see it, on the devices."""
         return batch
 
-    def teach(self, teacher: nn.Module, batch: Batch) -> Batch:
+    def teach(self, teacher: Model, batch: Batch) -> Batch:
         """Return the arrays that a bound teacher adds to a batch."""
         raise NotImplementedError
 
@@ -179,7 +185,7 @@ class Task:
     def pictures(
         self,
         split: str,
-        model: nn.Module,
+        model: Model,
         variables: Mapping[str, Any],
         batches: Iterable[dict[str, np.ndarray]],
         facts: Facts,
@@ -189,7 +195,7 @@ class Task:
         return {}
 
     def snapshot(
-        self, model: nn.Module, variables: Mapping[str, Any], batch: dict[str, np.ndarray], facts: Facts
+        self, model: Model, variables: Mapping[str, Any], batch: dict[str, np.ndarray], facts: Facts
     ) -> Pictures:
         """Return what the report shows of each evaluation, from the first batch of the first split."""
         return {}

@@ -1,9 +1,9 @@
 """Language modelling in both directions."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-import flax.linen as nn
-
+from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Result
 from lineage.tasks.causal_lm import NextTokenTask
 from lineage.tasks.losses import token_loss
@@ -14,7 +14,9 @@ from lineage.tasks.losses import token_loss
 class BidirectionalLM(NextTokenTask):
     """Predict each token from those before it, and by a second model from those after it (ELMo, arXiv 1802.05365)."""
 
-    def loss(self, model: nn.Module, batch: Batch) -> Result:
+    needs: ClassVar[tuple[str, ...]] = ("both_directions",)
+
+    def loss(self, model: Model, batch: Batch) -> Result:
         """Cross-entropy of `targets` [B, T] given the `tokens` [B, T] up to each, and of the tokens given those after.
 
         Counted where `mask` [B, T] is True, both directions alike; the last of the tokens is not predicted, because

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import flax.linen as nn
 import numpy as np
 
 from lineage.data import Documents, Examples, Facts, Loader, Tokenizer
 from lineage.metrics.likelihood import bits, perplexity
+from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Request, Result, Spec, check_range
 from lineage.tasks.documents import WindowTask, windows_spec
 from lineage.tasks.losses import token_loss
@@ -45,9 +45,7 @@ class NextTokenTask(WindowTask):
     def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
         return self.windows(content, tokenizer)
 
-    def batch_spec(
-        self, batch_size: int, model: nn.Module, facts: Callable[[], Facts], length: int | None = None
-    ) -> Spec:
+    def batch_spec(self, batch_size: int, model: Model, facts: Callable[[], Facts], length: int | None = None) -> Spec:
         return windows_spec(batch_size, length or self.sequence_length)
 
     def derived(self, metrics: dict[str, float], facts: Facts, split: str) -> dict[str, float]:
@@ -68,13 +66,15 @@ class CausalLM(NextTokenTask):
         label_smoothing: fraction of the target that is spread evenly over the vocabulary, in training only.
     """
 
+    needs: ClassVar[tuple[str, ...]] = ("next_token",)
+
     label_smoothing: float = 0.0
 
     def __post_init__(self):
         super().__post_init__()
         check_range("label_smoothing", self.label_smoothing, below=1)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Result:
+    def loss(self, model: Model, batch: Batch) -> Result:
         """Cross-entropy of `targets` [B, T], given the `tokens` [B, T] up to each, where `mask` [B, T] is True."""
         return token_loss(model, model(batch["tokens"]), batch, self.label_smoothing)
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import flax.linen as nn
 import numpy as np
 
 from lineage.data import Examples, Facts, PairedTexts, Tokenizer
 from lineage.data.examples import pairs
+from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Request, Result, Spec, check_range
 from lineage.tasks.documents import windows_spec
 from lineage.tasks.losses import token_loss
@@ -24,14 +24,13 @@ class ContinuationTask(PairTask):
             training, and inputs are cut in evaluation.
     """
 
+    needs: ClassVar[tuple[str, ...]] = ("next_token",)
     kind: ClassVar[type[pairs.Pairs]] = pairs.Continuations
 
     def examples(self, content: Mapping[str, PairedTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
         return self.encoded(content, tokenizer)
 
-    def batch_spec(
-        self, batch_size: int, model: nn.Module, facts: Callable[[], Facts], length: int | None = None
-    ) -> Spec:
+    def batch_spec(self, batch_size: int, model: Model, facts: Callable[[], Facts], length: int | None = None) -> Spec:
         return windows_spec(batch_size, length or self.sequence_length)
 
     def request(self, tokens: np.ndarray, tokenizer: Tokenizer, facts: Facts) -> Request:
@@ -58,6 +57,6 @@ class ConditionalLM(ContinuationTask):
         super().__post_init__()
         check_range("label_smoothing", self.label_smoothing, below=1)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Result:
+    def loss(self, model: Model, batch: Batch) -> Result:
         """Cross-entropy of `targets` [B, T], given the `tokens` [B, T] up to each, where `mask` [B, T] is True."""
         return token_loss(model, model(batch["tokens"]), batch, self.label_smoothing)

@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
 from lineage.metrics.classification import correct
-from lineage.models.protocols import DistilledModel
+from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Result, check_range, check_weights
 from lineage.tasks.images import Classification
 from lineage.tasks.losses import divergence, smoothed, weighted
@@ -30,6 +29,7 @@ class DistilledImageClassification(Classification):
         cutmix: a of the Beta(a, a) by which boxes of other images are pasted in, before the teacher sees them.
     """
 
+    needs: ClassVar[tuple[str, ...]] = ("distilled_classes",)
     needs_teacher: ClassVar[bool] = True
 
     temperature: float = 0.0
@@ -46,20 +46,15 @@ class DistilledImageClassification(Classification):
         check_range("mixup", self.mixup)
         check_range("cutmix", self.cutmix)
 
-    def check_model(self, model: nn.Module) -> None:
-        super().check_model(model)
-        if not isinstance(model, DistilledModel):
-            raise ValueError(f"The task {self.name!r} needs a model with two heads (deit), not {type(model).__name__}.")
-
-    def prepare(self, key: jax.Array, batch: Batch, model: nn.Module) -> Batch:
+    def prepare(self, key: jax.Array, batch: Batch, model: Model) -> Batch:
         if not (self.mixup or self.cutmix):
             return batch
         return mixed(key, batch, model.num_classes, self.mixup, self.cutmix)
 
-    def teach(self, teacher: nn.Module, batch: Batch) -> Batch:
+    def teach(self, teacher: Model, batch: Batch) -> Batch:
         return {"teacher_logits": self.forward(teacher, batch)}
 
-    def loss(self, model: nn.Module, batch: Batch) -> Result:
+    def loss(self, model: Model, batch: Batch) -> Result:
         """The weighted sum of two losses of images [B, h, w, c]; accuracy is that of both heads' mean.
 
         One head learns the `label` [B], or the probabilities of the classes `target` [B, V], the other what the

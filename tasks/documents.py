@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
 from lineage.data import Documents, Examples, Facts, Tokenizer
 from lineage.data.examples import windows
+from lineage.models import Model
 from lineage.tasks.attention import attention_of_texts
 from lineage.tasks.base import Pictures, Spec, Task, check_range, specs
 
@@ -31,7 +31,7 @@ class TextTask(Task):
     def pictures(
         self,
         split: str,
-        model: nn.Module,
+        model: Model,
         variables: Mapping[str, Any],
         batches: Iterable[dict[str, np.ndarray]],
         facts: Facts,

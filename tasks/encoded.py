@@ -4,14 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import flax.linen as nn
 import jax.numpy as jnp
 
 from lineage.data import Facts
 from lineage.data.examples import encoded
+from lineage.models import Model
 from lineage.tasks.base import Batch, Spec, specs
 from lineage.tasks.documents import TextTask
-from lineage.tasks.masked_lm import check_encoder
 
 
 @dataclass(frozen=True)
@@ -22,12 +21,7 @@ class EncoderTask(TextTask):
     inputs: ClassVar[tuple[str, ...]] = ("tokens", "segments", "tokens_mask")
     loader_options: ClassVar[tuple[str, ...]] = ("buckets",)
 
-    def check_model(self, model: nn.Module) -> None:
-        check_encoder(self, model)
-
-    def batch_spec(
-        self, batch_size: int, model: nn.Module, facts: Callable[[], Facts], length: int | None = None
-    ) -> Spec:
+    def batch_spec(self, batch_size: int, model: Model, facts: Callable[[], Facts], length: int | None = None) -> Spec:
         length = length or self.sequence_length
         shape = (batch_size, length)
         texts = specs(jnp.int32, tokens=shape, segments=shape) | specs(bool, tokens_mask=shape)
@@ -37,5 +31,5 @@ class EncoderTask(TextTask):
         """Return the spec of what is to be predicted, and of its mask."""
         return specs(jnp.int32, label=(batch_size,)) | specs(bool, mask=(batch_size,))
 
-    def forward(self, model: nn.Module, batch: Batch) -> Any:
+    def forward(self, model: Model, batch: Batch) -> Any:
         return model(batch["tokens"], segments=batch["segments"], mask=batch["tokens_mask"])

@@ -1,11 +1,11 @@
 """Image classification."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-import flax.linen as nn
 import jax.numpy as jnp
 
-from lineage.models.protocols import Detector, MaskedAutoencoder
+from lineage.models import Model
 from lineage.tasks import mixup as mixing
 from lineage.tasks.base import TASKS, Batch, Result, check_range
 from lineage.tasks.images import Classification
@@ -27,6 +27,8 @@ class ImageClassification(Classification):
             (arXiv 2110.00476, section 2).
     """
 
+    needs: ClassVar[tuple[str, ...]] = ("classes",)
+
     label_smoothing: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
@@ -38,12 +40,7 @@ class ImageClassification(Classification):
         check_range("mixup", self.mixup)
         check_range("cutmix", self.cutmix)
 
-    def check_model(self, model: nn.Module) -> None:
-        super().check_model(model)
-        if isinstance(model, (Detector, MaskedAutoencoder)):
-            raise ValueError(f"The task {self.name!r} needs an image classifier, not {type(model).__name__}.")
-
-    def loss(self, model: nn.Module, batch: Batch) -> Result:
+    def loss(self, model: Model, batch: Batch) -> Result:
         """Cross-entropy of `label` [B] given `image` [B, h, w, c], over the examples whose `mask` [B] is True.
 
         Labels may be soft: the probability of each class, [B, V].

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +12,7 @@ from lineage.data import Examples, ExampleSource, Facts, Images, Tokenizer
 from lineage.data.examples import images
 from lineage.data.transforms import augmentation
 from lineage.metrics.states import Confusion
-from lineage.models.protocols import ImageModel
+from lineage.models import Model
 from lineage.tasks.attention import attention_of_images
 from lineage.tasks.base import Batch, Pictures, Spec, Task, check_range, specs
 
@@ -46,16 +45,12 @@ class ImageTask(Task):
         if not self.mean or not self.std or min(self.std) <= 0:
             raise ValueError(f"task.std is {self.std} and task.mean {self.mean}: all of std must be above 0.")
 
-    def check_model(self, model: nn.Module) -> None:
-        if not isinstance(model, ImageModel):
-            raise ValueError(f"The task {self.name!r} needs a model of images, not {type(model).__name__}.")
-
-    def image_spec(self, batch_size: int, model: nn.Module, facts: Callable[[], Facts]) -> Spec:
+    def image_spec(self, batch_size: int, model: Model, facts: Callable[[], Facts]) -> Spec:
         """Return the spec of `image` [B, height, width, channels]: the model's size, or the data's if none is set."""
         size = (model.image_size,) * 2 if self.image_size else facts().image_size
         return specs(jnp.float32, image=(batch_size, *size, model.channels))
 
-    def forward(self, model: nn.Module, batch: Batch) -> Any:
+    def forward(self, model: Model, batch: Batch) -> Any:
         return model(batch["image"])
 
     def normalisation(self, image: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -116,13 +111,11 @@ class LabelledImageTask(ImageTask):
         train = augmentation.Transform(crop, steps, mean, std, erase)
         return Examples(splits, facts, None, train, augmentation.Transform(resize, [], mean, std))
 
-    def batch_spec(
-        self, batch_size: int, model: nn.Module, facts: Callable[[], Facts], length: int | None = None
-    ) -> Spec:
+    def batch_spec(self, batch_size: int, model: Model, facts: Callable[[], Facts], length: int | None = None) -> Spec:
         image = self.image_spec(batch_size, model, facts)
         return image | specs(jnp.int32, label=(batch_size,)) | specs(bool, mask=(batch_size,))
 
-    def feature_extractor(self, model: nn.Module) -> nn.Module:
+    def feature_extractor(self, model: Model) -> Model:
         return model.clone(num_classes=0)
 
 
@@ -136,7 +129,7 @@ class Classification(LabelledImageTask):
     def pictures(
         self,
         split: str,
-        model: nn.Module,
+        model: Model,
         variables: Mapping[str, Any],
         batches: Iterable[dict[str, np.ndarray]],
         facts: Facts,

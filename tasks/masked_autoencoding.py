@@ -5,14 +5,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from lineage.data import Examples, Facts, Images, Tokenizer
 from lineage.data.examples.masking import MaskPatches
-from lineage.models.protocols import MaskedAutoencoder
+from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Pictures, Result, Spec, Task, check_range, check_rate, specs
 from lineage.tasks.images import LabelledImageTask, to_pixels
 from lineage.tasks.losses import sums
@@ -31,6 +30,7 @@ class MaskedAutoencoding(LabelledImageTask):
         patch_size: side of a patch, in pixels; None is `model.patch_size`.
     """
 
+    needs: ClassVar[tuple[str, ...]] = ("patches",)
     arguments: ClassVar[tuple[str, ...]] = ("image", "noise")
 
     mask_rate: float = 0.15
@@ -49,11 +49,6 @@ class MaskedAutoencoding(LabelledImageTask):
     def model_options(self) -> dict[str, Any]:
         return super().model_options() | {"mask_rate": self.mask_rate}
 
-    def check_model(self, model: nn.Module) -> None:
-        super().check_model(model)
-        if not isinstance(model, MaskedAutoencoder):
-            raise ValueError(f"The task {self.name!r} needs a masked autoencoder (mae), not {type(model).__name__}.")
-
     def examples(self, content: Images, tokenizer: Tokenizer | None, seed: int) -> Examples:
         """Return labelled images, with the order in which their patches are hidden.
 
@@ -69,15 +64,13 @@ class MaskedAutoencoding(LabelledImageTask):
         )
         return replace(found, train_transform=train, evaluation_transform=evaluation)
 
-    def batch_spec(
-        self, batch_size: int, model: nn.Module, facts: Callable[[], Facts], length: int | None = None
-    ) -> Spec:
+    def batch_spec(self, batch_size: int, model: Model, facts: Callable[[], Facts], length: int | None = None) -> Spec:
         spec = super().batch_spec(batch_size, model, facts, length)
         height, width = spec["image"].shape[1:3]
         patches = height // model.patch_size * (width // model.patch_size)
         return spec | specs(jnp.int32, noise=(batch_size, patches))
 
-    def loss(self, model: nn.Module, batch: Batch) -> Result:
+    def loss(self, model: Model, batch: Batch) -> Result:
         """Mean squared error of the predictions of the patches that `noise` [B, P] hides (section 3).
 
         Counted are those of the images whose `mask` [B] is True.
@@ -87,7 +80,7 @@ class MaskedAutoencoding(LabelledImageTask):
         return sums(errors, hidden & batch["mask"][:, None])
 
     def snapshot(
-        self, model: nn.Module, variables: Mapping[str, Any], batch: dict[str, np.ndarray], facts: Facts
+        self, model: Model, variables: Mapping[str, Any], batch: dict[str, np.ndarray], facts: Facts
     ) -> Pictures:
         """Return some images [N, h, w, c], without their hidden patches, and as the model reconstructs them."""
         image, noise = batch["image"][:PICTURES], batch["noise"][:PICTURES]

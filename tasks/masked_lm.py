@@ -4,22 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import flax.linen as nn
-
 from lineage.data import Documents, Examples, Facts, Tokenizer
 from lineage.data.examples.masking import MaskTokens, count_masked
-from lineage.models.protocols import ImageModel, TextEncoder
+from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Result, Spec, check_range, check_rate
 from lineage.tasks.documents import WindowTask, masked_spec
 from lineage.tasks.losses import token_loss
-
-
-def check_encoder(task: Any, model: nn.Module) -> None:
-    """Raise ValueError unless the model is an encoder of texts with the task's head."""
-    if isinstance(model, ImageModel) or not isinstance(model, TextEncoder):
-        raise ValueError(f"The task {task.name!r} needs an encoder of texts, not {type(model).__name__}.")
-    if task.head is not None and model.head != task.head:
-        raise ValueError(f"The task {task.name!r} needs model.head={task.head!r}, not {model.head!r}.")
 
 
 @dataclass(frozen=True)
@@ -34,6 +24,7 @@ class MaskedTask(WindowTask):
     # A tokenizer gets all the tokens that fine-tuning will need.
     special_tokens: ClassVar[tuple[str, ...]] = ("end_of_text", "cls", "sep", "pad", "mask")
     optional_tokens: ClassVar[tuple[str, ...]] = ("end_of_text",)
+    head: ClassVar[str | None] = "masked_lm"
     inputs: ClassVar[tuple[str, ...]] = ("tokens", "tokens_mask")
 
     mask_rate: float = 0.15
@@ -43,20 +34,15 @@ class MaskedTask(WindowTask):
         super().__post_init__()
         check_rate("mask_rate", self.mask_rate)
 
-    def check_model(self, model: nn.Module) -> None:
-        check_encoder(self, model)
-
     def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
         hide = MaskTokens(self.mask_rate, tokenizer, self.whole_words)
         return replace(self.windows(content, tokenizer), train_transform=hide, evaluation_transform=hide)
 
-    def batch_spec(
-        self, batch_size: int, model: nn.Module, facts: Callable[[], Facts], length: int | None = None
-    ) -> Spec:
+    def batch_spec(self, batch_size: int, model: Model, facts: Callable[[], Facts], length: int | None = None) -> Spec:
         length = length or self.sequence_length
         return masked_spec(batch_size, length, count_masked(self.mask_rate, length))
 
-    def forward(self, model: nn.Module, batch: Batch) -> Any:
+    def forward(self, model: Model, batch: Batch) -> Any:
         return model(batch["tokens"], mask=batch["tokens_mask"])
 
 
@@ -69,7 +55,7 @@ class MaskedLM(MaskedTask):
         label_smoothing: fraction of the target that is spread evenly over the vocabulary, in training only.
     """
 
-    head: ClassVar[str | None] = "masked_lm"
+    needs: ClassVar[tuple[str, ...]] = ("masked_lm",)
 
     label_smoothing: float = 0.0
 
@@ -77,7 +63,7 @@ class MaskedLM(MaskedTask):
         super().__post_init__()
         check_range("label_smoothing", self.label_smoothing, below=1)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Result:
+    def loss(self, model: Model, batch: Batch) -> Result:
         """Cross-entropy of `targets` [B, M] at the `places` [B, M] of hidden tokens, given all `tokens` [B, T].
 
         Counted where `mask` [B, M] is True; tokens are seen where `tokens_mask` [B, T] is True, and belong to

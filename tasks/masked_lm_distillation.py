@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lineage.metrics.classification import correct
 from lineage.metrics.likelihood import cross_entropy
+from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Result, check_range, check_weights
 from lineage.tasks.losses import divergence, weighted
 from lineage.tasks.masked_lm import MaskedTask
@@ -26,6 +26,7 @@ class MaskedLMDistillation(MaskedTask):
             last hidden states.
     """
 
+    needs: ClassVar[tuple[str, ...]] = ("masked_lm", "pretraining")
     needs_teacher: ClassVar[bool] = True
 
     temperature: float = 2.0
@@ -36,11 +37,11 @@ class MaskedLMDistillation(MaskedTask):
         check_range("temperature", self.temperature)
         check_weights(self.weights, ("teacher", "masked language modelling", "cosine"))
 
-    def teach(self, teacher: nn.Module, batch: Batch) -> Batch:
+    def teach(self, teacher: Model, batch: Batch) -> Batch:
         hidden, logits = hidden_and_logits(teacher, batch)
         return {"teacher_hidden": hidden, "teacher_logits": logits}
 
-    def loss(self, model: nn.Module, batch: Batch) -> Result:
+    def loss(self, model: Model, batch: Batch) -> Result:
         """The weighted sum of the three losses, given `teacher_logits` [B, M, V] and `teacher_hidden` [B, T, D].
 
         Raises:
@@ -60,7 +61,7 @@ class MaskedLMDistillation(MaskedTask):
         return weighted(self.weights, parts, mask, accuracy=correct(logits, batch["targets"]))
 
 
-def hidden_and_logits(model: nn.Module, batch: Batch) -> tuple[Float[Array, "B T D"], Float[Array, "B M V"]]:
+def hidden_and_logits(model: Model, batch: Batch) -> tuple[Float[Array, "B T D"], Float[Array, "B M V"]]:
     """Return an encoder's last hidden states, and its logits of the hidden tokens."""
     hidden = model.encode(batch["tokens"], mask=batch["tokens_mask"])
     outputs: Any = model.read(hidden, batch["places"])

@@ -14,7 +14,7 @@ from scipy.special import softmax
 
 from lineage.data import Examples, Facts, Images, Tokenizer
 from lineage.data.transforms import boxes
-from lineage.models.protocols import Detector
+from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Pictures, Result, Spec, check_range, check_weights, specs
 from lineage.tasks.images import ImageTask, first_image, to_pixels
 from lineage.tasks.matching import set_loss
@@ -37,6 +37,7 @@ class ObjectDetection(ImageTask):
     """
 
     reads: ClassVar[str] = "images_with_boxes"
+    needs: ClassVar[tuple[str, ...]] = ("objects",)
     inputs: ClassVar[tuple[str, ...]] = ("image", "extent")
 
     shorter_side: int = 0
@@ -48,11 +49,6 @@ class ObjectDetection(ImageTask):
         check_range("shorter_side", self.shorter_side)
         check_range("max_boxes", self.max_boxes, 1)
         check_weights(self.weights, ("class", "distance", "generalised IoU"))
-
-    def check_model(self, model: nn.Module) -> None:
-        super().check_model(model)
-        if not isinstance(model, Detector):
-            raise ValueError(f"The task {self.name!r} needs a detector (detr), not {type(model).__name__}.")
 
     def examples(self, content: Images, tokenizer: Tokenizer | None, seed: int) -> Examples:
         size, names = self.image_size or SIZE, tuple(content.class_names)
@@ -73,15 +69,13 @@ class ObjectDetection(ImageTask):
         train = make(steps if resized else [*steps, fit], training=True)
         return Examples(content.splits, facts, None, train, make([fit], training=False))
 
-    def batch_spec(
-        self, batch_size: int, model: nn.Module, facts: Callable[[], Facts], length: int | None = None
-    ) -> Spec:
+    def batch_spec(self, batch_size: int, model: Model, facts: Callable[[], Facts], length: int | None = None) -> Spec:
         objects = (batch_size, self.max_boxes)
         image = self.image_spec(batch_size, model, facts)
         numbers = specs(jnp.float32, boxes=(*objects, 4), extent=(batch_size, 2))
         return image | numbers | specs(jnp.int32, classes=objects) | specs(bool, mask=(batch_size,), boxes_mask=objects)
 
-    def forward(self, model: nn.Module, batch: Batch) -> Any:
+    def forward(self, model: Model, batch: Batch) -> Any:
         """Return logits [L, B, Q, V] and boxes [L, B, Q, 4] of each decoder layer; pixels past `extent` are masked."""
         rows, columns = (
             jnp.arange(size) + 0.5 < (extent * size)[:, None]
@@ -89,7 +83,7 @@ class ObjectDetection(ImageTask):
         )
         return model(batch["image"], rows[:, :, None] & columns[:, None])
 
-    def loss(self, model: nn.Module, batch: Batch) -> Result:
+    def loss(self, model: Model, batch: Batch) -> Result:
         """DETR's loss of a set of objects, see `set_loss`.
 
         Raises:
@@ -121,7 +115,7 @@ class ObjectDetection(ImageTask):
     def pictures(
         self,
         split: str,
-        model: nn.Module,
+        model: Model,
         variables: Mapping[str, Any],
         batches: Iterable[dict[str, np.ndarray]],
         facts: Facts,

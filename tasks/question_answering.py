@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import flax.linen as nn
 import jax.numpy as jnp
 
 from lineage.data import Examples, Facts, Question, Tokenizer
 from lineage.data.examples import questions
 from lineage.metrics.classification import correct
 from lineage.metrics.likelihood import cross_entropy
+from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Result, Spec, check_range, specs
 from lineage.tasks.encoded import EncoderTask
 from lineage.tasks.losses import sums
@@ -29,6 +29,7 @@ class QuestionAnswering(EncoderTask):
     """
 
     reads: ClassVar[str] = "questions"
+    needs: ClassVar[tuple[str, ...]] = ("question_answering",)
     head: ClassVar[str | None] = "question_answering"
 
     stride: int = 0
@@ -48,7 +49,7 @@ class QuestionAnswering(EncoderTask):
     def target_spec(self, batch_size: int, length: int) -> Spec:
         return specs(jnp.int32, start=(batch_size,), end=(batch_size,)) | specs(bool, mask=(batch_size,))
 
-    def loss(self, model: nn.Module, batch: Batch) -> Result:
+    def loss(self, model: Model, batch: Batch) -> Result:
         """Mean cross-entropy of an answer's first and last token, `start` and `end` [B], among all tokens of its text.
 
         Accuracy is of both together. Counted are the examples whose `mask` [B] is True.

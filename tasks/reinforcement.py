@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from lineage.metrics.likelihood import cross_entropy
+from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Result, check_range
 from lineage.tasks.conditional_lm import ContinuationTask
 from lineage.tasks.losses import sums
@@ -28,14 +28,14 @@ class Reinforcement(ContinuationTask):
         super().__post_init__()
         check_range("kl", self.kl)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Result:
+    def loss(self, model: Model, batch: Batch) -> Result:
         """Policy loss of what a decoder generates in the place of `targets` [B, T], where `mask` [B, T] is True.
 
         The reward is 1 if it generates the same tokens, and -1 otherwise (equation 1). In training it samples, without
         dropout; otherwise it takes the likeliest tokens.
 
         Raises:
-            ValueError: `kl` is above 0, but there is no base, or one that is not the whole model.
+            ValueError: `kl` is above 0, but there is no reference model, or an adapter trains other parameters too.
         """
         tokens, targets, mask = batch["tokens"], batch["targets"], batch["mask"]
         if model.is_initializing():
@@ -51,7 +51,7 @@ class Reinforcement(ContinuationTask):
 
         penalty, ours = 0.0, log_likelihood(variables["params"])
         if self.kl and training:
-            if jax.tree.structure(base := variables.get("base")) != jax.tree.structure(variables["params"]):
+            if jax.tree.structure(base := variables.get("reference")) != jax.tree.structure(variables["params"]):
                 raise ValueError(f"task.kl is {self.kl}: it must be 0 without an adapter, or with adapter.trained.")
             penalty = self.kl * (ours - log_likelihood(base))
         right = jnp.where(mask, written == targets, True).all(axis=1)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import flax.linen as nn
 import jax.numpy as jnp
 
 from lineage.data import Documents, Examples, Facts, Tokenizer
@@ -14,10 +13,10 @@ from lineage.data.examples.sentence_pairs import Chunks, PairSentences, Sentence
 from lineage.metrics.classification import correct
 from lineage.metrics.likelihood import cross_entropy
 from lineage.metrics.states import Mean
+from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Result, Spec, check_range, check_rate, specs
 from lineage.tasks.documents import DocumentTask, masked_spec
 from lineage.tasks.losses import token_loss
-from lineage.tasks.masked_lm import check_encoder
 
 
 @TASKS.register("sentence_pair_pretraining")
@@ -34,6 +33,7 @@ class SentencePairPretraining(DocumentTask):
         label_smoothing: fraction of the tokens' target that is spread evenly over the vocabulary, in training only.
     """
 
+    needs: ClassVar[tuple[str, ...]] = ("pretraining",)
     head: ClassVar[str | None] = "pretraining"
     special_tokens: ClassVar[tuple[str, ...]] = ("pad", "cls", "sep", "mask", "end_of_text")
     inputs: ClassVar[tuple[str, ...]] = ("tokens", "segments", "tokens_mask")
@@ -47,9 +47,6 @@ class SentencePairPretraining(DocumentTask):
         super().__post_init__()
         check_rate("mask_rate", self.mask_rate)
         check_range("label_smoothing", self.label_smoothing, below=1)
-
-    def check_model(self, model: nn.Module) -> None:
-        check_encoder(self, model)
 
     def texts(self, content: Mapping[str, Documents]) -> dict[str, Iterable[str]]:
         return {name: Sentences(part) for name, part in content.items()}
@@ -73,18 +70,16 @@ class SentencePairPretraining(DocumentTask):
         facts = Facts(vocab_size=tokenizer.vocab_size, sequence_length=length)
         return Examples(splits, facts, tokenizer, paired["train"], paired)
 
-    def batch_spec(
-        self, batch_size: int, model: nn.Module, facts: Callable[[], Facts], length: int | None = None
-    ) -> Spec:
+    def batch_spec(self, batch_size: int, model: Model, facts: Callable[[], Facts], length: int | None = None) -> Spec:
         length = length or self.sequence_length
         more = specs(jnp.int32, segments=(batch_size, length), label=(batch_size,))
         return masked_spec(batch_size, length, count_masked(self.mask_rate, length)) | more
 
-    def forward(self, model: nn.Module, batch: Batch) -> Any:
+    def forward(self, model: Model, batch: Batch) -> Any:
         """Return the logits of all tokens [B, T, V], and those of the label [B, 2]."""
         return model(batch["tokens"], segments=batch["segments"], mask=batch["tokens_mask"])
 
-    def loss(self, model: nn.Module, batch: Batch) -> Result:
+    def loss(self, model: Model, batch: Batch) -> Result:
         """The loss of `masked_lm`, and the cross-entropy of the `label` [B] of two texts.
 
         The latter counts as much as M tokens: the mean losses are added where every text has M hidden tokens.

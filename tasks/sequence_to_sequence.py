@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
 from lineage.data import Examples, Facts, PairedTexts, Tokenizer
 from lineage.data.examples import pairs
-from lineage.models.protocols import EncoderDecoder, ScheduledSampler, TargetMasked
+from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Request, Result, Spec, check_range, specs
 from lineage.tasks.documents import TextTask, windows_spec
 from lineage.tasks.losses import token_loss
@@ -34,6 +33,7 @@ class EncoderDecoderTask(TextTask):
         decay: how the fraction of the tokens that are given falls meanwhile.
     """
 
+    needs: ClassVar[tuple[str, ...]] = ("target_tokens",)
     inputs: ClassVar[tuple[str, ...]] = ("inputs", "inputs_mask", "tokens")
     arguments: ClassVar[tuple[str, ...]] = ("inputs", "tokens")
 
@@ -46,18 +46,15 @@ class EncoderDecoderTask(TextTask):
         check_range("label_smoothing", self.label_smoothing, below=1)
         check_range("scheduled_sampling", self.scheduled_sampling, below=1)
 
-    def check_model(self, model: nn.Module) -> None:
-        if not isinstance(model, EncoderDecoder):
-            raise ValueError(f"The task {self.name!r} needs an encoder and a decoder, not {type(model).__name__}.")
-        if self.scheduled_sampling and not isinstance(model, ScheduledSampler):
+    def check_model(self, model: Model) -> None:
+        super().check_model(model)
+        if self.scheduled_sampling and not model.takes_own_rate:
             raise ValueError(
                 f"task.scheduled_sampling is {self.scheduled_sampling}: it must be 0 for {type(model).__name__}, "
                 "which reads all tokens at once; it is for seq2seq."
             )
 
-    def batch_spec(
-        self, batch_size: int, model: nn.Module, facts: Callable[[], Facts], length: int | None = None
-    ) -> Spec:
+    def batch_spec(self, batch_size: int, model: Model, facts: Callable[[], Facts], length: int | None = None) -> Spec:
         inputs, targets = self.lengths(length or self.sequence_length)
         shape = (batch_size, inputs)
         return windows_spec(batch_size, targets) | specs(jnp.int32, inputs=shape) | specs(bool, inputs_mask=shape)
@@ -66,10 +63,10 @@ class EncoderDecoderTask(TextTask):
         """Return the lengths of inputs and of targets, for a `sequence_length`."""
         return length, length
 
-    def forward(self, model: nn.Module, batch: Batch) -> Any:
+    def forward(self, model: Model, batch: Batch) -> Any:
         return model(batch["inputs"], batch["tokens"], inputs_mask=batch["inputs_mask"])
 
-    def loss(self, model: nn.Module, batch: Batch) -> Result:
+    def loss(self, model: Model, batch: Batch) -> Result:
         """Cross-entropy of `targets` [B, T], given all `inputs` [B, S] and the `tokens` [B, T] up to each.
 
         Counted where `mask` [B, T] is True; of the inputs, those where `inputs_mask` [B, S] is True are seen.
@@ -79,7 +76,7 @@ class EncoderDecoderTask(TextTask):
             if self.scheduled_sampling:
                 progress = model.get_variable("run", "progress", 0.0)
                 options["own_rate"] = 1 - DECAYS[self.decay](progress, 1 - self.scheduled_sampling)
-            if isinstance(model, TargetMasked) and model.needs_target_mask:
+            if model.uses_batch_statistics:  # of which padding must not be a part
                 options["mask"] = batch["mask"]
         logits = model(batch["inputs"], batch["tokens"], inputs_mask=batch["inputs_mask"], **options)
         return token_loss(model, logits, batch, self.label_smoothing)

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
 from lineage.data import Examples, Facts, LabelledTexts, Tokenizer
 from lineage.data.examples import labelled_texts
 from lineage.metrics.states import F1, Matthews
+from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Result, check_range
 from lineage.tasks.encoded import EncoderTask
 from lineage.tasks.images import class_predictions
@@ -29,6 +29,7 @@ class LabelledTextTask(EncoderTask):
     """
 
     reads: ClassVar[str] = "labelled_texts"
+    needs: ClassVar[tuple[str, ...]] = ("classification",)
     head: ClassVar[str | None] = "classification"
 
     long_text: Literal["head", "tail", "head_tail", "key_sentences", "segments"] = "head"
@@ -92,7 +93,7 @@ class TextClassification(LabelledTextTask):
         }
         return self.encoded(content, labels, tokenizer, tuple(names), len(names))
 
-    def loss(self, model: nn.Module, batch: Batch) -> Result:
+    def loss(self, model: Model, batch: Batch) -> Result:
         """Cross-entropy of `label` [B], or of soft labels [B, V], over the examples whose `mask` [B] is True."""
         label, mask = batch["label"], batch["mask"]
         logits = self.forward(model, batch).astype(jnp.float32)

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
 from lineage.data import Examples, Facts, LabelledTexts, Tokenizer
 from lineage.metrics.states import Correlation
+from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Result, Spec, specs
 from lineage.tasks.losses import sums
 from lineage.tasks.text_classification import LabelledTextTask
@@ -38,7 +38,7 @@ class TextRegression(LabelledTextTask):
     def target_spec(self, batch_size: int, length: int) -> Spec:
         return specs(jnp.float32, label=(batch_size,)) | specs(bool, mask=(batch_size,))
 
-    def loss(self, model: nn.Module, batch: Batch) -> Result:
+    def loss(self, model: Model, batch: Batch) -> Result:
         """Squared error of the model's one output from `label` [B], over the examples whose `mask` [B] is True.
 
         Raises:

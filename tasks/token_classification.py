@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
 from lineage.data import Examples, Facts, TaggedSentence, Tokenizer
 from lineage.data.examples import tagged_sentences
+from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Result, Spec, check_range, specs
 from lineage.tasks.encoded import EncoderTask
 from lineage.tasks.losses import token_loss
@@ -26,6 +26,7 @@ class TokenClassification(EncoderTask):
     """
 
     reads: ClassVar[str] = "tagged_sentences"
+    needs: ClassVar[tuple[str, ...]] = ("token_classification",)
     head: ClassVar[str | None] = "token_classification"
 
     label_smoothing: float = 0.0
@@ -48,7 +49,7 @@ class TokenClassification(EncoderTask):
     def target_spec(self, batch_size: int, length: int) -> Spec:
         return specs(jnp.int32, targets=(batch_size, length)) | specs(bool, mask=(batch_size, length))
 
-    def loss(self, model: nn.Module, batch: Batch) -> Result:
+    def loss(self, model: Model, batch: Batch) -> Result:
         """Cross-entropy of the tags `targets` [B, T], where `mask` [B, T] is True."""
         return token_loss(model, self.forward(model, batch), batch, self.label_smoothing)
 
