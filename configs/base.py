@@ -307,3 +307,46 @@ def check_patterns(key: str, items: tuple[Any, ...], paired: bool = False) -> No
             re.compile(item[0] if paired else item)
         except re.error as error:
             raise ValueError(f"{key} has {item!r}, which is no regular expression: {error}.") from None
+
+
+def choose(config: ConfigDict, key: str, value: str) -> bool:
+    """Choose another part of the experiment, such as "model.name" or "source" of "text:PATH".
+
+    Its section is replaced, and so are the default evaluators where the task changes. An evaluator is chosen, or added,
+    by "evaluators.NAME" and "evaluators.NAME.name".
+
+    Returns:
+        Whether the key stands for a choice; otherwise nothing was done.
+    """
+    part, _, rest = key.partition(".")
+    if part in REGISTRIES and rest in ("", "name"):
+        registry, section = REGISTRIES[part], config
+        if part == "tokenizer" and value.endswith(".json") and not value.startswith("file:"):
+            value = f"file:{value}"
+    elif part == "evaluators" and rest and "." not in rest.removesuffix(".name"):
+        registry, section, part = EVALUATORS, config.evaluators, rest.removesuffix(".name")
+    else:
+        return False
+    extra = {name: one for name, one in config.evaluators.items() if name not in default_evaluators(config)}
+    with config.unlocked():
+        old = section.get(part)
+        section[part] = schema.parse(registry, value) if old is None else schema.swapped(registry, old, value)
+        if part == "task":
+            config.evaluators = ConfigDict(default_evaluators(config).to_dict() | ConfigDict(extra).to_dict())
+    return True
+
+
+def from_json(values: dict[str, Any]) -> ConfigDict:
+    """Return the config that a run's `config.json` describes, after importing what it names in `imports`.
+
+    Raises:
+        ValueError: a key is unknown.
+    """
+    for name in values.get("imports", ()):
+        schema.import_module(name)
+    config = get_config(**{part: values[part]["name"] for part in REGISTRIES})
+    config.evaluators = ConfigDict(
+        {name: schema.section(EVALUATORS, one["name"]) for name, one in values["evaluators"].items()}
+    )
+    schema.update(config, values)
+    return config
