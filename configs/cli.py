@@ -2,7 +2,6 @@
 
 import ast
 import difflib
-import importlib.util
 import inspect
 import json
 from collections.abc import Iterator, Mapping
@@ -11,10 +10,9 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from lineage.configs import schema
-from lineage.configs.base import MODELS, UNITS, get_config
+from lineage.configs import base, schema
+from lineage.configs.base import UNITS
 from lineage.configs.sweeps import Search
-from lineage.train.adapters import ADAPTERS
 
 
 def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
@@ -30,10 +28,8 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
     """
     path, argument = find(file)
     if path.endswith(".json"):
-        config = ConfigDict(_tuples(json.loads(Path(path).read_text(encoding="utf-8"))))
-        _complete(config, get_config(config.model.name))
-        return config, []
-    module = _module(path)
+        return base.from_json(json.loads(Path(path).read_text(encoding="utf-8"))).lock(), []
+    module = schema.execute(Path(path))
     if not hasattr(module, "get_config"):
         raise ValueError(f"{path} has no get_config(): it is not a config.")
     arguments = [argument] if argument else []
@@ -43,6 +39,8 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
         wants = "takes no argument" if argument else "needs an argument, FILE:ARGUMENT"
         raise ValueError(f"get_config() of {path} {wants}.") from None
     config = module.get_config(*arguments)
+    if base.registers(module.__name__):  # its own model, task, source or evaluator, which a trained run needs again
+        config.imports = (*config.imports, str(Path(path).resolve()))
     sweep = getattr(module, "sweep", lambda: [])
     arguments = arguments if inspect.signature(sweep).parameters else []
     return config.lock(), list(sweep(*arguments))
@@ -75,15 +73,8 @@ def experiments() -> dict[str, Path]:
 def search(file: str) -> Search | None:
     """What the `search()` of a file that `load` reads returns, called as `sweep()` is; None without one."""
     path, argument = find(file)
-    function = getattr(_module(path), "search", lambda: None) if path.endswith(".py") else lambda: None
+    function = getattr(schema.execute(Path(path)), "search", lambda: None) if path.endswith(".py") else lambda: None
     return function(argument) if argument and inspect.signature(function).parameters else function()
-
-
-def _module(path):
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
@@ -93,6 +84,8 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
         ValueError: a key is unknown (the message names the nearest one), or a value has the wrong type.
     """
     for key, value in changes.items():
+        if isinstance(value, str) and base.choose(config, key, value):
+            continue
         *sections, name = key.split(".")
         section = config
         for part in sections:
@@ -109,31 +102,7 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
         if unit in UNITS and f"{duration}_steps" in section:
             for other in UNITS:  # a duration has one unit
                 section[f"{duration}_{other}"] = None
-        if key == "model.name" and value in MODELS:
-            section = _other_model(config, value)
-        if key == "adapter.name":
-            with config.unlocked():
-                config.adapter = section = schema.section(ADAPTERS, value)
         section[name] = value
-
-
-def _complete(config, defaults):
-    """Gives a config of an older version the keys that it lacks."""
-    for key, value in defaults.items():
-        if key not in config:
-            config[key] = value
-        elif isinstance(value, ConfigDict):
-            _complete(config[key], value)
-
-
-def _other_model(config, name):
-    """Gives the config the section of another model, in which the keys of both keep their values."""
-    section = ConfigDict(MODELS[name]())
-    section.update({key: value for key, value in config.model.items() if key in section and value is not None})
-    section.variant = MODELS[name]()["variant"]
-    with config.unlocked():
-        config.model = section
-    return config.model
 
 
 def keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:
@@ -169,9 +138,3 @@ def _typed(key, value, kind, optional):
 def _nearest(name, known):
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f": did you mean {nearest[0]!r}?" if nearest else "."
-
-
-def _tuples(value):
-    if isinstance(value, dict):
-        return {key: _tuples(item) for key, item in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

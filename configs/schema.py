@@ -223,31 +223,32 @@ def update(config: ConfigDict, values: Mapping[str, Any], prefix: str = "") -> N
         if isinstance(config[key], ConfigDict):
             update(config[key], value, f"{prefix}{key}.")
         else:
-            config[key] = _tuples(value)
+            config[key] = tuples(value)
 
 
-def _tuples(value):
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def tuples(value: Any) -> Any:
+    """Return a value of JSON with tuples for lists, as configs have them."""
+    if isinstance(value, Mapping):
+        return {key: tuples(item) for key, item in value.items()}
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
 def import_module(name: str) -> types.ModuleType:
     """Import a module by its name, or a Python file by its path; a file is executed once."""
     if not name.endswith(".py"):
         return importlib.import_module(name)
-    path = Path(name).resolve()
-    known = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    return sys.modules[known] if known in sys.modules else execute(path, known)
+    return sys.modules.get(_module_name(Path(name))) or execute(Path(name))
 
 
-def execute(path: Path, name: str = "") -> types.ModuleType:
-    """Execute a Python file as a module.
+def execute(path: Path) -> types.ModuleType:
+    """Execute a Python file as a module whose name is its own, whatever other file has the same stem.
 
     Raises:
         FileNotFoundError: there is no such file.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"There is no file {path}, which the config imports.")
-    spec = importlib.util.spec_from_file_location(name or path.stem, path)
+        raise FileNotFoundError(f"There is no file {path} to import.")
+    spec = importlib.util.spec_from_file_location(_module_name(path), path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up there
     try:
@@ -256,3 +257,7 @@ def execute(path: Path, name: str = "") -> types.ModuleType:
         del sys.modules[spec.name]
         raise
     return module
+
+
+def _module_name(path):
+    return f"{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"

@@ -36,7 +36,7 @@ class Clock:
         flops = [experiment_budget(experiment, length).flops["training"]["model"] for length in lengths if length]
         flops += [self.budget.flops["training"]["model"]] if None in lengths else []
         self._flops = sum(map(mul, flops, lengths.values())) / (peak * experiment.mesh.size)
-        self._batch_size = experiment.config.data.batch_size
+        self._batch_size = experiment.loader.batch_size
         self._start, self._pause = time.monotonic(), 0.0
         self._last: tuple[float, int] | None = None
 
@@ -79,13 +79,14 @@ def measured_peak(size: int = 1024) -> float:
 
 
 def experiment_budget(experiment: Experiment, length: int | None = None) -> Budget:
-    """What the experiment's model costs with its batch, objective, optimizer and precision, on all devices together.
+    """What the experiment's model costs with its batch, task, optimizer and precision, on all devices together.
 
     `length` of the texts in the batch; None is the config's.
     """
     config = experiment.config
     batch = jax.eval_shape(partial(experiment.zeros, length=length))
-    length = getattr(experiment.model, "max_length", config.data.sequence_length)  # of the cache
+    model = experiment.model
+    length = (model.max_length or experiment.task.sequence_length) if model.is_decoder else None  # of the cache
     adapted = {}
     if experiment.adapter != NO_ADAPTER:
         state = experiment.abstract_state
@@ -93,8 +94,8 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
         adapted = {"adapter": experiment.adapter, "variables": variables}
     return budget(
         experiment.model,
-        tuple(batch[name] for name in ("image", "noise", "inputs", "tokens") if name in batch),
-        objective=experiment.objective,
+        tuple(batch[name] for name in experiment.task.arguments),
+        objective=experiment.task.loss,
         batch=batch,
         optimizer=experiment.optimizer_by(lambda step: 0.0).init,  # an epoch's length may need data that are not here
         **adapted,

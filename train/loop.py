@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 
 from lineage.data.fingerprint import fingerprint
 from lineage.evaluation import artifacts
-from lineage.evaluation.evaluators import Evaluator
+from lineage.evaluation.sampling import Sampler
 from lineage.report.run import write_report
-from lineage.runs.folder import StopSignal, locked
+from lineage.runs.folder import StopSignal, locked, plain
 from lineage.train import costs, distributed, experts, preemption, pretrained
 from lineage.train.checkpoint import Checkpoints, clean
 from lineage.train.experiment import Experiment
@@ -57,19 +57,19 @@ def train(
     memory: dict[str, int] = {}
     with contextlib.ExitStack() as kept, preemption.explained(memory):
         with distributed.agreed():
+            experiment = Experiment(config, workdir, devices)
             if jax.process_index() == 0:
                 kept.enter_context(locked(workdir))
                 preemption.keep_config(config, workdir, force_config)
-                places = (config.data[name] for name in ("source", "validation_split", "test_split"))
-                preemption.keep_data(fingerprint(places), workdir, force_config)
+                preemption.keep_data(fingerprint(experiment.source.files()), workdir, force_config)
                 clean(workdir)
         with distributed.agreed():
             preemption.check_shared(config, workdir)
-            experiment = Experiment(config, workdir, devices)
-            check_batch(config.data.batch_size, experiment.mesh, config.grad_accum_steps)
-            check_batch(config.data.evaluation_batch_size or config.data.batch_size, experiment.mesh)
+            loader = experiment.loader
+            check_batch(loader.batch_size, experiment.mesh, config.grad_accum_steps)
+            check_batch(loader.evaluation_batch_size or loader.batch_size, experiment.mesh)
             known = experiment.data.tokenizer
-        distributed.check_same("data.tokenizer", known.to_str() if known else "")
+        distributed.check_same("tokenizer", known.to_str() if known else "")
         clock = costs.Clock(experiment)
         memory |= clock.budget.memory["training"]
         with contextlib.ExitStack() as stack:
@@ -109,10 +109,10 @@ class Loop:
         self.log_every = every(experiment, "log_every", 10)
         self.evaluate_every = every(experiment, "evaluate_every", self.total)
         self.save_every = every(experiment, "save_every", self.total)
-        self.evaluator = Evaluator(experiment)
-        experiment.check_data()
+        self.evaluation = experiment.evaluation()
+        experiment.check()
         if config.sampling.num_samples:
-            self.evaluator.sampler.check(self.state.variables(average=True))
+            Sampler(self.evaluation.context).check(self.state.variables(average=True))
         split = config.checkpoint.best.partition("/")[0]
         if split and split not in experiment.data.splits:
             splits = ", ".join(experiment.data.splits) or "none"
@@ -138,12 +138,16 @@ class Loop:
         self._look(step)
         with self.clock.paused():
             if evaluate:
-                self.evaluated = self.evaluator.evaluate(self.state)
+                variables = self.state.variables(average=True)
+                context = self.evaluation.context
+                self.evaluated = self.evaluation(variables, None if last else step // self.evaluate_every)
                 self.progress.evaluation(step, self.evaluated)
                 with self._disk():
                     self.writer.write(step, self.evaluated)
-                    artifacts.write_samples(self.evaluator, self.state, step)
-                    artifacts.write_pictures(self.evaluator, self.state, step)
+                    artifacts.write_samples(context, variables, self.experiment.workdir, step)
+                    if context.task.has_snapshots:
+                        gathered = self.experiment.gathered(self.state)
+                        artifacts.write_snapshot(context, gathered, self.experiment.workdir, step)
             if save or stop:
                 with self._disk():
                     self.writer.flush()
@@ -157,11 +161,17 @@ class Loop:
 
     def finish(self, about: Mapping[str, str]) -> dict[str, float]:
         """Writes what the report shows, and the report; returns the last evaluation."""
+        variables, context = self.state.variables(average=True), self.evaluation.context
         if not self.evaluated:  # the run was complete already
-            self.evaluated = self.evaluator.evaluate(self.state)
-        artifacts.write_all(
-            self.evaluator, self.state, self.clock.budget, dict(about) | {"seconds": self.clock.seconds}
-        )
+            self.evaluated = self.evaluation(variables)
+        facts = dict(about) | {
+            "seconds": self.clock.seconds,
+            "steps": int(self.state.step),
+            "config": plain(self.experiment.config),
+            "device_count": self.experiment.mesh.size,
+        }
+        gathered = self.experiment.gathered(self.state)
+        artifacts.write_all(context, gathered, self.experiment.workdir, self.clock.budget, facts)
         if jax.process_index() == 0:
             write_report(self.experiment.workdir)
         return self.evaluated
@@ -216,7 +226,7 @@ def jit_step(experiment: Experiment):
     config, places = experiment.config, experiment.state_shardings
     step = make_train_step(
         experiment.model,
-        experiment.objective,
+        experiment.task.loss,
         experiment.optimizer,
         seed=config.seed,
         grad_accum_steps=config.grad_accum_steps,
@@ -231,7 +241,7 @@ def jit_step(experiment: Experiment):
 def compile_step(experiment: Experiment, state: TrainState):
     """The training step, compiled; with buckets, for each when it comes."""
     step = jit_step(experiment)
-    if experiment.config.data.buckets:
+    if experiment.loader.buckets:
         return step
     return step.lower(state, jax.eval_shape(experiment.zeros)).compile()
 
@@ -240,7 +250,7 @@ def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax
     """Training batches on the devices, from that of step `start`; the next one is on its way while one is used."""
     batches = experiment.data.train.iterate(start)
     first = next(batches)
-    length = first["tokens"].shape[1] if experiment.config.data.buckets else None
+    length = first["tokens"].shape[1] if experiment.loader.buckets else None
     for name, like in jax.eval_shape(lambda: experiment.zeros(1, length)).items():
         if name in first and first[name].shape[1:] != like.shape[1:]:
             raise ValueError(f"{name} of the data is {first[name].shape[1:]}, but the model is for {like.shape[1:]}.")
