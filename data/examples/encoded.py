@@ -41,7 +41,7 @@ class Encoded(ExampleSource):
 
     @property
     def is_cut(self) -> bool:
-        """Whether some text has several rows."""
+        """True if some text has several rows."""
         return len(set(self.origins.tolist())) < len(self)
 
     @property

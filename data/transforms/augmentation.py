@@ -1,6 +1,6 @@
 """Image augmentation: functions of images and a random key for each.
 
-Resizing or cropping comes first (to stacked uint8 [B, h, w, c]), then changes of the pixels, normalisation, and erasing.
+Resizing or cropping comes first (to stacked uint8 [B, h, w, c]), then changes of the pixels, normalisation, erasing.
 """
 
 import math

@@ -102,8 +102,8 @@ def parse(augment: str, longest: int) -> list[Callable[[Example, np.random.Gener
 class Transform:
     """Transform of batches of images with boxes into batches for the model.
 
-    Each image goes through the steps, is normalised and put into the upper left corner of a square, the rest of which is
-    0. `extent` float32 [B, 2] is the fraction of the rows and of the columns that the image takes. `boxes` float32
+    Each image goes through the steps, is normalised and put into the upper left corner of a square, the rest of which
+    is 0. `extent` float32 [B, 2] is the fraction of the rows and of the columns that the image takes. `boxes` float32
     [B, N, 4] (centre x, centre y, width and height, relative to the image) and `classes` int32 [B, N] are valid where
     `boxes_mask` bool [B, N] is True or, in evaluation, `crowd` bool [B, N].
 
