@@ -9,6 +9,9 @@ from functools import partial
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from lineage.configs import schema
+from lineage.train.adapters import ADAPTERS
+
 
 def get_config(model: str) -> ConfigDict:
     """All keys, for a model of `MODELS`."""
@@ -25,13 +28,7 @@ def get_config(model: str) -> ConfigDict:
                 "rename": (),
                 "layers": (),  # of the other model that become this one's, from 0, such as (0, 2, 4); () = all
             },
-            "adapt": {  # small changes of the matrices that init.path has, instead of other parameters
-                "name": "",  # lora | svf (a factor for each singular value); "" = all parameters are trained
-                "patterns": ("layers/",),  # matrices in whose path one of these is found are changed
-                "trained": (),  # parameters in whose path one of these is found are trained as they are
-                "rank": 8,  # of lora's products
-                "alpha": 16.0,  # they count alpha / rank
-            },
+            "adapter": schema.section(ADAPTERS, "none"),  # trains small changes of the matrices of init.path
             "experts": experts(),
             "teacher": "",  # of a distillation: a run's workdir, or a folder in transformers' layout
             "optimizer": optimizer(),

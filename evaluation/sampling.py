@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
 from lineage.data import EvaluationBatches
-from lineage.metrics.translation import bleu
+from lineage.metrics.translation import bleu, bleu_by_length
 from lineage.models.decoding.speculative import speculate
 from lineage.train.experiment import Experiment
 from lineage.train.sharding import to_mesh
@@ -23,8 +23,8 @@ class Sampler:
     Attributes:
         helpers: other models and their variables: "draft" for speculative decoding, "contrast" to choose a sample by.
         acceptance_rate: of the draft's tokens in what was written last.
-        compared: of pairs, by split, what was last written: `rows` of input, output and reference, their `bleu` and
-            its `signature`.
+        compared: of pairs, by split, what was last written: `rows` of input, output and reference, their `bleu`, its
+            `signature`, and `by_length` as `bleu_by_length` has it.
     """
 
     def __init__(self, experiment: Experiment, helpers: Mapping[str, tuple[nn.Module, Any]] = MappingProxyType({})):
@@ -78,7 +78,13 @@ class Sampler:
         exact = sum(ours == theirs for ours, theirs in zip(outputs, references)) / len(references)
         score, signature = bleu(outputs, references)
         inputs = [coder.decode(tokens) for tokens in batches.source.inputs]
-        self.compared[split] = {"bleu": score, "signature": signature, "rows": list(zip(inputs, outputs, references))}
+        groups = bleu_by_length(outputs, references, [len(line.split()) for line in inputs])
+        self.compared[split] = {
+            "bleu": score,
+            "signature": signature,
+            "by_length": groups,
+            "rows": list(zip(inputs, outputs, references)),
+        }
         free = {"free_running_accuracy": float(right / count)} if count else {}
         return {"exact_match": exact, "bleu": score, **free}
 

@@ -31,9 +31,8 @@ from lineage.report.page import (
     words,
     write,
 )
+from lineage.runs.folder import clock, read_json
 from lineage.runs.live import LOG, Run, labels, runs_in
-from lineage.train.progress import clock
-from lineage.train.writers import read_json
 
 Target = tuple[str, bool]  # a metric, and whether more of it is better
 MOST_CHARTS, MOST_AXES = 8, 12

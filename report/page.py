@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lineage.report import figures
+from lineage.runs.folder import write_atomic
 
 Metrics = Sequence[Mapping[str, Any]]
 LOWER_IS_BETTER = re.compile(r"loss|perplexity|error|bits|distance|\b[wt]er\b")
@@ -17,9 +18,7 @@ LOWER_IS_BETTER = re.compile(r"loss|perplexity|error|bits|distance|\b[wt]er\b")
 
 def write(path: Path, title: str, parts: Sequence[str]) -> Path:
     """Writes a page of these parts, whole or not at all."""
-    unfinished = path.with_name(f"{path.name}.partial")
-    unfinished.write_text(PAGE.format(title=text(title), style=STYLE, body="\n".join(parts)), encoding="utf-8")
-    return unfinished.replace(path)
+    return write_atomic(path, PAGE.format(title=text(title), style=STYLE, body="\n".join(parts)))
 
 
 def box(label: str, value: str, note: str) -> str:

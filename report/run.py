@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from matplotlib.image import imsave
 
-from lineage.metrics.translation import bleu_by_length
 from lineage.report import attention, figures, page
 from lineage.report.page import (
     Metrics,
@@ -31,8 +30,7 @@ from lineage.report.page import (
     words,
     write,
 )
-from lineage.train.progress import clock
-from lineage.train.writers import METRICS_FILE, read_json, read_metrics
+from lineage.runs.folder import METRICS, clock, read_json, read_metrics
 
 CURVES = {  # what is charted first, and its title
     "loss": "Loss",
@@ -54,11 +52,9 @@ def write_report(workdir: str | os.PathLike) -> Path:
     Raises FileNotFoundError if `workdir` is not that of a run and ValueError, naming the file, if one is damaged.
     """
     workdir = Path(workdir)
-    if not any((workdir / name).exists() for name in (METRICS_FILE, "config.json")):
-        raise FileNotFoundError(
-            f"{workdir} is not the workdir of a run: it has neither {METRICS_FILE} nor config.json."
-        )
-    metrics = read_metrics(workdir) if (workdir / METRICS_FILE).exists() else []
+    if not any((workdir / name).exists() for name in (METRICS, "config.json")):
+        raise FileNotFoundError(f"{workdir} is not the workdir of a run: it has neither {METRICS} nor config.json.")
+    metrics = read_metrics(workdir) if (workdir / METRICS).exists() else []
     artifacts = workdir / "artifacts"
     config, run, cost = map(read_json, (workdir / "config.json", artifacts / "run.json", artifacts / "cost.json"))
     arrays = {path.stem: _read_npz(path) for path in sorted(artifacts.glob("*.npz"))}
@@ -230,12 +226,10 @@ def _samples(path: Path) -> str:
 def _written(path: Path, folder: Path) -> str:
     """BLEU by the length of the input, and the first texts beside what they should be."""
     written = read_json(path)
-    inputs, outputs, references = zip(*written["rows"])
-    groups = {"": bleu_by_length(outputs, references, [len(line.split()) for line in inputs])}
     rows = "".join(f"<tr><td>{'<td>'.join(map(text, row))}" for row in written["rows"][: MOST["written"]])
     table = f"<div class='card scroll'><table><tr><th>input<th>written<th>reference{rows}</table></div>"
     note = f"<p class=note>BLEU {written['bleu']:.2f}, {text(written['signature'])}.</p>"
-    body = card(figures.bleu_by_length, groups, name=file_name(path.stem), folder=folder) + table
+    body = card(figures.bleu_by_length, {"": written["by_length"]}, name=file_name(path.stem), folder=folder) + table
     return section(_title(path.stem), note + body)
 
 

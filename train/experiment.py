@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from lineage import data, models
+from lineage.configs import schema
 from lineage.data import tokenizers
 from lineage.data.examples import span_corruption
 from lineage.data.examples.masking import count_masked
@@ -24,6 +25,7 @@ from lineage.tasks import batches
 from lineage.tasks.mixup import mixed
 from lineage.tasks.objectives import HEADS, OBJECTIVES, TASKS, TAUGHT, Batch, Objective
 from lineage.train import durations, pretrained, sharding
+from lineage.train.adapters import ADAPTERS, NO_ADAPTER, Adapter
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.optimizer import Schedule, check_patterns, make_optimizer, make_schedule
 from lineage.train.state import TrainState
@@ -46,6 +48,10 @@ class Experiment:
 
     def __post_init__(self):
         check_values(self.config)
+        if self.adapter != NO_ADAPTER and not self.config.init.path:
+            raise ValueError(
+                f"adapter.name is {self.config.adapter.name!r} and init.path is empty: it must name the model to adapt."
+            )
 
     @cached_property
     def data(self) -> data.Data:
@@ -154,6 +160,10 @@ class Experiment:
         )
 
     @cached_property
+    def adapter(self) -> Adapter:
+        return schema.build(ADAPTERS, self.config.adapter)
+
+    @cached_property
     def schedule(self) -> Schedule:
         settings = self.config.optimizer
         return make_schedule(
@@ -248,8 +258,7 @@ class Experiment:
 
     def make_state(self):
         optimizer = self.optimizer_by(lambda step: 0.0)  # whose rate does not matter
-        adapt = self.config.adapt.to_dict() if self.config.adapt.name else None
-        settings = {"seed": self.config.seed, "ema": bool(self.config.ema_decay), "adapt": adapt}
+        settings = {"seed": self.config.seed, "ema": bool(self.config.ema_decay), "adapter": self.adapter}
         return init_state(self.model, optimizer, self.objective, self.zeros(), **settings)
 
 
@@ -285,8 +294,6 @@ _BELOW_1 = (
 _PATTERNS = (
     "init.skip",
     "init.rename",
-    "adapt.patterns",
-    "adapt.trained",
     "optimizer.no_decay",
     "optimizer.frozen",
     "optimizer.lr_multipliers",
@@ -306,8 +313,6 @@ def check_values(config: ConfigDict) -> None:
             numbers = given if isinstance(given, tuple) else () if given is None else (given,)
             if not all(low <= number and (high is None or number < high) for number in numbers):
                 raise ValueError(f"{key} is {given}: it must be {low} or more{f', and below {high}' if high else ''}.")
-    if config.adapt.name and not config.init.path:
-        raise ValueError(f"adapt.name is {config.adapt.name!r}: init.path must say what is adapted.")
     for key in _PATTERNS:
         for item in value(key):
             paired = key in ("init.rename", "optimizer.lr_multipliers", "sharding")

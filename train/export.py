@@ -13,7 +13,7 @@ from lineage.models import convert
 from lineage.tasks.objectives import Batch, read
 from lineage.train.experiment import Experiment
 from lineage.train.state import TrainState
-from lineage.train.step import make_asking_step
+from lineage.train.step import make_forward_step
 
 FORMATS = ("safetensors", "stablehlo")
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -58,7 +58,7 @@ def _write_program(experiment, variables, folder):
     model = experiment.model
     if getattr(model, "implementation", "xla") != "xla":
         model = model.clone(implementation="xla")  # what every platform has
-    step = make_asking_step(model, forward, experiment.config.precision)
+    step = make_forward_step(model, forward, experiment.config.precision)
     (size,) = export.symbolic_shape("b")
     zeros = jax.eval_shape(experiment.zeros)
     inputs = {n: jax.ShapeDtypeStruct((size, *zeros[n].shape[1:]), zeros[n].dtype) for n in INPUTS if n in zeros}

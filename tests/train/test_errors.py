@@ -12,11 +12,10 @@ import pytest
 
 from lineage import launch, models
 from lineage.evaluation.evaluators import restore
+from lineage.runs.folder import locked, read_metrics
 from lineage.tasks.objectives import OBJECTIVES
 from lineage.train import loop
 from lineage.train.experiment import Experiment
-from lineage.train.preemption import locked
-from lineage.train.writers import read_metrics
 
 pytestmark = pytest.mark.usefixtures("no_report")
 GPT, VIT = "--config=tests/tiny.py:gpt", "--config=tests/tiny.py:vit"
