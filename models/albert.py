@@ -3,18 +3,14 @@
 The second task of "pretraining" tells whether two segments are in order (0) or swapped (1).
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
+from lineage.models.base import Activation
 from lineage.models.bert import BERT
-
-VARIANTS = {
-    "base": {"depth": 12, "width": 768, "num_heads": 12},
-    "large": {"depth": 24, "width": 1024, "num_heads": 16},
-    "xlarge": {"depth": 24, "width": 2048, "num_heads": 16},
-    "xxlarge": {"depth": 12, "width": 4096, "num_heads": 64},
-}
+from lineage.models.registry import MODELS
 
 
+@MODELS.register("albert")
 class ALBERT(BERT):
     """BERT with L applications of one layer: width costs parameters, depth does not.
 
@@ -22,11 +18,18 @@ class ALBERT(BERT):
         embed_width: E, of the words', positions' and segments' vectors, which are then projected to D.
     """
 
+    VARIANTS: ClassVar = {
+        "base": {"depth": 12, "width": 768, "num_heads": 12},
+        "large": {"depth": 24, "width": 1024, "num_heads": 16},
+        "xlarge": {"depth": 24, "width": 2048, "num_heads": 16},
+        "xxlarge": {"depth": 12, "width": 4096, "num_heads": 64},
+    }
+
     vocab_size: int = 30_000
     head: Literal["none", "pooler", "masked_lm", "pretraining", "classification", "tagging", "span", "choice"] = (
         "pretraining"
     )
-    activation: str = "gelu_tanh"
+    activation: Activation = "gelu_tanh"
     embed_width: int = 128
 
     share = True

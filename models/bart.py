@@ -1,12 +1,14 @@
 """BART (Lewis et al. 2019, arXiv 1910.13461): an encoder-decoder of post-norm blocks, trained to undo noise in text."""
 
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from lineage.models.base import Activation, Layers
+from lineage.models.decoder import EncoderDecoder
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.cache import Cache
@@ -14,16 +16,13 @@ from lineage.models.layers.embed import Embed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import Learned
-from lineage.models.layers.protocol import EncoderDecoder
+from lineage.models.registry import MODELS
 
-VARIANTS = {
-    "base": {"depth": 6, "width": 768, "num_heads": 12},
-    "large": {"depth": 12, "width": 1024, "num_heads": 16},
-}
 # The first rows of its position tables are never read: fairseq counts positions from the padding token's id on.
 UNUSED = 2
 
 
+@MODELS.register("bart")
 class BART(EncoderDecoder):
     """Text to text: tokens of the input and of the output so far in, logits of the next token out.
 
@@ -42,6 +41,11 @@ class BART(EncoderDecoder):
         implementation: see `Attention`.
     """
 
+    VARIANTS: ClassVar = {
+        "base": {"depth": 6, "width": 768, "num_heads": 12},
+        "large": {"depth": 12, "width": 1024, "num_heads": 16},
+    }
+
     vocab_size: int = 50_265
     max_length: int = 1024
     depth: int = 12
@@ -49,7 +53,7 @@ class BART(EncoderDecoder):
     width: int = 1024
     num_heads: int = 16
     mlp_dim: int | None = None
-    activation: str = "gelu"
+    activation: Activation = "gelu"
     logits_bias: bool = False
     dropout: float = 0.0
     attention_dropout: float = 0.0
@@ -57,6 +61,13 @@ class BART(EncoderDecoder):
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
     implementation: Literal["xla", "cudnn"] = "xla"
+
+    input_parameters = "^(embed|encoder_(position|norm))/"
+
+    @property
+    def layer_groups(self) -> tuple[Layers, ...]:
+        encoder, decoder = super().layer_groups
+        return encoder._replace(last=""), decoder._replace(first="^decoder_(position|norm)/", last="")
 
     def setup(self):
         init = nn.initializers.normal(0.02)

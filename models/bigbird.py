@@ -4,21 +4,19 @@ A block sees its neighbours (words close by), the first and the last one (which 
 random ones (which make the way between any two short). Work and memory are linear in the length.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
 
+from lineage.models.base import Activation
 from lineage.models.bert import BERT
 from lineage.models.layers.mlp import ACTIVATIONS
 from lineage.models.layers.sparse import BlockSparse, other_blocks
-
-VARIANTS = {
-    "base": {"depth": 12, "width": 768, "num_heads": 12},
-    "large": {"depth": 24, "width": 1024, "num_heads": 16},
-}
+from lineage.models.registry import MODELS
 
 
+@MODELS.register("bigbird")
 class BigBird(BERT):
     """BERT with block-sparse attention in sequences of more than (5 + 2 R) blocks; shorter ones are seen whole.
 
@@ -30,10 +28,15 @@ class BigBird(BERT):
         seed: of the former.
     """
 
+    VARIANTS: ClassVar = {
+        "base": {"depth": 12, "width": 768, "num_heads": 12},
+        "large": {"depth": 24, "width": 1024, "num_heads": 16},
+    }
+
     vocab_size: int = 50_358
     max_length: int = 4096
     head: Literal["none", "pooler", "masked_lm", "pretraining", "classification", "tagging", "choice"] = "pretraining"
-    activation: str = "gelu_tanh"
+    activation: Activation = "gelu_tanh"
     block_size: int = 64
     num_random_blocks: int = 3
     random_blocks: Literal["seeded", "first"] = "seeded"

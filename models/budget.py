@@ -161,8 +161,7 @@ def budget(
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     # Flash attention takes no float32, which parameters are made in; they do not depend on it.
-    plain = model.clone(implementation="xla") if hasattr(model, "implementation") else model
-    variables = dict(variables or jax.eval_shape(plain.init, {"params": key, "dropout": key}, *inputs))
+    variables = dict(variables or jax.eval_shape(model.portable().init, {"params": key, "dropout": key}, *inputs))
     params = variables.pop("params")
 
     def complete(params, rest):
@@ -223,9 +222,9 @@ def budget(
 
 def _textbook(model, sown):
     """The closed form of a model of one stack of blocks, by its sizes; nothing for others."""
-    if "embedding" not in sown or not hasattr(model, "depth") or not hasattr(model, "width"):
+    if "embedding" not in sown or not model.depth or not model.width:
         return {}
-    vocabulary = getattr(model, "vocab_size", None) or getattr(model, "num_classes", 0)
+    vocabulary = model.settings.get("vocab_size") or model.settings.get("num_classes", 0)
     parameters = vocabulary * model.width + 12 * model.depth * model.width**2
     rows, tokens = sown["embedding"][0].shape[:2]
     each = 2 * parameters + 4 * model.depth * tokens * model.width

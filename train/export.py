@@ -55,9 +55,7 @@ def _write_roles(words, path):
 
 
 def _write_program(experiment, variables, folder):
-    model = experiment.model
-    if getattr(model, "implementation", "xla") != "xla":
-        model = model.clone(implementation="xla")  # what every platform has
+    model = experiment.model.portable()
     step = make_forward_step(model, forward, experiment.config.precision)
     (size,) = export.symbolic_shape("b")
     zeros = jax.eval_shape(experiment.zeros)
