@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -48,6 +48,7 @@ class Loader:
                 raise ValueError(f"loader.{key} is {getattr(self, key)}: it must be at least {least}.")
 
 
+@runtime_checkable
 class ExampleSource(Protocol):
     """Random access to examples, many at a time."""
 

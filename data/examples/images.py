@@ -40,14 +40,3 @@ def in_memory(source: ExampleSource) -> Arrays:
     """Read all labelled images of a source; they must have one size."""
     examples = source.take(np.arange(len(source)))
     return Arrays({"image": stack(examples["image"]), "label": examples["label"]})
-
-
-def first(source: ExampleSource) -> np.ndarray:
-    """Return the first image of a source, uint8 [h, w, c].
-
-    Raises:
-        ValueError: the source is empty.
-    """
-    if not len(source):
-        raise ValueError("The data set is empty: at least one example is needed.")
-    return source[0]["image"]

@@ -1,4 +1,4 @@
-"""Pairs of texts, an input and the output that a sequence-to-sequence model learns to write for it."""
+"""Pairs of texts as token ids, for sequence-to-sequence models and for decoders."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +14,15 @@ from lineage.data.tokenizers import Tokenizer
 class Pairs(ExampleSource):
     """Token ids of inputs and targets, padded to one length.
 
-    An example has `inputs` int32 [T] and `inputs_mask` bool [T] (True = a token), and of the output `tokens`, `targets`
-    int32 [T] and `mask` bool [T]. Inputs and targets end with `end`; `tokens` are `start` and the targets but for their
-    end. What is longer than T is cut before its end; `references` are the whole texts of the targets.
+    An example has `inputs` int32 [T] and `inputs_mask` bool [T] (True for tokens), and `tokens`, `targets` int32 [T]
+    and `mask` bool [T] for the decoder. `tokens` are the targets shifted right by one.
+
+    Attributes:
+        inputs, targets: the token ids of each text, without an end.
+        references: the whole text of each target.
+        length: T; longer texts are truncated.
+        end: the token that ends inputs and targets, and fills them up.
+        start: the token that `tokens` begin with.
     """
 
     inputs: Sequence[np.ndarray]
@@ -31,7 +37,7 @@ class Pairs(ExampleSource):
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens int64 [N] of the longer side of each pair, with its end."""
+        """The number of tokens int64 [N] of the longer side of each pair, with its end."""
         longest = [max(len(a), len(b)) + 1 for a, b in zip(self.inputs, self.targets)]
         return np.minimum(longest, self.length)
 
@@ -51,22 +57,22 @@ class Pairs(ExampleSource):
 
 
 def shifted(targets: np.ndarray, mask: np.ndarray, start: int) -> dict[str, np.ndarray]:
-    """Targets and their mask, both [N, T], and `tokens`: `start` and the targets but for the last."""
+    """Return targets and their mask, both [N, T], with `tokens`: the targets shifted right, beginning with `start`."""
     tokens = np.roll(targets, 1, axis=1)
     tokens[:, 0] = start
     return {"tokens": tokens, "targets": targets, "mask": mask}
 
 
 class Continuations(Pairs):
-    """The same pairs for a decoder alone: each one is a row of the input, `end`, the target and `end`.
+    """Pairs for a decoder-only model: each example is the input, `end`, the target and `end` in one sequence.
 
-    An example has `tokens`, `targets` (each token's next), int32 [T], and `mask` bool [T], True where the target and
-    its end are to be guessed. An input is cut to make room for the target.
+    An example has `tokens`, `targets` (the next tokens), int32 [T], and `mask` bool [T], True for the tokens of the
+    target and its end. Inputs are truncated to make room for the target.
     """
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens int64 [N] of each row but its last."""
+        """The number of tokens int64 [N] of each sequence without its last."""
         return np.minimum([len(a) + len(b) + 1 for a, b in zip(self.inputs, self.targets)], self.length)
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -84,18 +90,27 @@ class Continuations(Pairs):
 def encode(
     texts: PairedTexts, tokenizer: Tokenizer, length: int, drop: bool, start: int, kind: type[Pairs] = Pairs
 ) -> Pairs:
-    """Pairs of texts as token ids; `drop` leaves out what does not fit `length`: a side with its end, or a row.
+    """Encode pairs of texts.
 
-    Raises ValueError for a tokenizer without an end of text, and when no pair is left.
+    Args:
+        texts: the pairs.
+        tokenizer: must have an end of text.
+        length: T, the length of an example.
+        drop: leave out the pairs that do not fit, instead of truncating them.
+        start: the token that a decoder's input begins with.
+        kind: the class of the result.
+
+    Raises:
+        ValueError: the length is too short, no pair fits, or the tokenizer has no end of text.
     """
     if length < 2:
-        raise ValueError(f"sequence_length={length}: pairs need at least 2, a token and the end")
+        raise ValueError(f"task.sequence_length is {length}: pairs need at least 2, a token and the end.")
     if tokenizer.end_of_text is None:
-        raise ValueError("pairs need a tokenizer with an end of text: this one has none")
+        raise ValueError("Pairs need a tokenizer with an end of text: this one has none.")
     inputs, targets = (tokenizer.encode_batch(side) for side in texts)
     add = sum if kind is Continuations else max
     kept = [i for i in range(len(inputs)) if not drop or add((len(inputs[i]), len(targets[i]))) < length]
     if not kept:
-        raise ValueError(f"no pair of {len(inputs)} fits sequence_length={length}: give a larger one")
+        raise ValueError(f"None of {len(inputs)} pairs fits task.sequence_length, which is {length}: increase it.")
     inputs, targets, references = ([side[i] for i in kept] for side in (inputs, targets, texts[1]))
     return kind(inputs, targets, references, length, tokenizer.end_of_text, start)

@@ -1,4 +1,4 @@
-"""Sentences whose words have tags, and how words and the tokens that they are cut into belong together."""
+"""Tagged sentences as token ids, with the tag of each word at its first token."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -12,15 +12,15 @@ from lineage.data.tokenizers import Tokenizer
 
 
 def names(splits: dict[str, list[TaggedSentence]]) -> list[str]:
-    """The tags of all splits, in alphabetical order."""
+    """Return the tags of all splits in alphabetical order."""
     return sorted({tag for part in splits.values() for sentence in part for tag in sentence.tags})
 
 
 def encode(sentences: Sequence[TaggedSentence], tags: Sequence[str], tokenizer: Tokenizer, length: int) -> Encoded:
-    """Rows of sentences. `targets` int32 [T] has the number of a word's tag at its first token, where `mask` is True.
+    """Encode sentences; `targets` int32 [T] has the index of each word's tag at its first token, where `mask` is True.
 
-    A sentence that does not fit goes on in the next row; of a word longer than a row, the first tokens stay; one that
-    the tokenizer makes nothing of is a mask.
+    A sentence that does not fit continues in the next row. A word that is longer than a row is truncated. A word that
+    has no tokens becomes a mask token.
     """
     encoded.check(length)
     number_of, room = {tag: number for number, tag in enumerate(tags)}, length - 2

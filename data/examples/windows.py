@@ -1,4 +1,4 @@
-"""Texts: where they come from, and the windows of tokens that models are trained on."""
+"""Windows of tokens over a stream of documents."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from lineage.data.tokenizers import Tokenizer
 
 
 class Tokens:
-    """What holds `tokens` [N], perhaps of a file, which is then mapped in worker processes too."""
+    """Base class of holders of `tokens` [N]; if these are memory-mapped, worker processes map the same file."""
 
     tokens: np.ndarray
 
@@ -33,12 +33,20 @@ class Tokens:
 
 
 class Windows(Tokens, ExampleSource):
-    """A stream of tokens seen through windows: example i predicts the tokens after i * stride.
+    """Windows over a stream of tokens; window i starts at token i * stride.
 
-    An example has `tokens` and `targets` (each token's next), int32 [T], and `mask` bool [T], False past the end of the
-    stream. With a stride of T every token but the first is a target exactly once. Every window but the last is full.
-    Of shorter strides that is true where targets count `once`: `mask` is False but in the first window that has one,
-    which then shows at least T - stride tokens before it.
+    An example has `tokens` and `targets` (the next tokens), int32 [T], and `mask` bool [T], which is False past the end
+    of the stream. All windows but the last are full.
+
+    Args:
+        tokens: the stream [N].
+        length: T.
+        stride: the tokens from one window to the next; 0 = T, so that every token but the first is a target once.
+        once: `mask` is True for each target only in the first window that contains it, which has at least T - stride
+            tokens before it (but for the beginning of the stream).
+
+    Raises:
+        ValueError: the length or the stride is out of range, or the stream is too short.
     """
 
     def __init__(self, tokens: np.ndarray, length: int, stride: int = 0, once: bool = False):
@@ -47,9 +55,11 @@ class Windows(Tokens, ExampleSource):
         self.stride = stride or length
         self.once = once
         if length < 1 or not 1 <= self.stride <= length:
-            raise ValueError(f"sequence_length={length} and stride={stride}: need 1 <= stride <= sequence_length")
+            raise ValueError(
+                f"task.sequence_length is {length} and the stride {stride}: 1 <= stride <= sequence_length must hold."
+            )
         if len(tokens) < 2:
-            raise ValueError(f"a text of {len(tokens)} tokens has nothing to predict: at least 2 are needed")
+            raise ValueError(f"A text of {len(tokens)} tokens has nothing to predict: at least 2 are needed.")
 
     def __len__(self) -> int:
         return -(-max(len(self.tokens) - 1 - self.length, 0) // self.stride) + 1
@@ -73,7 +83,7 @@ class Windows(Tokens, ExampleSource):
 
 @dataclass(frozen=True)
 class Stream:
-    """The tokens [N] of some documents, with the characters and UTF-8 bytes that they stand for."""
+    """Tokens [N] of documents, and the number of characters and of UTF-8 bytes that they stand for."""
 
     tokens: np.ndarray
     characters: int
@@ -81,9 +91,12 @@ class Stream:
 
 
 def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path = "") -> Stream:
-    """Encodes documents into one stream; where there are several, each is followed by the end of text.
+    """Encode documents into one stream; if there are several, an end of text follows each.
 
-    With a `cache_dir` the stream is kept there and read from there, memory-mapped.
+    Args:
+        documents: the documents.
+        tokenizer: encodes them.
+        cache_dir: the folder that keeps streams for later runs, which memory-map them; "" = keep none.
     """
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
     counts = {"characters": 0, "bytes": 0}

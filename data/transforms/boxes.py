@@ -15,14 +15,14 @@ Example = dict[str, np.ndarray]
 
 
 def flip(example: Example) -> Example:
-    """Mirrored, left to right."""
+    """Mirror an image left to right."""
     width = example["image"].shape[1]
     boxes = example["boxes"] * np.float32([-1, 1, -1, 1]) + np.float32([width, 0, width, 0])
     return example | {"image": example["image"][:, ::-1], "boxes": boxes[:, [2, 1, 0, 3]]}
 
 
 def resize(example: Example, height: int, width: int) -> Example:
-    """Resized (bilinear, as Pillow does)."""
+    """Resize an image with Pillow's bilinear interpolation."""
     image = example["image"]
     if image.shape[:2] == (height, width):
         return example
@@ -32,7 +32,7 @@ def resize(example: Example, height: int, width: int) -> Example:
 
 
 def crop(example: Example, top: int, left: int, height: int, width: int) -> Example:
-    """A part of the image with the parts of the boxes that are in it; objects that are not are left out."""
+    """Crop an image and its boxes; objects outside of the crop are left out."""
     boxes = np.clip(example["boxes"] - np.float32([left, top] * 2), 0, np.float32([width, height] * 2))
     kept = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
     objects = {name: example[name][kept] for name in ("classes", "crowd")}
@@ -42,7 +42,7 @@ def crop(example: Example, top: int, left: int, height: int, width: int) -> Exam
 
 @dataclass(frozen=True)
 class Flip:
-    """Mirrors every other image."""
+    """Mirror an image left to right with probability 1/2."""
 
     def __call__(self, example: Example, random: np.random.Generator) -> Example:
         return flip(example) if random.integers(2) else example
@@ -50,7 +50,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class Resize:
-    """The shorter side becomes `low` to `high` pixels long, but the longer one at most `longest` (0 = any length)."""
+    """Resize the shorter side to `low` to `high` pixels, and the longer side to at most `longest` (0 = no limit)."""
 
     low: int
     high: int
@@ -58,7 +58,7 @@ class Resize:
 
     def __post_init__(self):
         if not 0 < self.low <= self.high:
-            raise ValueError(f"resize({self.low}, {self.high}) needs 0 < low <= high")
+            raise ValueError(f"resize({self.low}, {self.high}) needs 0 < low <= high.")
 
     def __call__(self, example: Example, random: np.random.Generator) -> Example:
         height, width = example["image"].shape[:2]
@@ -70,15 +70,17 @@ class Resize:
 
 @dataclass(frozen=True)
 class Crop:
-    """Every other image is cut to a part of `low` to `high` pixels on each side, after it was resized so that its
-    shorter side is a little longer than `low` to `high`: DETR's crop (arXiv 2005.12872, appendix A.4)."""
+    """Crop an image to `low` to `high` pixels on each side with probability 1/2 (DETR, arXiv 2005.12872, appendix A.4).
+
+    The image is resized first, so that its shorter side is a little longer than `low` to `high` pixels.
+    """
 
     low: int
     high: int
 
     def __post_init__(self):
         if not 0 < self.low * 25 // 24 <= self.high:
-            raise ValueError(f"crop({self.low}, {self.high}) needs 0 < low <= 24/25 high")
+            raise ValueError(f"crop({self.low}, {self.high}) needs 0 < low <= 24/25 high.")
 
     def __call__(self, example: Example, random: np.random.Generator) -> Example:
         if random.integers(2):
@@ -91,23 +93,26 @@ class Crop:
 
 
 def parse(augment: str, longest: int) -> list[Callable[[Example, np.random.Generator], Example]]:
-    """The transforms that a string names, such as `flip | crop(384, 600) | resize(480, 800)`."""
+    """Return the transforms that a text such as `flip | crop(384, 600) | resize(480, 800)` names."""
     known = {"flip": Flip, "crop": Crop, "resize": lambda low, high: Resize(low, high, longest)}
-    return parse_calls("augment", augment, known)
+    return parse_calls("task.augment", augment, known)
 
 
 @dataclass(frozen=True)
 class Transform:
-    """A batch of examples to one for the model.
+    """Transform of batches of images with boxes into batches for the model.
 
-    Each image goes through the steps, must then fit in a square of `size` pixels, lies in its upper left corner and is
-    normalised; the rest is 0. `extent` float32 [B, 2] is the part of the rows and of the columns that it takes. `boxes`
-    float32 [B, N, 4] (centre x, centre y, width and height, relative to the image itself) and `classes` int32 [B, N]
-    are real where `boxes_mask` bool [B, N] is True, or, in evaluation, `crowd` bool [B, N].
+    Each image goes through the steps, is normalised and put into the upper left corner of a square, the rest of which
+    is 0. `extent` float32 [B, 2] is the fraction of the rows and of the columns that the image takes. `boxes` float32
+    [B, N, 4] (centre x, centre y, width and height, relative to the image) and `classes` int32 [B, N] are valid where
+    `boxes_mask` bool [B, N] is True or, in evaluation, `crowd` bool [B, N].
 
     Attributes:
-        most: N.
-        training: objects beyond N, and crowds, are left out; in evaluation N must be enough.
+        steps: the transforms of single images.
+        size: the height and width of the square in pixels.
+        most: N, the most objects in an image.
+        mean, std: normalisation, (pixel / 255 - mean) / std.
+        training: whether to leave out crowds and the objects beyond N; in evaluation, more than N are an error.
     """
 
     steps: Sequence[Callable[[Example, np.random.Generator], Example]]
@@ -143,9 +148,11 @@ class Transform:
         image, boxes = example["image"], example["boxes"]
         height, width = image.shape[:2]
         if max(height, width) > self.size:
-            raise ValueError(f"an image of {height}x{width} pixels does not fit in image_size={self.size}")
+            raise ValueError(
+                f"An image of {height}x{width} pixels does not fit in task.image_size, which is {self.size}."
+            )
         if len(boxes) > self.most and not self.training:
-            raise ValueError(f"an image has {len(boxes)} objects: max_boxes={self.most} must be at least that")
+            raise ValueError(f"task.max_boxes is {self.most}: an image has {len(boxes)} objects.")
         out["image"][row, :height, :width] = (image * np.float32(1 / 255) - mean) / std
         out["extent"][row] = height / self.size, width / self.size
         boxes = boxes / np.float32([width, height] * 2)
