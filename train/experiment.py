@@ -14,13 +14,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from lineage import data
-from lineage.configs import schema
+from lineage.configs import durations, schema
 from lineage.configs.run import Run
 from lineage.data import SOURCES, TOKENIZERS, Facts, Loader, tokenizers
 from lineage.evaluation import EVALUATORS, Context, Evaluation
 from lineage.models import MODELS, Model
 from lineage.tasks import TASKS, Batch, Task
-from lineage.train import durations, pretrained, sharding
+from lineage.train import pretrained, sharding
 from lineage.train.adapters import ADAPTERS, NO_ADAPTER, Adapter
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.optimizer import Schedule, check_patterns, make_optimizer, make_schedule
