@@ -12,6 +12,7 @@ from jax.experimental.multihost_utils import process_allgather
 
 from lineage.data import EvaluationBatches
 from lineage.metrics.translation import bleu, bleu_by_length
+from lineage.models.decoding.generate import best_of
 from lineage.models.decoding.speculative import speculate
 from lineage.train.experiment import Experiment
 from lineage.train.sharding import to_mesh
@@ -106,15 +107,15 @@ class Sampler:
     def _generate(self, variables, prompts, inputs, lengths=None):
         """What the model writes after prompts [B, T], of some lengths [B], as token ids."""
         settings = self.settings.to_dict() | {"seed": self.experiment.config.seed, "stop_tokens": self._stop_tokens}
-        best_of, num_drafted = settings.pop("best_of"), settings.pop("num_drafted")
+        count, num_drafted = settings.pop("best_of"), settings.pop("num_drafted")
         for key in ("num_samples", "prompt", "draft", "contrast"):
             del settings[key]
         settings |= {key: settings[key] or None for key in ("top_k", "top_p", "no_repeat_ngram_size")}
         model = self.experiment.model
         if "draft" not in self.helpers:
             contrast = self.helpers.get("contrast")
-            return best_of(best_of, model, variables, prompts, lengths, inputs=inputs, contrast=contrast, **settings)
-        if (settings.pop("num_beams"), best_of) != (1, 1):
+            return best_of(count, model, variables, prompts, lengths, inputs=inputs, contrast=contrast, **settings)
+        if (settings.pop("num_beams"), count) != (1, 1):
             raise ValueError("a draft is for one sample a text: leave sampling.num_beams and best_of at 1.")
         del settings["length_penalty"]
         settings |= {"inputs": inputs, "num_drafted": num_drafted}
