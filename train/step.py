@@ -30,10 +30,6 @@ def init_state(
     adapt: Mapping[str, Any] | None = None,
 ) -> TrainState:
     """The state before the first step; `batch` gives shapes alone, and `adapt` is what `models.adapt.begin` takes."""
-    if (
-        getattr(model, "implementation", "xla") != "xla"
-    ):  # flash attention takes no float32, which parameters are made in
-        model = model.clone(implementation="xla")
     key, axes = jax.random.key(seed), {}
     with nn.intercept_methods(noting(axes)):
         variables = nn.init(objective, model)(key, batch)
