@@ -283,7 +283,7 @@ def vit() -> dict:
         activation="gelu",  # gelu | gelu_tanh | relu | silu, here and below
         epsilon=1e-6,  # of LayerNorm
         stochastic_depth=0.0,  # rate of the last layer
-        implementation="xla",  # of attention: xla | cudnn, here and below
+        attend="auto",  # the strategy of attention: auto | dense | cudnn, here and below
     )
 
 
@@ -384,7 +384,7 @@ def gpt() -> dict:
         activation="gelu_tanh",
         epsilon=1e-5,  # of LayerNorm
         use_bias=True,  # in projections and norms
-        implementation="xla",
+        attend="auto",
     )
 
 
@@ -402,7 +402,7 @@ def transformer() -> dict:
         position="sinusoidal",  # sinusoidal | learned | relative | rotary
         max_distance=16,  # of relative positions
         dropout=0.1,
-        implementation="xla",
+        attend="auto",
     )
 
 
@@ -464,7 +464,7 @@ def bart() -> dict:
         logits_bias=False,
         attention_dropout=0.0,  # of the attention weights
         activation_dropout=0.0,  # of the hidden layers
-        implementation="xla",
+        attend="auto",
     )
 
 
@@ -498,7 +498,7 @@ def llama() -> dict:
         rope_turns=placeholder(tuple),  # llama3, yarn: slowed below the first, kept above the second number of turns
         activation="silu",
         epsilon=1e-5,  # of RMSNorm
-        implementation="xla",
+        attend="auto",
     )
 
 
@@ -516,7 +516,7 @@ def bert(name: str = "bert", **own) -> dict:
         epsilon=placeholder(float),  # of LayerNorm
         dropout=0.1,
         head_dropout=placeholder(float),  # before the classifier; None = dropout
-        implementation="xla",
+        attend="auto",
         **own,
     )
 

@@ -160,9 +160,7 @@ def budget(
         cache_length: how many tokens a row of the KV cache of inference holds; None leaves the cache out.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
-    # Flash attention takes no float32, which parameters are made in; they do not depend on it.
-    plain = model.clone(implementation="xla") if hasattr(model, "implementation") else model
-    variables = dict(variables or jax.eval_shape(plain.init, {"params": key, "dropout": key}, *inputs))
+    variables = dict(variables or jax.eval_shape(model.init, {"params": key, "dropout": key}, *inputs))
     params = variables.pop("params")
 
     def complete(params, rest):

@@ -11,7 +11,7 @@ from typing import Literal
 import flax.linen as nn
 from jaxtyping import Array, Float, Int
 
-from lineage.models.layers.attention import Attention
+from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.cache import Cache
 from lineage.models.layers.embed import Embed
@@ -54,7 +54,7 @@ class Llama(DecoderOnly):
         epsilon: of every RMSNorm.
         dropout: rate on embeddings, attention weights and what each part adds.
         remat, unroll: see `Stack`.
-        implementation: see `Attention`.
+        attend: name of the strategy of attention, see `STRATEGIES`.
     """
 
     vocab_size: int = 32_000
@@ -77,7 +77,7 @@ class Llama(DecoderOnly):
     dropout: float = 0.0
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
-    implementation: Literal["xla", "cudnn"] = "xla"
+    attend: Literal["auto", "dense", "cudnn"] = "auto"
 
     @property
     def kv_heads(self) -> int:
@@ -101,7 +101,7 @@ class Llama(DecoderOnly):
             window=self.window,
             rotary=self._rotary(),
             dropout=self.dropout,
-            implementation=self.implementation,
+            attend=STRATEGIES[self.attend],
             **both,
         )
         mlp = partial(Mlp, self.mlp_size, ACTIVATIONS[self.activation], gated=True, **both)

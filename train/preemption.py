@@ -25,7 +25,7 @@ MAY_CHANGE = (
         "wandb",
         "cluster.",
     ),
-    *("mesh.", "sharding", "grad_accum_steps", "model.remat", "model.unroll", "model.implementation"),
+    *("mesh.", "sharding", "grad_accum_steps", "model.remat", "model.unroll", "model.attend"),
     *("data.evaluation_batch_size", "data.workers", "data.threads", "data.cache_dir"),
 )
 

@@ -35,9 +35,6 @@ def init_state(
         batch: only its shapes and dtypes matter.
         ema: whether an exponential moving average of the parameters is kept.
     """
-    # Flash attention does not take float32, the dtype of new parameters.
-    if getattr(model, "implementation", "xla") != "xla":
-        model = model.clone(implementation="xla")
     key, kernels = jax.random.key(seed), Kernels()
     with nn.intercept_methods(recording(kernels)):
         variables = nn.init(objective, model)(key, batch)

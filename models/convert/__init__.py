@@ -47,6 +47,7 @@ FAMILIES = {
     "electra": electra.FAMILY,
     "gpt2": gpt2.FAMILY,
     "llama": llama.LLAMA,
+    "marian": bart.MARIAN,
     "mistral": llama.MISTRAL,
     "resnet": resnet.FAMILY,
     "roberta": roberta.ROBERTA,
