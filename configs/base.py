@@ -41,7 +41,8 @@ def get_config(model: str) -> ConfigDict:
                 "fsdp": 1,  # parts that parameters are stored in, gathered when they are used
                 "tensor": 1,  # parts that heads and hidden layers are computed in
             },
-            "sharding": SHARDING,  # (regular expression, mesh axes of the last dimensions), the first found counts
+            # rules before the model's own: (regular expression, mesh axes of the last dimensions), the first found counts
+            "sharding": (),
             "sequence_sharding": False,  # tokens between layers lie in parts on the tensor axis too
             **duration("total"),  # of the training; must be given
             **duration("log_every"),
@@ -166,19 +167,6 @@ def duration(name: str) -> dict:
 
 
 UNITS = ("steps", "epochs", "examples", "percent")
-
-# Tensor parallelism by heads and hidden units (arXiv 1909.08053), FSDP on the other side of each matrix.
-SHARDING = (
-    ("(query|key|value)/kernel", ("fsdp", "tensor", None)),
-    ("(query|key|value)/bias", ("tensor", None)),
-    ("attention/out/kernel", ("tensor", None, "fsdp")),
-    ("(up|gate)/kernel", ("fsdp", "tensor")),
-    ("(up|gate)/bias", ("tensor",)),
-    ("down/kernel", ("tensor", "fsdp")),
-    ("embed/table", ("tensor", "fsdp")),
-    ("kernel|table", (None, "fsdp")),
-    ("memory/.*hidden", (("data", "fsdp"), None, None)),
-)
 
 
 def data() -> dict:

@@ -160,7 +160,8 @@ def budget(
         cache_length: how many tokens a row of the KV cache of inference holds; None leaves the cache out.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
-    variables = dict(variables or jax.eval_shape(model.init, {"params": key, "dropout": key}, *inputs))
+    # Parameters are float32, which some kernels do not take; their shapes do not depend on the kernel.
+    variables = dict(variables or jax.eval_shape(model.portable().init, {"params": key, "dropout": key}, *inputs))
     params = variables.pop("params")
 
     def complete(params, rest):
@@ -221,9 +222,9 @@ def budget(
 
 def _textbook(model, sown):
     """The closed form of a model of one stack of blocks, by its sizes; nothing for others."""
-    if "embedding" not in sown or not hasattr(model, "depth") or not hasattr(model, "width"):
+    if "embedding" not in sown or not model.depth or not model.width:
         return {}
-    vocabulary = getattr(model, "vocab_size", None) or getattr(model, "num_classes", 0)
+    vocabulary = model.settings.get("vocab_size") or model.settings.get("num_classes", 0)
     parameters = vocabulary * model.width + 12 * model.depth * model.width**2
     rows, tokens = sown["embedding"][0].shape[:2]
     each = 2 * parameters + 4 * model.depth * tokens * model.width

@@ -131,7 +131,7 @@ def on_each_device(experiment: Experiment, total: Budget, mesh: Mesh | AbstractM
     state, memory = experiment.abstract_state, total.memory["training"]
 
     def size(*trees):
-        leaves = jax.tree.leaves(trees), jax.tree.leaves(shardings(trees, experiment.config.sharding, mesh))
+        leaves = jax.tree.leaves(trees), jax.tree.leaves(shardings(trees, experiment.sharding_rules, mesh))
         return sum(math.prod(place.shard_shape(x.shape)) * x.dtype.itemsize for x, place in zip(*leaves))
 
     rest = max(0, memory["total"] - memory["weights"] - memory["gradients"] - memory["optimizer"])

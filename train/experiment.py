@@ -76,8 +76,7 @@ class Experiment:
     def model(self) -> nn.Module:
         """The config's model; what it leaves None and the data know (classes, vocabulary, sizes) is the data's."""
         settings = self.config.model.to_dict()
-        known = models.MODELS.get(settings["name"])  # `build` says so if it is not
-        fields = {field.name for field in dataclasses.fields(known[0])} if known else set()
+        fields = {field.name for field in dataclasses.fields(models.MODELS[settings["name"]])}
         wanted = [key for key in _FROM_DATA if key in fields and settings.get(key) is None]
         for key in wanted:
             try:
@@ -100,7 +99,7 @@ class Experiment:
                 f"the objective {objective!r} is for data.task {' or '.join(TASKS[objective])}: it is {task!r}."
             )
         for name in ("num_classes", "vocab_size"):
-            has, needs = getattr(self.model, name, None), self.data.info.get(name)
+            has, needs = self.model.settings.get(name), self.data.info.get(name)
             if has and needs and has < needs:
                 raise ValueError(f"model.{name} is {has}: the data {self.config.data.source!r} have {needs}.")
         theirs = self.config.teacher and Path(self.config.teacher) / tokenizers.FILE
@@ -172,7 +171,7 @@ class Experiment:
             total_steps=self.total_steps,
             warmup_steps=self.steps("warmup", settings, default=0),
             end_factor=settings.end_factor,
-            width=getattr(self.model, "width", 512),
+            width=self.model.width,
         )
 
     @cached_property
@@ -254,7 +253,12 @@ class Experiment:
 
     @cached_property
     def state_shardings(self) -> TrainState:
-        return sharding.shardings(self.abstract_state, self.config.sharding, self.mesh)
+        return sharding.shardings(self.abstract_state, self.sharding_rules, self.mesh)
+
+    @property
+    def sharding_rules(self) -> tuple[sharding.Rule, ...]:
+        """The config's rules, which come first, and the model's."""
+        return (*self.config.sharding, *self.model.sharding_rules)
 
     def make_state(self):
         optimizer = self.optimizer_by(lambda step: 0.0)  # whose rate does not matter

@@ -10,7 +10,6 @@ from jax import export
 
 from lineage.data import tokenizers
 from lineage.models import convert
-from lineage.models.kernels import without_kernels
 from lineage.tasks.objectives import Batch, read
 from lineage.train.experiment import Experiment
 from lineage.train.state import TrainState
@@ -56,8 +55,7 @@ def _write_roles(words, path):
 
 
 def _write_program(experiment, variables, folder):
-    model = experiment.model
-    model = without_kernels(model)
+    model = experiment.model.portable()
     step = make_forward_step(model, forward, experiment.config.precision)
     (size,) = export.symbolic_shape("b")
     zeros = jax.eval_shape(experiment.zeros)

@@ -35,6 +35,7 @@ def init_state(
         batch: only its shapes and dtypes matter.
         ema: whether an exponential moving average of the parameters is kept.
     """
+    model = model.portable()  # parameters are float32, which some attention kernels do not take
     key, kernels = jax.random.key(seed), Kernels()
     with nn.intercept_methods(recording(kernels)):
         variables = nn.init(objective, model)(key, batch)

@@ -65,7 +65,7 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
 
     The folder has `config.json` and `model.safetensors`, or its shards and `model.safetensors.index.json`; or it is an
     `.npz` file of google-research/vision_transformer, see `vit_npz`.
-    `settings` of our model come before the folder's: `dropout`, `remat`, `implementation`...
+    `settings` of our model come before the folder's: `dropout`, `remat`, `attend`...
 
     Raises:
         FileNotFoundError: the folder or one of its files is missing.
@@ -98,7 +98,7 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
         ValueError: `transformers` has no such model, or the variables are not the model's.
         OSError: the folder cannot be written to; a file that was there is kept.
     """
-    classes = {kind: models.MODELS[family.model][0] for kind, family in FAMILIES.items()}
+    classes = {kind: models.MODELS[family.model] for kind, family in FAMILIES.items()}
     kinds = [kind for kind, cls in classes.items() if type(model) is cls and FAMILIES[kind].fits(model)]
     if not kinds:
         known = ", ".join(dict.fromkeys(cls.__name__ for cls in classes.values()))
