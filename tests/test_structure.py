@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("configs", "data", "evaluation", "metrics", "models", "report", "runs", "tasks", "train", "benchmarks")
-FILES = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py")) + [ROOT / "launch.py"]
+FILES = [*sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py")), ROOT / "launch.py"]
 RELATIVE = re.compile(r"(What|Which|Whether|That|Those|Of|Where|Who|Whose|So|How|When|If|As|For)\b")
 
 
