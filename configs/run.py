@@ -7,6 +7,24 @@ from typing import Any, Literal
 from lineage.data import Loader
 
 
+def check(key: str, value: float, low: float, below: float | None = None) -> None:
+    """Raise ValueError unless low <= value, and value < below if that is given."""
+    if not (low <= value and (below is None or value < below)):
+        allowed = f"{low} or more" + (f", and below {below}" if below is not None else "")
+        raise ValueError(f"{key} is {value}: it must be {allowed}.")
+
+
+def check_patterns(key: str, items: tuple[Any, ...], paired: bool = False) -> None:
+    """Raise ValueError for an item that is no regular expression, or no pair of one and a value."""
+    for item in items:
+        if paired and (isinstance(item, str) or len(item) != 2):
+            raise ValueError(f"{key} has {item!r}: it must be a pair of a regular expression and a value.")
+        try:
+            re.compile(item[0] if paired else item)
+        except re.error as error:
+            raise ValueError(f"{key} has {item!r}, which is no regular expression: {error}.") from None
+
+
 @dataclasses.dataclass(frozen=True)
 class Init:
     """Parameters before the first step.
@@ -229,21 +247,3 @@ class Run:
         check("skip_nonfinite", self.skip_nonfinite, 0)
         check("ema_decay", self.ema_decay, 0, below=1)
         check_patterns("sharding", self.sharding, paired=True)
-
-
-def check(key: str, value: float, low: float, below: float | None = None) -> None:
-    """Raise ValueError unless low <= value, and value < below if that is given."""
-    if not (low <= value and (below is None or value < below)):
-        allowed = f"{low} or more" + (f", and below {below}" if below is not None else "")
-        raise ValueError(f"{key} is {value}: it must be {allowed}.")
-
-
-def check_patterns(key: str, items: tuple[Any, ...], paired: bool = False) -> None:
-    """Raise ValueError for an item that is no regular expression, or no pair of one and a value."""
-    for item in items:
-        if paired and (isinstance(item, str) or len(item) != 2):
-            raise ValueError(f"{key} has {item!r}: it must be a pair of a regular expression and a value.")
-        try:
-            re.compile(item[0] if paired else item)
-        except re.error as error:
-            raise ValueError(f"{key} has {item!r}, which is no regular expression: {error}.") from None
