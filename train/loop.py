@@ -2,11 +2,14 @@
 
 import contextlib
 import itertools
+import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -15,7 +18,7 @@ from lineage.data.fingerprint import fingerprint
 from lineage.evaluation import artifacts
 from lineage.evaluation.evaluators import Evaluator
 from lineage.report.run import write_report
-from lineage.runs.folder import StopSignal, locked
+from lineage.runs.folder import START, StopSignal, locked, plain, write_atomic
 from lineage.train import costs, distributed, experts, preemption, pretrained
 from lineage.train.checkpoint import Checkpoints, clean
 from lineage.train.experiment import Experiment
@@ -30,8 +33,7 @@ def train(
     config: ConfigDict,
     workdir: str | os.PathLike,
     *,
-    name: str = "",
-    command: str = "",
+    about: Mapping[str, Any] = MappingProxyType({}),
     devices: Sequence[jax.Device] | None = None,
     force_config: bool = False,
 ) -> dict[str, float]:
@@ -42,7 +44,7 @@ def train(
     Args:
         config: as `configs/base.py` has it.
         workdir: where everything that the run leaves goes.
-        name, command: of the run, for its report.
+        about: facts about the run, such as its command, which are kept in `run.json` and shown in the report.
         devices: to train on; None is all.
         force_config: goes on even if the workdir holds a run of another config.
 
@@ -60,6 +62,7 @@ def train(
             if jax.process_index() == 0:
                 kept.enter_context(locked(workdir))
                 preemption.keep_config(config, workdir, force_config)
+                write_atomic(workdir / START, json.dumps(dict(about), indent=2))
                 places = (config.data[name] for name in ("source", "validation_split", "test_split"))
                 preemption.keep_data(fingerprint(places), workdir, force_config)
                 clean(workdir)
@@ -76,7 +79,7 @@ def train(
             loop = Loop(experiment, clock, stack)
             for step in range(loop.start + 1, loop.total + 1):
                 loop.run(step)
-        return loop.finish({"config_name": name, "command": command})
+        return loop.finish(about)
 
 
 class Loop:
@@ -98,7 +101,7 @@ class Loop:
         self.stop = stack.enter_context(StopSignal())
         self.told = distributed.Vote(experiment.mesh)
         self.writer = stack.enter_context(
-            MetricsWriter(workdir, resume_step=self.start, wandb=config.wandb, primary=primary)
+            MetricsWriter(workdir, resume_step=self.start, wandb=config.wandb, config=plain(config), primary=primary)
         )
         self.progress = stack.enter_context(Progress(self.total, primary=primary))
         self.checkpoints.say = self.progress.message
@@ -155,7 +158,7 @@ class Loop:
                 f"stopped at step {step:,} of {self.total:,}, which is saved: the same command goes on from there."
             )
 
-    def finish(self, about: Mapping[str, str]) -> dict[str, float]:
+    def finish(self, about: Mapping[str, Any]) -> dict[str, float]:
         """Writes what the report shows, and the report; returns the last evaluation."""
         if not self.evaluated:  # the run was complete already
             self.evaluated = self.evaluator.evaluate(self.state)

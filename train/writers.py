@@ -28,12 +28,21 @@ class MetricsWriter(AbstractContextManager):
         with step > n are cut, and a line of step n that is there already is not written twice (an evaluation done
         again after a kill).
       wandb: the project of Weights & Biases to write to as well; "" = none. A resumed run continues its W&B run.
+      config: of the run, for Weights & Biases, whose run has the name of the workdir.
       primary: whether this process writes; give `jax.process_index() == 0`. The others touch no file.
 
     Raises ModuleNotFoundError if W&B is asked for and not installed, ValueError if `metrics.jsonl` is damaged.
     """
 
-    def __init__(self, workdir, *, resume_step: int = 0, wandb: str = "", primary: bool = True):
+    def __init__(
+        self,
+        workdir,
+        *,
+        resume_step: int = 0,
+        wandb: str = "",
+        config: Mapping[str, Any] | None = None,
+        primary: bool = True,
+    ):
         self._file = self._wandb = None
         if not primary:
             return
@@ -65,7 +74,14 @@ class MetricsWriter(AbstractContextManager):
             if resume_step == 0 or not id_file.exists():
                 id_file.write_text(uuid.uuid4().hex[:12])
             # W&B ignores the steps that it has already: a resumed run's are equal to the first ones.
-            self._wandb = init(project=wandb, dir=str(workdir), id=id_file.read_text(), resume="allow")
+            self._wandb = init(
+                project=wandb,
+                dir=str(workdir),
+                name=workdir.name,
+                config=config,
+                id=id_file.read_text(),
+                resume="allow",
+            )
 
     def write(self, step: int | np.integer, metrics: Mapping[str, Any]) -> None:
         """Writes one line: `step`, then the metrics (`split/name` to a Python, numpy or JAX scalar).
