@@ -4,12 +4,13 @@ An experiment's file starts with `get_config` and changes what differs. The part
 fields are the keys of their sections: see `REGISTRIES`.
 """
 
+from dataclasses import is_dataclass
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from lineage.configs import schema
-from lineage.configs.registry import Registry
+from lineage.configs import modules, schema
+from lineage.configs.registry import Registry, field_types
 from lineage.configs.run import Run
 from lineage.data import SOURCES, TOKENIZERS
 from lineage.evaluation import EVALUATORS
@@ -106,10 +107,17 @@ def from_json(values: dict[str, Any]) -> ConfigDict:
         ValueError: a key is unknown.
     """
     for name in values.get("imports", ()):
-        schema.import_module(name)
+        modules.import_module(name)
     config = get_config(**{part: values[part]["name"] for part in REGISTRIES})
     config.evaluators = ConfigDict(
         {name: schema.section(EVALUATORS, one["name"]) for name, one in values["evaluators"].items()}
     )
     schema.update(config, values)
     return config
+
+
+def classes(config: ConfigDict) -> dict[str, type]:
+    """Return the dataclass behind each section of a config, by the section's dotted key; "" is the config itself."""
+    found = {"": Run} | {part: registry[config[part].name] for part, registry in REGISTRIES.items()}
+    found |= {key: hint for key, hint in field_types(Run).items() if is_dataclass(hint)}
+    return found | {f"evaluators.{name}": EVALUATORS[one.name] for name, one in config.evaluators.items()}

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from lineage import data
-from lineage.configs import durations, schema
+from lineage.configs import durations, modules, schema
 from lineage.configs.run import Run
 from lineage.data import SOURCES, TOKENIZERS, Facts, Loader, tokenizers
 from lineage.evaluation import EVALUATORS, Context, Evaluation
@@ -53,7 +53,7 @@ class Experiment:
 
     def __post_init__(self):
         for module in self.config.imports:
-            schema.import_module(module)
+            modules.import_module(module)
         _ = self.run, self.task, self.source
         if self.adapter != NO_ADAPTER and not self.config.init.path:
             raise ValueError(

@@ -14,7 +14,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lineage.configs import schema
+from lineage.configs import modules, schema
 from lineage.data import Tokenizer
 from lineage.models import MODELS, Model, convert
 from lineage.models.layers.position import resample
@@ -121,7 +121,7 @@ def _load(path: str, student: Model) -> tuple[Model, dict[str, Any]]:
         return convert.load(path)
     config = read_json(Path(path) / "config.json")
     for module in config["imports"]:
-        schema.import_module(module)
+        modules.import_module(module)
     settings, task = (schema.tuples(config[part]) for part in ("model", "task"))
     given = schema.build(TASKS, task).model_options()
     if settings.get("vocab_size", 0) is None:
