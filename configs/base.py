@@ -54,10 +54,15 @@ def get_config(
         "optimizer": optimizer,
         "schedule": schedule,
     }
-    parts = {part: schema.parse(REGISTRIES[part], name) for part, name in names.items()}
+    parts = {part: schema.parse(REGISTRIES[part], shorthand(part, name)) for part, name in names.items()}
     config = ConfigDict(parts | schema.plain(Run).to_dict(preserve_field_references=True))
     config.evaluators = default_evaluators(config)
     return config
+
+
+def shorthand(part: str, text: str) -> str:
+    """Return the shorthand of a part's section; the path of a tokenizer.json stands for "file:PATH"."""
+    return f"file:{text}" if part == "tokenizer" and text.endswith(".json") and ":" not in text else text
 
 
 def default_evaluators(config: ConfigDict) -> ConfigDict:
@@ -82,9 +87,7 @@ def choose(config: ConfigDict, key: str, value: str) -> bool:
     """
     part, _, rest = key.partition(".")
     if part in REGISTRIES and rest in ("", "name"):
-        registry, section = REGISTRIES[part], config
-        if part == "tokenizer" and value.endswith(".json") and not value.startswith("file:"):
-            value = f"file:{value}"
+        registry, section, value = REGISTRIES[part], config, shorthand(part, value)
     elif part == "evaluators" and rest and "." not in rest.removesuffix(".name"):
         registry, section, part = EVALUATORS, config.evaluators, rest.removesuffix(".name")
     else:
@@ -114,6 +117,18 @@ def from_json(values: dict[str, Any]) -> ConfigDict:
     )
     schema.update(config, values)
     return config
+
+
+def replace(config: ConfigDict, **parts: str) -> None:
+    """Replace sections by those of other parts, with their defaults: `replace(config, model="gpt", task="causal_lm")`.
+
+    The values of the old sections are lost; `choose` keeps those of keys that both have.
+    """
+    with config.unlocked():
+        for part, name in parts.items():
+            config[part] = schema.parse(REGISTRIES[part], shorthand(part, name))
+        if "task" in parts:
+            config.evaluators = default_evaluators(config)
 
 
 def classes(config: ConfigDict) -> dict[str, type]:

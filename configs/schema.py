@@ -80,10 +80,10 @@ def parse(registry: Registry, text: str) -> ConfigDict:
     name, colon, option = text.partition(":")
     made = section(registry, name)
     if colon:
-        first = next((key for key in made if key != "name"), None)
-        if first is None:
+        known = keys(registry[name])
+        if not known:
             raise ValueError(f"The {registry.kind} {name!r} has no options: {text!r} must be {name!r}.")
-        made[first] = option
+        made[known[0].name] = option
     return made
 
 
