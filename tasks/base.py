@@ -203,14 +203,14 @@ class Task:
         return {}
 
 
-def check_range(key: str, value: float, low: float = 0, below: float | None = None) -> None:
+def check_range(key: str, value: int | float, low: int | float = 0, below: int | float | None = None) -> None:
     """Raise ValueError unless low <= value, and value < below if that is given."""
     if not (low <= value and (below is None or value < below)):
         allowed = f"{low} or more" + (f" and below {below}" if below is not None else "")
         raise ValueError(f"task.{key} is {value}: it must be {allowed}.")
 
 
-def check_rate(key: str, value: float) -> None:
+def check_rate(key: str, value: int | float) -> None:
     """Raise ValueError unless 0 < value < 1."""
     if not 0 < value < 1:
         raise ValueError(f"task.{key} is {value}: it must be between 0 and 1, both excluded.")

@@ -66,7 +66,7 @@ class Experiment:
 
     @cached_property
     def task(self) -> Task:
-        return schema.build(TASKS, self.config.task).adapt(self.config.model)
+        return schema.build(TASKS, self.config.task).adapt(self.config.model.to_dict())
 
     @cached_property
     def source(self) -> Source:

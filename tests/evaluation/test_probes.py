@@ -4,8 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from lineage.data.transforms.calls import parse_calls
-from lineage.evaluation.probes import PROBES, Neighbours, Regression, accuracies
+from lineage.configs import schema
+from lineage.evaluation import EVALUATORS
+from lineage.evaluation.probes import FewShot, LinearProbe, Neighbours
 from lineage.train import loop
 from lineage.train.experiment import Experiment
 
@@ -22,15 +23,15 @@ def test_neighbours_vote_by_their_cosine():
     votes = np.zeros((100, 4))
     for row, nearest in enumerate(np.argsort(-cosine, axis=1)[:, :7]):
         np.add.at(votes[row], KNOWN[1][nearest], np.exp(cosine[row, nearest] / 0.02))
-    np.testing.assert_array_equal(Neighbours(7, 0.02).fit(*KNOWN).predict(ASKED[0]), votes.argmax(1))
-    plain = Neighbours(7, 1e9).fit(*KNOWN).predict(ASKED[0])
+    np.testing.assert_array_equal(Neighbours(count=7, temperature=0.02).fit(*KNOWN).predict(ASKED[0]), votes.argmax(1))
+    plain = Neighbours(count=7, temperature=1e9).fit(*KNOWN).predict(ASKED[0])
     assert (plain != votes.argmax(1)).any()  # the weights matter
-    assert Neighbours(20).fit(KNOWN[0][:3], KNOWN[1][:3]).predict(ASKED[0]).shape == (100,)
+    assert Neighbours(count=20).fit(KNOWN[0][:3], KNOWN[1][:3]).predict(ASKED[0]).shape == (100,)
 
 
 @pytest.mark.parametrize("shots", [0, 5])
 def test_regression_is_the_closed_form(shots):
-    model = Regression(shots).fit(*KNOWN)
+    model = (FewShot(shots=shots) if shots else LinearProbe()).fit(*KNOWN)
     rows = np.concatenate([np.flatnonzero(KNOWN[1] == label)[: shots or None] for label in range(4)])
     x, y = KNOWN[0][rows].astype(np.float64), 2.0 * np.eye(4)[KNOWN[1][rows]] - 1
     mean, std = x.mean(0), x.std(0)
@@ -47,18 +48,31 @@ def test_regression_is_the_closed_form(shots):
     assert model[-1].alpha_ == min(errors, key=errors.get)
 
 
-def test_names_and_arguments():
-    probes = parse_calls("probes", "knn | few_shot(5) | few_shot | linear", PROBES)
-    assert probes == [Neighbours(20, 0.07), Regression(5), Regression(10), Regression(0)]
+def accuracies(probes, training, splits):
+    return {
+        f"{split}/{probe.metric}_accuracy": float(probe.fit(*training).score(*seen))
+        for probe in probes
+        for split, seen in splits.items()
+    }
+
+
+def test_names():
+    probes = [Neighbours(), FewShot(shots=5), FewShot(), LinearProbe()]
     found = accuracies(probes, KNOWN, {"test": ASKED})
     assert list(found) == [f"test/{name}_accuracy" for name in ("knn", "5_shot", "10_shot", "linear")]
-    right = Regression().fit(*KNOWN).predict(ASKED[0]) == ASKED[1]
+    right = LinearProbe().fit(*KNOWN).predict(ASKED[0]) == ASKED[1]
     assert found["test/linear_accuracy"] == pytest.approx(right.mean())
     assert found["test/linear_accuracy"] > found["test/5_shot_accuracy"] > 0.3
 
 
 def test_a_run_is_probed(tiny, tmp_path):
-    changes = {"probes": "knn | few_shot(5)", "task.augment": "shift(2)", "loader.evaluation_batch_size": 200}
+    changes = {
+        "evaluators.knn": "knn",
+        "evaluators.few": "few_shot",
+        "evaluators.few.shots": 5,
+        "task.augment": "shift(2)",
+        "loader.evaluation_batch_size": 200,
+    }
     last = loop.train(tiny("vit", changes | {"total_steps": 4, "evaluate_every_steps": 4}), tmp_path)
     experiment = Experiment(tiny("vit", changes | {"total_steps": 4}), tmp_path)
     state, data = experiment.restore(), experiment.data
@@ -70,19 +84,31 @@ def test_a_run_is_probed(tiny, tmp_path):
         return np.asarray(features(pixels)), source.features["label"]
 
     training, test = seen(data.train.source), seen(data.splits["test"].source)
-    expected = accuracies([Neighbours(), Regression(5)], training, {"test": test})
+    expected = accuracies([Neighbours(), FewShot(shots=5)], training, {"test": test})
     assert {key: last[key] for key in expected} == pytest.approx(expected, abs=2 / 359)
     assert expected["test/knn_accuracy"] > 0.3
     assert "test/accuracy" in last
 
 
 def test_errors(tiny):
-    with pytest.raises(
-        ValueError, match=r"probes='knm': 'knm' is not one of knn\(count, temperature\), few_shot\(shots\)"
-    ):
-        Evaluator(Experiment(tiny("vit", {"probes": "knm"})))
-    for probe in ("knn(0)", "knn(5, 0.0)", "few_shot(0)"):  # not after hours of training
-        with pytest.raises(ValueError, match=f"{probe.partition('(')[0]} needs 1"):
-            parse_calls("probes", probe, PROBES)
-    with pytest.raises(ValueError, match="probes is 'knn': they are for models of labelled images"):
-        Evaluator(Experiment(tiny("gpt", {"probes": "knn"})))
+    with pytest.raises(ValueError, match=r"Unknown evaluator 'knm'\. Did you mean 'knn'"):
+        tiny("vit", {"evaluators.features": "knm"})
+    for name, option in (("knn", {"count": 0}), ("knn", {"temperature": 0.0}), ("few_shot", {"shots": 0})):
+        with pytest.raises(ValueError, match=f"{name} has .*must be 1 or more"):  # not after hours of training
+            schema.build(EVALUATORS, schema.section(EVALUATORS, name, **option))
+    with pytest.raises(ValueError, match="'causal_lm' has no features for probes: they are for labelled images"):
+        Experiment(tiny("gpt", {"evaluators.knn": "knn"})).evaluation()
+    with pytest.raises(ValueError, match=r"evaluators\.knn\.split is 'tests', but the data's splits are test\."):
+        Experiment(tiny("vit", {"evaluators.knn": "knn", "evaluators.knn.split": "tests"})).evaluation()
+
+
+def test_an_evaluator_has_its_own_interval_and_source(tiny, tmp_path):
+    (tmp_path / "other.txt").write_text("def f(x):\n    return x\n" * 40)
+    changes = {"evaluators.other": "loss", "evaluators.other.source": f"text:{tmp_path}/other.txt"}
+    config = tiny("gpt", changes | {"evaluators.other.every": 2, "evaluators.loss.split": "validation"})
+    experiment = Experiment(config, devices=jax.devices()[:1])
+    evaluation, variables = experiment.evaluation(), jax.jit(experiment.make_state)().variables()
+    names = {"loss", "accuracy", "perplexity", "bits_per_character", "bits_per_byte"}
+    assert set(evaluation(variables, 1)) == {f"validation/{name}" for name in names}
+    assert set(evaluation(variables, 2)) == {f"{split}/{name}" for name in names for split in ("validation", "other")}
+    assert set(evaluation(variables)) == set(evaluation(variables, 4))

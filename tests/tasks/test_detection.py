@@ -10,12 +10,13 @@ import optax
 import pytest
 
 from lineage import models
-from lineage.data.transforms import boxes as shapes
+from lineage.data.sources import shapes
 from lineage.models import convert
 from lineage.models.detr import DETR
 from lineage.models.resnet import ResNet
 from lineage.models.vit import ViT
-from lineage.tasks import objectives
+from lineage.tasks.image_classification import ImageClassification
+from lineage.tasks.object_detection import ObjectDetection
 from lineage.train import loop, pretrained
 from lineage.train.experiment import Experiment
 from lineage.train.sharding import make_mesh, to_mesh
@@ -27,7 +28,13 @@ SIZES = {"depth": 1, "decoder_depth": 2, "width": 16, "num_heads": 2, "mlp_dim":
 TINY = (
     {f"model.backbone.{name}": value for name, value in BACKBONE.items()}
     | {f"model.{name}": value for name, value in SIZES.items()}
-    | {"source": "shapes", "task.image_size": 16, "task.max_boxes": 3, "task.name": "object_detection"}
+    | {
+        "source": "shapes",
+        "source.image_size": 16,
+        "task.image_size": 16,
+        "task.max_boxes": 3,
+        "task.name": "object_detection",
+    }
 )
 
 
@@ -50,10 +57,10 @@ def one_step():
     model = models.build("detr", backbone={"name": "resnet", **BACKBONE}, num_classes=4, dropout=0.0, **SIZES)
     optimizer = optax.sgd(1e-3)
     batch = jax.tree.map(jnp.asarray, batch_of())
-    state = jax.jit(lambda: init_state(model, optimizer, objectives.detection, batch, seed=0))()
+    state = jax.jit(lambda: init_state(model, optimizer, ObjectDetection().loss, batch, seed=0))()
 
     def make(accumulate):
-        return jax.jit(make_train_step(model, objectives.detection, optimizer, seed=0, grad_accum_steps=accumulate))
+        return jax.jit(make_train_step(model, ObjectDetection().loss, optimizer, seed=0, grad_accum_steps=accumulate))
 
     return model, state, make
 
@@ -67,6 +74,7 @@ def test_accumulated_and_sharded_is_whole_and_single(one_step):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
         assert np.isfinite(one).all()
     assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (state.params, whole.params))))
+    assert {"class_loss_layer_1", "box_loss_layer_1", "giou_loss_layer_1"} < set(metrics)  # of the first of two layers
     for name, value in metrics.items():
         np.testing.assert_allclose(value, metrics_of_parts[name], rtol=1e-5, err_msg=name)
 
@@ -79,22 +87,21 @@ def test_accumulated_and_sharded_is_whole_and_single(one_step):
 def test_what_does_not_fit(one_step):
     model, state, _ = one_step
     batch = jax.tree.map(jnp.asarray, batch_of(2))
-    ask = lambda model, **options: jax.eval_shape(  # noqa: E731
-        nn.apply(lambda model: objectives.detection(model, batch, **options), model), state.variables()
-    )
-    with pytest.raises(ValueError, match="a detection has three losses"):
-        ask(model, weights=(1.0, 2.0))
+    with pytest.raises(
+        ValueError, match=r"task\.weights is \(1\.0, 2\.0\): it must have 3, for class, distance, general"
+    ):
+        ObjectDetection(weights=(1.0, 2.0))
     for name in ("boxes", "classes", "boxes_mask"):
         batch[name] = jnp.repeat(batch[name], 2, axis=1)
-    with pytest.raises(ValueError, match=r"num_queries is 4: data\.max_boxes is 6"):
-        ask(model)
+    with pytest.raises(ValueError, match=r"num_queries is 4: task\.max_boxes is 6"):
+        jax.eval_shape(nn.apply(lambda model: ObjectDetection().loss(model, batch), model), state.variables())
 
 
 def test_a_run_is_evaluated_whole_and_shows_its_boxes(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(shapes, "SIZES", {"train": 30, "validation": 7, "test": 7})
-    draw = shapes.Shapes.__getitem__
+    draw = shapes.DrawnShapes.__getitem__
     cut = lambda example: {name: value if name == "image" else value[:3] for name, value in example.items()}  # noqa: E731
-    monkeypatch.setattr(shapes.Shapes, "__getitem__", lambda self, index: cut(draw(self, index)))
+    monkeypatch.setattr(shapes.DrawnShapes, "__getitem__", lambda self, index: cut(draw(self, index)))
     config = tiny("detr", TINY | {"total_steps": 2, "loader.evaluation_batch_size": 4})
     metrics = loop.train(config, tmp_path, **ONE)
     assert set(metrics) >= {f"{split}/{name}" for split in ("validation", "test") for name in ("loss", "ap", "ap_50")}
@@ -108,13 +115,14 @@ def test_a_run_is_evaluated_whole_and_shows_its_boxes(tiny, tmp_path, monkeypatc
     assert experiment.evaluation()(experiment.restore().variables(average=True)) == pytest.approx(metrics, rel=1e-5)
 
 
-def test_models_and_objectives_that_are_not_for_each_other(tiny):
-    with pytest.raises(ValueError, match="the objective 'detection' is not for the model 'vit'"):
-        Experiment(tiny("vit", {"task.name": "object_detection", "model.image_size": 8}), **ONE).objective  # noqa: B018
-    with pytest.raises(ValueError, match="the objective 'classification' is not for the model 'detr'"):
-        Experiment(tiny("detr", TINY | {"task.name": "image_classification"}), **ONE).objective  # noqa: B018
-    with pytest.raises(ValueError, match="probes is 'knn': they are for models of labelled images"):
-        Evaluator(Experiment(tiny("detr", TINY | {"probes": "knn"}), **ONE))
+def test_models_and_tasks_that_do_not_fit(tiny):
+    with pytest.raises(ValueError, match="'object_detection' needs a model with the outputs objects: ViT has classes"):
+        ObjectDetection().check_model(ViT(8))
+    with pytest.raises(ValueError, match="'image_classification' needs a model with the outputs classes: DETR has obj"):
+        ImageClassification().check_model(DETR(ResNet()))
+    experiment = Experiment(tiny("detr", TINY | {"evaluators.knn": "knn"}), **ONE)
+    with pytest.raises(ValueError, match="'object_detection' has no features for probes: they are for labelled images"):
+        experiment.evaluation()
     with pytest.raises(ValueError, match="the backbone is a ViT: it must be one with maps"):
         jax.eval_shape(DETR(ViT(0)).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
     with pytest.raises(ValueError, match="width is 18: it must be a multiple of 4"):

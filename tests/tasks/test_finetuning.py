@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from lineage.data import tokenizers
+from lineage.data.tokenizers import Bytes
+from lineage.evaluation.texts import pooled_accuracy
 from lineage.models import convert
 from lineage.train import loop
 from lineage.train import pretrained as initial
@@ -18,7 +19,6 @@ from tests.data.test_questions import squad
 
 pytestmark = pytest.mark.usefixtures("no_report")
 MASKED = {
-    "model.head": "masked_lm",
     "model.width": 16,
     "source": "stdlib",
     "source.max_bytes": 20_000,
@@ -43,24 +43,22 @@ def tasks(tmp_path_factory):
     rows += [("Where?", c, [(c.index(" in ") + 4, c.split()[-1][:-1])]) for c in contexts]
     squad(folder / "squad.json", [*rows, ("Why?", contexts[0], [])])
     of = {
-        "classification": ("labels", "labels.tsv", "classification", 2),
-        "regression": ("labels", "numbers.tsv", "classification", 1),
-        "tagging": ("conllu", "tags.conllu", "tagging", 4),
-        "span_extraction": ("squad", "squad.json", "span", 2),
+        "text_classification": ("labels", "labels.tsv", 2),
+        "text_regression": ("labels", "numbers.tsv", 1),
+        "token_classification": ("conllu", "tags.conllu", 4),
+        "question_answering": ("squad", "squad.json", 2),
     }
     return {
         name: {
             "task.name": name,
-            "task.task": {"span_extraction": "spans"}.get(name, name),
             "source": f"{kind}:{folder}/{file}",
             "source.validation_path": f"{folder}/{file}",
-            "tokenizer": "words" if name == "span_extraction" else "bytes",
+            "tokenizer": "words" if name == "question_answering" else "bytes",
             "task.sequence_length": 24,
-            "model.head": head,
             "model.num_classes": classes,
             "model.dropout": 0.0,
         }
-        for name, (kind, file, head, classes) in of.items()
+        for name, (kind, file, classes) in of.items()
     }
 
 
@@ -81,35 +79,37 @@ def learned(tiny, changes, workdir, steps=60):
 
 
 def test_classes_are_learned(tasks, tiny, tmp_path):
-    found = learned(tiny, tasks["classification"], tmp_path)
+    found = learned(tiny, tasks["text_classification"], tmp_path)
     assert {found[f"validation/{name}"] for name in ("accuracy", "f1", "matthews")} == {1.0}
 
 
 def test_numbers_are_learned(tasks, tiny, tmp_path):
-    found = learned(tiny, tasks["regression"], tmp_path, 150)
+    found = learned(tiny, tasks["text_regression"], tmp_path, 150)
     assert found["validation/pearson"] > 0.9
     assert found["validation/spearman"] > 0.9
-    with pytest.raises(ValueError, match=r"a regression has one output, not 3: set model\.num_classes to 1\."):
-        learned(tiny, tasks["regression"] | {"model.num_classes": 3}, tmp_path / "b", 1)
+    with pytest.raises(ValueError, match=r"model\.num_classes is 3: it must be 1, a regression has one output\."):
+        learned(tiny, tasks["text_regression"] | {"model.num_classes": 3}, tmp_path / "b", 1)
 
 
 def test_tags_are_learned(tasks, tiny, tmp_path):
-    assert learned(tiny, tasks["tagging"], tmp_path)["validation/accuracy"] == 1.0
+    assert learned(tiny, tasks["token_classification"], tmp_path)["validation/accuracy"] == 1.0
 
 
 def test_answers_are_learned(tasks, tiny, tmp_path):
     """From questions to the characters of answers, some of which are none: by heart."""
-    changes = tasks["span_extraction"] | {"model.width": 32, "optimizer.learning_rate": 3e-3}
+    changes = tasks["question_answering"] | {"model.width": 32, "optimizer.learning_rate": 3e-3}
     found = learned(tiny, changes, tmp_path, 250)
     assert found["validation/accuracy"] == 1.0
     assert found["validation/exact_match"] == 1.0
     assert found["validation/f1"] == 1.0
 
 
-@pytest.mark.parametrize("objective", ["classification", "regression", "tagging", "span_extraction"])
-def test_padding_changes_nothing(objective, tasks, tiny):
+@pytest.mark.parametrize(
+    "task", ["text_classification", "text_regression", "token_classification", "question_answering"]
+)
+def test_padding_changes_nothing(task, tasks, tiny):
     """The loss, its weight and the gradient are those of shorter rows."""
-    experiment = Experiment(tiny("bert", tasks[objective]), **ONE)
+    experiment = Experiment(tiny("bert", tasks[task]), **ONE)
     batch = experiment.data.splits["validation"][0]
     size = batch["tokens_mask"].sum(1).max()
     assert size < 24
@@ -128,7 +128,7 @@ def test_padding_changes_nothing(objective, tasks, tiny):
 
 
 def test_the_span_loss_by_hand(tasks, tiny):
-    experiment = Experiment(tiny("bert", tasks["span_extraction"]), **ONE)
+    experiment = Experiment(tiny("bert", tasks["question_answering"]), **ONE)
     batch = {name: jnp.asarray(value) for name, value in experiment.data.splits["validation"][0].items()}
     variables = {"params": jax.jit(experiment.make_state)().params}
     logits = np.asarray(
@@ -146,7 +146,7 @@ def test_the_span_loss_by_hand(tasks, tiny):
 
 def test_a_whole_text_has_the_class_of_its_rows(tasks, tiny):
     changes = {"task.long_text": "segments", "task.stride": 2, "task.sequence_length": 8}
-    experiment = Experiment(tiny("bert", tasks["classification"] | changes), **ONE)
+    experiment = Experiment(tiny("bert", tasks["text_classification"] | changes), **ONE)
     source = experiment.data.splits["validation"].source
     assert source.is_cut
     logits = np.random.default_rng(0).normal(size=(len(source), 2))
@@ -164,23 +164,31 @@ def test_a_whole_text_has_the_class_of_its_rows(tasks, tiny):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model.head": "span"}, "the objective 'classification' needs model.head='classification', not 'span'."),
+        (
+            {"model.head": "question_answering"},
+            "The task 'text_classification' needs a model with the outputs classification: BERT has "
+            r"question_answering. Set model\.head='classification'\.",
+        ),
         (
             {"task.cutmix": 0.2},
-            "mixup and cutmix are for images: leave objective.mixup and objective.cutmix at 0.",
+            r"unknown config key 'task\.cutmix'",
         ),
-        ({"teacher": "x"}, "teacher is 'x': only distillation and distilled_classification need one."),
-        ({"model.num_classes": 1}, "model.num_classes is 1: the data 'labels:"),
+        ({"teacher": "x"}, "teacher is 'x': the task 'text_classification' needs none"),
+        ({"model.num_classes": 1}, r"model\.num_classes is 1: it must be at least 2, as the source 'labels' has"),
     ],
 )
 def test_errors(changes, message, tasks, tiny, tmp_path):
     with pytest.raises(ValueError, match=message):
-        learned(tiny, tasks["classification"] | changes, tmp_path, 1)
+        learned(tiny, tasks["text_classification"] | changes, tmp_path, 1)
 
 
 def test_a_run_starts_from_another(pretrained, tasks, tiny, tmp_path, capsys):
     """The parameters and the tokenizer before the first step are the other run's, but for what is left out."""
-    changes = tasks["tagging"] | {"init.path": str(pretrained), "tokenizer": "characters", "ema_decay": 0.5}
+    changes = tasks["token_classification"] | {
+        "init.path": str(pretrained),
+        "tokenizer": "characters",
+        "ema_decay": 0.5,
+    }
     config = tiny("bert", changes | {"optimizer.learning_rate": 0.0, "total_steps": 1, "init.skip": ("mlp_norm",)})
     loop.train(config, tmp_path, **ONE)
     assert (tmp_path / "tokenizer.json").read_text() == (pretrained / "tokenizer.json").read_text()
@@ -195,7 +203,7 @@ def test_a_run_starts_from_another(pretrained, tasks, tiny, tmp_path, capsys):
 
 
 def test_going_on_does_not_start_again(pretrained, tasks, tiny, tmp_path, monkeypatch):
-    changes = tasks["tagging"] | {"init.path": str(pretrained)}
+    changes = tasks["token_classification"] | {"init.path": str(pretrained)}
     config = tiny("bert", changes | {"total_steps": 1})
     loop.train(config, tmp_path, **ONE)
     monkeypatch.setattr(initial, "start_from", lambda *args, **kwargs: pytest.fail("started again"))
@@ -204,7 +212,7 @@ def test_going_on_does_not_start_again(pretrained, tasks, tiny, tmp_path, monkey
 
 
 def test_a_folder_of_transformers(tasks, tiny, tmp_path):
-    config = tiny("bert", tasks["classification"])
+    config = tiny("bert", tasks["text_classification"])
     experiment = Experiment(config, **ONE)
     state = experiment.state(Checkpoints(tmp_path / "none"))
     model = experiment.model.clone(head="pretraining", num_classes=2)
@@ -222,7 +230,7 @@ def test_a_folder_of_transformers(tasks, tiny, tmp_path):
 
 
 def test_what_cannot_be_started_from(pretrained, tasks, tiny, tmp_path):
-    changes = tasks["tagging"] | {"init.path": str(pretrained)}
+    changes = tasks["token_classification"] | {"init.path": str(pretrained)}
     with pytest.raises(
         ValueError, match=r"embed/table is \(261, 16\) in .*, but the model's is \(261, 32\): make them"
     ):
@@ -244,7 +252,7 @@ def test_what_cannot_be_started_from(pretrained, tasks, tiny, tmp_path):
 
 def test_a_distillation_has_three_weights(pretrained, tiny):
     config = tiny("bert", distilled(pretrained, {"task.weights": (5.0,)}))
-    with pytest.raises(ValueError, match=r"objective\.weights is \(5\.0,\): a distillation has three losses"):
+    with pytest.raises(ValueError, match=r"task\.weights is \(5\.0,\): it must have 3, for teacher, masked language"):
         jax.eval_shape(Experiment(config).make_state)
 
 
@@ -316,9 +324,9 @@ def test_a_student_of_half_the_depth_learns(pretrained, tiny, tmp_path):
 
 
 def test_a_teacher_of_other_words(pretrained, tiny, tmp_path):
-    tokenizers.train("bytes", [], special=("mask", "pad", "sep", "cls", "end_of_text")).save(tmp_path / "own.json")
+    Bytes().train([], ("mask", "pad", "sep", "cls", "end_of_text")).save(tmp_path / "own.json")
     config = tiny("bert", distilled(pretrained, {"tokenizer": str(tmp_path / "own.json")}))
-    with pytest.raises(ValueError, match=r"data\.tokenizer must be the teacher's, .*tokenizer\.json"):
+    with pytest.raises(ValueError, match=r"tokenizer must be the teacher's, .*tokenizer\.json"):
         loop.train(config, tmp_path / "run", **ONE)
 
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,11 +9,11 @@ import pytest
 import torch
 from scipy.special import log_softmax
 
-from lineage.models import convert
+from lineage.models import Model, convert
 from lineage.models.deit import DeiT
 from lineage.models.vit import ViT
 from lineage.report.run import write_report
-from lineage.tasks.objectives import distilled_classification
+from lineage.tasks.distilled_image_classification import DistilledImageClassification
 from lineage.train import loop
 from lineage.train import pretrained as initial
 from lineage.train.checkpoint import read_variables
@@ -148,7 +147,7 @@ def test_a_teacher_sees_what_is_mixed(teacher, tiny):
     assert jax.tree.map(jnp.shape, experiment.zeros(8)) == jax.tree.map(jnp.shape, batch)
 
 
-class Heads(nn.Module):
+class Heads(Model):
     """A model that says what it is told to."""
 
     logits: Any
@@ -164,7 +163,8 @@ def test_both_losses_by_hand(temperature):
     label, mask = rng.integers(0, 4, 5).astype(np.int32), np.arange(5) < 4
     batch = {"image": np.zeros((5, 1, 1, 1)), "label": label, "mask": mask, "teacher_logits": theirs}
     batch, model = jax.tree.map(jnp.asarray, batch), Heads((jnp.asarray(ours), jnp.asarray(told))).bind({})
-    loss, weight, aux = distilled_classification(model, batch, temperature=temperature, weights=(0.9, 0.1))
+    task = DistilledImageClassification(temperature=temperature, weights=(0.9, 0.1))
+    loss, weight, aux = task.loss(model, batch)
     rows = np.arange(5)
     hard = -log_softmax(ours, axis=1)[rows, label]
     soft = -log_softmax(told, axis=1)[rows, theirs.argmax(1)]
@@ -174,7 +174,7 @@ def test_both_losses_by_hand(temperature):
     assert weight == 4
     np.testing.assert_allclose(loss, (0.9 * hard + 0.1 * soft)[:4].sum(), rtol=1e-5)
     target = rng.dirichlet(np.ones(4), 5).astype(np.float32)
-    mixed = distilled_classification(model, batch | {"target": target}, temperature=temperature, weights=(0.9, 0.1))
+    mixed = task.loss(model, batch | {"target": target})
     hard = -(target * log_softmax(ours, axis=1)).sum(1)
     np.testing.assert_allclose(mixed[0], (0.9 * hard + 0.1 * soft)[:4].sum(), rtol=1e-5)
     right = ((ours + told) / 2).argmax(1) == label
@@ -182,26 +182,30 @@ def test_both_losses_by_hand(temperature):
     assert set(aux) == {"loss", "accuracy", "teacher_accuracy", "label_loss", "teacher_loss"}
     batch["teacher_logits"] = batch["teacher_logits"][:, :3]
     with pytest.raises(ValueError, match=r"model\.num_classes is 4: the teacher's is 3\."):
-        distilled_classification(model, batch)
-    with pytest.raises(ValueError, match=r"objective\.weights is \(1\.0,\): a distilled classification has two losses"):
-        distilled_classification(model, batch, weights=(1.0,))
+        task.loss(model, batch)
+    with pytest.raises(ValueError, match=r"task\.weights is \(1\.0,\): it must have 2, for label, teacher"):
+        DistilledImageClassification(weights=(1.0,))
 
 
 @pytest.mark.parametrize(
     ("model", "changes", "message"),
     [
-        ("vit", {"task.name": "masked_autoencoding"}, "'masked_reconstruction' is not for the model 'vit'"),
-        ("vit", {"task.name": "causal_lm"}, "'causal_lm' is not for the model 'vit', which reads images"),
-        ("mae", {}, "the objective 'classification' is not for the model 'mae'"),
+        (
+            "vit",
+            {"task.name": "masked_autoencoding"},
+            "'masked_autoencoding' needs a model with the outputs patches: ViT has classes",
+        ),
+        ("vit", {"task.name": "causal_lm"}, "'causal_lm' needs a model with the outputs next_token: ViT has classes"),
+        ("mae", {}, "'image_classification' needs a model with the outputs classes: MAE has patches"),
         (
             "vit",
             {"task.name": "distilled_image_classification"},
-            "'distilled_classification' is not for the model 'vit'",
+            "'distilled_image_classification' needs a model with the outputs distilled_classes",
         ),
         (
             "mae",
-            MASKED | {"task.name": "image_classification", "task.mask_rate": 0.15},
-            "is for data.task masked_images: it is 'images'",
+            MASKED | {"task.name": "image_classification"},
+            "unknown config key 'task.mask_rate'",
         ),
         ("mae", MASKED | {"task.patch_size": 4}, r"noise of the data is \(4,\), but the model is for \(16,\)"),
         ("deit", {"model.pooling": "gap"}, "DeiT has linear heads of two tokens, not 'linear' and pooling 'gap'"),

@@ -1,7 +1,5 @@
 """Mixup and CutMix, soft labels and the binary cross-entropy."""
 
-from functools import partial
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -10,8 +8,9 @@ import optax
 import pytest
 import torch
 
+from lineage.models import Model
+from lineage.tasks.image_classification import ImageClassification
 from lineage.tasks.mixup import kept, mix
-from lineage.tasks.objectives import classification
 from lineage.train.state import TrainState
 from lineage.train.step import make_train_step
 
@@ -57,7 +56,7 @@ def test_either_happens_as_often():
     assert (mixed.all((1, 2)) | cut | (pixels == 1).all((1, 2))).all()
 
 
-class Areas(nn.Module):
+class Areas(Model):
     """Knows what part of the image each class has: channel c is 1 where class c is."""
 
     @nn.compact
@@ -73,7 +72,7 @@ def test_labels_keep_what_the_pixels_keep(options):
     batch = {"image": image, "label": label, "mask": jnp.array([True, True, True, False])}
 
     def loss(bias, key):
-        apply = nn.apply(partial(classification, **options), Areas())
+        apply = nn.apply(ImageClassification(**options).loss, Areas())
         return apply({"params": {"bias": bias}}, batch, rngs={"dropout": key})[0]
 
     # To give each class the part of the pixels that it has is the best answer: the loss does not fall in any direction.
@@ -88,7 +87,7 @@ def given(logits, label, mask=None):
     return {"image": jnp.asarray(logits)[:, None, :, None], "label": jnp.asarray(label), "mask": mask}
 
 
-class Scores(nn.Module):
+class Scores(Model):
     """The image is the logits."""
 
     @nn.compact
@@ -97,7 +96,7 @@ class Scores(nn.Module):
 
 
 def found(batch, rngs=None, **options):
-    apply = jax.jit(nn.apply(partial(classification, **options), Scores()))
+    apply = jax.jit(nn.apply(ImageClassification(**options).loss, Scores()))
     return apply({"params": {"bias": jnp.zeros(())}}, batch, rngs=rngs)
 
 
@@ -135,7 +134,7 @@ def test_both_classes_of_a_mixed_image_are_there(monkeypatch):
 def test_parts_add_up():
     random = np.random.default_rng(0)
     batch = given(random.normal(size=(8, 5)).astype(np.float32), random.integers(0, 5, 8), jnp.arange(8) != 3)
-    objective, optimizer = partial(classification, **BOTH), optax.sgd(1.0)
+    objective, optimizer = ImageClassification(**BOTH).loss, optax.sgd(1.0)
     params = {"bias": jnp.zeros(())}
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), {}, None)
     step = jax.jit(make_train_step(Scores(), objective, optimizer, seed=5, grad_accum_steps=2))

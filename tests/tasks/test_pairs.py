@@ -85,9 +85,9 @@ def test_every_pair_counts_once_whatever_the_batch_size(size, trained, files):
 def test_writing(trained):
     config, workdir, _ = trained
     experiment = Experiment(config, workdir, jax.devices()[:1])
-    sampler, variables = Sampler(experiment), experiment.restore().variables()
+    sampler, variables = Sampler(experiment.context()), experiment.restore().variables()
     assert sampler.write(variables, "1003") == ["3 0 0 1"]
-    with pytest.raises(ValueError, match="the prompt is empty"):
+    with pytest.raises(ValueError, match="The prompt is empty"):
         sampler.write(variables, "")
     with pytest.raises(ValueError, match="a sequence of 81 tokens is longer than the model's 64"):
         sampler.write(variables, "1" * 80)
@@ -127,7 +127,6 @@ def test_a_decoder_alone_writes_too(files, tiny, tmp_path):
         "source": f"pairs:{tmp_path}/train.tsv",
         "source.test_path": f"{tmp_path}/train.tsv",
         "task.name": "conditional_lm",
-        "source.max_bytes": 0,
         "task.sequence_length": 12,
         "loader.evaluation_batch_size": 3,
         "model.max_length": 20,

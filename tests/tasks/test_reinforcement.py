@@ -1,7 +1,6 @@
 """REINFORCE: its estimate of the gradient on a policy so small that all that it can write is counted."""
 
 import itertools
-from functools import partial
 
 import flax.linen as nn
 import jax
@@ -11,7 +10,7 @@ import optax
 import pytest
 
 from lineage import models
-from lineage.tasks.objectives import policy_loss, reinforcement
+from lineage.tasks.reinforcement import Reinforcement, policy_loss
 from lineage.train.adapters import SVF
 from lineage.train.pretrained import with_variables
 from lineage.train.step import init_state, make_train_step
@@ -55,9 +54,7 @@ def test_the_gradient_is_right_in_expectation(policies):
     def estimate(key):
         def loss(params):
             variables = {"params": params, "reference": base}
-            total, weight, _ = nn.apply(lambda *a: reinforcement(*a, kl=kl), GPT)(
-                variables, BATCH, rngs={"dropout": key}
-            )
+            total, weight, _ = nn.apply(Reinforcement(kl=kl).loss, GPT)(variables, BATCH, rngs={"dropout": key})
             return total / weight
 
         return jax.value_and_grad(loss)(params)
@@ -90,7 +87,7 @@ def test_a_loss_that_others_do_not_count_in():
 
 def step_of(kl, params, **options):
     """A training step, and the state before it, of factors for a policy's singular values."""
-    objective, optimizer = partial(reinforcement, kl=kl), optax.adam(0.05)
+    objective, optimizer = Reinforcement(kl=kl).loss, optax.adam(0.05)
     adapter = SVF(**options)
     state = jax.jit(lambda: init_state(GPT, optimizer, objective, BATCH, seed=0, adapter=adapter))()
     return with_variables(state, {"params": params}), make_train_step(GPT, objective, optimizer, seed=0)
@@ -105,7 +102,7 @@ def test_what_is_rewarded_is_learned(policies):
         rates.append(float(metrics["accuracy"]))
     assert np.mean(rates[:3]) < 0.3
     assert np.mean(rates[-3:]) > 0.6
-    _, _, aux = jax.jit(nn.apply(reinforcement, GPT))(state.variables(), BATCH)
+    _, _, aux = jax.jit(nn.apply(Reinforcement().loss, GPT))(state.variables(), BATCH)
     assert aux["accuracy"].compute() == 1
 
 
@@ -118,5 +115,7 @@ def test_the_divergence_is_from_the_base(policies):
     assert abs(near["loss"] - (1 - 2 * near["accuracy"])) < 1e-5
     assert far["loss"] - (1 - 2 * far["accuracy"]) > 1e-3
     state, step = step_of(0.5, policies[0], trained=("^embed",))
-    with pytest.raises(ValueError, match=r"objective\.kl is 0\.5: it is for a run with an adapter without"):
+    with pytest.raises(
+        ValueError, match=r"task\.kl is 0\.5: it must be 0 without an adapter, or with adapter\.trained"
+    ):
         jax.eval_shape(step, state, BATCH)

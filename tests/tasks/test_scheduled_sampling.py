@@ -1,7 +1,5 @@
 """How much of its own a decoder reads, step by step; whether it can."""
 
-from functools import partial
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -9,16 +7,21 @@ import numpy as np
 import optax
 import pytest
 
+from lineage.configs import schema
+from lineage.models import Model
 from lineage.models.transformer import Transformer
-from lineage.tasks.objectives import DECAYS, sequence_to_sequence
+from lineage.tasks import TASKS
+from lineage.tasks.sequence_to_sequence import DECAYS, SequenceToSequence
 from lineage.train.step import init_state, make_evaluation_step, make_train_step
 
 TOKENS = jnp.zeros((4, 3), jnp.int32)
 BATCH = dict.fromkeys(("inputs", "tokens", "targets"), TOKENS) | dict.fromkeys(("inputs_mask", "mask"), TOKENS == 0)
 
 
-class Tell(nn.Module):
+class Tell(Model):
     """Its loss tells the rate that it was given: ln(1 + e^-rate) a token, without one ln(1 + e^-7)."""
+
+    takes_own_rate = True
 
     @nn.compact
     def __call__(self, inputs, tokens, *, inputs_mask, own_rate=None):
@@ -36,7 +39,7 @@ def told(loss):
     [("linear", [0, 0.4, 0.8]), ("exponential", [0, 1 - 0.2**0.5, 0.8]), ("inverse_sigmoid", [1 / 101, 1 / 6, 0.8])],
 )
 def test_the_rate_follows_the_steps_of_the_run_in_training_alone(decay, rates, grad_accum_steps):
-    objective = partial(sequence_to_sequence, scheduled_sampling=0.8, decay=decay)
+    objective = SequenceToSequence(scheduled_sampling=0.8, decay=decay).loss
     optimizer = optax.sgd(0.0)
     state = init_state(Tell(), optimizer, objective, BATCH, seed=0)
     step = jax.jit(
@@ -59,7 +62,10 @@ def test_schedules_fall_to_their_end():
 
 
 def test_what_cannot_be_is_a_sentence():
-    with pytest.raises(ValueError, match="decay is 'cosine': it must be one of linear, exponential, inverse_sigmoid"):
-        sequence_to_sequence(Tell(), BATCH, scheduled_sampling=0.5, decay="cosine")
-    with pytest.raises(ValueError, match="scheduled sampling is for seq2seq: Transformer is given all tokens at once"):
-        sequence_to_sequence(Transformer(11), BATCH, scheduled_sampling=0.5)
+    section = schema.section(TASKS, "sequence_to_sequence", scheduled_sampling=0.5, decay="cosine")
+    with pytest.raises(ValueError, match=r"Unknown decay 'cosine'\. Available: linear, exponential, inverse_sigmoid"):
+        schema.build(TASKS, section)
+    with pytest.raises(ValueError, match=r"scheduled_sampling is 0\.5: it must be 0 for Transformer, which reads all"):
+        SequenceToSequence(scheduled_sampling=0.5).check_model(Transformer(11))
+    with pytest.raises(ValueError, match=r"task\.scheduled_sampling is 1\.0: it must be 0 or more and below 1"):
+        SequenceToSequence(scheduled_sampling=1.0)
