@@ -140,7 +140,7 @@ class Experiment:
 
     def jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """`jax.jit` of a function of batches, with what it computes where the mesh has it."""
-        return jax.jit(sharding.in_parts(function, self.mesh, self.config.sequence_sharding), **options)
+        return jax.jit(sharding.with_sharded_activations(function, self.mesh, self.config.sequence_sharding), **options)
 
     @cached_property
     def total_steps(self) -> int:

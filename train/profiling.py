@@ -100,9 +100,7 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
         tuple(batch[name] for name in ("image", "noise", "inputs", "tokens") if name in batch),
         objective=experiment.objective,
         batch=batch,
-        optimizer=experiment.optimizer_by(
-            lambda step: 0.0
-        ).init,  # without the schedule, whose length may need the data
+        optimizer=experiment.optimizer_by(lambda step: 0.0).init,  # the schedule may need the size of the data
         **adapted,
         compute_dtype=config.precision,
         cache_length=length if hasattr(experiment.model, "init_cache") else None,
