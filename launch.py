@@ -173,21 +173,20 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
         return run_sweep(start, sweep, [config_of(overrides) for overrides in sweep], workdir, options.parallel)
 
     from lineage.runs.folder import PREEMPTED
-    from lineage.train import costs, loop
-    from lineage.train import preemption as guard
+    from lineage.train import loop, profiling
     from lineage.train.experiment import Experiment
 
     if options.mode == "train":
         try:
             name, force = Path(default_workdir(file)).name, options.force_config
             metrics = loop.train(config, workdir, name=name, command=command, force_config=force)
-        except guard.Preempted as stopped:
+        except loop.Preempted as stopped:
             print(stopped, file=sys.stderr)
             return PREEMPTED
         print(json.dumps(metrics) if metrics else "nothing was evaluated: the data have no validation or test split")
         print(f"report: {workdir / 'report.html'}")
     elif options.mode == "describe":
-        print(costs.describe(Experiment(config)))
+        print(profiling.describe(Experiment(config)))
     else:
         use(options, config, changes, workdir)
     return 0
@@ -197,17 +196,16 @@ def use(options: argparse.Namespace, config: ConfigDict, changes: dict[str, str]
     """Evaluates or exports a trained model, or lets it write."""
     from lineage.evaluation.evaluators import Evaluator, restore
     from lineage.evaluation.sampling import Sampler
-    from lineage.train import experts, export
-    from lineage.train import preemption as guard
+    from lineage.train import expert_mixture, export, run_folder
     from lineage.train.experiment import Experiment
 
     if not options.force_config:
-        guard.check_config(config, workdir)
+        run_folder.check_config(config, workdir)
     experiment = Experiment(config, workdir)
     state = restore(experiment, options.checkpoint)
     prompt = config.sampling.prompt if options.prompt is None else options.prompt
     if any(key.startswith("experts.") for key in changes):
-        state, said = experts.choose(experiment, state, prompt if options.mode == "generate" else None)
+        state, said = expert_mixture.choose(experiment, state, prompt if options.mode == "generate" else None)
         print(said, file=sys.stderr)
     if options.mode == "export":
         for path in export.write(experiment, state, options.format, Path(options.output or workdir / "export")):

@@ -17,14 +17,14 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from lineage import data, models
-from lineage.configs import schema
+from lineage.configs import durations, schema
 from lineage.data import tokenizers
 from lineage.data.examples import span_corruption
 from lineage.data.examples.masking import count_masked
 from lineage.tasks import batches
 from lineage.tasks.mixup import mixed
 from lineage.tasks.objectives import HEADS, OBJECTIVES, TASKS, TAUGHT, Batch, Objective
-from lineage.train import durations, pretrained, sharding
+from lineage.train import pretrained, sharding
 from lineage.train.adapters import ADAPTERS, NO_ADAPTER, Adapter
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.optimizer import Schedule, check_patterns, make_optimizer, make_schedule
@@ -139,7 +139,7 @@ class Experiment:
 
     def jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """`jax.jit` of a function of batches, with what it computes where the mesh has it."""
-        return jax.jit(sharding.in_parts(function, self.mesh, self.config.sequence_sharding), **options)
+        return jax.jit(sharding.with_sharded_activations(function, self.mesh, self.config.sequence_sharding), **options)
 
     @cached_property
     def total_steps(self) -> int:
