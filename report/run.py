@@ -74,10 +74,12 @@ def write_report(workdir: str | os.PathLike) -> Path:
 
 def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics: Metrics) -> str:
     """Return the name, facts and command of the run, and tiles with its results."""
-    facts = {key: value for key, value in run.items() if key not in ("config_name", "config")}
+    facts = {key: value for key, value in run.items() if key not in ("config_name", "config", "packages")}
     command = f"<pre class=command>{text(facts.pop('command'))}</pre>" if "command" in facts else ""
     seconds, device, count = facts.pop("seconds", None), facts.pop("device", None), facts.pop("device_count", 1)
     shown = [f"{count} {device}" if count != 1 else device] if device else []
+    if git := facts.pop("git", None):
+        shown.append(f"commit {git['commit'][:10]}{' with changes' if git['dirty'] else ''}")
     shown += [f"{key} {value}" for key, value in flatten(facts)]
     tiles = _results(metrics)
     if metrics and seconds is not None:

@@ -28,7 +28,9 @@ RULES = {
     "report": ({"runs", "runs.folder"}, {"numpy", "scipy", "matplotlib"}),
     "runs.folder": (set(), set()),
     "runs": ({"report", "runs.folder"}, {"numpy", "rich", "optuna", "submitit"}),
-    "configs": ({"train"}, {"ml_collections"}),
+    "configs.registry": (set(), {"ml_collections"}),
+    "configs.schema": ({"configs.registry"}, {"ml_collections"}),
+    "configs": ({"configs.registry", "configs.schema", "models"}, {"ml_collections"}),
 }
 PROJECT = "lineage"
 ROOMS = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"launch", "tests", "benchmarks"}
@@ -101,7 +103,7 @@ def test_packages_are_imported_from_the_project_alone(path):
         ("models.gpt", "def f():\n    import lineage.train.loop"),
         ("models.gpt", "from lineage import launch"),
         ("data.loader", "import jax"),
-        ("configs.base", "from lineage.models import MODELS"),
+        ("configs.schema", "from lineage.models import MODELS"),
         ("train.loop", "import torch"),
         ("train.loop", "from lineage.configs import cli"),
     ],

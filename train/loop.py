@@ -2,11 +2,14 @@
 
 import contextlib
 import itertools
+import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -15,7 +18,7 @@ from lineage.data.fingerprint import fingerprint
 from lineage.evaluation import artifacts
 from lineage.evaluation.evaluators import Evaluator
 from lineage.report.run import write_report
-from lineage.runs.folder import StopSignal, locked
+from lineage.runs.folder import START, StopSignal, locked, plain, write_atomic
 from lineage.train import distributed, expert_mixture, pretrained, run_folder
 from lineage.train.checkpoint import Checkpoints, clean
 from lineage.train.experiment import Experiment
@@ -34,8 +37,7 @@ def train(
     config: ConfigDict,
     workdir: str | os.PathLike,
     *,
-    name: str = "",
-    command: str = "",
+    about: Mapping[str, Any] = MappingProxyType({}),
     devices: Sequence[jax.Device] | None = None,
     force_config: bool = False,
 ) -> dict[str, float]:
@@ -46,8 +48,7 @@ def train(
     Args:
         config: as `configs/base.py` defines it.
         workdir: folder of the run.
-        name: of the config, for the report.
-        command: that started the run, for the report.
+        about: facts about the run, such as its command, which are kept in `run.json` and shown in the report.
         devices: to train on; None stands for all.
         force_config: accept a folder that holds a run of another config.
 
@@ -65,6 +66,7 @@ def train(
             if jax.process_index() == 0:
                 kept.enter_context(locked(workdir))
                 run_folder.keep_config(config, workdir, force_config)
+                write_atomic(workdir / START, json.dumps(dict(about), indent=2))
                 places = (config.data[name] for name in ("source", "validation_split", "test_split"))
                 run_folder.keep_data(fingerprint(places), workdir, force_config)
                 clean(workdir)
@@ -81,7 +83,7 @@ def train(
             loop = TrainingLoop(experiment, throughput, stack)
             for step in range(loop.start + 1, loop.total + 1):
                 loop.run(step)
-        return loop.finish({"config_name": name, "command": command})
+        return loop.finish(about)
 
 
 class TrainingLoop:
@@ -104,7 +106,7 @@ class TrainingLoop:
         self.stop = stack.enter_context(StopSignal())
         self.any_stopped = distributed.DelayedAny(experiment.mesh)
         self.writer = stack.enter_context(
-            MetricsWriter(workdir, resume_step=self.start, wandb=config.wandb, primary=primary)
+            MetricsWriter(workdir, resume_step=self.start, wandb=config.wandb, config=plain(config), primary=primary)
         )
         self.progress = stack.enter_context(ProgressBar(self.total, primary=primary))
         self.checkpoints.say = self.progress.message

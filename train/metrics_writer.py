@@ -31,6 +31,7 @@ class MetricsWriter(AbstractContextManager):
             Otherwise lines of later steps are deleted, and lines of this step that exist already are not written
             twice, such as an evaluation repeated after a kill.
         wandb: the Weights & Biases project to write to as well; "" = none. A resumed run continues its W&B run.
+        config: the config of the run, for Weights & Biases, where the run is named after the workdir.
         primary: whether this process writes, `jax.process_index() == 0`; the others touch no file.
 
     Raises:
@@ -38,7 +39,15 @@ class MetricsWriter(AbstractContextManager):
         ValueError: `metrics.jsonl` is damaged.
     """
 
-    def __init__(self, workdir, *, resume_step: int = 0, wandb: str = "", primary: bool = True):
+    def __init__(
+        self,
+        workdir,
+        *,
+        resume_step: int = 0,
+        wandb: str = "",
+        config: Mapping[str, Any] | None = None,
+        primary: bool = True,
+    ):
         self._file = self._wandb = None
         if not primary:
             return
@@ -70,7 +79,14 @@ class MetricsWriter(AbstractContextManager):
             if resume_step == 0 or not id_file.exists():
                 id_file.write_text(uuid.uuid4().hex[:12])
             # W&B ignores steps that it has already; those of a resumed run have the same values.
-            self._wandb = init(project=wandb, dir=str(workdir), id=id_file.read_text(), resume="allow")
+            self._wandb = init(
+                project=wandb,
+                dir=str(workdir),
+                name=workdir.name,
+                config=config,
+                id=id_file.read_text(),
+                resume="allow",
+            )
 
     def write(self, step: int | np.integer, metrics: Mapping[str, Any]) -> None:
         """Write one line: `step`, then the metrics (`split/name` to a Python, numpy or JAX scalar).

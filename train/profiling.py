@@ -170,7 +170,7 @@ def out_of_memory_explained(memory: Mapping[str, int] = MappingProxyType({})) ->
         parts = ", ".join(f"{name} {size / 2**30:.3g} GiB" for name, size in memory.items())
         raise MemoryError(
             f"out of memory ({str(error).splitlines()[0]}): make data.batch_size smaller or grad_accum_steps larger, "
-            "set model.remat, or spread the parameters over mesh.fsdp; --mode=describe says what the model needs."
+            "set model.remat, or spread the parameters over mesh.fsdp; `lineage describe` prints what the model needs."
             + f" Estimated for a step, on all devices together: {parts}."
             * bool(parts)
         ) from error

@@ -5,7 +5,7 @@
     python launch.py --config=self_adaptive:svf,TEXTS/play.txt,outputs/base --workdir=outputs/play
     python launch.py --config=self_adaptive:mixture,TEXTS/two.txt,outputs/base --workdir=outputs/mixture \
         "--config.experts.paths=('outputs/play','outputs/wiki','outputs/code')"
-    python launch.py --mode=generate --workdir=outputs/base --prompt="JULIET:" --config.experts.choice=prompt \
+    python launch.py generate --workdir=outputs/base --prompt="JULIET:" --config.experts.choice=prompt \
         "--config.experts.paths=('outputs/play','outputs/wiki','outputs/code')"
 
 TEXTS has play.txt (the tiny Shakespeare text), wiki.txt (WikiText-2's validation text) and code.txt (the modules of

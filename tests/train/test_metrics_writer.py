@@ -188,11 +188,12 @@ def test_a_resumed_run_continues_its_wandb_run(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **kw: calls.append(kw) or run))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     for resume_step in (0, 5, 0):
-        with MetricsWriter(tmp_path, resume_step=resume_step, wandb="lineage") as writer:
+        with MetricsWriter(tmp_path, resume_step=resume_step, wandb="lineage", config={"seed": 1}) as writer:
             writer.write(6, {"train/loss": 1.0})
             writer.flush()
     starts = [call for call in calls if isinstance(call, dict)]
     assert all(call["project"] == "lineage" and call["resume"] == "allow" for call in starts)
+    assert all(call["config"] == {"seed": 1} and call["name"] == tmp_path.name for call in starts)
     ids = [call["id"] for call in starts]
     assert ids[0] == ids[1] != ids[2]
     assert calls[1:3] == [(({"train/loss": 1.0},), {"step": 6}), "finish"]
