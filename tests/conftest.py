@@ -1,13 +1,25 @@
-"""For every test: eight simulated devices, signatures' shapes checked at run time, float32 products in float32, and all
-the time that it needs."""
+"""Settings of all tests: eight simulated devices, a compilation cache for the run, shape checks, float32 products."""
 
+import atexit
+import ctypes
+import ctypes.util
+import gc
 import os
+import shutil
+import tempfile
 
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"  # before jax
+# Before JAX is imported. The environment is inherited by the xdist workers and by the processes that tests start, which
+# therefore share the compilation cache of the run.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="lineage_tests_")
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 import hypothesis
 import jax
 import jaxtyping
+import pytest
 
 # Before any of the packages is imported.
 CHECKED = [f"lineage.{name}" for name in ("models", "metrics", "tasks", "evaluation", "train")]
@@ -15,3 +27,21 @@ jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
 jax.config.update("jax_default_matmul_precision", "highest")
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
+
+MEMORY = 1.5 * 2**30  # bytes of a worker above which compiled functions are dropped between modules
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _bounded_memory():
+    """Drop the compiled functions of a module, so that a worker stays below 3 GiB."""
+    yield
+    if resident() > MEMORY:
+        jax.clear_caches()
+        gc.collect()
+        ctypes.CDLL(ctypes.util.find_library("c")).malloc_trim(0)
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process occupies."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -11,6 +11,7 @@ from flax.traverse_util import flatten_dict
 
 from lineage import models
 from lineage.train.adapters import begin, merged, mixture, moved, noting
+from tests.tolerance import assert_close
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 20, (2, 6)))
 GPT = models.build("gpt", vocab_size=20, max_length=8, depth=2, width=8, num_heads=2)
@@ -110,10 +111,10 @@ def test_merged_is_unmerged(gpt):
         return own[name]["stack"]["layers"]["attention"]["query"], found
 
     own, found = query("lora", rank=2, alpha=6.0)
-    np.testing.assert_allclose(x @ found, x @ kernel + 3 * (x @ own["a"][1]) @ own["b"][1].reshape(2, 8), atol=1e-5)
+    assert_close(x @ found, x @ kernel + 3 * (x @ own["a"][1]) @ own["b"][1].reshape(2, 8))
     own, found = query("svf")
     u, s, v = np.linalg.svd(kernel.astype(np.float64))
-    np.testing.assert_allclose(found, u @ np.diag(s * own["scale"][1]) @ v, atol=1e-5)
+    assert_close(found, u @ np.diag(s * own["scale"][1]) @ v)
 
 
 def test_the_gradient_of_the_factors(gpt):

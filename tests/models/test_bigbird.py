@@ -10,6 +10,7 @@ from lineage.models.bert import BERT
 from lineage.models.bigbird import BigBird
 from lineage.models.layers.attention import attend
 from lineage.models.layers.sparse import BlockSparse, other_blocks
+from tests.tolerance import assert_close
 
 SIZES = {"vocab_size": 17, "max_length": 64, "depth": 2, "width": 16, "num_heads": 2, "head": "none"}
 TINY = BigBird(**SIZES, block_size=4, num_random_blocks=1)
@@ -102,7 +103,7 @@ def test_padded_equals_unpadded(variables):
     params, apply = variables(TINY, TOKENS), jax.jit(TINY.apply)
     expected = apply(params, TOKENS[:, :37])
     mask = jnp.broadcast_to(jnp.arange(40) < 37, (2, 40))
-    np.testing.assert_allclose(apply(params, TOKENS, mask=mask)[:, :37], expected, atol=1e-5)
+    assert_close(apply(params, TOKENS, mask=mask)[:, :37], expected)
 
 
 def test_dropout_comes_before_the_embeddings_norm(variables):

@@ -16,6 +16,7 @@ from scipy import stats
 from lineage.models.decoding.generate import best_of, generate, log_likelihood
 from lineage.models.decoding.logits_processors import no_repeat_ngrams, repetition_penalty, top_k, top_p
 from lineage.models.gpt import GPT
+from tests.tolerance import assert_close
 
 VOCAB = 11
 
@@ -107,7 +108,7 @@ def test_cached_and_uncached_logits_agree(gpt):
         logits, cache = apply(model, variables, tokens[:, start : start + count], cache, method="decode")
         parts.append(logits)
         start += count
-    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), expected, atol=1e-5)
+    assert_close(jnp.concatenate(parts, axis=1), expected)
 
 
 def test_greedy_takes_the_likeliest_token_of_the_uncached_model(gpt, prompts):
@@ -384,7 +385,7 @@ def test_cache_rewinds_and_gathers(gpt):
     texts = np.pad(tokens[rows], ((0, 0), (0, 1)))
     texts[np.arange(3), kept] = 7
     expected = apply(model, variables, texts)[np.arange(3), kept]
-    np.testing.assert_allclose(logits[:, 0], expected, atol=1e-5)
+    assert_close(logits[:, 0], expected)
 
 
 @pytest.mark.parametrize(

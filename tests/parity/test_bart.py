@@ -11,6 +11,7 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 from lineage.models import bart, convert
+from tests.tolerance import assert_close
 
 REAL = 3  # tokens below are special: 1, the padding, learns nothing in the reference
 
@@ -77,7 +78,7 @@ def test_a_file_without_the_head_has_no_bias(randomise, tmp_path):
     assert not model.logits_bias
     args = {"input_ids": torch.tensor(tokens).long(), "decoder_input_ids": torch.tensor(tokens).long()}
     expected = (reference(**args).logits - reference.final_logits_bias).detach().numpy()
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, tokens, tokens), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, tokens, tokens), expected)
 
 
 @pytest.mark.parametrize("logits_bias", [False, True])
@@ -95,7 +96,7 @@ def test_export_gives_the_same_model_there_and_here(logits_bias, tmp_path):
     assert not any(info.values())
     args = {"input_ids": torch.tensor(inputs).long(), "decoder_input_ids": torch.tensor(tokens).long()}
     expected = reference.eval()(**args).logits.detach().numpy()
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, inputs, tokens), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, inputs, tokens), expected)
 
     again, restored = convert.load(tmp_path)
     assert again == model

@@ -11,6 +11,7 @@ import transformers
 
 from lineage import models
 from lineage.models import convert
+from tests.tolerance import assert_close
 
 HEADS = {
     "Model": "pooler",
@@ -97,11 +98,11 @@ def test_outputs_hidden_states_and_gradients(
         _, (found, seen) = jax.jit(loss)(variables["params"])
     for mine, theirs in zip(found, outputs, strict=True):
         theirs = theirs.detach().numpy()
-        np.testing.assert_allclose(of_real_tokens(mine, mask), of_real_tokens(theirs, mask), rtol=0, atol=1e-5)
+        assert_close(of_real_tokens(mine, mask), of_real_tokens(theirs, mask))
     layers, rows = [seen["embedding"][0], *seen["stack"]["layers"]["hidden"][0]], mask.reshape(-1, length)
     for mine, theirs in zip(layers, hidden, strict=True):
         mine, theirs = np.asarray(mine).reshape(*rows.shape, -1), theirs.detach().numpy()[:, :length]
-        np.testing.assert_allclose(mine[rows], theirs[rows], rtol=0, atol=1e-5)
+        assert_close(mine[rows], theirs[rows])
 
 
 @pytest.mark.parametrize(("task", "length", "block", "others", "seed"), CASES)

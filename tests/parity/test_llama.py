@@ -16,6 +16,7 @@ from lineage.models import convert
 from lineage.models.decoding.generate import generate
 from lineage.models.layers.position import rotary, stretched, yarn_magnitude
 from lineage.models.llama import Llama
+from tests.tolerance import assert_close
 
 LENGTH = 14
 ROPE = {
@@ -115,13 +116,13 @@ def test_logits_hidden_states_and_gradients(case, randomise, ours, gradients, as
         return (losses * mask).sum() / mask.sum(), (out, state["intermediates"])
 
     (value, (out, seen)), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(variables["params"])
-    np.testing.assert_allclose(out[mask], logits.detach().numpy()[mask], rtol=0, atol=1e-5)
+    assert_close(out[mask], logits.detach().numpy()[mask])
     ours_hidden = [seen["embedding"][0], *seen["stack"]["layers"]["hidden"][0]]
     assert len(ours_hidden) == len(hidden) == reference.config.num_hidden_layers + 1
     for mine, theirs in zip(ours_hidden, hidden):
-        np.testing.assert_allclose(mine[mask], theirs[mask], rtol=0, atol=1e-5)
+        assert_close(mine[mask], theirs[mask])
     final = model.bind(variables).norm(ours_hidden[-1])
-    np.testing.assert_allclose(final[mask], normalised[mask], rtol=0, atol=1e-5)
+    assert_close(final[mask], normalised[mask])
     np.testing.assert_allclose(value, counted.item(), rtol=1e-5)
     assert_same_gradients(grads, gradients(reference))
 
@@ -132,7 +133,7 @@ def test_plain_tokens_have_default_positions(case, randomise, ours):
     tokens = batch_of(reference)[0]
     model, variables = ours(reference)
     expected = reference(torch.tensor(tokens, dtype=torch.long)).logits.detach().numpy()
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected)
 
 
 YARN = {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_length": 32, "rope_turns": (0.5, 9.0)}
@@ -160,7 +161,7 @@ def test_export_gives_the_same_model_there_and_here(name, model, tmp_path):
     reference, info = getattr(transformers, f"{name}ForCausalLM").from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values())
     expected = reference.eval()(torch.tensor(tokens, dtype=torch.long)).logits.detach().numpy()
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected)
 
     again, restored = convert.load(tmp_path)
     assert again == model
@@ -184,7 +185,7 @@ def test_older_configs(randomise, tmp_path):
     expected = reference.eval()(torch.tensor(tokens, dtype=torch.long)).logits.detach().numpy()
     model, variables = convert.load(tmp_path)
     assert (model.window, model.rope_scaling, model.rope_base) == (None, "yarn", 10_000.0)
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected)
 
 
 def test_published_yarn_frequencies_are_transformers():

@@ -10,6 +10,7 @@ import torch
 
 from lineage.models.elmo import ELMo
 from lineage.models.layers.recurrent import CELLS, Recurrent
+from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections")
 WIDTH, INPUTS = 6, 5
@@ -125,6 +126,6 @@ def test_elmo_is_two_stacks_of_projected_lstms_with_a_residual_connection():
     )
     found, sown = apply(params, jnp.asarray(tokens.numpy(), jnp.int32), jnp.asarray(MASK))
     real = mask.numpy()
-    np.testing.assert_allclose(sown["intermediates"]["layers"][0] * real, (expected * mask).detach(), atol=1e-5)
+    assert_close(sown["intermediates"]["layers"][0] * real, (expected * mask).detach())
     for ours, theirs in zip(found, logits):
-        np.testing.assert_allclose(ours * real, (theirs * mask).detach(), atol=1e-5)
+        assert_close(ours * real, (theirs * mask).detach())

@@ -10,6 +10,7 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import save
 
 from lineage.models import convert, resnet
+from tests.tolerance import assert_close
 
 KINDS = {"bottleneck": "resnet", "basic": "resnet", "preactivation": "bit", "same": "bit"}
 
@@ -69,7 +70,7 @@ def test_maps_logits_gradients_and_statistics(kind, seed, training, randomise, o
     quick = {"xla_backend_optimization_level": 0}  # to compile: it takes longer than to run
     grads, (out, state) = jax.jit(jax.grad(loss, has_aux=True), compiler_options=quick)(variables["params"])
     maps = state["intermediates"]["features"][0]
-    np.testing.assert_allclose(out, expected.logits.detach().numpy(), rtol=0, atol=1e-5)
+    assert_close(out, expected.logits.detach().numpy())
     assert len(maps) == len(model.depths)
     for mine, other in zip(maps, expected.hidden_states[1:], strict=True):
         other = other.detach().numpy().transpose(0, 2, 3, 1)
@@ -86,7 +87,7 @@ def test_frozen_statistics_are_used_and_kept(randomise, ours):
     images, theirs = images_of(reference)
     model, variables = ours(reference, frozen=True)
     out, state = jax.jit(lambda v: model.apply(v, images, mutable=["statistics"]))(variables)
-    np.testing.assert_allclose(out, reference(theirs).logits.detach().numpy(), rtol=0, atol=1e-5)
+    assert_close(out, reference(theirs).logits.detach().numpy())
     jax.tree.map(np.testing.assert_array_equal, state["statistics"], variables["statistics"])
 
 

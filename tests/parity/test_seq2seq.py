@@ -8,6 +8,7 @@ import torch
 
 from lineage.models.layers.recurrent import CELLS
 from lineage.models.seq2seq import Seq2Seq
+from tests.tolerance import assert_close
 
 VOCAB, WIDTH, EMBED, WINDOW = 11, 8, 6, 2
 LENGTHS = (7, 4)
@@ -180,16 +181,16 @@ def test_logits_weights_and_gradients(kind, depth, bidirectional, attention, spa
     ours = reference.ours(value)
     grads, (logits, sown) = jax.jit(jax.grad(loss, has_aux=True))(ours)
     for i, (expected, weights) in enumerate(rows):
-        np.testing.assert_allclose(logits[i], expected.detach(), atol=1e-5)
+        assert_close(logits[i], expected.detach())
         if attention != "fixed":
             found = sown["attention"][0][i, 0]
-            np.testing.assert_allclose(found[:, : LENGTHS[i]], weights.detach(), atol=1e-5)
+            assert_close(found[:, : LENGTHS[i]], weights.detach())
             assert not found[:, LENGTHS[i] :].any()
     expected = reference.ours(gradient)
     assert jax.tree.structure(grads) == jax.tree.structure(expected)
 
     def compare(path, found, expected):
         scale = np.abs(expected).max() + 1e-3
-        np.testing.assert_allclose(found / scale, expected / scale, atol=1e-5, err_msg=jax.tree_util.keystr(path))
+        assert_close(found / scale, expected / scale, err_msg=jax.tree_util.keystr(path))
 
     jax.tree_util.tree_map_with_path(compare, grads, expected)

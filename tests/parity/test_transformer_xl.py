@@ -8,6 +8,7 @@ import torch
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from lineage.models.transformer_xl import TransformerXL
+from tests.tolerance import assert_close
 
 SEGMENT = 4
 
@@ -89,7 +90,7 @@ def test_segments_and_gradients_are_the_papers(memory_length, assert_same_gradie
 
     grads, (found, seen) = jax.jit(jax.grad(loss, has_aux=True))(params)
     for mine, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(mine, other.detach(), rtol=0, atol=1e-5)
+        assert_close(mine, other.detach())
     for mine, other in zip(seen["stack"]["layers"]["hidden"][0], expected_hidden, strict=True):
-        np.testing.assert_allclose(mine, other.detach(), rtol=0, atol=1e-5)
+        assert_close(mine, other.detach())
     assert_same_gradients(grads, jax.tree.map(lambda x: x.grad.numpy(), theirs))

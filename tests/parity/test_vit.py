@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from lineage.models import convert, vit
+from tests.tolerance import assert_close
 
 SEEDS = range(4)
 
@@ -61,11 +62,11 @@ def test_logits_hidden_states_and_gradients(seed, randomise, ours, gradients, as
         return (jnp.tanh(out) * weights).sum(), (out, state["intermediates"])
 
     grads, (out, seen) = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
-    np.testing.assert_allclose(out, expected.logits.detach().numpy(), rtol=0, atol=1e-5)
+    assert_close(out, expected.logits.detach().numpy())
     hidden = [seen["embedding"][0], *seen["stack"]["layers"]["hidden"][0]]
     assert len(hidden) == len(expected.hidden_states)
     for mine, other in zip(hidden, expected.hidden_states):
-        np.testing.assert_allclose(mine, other.detach().numpy(), rtol=0, atol=1e-5)
+        assert_close(mine, other.detach().numpy())
     assert_same_gradients(grads, gradients(reference))
 
 
@@ -75,7 +76,7 @@ def test_another_resolution(grid, randomise, ours):
     images, theirs = images_of(reference, 1, *grid)
     model, variables = ours(reference)
     expected = reference(theirs, interpolate_pos_encoding=True).logits.detach().numpy()
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, images), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, images), expected)
 
 
 @pytest.mark.parametrize("pooler", [True, False])
@@ -86,9 +87,9 @@ def test_model_without_a_classifier(pooler, randomise, ours, tmp_path):
     expected = reference(theirs)
     tokens = expected.last_hidden_state.detach().numpy()
     features = expected.pooler_output.detach().numpy() if pooler else tokens[:, 0]
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, images), features, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, images), features)
     encoded = jax.jit(partial(model.apply, method="encode"))(variables, images)
-    np.testing.assert_allclose(encoded, tokens, rtol=0, atol=1e-5)
+    assert_close(encoded, tokens)
 
     convert.save(tmp_path, model, variables)
     cls = transformers.ViTModel if pooler else transformers.ViTForImageClassification
@@ -96,7 +97,7 @@ def test_model_without_a_classifier(pooler, randomise, ours, tmp_path):
     assert not any(info.values())
     out = exported.eval()(theirs)
     out = (out.pooler_output if pooler else out.logits).detach().numpy()
-    np.testing.assert_allclose(out, features, rtol=0, atol=1e-5)
+    assert_close(out, features)
 
 
 @pytest.mark.parametrize("num_classes", [2, 5])
@@ -115,7 +116,7 @@ def test_export_gives_the_same_model_there_and_here(num_classes, tmp_path):
     assert not any(info.values())
     expected = reference.eval()(torch.tensor(images.transpose(0, 3, 1, 2))).logits.detach().numpy()
     assert expected.shape == (2, num_classes)
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, jnp.asarray(images)), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, jnp.asarray(images)), expected)
 
     again, restored = convert.load(tmp_path)
     assert again == model.clone(mlp_dim=96)
@@ -159,4 +160,4 @@ def test_registers_and_layer_scale(randomise):
     model = vit.ViT(0, **sizes, num_registers=3, layer_scale=1.0)
     found = jax.jit(partial(model.apply, method="encode"))({"params": params}, images)
     expected = reference(theirs).last_hidden_state.detach().numpy()
-    np.testing.assert_allclose(found, np.delete(expected, [1, 2, 3], axis=1), rtol=0, atol=1e-5)
+    assert_close(found, np.delete(expected, [1, 2, 3], axis=1))
