@@ -11,6 +11,7 @@ from flax.traverse_util import flatten_dict
 
 from lineage import models
 from lineage.train.adapters import begin, merged, mixture, moved, noting
+from tests.tiers import tiered
 from tests.tolerance import assert_close
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 20, (2, 6)))
@@ -59,7 +60,7 @@ def gpt():
     return started(GPT, (TOKENS,))
 
 
-@pytest.mark.parametrize("kind", ZOO)
+@tiered("kind", ZOO, first=3)
 def test_it_begins_as_the_model_and_changes_it(kind):
     """Exactly as the model; then every matrix that was chosen by a change of the right rank, and nothing else."""
     model, inputs, pattern = ZOO[kind]

@@ -10,6 +10,7 @@ from lineage.models.bert import BERT
 from lineage.models.bigbird import BigBird
 from lineage.models.layers.attention import attend
 from lineage.models.layers.sparse import BlockSparse, other_blocks
+from tests.tiers import tiered
 from tests.tolerance import assert_close
 
 SIZES = {"vocab_size": 17, "max_length": 64, "depth": 2, "width": 16, "num_heads": 2, "head": "none"}
@@ -27,7 +28,7 @@ def seen(others, size, length):
     return np.kron(allowed, np.ones((size, size), bool))[:length, :length]
 
 
-@pytest.mark.parametrize(("length", "size", "count", "kv_heads"), [(32, 4, 1, 4), (29, 4, 3, 2), (28, 3, 2, 1)])
+@tiered(("length", "size", "count", "kv_heads"), [(32, 4, 1, 4), (29, 4, 3, 2), (28, 3, 2, 1)])
 def test_blocks_are_masked_attention(length, size, count, kv_heads, normal):
     query, key, value = normal(2, length, 4, 5), normal(2, length, kv_heads, 5), normal(2, length, kv_heads, 3)
     others = other_blocks(2, -(-length // size), count, seed=3)[1]

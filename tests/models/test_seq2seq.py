@@ -8,6 +8,7 @@ import pytest
 from lineage import models
 from lineage.models.decoding.generate import generate
 from lineage.models.seq2seq import Seq2Seq
+from tests.tiers import tiered
 from tests.tolerance import assert_close
 
 VOCAB = 13
@@ -74,7 +75,7 @@ def test_padding_changes_nothing(model):
     assert_close(logits[:, places], expected)
 
 
-@pytest.mark.parametrize("model", ["fixed", "additive", "general"], indirect=True)
+@tiered("model", ["fixed", "additive", "general"], indirect=True)
 def test_logits_are_causal_in_the_tokens_and_see_all_inputs_by_gradient(model):
     """Each input and each output token is one of a kind, so that its vector in the table is its own."""
     module, params, _ = model

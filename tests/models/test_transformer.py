@@ -6,6 +6,7 @@ import pytest
 from lineage import models
 from lineage.models.decoding.generate import generate
 from lineage.models.transformer import Transformer
+from tests.tiers import tiered
 from tests.tolerance import assert_close
 
 TINY = Transformer(vocab_size=17, max_length=10, depth=2, width=16, num_heads=2)
@@ -39,7 +40,7 @@ def test_logits_are_causal_in_the_tokens_and_see_all_inputs_by_gradient(variable
     np.testing.assert_array_equal(encoder, np.tile(np.arange(10) < 7, (6, 1)))
 
 
-@pytest.mark.parametrize("placement", ["post", "pre"])
+@tiered("placement", ["post", "pre"])
 @pytest.mark.parametrize("position", ["sinusoidal", "learned", "relative", "rotary"])
 def test_cached_equals_uncached_and_padded_equals_unpadded(position, placement, variables):
     model = TINY.clone(position=position, placement=placement, norm="rms" if placement == "pre" else "layer")

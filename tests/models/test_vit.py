@@ -8,6 +8,7 @@ import pytest
 from lineage import models
 from lineage.models.resnet import ResNet
 from lineage.models.vit import ViT
+from tests.tiers import tiered
 from tests.tolerance import assert_close
 
 TINY = ViT(5, image_size=8, patch_size=2, channels=1, depth=2, width=16, num_heads=2)
@@ -31,7 +32,7 @@ def image_of(patches):
     return jnp.asarray(rows.reshape(len(patches), 8, 8, 1))
 
 
-@pytest.mark.parametrize("pooling", ["token", "gap", "map"])
+@tiered("pooling", ["token", "gap", "map"])
 def test_without_positions_the_order_of_patches_does_not_matter(pooling, variables, normal):
     image = normal(2, 8, 8, 1)
     order = np.random.default_rng(0).permutation(16)
@@ -49,7 +50,7 @@ def test_without_positions_the_order_of_patches_does_not_matter(pooling, variabl
     assert_close(after[1], before[1])
 
 
-@pytest.mark.parametrize("position", ["1d", "2d", "relative", "sincos2d", "mae"])
+@tiered("position", ["1d", "2d", "relative", "sincos2d", "mae"], first=2)
 def test_with_positions_it_does(position, variables, normal):
     image = normal(2, 8, 8, 1)
     shuffled = image_of(patches(image)[:, np.random.default_rng(0).permutation(16)])
@@ -60,7 +61,7 @@ def test_with_positions_it_does(position, variables, normal):
 
 
 @pytest.mark.parametrize("position", ["none", "1d", "2d", "relative", "sincos2d", "mae"])
-@pytest.mark.parametrize("pooling", ["token", "gap", "map"])
+@tiered("pooling", ["token", "gap", "map"])
 def test_other_resolutions(position, pooling, variables, normal):
     model = TINY.clone(position=position, pooling=pooling)
     params = variables(model, normal(1, 8, 8, 1))

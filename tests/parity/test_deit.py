@@ -3,12 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import torch
 import transformers
 
 from lineage.models import convert
 from lineage.models.deit import DeiT
+from tests.tiers import tiered
 from tests.tolerance import assert_close
 
 
@@ -38,7 +38,7 @@ def images_of(config, seed, rows=None, columns=None):
     return jnp.asarray(images), torch.tensor(images.transpose(0, 3, 1, 2))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@tiered("seed", range(3))
 def test_both_heads_hidden_states_and_gradients(seed, randomise, ours, gradients, assert_same_gradients):
     reference = reference_of(seed, randomise)
     images, theirs = images_of(reference.config, seed)

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 import torch
 import transformers
 
 from lineage.models import convert, gpt
+from tests.tiers import tiered
 from tests.tolerance import assert_close
 
 LENGTH = 9
@@ -61,7 +61,7 @@ def run(reference, tokens, mask, positions):
     return out.logits, [value.detach().numpy() for value in hidden], out.hidden_states[-1].detach().numpy()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@tiered("seed", SEEDS)
 def test_logits_hidden_states_and_gradients(seed, randomise, ours, gradients, assert_same_gradients):
     reference = reference_of(seed, randomise)
     tokens, mask, positions = batch_of(reference, seed)

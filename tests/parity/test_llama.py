@@ -16,6 +16,7 @@ from lineage.models import convert
 from lineage.models.decoding.generate import generate
 from lineage.models.layers.position import rotary, stretched, yarn_magnitude
 from lineage.models.llama import Llama
+from tests.tiers import tiered
 from tests.tolerance import assert_close
 
 LENGTH = 14
@@ -94,7 +95,7 @@ def run(reference, tokens, mask, positions):
     return out.logits, [value.detach().numpy() for value in hidden], out.hidden_states[-1].detach().numpy()
 
 
-@pytest.mark.parametrize("case", CASES)
+@tiered("case", CASES, first=lambda case: case in ("grouped", "blocks"))
 def test_logits_hidden_states_and_gradients(case, randomise, ours, gradients, assert_same_gradients):
     reference = reference_of(case, randomise)
     tokens, mask, positions = batch_of(reference)
@@ -127,7 +128,7 @@ def test_logits_hidden_states_and_gradients(case, randomise, ours, gradients, as
     assert_same_gradients(grads, gradients(reference))
 
 
-@pytest.mark.parametrize("case", ["grouped", "blocks"])
+@tiered("case", ["grouped", "blocks"])
 def test_plain_tokens_have_default_positions(case, randomise, ours):
     reference = reference_of(case, randomise)
     tokens = batch_of(reference)[0]
@@ -142,7 +143,7 @@ EXPORTED = Llama(
 )
 
 
-@pytest.mark.parametrize(
+@tiered(
     ("name", "model"),
     [
         ("Llama", EXPORTED),
@@ -207,7 +208,11 @@ def test_published_yarn_frequencies_are_transformers():
     np.testing.assert_allclose(turned, np.concatenate([cos[:, :64], sin[:, :64]], axis=-1), atol=1e-6)
 
 
-@pytest.mark.parametrize(("case", "num_beams"), [("grouped", 1), ("grouped", 3), ("blocks", 1), ("blocks", 3)])
+@tiered(
+    ("case", "num_beams"),
+    [("grouped", 1), ("grouped", 3), ("blocks", 1), ("blocks", 3)],
+    first=lambda case, num_beams: (case == "grouped") == (num_beams == 1),
+)
 def test_generation(case, num_beams, randomise, ours):
     """Prompts of different lengths, greedy and by beam search: the tokens of `transformers`, and the beams' scores."""
     reference = reference_of(case, randomise, scale=0.5)

@@ -13,6 +13,7 @@ import transformers
 from lineage.models import convert
 from lineage.models.mae import MAE
 from lineage.tasks.objectives import masked_reconstruction
+from tests.tiers import tiered
 from tests.tolerance import assert_close
 
 
@@ -64,7 +65,7 @@ def inputs_of(reference, seed):
     return (jnp.asarray(image), jnp.asarray(noise)), theirs
 
 
-@pytest.mark.parametrize("seed", range(3))
+@tiered("seed", range(3))
 def test_loss_reconstruction_hidden_states_and_gradients(seed, randomise, ours, gradients, assert_same_gradients):
     reference = reference_of(seed, randomise)
     (image, noise), theirs = inputs_of(reference, seed)

@@ -10,6 +10,7 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import save
 
 from lineage.models import convert, resnet
+from tests.tiers import tiered
 from tests.tolerance import assert_close
 
 KINDS = {"bottleneck": "resnet", "basic": "resnet", "preactivation": "bit", "same": "bit"}
@@ -50,7 +51,7 @@ def images_of(reference, size=(45, 38)):
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind in KINDS for seed in range(2)])
+@tiered(("kind", "seed"), [(kind, seed) for kind in KINDS for seed in range(2)], first=lambda kind, seed: seed == 0)
 def test_maps_logits_gradients_and_statistics(kind, seed, training, randomise, ours, gradients, assert_same_gradients):
     if training and KINDS[kind] == "bit":
         pytest.skip("it has no statistics")
@@ -91,7 +92,7 @@ def test_frozen_statistics_are_used_and_kept(randomise, ours):
     jax.tree.map(np.testing.assert_array_equal, state["statistics"], variables["statistics"])
 
 
-@pytest.mark.parametrize(
+@tiered(
     "settings",
     [
         {"bottleneck": False, "num_classes": 3},

@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import torch
 
 from lineage.models.layers.recurrent import CELLS
 from lineage.models.seq2seq import Seq2Seq
+from tests.tiers import tiered
 from tests.tolerance import assert_close
 
 VOCAB, WIDTH, EMBED, WINDOW = 11, 8, 6, 2
@@ -143,7 +143,7 @@ def gradient(parameter):
     return parameter.grad.numpy()
 
 
-@pytest.mark.parametrize(
+@tiered(
     ("kind", "depth", "bidirectional", "attention", "span"),
     [
         ("gru", 1, False, "fixed", "global"),
@@ -155,6 +155,7 @@ def gradient(parameter):
         ("gru", 1, False, "general", "global"),
         ("rnn", 2, True, "concat", "monotonic"),
     ],
+    first=lambda kind, *others: kind == "gru",
 )
 def test_logits_weights_and_gradients(kind, depth, bidirectional, attention, span):
     torch.manual_seed(0)

@@ -5,11 +5,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import torch
 import transformers
 
 from lineage.models import convert, swin
+from tests.tiers import tiered
 from tests.tolerance import assert_close
 
 CLASSES = {
@@ -58,7 +58,7 @@ def images_of(reference, seed, grid, missing=1):
     return jnp.asarray(images), torch.tensor(images.transpose(0, 3, 1, 2))
 
 
-@pytest.mark.parametrize(("seed", "case"), [*enumerate(CASES)], ids=map(str, CASES))
+@tiered(("seed", "case"), [*enumerate(CASES)], ids=map(str, CASES), first=lambda seed, case: seed in (0, 2))
 def test_logits_hidden_states_and_gradients(seed, case, randomise, ours, gradients, assert_same_gradients):
     *sizes, grid = case
     trained = {"pretrained_window_sizes": [4, 0]} if seed == 3 else {}
@@ -96,7 +96,7 @@ def test_logits_hidden_states_and_gradients(seed, case, randomise, ours, gradien
     assert_same_gradients(grads, gradients(reference), relative=1e-5)
 
 
-@pytest.mark.parametrize("kind", CLASSES)
+@tiered("kind", CLASSES)
 def test_feature_maps_and_a_model_without_a_classifier(kind, randomise, ours, tmp_path):
     reference = reference_of(2, randomise, kind, [2, 1], 3, 8, without_classifier=True)
     images, theirs = images_of(reference, 2, (10, 7))
@@ -132,7 +132,7 @@ def test_a_map_smaller_than_a_window_is_what_a_smaller_window_sees(randomise, ou
     assert_close(out, reference(theirs).logits.detach().numpy())
 
 
-@pytest.mark.parametrize(("version", "kind"), [("v1", "swin"), ("v2", "swinv2")])
+@tiered(("version", "kind"), [("v1", "swin"), ("v2", "swinv2")])
 def test_export_gives_the_same_model_there_and_here(version, kind, tmp_path):
     model = swin.Swin(
         3, image_size=12, patch_size=2, channels=2, depths=(1, 2), width=12, num_heads=(3, 2), window=2,

@@ -5,11 +5,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import torch
 import transformers
 
 from lineage.models import convert, vit
+from tests.tiers import tiered
 from tests.tolerance import assert_close
 
 SEEDS = range(4)
@@ -44,7 +44,7 @@ def images_of(reference, seed, rows=None, columns=None):
     return jnp.asarray(images), torch.tensor(images.transpose(0, 3, 1, 2))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@tiered("seed", SEEDS)
 def test_logits_hidden_states_and_gradients(seed, randomise, ours, gradients, assert_same_gradients):
     reference = reference_of(seed, randomise)
     images, theirs = images_of(reference, seed)
@@ -70,7 +70,7 @@ def test_logits_hidden_states_and_gradients(seed, randomise, ours, gradients, as
     assert_same_gradients(grads, gradients(reference))
 
 
-@pytest.mark.parametrize("grid", [(6, 6), (1, 2), (3, 5)])
+@tiered("grid", [(6, 6), (1, 2), (3, 5)])
 def test_another_resolution(grid, randomise, ours):
     reference = reference_of(1, randomise)
     images, theirs = images_of(reference, 1, *grid)
@@ -79,7 +79,7 @@ def test_another_resolution(grid, randomise, ours):
     assert_close(jax.jit(model.apply)(variables, images), expected)
 
 
-@pytest.mark.parametrize("pooler", [True, False])
+@tiered("pooler", [True, False])
 def test_model_without_a_classifier(pooler, randomise, ours, tmp_path):
     reference = reference_of(2, randomise, transformers.ViTModel, add_pooling_layer=pooler)
     images, theirs = images_of(reference, 2)
@@ -100,7 +100,7 @@ def test_model_without_a_classifier(pooler, randomise, ours, tmp_path):
     assert_close(out, features)
 
 
-@pytest.mark.parametrize("num_classes", [2, 5])
+@tiered("num_classes", [2, 5])
 def test_export_gives_the_same_model_there_and_here(num_classes, tmp_path):
     model = vit.ViT(
         num_classes, image_size=12, patch_size=3, channels=2, depth=2, width=24, num_heads=3, activation="gelu_tanh"
