@@ -5,12 +5,13 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
 from lineage.models import bart, convert
+from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 REAL = 3  # tokens below are special: 1, the padding, learns nothing in the reference
 
@@ -42,7 +43,7 @@ def reference_of(seed, randomise, scale=0.15):
     return randomise(reference, seed, scale)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@tiered("seed", range(3))
 def test_logits_hidden_states_and_gradients(seed, randomise, assert_same_encoder_decoder):
     reference = reference_of(seed, randomise)
     encoder, decoder = reference.model.encoder.layers, reference.model.decoder.layers
@@ -52,9 +53,10 @@ def test_logits_hidden_states_and_gradients(seed, randomise, assert_same_encoder
 BLOCKED = {"no_repeat_ngram_size": 2, "min_new_tokens": 4, "forced_first_token": 7, "repetition_penalty": 1.2}
 
 
-@pytest.mark.parametrize(
+@tiered(
     ("seed", "options"),
     [(0, {}), (1, {"num_beams": 3, "length_penalty": 0.5}), (2, BLOCKED), (3, BLOCKED | {"num_beams": 3})],
+    first=2,
 )
 def test_generation(seed, options, randomise, assert_same_generation):
     reference = reference_of(seed, randomise, scale=0.4)
@@ -77,10 +79,10 @@ def test_a_file_without_the_head_has_no_bias(randomise, tmp_path):
     assert not model.logits_bias
     args = {"input_ids": torch.tensor(tokens).long(), "decoder_input_ids": torch.tensor(tokens).long()}
     expected = (reference(**args).logits - reference.final_logits_bias).detach().numpy()
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, tokens, tokens), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, tokens, tokens), expected)
 
 
-@pytest.mark.parametrize("logits_bias", [False, True])
+@tiered("logits_bias", [False, True])
 def test_export_gives_the_same_model_there_and_here(logits_bias, tmp_path):
     model = bart.BART(
         vocab_size=31, max_length=12, depth=2, decoder_depth=3, width=24, num_heads=3, mlp_dim=40, activation="gelu",
@@ -95,7 +97,7 @@ def test_export_gives_the_same_model_there_and_here(logits_bias, tmp_path):
     assert not any(info.values())
     args = {"input_ids": torch.tensor(inputs).long(), "decoder_input_ids": torch.tensor(tokens).long()}
     expected = reference.eval()(**args).logits.detach().numpy()
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, inputs, tokens), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, inputs, tokens), expected)
 
     again, restored = convert.load(tmp_path)
     assert again == model

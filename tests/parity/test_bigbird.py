@@ -11,6 +11,8 @@ import transformers
 
 from lineage import models
 from lineage.models import convert
+from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 HEADS = {
     "Model": "pooler",
@@ -71,7 +73,7 @@ def of_real_tokens(array, mask):
     return array[mask] if array.shape[: mask.ndim] == mask.shape else array
 
 
-@pytest.mark.parametrize(("task", "length", "block", "others", "seed"), CASES)
+@tiered(("task", "length", "block", "others", "seed"), CASES, first=2)
 def test_outputs_hidden_states_and_gradients(
     task, length, block, others, seed, reference_of, ours, gradients, assert_same_gradients
 ):
@@ -97,14 +99,14 @@ def test_outputs_hidden_states_and_gradients(
         _, (found, seen) = jax.jit(loss)(variables["params"])
     for mine, theirs in zip(found, outputs, strict=True):
         theirs = theirs.detach().numpy()
-        np.testing.assert_allclose(of_real_tokens(mine, mask), of_real_tokens(theirs, mask), rtol=0, atol=1e-5)
+        assert_close(of_real_tokens(mine, mask), of_real_tokens(theirs, mask))
     layers, rows = [seen["embedding"][0], *seen["stack"]["layers"]["hidden"][0]], mask.reshape(-1, length)
     for mine, theirs in zip(layers, hidden, strict=True):
         mine, theirs = np.asarray(mine).reshape(*rows.shape, -1), theirs.detach().numpy()[:, :length]
-        np.testing.assert_allclose(mine[rows], theirs[rows], rtol=0, atol=1e-5)
+        assert_close(mine[rows], theirs[rows])
 
 
-@pytest.mark.parametrize(("task", "length", "block", "others", "seed"), CASES)
+@tiered(("task", "length", "block", "others", "seed"), CASES)
 def test_export_gives_the_same_model_there_and_here(task, length, block, others, seed, reference_of, ours, tmp_path):
     reference = reference_of(task, length, block, others, seed)
     model, variables = ours(reference)
@@ -124,7 +126,7 @@ def test_export_gives_the_same_model_there_and_here(task, length, block, others,
     jax.tree.map(np.testing.assert_array_equal, restored, variables)
 
 
-@pytest.mark.parametrize(("variant", "sizes"), [("base", (768, 12, 12)), ("large", (1024, 24, 16))])
+@tiered(("variant", "sizes"), [("base", (768, 12, 12)), ("large", (1024, 24, 16))])
 def test_parameters_are_as_many_as_the_references(variant, sizes):
     width, depth, heads = sizes
     config = transformers.BigBirdConfig(

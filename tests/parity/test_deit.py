@@ -3,12 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import torch
 import transformers
 
 from lineage.models import convert
 from lineage.models.deit import DeiT
+from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 
 def reference_of(seed, randomise):
@@ -37,7 +38,7 @@ def images_of(config, seed, rows=None, columns=None):
     return jnp.asarray(images), torch.tensor(images.transpose(0, 3, 1, 2))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@tiered("seed", range(3))
 def test_both_heads_hidden_states_and_gradients(seed, randomise, ours, gradients, assert_same_gradients):
     reference = reference_of(seed, randomise)
     images, theirs = images_of(reference.config, seed)
@@ -53,11 +54,11 @@ def test_both_heads_hidden_states_and_gradients(seed, randomise, ours, gradients
     step = jax.jit(jax.grad(loss, has_aux=True), compiler_options=quick)
     grads, (out, seen) = step(variables["params"])
     for mine, other in zip(out, (expected.cls_logits, expected.distillation_logits)):
-        np.testing.assert_allclose(mine, other.detach().numpy(), rtol=0, atol=1e-5)
+        assert_close(mine, other.detach().numpy())
     hidden = [seen["embedding"][0], *seen["stack"]["layers"]["hidden"][0]]
     assert len(hidden) == len(expected.hidden_states)
     for mine, other in zip(hidden, expected.hidden_states):
-        np.testing.assert_allclose(mine, other.detach().numpy(), rtol=0, atol=1e-5)
+        assert_close(mine, other.detach().numpy())
     assert_same_gradients(grads, gradients(reference))
 
 
@@ -66,7 +67,7 @@ def test_the_mean_of_both_at_another_resolution(randomise, ours):
     images, theirs = images_of(reference.config, 3, 3, 5)
     model, variables = ours(reference)
     expected = reference(theirs, interpolate_pos_encoding=True).logits.detach().numpy()
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, images), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, images), expected)
 
 
 def test_export_gives_the_same_model_there_and_here(tmp_path):
@@ -80,7 +81,7 @@ def test_export_gives_the_same_model_there_and_here(tmp_path):
     reference, info = cls.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values())
     expected = reference.eval()(torch.tensor(images.transpose(0, 3, 1, 2))).logits.detach().numpy()
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, images), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, images), expected)
     again, restored = convert.load(tmp_path)
     assert again == model
     jax.tree.map(np.testing.assert_array_equal, restored, variables)

@@ -10,6 +10,8 @@ from safetensors.numpy import load_file, save_file
 
 from lineage.models import convert, t5
 from lineage.models.layers.position import RelativeBuckets
+from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 
 def reference_of(seed, randomise, scale=0.15):
@@ -37,7 +39,7 @@ def reference_of(seed, randomise, scale=0.15):
     return randomise(reference, seed, scale)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@tiered("seed", range(3))
 def test_logits_hidden_states_and_gradients(seed, randomise, assert_same_encoder_decoder):
     reference = reference_of(seed, randomise)
     assert_same_encoder_decoder(reference, reference.encoder.block, reference.decoder.block, seed)
@@ -65,14 +67,14 @@ def test_buckets(bidirectional, buckets, max_distance):
     np.testing.assert_array_equal(module.apply(table, jnp.array([[300]]), 601)[0, 0, 0], expected)
 
 
-@pytest.mark.parametrize(("seed", "options"), [(0, {}), (1, {"num_beams": 3, "length_penalty": 0.5})])
+@tiered(("seed", "options"), [(0, {}), (1, {"num_beams": 3, "length_penalty": 0.5})])
 def test_generation(seed, options, randomise, assert_same_generation):
     reference = reference_of(seed, randomise, scale=0.4)
     written = assert_same_generation(reference, start=0, stop_tokens=(3, 5), **options)
     assert len({tuple(row) for row in written}) > 4
 
 
-@pytest.mark.parametrize("version", [{}, {"gated": True, "tied": False, "activation": "gelu_tanh"}])
+@tiered("version", [{}, {"gated": True, "tied": False, "activation": "gelu_tanh"}])
 def test_export_gives_the_same_model_there_and_here(version, tmp_path):
     model = t5.T5(
         vocab_size=31, depth=2, decoder_depth=3, width=20, num_heads=3, head_size=4, mlp_dim=40, buckets=12,
@@ -87,7 +89,7 @@ def test_export_gives_the_same_model_there_and_here(version, tmp_path):
     assert not any(info.values())
     args = {"input_ids": torch.tensor(inputs).long(), "decoder_input_ids": torch.tensor(tokens).long()}
     expected = reference.eval()(**args).logits.detach().numpy()
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, inputs, tokens), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, inputs, tokens), expected)
 
     again, restored = convert.load(tmp_path)
     assert again == model

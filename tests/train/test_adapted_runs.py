@@ -92,6 +92,7 @@ def test_a_run_goes_on_bit_for_bit(learned, lora, base):
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), *map(read_newest, (halves, lora)))
 
 
+@pytest.mark.thorough
 def test_a_run_of_singular_values_goes_on_bit_for_bit(learned, tiny, base):
     """From its own base, whatever has become of the run that it began with."""
     svf = {"adapter.name": "svf", "init.path": str(base)}
@@ -164,6 +165,7 @@ def test_the_expert_that_the_model_names(tiny, base, crowd):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found.params, theirs)
 
 
+@pytest.mark.thorough
 def test_of_a_long_text_the_end_is_asked_about(tiny, base, crowd):
     experiment, state = adapted(tiny, base, ASKED | {"experts.paths": tuple(crowd)})
     kept = experiment.model.max_length - len(" (one)")
@@ -173,6 +175,7 @@ def test_of_a_long_text_the_end_is_asked_about(tiny, base, crowd):
     assert expert_mixture.choose(experiment, state, 9 * "x" + text)[1] == ONE_OF_TWO[1]
 
 
+@pytest.mark.thorough
 def test_the_expert_that_a_classifier_names(tiny, base, crowd, lora, tmp_path):
     """Which is not the one that the base would name; its folder may be called as an expert's is."""
     judge = expert(tiny, base, tmp_path / "one", 3.0)
