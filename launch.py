@@ -159,9 +159,9 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
             raise ValueError("--cluster is not for --sweep=optuna, whose next trials depend on those before.")
         return on_cluster(options, config, sweep, changes, workdir)
     if options.sweep:
+        from lineage.runs.folder import plain
         from lineage.runs.search import run_search
         from lineage.runs.sweep import run_sweep
-        from lineage.train.preemption import plain
 
         start = [sys.executable, __file__, f"--config={file}", *passed_on(options, changes)]
 
@@ -172,6 +172,7 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
             return run_search(start, cli.search(file), config_of, workdir, options.parallel)
         return run_sweep(start, sweep, [config_of(overrides) for overrides in sweep], workdir, options.parallel)
 
+    from lineage.runs.folder import PREEMPTED
     from lineage.train import costs, loop
     from lineage.train import preemption as guard
     from lineage.train.experiment import Experiment
@@ -182,7 +183,7 @@ def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[st
             metrics = loop.train(config, workdir, name=name, command=command, force_config=force)
         except guard.Preempted as stopped:
             print(stopped, file=sys.stderr)
-            return guard.PREEMPTED
+            return PREEMPTED
         print(json.dumps(metrics) if metrics else "nothing was evaluated: the data have no validation or test split")
         print(f"report: {workdir / 'report.html'}")
     elif options.mode == "describe":
@@ -226,9 +227,9 @@ def on_cluster(
 ) -> int:
     """Submits the run, or the sweep's, as jobs; tells how they are, or cancels them."""
     from lineage.runs import slurm
+    from lineage.runs.folder import plain
     from lineage.runs.live import Run
     from lineage.runs.sweep import plan
-    from lineage.train.preemption import plain
 
     if options.cluster == "cancel":
         return slurm.cancel(workdir)

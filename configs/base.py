@@ -9,6 +9,9 @@ from functools import partial
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from lineage.configs import schema
+from lineage.train.adapters import ADAPTERS
+
 
 def get_config(model: str) -> ConfigDict:
     """All keys, for a model of `MODELS`."""
@@ -25,13 +28,7 @@ def get_config(model: str) -> ConfigDict:
                 "rename": (),
                 "layers": (),  # of the other model that become this one's, from 0, such as (0, 2, 4); () = all
             },
-            "adapt": {  # small changes of the matrices that init.path has, instead of other parameters
-                "name": "",  # lora | svf (a factor for each singular value); "" = all parameters are trained
-                "patterns": ("layers/",),  # matrices in whose path one of these is found are changed
-                "trained": (),  # parameters in whose path one of these is found are trained as they are
-                "rank": 8,  # of lora's products
-                "alpha": 16.0,  # they count alpha / rank
-            },
+            "adapter": schema.section(ADAPTERS, "none"),  # trains small changes of the matrices of init.path
             "experts": experts(),
             "teacher": "",  # of a distillation: a run's workdir, or a folder in transformers' layout
             "optimizer": optimizer(),
@@ -44,7 +41,8 @@ def get_config(model: str) -> ConfigDict:
                 "fsdp": 1,  # parts that parameters are stored in, gathered when they are used
                 "tensor": 1,  # parts that heads and hidden layers are computed in
             },
-            "sharding": SHARDING,  # (regular expression, mesh axes of the last dimensions), the first found counts
+            # rules before the model's own: (regular expression, mesh axes of the last dimensions), the first found counts
+            "sharding": (),
             "sequence_sharding": False,  # tokens between layers lie in parts on the tensor axis too
             **duration("total"),  # of the training; must be given
             **duration("log_every"),
@@ -169,19 +167,6 @@ def duration(name: str) -> dict:
 
 
 UNITS = ("steps", "epochs", "examples", "percent")
-
-# Tensor parallelism by heads and hidden units (arXiv 1909.08053), FSDP on the other side of each matrix.
-SHARDING = (
-    ("(query|key|value)/kernel", ("fsdp", "tensor", None)),
-    ("(query|key|value)/bias", ("tensor", None)),
-    ("attention/out/kernel", ("tensor", None, "fsdp")),
-    ("(up|gate)/kernel", ("fsdp", "tensor")),
-    ("(up|gate)/bias", ("tensor",)),
-    ("down/kernel", ("tensor", "fsdp")),
-    ("embed/table", ("tensor", "fsdp")),
-    ("kernel|table", (None, "fsdp")),
-    ("memory/.*hidden", (("data", "fsdp"), None, None)),
-)
 
 
 def data() -> dict:

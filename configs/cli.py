@@ -11,8 +11,10 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
+from lineage.configs import schema
 from lineage.configs.base import MODELS, UNITS, get_config
 from lineage.configs.sweeps import Search
+from lineage.train.adapters import ADAPTERS
 
 
 def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
@@ -104,11 +106,14 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
         field = dict(section.items(preserve_field_references=True))[name]
         value = _typed(key, value, section.get_type(name), optional=isinstance(field, FieldReference))
         duration, _, unit = name.rpartition("_")
-        if unit in UNITS and f"{duration}_steps" in section:
+        if unit in UNITS and f"{duration}_epochs" in section:  # grad_accum_steps is not a duration
             for other in UNITS:  # a duration has one unit
                 section[f"{duration}_{other}"] = None
         if key == "model.name" and value in MODELS:
             section = _other_model(config, value)
+        if key == "adapter.name":
+            with config.unlocked():
+                config.adapter = section = schema.section(ADAPTERS, value)
         section[name] = value
 
 

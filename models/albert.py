@@ -5,20 +5,15 @@ The second task of "pretraining" tells whether two segments are in order (0) or 
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 import numpy as np
 from jaxtyping import Array, Float
 
+from lineage.models.base import Activation, Layers
 from lineage.models.bert import BERT
-
-VARIANTS = {
-    "base": {"depth": 12, "width": 768, "num_heads": 12},
-    "large": {"depth": 24, "width": 1024, "num_heads": 16},
-    "xlarge": {"depth": 24, "width": 2048, "num_heads": 16},
-    "xxlarge": {"depth": 12, "width": 4096, "num_heads": 64},
-}
+from lineage.models.registry import MODELS
 
 
 class GroupedStack(nn.Module):
@@ -47,6 +42,7 @@ class GroupedStack(nn.Module):
         return x, None
 
 
+@MODELS.register("albert")
 class ALBERT(BERT):
     """BERT with L applications of one layer, or of a few: width costs parameters, depth does not.
 
@@ -55,13 +51,26 @@ class ALBERT(BERT):
         num_groups: number of groups of consecutive layers that share their parameters.
     """
 
+    VARIANTS: ClassVar = {
+        "base": {"depth": 12, "width": 768, "num_heads": 12},
+        "large": {"depth": 24, "width": 1024, "num_heads": 16},
+        "xlarge": {"depth": 24, "width": 2048, "num_heads": 16},
+        "xxlarge": {"depth": 12, "width": 4096, "num_heads": 64},
+    }
+
     vocab_size: int = 30_000
     head: Literal["none", "pooler", "masked_lm", "pretraining", "classification", "tagging", "span", "choice"] = (
         "pretraining"
     )
-    activation: str = "gelu_tanh"
+    activation: Activation = "gelu_tanh"
     embed_width: int = 128
     num_groups: int = 1
+
+    @property
+    def layer_groups(self) -> tuple[Layers, ...]:
+        if self.num_groups == 1:
+            return (Layers("stack/layers", self.depth, stacked=False),)
+        return tuple(Layers(f"stack/groups_{group}/layers", 1, stacked=False) for group in range(self.num_groups))
 
     def make_stack(self, stack: Callable[..., nn.Module]) -> nn.Module:
         stack = partial(stack, share=True)

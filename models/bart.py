@@ -1,13 +1,15 @@
 """BART (Lewis et al. 2019, arXiv 1910.13461): an encoder-decoder of post-norm blocks, trained to undo noise in text."""
 
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from lineage.models.base import Activation, Layers
+from lineage.models.decoder import EncoderDecoder
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
@@ -16,16 +18,13 @@ from lineage.models.layers.embed import Embed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import Learned, sinusoidal
-from lineage.models.layers.protocol import EncoderDecoder
+from lineage.models.registry import MODELS
 
-VARIANTS = {
-    "base": {"depth": 6, "width": 768, "num_heads": 12},
-    "large": {"depth": 12, "width": 1024, "num_heads": 16},
-}
 # The first rows of its position tables are never read: fairseq counts positions from the padding token's id on.
 UNUSED = 2
 
 
+@MODELS.register("bart")
 class BART(EncoderDecoder):
     """Text to text: tokens of the input and of the output so far in, logits of the next token out.
 
@@ -47,6 +46,11 @@ class BART(EncoderDecoder):
         attend: name of the strategy of attention, see `STRATEGIES`.
     """
 
+    VARIANTS: ClassVar = {
+        "base": {"depth": 6, "width": 768, "num_heads": 12},
+        "large": {"depth": 12, "width": 1024, "num_heads": 16},
+    }
+
     vocab_size: int = 50_265
     max_length: int = 1024
     depth: int = 12
@@ -54,7 +58,7 @@ class BART(EncoderDecoder):
     width: int = 1024
     num_heads: int = 16
     mlp_dim: int | None = None
-    activation: str = "gelu"
+    activation: Activation = "gelu"
     scale_embedding: bool = False
     position: Literal["learned", "sinusoidal"] = "learned"
     embed_norm: bool = True
@@ -65,6 +69,13 @@ class BART(EncoderDecoder):
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
     attend: Literal["auto", "dense", "cudnn"] = "auto"
+
+    input_parameters = "^(embed|encoder_(position|norm))/"
+
+    @property
+    def layer_groups(self) -> tuple[Layers, ...]:
+        encoder, decoder = super().layer_groups
+        return encoder._replace(last=""), decoder._replace(first="^decoder_(position|norm)/", last="")
 
     def setup(self):
         init = nn.initializers.normal(0.02)

@@ -6,12 +6,13 @@ Its descendants are the same encoder with other settings: `roberta.py`, `distilb
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from lineage.models.base import Activation, Layers, Model
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
@@ -20,15 +21,7 @@ from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import Learned
-
-VARIANTS = {
-    "tiny": {"depth": 2, "width": 128, "num_heads": 2},
-    "mini": {"depth": 4, "width": 256, "num_heads": 4},
-    "small": {"depth": 4, "width": 512, "num_heads": 8},
-    "medium": {"depth": 8, "width": 512, "num_heads": 8},
-    "base": {"depth": 12, "width": 768, "num_heads": 12},
-    "large": {"depth": 24, "width": 1024, "num_heads": 16},
-}
+from lineage.models.registry import MODELS
 
 # Heads that predict words, heads that read the pooled first token, and how many outputs their classifiers have.
 WORDS = ("masked_lm", "pretraining")
@@ -37,7 +30,8 @@ OUTPUTS = {"none": 0, "pooler": 0, "masked_lm": 0, "pretraining": 2, "next_sente
 OUTPUTS |= {"choice": 1, "replaced": 1}
 
 
-class BERT(nn.Module):
+@MODELS.register("bert")
+class BERT(Model):
     """Tokens in, what the head says out:
 
     - "none": the last layer's vectors [B, T, D].
@@ -64,6 +58,16 @@ class BERT(nn.Module):
         attend: name of the strategy of attention, see `STRATEGIES`.
     """
 
+    VARIANTS: ClassVar = {
+        "tiny": {"depth": 2, "width": 128, "num_heads": 2},
+        "mini": {"depth": 4, "width": 256, "num_heads": 4},
+        "small": {"depth": 4, "width": 512, "num_heads": 8},
+        "medium": {"depth": 8, "width": 512, "num_heads": 8},
+        "base": {"depth": 12, "width": 768, "num_heads": 12},
+        "large": {"depth": 24, "width": 1024, "num_heads": 16},
+    }
+    FROM_DATA = ("vocab_size", "max_length")
+
     vocab_size: int = 30_522
     max_length: int = 512
     num_segments: int = 2
@@ -75,21 +79,31 @@ class BERT(nn.Module):
         "none", "pooler", "masked_lm", "pretraining", "next_sentence", "classification", "tagging", "span", "choice"
     ] = "pretraining"
     num_classes: int = 2
-    activation: str = "gelu"
+    activation: Activation = "gelu"
     epsilon: float = 1e-12
-    dropout: float = 0.0
+    dropout: float = 0.1
     head_dropout: float | None = None
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
     attend: Literal["auto", "dense", "cudnn"] = "auto"
 
-    # In what the descendants differ.
+    input_parameters = "^(embed|position|projection|segment)"
+
+    # The descendants differ in these.
     attention = Attention
     embed_width = None  # E; None is D, without a projection
     first_position = 0  # the position table's row of the first token
     pooler_activation = staticmethod(jnp.tanh)
     words_activation = None  # between the two projections of "masked_lm"; None is `activation`
     dropout_first = False  # on the embeddings, before their norm
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return ("features" if self.head == "none" else self.head,)
+
+    @property
+    def layer_groups(self) -> tuple[Layers, ...]:
+        return (Layers("stack/layers", self.depth),)
 
     def setup(self):
         init = nn.initializers.truncated_normal(0.02)

@@ -4,23 +4,20 @@ A block sees its neighbours (local context), the first and the last block (globa
 which keep the path between any two blocks short. Work and memory are linear in the length.
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from lineage.models.base import Activation
 from lineage.models.bert import BERT
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.mlp import ACTIVATIONS
 from lineage.models.layers.sparse import BlockSparse
-
-VARIANTS = {
-    "base": {"depth": 12, "width": 768, "num_heads": 12},
-    "large": {"depth": 24, "width": 1024, "num_heads": 16},
-}
+from lineage.models.registry import MODELS
 
 
 class BlockSparseAttention(Attention):
@@ -42,6 +39,7 @@ class BlockSparseAttention(Attention):
         return self.combine(*self.project(x, x, x), mask or Mask(), pattern, x.shape[-1]), None
 
 
+@MODELS.register("bigbird")
 class BigBird(BERT):
     """BERT with block-sparse attention in sequences of more than (5 + 2 R) blocks; shorter ones are seen whole.
 
@@ -54,10 +52,15 @@ class BigBird(BERT):
         seed: of "seeded".
     """
 
+    VARIANTS: ClassVar = {
+        "base": {"depth": 12, "width": 768, "num_heads": 12},
+        "large": {"depth": 24, "width": 1024, "num_heads": 16},
+    }
+
     vocab_size: int = 50_358
     max_length: int = 4096
     head: Literal["none", "pooler", "masked_lm", "pretraining", "classification", "tagging", "choice"] = "pretraining"
-    activation: str = "gelu_tanh"
+    activation: Activation = "gelu_tanh"
     attention_type: Literal["block_sparse", "original_full"] = "block_sparse"
     block_size: int = 64
     num_random_blocks: int = 3

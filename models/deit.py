@@ -1,14 +1,15 @@
 """DeiT (arXiv 2012.12877): a ViT with a token that learns from a teacher, as the class token does from labels."""
 
+from typing import ClassVar
+
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from lineage.models import vit
+from lineage.models.registry import MODELS
 from lineage.models.vit import ViT
 
-VARIANTS = {name: vit.VARIANTS[name] for name in ("mu", "Ti", "S", "B")}
 
-
+@MODELS.register("deit")
 class DeiT(ViT):
     """A ViT with pooling "token" and two heads; its output tokens are the class's, the teacher's and the patches'.
 
@@ -18,7 +19,13 @@ class DeiT(ViT):
 
     distillation_head: bool = True
 
+    VARIANTS: ClassVar = {name: ViT.VARIANTS[name] for name in ("mu", "Ti", "S", "B")}
+
     SPECIAL = ("class_token", "distillation_token")
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return ("classes", "distilled_classes") if self.num_classes else ("features",)
 
     def setup(self):
         super().setup()

@@ -2,13 +2,14 @@
 
 import math
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from lineage.models.base import Activation, Layers, Model, ResampleRule
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack
@@ -16,11 +17,7 @@ from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import Learned
-
-VARIANTS = {
-    "r50": {"backbone": {"name": "resnet", "variant": "50", "num_classes": 0, "frozen": True}},
-    "r101": {"backbone": {"name": "resnet", "variant": "101", "num_classes": 0, "frozen": True}},
-}
+from lineage.models.registry import MODELS
 
 
 class PositionedAttention(Attention):
@@ -71,7 +68,8 @@ class PositionedBlock(Block):
         return x, cache
 
 
-class DETR(nn.Module):
+@MODELS.register("detr")
+class DETR(Model):
     """An object detector for images of any size.
 
     Attributes:
@@ -87,7 +85,13 @@ class DETR(nn.Module):
         remat, unroll: see `Stack`.
     """
 
-    backbone: nn.Module
+    VARIANTS: ClassVar = {
+        "r50": {"backbone": {"name": "resnet", "variant": "50", "num_classes": 0, "frozen": True}},
+        "r101": {"backbone": {"name": "resnet", "variant": "101", "num_classes": 0, "frozen": True}},
+    }
+    FROM_DATA = ("num_classes", "image_size")
+
+    backbone: Model
     num_classes: int = 91
     image_size: int = 800
     num_queries: int = 100
@@ -96,11 +100,40 @@ class DETR(nn.Module):
     width: int = 256
     num_heads: int = 8
     mlp_dim: int | None = None
-    activation: str = "relu"
+    activation: Activation = "relu"
     placement: Literal["post", "pre"] = "post"
     dropout: float = 0.1
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
+
+    reads = "images"
+    outputs = ("objects",)
+
+    @property
+    def input_parameters(self) -> str:
+        return self.backbone.input_parameters.replace("^", "^backbone/")
+
+    @property
+    def layer_groups(self) -> tuple[Layers, ...]:
+        """The layers of the backbone, of the encoder and of the decoder, in this order."""
+        count = self.decoder_depth or self.depth
+        return (
+            *(
+                group._replace(
+                    path=f"backbone/{group.path}",
+                    side="backbone",
+                    first=group.first.replace("^", "^backbone/"),
+                    last=group.last.replace("^", "^backbone/"),
+                )
+                for group in self.backbone.layer_groups
+            ),
+            Layers("encoder_stack/layers", self.depth, first="^projection/", last="^encoder_norm/"),
+            Layers("decoder_stack/layers", count, "decoder", first="^queries/", last="^decoder_norm/"),
+        )
+
+    @property
+    def resample_rules(self) -> tuple[ResampleRule, ...]:
+        return self.backbone.resample_rules
 
     @property
     def channels(self) -> int:
@@ -143,6 +176,7 @@ class DETR(nn.Module):
         """
         memory, mask, places = self._encoded(image, mask)
         queries = jnp.broadcast_to(self.queries(), (image.shape[0], self.num_queries, self.width)).astype(memory.dtype)
+        self.sow("intermediates", "decoder_embedding", queries)
         x, _ = self.decoder_stack(
             jnp.zeros_like(queries),
             places=queries,
@@ -172,6 +206,7 @@ class DETR(nn.Module):
         mask = mask[:, at[0][:, None], at[1]]
         places = sine(mask, width).reshape(batch, rows * columns, width).astype(x.dtype)
         x, mask = x.reshape(batch, rows * columns, width), mask.reshape(batch, rows * columns)
+        self.sow("intermediates", "encoder_embedding", x)
         x, _ = self.encoder_stack(x, mask=Mask(keys=mask), places=places)
         return self.encoder_norm(x) if self.placement == "pre" else x, mask, places
 

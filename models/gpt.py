@@ -1,12 +1,14 @@
 """GPT-2 (Radford et al. 2019): a causal, pre-norm Transformer decoder with learned positions and tied embeddings."""
 
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from lineage.models.base import Activation
+from lineage.models.decoder import DecoderOnly
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.cache import Cache
@@ -14,16 +16,10 @@ from lineage.models.layers.embed import Embed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import Learned
-from lineage.models.layers.protocol import DecoderOnly
-
-VARIANTS = {
-    "small": {"depth": 12, "width": 768, "num_heads": 12},
-    "medium": {"depth": 24, "width": 1024, "num_heads": 16},
-    "large": {"depth": 36, "width": 1280, "num_heads": 20},
-    "xl": {"depth": 48, "width": 1600, "num_heads": 25},
-}
+from lineage.models.registry import MODELS
 
 
+@MODELS.register("gpt")
 class GPT(DecoderOnly):
     """A language model: tokens in, logits of the next token out.
 
@@ -39,13 +35,20 @@ class GPT(DecoderOnly):
         attend: name of the strategy of attention, see `STRATEGIES`.
     """
 
+    VARIANTS: ClassVar = {
+        "small": {"depth": 12, "width": 768, "num_heads": 12},
+        "medium": {"depth": 24, "width": 1024, "num_heads": 16},
+        "large": {"depth": 36, "width": 1280, "num_heads": 20},
+        "xl": {"depth": 48, "width": 1600, "num_heads": 25},
+    }
+
     vocab_size: int = 50_257
     max_length: int = 1024
     depth: int = 12
     width: int = 768
     num_heads: int = 12
     mlp_dim: int | None = None
-    activation: str = "gelu_tanh"
+    activation: Activation = "gelu_tanh"
     epsilon: float = 1e-5
     use_bias: bool = True
     dropout: float = 0.0

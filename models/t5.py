@@ -4,12 +4,14 @@ Version 1.1 has a gated feed-forward layer and an output projection of its own.
 """
 
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from lineage.models.base import Activation
+from lineage.models.decoder import EncoderDecoder
 from lineage.models.layers.attend import Mask, dot_product
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack
@@ -19,23 +21,12 @@ from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import RMSNorm
 from lineage.models.layers.position import RelativeBuckets
-from lineage.models.layers.protocol import EncoderDecoder
+from lineage.models.registry import MODELS
 
 V1_1 = {"activation": "gelu_tanh", "gated": True, "tied": False}
-VARIANTS = {
-    "small": {"depth": 6, "width": 512, "num_heads": 8, "mlp_dim": 2048},
-    "base": {"depth": 12, "width": 768, "num_heads": 12, "mlp_dim": 3072},
-    "large": {"depth": 24, "width": 1024, "num_heads": 16, "mlp_dim": 4096},
-    "3b": {"depth": 24, "width": 1024, "num_heads": 32, "head_size": 128, "mlp_dim": 16_384},
-    "11b": {"depth": 24, "width": 1024, "num_heads": 128, "head_size": 128, "mlp_dim": 65_536},
-    "v1_1_small": {"depth": 8, "width": 512, "num_heads": 6, "mlp_dim": 1024, **V1_1},
-    "v1_1_base": {"depth": 12, "width": 768, "num_heads": 12, "mlp_dim": 2048, **V1_1},
-    "v1_1_large": {"depth": 24, "width": 1024, "num_heads": 16, "mlp_dim": 2816, **V1_1},
-    "v1_1_xl": {"depth": 24, "width": 2048, "num_heads": 32, "mlp_dim": 5120, **V1_1},
-    "v1_1_xxl": {"depth": 24, "width": 4096, "num_heads": 64, "mlp_dim": 10_240, **V1_1},
-}
 
 
+@MODELS.register("t5")
 class T5(EncoderDecoder):
     """Text to text: tokens of the input and of the output so far in, logits of the next token out.
 
@@ -55,6 +46,19 @@ class T5(EncoderDecoder):
         remat, unroll: see `Stack`.
     """
 
+    VARIANTS: ClassVar = {
+        "small": {"depth": 6, "width": 512, "num_heads": 8, "mlp_dim": 2048},
+        "base": {"depth": 12, "width": 768, "num_heads": 12, "mlp_dim": 3072},
+        "large": {"depth": 24, "width": 1024, "num_heads": 16, "mlp_dim": 4096},
+        "3b": {"depth": 24, "width": 1024, "num_heads": 32, "head_size": 128, "mlp_dim": 16_384},
+        "11b": {"depth": 24, "width": 1024, "num_heads": 128, "head_size": 128, "mlp_dim": 65_536},
+        "v1_1_small": {"depth": 8, "width": 512, "num_heads": 6, "mlp_dim": 1024, **V1_1},
+        "v1_1_base": {"depth": 12, "width": 768, "num_heads": 12, "mlp_dim": 2048, **V1_1},
+        "v1_1_large": {"depth": 24, "width": 1024, "num_heads": 16, "mlp_dim": 2816, **V1_1},
+        "v1_1_xl": {"depth": 24, "width": 2048, "num_heads": 32, "mlp_dim": 5120, **V1_1},
+        "v1_1_xxl": {"depth": 24, "width": 4096, "num_heads": 64, "mlp_dim": 10_240, **V1_1},
+    }
+
     vocab_size: int = 32_128
     depth: int = 6
     decoder_depth: int | None = None
@@ -62,7 +66,7 @@ class T5(EncoderDecoder):
     num_heads: int = 8
     head_size: int = 64
     mlp_dim: int = 2048
-    activation: str = "relu"
+    activation: Activation = "relu"
     gated: bool = False
     tied: bool = True
     scale_decoder_outputs: bool | None = None
@@ -72,6 +76,8 @@ class T5(EncoderDecoder):
     dropout: float = 0.0
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
+
+    FROM_DATA = ("vocab_size",)
 
     def setup(self):
         init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")

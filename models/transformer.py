@@ -6,12 +6,14 @@ last projection. Switches: normalisation before each part (arXiv 2002.04745), RM
 """
 
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from lineage.models.base import Activation
+from lineage.models.decoder import EncoderDecoder
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
@@ -20,16 +22,12 @@ from lineage.models.layers.embed import Embed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import BatchNorm, LayerNorm, PowerNorm, RMSNorm, normalise
 from lineage.models.layers.position import Learned, RelativeKeys, rotary, sinusoidal
-from lineage.models.layers.protocol import EncoderDecoder
+from lineage.models.registry import MODELS
 
-VARIANTS = {
-    "tiny": {"depth": 4, "width": 128, "num_heads": 4, "mlp_dim": 256},  # arXiv 2105.14462
-    "base": {"depth": 6, "width": 512, "num_heads": 8, "mlp_dim": 2048},
-    "big": {"depth": 6, "width": 1024, "num_heads": 16, "mlp_dim": 4096},
-}
 NORMS = {"layer": LayerNorm, "rms": RMSNorm, "batch": BatchNorm, "power": PowerNorm}
 
 
+@MODELS.register("transformer")
 class Transformer(EncoderDecoder):
     """An encoder-decoder: input tokens and the output's first ones in, logits of the output's next ones out.
 
@@ -49,13 +47,19 @@ class Transformer(EncoderDecoder):
         attend: name of the strategy of attention, see `STRATEGIES`.
     """
 
+    VARIANTS: ClassVar = {
+        "tiny": {"depth": 4, "width": 128, "num_heads": 4, "mlp_dim": 256},  # arXiv 2105.14462
+        "base": {"depth": 6, "width": 512, "num_heads": 8, "mlp_dim": 2048},
+        "big": {"depth": 6, "width": 1024, "num_heads": 16, "mlp_dim": 4096},
+    }
+
     vocab_size: int
     max_length: int = 512
     depth: int = 6
     width: int = 512
     num_heads: int = 8
     mlp_dim: int | None = None
-    activation: str = "relu"
+    activation: Activation = "relu"
     placement: Literal["post", "pre"] = "post"
     norm: Literal["layer", "rms", "batch", "power"] = "layer"
     norm_warmup: int = 4000
@@ -66,6 +70,10 @@ class Transformer(EncoderDecoder):
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
     attend: Literal["auto", "dense", "cudnn"] = "auto"
+
+    @property
+    def uses_batch_statistics(self) -> bool:
+        return self.norm in ("batch", "power")
 
     def setup(self):
         norm = partial(NORMS[self.norm], epsilon=self.epsilon)

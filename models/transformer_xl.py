@@ -6,13 +6,15 @@ the vanilla model of segments that know nothing of each other (section 3.1).
 """
 
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from lineage.models.base import Activation, ShardingRule
+from lineage.models.decoder import DecoderOnly
 from lineage.models.layers.attend import Mask, dense
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.cache import Cache
@@ -21,12 +23,7 @@ from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import sinusoidal
-from lineage.models.layers.protocol import DecoderOnly
-
-VARIANTS = {
-    "standard": {"depth": 16, "width": 410, "num_heads": 10, "mlp_dim": 2100},
-    "large": {"depth": 18, "width": 1024, "num_heads": 16, "mlp_dim": 4096},
-}
+from lineage.models.registry import MODELS
 
 
 class RecurrentAttention(nn.Module):
@@ -120,6 +117,7 @@ def shifted(scores: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
     return scores.reshape(*batch, length, keys)
 
 
+@MODELS.register("transformer_xl")
 class TransformerXL(DecoderOnly):
     """A language model: a segment's tokens in, logits of the next token out.
 
@@ -135,6 +133,11 @@ class TransformerXL(DecoderOnly):
         remat, unroll: see `Stack`.
     """
 
+    VARIANTS: ClassVar = {
+        "standard": {"depth": 16, "width": 410, "num_heads": 10, "mlp_dim": 2100},
+        "large": {"depth": 18, "width": 1024, "num_heads": 16, "mlp_dim": 4096},
+    }
+
     vocab_size: int = 267_735
     max_length: int = 150
     memory_length: int = 150
@@ -142,12 +145,16 @@ class TransformerXL(DecoderOnly):
     width: int = 410
     num_heads: int = 10
     mlp_dim: int | None = None
-    activation: str = "relu"
+    activation: Activation = "relu"
     epsilon: float = 1e-5
     dropout: float = 0.0
     attention_dropout: float = 0.0
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
+
+    @property
+    def sharding_rules(self) -> tuple[ShardingRule, ...]:
+        return (("memory/.*hidden", (("data", "fsdp"), None, None)), *super().sharding_rules)
 
     def setup(self):
         init = nn.initializers.normal(0.02)

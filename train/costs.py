@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from lineage.models.budget import ACCELERATORS, Budget, aligned, budget, human, peak_flops
+from lineage.train.adapters import NO_ADAPTER
 from lineage.train.experiment import Experiment
 from lineage.train.sharding import abstract_mesh, shardings
 from lineage.train.step import compute_dtype
@@ -85,14 +86,18 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
     config = experiment.config
     batch = jax.eval_shape(partial(experiment.zeros, length=length))
     length = getattr(experiment.model, "max_length", config.data.sequence_length)  # of the cache
-    state = experiment.abstract_state if config.adapt.name else None
+    adapted = {}
+    if experiment.adapter != NO_ADAPTER:
+        state = experiment.abstract_state
+        variables = {"params": state.params, "frozen": state.frozen, **state.collections}
+        adapted = {"adapter": experiment.adapter, "variables": variables}
     return budget(
         experiment.model,
         tuple(batch[name] for name in ("image", "noise", "inputs", "tokens") if name in batch),
         objective=experiment.objective,
         batch=batch,
         optimizer=experiment.optimizer_by(lambda step: 0.0).init,  # an epoch's length may need data that are not here
-        variables=state and {"params": state.params, **state.collections},
+        **adapted,
         compute_dtype=config.precision,
         cache_length=length if hasattr(experiment.model, "init_cache") else None,
     )
@@ -126,14 +131,14 @@ def on_each_device(experiment: Experiment, total: Budget, mesh: Mesh | AbstractM
     state, memory = experiment.abstract_state, total.memory["training"]
 
     def size(*trees):
-        leaves = jax.tree.leaves(trees), jax.tree.leaves(shardings(trees, experiment.config.sharding, mesh))
+        leaves = jax.tree.leaves(trees), jax.tree.leaves(shardings(trees, experiment.sharding_rules, mesh))
         return sum(math.prod(place.shard_shape(x.shape)) * x.dtype.itemsize for x, place in zip(*leaves))
 
     rest = max(0, memory["total"] - memory["weights"] - memory["gradients"] - memory["optimizer"])
     whole = 0 if experiment.config.sequence_sharding else WHOLE
     rest *= (whole + (1 - whole) / mesh.shape["tensor"]) / experiment.config.grad_accum_steps
     found = {
-        "weights": size(state.params, state.collections, state.ema),
+        "weights": size(state.params, state.collections, state.ema, state.frozen),
         "gradients": size(state.params) * min(experiment.config.grad_accum_steps, 2),
         "optimizer": size(state.opt_state),
         "activations": int(rest / (mesh.shape["data"] * mesh.shape["fsdp"])),

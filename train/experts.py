@@ -1,9 +1,8 @@
 """Experts, each a run of singular-value fine-tuning: which one, or what mixture, a task needs (arXiv 2501.06252)."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +11,8 @@ from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Float
 
 from lineage.models.decoding.generate import Generation, log_likelihood
-from lineage.train.adapters import merged, mixture
-from lineage.train.checkpoint import read_saved
+from lineage.train.adapters import SVF
+from lineage.train.checkpoint import read_newest
 from lineage.train.experiment import Experiment
 from lineage.train.pretrained import with_variables
 from lineage.train.sharding import to_mesh
@@ -40,9 +39,10 @@ def choose(experiment: Experiment, state: TrainState, prompt: str | None = None)
         raise ValueError(f"experts.choice is {settings.choice!r}: it must be one of {', '.join(CHOICES)}.")
     if not settings.paths:
         raise ValueError("experts.paths is empty: it must name the workdirs of the experts to choose from.")
-    base, experts = load(settings.paths)
+    experts = load(settings.paths)
     names = list(experts)
-    changed = jax.tree_util.Partial(_changed, base, list(experts.values()))
+    base = next(iter(experts.values()))
+    changed = jax.tree_util.Partial(_mixed, base.adapter, base.frozen, [one.params for one in experts.values()])
     theirs, ours = jax.eval_shape(changed, np.zeros(len(names))), jax.eval_shape(TrainState.variables, state)["params"]
     if jax.tree.map(_shape, theirs) != jax.tree.map(_shape, ours):
         raise ValueError(f"experts.paths: {names[0]} is of another model than the config's.")
@@ -50,8 +50,10 @@ def choose(experiment: Experiment, state: TrainState, prompt: str | None = None)
         score = _scorer(experiment, changed, state.collections)
         weights = cross_entropy_search(score, len(names), seed=experiment.config.seed)
     else:
-        judges = list(load([settings.classifier], base)[1].values()) if settings.classifier else []
-        reader = _changed(base, judges, np.ones(len(judges)))
+        judges = load([settings.classifier], base).values() if settings.classifier else ()
+        reader = base.adapter.apply(base.frozen, {})
+        for judge in judges:
+            reader = _mixed(judge.adapter, judge.frozen, [judge.params], np.ones(1))
         weights = np.eye(len(names))[_answer(experiment, reader, names, prompt)]
     said = ", ".join(f"{name} {weight:.2f}" for name, weight in zip(names, weights))
     return with_variables(state, {"params": changed(weights)}), f"experts: {said}"
@@ -61,30 +63,34 @@ def _shape(array):
     return array.shape
 
 
-def _changed(base, factors, weights):
-    """The parameters of a base with a mixture of experts."""
-    own = mixture(jnp.asarray(weights, jnp.float32), factors) if factors else {}
-    return merged({"params": {"svf": own}, "base": base})["params"]
+def _mixed(adapter, frozen, experts, weights):
+    """Return the parameters of the model with a mixture of experts."""
+    return adapter.apply(frozen, adapter.mixture(jnp.asarray(weights, jnp.float32), experts))
 
 
-def load(
-    paths: Sequence[str | os.PathLike], base: Mapping[str, Any] | None = None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The base of some experts, which may be given, and the factors of each by the name of its folder; raises as
-    `choose`."""
+def load(paths: Sequence[str | os.PathLike], base: TrainState | None = None) -> dict[str, TrainState]:
+    """Return the states of experts, by the names of their folders.
+
+    Args:
+        paths: workdirs of the experts.
+        base: an expert that they must share the frozen model with; None stands for the first one.
+
+    Raises:
+        FileNotFoundError: an expert does not exist.
+        ValueError: a run is not an expert, or its frozen model is not that of the others.
+    """
     found = {}
     for path in map(Path, paths):
-        saved = read_saved(path)
-        if "svf" not in saved.get("base", {}) or saved["params"].keys() != {"svf"}:
-            raise ValueError(f"experts: {path} is no run of adapt.name='svf' without adapt.trained.")
+        state = read_newest(path)
+        if not isinstance(state.adapter, SVF) or state.adapter.trained:
+            raise ValueError(f"experts: {path} is not a run of adapter.name='svf' without adapter.trained.")
         if path.name in found:
             raise ValueError(f"experts.paths: two folders are called {path.name}: each needs a name of its own.")
-        base = base or saved["base"]
-        alike = jax.tree.structure(base) == jax.tree.structure(saved["base"])
-        if not alike or not all(jax.tree.leaves(jax.tree.map(np.array_equal, base["svf"], saved["base"]["svf"]))):
+        base = base or state
+        if not state.adapter.same_base(state.frozen, base.frozen):
             raise ValueError(f"experts: {path} is of another base than the others.")
-        found[path.name] = saved["params"]["svf"]
-    return base, found
+        found[path.name] = state
+    return found
 
 
 def cross_entropy_search(
@@ -118,7 +124,7 @@ def _scorer(experiment, changed, collections):
     batch["mask"] = batch["mask"] & rows.reshape(-1, *[1] * (batch["mask"].ndim - 1))
     batch = experiment.taught(to_mesh(batch, experiment.mesh))
     step = make_evaluation_step(experiment.model, experiment.objective, experiment.config.precision)
-    collections = {name: value for name, value in collections.items() if name not in ("base", "memory")}
+    collections = {name: value for name, value in collections.items() if name != "memory"}
 
     @experiment.jit
     def loss(changed, weights, batch):

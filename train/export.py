@@ -10,11 +10,10 @@ from jax import export
 
 from lineage.data import tokenizers
 from lineage.models import convert
-from lineage.models.kernels import without_kernels
 from lineage.tasks.objectives import Batch, read
 from lineage.train.experiment import Experiment
 from lineage.train.state import TrainState
-from lineage.train.step import make_asking_step
+from lineage.train.step import make_forward_step
 
 FORMATS = ("safetensors", "stablehlo")
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -56,9 +55,8 @@ def _write_roles(words, path):
 
 
 def _write_program(experiment, variables, folder):
-    model = experiment.model
-    model = without_kernels(model)
-    step = make_asking_step(model, forward, experiment.config.precision)
+    model = experiment.model.portable()
+    step = make_forward_step(model, forward, experiment.config.precision)
     (size,) = export.symbolic_shape("b")
     zeros = jax.eval_shape(experiment.zeros)
     inputs = {n: jax.ShapeDtypeStruct((size, *zeros[n].shape[1:]), zeros[n].dtype) for n in INPUTS if n in zeros}

@@ -15,6 +15,7 @@ from lineage.data.fingerprint import fingerprint
 from lineage.evaluation import artifacts
 from lineage.evaluation.evaluators import Evaluator
 from lineage.report.run import write_report
+from lineage.runs.folder import StopSignal, locked
 from lineage.train import costs, distributed, experts, preemption, pretrained
 from lineage.train.checkpoint import Checkpoints, clean
 from lineage.train.experiment import Experiment
@@ -57,7 +58,7 @@ def train(
     with contextlib.ExitStack() as kept, preemption.explained(memory):
         with distributed.agreed():
             if jax.process_index() == 0:
-                kept.enter_context(preemption.locked(workdir))
+                kept.enter_context(locked(workdir))
                 preemption.keep_config(config, workdir, force_config)
                 places = (config.data[name] for name in ("source", "validation_split", "test_split"))
                 preemption.keep_data(fingerprint(places), workdir, force_config)
@@ -94,7 +95,7 @@ class Loop:
         if config.experts.paths and fresh:
             self.state, said = experts.choose(experiment, self.state)
         self.start, self.total = int(self.state.step), experiment.total_steps
-        self.stop = stack.enter_context(preemption.StopSignal())
+        self.stop = stack.enter_context(StopSignal())
         self.told = distributed.Vote(experiment.mesh)
         self.writer = stack.enter_context(
             MetricsWriter(workdir, resume_step=self.start, wandb=config.wandb, primary=primary)

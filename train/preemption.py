@@ -1,10 +1,7 @@
 """What keeps a run and its workdir safe: one run at a time, its own config, a stop that saves, errors that explain."""
 
 import contextlib
-import fcntl
 import json
-import signal
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +10,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from lineage.train.writers import read_json
+from lineage.runs.folder import differences, has_saved, plain, read_json, write_atomic
 
 # What a later part of the same run may change: how long it is, when it looks and saves, and what it is computed on.
 MAY_CHANGE = (
@@ -33,53 +30,8 @@ MAY_CHANGE = (
 )
 
 
-TOLD_BY_CLUSTERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was told to stop and has saved: start it again
-
-
 class Preempted(Exception):
     """The run was told to stop and has saved; started again, it goes on from there."""
-
-
-class StopSignal(contextlib.AbstractContextManager):
-    """Notes in `received` that the run is told to stop: by SIGTERM, SIGUSR1 or SIGUSR2, of which a cluster may send
-    several and each to all processes, or by SIGINT, the second of which does what it always did."""
-
-    def __init__(self):
-        self.received = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self):
-        if threading.current_thread() is threading.main_thread():
-            for number in (*TOLD_BY_CLUSTERS, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._receive) or signal.SIG_DFL  # none of Python's
-        return self
-
-    def _receive(self, number, frame):
-        self.received = True
-        if number == signal.SIGINT:
-            signal.signal(number, self._before.pop(number))
-
-    def __exit__(self, *_):
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def locked(workdir: Path) -> Iterator[None]:
-    """Keeps a second run out of the workdir; the lock ends with the process, however it ends.
-
-    Raises:
-        ValueError: another run is there.
-    """
-    with (workdir / ".lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another run is at work in {workdir}: wait for it, stop it, or choose another workdir."
-            ) from None
-        yield
 
 
 @contextlib.contextmanager
@@ -120,7 +72,7 @@ def keep_config(config: ConfigDict, workdir: Path, force: bool = False) -> None:
             (workdir / name).unlink(missing_ok=True)
     if saved and path.exists() and not force:
         check_config(config, workdir)
-    _write(path, _text(config))
+    write_atomic(path, _text(config))
 
 
 def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
@@ -138,12 +90,7 @@ def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> N
                 f"{', '.join(changed[:3])} changed since the run in {workdir} began ({len(changed)} of {len(before)} "
                 "files): restore the data, choose another workdir, or --force-config."
             )
-    _write(path, json.dumps(files, indent=2))
-
-
-def has_saved(workdir: Path) -> bool:
-    """Whether there is a checkpoint."""
-    return any(folder.name.isdigit() for folder in (workdir / "checkpoints").glob("*"))
+    write_atomic(path, json.dumps(files, indent=2))
 
 
 def check_shared(config: ConfigDict, workdir: Path) -> None:
@@ -173,27 +120,3 @@ def check_config(config: ConfigDict, workdir: Path) -> None:
 
 def _text(config):
     return json.dumps(plain(config), indent=2)
-
-
-def _write(path, text):
-    partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
-
-
-def plain(config: ConfigDict) -> dict[str, Any]:
-    """The config as `config.json` has it."""
-    return json.loads(config.to_json_best_effort())
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """The dotted keys whose values differ, with both values (None where there is none).
-
-    A key that the old one lacks, as an older version's config does, does not differ if it is off (0, False, "", None).
-    """
-    for key in {**old, **new}:
-        was, now = old.get(key), new.get(key)
-        if isinstance(was, dict) and isinstance(now, dict):
-            yield from differences(was, now, f"{prefix}{key}.")
-        elif was != now and (key in old or now):
-            yield f"{prefix}{key}", was, now

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import SupportsFloat
 
+from lineage.runs.folder import clock, number
+
 
 class Progress(AbstractContextManager):
     """Shows step, loss, accuracy, examples/s, MFU and the time left; what does not fit the terminal is left out.
@@ -112,18 +114,3 @@ class Progress(AbstractContextManager):
             return done.ljust(width)
         bright, dim, end = self._colours
         return f"{bright}{done}{dim}{rest * (width - len(done))}{end}"
-
-
-def number(value: SupportsFloat) -> str:
-    """A number in three digits or whole, of a steady width: 18,400, 0.990, 0.0312, 3.10e-05."""
-    value = float(value)
-    return f"{value:,.0f}" if 999.5 <= abs(value) < float("inf") else f"{value:#.3g}".rstrip(".")
-
-
-def clock(seconds: int | float) -> str:
-    """0:12, 3:05, 1:02:03 or 2d 4:00:00."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    text = f"{hours}:{minutes:02}:{seconds:02}" if hours or days else f"{minutes}:{seconds:02}"
-    return f"{days}d {text}" if days else text

@@ -13,27 +13,7 @@ from typing import Any
 
 import numpy as np
 
-METRICS_FILE = "metrics.jsonl"
-
-
-def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
-    """The lines of `workdir/metrics.jsonl` in order; null (a number that was not finite) reads as NaN.
-
-    A torn last line is left out. Raises FileNotFoundError if there is no file, ValueError, with the line, if damaged.
-    """
-    lines = _parse(Path(workdir) / METRICS_FILE)
-    return [{key: math.nan if value is None else value for key, value in line.items()} for line in lines]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """What a run keeps in a file, `config.json` or another; {} if there is none.
-
-    Raises ValueError, with the file, if it is damaged.
-    """
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error}): delete it, and the run writes it anew.") from None
+from lineage.runs import folder
 
 
 class MetricsWriter(AbstractContextManager):
@@ -68,7 +48,7 @@ class MetricsWriter(AbstractContextManager):
 
         workdir = Path(workdir)
         workdir.mkdir(parents=True, exist_ok=True)
-        self._path = workdir / METRICS_FILE
+        self._path = workdir / folder.METRICS
         lines = _cut(self._path, resume_step)
         self._rewritten = {_identity(line) for line in lines if line["step"] == resume_step}
         self._file, self._left = self._path.open("ab", buffering=0), b""
@@ -148,31 +128,12 @@ def _identity(line: Mapping[str, Any]) -> tuple:
     return line["step"], frozenset(key for key in line if not key.startswith("time/"))
 
 
-def _parse(path: Path) -> list[dict[str, Any]]:
-    lines = []
-    pieces = path.read_bytes().splitlines()
-    for number, piece in enumerate(pieces, start=1):
-        try:
-            line = json.loads(piece)
-            line["step"] + 0
-        except (ValueError, TypeError, KeyError):
-            if number == len(pieces):  # torn by a kill in the middle of a write
-                break
-            raise ValueError(
-                f"{path}, line {number}, is not a JSON object with a number `step`: {piece[:60]!r}."
-            ) from None
-        lines.append(line)
-    return lines
-
-
 def _cut(path: Path, resume_step: int) -> list[dict[str, Any]]:
     """Drops a torn last line and what is after `resume_step` (for 0 everything), atomically; returns what stays."""
-    lines = _parse(path) if path.exists() and resume_step else []
+    lines = folder.parse_metrics(path) if path.exists() and resume_step else []
     kept = [line for line in lines if line["step"] <= resume_step]
-    partial = path.with_suffix(".partial")
-    with partial.open("w", encoding="utf-8") as file:
+    with folder.replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for line in kept)
         file.flush()
         os.fsync(file.fileno())
-    partial.replace(path)
     return kept

@@ -100,7 +100,7 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
         ValueError: `transformers` has no such model, or the variables are not the model's.
         OSError: the folder cannot be written to; existing files are kept.
     """
-    classes = {kind: models.MODELS[family.model][0] for kind, family in FAMILIES.items()}
+    classes = {kind: models.MODELS[family.model] for kind, family in FAMILIES.items()}
     kinds = [kind for kind, cls in classes.items() if type(model) is cls and FAMILIES[kind].fits(model)]
     if not kinds:
         known = ", ".join(dict.fromkeys(cls.__name__ for cls in classes.values()))

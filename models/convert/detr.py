@@ -10,7 +10,7 @@ import numpy as np
 
 from lineage.models.convert import bart, resnet
 from lineage.models.convert.family import Family, Rule, labels, linear, norm, num_labels
-from lineage.models.resnet import VARIANTS, ResNet
+from lineage.models.resnet import ResNet
 
 FIELDS = {
     "num_queries": ("num_queries", 100),
@@ -57,7 +57,7 @@ def _backbone(config, names):
         name = (found or config).get("backbone") or "resnet50"
         if not name.startswith("resnet") or name[6:] not in ("18", "50", "101"):
             raise ValueError(f"backbone is {name!r}: it must be resnet18, resnet50 or resnet101.")
-        return ResNet(0, **VARIANTS[name[6:]], frozen=True)
+        return ResNet(0, **ResNet.VARIANTS[name[6:]], frozen=True)
     for name, value in ({"model_type": "resnet"} | resnet.FAMILY.fixed).items():
         if found.get(name, value) != value:
             raise ValueError(f"backbone_config has {name} {found.get(name)!r}: it must be {value!r}.")

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from lineage import launch
-from lineage.train.writers import read_metrics
+from lineage.runs.folder import read_metrics
 
 
 @pytest.fixture

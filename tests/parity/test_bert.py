@@ -142,7 +142,7 @@ def test_outputs_hidden_states_and_gradients(
     reference = reference_of(family, name, seed, randomise)
     batch = batch_of(reference.config, head, seed)
     model, variables = ours(reference)
-    assert type(model) is models.MODELS[family][0]
+    assert type(model) is models.MODELS[family]
     assert (model.head, model.depth) == (head, reference.config.num_hidden_layers)
     outputs, hidden = run(reference, batch)
     mask = np.array(batch["mask"])

@@ -78,7 +78,7 @@ def test_outputs_hidden_states_and_gradients(
     reference = reference_of(task, length, block, others, seed)
     batch = batch_of(task, length, seed)
     model, variables = ours(reference)
-    assert type(model) is models.MODELS["bigbird"][0]
+    assert type(model) is models.MODELS["bigbird"]
     assert (model.head, model.block_size, model.num_random_blocks) == (HEADS[task], block, others)
     assert (model.each_layer(length) is None) == (length <= (5 + 2 * others) * block)
     mask, ours_batch = batch["mask"], jax.tree.map(jnp.asarray, batch)

@@ -202,7 +202,7 @@ def test_with_norms_in_front_the_encoders_output_has_one_too():
 
 def test_a_backbone_by_the_names_of_timm(tmp_path, monkeypatch):
     """As facebook/detr-resnet-50's files have it."""
-    monkeypatch.setitem(resnet.VARIANTS, "50", SMALL := {"depths": (1, 2), "widths": (8, 16), "stem_width": 4})
+    monkeypatch.setitem(resnet.ResNet.VARIANTS, "50", SMALL := {"depths": (1, 2), "widths": (8, 16), "stem_width": 4})
     model = detr.DETR(resnet.ResNet(0, **SMALL, frozen=True), 4, **SIZES)
     variables = drawn(model, np.zeros((1, 40, 33, 3), np.float32))
     convert.save(tmp_path, model, variables)

@@ -7,7 +7,7 @@ from lineage.configs import cli
 from lineage.train import costs, loop
 from lineage.train.experiment import Experiment
 
-ADAPTED = {"init.path": "there", "adapt.name": "lora", "objective.name": "causal_lm"}
+ADAPTED = {"init.path": "there", "adapter.name": "lora", "objective.name": "causal_lm"}
 ZOO = {
     "gpt_stdlib": {},
     "vit_digits": {},

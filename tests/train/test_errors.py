@@ -12,11 +12,10 @@ import pytest
 
 from lineage import launch, models
 from lineage.evaluation.evaluators import restore
+from lineage.runs.folder import locked, read_metrics
 from lineage.tasks.objectives import OBJECTIVES
 from lineage.train import loop
 from lineage.train.experiment import Experiment
-from lineage.train.preemption import locked
-from lineage.train.writers import read_metrics
 
 pytestmark = pytest.mark.usefixtures("no_report")
 GPT, VIT = "--config=tests/tiny.py:gpt", "--config=tests/tiny.py:vit"
@@ -67,16 +66,16 @@ def trained(tiny, tmp_path_factory):
         ([GPT, "--config.data.source=text:absent.txt"], "there is no text file at absent.txt"),
         (
             [GPT, "--config.model.name=gtp"],
-            f"unknown model 'gtp': it is one of {', '.join(models.MODELS)}. Did you mean 'gpt'?",
+            f"Unknown model 'gtp'. Did you mean 'gpt'? Available: {', '.join(sorted(models.MODELS))}.",
         ),
         ([GPT, "--config.model.num_heads=3"], "3"),
         (
             [GPT, "--config.model.activation=gleu"],
-            "unknown activation 'gleu': it is one of relu, gelu, gelu_tanh, silu. Did you mean 'gelu'?",
+            "Unknown activation 'gleu'. Did you mean 'gelu'? Available: relu, gelu, gelu_tanh, silu.",
         ),
         (
             [VIT, "--config.model.position=3d"],
-            "unknown position '3d': it is one of none, 1d, 2d, relative, sincos2d, mae.",
+            "Unknown position '3d'. Available: none, 1d, 2d, relative, sincos2d, mae.",
         ),
         (
             [GPT, "--config.data.source=digits", "--config.data.max_bytes=0", "--config.data.sequence_length=0"],

@@ -11,17 +11,18 @@ import pytest
 
 from lineage.configs import cli
 from lineage.data.fingerprint import fingerprint
+from lineage.runs import folder
 from lineage.train import preemption
 
 
 def test_one_run_at_a_time(tmp_path):
     with (
-        preemption.locked(tmp_path),
+        folder.locked(tmp_path),
         pytest.raises(ValueError, match=f"another run is at work in {tmp_path}"),
-        preemption.locked(tmp_path),
+        folder.locked(tmp_path),
     ):
         pass
-    with preemption.locked(tmp_path):  # free again
+    with folder.locked(tmp_path):  # free again
         pass
 
 
@@ -30,18 +31,18 @@ def test_the_lock_of_a_killed_run_is_free(tmp_path):
 import sys
 sys.path.insert(0, ".")
 from pathlib import Path
-from lineage.train.preemption import locked
+from lineage.runs.folder import locked
 with locked(Path({str(tmp_path)!r})):
     print("held", flush=True)
     sys.stdin.read()
 """
     holder = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(ValueError, match="another run is at work"), preemption.locked(tmp_path):
+    with pytest.raises(ValueError, match="another run is at work"), folder.locked(tmp_path):
         pass
     holder.kill()
     holder.communicate()
-    with preemption.locked(tmp_path):
+    with folder.locked(tmp_path):
         pass
 
 
@@ -50,7 +51,7 @@ def test_a_signal_is_noted_and_only_the_second_ctrl_c_ends(number):
     caught = []
     before = signal.signal(number, lambda *_: caught.append(number))
     try:
-        with preemption.StopSignal() as stop:
+        with folder.StopSignal() as stop:
             assert not stop.received
             os.kill(os.getpid(), number)
             assert stop.received
@@ -58,7 +59,7 @@ def test_a_signal_is_noted_and_only_the_second_ctrl_c_ends(number):
             os.kill(os.getpid(), number)
             assert caught == [number] * (number == signal.SIGINT)
         caught.clear()
-        with preemption.StopSignal() as stop:
+        with folder.StopSignal() as stop:
             pass
         os.kill(os.getpid(), number)
         assert not stop.received

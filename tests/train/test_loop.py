@@ -12,10 +12,10 @@ import optax
 import pytest
 
 from lineage.evaluation.evaluators import Evaluator, restore
+from lineage.runs.folder import read_metrics
 from lineage.train import loop, preemption
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
-from lineage.train.writers import read_metrics
 
 pytestmark = pytest.mark.usefixtures("no_report")
 ONE = jax.devices()[:1]

@@ -13,9 +13,10 @@ from functools import partial
 import numpy as np
 import pytest
 
+from lineage.runs.folder import clock, number, read_metrics
 from lineage.train import progress
-from lineage.train.progress import Progress, clock, number
-from lineage.train.writers import MetricsWriter, read_metrics
+from lineage.train.progress import Progress
+from lineage.train.writers import MetricsWriter
 
 
 def _history(workdir):

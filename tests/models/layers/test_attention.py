@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from lineage.models import build
-from lineage.models.kernels import without_kernels
 from lineage.models.kernels.attention import cudnn
 from lineage.models.layers.attend import (
     Additive,
@@ -313,8 +312,8 @@ def test_parameters_do_not_depend_on_the_strategy(normal):
 def test_strategies_of_models_are_chosen_by_name():
     with pytest.raises(ValueError, match="unknown attend 'fast': it is one of auto, dense, cudnn"):
         build("gpt", attend="fast")
-    assert without_kernels(build("gpt", attend="cudnn")) == build("gpt")
-    assert without_kernels(build("t5")) == build("t5")
+    assert build("gpt", attend="cudnn").portable() == build("gpt")
+    assert build("t5").portable() == build("t5")
 
 
 def test_segments_see_themselves_alone(variables, normal):

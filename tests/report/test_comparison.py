@@ -64,7 +64,7 @@ def test_every_run_is_on_the_page(runs, tmp_path):
         charts = page.count(f"<title>{run.name}</title>")
         assert charts == 4 + (run.state == "done")  # train/loss and three metrics; the overview has what is done
     assert "3 done" in page
-    assert "The best by validation/loss is rate=0.001" in page
+    assert "The best run by validation/loss is rate=0.001" in page
     assert not re.search(r"(?:src|href)=.?https?:", page)
     assert (tmp_path / "sweep" / "parallel.png").stat().st_size > 1000
 

@@ -1,22 +1,20 @@
-"""The interface that decoding needs from a model: `encode`, `init_cache` and `decode`."""
+"""The interface of models that generate text, `encode`, `init_cache` and `decode`, and what such models share."""
 
-import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from lineage.models.base import Layers, Model
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.cache import Cache, Memory
 
 
-class Decoder(nn.Module):
-    """Base class of models that generate text.
+class Decoder(Model):
+    """Base class of models that generate text; a subclass has `embed`, `depth`, `width` and `num_heads`."""
 
-    A subclass has the fields `depth`, `width` and `num_heads` and the module `embed`, and perhaps the fields
-    `decoder_depth` and `max_length`.
-    """
+    FROM_DATA = ("vocab_size", "max_length")
 
-    decoder_depth = None  # None is `depth`
-    max_length = None  # None is no limit
+    is_decoder = True
+    decoder_depth = None  # number of layers of the decoder; None is `depth`
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
@@ -42,6 +40,12 @@ class Decoder(nn.Module):
 class DecoderOnly(Decoder):
     """Base class of language models; `logits(tokens, positions, mask=, cache=)` is a subclass's forward pass."""
 
+    outputs = ("next_token",)
+
+    @property
+    def layer_groups(self) -> tuple[Layers, ...]:
+        return (Layers("stack/layers", self.depth, "decoder", last="^norm/"),)
+
     def __call__(
         self,
         tokens: Int[Array, "B T"],
@@ -52,8 +56,8 @@ class DecoderOnly(Decoder):
         """Return the logits of the token after each one.
 
         Args:
-            tokens: at most `max_length` of them in a row.
-            mask: True = a real token; nothing attends to the others (padding on either side).
+            tokens: at most `max_length` tokens in a row.
+            mask: True for real tokens; nothing attends to the others (padding on either side).
             positions: of the tokens; 0 to T-1 when None.
 
         Raises:
@@ -68,16 +72,32 @@ class DecoderOnly(Decoder):
     def decode(
         self, tokens: Int[Array, "B T"], cache: Cache, memory: None = None
     ) -> tuple[Float[Array, "B T V"], Cache]:
-        """Return the logits after each of T more tokens in every row, and the cache with these tokens."""
+        """Return the logits after each of T more tokens in every row, and the cache with these tokens appended."""
         return self.logits(tokens, cache.positions(tokens.shape[1]), cache=cache)
 
 
 class EncoderDecoder(Decoder):
-    """Base class of models that generate text from an input.
+    """Base class of models that generate text from an input text.
 
-    A subclass has a `decoder_stack`; its methods are the encoder's forward pass `encoded(tokens, mask)`, and the
-    decoder's, `logits(tokens, positions, context=, context_mask=, mask=, cache=)`.
+    It has an `encoder_stack` and a `decoder_stack`; `encoded(tokens, mask)` is its encoder, and the forward pass of its
+    decoder is `logits(tokens, positions, context=, context_mask=, mask=, cache=)`.
     """
+
+    outputs = ("target_tokens",)
+    input_parameters = "^(embed|encoder_)"
+
+    @property
+    def layer_groups(self) -> tuple[Layers, ...]:
+        return (
+            Layers("encoder_stack/layers", self.depth, last="^encoder_norm/"),
+            Layers(
+                "decoder_stack/layers",
+                self.decoder_depth or self.depth,
+                "decoder",
+                first="^decoder_(position|relative)/",
+                last="^decoder_norm/",
+            ),
+        )
 
     def __call__(
         self,
@@ -90,9 +110,9 @@ class EncoderDecoder(Decoder):
         """Return the logits of the token after each of `tokens`, given the whole of `inputs`.
 
         Args:
-            inputs: the encoder's tokens, at most `max_length` in a row.
-            tokens: the decoder's tokens so far, at most as many.
-            inputs_mask, mask: True = a real token; nothing attends to the others (padding on either side).
+            inputs: tokens of the encoder, at most `max_length` in a row.
+            tokens: tokens of the decoder, at most as many.
+            inputs_mask, mask: True for real tokens; nothing attends to the others (padding on either side).
 
         Raises:
             ValueError: a sequence is longer than the model's.
@@ -108,6 +128,6 @@ class EncoderDecoder(Decoder):
         return self.decoder_stack.memory(self.encoded(tokens, mask), mask)
 
     def decode(self, tokens: Int[Array, "B T"], cache: Cache, memory: Memory) -> tuple[Float[Array, "B T V"], Cache]:
-        """Return the logits after each of T more tokens in every row, and the cache with these tokens."""
+        """Return the logits after each of T more tokens in every row, and the cache with these tokens appended."""
         context = {"context": memory, "context_mask": Mask(keys=memory.mask)}
         return self.logits(tokens, cache.positions(tokens.shape[1]), cache=cache, **context)
