@@ -137,7 +137,7 @@ def image(model: nn.Module) -> np.ndarray:
 
 
 def labels(model: nn.Module) -> dict:
-    """The fields that name the classes."""
+    """Return the fields that name the classes."""
     names = [f"LABEL_{label}" for label in range(model.num_classes)]
     return {"id2label": dict(enumerate(names)), "label2id": {name: label for label, name in enumerate(names)}}
 

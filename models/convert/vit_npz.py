@@ -100,8 +100,8 @@ def save(path: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     Raises:
         ValueError: the reference code has no such model.
     """
-    kind = {name: getattr(model, name, None) for name in FIXED}
-    if type(model) is not ViT or kind != FIXED or model.pooling not in ("token", "gap") or model.head == "probe":
+    known = type(model) is ViT and all(getattr(model, name) == value for name, value in FIXED.items())
+    if not known or model.pooling not in ("token", "gap") or model.head == "probe":
         raise ValueError(f"the .npz layout has no such model: it must be a ViT with {FIXED} and pooling token or gap.")
     size, width = model.patch_size // _stride(model.hybrid), model.width
     shapes = {"class_token": (1, 1, -1), "table/table": (1, -1, width)}
