@@ -277,7 +277,7 @@ def vit() -> dict:
 
 def deit() -> dict:
     """What `models.deit.DeiT` takes: a ViT's."""
-    return vit() | {"name": "deit", "variant": "S"}  # mu | Ti | S | B
+    return vit() | {"name": "deit", "variant": "S", "distillation_head": True}  # mu | Ti | S | B
 
 
 def mae() -> dict:
@@ -435,6 +435,7 @@ def t5() -> dict:
         activation=placeholder(str),
         gated=placeholder(bool),  # the feed-forward layers
         tied=placeholder(bool),  # the embedding is the output projection too
+        scale_decoder_outputs=placeholder(bool),  # None = as tied
         buckets=32,  # of distances between tokens
         max_distance=128,  # tokens; those farther apart share a bucket
         epsilon=1e-6,  # of RMSNorm
@@ -449,6 +450,9 @@ def bart() -> dict:
         max_length=placeholder(int),  # tokens, of the input and of the output
         decoder_depth=placeholder(int),  # None = depth
         activation="gelu",
+        scale_embedding=False,
+        position="learned",  # learned | sinusoidal
+        embed_norm=True,
         logits_bias=False,
         attention_dropout=0.0,  # of the attention weights
         activation_dropout=0.0,  # of the hidden layers
@@ -516,13 +520,15 @@ def roberta(name: str = "roberta") -> dict:
 
 def embed_width(name: str) -> dict:
     """What `models.albert.ALBERT` and `models.electra.ELECTRA` take: also the width of the words' vectors."""
-    return bert(name, embed_width=placeholder(int))
+    own = {"num_groups": 1} if name == "albert" else {}
+    return bert(name, embed_width=placeholder(int), **own)
 
 
 def bigbird() -> dict:
     """What `models.bigbird.BigBird` takes: BERT's, and who sees whom."""
     return bert(
         "bigbird",
+        attention_type="block_sparse",  # block_sparse | original_full
         block_size=64,  # tokens
         num_random_blocks=3,  # that a block sees beside its neighbours, the first and the last
         random_blocks="seeded",  # seeded | first: the first block again, as the published code evaluates

@@ -148,7 +148,7 @@ def test_work_and_memory_grow_with_the_length_alone():
 
 def test_what_the_reference_does_not_evaluate_with_is_not_written_for_it(variables, tmp_path):
     params = variables(TINY, TOKENS)
-    with pytest.raises(ValueError, match="random_blocks is 'seeded': the reference evaluates with 'first'"):
+    with pytest.raises(ValueError, match="random_blocks is 'seeded': it must be 'first', as in the reference"):
         convert.save(tmp_path, TINY, params)
     convert.save(tmp_path, TINY.clone(random_blocks="first"), params)
 

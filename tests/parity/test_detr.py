@@ -183,7 +183,7 @@ def test_export_gives_the_same_model_there_and_here(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, restored, variables)
 
     other = model.clone(placement="pre")
-    with pytest.raises(ValueError, match="placement='post' alone"):
+    with pytest.raises(ValueError, match="and placement 'post'"):
         convert.save(tmp_path, other, jax.eval_shape(other.init, jax.random.key(0), image))
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace('"layer_type"', '"hidden_act": "gelu", "layer_type"'))
