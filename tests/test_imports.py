@@ -13,7 +13,7 @@ RULES = {
     "metrics": (set(), ARRAYS | {"nltk", "sacrebleu", "ot"}),
     "models.layers": (set(), ARRAYS),
     "models.convert": ({"models"}, ARRAYS | {"safetensors", "ml_dtypes"}),
-    "models": ({"models.layers"}, ARRAYS),
+    "models": ({"models.layers", "configs.registry"}, ARRAYS),
     "data": (
         set(),
         {"numpy", "grain", "tensorflow_datasets", "etils", "tokenizers", "sklearn", "PIL", "absl", "babel"},
@@ -21,12 +21,14 @@ RULES = {
     "tasks": ({"models", "data", "metrics"}, ARRAYS | {"optax"}),
     "evaluation": ({"tasks", "models", "data", "metrics", "train"}, ARRAYS | {"sklearn"}),
     "train": (
-        {"evaluation", "tasks", "models", "data", "metrics", "report"},
+        {"evaluation", "tasks", "models", "data", "metrics", "report", "configs.registry", "configs.schema"},
         ARRAYS | {"optax", "orbax", "ml_collections", "tensorboardX", "wandb", "rich"},
     ),
     "report": ({"metrics", "runs", "train"}, {"numpy", "scipy", "matplotlib"}),
     "runs": ({"report", "train"}, {"numpy", "rich", "optuna", "submitit"}),
     "configs": (set(), {"ml_collections"}),
+    "configs.registry": (set(), set()),
+    "configs.schema": ({"configs.registry"}, {"ml_collections"}),
 }
 PROJECT = "lineage"
 ROOMS = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"launch", "tests", "benchmarks"}
