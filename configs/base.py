@@ -17,7 +17,7 @@ from lineage.evaluation import EVALUATORS
 from lineage.models import MODELS
 from lineage.tasks import TASKS
 from lineage.train.adapters import ADAPTERS
-from lineage.train.optimizer_sections import OPTIMIZERS, SCHEDULES
+from lineage.train.optimizer import OPTIMIZERS, SCHEDULES
 
 REGISTRIES: dict[str, Registry] = {
     "source": SOURCES,

@@ -29,8 +29,8 @@ def box_overlaps(
     a, b = boxes[:, None], truths[None]
     ends = np.minimum(a[..., :2] + a[..., 2:], b[..., :2] + b[..., 2:])
     sides = np.maximum(ends - np.maximum(a[..., :2], b[..., :2]) + pixel, 0)
-    areas = [(boxes[..., 2] + pixel) * (boxes[..., 3] + pixel) for boxes in (a, b)]
-    return _ratio(sides[..., 0] * sides[..., 1], *areas, crowd)
+    area, true_area = ((each[..., 2] + pixel) * (each[..., 3] + pixel) for each in (a, b))
+    return _ratio(sides[..., 0] * sides[..., 1], area, true_area, crowd)
 
 
 def mask_overlaps(

@@ -91,7 +91,8 @@ def read_baseline(path: str | os.PathLike, layer: int) -> tuple[float, float, fl
     """
     try:
         with open(path, encoding="utf-8") as file:
-            rows = {int(row["LAYER"]): tuple(float(row[name]) for name in "PRF") for row in csv.DictReader(file)}
+            lines = csv.DictReader(file)
+            rows = {int(row["LAYER"]): (float(row["P"]), float(row["R"]), float(row["F"])) for row in lines}
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{path} is not a baseline file: it must be CSV with the header LAYER,P,R,F.") from None
     if layer not in rows:

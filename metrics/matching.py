@@ -48,7 +48,8 @@ class Truths(NamedTuple):
 
 def flatten(images: Mapping[int, Image], num_classes: int, limit: int | float) -> tuple[Found, Truths]:
     """Concatenate images; at most `limit` detections per image and class are kept, those with the highest scores."""
-    nothing = Image(*(np.zeros(0, kind) for kind in (float, int, float, int, float, bool, bool)), np.zeros((0, 0)))
+    kinds = (float, int, float, int, float, bool, bool)
+    nothing = Image._make([*(np.zeros(0, kind) for kind in kinds), np.zeros((0, 0))])
     ordered = [*(images[number] for number in sorted(images)), nothing]
     whole = Image(*(np.concatenate([part.ravel() for part in parts]) for parts in zip(*ordered)))
     counts = np.array([image.overlaps.shape for image in ordered])
@@ -63,7 +64,7 @@ def flatten(images: Mapping[int, Image], num_classes: int, limit: int | float) -
     ranks = np.arange(len(keys)) - np.searchsorted(keys[order], keys[order])
     kept, ranks = order[ranks < limit], ranks[ranks < limit]
     parts = (part[kept] for part in (whole.scores, whole.classes, whole.areas, keys))
-    found = Found(*parts, ranks, whole.overlaps, rows[kept])
+    found = Found._make([*parts, ranks, whole.overlaps, rows[kept]])
     keys = of_truth * num_classes + whole.true_classes
     order = np.argsort(keys, kind="stable")
     parts = (whole.true_classes, whole.true_areas, whole.true_crowd, whole.true_ignored, keys, columns)

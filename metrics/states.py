@@ -18,7 +18,7 @@ Leaf = Any  # a JAX or numpy array, or the placeholder that a pytree transformat
 class State:
     """Base class of the metric states."""
 
-    def merge(self, other: "State") -> "State":
+    def merge(self, other: Any) -> Any:
         """Return the state of the data of both states."""
         return jax.tree.map(lambda a, b: a + b, self, other)
 
@@ -88,7 +88,7 @@ class Confusion(State):
         ones, classes = jnp.ones_like(labels) if mask is None else mask.astype(jnp.int32), len(self.counts)
         known = (jnp.minimum(labels, predictions) >= 0) & (jnp.maximum(labels, predictions) < classes)
         outside = self.outside + jnp.where(known, 0, ones).sum()
-        return self.replace(counts=self.counts.at[labels, predictions].add(jnp.where(known, ones, 0)), outside=outside)
+        return type(self)(self.counts.at[labels, predictions].add(jnp.where(known, ones, 0)), outside)
 
     def compute(self) -> Leaf:
         """Return the counts [V, V]; subclasses return a scalar score instead.

@@ -75,7 +75,7 @@ def rouge(
     ours, theirs = _Text(output, tokenize), [_Text(text, tokenize) for text in references]
     found = {}
     for kind in kinds:
-        scores = [_scored(*_hits(kind)(ours, text), beta) for text in theirs]
+        scores = [_scored(_hits(kind)(ours, text), beta) for text in theirs]
         found[kind] = max(scores, key=lambda score: score.f)
     return found
 
@@ -124,8 +124,9 @@ class _Text:
         self.tokens = tokenize(text)
 
 
-def _scored(hits, ours, theirs, beta):
+def _scored(counts, beta):
     """Return the score from the numbers of matches, of units of the output and of units of the reference."""
+    hits, ours, theirs = counts
     precision, recall = hits / ours if ours else 0.0, hits / theirs if theirs else 0.0
     whole = recall + beta**2 * precision
     return Score(precision, recall, (1 + beta**2) * precision * recall / whole if whole else 0.0)
@@ -170,7 +171,7 @@ def _longest(ours, theirs):
 
 def _places(rows):
     """Map each token to its positions, as the bits of an integer."""
-    places: dict[str, int] = {}
+    places = {}
     for row, token in enumerate(rows):
         places[token] = places.get(token, 0) | 1 << row
     return places

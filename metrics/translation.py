@@ -106,10 +106,11 @@ def compare(
     if len(systems) < 2 or test not in ("bs", "ar"):
         raise ValueError(f"Got {len(systems)} systems and the test {test!r}; there must be at least 2, and bs or ar.")
     *_, columns = (_transposed(outputs, references) for outputs in systems.values())
-    named = [(system, list(outputs)) for system, outputs in systems.items()]
+    named: list[tuple[str, Sequence[str]]] = [(system, list(outputs)) for system, outputs in systems.items()]
     signatures, found = PairedTest(named, {name: _metric(name, settings)}, columns, test, samples)()
     (key,) = signatures
-    scores = {system: Compared(float(each.score), each.p_value) for system, each in zip(systems, found[key])}
+    results: list[Any] = found[key]
+    scores = {system: Compared(float(each.score), each.p_value) for system, each in zip(systems, results)}
     return scores, str(signatures[key])
 
 
@@ -161,7 +162,7 @@ def bleu_by_length(
     number = np.searchsorted(edges, lengths)
     rows = []
     for group in np.unique(number):
-        chosen = np.flatnonzero(number == group)
+        chosen = np.flatnonzero(number == group).tolist()
         score, _ = bleu([outputs[i] for i in chosen], [references[i] for i in chosen])
         rows.append((int(lengths[chosen].min()), int(lengths[chosen].max()), len(chosen), score))
     return rows
@@ -181,7 +182,7 @@ def _metric(name: str, settings: Mapping[str, Any]) -> Metric:
         raise ModuleNotFoundError(f"A tokenizer is not installed: {' '.join(str(error).split())}") from None
 
 
-def _transposed(outputs: Sequence[str], references: References) -> list[tuple[str | None, ...]]:
+def _transposed(outputs: Sequence[str], references: References) -> list[tuple[Any, ...]]:
     """Return a column of all first references, one of all second references, ..., padded with None."""
     _check(outputs, references)
     rows = [[row] if isinstance(row, str) else list(row) for row in references]

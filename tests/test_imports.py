@@ -14,9 +14,9 @@ RULES = {
     "models.layers": ({"models.kernels"}, ARRAYS),
     "models.kernels": ({"models.layers"}, ARRAYS),
     "models.convert": ({"models"}, ARRAYS | {"safetensors", "ml_dtypes"}),
-    "models": ({"models.layers", "models.kernels"}, ARRAYS),
+    "models": ({"models.layers", "models.kernels", "configs.registry"}, ARRAYS),
     "data": (
-        set(),
+        {"configs.registry"},
         {"numpy", "grain", "tensorflow_datasets", "etils", "tokenizers", "sklearn", "PIL", "absl", "babel"},
     ),
     "tasks": ({"models", "data", "metrics", "configs.registry"}, ARRAYS | {"optax"}),

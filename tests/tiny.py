@@ -35,7 +35,7 @@ def get_config(model: str = "gpt") -> ConfigDict:
     elif model == "vit":
         config.model.patch_size = 4
         config.model.pooling = "gap"
-    config.optimizer.learning_rate = 1e-2
+    config.schedule.learning_rate = 1e-2
     config.total_steps = 40
     config.log_every_steps = 1
     config.evaluate_every_steps = 20
@@ -50,4 +50,4 @@ def sweep():
 
 
 def search():
-    return Search({"optimizer.learning_rate": Floats(1e-4, 1e-2, log=True)}, metric="test/loss", trials=2)
+    return Search({"schedule.learning_rate": Floats(1e-4, 1e-2, log=True)}, metric="test/loss", trials=2)

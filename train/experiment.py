@@ -22,7 +22,7 @@ from lineage.tasks import TASKS, Batch, Task
 from lineage.train import pretrained, sharding
 from lineage.train.adapters import ADAPTERS, NO_ADAPTER, Adapter
 from lineage.train.checkpoint import Checkpoints
-from lineage.train.optimizer import Schedule, check_patterns, make_optimizer, make_schedule
+from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, LearningRate, check_patterns
 from lineage.train.state import TrainState
 from lineage.train.step import init_state, make_evaluation_step, make_forward_step
 
@@ -131,7 +131,7 @@ class Experiment:
 
     def jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """Return `jax.jit` of a function of batches, whose activations lie on the mesh as batches do."""
-        return jax.jit(sharding.in_parts(function, self.mesh, self.run.sequence_sharding), **options)
+        return jax.jit(sharding.with_sharded_activations(function, self.mesh, self.run.sequence_sharding), **options)
 
     @cached_property
     def total_steps(self) -> int:
@@ -155,25 +155,18 @@ class Experiment:
         return schema.build(ADAPTERS, self.config.adapter)
 
     @cached_property
-    def schedule(self) -> Schedule:
-        return make_schedule(
-            self.config.schedule.name,
-            learning_rate=self.config.optimizer.learning_rate,
-            total_steps=self.total_steps,
-            warmup_steps=self.steps("warmup", self.config.schedule, default=0),
-            end_factor=self.config.schedule.end_factor,
-            width=self.model.width,
-        )
+    def schedule(self) -> LearningRate:
+        warmup_steps = self.steps("warmup", self.config.schedule, default=0)
+        return schema.build(SCHEDULES, self.config.schedule).make(self.total_steps, warmup_steps, self.model.width)
 
     @cached_property
     def optimizer(self) -> optax.GradientTransformation:
         return self.optimizer_by(self.schedule)
 
-    def optimizer_by(self, schedule: Schedule) -> optax.GradientTransformation:
+    def optimizer_by(self, schedule: LearningRate) -> optax.GradientTransformation:
         """Return the config's optimizer with another schedule."""
-        settings = self.config.optimizer.to_dict()
-        del settings["learning_rate"]
-        optimizer, skipped = make_optimizer(schedule=schedule, **settings), self.run.skip_nonfinite
+        optimizer = schema.build(OPTIMIZERS, self.config.optimizer).make(schedule, self.model)
+        skipped = self.run.skip_nonfinite
         return optax.apply_if_finite(optimizer, skipped) if skipped else optimizer
 
     def zeros(self, size: int | None = None, length: int | None = None) -> Batch:

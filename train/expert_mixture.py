@@ -1,4 +1,4 @@
-"""Experts, each a run of singular-value fine-tuning: which one, or what mixture, a task needs (arXiv 2501.06252)."""
+"""Mixtures of experts fine-tuned by SVF, chosen for a task by examples or by a prompt (arXiv 2501.06252)."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -23,16 +23,16 @@ CHOICES = ("few_shot", "prompt")
 
 
 def choose(experiment: Experiment, state: TrainState, prompt: str | None = None) -> tuple[TrainState, str]:
-    """The state with its model changed by the experts of the config's `experts`, and a sentence that says how.
+    """Return the state with the parameters of the mixture that `config.experts` asks for, and a message about it.
 
     Args:
-        experiment: whose training data have the examples.
-        state: of its model.
-        prompt: the text to choose by, in the place of the examples where the choice is by a prompt.
+        experiment: its training data provide the examples.
+        state: of the experiment's model.
+        prompt: the text to choose by, instead of examples, if the choice is by prompt.
 
     Raises:
-        FileNotFoundError: an expert is not there.
-        ValueError: one is no expert, or of another base or model than the others.
+        FileNotFoundError: an expert does not exist.
+        ValueError: an option is wrong, a run is not an expert, or it has another frozen model than the others.
     """
     settings = experiment.config.experts
     if settings.choice not in CHOICES:
@@ -102,9 +102,14 @@ def cross_entropy_search(
     population: int = 24,
     elite: int = 6,
 ) -> Float[np.ndarray, "K"]:
-    """The `size` numbers for which the cross-entropy method finds the highest score: the mean of a normal distribution,
-    from which a population is drawn, and which is fitted to its elite in each round (Rubinstein & Kroese 2004), wider
-    at first so that it does not settle too soon (Szita & Lőrincz 2006)."""
+    """Maximise a score over `size` numbers by the cross-entropy method (Rubinstein & Kroese 2004).
+
+    In each round a population is drawn from a normal distribution, which is then fitted to the elite of the population.
+    Noise added to its standard deviation, less in each round, prevents premature convergence (Szita & Lőrincz 2006).
+
+    Returns:
+        The mean of the last distribution.
+    """
     random, mean, spread = np.random.default_rng(seed), np.full(size, 1 / size), np.full(size, 0.5)
     for done in range(rounds):
         drawn = random.normal(mean, spread, (population, size))
@@ -115,7 +120,7 @@ def cross_entropy_search(
 
 
 def _scorer(experiment, changed, collections):
-    """Minus the loss of the examples, by the experts' weights."""
+    """Return the function from the weights of the experts to minus the loss of the examples."""
     batch = dict(experiment.data.train[0])
     count = experiment.config.experts.examples
     if not 1 <= count <= experiment.loader.batch_size:
@@ -134,7 +139,7 @@ def _scorer(experiment, changed, collections):
 
 
 def _answer(experiment, params, names, prompt):
-    """The place of the name that is likeliest where the question of the prompt, or of all examples, has one."""
+    """Return the index of the name that the model finds likeliest as the answer about the prompt, or all examples."""
     settings, tokenizer = experiment.config.experts, experiment.data.tokenizer
     if tokenizer is None or not experiment.model.is_decoder:
         raise ValueError("experts.choice is 'prompt': only a decoder of texts answers.")

@@ -31,6 +31,7 @@ class MetricsWriter(AbstractContextManager):
             Otherwise lines of later steps are deleted, and lines of this step that exist already are not written
             twice, such as an evaluation repeated after a kill.
         wandb: the Weights & Biases project to write to as well; "" = none. A resumed run continues its W&B run.
+        config: the config of the run, for Weights & Biases, where the run is named after the workdir.
         primary: whether this process writes, `jax.process_index() == 0`; the others touch no file.
 
     Raises:

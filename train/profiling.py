@@ -90,7 +90,7 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
     config = experiment.config
     batch = jax.eval_shape(partial(experiment.zeros, length=length))
     model = experiment.model
-    length = (model.max_length or experiment.task.sequence_length) if model.is_decoder else None  # of the cache
+    length = (model.max_length or experiment.task.sequence_length) if model.is_decoder else None  # length of the cache
     adapted = {}
     if experiment.adapter != NO_ADAPTER:
         state = experiment.abstract_state
@@ -101,9 +101,7 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
         tuple(batch[name] for name in experiment.task.arguments),
         objective=experiment.task.loss,
         batch=batch,
-        optimizer=experiment.optimizer_by(
-            lambda step: 0.0
-        ).init,  # without the schedule, whose length may need the data
+        optimizer=experiment.optimizer_by(lambda step: 0.0).init,  # the schedule may need the size of the data
         **adapted,
         compute_dtype=config.precision,
         cache_length=length,
@@ -143,7 +141,7 @@ def memory_per_device(experiment: Experiment, total: Budget, mesh: Mesh | Abstra
     state, memory = experiment.abstract_state, total.memory["training"]
 
     def size(*trees):
-        leaves = jax.tree.leaves(trees), jax.tree.leaves(shardings(trees, experiment.config.sharding, mesh))
+        leaves = jax.tree.leaves(trees), jax.tree.leaves(shardings(trees, experiment.sharding_rules, mesh))
         return sum(math.prod(place.shard_shape(x.shape)) * x.dtype.itemsize for x, place in zip(*leaves))
 
     rest = max(0, memory["total"] - memory["weights"] - memory["gradients"] - memory["optimizer"])

@@ -23,7 +23,7 @@ MAY_CHANGE = (
     "grad_accum_steps",
     "log_every_",
     "mesh.",
-    "model.implementation",
+    "model.attend",
     "model.remat",
     "model.unroll",
     "sampling.",

@@ -26,7 +26,7 @@ def get_config(variant: str = "large") -> ConfigDict:
     config.loader.batch_size = 8000
     config.loader.update(evaluation_batch_size=256, workers=8)
     config.task.cache_dir = "outputs/openwebtext_tokens_bart"
-    config.optimizer.learning_rate = 4e-4 if variant == "large" else 6e-4
+    config.schedule.learning_rate = 4e-4 if variant == "large" else 6e-4
     config.schedule.warmup_steps = 30_000 if variant == "large" else 24_000
     config.optimizer.update(b2=0.98, epsilon=1e-6)
     config.optimizer.weight_decay = 0.01

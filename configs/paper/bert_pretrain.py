@@ -25,7 +25,8 @@ def get_config(variant: str = "base") -> ConfigDict:
     config.model.update(variant=variant, vocab_size=30_522, max_length=512, remat="dots")
     config.task.update(sequence_length=512, cache_dir="outputs/wiki40b_tokens")
     config.loader.update(batch_size=256, workers=4)
-    config.optimizer.update(learning_rate=1e-4, epsilon=1e-6)
+    config.schedule.learning_rate = 1e-4
+    config.optimizer.epsilon = 1e-6
     config.schedule.warmup_steps = 10_000
     config.optimizer.update(weight_decay=0.01, clip_norm=1.0)
     config.update(precision="bfloat16", total_steps=1_000_000, log_every_steps=100, evaluate_every_steps=10_000)

@@ -21,7 +21,8 @@ def get_config(version: str = "v1.1") -> ConfigDict:
     config.task.update(sequence_length=384, stride=128)
     config.loader.threads = 2
     config.loader.batch_size = 48 if version == "v2.0" else 32
-    config.optimizer.update(learning_rate=5e-5, epsilon=1e-6)
+    config.schedule.learning_rate = 5e-5
+    config.optimizer.epsilon = 1e-6
     config.schedule.warmup_percent = 10.0
     config.optimizer.weight_decay = 0.01
     config.update(total_epochs=2.0 if version == "v2.0" else 3.0, log_every_steps=50, evaluate_every_epochs=1.0)

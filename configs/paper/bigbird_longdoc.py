@@ -19,7 +19,8 @@ def get_config() -> ConfigDict:
     config.loader.update(batch_size=256, evaluation_batch_size=64)
     config.task.cache_dir = "outputs/longdoc_tokens"
     config.loader.workers = 4
-    config.optimizer.update(learning_rate=1e-4, weight_decay=0.01)
+    config.schedule.learning_rate = 1e-4
+    config.optimizer.weight_decay = 0.01
     config.schedule.warmup_steps = 10_000
     config.precision = "bfloat16"
     config.mesh.update(data=1, fsdp=-1)

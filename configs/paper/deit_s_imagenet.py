@@ -28,7 +28,7 @@ def get_config(kind: str = "alone") -> ConfigDict:
     config.task.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     config.loader.update(batch_size=1024, workers=8)
     config.task.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)
-    config.optimizer.learning_rate = 1e-3  # 5e-4 for every 512 examples
+    config.schedule.learning_rate = 1e-3  # 5e-4 for every 512 examples
     config.schedule.update(end_factor=0.01, warmup_percent=100 * 5 / 300)
     config.optimizer.update(weight_decay=0.05, clip_norm=0.0)
     config.update(precision="bfloat16", total_epochs=300.0, log_every_steps=50, evaluate_every_epochs=5.0)

@@ -26,7 +26,8 @@ def get_config() -> ConfigDict:
     config.task.std = (0.229, 0.224, 0.225)
     config.loader.update(batch_size=64, workers=16)
     config.init.rename = (("^", "backbone/"),)
-    config.optimizer.update(learning_rate=1e-4, weight_decay=1e-4, clip_norm=0.1)
+    config.schedule.learning_rate = 1e-4
+    config.optimizer.update(weight_decay=1e-4, clip_norm=0.1)
     config.optimizer.frozen = ("backbone/stem", "backbone/stages_0", "backbone/.*norm")
     config.optimizer.lr_multipliers = (("backbone", 0.1),)
     config.update(total_epochs=500.0, log_every_steps=50, evaluate_every_epochs=5.0, save_every_epochs=1.0)

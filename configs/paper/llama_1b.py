@@ -20,7 +20,8 @@ def get_config() -> ConfigDict:
     config.loader.batch_size = 512  # a million tokens
     config.loader.update(evaluation_batch_size=64, workers=4)
     config.task.cache_dir = "outputs/c4_tokens"
-    config.optimizer.update(learning_rate=3e-4, b2=0.95, weight_decay=0.1)
+    config.schedule.learning_rate = 3e-4
+    config.optimizer.update(b2=0.95, weight_decay=0.1)
     config.schedule.update(end_factor=0.1, warmup_steps=2000)
     config.optimizer.clip_norm = 1.0
     config.update(precision="bfloat16", grad_accum_steps=4)

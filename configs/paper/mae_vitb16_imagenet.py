@@ -33,7 +33,7 @@ def get_config(task: str = "pretrain") -> ConfigDict:
         base.choose(config, "task", "masked_autoencoding")
         config.task.update(mask_rate=0.75, augment="crop(0.2) | flip")
         config.loader.batch_size = 4096
-        config.optimizer.learning_rate = 2.4e-3  # 1.5e-4 for every 256 examples
+        config.schedule.learning_rate = 2.4e-3  # 1.5e-4 for every 256 examples
         config.schedule.warmup_percent = 5.0
         config.optimizer.update(b2=0.95, weight_decay=0.05)
         config.total_epochs = 800.0
@@ -46,7 +46,7 @@ def get_config(task: str = "pretrain") -> ConfigDict:
         config.task.augment = "crop(0.08) | flip | randaugment(2, 9, 0.5, 0.5, True)"
         config.loader.batch_size = 1024
         config.task.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)
-        config.optimizer.learning_rate = 4e-3  # 1e-3 for every 256 examples
+        config.schedule.learning_rate = 4e-3  # 1e-3 for every 256 examples
         config.optimizer.update(layer_decay=0.75, weight_decay=0.05)
         config.schedule.warmup_percent = 5.0
         config.total_epochs = 100.0
@@ -55,7 +55,7 @@ def get_config(task: str = "pretrain") -> ConfigDict:
         config.task.augment = "crop(0.08) | flip"
         config.loader.batch_size = 16_384
         base.choose(config, "optimizer", "lars")
-        config.optimizer.learning_rate = 6.4  # 0.1 for every 256 examples
+        config.schedule.learning_rate = 6.4  # 0.1 for every 256 examples
         config.optimizer.frozen = ("^(?!classifier)",)
         config.schedule.warmup_percent = 100 * 10 / 90
         config.total_epochs = 90.0

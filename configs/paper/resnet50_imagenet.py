@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
     config.task.update(image_size=224, evaluation_crop=0.875, augment="crop | flip")
     config.task.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     config.loader.update(batch_size=256, workers=8)
-    config.optimizer.learning_rate = 0.1
+    config.schedule.learning_rate = 0.1
     config.schedule.warmup_percent = 5.6  # 5 epochs
     config.optimizer.weight_decay = 1e-3  # the 1e-4 of the paper goes through the momentum of 0.9, ours does not
     config.optimizer.clip_norm = 0.0

@@ -22,7 +22,8 @@ def get_config(variant: str = "rnnsearch") -> ConfigDict:
     config.tokenizer.vocab_size = 32_000
     config.task.sequence_length = 50
     config.loader.batch_size = 80 if variant.startswith("rnn") else 128
-    config.optimizer.update(learning_rate=5e-4, clip_norm=1.0)
+    config.schedule.learning_rate = 5e-4
+    config.optimizer.clip_norm = 1.0
     config.schedule.warmup_steps = 4000
     config.update(precision="bfloat16", total_epochs=6.0, log_every_steps=100, evaluate_every_epochs=1.0)
     config.save_every_steps = 5000

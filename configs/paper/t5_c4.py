@@ -29,7 +29,8 @@ def get_config(variant: str = "base") -> ConfigDict:
     config.task.sequence_length = 512  # of 568 tokens; targets have 114
     config.loader.update(batch_size=128, workers=4)
     config.task.cache_dir = "outputs/c4_tokens_t5"
-    config.optimizer.update(learning_rate=1e-3, b1=0.0)
+    config.schedule.learning_rate = 1e-3
+    config.optimizer.b1 = 0.0
     config.schedule.warmup_steps = 10_000
     config.optimizer.clip_norm = 0.0  # but by parameter, as Adafactor does
     config.update(precision="bfloat16", total_steps=524_288, log_every_steps=100, evaluate_every_steps=10_000)

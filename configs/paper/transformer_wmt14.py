@@ -31,7 +31,8 @@ def get_config(variant: str = "base") -> ConfigDict:
     config.loader.batch_size = 896  # of 28 tokens on average
     config.loader.update(evaluation_batch_size=64, workers=4)
     config.task.label_smoothing = 0.1
-    config.optimizer.update(learning_rate=1.0, b2=0.98, epsilon=1e-9)
+    config.schedule.learning_rate = 1.0
+    config.optimizer.update(b2=0.98, epsilon=1e-9)
     config.schedule.warmup_steps = 4000
     config.optimizer.clip_norm = 0.0
     config.update(ema_decay=0.999, precision="bfloat16", total_steps=300_000 if big else 100_000, log_every_steps=100)

@@ -19,7 +19,8 @@ def get_config() -> ConfigDict:
     config.loader.evaluation_batch_size = 10
     config.task.cache_dir = "outputs/wikitext103_tokens"
     # without weight decay: Adam
-    config.optimizer.update(learning_rate=2.5e-4, clip_norm=0.25)
+    config.schedule.learning_rate = 2.5e-4
+    config.optimizer.clip_norm = 0.25
     config.update(total_steps=200_000, log_every_steps=100, evaluate_every_steps=4000, save_every_steps=4000)
     config.checkpoint.best = "validation/loss"
     return config

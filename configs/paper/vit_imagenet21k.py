@@ -16,7 +16,8 @@ def get_config(variant: str = "B") -> ConfigDict:
     config.model.update(channels=3, head="mlp", dropout=0.1, remat="dots")
     config.task.update(image_size=224, augment="crop | flip")
     config.loader.update(batch_size=4096, workers=8)
-    config.optimizer.update(learning_rate=1e-3, weight_decay=0.03)
+    config.schedule.learning_rate = 1e-3
+    config.optimizer.weight_decay = 0.03
     config.schedule.warmup_steps = 10_000
     config.optimizer.clip_norm = 1.0
     config.update(precision="bfloat16", total_epochs=90.0, log_every_steps=50, evaluate_every_steps=10_000)

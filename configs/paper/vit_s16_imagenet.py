@@ -18,7 +18,7 @@ def get_config() -> ConfigDict:
     config.task.augment = "crop | flip | randaugment(2, 10)"
     config.loader.update(batch_size=1024, workers=8)
     config.task.mixup = 0.2
-    config.optimizer.learning_rate = 1e-3
+    config.schedule.learning_rate = 1e-3
     config.schedule.warmup_steps = 10_000
     config.optimizer.weight_decay = 0.1  # the paper's 1e-4 is not multiplied by the learning rate of 1e-3, ours is
     config.optimizer.update(no_decay=("bias$", "scale$"), clip_norm=1.0)

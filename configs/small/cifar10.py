@@ -30,12 +30,13 @@ def get_config(argument: str = "vit,cifar10") -> ConfigDict:
     config.optimizer.clip_norm = 0.0
     if name == "resnet":
         base.choose(config, "optimizer", "sgd")
-        config.optimizer.learning_rate = 0.1
+        config.schedule.learning_rate = 0.1
         config.optimizer.weight_decay = 5e-3  # the usual 5e-4 goes through the momentum of 0.9, ours does not
     else:
         config.task.augment += " | randaugment(2, 9, 0.5, 0.5, True) | erase(0.25)"
         config.task.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)
-        config.optimizer.update(learning_rate=5e-4, weight_decay=0.05)
+        config.schedule.learning_rate = 5e-4
+        config.optimizer.weight_decay = 0.05
         config.schedule.update(warmup_percent=5.0, end_factor=0.01)
     config.update(total_epochs=200.0, log_every_steps=50, evaluate_every_epochs=5.0, save_every_epochs=5.0)
     return config

@@ -23,7 +23,8 @@ def get_config() -> ConfigDict:
     config.model.dropout = 0.0
     config.task.update(max_boxes=6, augment="flip")
     config.loader.update(batch_size=32, threads=1)
-    config.optimizer.update(learning_rate=1e-3, weight_decay=1e-4, clip_norm=1.0)
+    config.schedule.learning_rate = 1e-3
+    config.optimizer.update(weight_decay=1e-4, clip_norm=1.0)
     config.schedule.warmup_percent = 3.0
     config.update(total_steps=6000, log_every_steps=50, evaluate_every_steps=1000, save_every_steps=1000)
     return config

@@ -18,7 +18,7 @@ def get_config() -> ConfigDict:
     config.loader.batch_size = 32
     config.loader.evaluation_batch_size = 64
     config.source.max_bytes = 4_000_000
-    config.optimizer.learning_rate = 4e-3
+    config.schedule.learning_rate = 4e-3
     config.schedule.warmup_percent = 5.0
     config.update(total_steps=1000, log_every_steps=10, evaluate_every_steps=500, save_every_steps=500)
     config.checkpoint.best = "validation/loss"

@@ -32,7 +32,8 @@ def get_config(path: str = "genres") -> ConfigDict:
     config.tokenizer.vocab_size = 4096
     config.task.sequence_length = 64
     config.loader.update(buckets=(16, 32), batch_size=32, evaluation_batch_size=256)
-    config.optimizer.update(learning_rate=5e-4, weight_decay=0.01)
+    config.schedule.learning_rate = 5e-4
+    config.optimizer.weight_decay = 0.01
     config.schedule.warmup_percent = 10.0
     config.update(total_epochs=3.0, log_every_steps=20, evaluate_every_epochs=3.0, save_every_epochs=3.0)
     config.sampling.update(temperature=0.0, max_new_tokens=6)

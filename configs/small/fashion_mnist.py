@@ -38,7 +38,8 @@ def get_config(argument: str = "vit,fashion_mnist") -> ConfigDict:
     config.task.update(augment="flip | shift(2)", mean=(0.286,), std=(0.353,))
     config.loader.batch_size = 128
     config.loader.evaluation_batch_size = 1000
-    config.optimizer.update(learning_rate=2e-3, weight_decay=0.1)
+    config.schedule.learning_rate = 2e-3
+    config.optimizer.weight_decay = 0.1
     config.schedule.warmup_percent = 5.0
     config.update(total_epochs=10.0, log_every_steps=50, evaluate_every_epochs=2.0, save_every_epochs=2.0)
     if name == "mae":

@@ -26,7 +26,7 @@ def get_config(recipe: str = "cpu") -> ConfigDict:
     config.task.sequence_length = 256 if gpu else 64
     config.task.stride = 1  # windows at every offset
     config.loader.update(batch_size=64 if gpu else 12, evaluation_batch_size=64 if gpu else 128)
-    config.optimizer.learning_rate = 1e-3
+    config.schedule.learning_rate = 1e-3
     config.schedule.update(end_factor=0.1, warmup_steps=100 if gpu else 50)
     config.optimizer.update(b2=0.99 if gpu else 0.999, weight_decay=0.1)
     config.optimizer.no_decay = ("bias$", "scale$") if gpu else ("bias$", "scale$", "table$")

@@ -21,7 +21,8 @@ def get_config() -> ConfigDict:
     config.loader.batch_size = 16
     config.loader.evaluation_batch_size = 64
     config.source.max_bytes = 8_000_000
-    config.optimizer.update(learning_rate=2e-3, b2=0.99, weight_decay=0.1)
+    config.schedule.learning_rate = 2e-3
+    config.optimizer.update(b2=0.99, weight_decay=0.1)
     config.schedule.update(end_factor=0.1, warmup_percent=5.0)
     config.update(total_steps=1500, log_every_steps=10, evaluate_every_steps=500, save_every_steps=500)
     config.checkpoint.best = "validation/loss"
@@ -32,7 +33,7 @@ def get_config() -> ConfigDict:
 def search() -> Search:
     """The learning rate, the weight decay and the dropout, stopped early where they do not help."""
     space = {
-        "optimizer.learning_rate": Floats(3e-4, 1e-2, log=True),
+        "schedule.learning_rate": Floats(3e-4, 1e-2, log=True),
         "optimizer.weight_decay": Floats(0.01, 0.3, log=True),
         "model.dropout": Floats(0.0, 0.2),
     }

@@ -23,7 +23,7 @@ def get_config() -> ConfigDict:
     config.model.update(depth=6, width=32, mlp_dim=128)
     config.loader.batch_size = 32
     config.model.unroll = 1
-    config.optimizer.learning_rate = 5e-3
+    config.schedule.learning_rate = 5e-3
     base.choose(config, "schedule", "linear")
     config.update(total_steps=300, evaluate_every_steps=300, save_every_steps=300)
     config.checkpoint.best = ""

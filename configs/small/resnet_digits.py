@@ -16,7 +16,8 @@ def get_config() -> ConfigDict:
     config.task.augment = "shift(1)"
     config.loader.batch_size = 64
     config.task.label_smoothing = 0.1
-    config.optimizer.update(learning_rate=3e-3, weight_decay=0.1)
+    config.schedule.learning_rate = 3e-3
+    config.optimizer.weight_decay = 0.1
     config.schedule.warmup_percent = 10.0
     config.update(total_epochs=40.0, log_every_steps=10, evaluate_every_epochs=10.0, save_every_epochs=10.0)
     return config

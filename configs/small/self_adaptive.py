@@ -31,7 +31,8 @@ def get_config(argument: str = "base,texts") -> ConfigDict:
     config.tokenizer.vocab_size = 1024
     config.task.sequence_length = 128
     config.loader.update(batch_size=16, evaluation_batch_size=64)
-    config.optimizer.update(learning_rate=3e-3, b2=0.99, weight_decay=0.1)
+    config.schedule.learning_rate = 3e-3
+    config.optimizer.update(b2=0.99, weight_decay=0.1)
     config.schedule.update(end_factor=0.1, warmup_percent=5.0)
     config.update(total_steps=1000, log_every_steps=10, evaluate_every_steps=500, save_every_steps=500)
     if stage == "base":
@@ -39,7 +40,8 @@ def get_config(argument: str = "base,texts") -> ConfigDict:
         return config
     config.init.path = names[1]
     base.replace(config, adapter="none" if stage == "mixture" else stage)
-    config.optimizer.update(learning_rate=1e-2 if stage == "svf" else 2e-3, weight_decay=0.0)
+    config.schedule.learning_rate = 1e-2 if stage == "svf" else 2e-3
+    config.optimizer.weight_decay = 0.0
     config.total_steps = 0 if stage == "mixture" else 100
     return config
 

@@ -16,7 +16,8 @@ def get_config() -> ConfigDict:
     config.task.sequence_length = 40
     config.loader.batch_size = 64
     config.loader.evaluation_batch_size = 256
-    config.optimizer.update(learning_rate=2e-3, b2=0.98)
+    config.schedule.learning_rate = 2e-3
+    config.optimizer.b2 = 0.98
     config.schedule.warmup_percent = 10.0
     config.update(total_steps=1500, log_every_steps=10, evaluate_every_steps=500, save_every_steps=500)
     config.checkpoint.update(best="validation/exact_match", best_is_highest=True)

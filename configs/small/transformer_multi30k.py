@@ -24,7 +24,8 @@ def get_config(folder: str = "data/multi30k") -> ConfigDict:
     config.task.sequence_length = 64
     config.loader.update(buckets=(14, 16, 18, 21, 25, 32), batch_size=128)
     config.task.label_smoothing = 0.1
-    config.optimizer.update(learning_rate=1.5e-3, b2=0.98)
+    config.schedule.learning_rate = 1.5e-3
+    config.optimizer.b2 = 0.98
     config.schedule.warmup_steps = 400
     config.update(ema_decay=0.995, total_epochs=20.0, log_every_steps=50, evaluate_every_epochs=5.0)
     config.save_every_epochs = 1.0

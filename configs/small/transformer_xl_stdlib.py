@@ -21,7 +21,8 @@ def get_config() -> ConfigDict:
     config.loader.order = "stream"
     config.loader.batch_size = 32
     config.source.max_bytes = 8_000_000
-    config.optimizer.update(learning_rate=1e-3, b2=0.99)
+    config.schedule.learning_rate = 1e-3
+    config.optimizer.b2 = 0.99
     config.schedule.update(end_factor=0.1, warmup_percent=10.0)
     config.update(total_steps=1500, log_every_steps=10, evaluate_every_steps=500, save_every_steps=500)
     config.checkpoint.best = "validation/loss"

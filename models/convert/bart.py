@@ -35,7 +35,7 @@ def _rules(model):
 
 
 def layers() -> list[Rule]:
-    """Every layer of the encoder and of the decoder, as BART and DETR have them."""
+    """Return the rules of the layers of encoder and decoder, as in BART and DETR."""
     mlp, norms, rules = ("fc1", "fc2"), ("self_attn_layer_norm", "final_layer_norm"), []
     for side in ("encoder", "decoder"):
         reference, ours = f"model.{side}.layers.*.", f"{side}_stack/layers"

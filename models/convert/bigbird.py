@@ -1,8 +1,8 @@
 """BigBird: `BigBirdForPreTraining`... <-> `BigBird` with the head of the same task; block-sparse attention with
 `random_blocks="first"`, or full attention.
 
-The two layers of the classifier of texts are our pooler and classifier. The reference drops out before both of them,
-ours before the classifier.
+The two layers of the reference's text classifier are our pooler and classifier. The reference has dropout before both
+of them, ours before the classifier.
 """
 
 from lineage.models.convert import bert
@@ -37,7 +37,7 @@ def _settings(config, architecture, names):
 
 def _config(model):
     if model.attention_type == "block_sparse" and model.random_blocks != "first":
-        raise ValueError(f"random_blocks is {model.random_blocks!r}: the reference evaluates with 'first'.")
+        raise ValueError(f"random_blocks is {model.random_blocks!r}: it must be 'first', as in the reference.")
     config = {"classifier_dropout": model.head_dropout, "attention_type": model.attention_type}
     return bert.head_config(model, ARCHITECTURES) | config
 

@@ -1,4 +1,4 @@
-"""T5: `T5ForConditionalGeneration`, or `T5Model` (the head is the embedding anyway) <-> `T5`, of version 1.0 or 1.1."""
+"""T5: `T5ForConditionalGeneration`, or `T5Model` (the head is the embedding anyway) <-> `T5`, version 1.0 or 1.1."""
 
 import numpy as np
 
@@ -81,6 +81,6 @@ FAMILY = Family(
     tied=tuple(
         (f"{copy}.weight", "shared.weight") for copy in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
     ),
-    # Of cross-attention, in old files: nobody reads it.
+    # A bias of cross-attention in old files, which is not used.
     ignored=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
 )

@@ -175,7 +175,7 @@ def test_overrides_are_typed(config):
     cli.override(
         config,
         {
-            "optimizer.learning_rate": "1",
+            "schedule.learning_rate": "1",
             "model.depth": "3",
             "task.in_memory": "true",
             "task.mean": "[0.1]",
@@ -185,8 +185,8 @@ def test_overrides_are_typed(config):
             "wandb": "1234",
         },
     )
-    assert config.optimizer.learning_rate == 1.0
-    assert isinstance(config.optimizer.learning_rate, float)
+    assert config.schedule.learning_rate == 1.0
+    assert isinstance(config.schedule.learning_rate, float)
     assert config.model.depth == 3
     assert config.task.in_memory is True
     assert config.task.mean == (0.1,)
@@ -210,7 +210,7 @@ def test_overrides_are_typed(config):
         ("seed", "many", "seed is 'many', but must be of type int."),
         ("model.depth", "deep", "model.depth is 'deep', but must be of type int."),
         ("task.in_memory", "1", "task.in_memory is '1', but must be of type bool."),
-        ("optimizer.learning_rate", "fast", "optimizer.learning_rate is 'fast', but must be of type float."),
+        ("schedule.learning_rate", "fast", "optimizer.learning_rate is 'fast', but must be of type float."),
         ("mesh", "1", "'mesh' is a section of the config, not a value"),
         ("optimizer", "adamv", "Unknown optimizer 'adamv'. Did you mean 'adamw'?"),
         ("total_steps", "None2", "total_steps is 'None2'"),

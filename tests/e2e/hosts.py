@@ -14,7 +14,7 @@ from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
 from lineage.train.loop import compile_step, device_batches
 
-SMALL = {"model.depth": 1, "optimizer.learning_rate": 3e-3}
+SMALL = {"model.depth": 1, "schedule.learning_rate": 3e-3}
 RUNS = {  # model, steps, mesh over four devices, and what else is changed
     "fsdp": ("vit", 50, {"mesh.fsdp": 4}, {}),
     "tensor": ("gpt", 50, {"mesh.tensor": 4}, {"model.num_heads": 4, "loader.evaluation_batch_size": 56}),

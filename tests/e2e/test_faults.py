@@ -18,6 +18,7 @@ import pytest
 
 from lineage.configs import cli
 from lineage.train import loop, profiling
+from tests.tiers import tiered
 
 ROOT = Path(__file__).parents[2]
 TOTAL, SAVE_EVERY = 20, 4
@@ -188,7 +189,11 @@ def disturb(kind, seed, reference, folder, monkeypatch, paths=""):
 FAULTS = {"checkpoint": (2, 16, 18, 52), "data": (1, 4, 6, 8), "full": range(4)}
 
 
-@pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind, seeds in FAULTS.items() for seed in seeds])
+@tiered(
+    ("kind", "seed"),
+    [(kind, seed) for kind, seeds in FAULTS.items() for seed in seeds],
+    first=lambda kind, seed: seed == FAULTS[kind][0],
+)
 def test_a_fault(kind, seed, reference, tmp_path, monkeypatch):
     disturb(kind, seed, reference, tmp_path, monkeypatch)
 

@@ -130,6 +130,7 @@ def test_sweep(launch, tmp_path):
     )
 
 
+@pytest.mark.thorough
 def test_search(launch, tmp_path):
     arguments = ["sweep", "--config=tests/tiny.py:vit", "--optuna", "--parallel=2", f"--workdir={tmp_path}"]
     code, output = launch(*arguments, "--config.total_steps=3")
@@ -140,5 +141,5 @@ def test_search(launch, tmp_path):
     for row in rows:
         config = json.loads((tmp_path / row["run"] / "config.json").read_text())
         assert 1e-4 <= config["optimizer"]["learning_rate"] <= 1e-2
-        assert str(config["optimizer"]["learning_rate"]) == row["optimizer.learning_rate"]
-    assert rows[0]["optimizer.learning_rate"] != rows[1]["optimizer.learning_rate"]
+        assert str(config["optimizer"]["learning_rate"]) == row["schedule.learning_rate"]
+    assert rows[0]["schedule.learning_rate"] != rows[1]["schedule.learning_rate"]

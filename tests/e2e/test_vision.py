@@ -57,12 +57,13 @@ def test_a_run_leaves_its_report(name, workdirs):
     assert ("test/teacher_accuracy" in last) == (name == "deit")
 
 
+@pytest.mark.thorough
 def test_positions_go_on_to_another_resolution(tmp_path, monkeypatch):
     """A run at 8x8 pixels is nearly as good at 12x12 before any step, but not without its positions."""
     monkeypatch.setattr(loop, "write_report", lambda workdir: None)
     monkeypatch.setattr(loop.artifacts, "write_all", lambda *args: None)
     sizes = {"model.depth": 2, "model.width": 32, "model.num_heads": 2, "model.stochastic_depth": 0.0, "ema_decay": 0.0}
-    short = sizes | {"task.mixup": 0.0, "loader.evaluation_batch_size": 360, "optimizer.learning_rate": 5e-3}
+    short = sizes | {"task.mixup": 0.0, "loader.evaluation_batch_size": 360, "schedule.learning_rate": 5e-3}
     learned = run(tmp_path / "small", "vit", short | {"total_steps": 250})
     larger = {"total_steps": 0, "task.image_size": 12, "task.resample": "bicubic", "init.path": str(tmp_path / "small")}
     found = run(tmp_path / "large", "vit", short | larger)

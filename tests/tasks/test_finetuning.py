@@ -16,6 +16,7 @@ from lineage.train import pretrained as initial
 from lineage.train.checkpoint import Checkpoints, read_variables
 from lineage.train.experiment import Experiment
 from tests.data.test_questions import squad
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("no_report")
 MASKED = {
@@ -97,16 +98,14 @@ def test_tags_are_learned(tasks, tiny, tmp_path):
 
 def test_answers_are_learned(tasks, tiny, tmp_path):
     """From questions to the characters of answers, some of which are none: by heart."""
-    changes = tasks["question_answering"] | {"model.width": 32, "optimizer.learning_rate": 3e-3}
+    changes = tasks["question_answering"] | {"model.width": 32, "schedule.learning_rate": 3e-3}
     found = learned(tiny, changes, tmp_path, 250)
     assert found["validation/accuracy"] == 1.0
     assert found["validation/exact_match"] == 1.0
     assert found["validation/f1"] == 1.0
 
 
-@pytest.mark.parametrize(
-    "task", ["text_classification", "text_regression", "token_classification", "question_answering"]
-)
+@tiered("task", ["text_classification", "text_regression", "token_classification", "question_answering"], first=2)
 def test_padding_changes_nothing(task, tasks, tiny):
     """The loss, its weight and the gradient are those of shorter rows."""
     experiment = Experiment(tiny("bert", tasks[task]), **ONE)
@@ -189,7 +188,7 @@ def test_a_run_starts_from_another(pretrained, tasks, tiny, tmp_path, capsys):
         "tokenizer": "characters",
         "ema_decay": 0.5,
     }
-    config = tiny("bert", changes | {"optimizer.learning_rate": 0.0, "total_steps": 1, "init.skip": ("mlp_norm",)})
+    config = tiny("bert", changes | {"schedule.learning_rate": 0.0, "total_steps": 1, "init.skip": ("mlp_norm",)})
     loop.train(config, tmp_path, **ONE)
     assert (tmp_path / "tokenizer.json").read_text() == (pretrained / "tokenizer.json").read_text()
     said = capsys.readouterr().err
@@ -202,6 +201,7 @@ def test_a_run_starts_from_another(pretrained, tasks, tiny, tmp_path, capsys):
         assert (np.asarray(stack["mlp_norm"]["bias"]) != other["mlp_norm"]["bias"]).any()
 
 
+@pytest.mark.thorough
 def test_going_on_does_not_start_again(pretrained, tasks, tiny, tmp_path, monkeypatch):
     changes = tasks["token_classification"] | {"init.path": str(pretrained)}
     config = tiny("bert", changes | {"total_steps": 1})
@@ -221,7 +221,7 @@ def test_a_folder_of_transformers(tasks, tiny, tmp_path):
     (tmp_path / "bert" / "config.json").write_text(
         json.dumps(json.loads((tmp_path / "bert" / "config.json").read_text()) | {"architectures": ["BertModel"]})
     )
-    found, said = initial.start_from(state, str(tmp_path / "bert"), ("classifier",), (1, 0))
+    found, said = initial.start_from(state, experiment.model, str(tmp_path / "bert"), ("classifier",), (1, 0))
     assert said.endswith("new: classifier; not used: nothing")
     layers = found.params["stack"]["layers"]["mlp"]["up"]["kernel"]
     np.testing.assert_array_equal(layers, variables["params"]["stack"]["layers"]["mlp"]["up"]["kernel"][::-1])
@@ -303,7 +303,7 @@ def test_the_three_losses_by_hand(pretrained, tiny):
 def test_a_student_of_itself_has_nothing_to_learn(pretrained, tiny, tmp_path):
     """Its soft targets and vectors are met; the teacher does not drop out, and is not in the checkpoint."""
     changes = {"init.path": str(pretrained), "task.weights": (1.0, 0.0, 1.0), "total_steps": 2}
-    config = tiny("bert", distilled(pretrained, changes | {"optimizer.learning_rate": 0.0}))
+    config = tiny("bert", distilled(pretrained, changes | {"schedule.learning_rate": 0.0}))
     found = loop.train(config, tmp_path / "run", **ONE)
     assert abs(found["validation/loss"]) < 1e-5
     assert found["validation/masked_lm_loss"] > 1
@@ -312,6 +312,7 @@ def test_a_student_of_itself_has_nothing_to_learn(pretrained, tiny, tmp_path):
     )
 
 
+@pytest.mark.thorough
 def test_a_student_of_half_the_depth_learns(pretrained, tiny, tmp_path):
     changes = {"init.path": str(pretrained), "init.layers": (1,), "model.name": "distilbert", "model.depth": 1}
     config = tiny(

@@ -52,7 +52,9 @@ def adapted(tiny, base, changes=()):
     """An experiment that adapts the base, and the state before its first step."""
     experiment = Experiment(tiny("gpt", SMALL | {"init.path": str(base)} | dict(changes)), **ONE)
     make = jax.jit(experiment.make_state)
-    return experiment, pretrained.start_from(experiment.abstract_state, **experiment.config.init, make=make)[0]
+    return experiment, pretrained.start_from(
+        experiment.abstract_state, experiment.model, **experiment.config.init, make=make
+    )[0]
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,7 @@ def test_a_run_goes_on_bit_for_bit(learned, lora, base):
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), *map(read_newest, (halves, lora)))
 
 
+@pytest.mark.thorough
 def test_a_run_of_singular_values_goes_on_bit_for_bit(learned, tiny, base):
     """From its own base, whatever has become of the run that it began with."""
     svf = {"adapter.name": "svf", "init.path": str(base)}
@@ -164,6 +167,7 @@ def test_the_expert_that_the_model_names(tiny, base, crowd):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found.params, theirs)
 
 
+@pytest.mark.thorough
 def test_of_a_long_text_the_end_is_asked_about(tiny, base, crowd):
     experiment, state = adapted(tiny, base, ASKED | {"experts.paths": tuple(crowd)})
     kept = experiment.model.max_length - len(" (one)")
@@ -173,6 +177,7 @@ def test_of_a_long_text_the_end_is_asked_about(tiny, base, crowd):
     assert expert_mixture.choose(experiment, state, 9 * "x" + text)[1] == ONE_OF_TWO[1]
 
 
+@pytest.mark.thorough
 def test_the_expert_that_a_classifier_names(tiny, base, crowd, lora, tmp_path):
     """Which is not the one that the base would name; its folder may be called as an expert's is."""
     judge = expert(tiny, base, tmp_path / "one", 3.0)
@@ -243,7 +248,9 @@ def test_paths_are_renamed(tiny, base):
 def test_what_does_not_fit_is_said_before_anything_is_made(tiny, base):
     experiment = Experiment(tiny("gpt", SMALL | {"model.width": 32, "init.path": str(base)}), **ONE)
     with pytest.raises(ValueError, match="make them equal, or leave it"):
-        pretrained.start_from(experiment.abstract_state, **experiment.config.init, make=lambda: pytest.fail("made"))
+        pretrained.start_from(
+            experiment.abstract_state, experiment.model, **experiment.config.init, make=lambda: pytest.fail("made")
+        )
     with pytest.raises(
         ValueError, match=r"adapter\.name is 'lora' and init\.path is empty: it must name the model to adapt"
     ):
@@ -265,7 +272,8 @@ def test_positions_of_each_kind_are_resampled(path, old, new):
     state = TrainState(jnp.int32(0), unflat({path: jnp.zeros(new)}), None, {}, None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrained, "_variables", lambda path_: {"params": unflat({path: theirs})})
-        found = flat(pretrained.start_from(state, "")[0].params)[path]
+        model = Swin() if path.startswith("stacks") else ViT()
+        found = flat(pretrained.start_from(state, model, "")[0].params)[path]
     side = int(np.sqrt(old[1])), int(np.sqrt(new[1]))
     grids = [(side[0], side[0]), (side[1], side[1])] if len(old) > 2 else [(old[0], 1), (new[0], 1)]
     expected = resample(jnp.asarray(line), *grids)

@@ -14,6 +14,8 @@ from lineage import models
 from lineage.configs import schema
 from lineage.train import adapters
 from lineage.train.adapters import ADAPTERS, SVF, LoRA, NoAdapter, recording
+from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 20, (2, 6)))
 GPT = models.build("gpt", vocab_size=20, max_length=8, depth=2, width=8, num_heads=2)
@@ -61,7 +63,7 @@ def gpt():
     return started(GPT, (TOKENS,))
 
 
-@pytest.mark.parametrize("kind", ZOO)
+@tiered("kind", ZOO, first=3)
 def test_it_begins_as_the_model_and_changes_it(kind):
     """Exactly as the model; then every matrix that was chosen by a change of the right rank, and nothing else."""
     model, inputs, pattern = ZOO[kind]
@@ -111,10 +113,10 @@ def test_merged_is_unmerged(gpt):
         return next(iter(own.values()))["stack"]["layers"]["attention"]["query"], found
 
     own, found = query(LoRA(patterns=("query",), rank=2, alpha=6.0))
-    np.testing.assert_allclose(x @ found, x @ kernel + 3 * (x @ own["a"][1]) @ own["b"][1].reshape(2, 8), atol=1e-5)
+    assert_close(x @ found, x @ kernel + 3 * (x @ own["a"][1]) @ own["b"][1].reshape(2, 8))
     own, found = query(SVF(patterns=("query",)))
     u, s, v = np.linalg.svd(kernel.astype(np.float64))
-    np.testing.assert_allclose(found, u @ np.diag(s * own["scale"][1]) @ v, atol=1e-5)
+    assert_close(found, u @ np.diag(s * own["scale"][1]) @ v)
 
 
 def test_the_gradient_of_the_factors(gpt):

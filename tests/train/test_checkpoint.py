@@ -12,6 +12,7 @@ import pytest
 
 from lineage.train.checkpoint import Checkpoints, read_newest
 from lineage.train.state import TrainState
+from tests.tiers import tiered
 
 # Orbax leaves reads of the other arrays behind when one of them fails.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -159,7 +160,7 @@ def test_no_run_starts_from_a_damaged_one(damage, tmp_path):
         read_newest(tmp_path)
 
 
-@pytest.mark.parametrize("at", [0.1, 0.3, 0.7, 0.9])
+@tiered("at", [0.1, 0.3, 0.7, 0.9])
 def test_no_flipped_bit_goes_unseen(at, tmp_path):
     save(tmp_path, state())
     path = largest_file(tmp_path)

@@ -60,7 +60,7 @@ def trained(tiny, tmp_path_factory):
         ([GPT, "--config.modle.width=1"], "unknown config key 'modle.width': did you mean 'model.width'?"),
         ([GPT, "--config.loader.batch_size=many"], "data.batch_size is 'many', but must be of type int."),
         (
-            [GPT, "--config.optimizer.learning_rate=fast"],
+            [GPT, "--config.schedule.learning_rate=fast"],
             "optimizer.learning_rate is 'fast', but must be of type float.",
         ),
         (
@@ -100,11 +100,11 @@ def trained(tiny, tmp_path_factory):
         ),
         (
             [GPT, "--config.optimizer.name=adam"],
-            "unknown optimizer 'adam': it is one of adamw, sgd, adafactor, lion, lars.",
+            "Unknown optimizer 'adam'. Did you mean 'adamw'? Available: adafactor, adamw, lars, lion, sgd.",
         ),
         (
             [GPT, "--config.optimizer.schedule=cos"],
-            "unknown schedule 'cos': it is one of constant, cosine, linear, rsqrt, transformer.",
+            "Unknown schedule 'cos'. Did you mean 'cosine'? Available: constant, cosine, linear, rsqrt, transformer.",
         ),
         ([GPT, "--config.optimizer.frozen=('atention',)"], "the pattern 'atention' finds no parameter"),
         ([GPT, "--config.precision=float12"], "precision is 'float12': it must be float32 or bfloat16."),
@@ -140,7 +140,7 @@ def trained(tiny, tmp_path_factory):
             "model.depths is (2, 0): it must be 1 or more.",
         ),
         ([GPT, "--config.ema_decay=1.5"], "ema_decay is 1.5: it must be 0 or more, and below 1."),
-        ([GPT, "--config.optimizer.learning_rate=-1.0"], "optimizer.learning_rate is -1.0: it must be 0 or more."),
+        ([GPT, "--config.schedule.learning_rate=-1.0"], "optimizer.learning_rate is -1.0: it must be 0 or more."),
         ([GPT, "--config.optimizer.no_decay=('[',)"], "optimizer.no_decay has '[', which is no regular expression"),
         ([GPT, "--config.sharding=(('x',),)"], "sharding has ('x',): it must be a pair of a regular expression"),
         ([GPT, "--config.model.vocab_size=100"], "model.vocab_size is 100: the data 'stdlib' have 257."),

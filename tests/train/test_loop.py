@@ -15,6 +15,7 @@ from lineage.runs.folder import read_metrics
 from lineage.train import loop
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("no_report")
 ONE = jax.devices()[:1]
@@ -182,7 +183,7 @@ def test_updates_that_are_not_finite_are_left_out(poison, tiny, tmp_path):
         run(config, tmp_path)
 
 
-@pytest.mark.parametrize("poisoned", [7, 8])
+@tiered("poisoned", [7, 8])
 def test_a_loss_that_is_not_finite_stops_the_run(poisoned, poison, tiny, tmp_path, monkeypatch):
     poison((poisoned,))
     config = tiny("vit", {"total_steps": 12, "save_every_steps": 4, "log_every_steps": 5})
@@ -227,7 +228,7 @@ def test_a_disk_without_room_for_what_is_shown(on_error, tiny, no_report, tmp_pa
 
 
 def test_a_rate_that_explodes_stops_the_run(tiny, tmp_path):
-    config = tiny("gpt", {"optimizer.learning_rate": 1e38, "save_every_steps": 1, "checkpoint.keep": 9})
+    config = tiny("gpt", {"schedule.learning_rate": 1e38, "save_every_steps": 1, "checkpoint.keep": 9})
     with pytest.raises(FloatingPointError, match=r"train/(loss|gradient_norm) is (nan|inf) at step \d+: the run stops"):
         loop.train(config, tmp_path, devices=ONE)
     for path in (tmp_path / "checkpoints").iterdir():

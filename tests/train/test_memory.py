@@ -20,7 +20,7 @@ from lineage.train.step import make_train_step
 ONE = jax.devices()[:1]
 # The parameters stay as they were, so that a loss depends on the text alone.
 CHANGES = {"total_steps": 4, "save_every_steps": 2, "evaluate_every_steps": 4, "checkpoint.keep": 9}
-CHANGES |= {"optimizer.learning_rate": 0.0, "loader.evaluation_batch_size": 16}
+CHANGES |= {"schedule.learning_rate": 0.0, "loader.evaluation_batch_size": 16}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -115,6 +115,7 @@ def test_a_run_goes_on_with_its_memory(run, tmp_path):
     assert losses(read_metrics(tmp_path / "run")) == losses(history)
 
 
+@pytest.mark.thorough
 def test_each_device_keeps_the_memory_of_its_rows(run, tiny, tmp_path):
     config, _, history = run
     config = tiny("transformer_xl", CHANGES | {"mesh.data": 2, "mesh.fsdp": 2})

@@ -7,6 +7,7 @@ import pytest
 from lineage.configs import cli
 from lineage.train import loop, profiling
 from lineage.train.experiment import Experiment
+from tests.tiers import tiered
 
 ADAPTED = {"init.path": "there", "adapter.name": "lora", "task.name": "causal_lm"}
 ZOO = {
@@ -50,8 +51,10 @@ def experiment(name, changes):
     return Experiment(config, devices=jax.devices()[: max(config.mesh.data, 1) * config.mesh.fsdp * config.mesh.tensor])
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"), [*ZOO.items(), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW.items())]
+@tiered(
+    ("name", "changes"),
+    [*ZOO.items(), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW.items())],
+    first=2,
 )
 def test_the_memory_of_a_training_step_is_near_what_xla_plans(name, changes):
     check_memory(name, changes)
@@ -60,7 +63,7 @@ def test_the_memory_of_a_training_step_is_near_what_xla_plans(name, changes):
 @pytest.mark.parametrize(
     "name", ["gpt_stdlib", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert_stdlib", "t5_stdlib"))]
 )
-@pytest.mark.parametrize("mesh", SPREAD)
+@tiered("mesh", SPREAD)
 def test_the_memory_of_each_device_is_near_what_xla_plans(mesh, name):
     check_memory(name, SPREAD[mesh])
 

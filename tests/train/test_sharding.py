@@ -12,6 +12,7 @@ from lineage.train.experiment import Experiment
 from lineage.train.loop import compile_step, device_batches
 from lineage.train.profiling import describe, experiment_budget, memory_per_device
 from lineage.train.sharding import abstract_mesh, check_batch, make_mesh, part_of, shardings, share
+from tests.tiers import tiered
 
 STEPS = 20
 MESHES = {
@@ -43,7 +44,7 @@ def train(config, devices, folder):
 @pytest.fixture(scope="module", params=["gpt", "vit"])
 def single(request, tiny, tmp_path_factory):
     """A model's name, and the losses of one device. Dropout draws the same numbers on every mesh."""
-    changes = {"model.dropout": 0.1, "optimizer.learning_rate": 3e-3}
+    changes = {"model.dropout": 0.1, "schedule.learning_rate": 3e-3}
     losses, _ = train(tiny(request.param, changes), jax.devices()[:1], tmp_path_factory.mktemp("single"))
     assert losses[-1] < losses[0] - 0.05  # there is a trajectory to compare
     return request.param, changes, losses
@@ -54,7 +55,7 @@ def assert_same_trajectory(losses, expected):
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@tiered("mesh", MESHES, first=lambda mesh: mesh in ("fsdp", "mixed"))
 def test_a_mesh_gives_the_trajectory_of_one_device(single, mesh, tiny, tmp_path):
     model, changes, expected = single
     losses, state = train(tiny(model, changes | MESHES[mesh]), jax.devices(), tmp_path)
@@ -71,9 +72,9 @@ def test_a_mesh_gives_the_trajectory_of_one_device(single, mesh, tiny, tmp_path)
     assert here < {"data": 1.01, "fsdp": 0.3, "tensor": 0.8, "mixed": 0.45, "sequence": 0.45}[mesh]
 
 
-@pytest.mark.parametrize("model", ["gpt", "vit"])
+@tiered("model", ["gpt", "vit"])
 def test_accumulation_gives_the_trajectory_of_whole_batches(model, tiny, tmp_path):
-    changes = {"optimizer.learning_rate": 3e-3}
+    changes = {"schedule.learning_rate": 3e-3}
     expected, _ = train(tiny(model, changes), jax.devices()[:1], tmp_path / "whole")
     for parts, devices in ((4, 1), (2, 4)):
         config = tiny(model, changes | {"grad_accum_steps": parts})
@@ -81,7 +82,7 @@ def test_accumulation_gives_the_trajectory_of_whole_batches(model, tiny, tmp_pat
         assert_same_trajectory(losses, expected)
 
 
-@pytest.mark.parametrize("model", ["gpt", "vit"])
+@tiered("model", ["gpt", "vit"])
 def test_a_checkpoint_moves_from_eight_devices_to_one_and_back(model, tiny, tmp_path):
     def save(state, folder):
         with Checkpoints(folder) as checkpoints:

@@ -14,6 +14,7 @@ from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.cache import Cache
 from lineage.models.layers.mlp import Mlp
 from lineage.models.layers.norm import LayerNorm
+from tests.tiers import tiered
 
 BLOCK = partial(
     Block,
@@ -36,7 +37,7 @@ COUNTER = partial(Block, attention=partial(AddOne, True), mlp=AddOne, norm=Layer
 
 
 @pytest.mark.parametrize("placement", ["pre", "post", "branch", "none"])
-@pytest.mark.parametrize("cross", [False, True])
+@tiered("cross", [False, True], first=lambda cross: cross)
 def test_placement_is_the_formula(placement, cross, variables, normal):
     x, context = normal(2, 4, 8), normal(2, 3, 6)
     attend = partial(Attention, num_heads=2)
