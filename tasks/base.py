@@ -201,7 +201,7 @@ class Task:
         return {}
 
 
-def check_range(key: str, value: float, low: float = 0, below: float | None = None) -> None:
+def check_range(key: str, value: int | float, low: int | float = 0, below: int | float | None = None) -> None:
     """Raise ValueError unless low <= value, and value < below if that is given."""
     if not (low <= value and (below is None or value < below)):
         allowed = f"{low} or more" + (f" and below {below}" if below is not None else "")
