@@ -125,14 +125,8 @@ def load(
     elif tokenizer not in (None, Bytes()):
         raise ValueError(f"The task reads no texts, so the tokenizer must be left at its default: it is {tokenizer}.")
     examples = task.examples(content, found, seed)
-    facts = replace(examples.facts, examples={name: len(part) for name, part in examples.splits.items()})
-    reading = {
-        "order": loader.order,
-        "process_index": process_index,
-        "process_count": process_count,
-        "workers": loader.workers,
-        "threads": loader.threads,
-    }
+    reading = {"order": loader.order, "workers": loader.workers, "threads": loader.threads}
+    reading |= {"process_index": process_index, "process_count": process_count}
     train = TrainBatches(
         source=examples.splits["train"],
         batch_size=loader.batch_size,
@@ -142,12 +136,11 @@ def load(
         repeats=loader.repeats,
         **reading,
     )
-    transforms = examples.evaluation_transform
-    transforms = transforms if isinstance(transforms, Mapping) else dict.fromkeys(examples.splits, transforms)
     size = loader.evaluation_batch_size or loader.batch_size
     splits = {
-        name: EvaluationBatches(source=part, batch_size=size, transform=transforms[name], **reading)
+        name: EvaluationBatches(source=part, batch_size=size, transform=examples.transform_of(name), **reading)
         for name, part in examples.splits.items()
         if name != "train"
     }
+    facts = replace(examples.facts, examples={name: len(part) for name, part in examples.splits.items()})
     return Data(train, splits, examples.tokenizer, facts)
