@@ -2,19 +2,14 @@
 
 import dataclasses
 import difflib
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import re
-import sys
 import types
 import typing
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
 from lineage.configs.registry import INHERITED, Registry, choices, field_types, from_data, nearest, variants
@@ -85,10 +80,10 @@ def parse(registry: Registry, text: str) -> ConfigDict:
     name, colon, option = text.partition(":")
     made = section(registry, name)
     if colon:
-        first = next((key for key in made if key != "name"), None)
-        if first is None:
+        known = keys(registry[name])
+        if not known:
             raise ValueError(f"The {registry.kind} {name!r} has no options: {text!r} must be {name!r}.")
-        made[first] = option
+        made[known[0].name] = option
     return made
 
 
@@ -223,36 +218,52 @@ def update(config: ConfigDict, values: Mapping[str, Any], prefix: str = "") -> N
         if isinstance(config[key], ConfigDict):
             update(config[key], value, f"{prefix}{key}.")
         else:
-            config[key] = _tuples(value)
+            config[key] = tuples(value)
 
 
-def _tuples(value):
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def tuples(value: Any) -> Any:
+    """Return a value of JSON with tuples for lists, as configs have them."""
+    if isinstance(value, Mapping):
+        return {key: tuples(item) for key, item in value.items()}
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
-def import_module(name: str) -> types.ModuleType:
-    """Import a module by its name, or a Python file by its path; a file is executed once."""
-    if not name.endswith(".py"):
-        return importlib.import_module(name)
-    path = Path(name).resolve()
-    known = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    return sys.modules[known] if known in sys.modules else execute(path, known)
+class Row(NamedTuple):
+    """A key of a whole config, as `describe` lists it.
 
-
-def execute(path: Path, name: str = "") -> types.ModuleType:
-    """Execute a Python file as a module.
-
-    Raises:
-        FileNotFoundError: there is no such file.
+    Attributes:
+        key: dotted, such as "optimizer.b1".
+        type: allowed values, for people; see `Key`.
+        value: in this config.
+        default: of the class behind the section; None where there is none.
+        documentation: see `Key`.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no file {path}, which the config imports.")
-    spec = importlib.util.spec_from_file_location(name or path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up there
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[spec.name]
-        raise
-    return module
+
+    key: str
+    type: str
+    value: Any
+    default: Any
+    documentation: str
+
+
+def describe(config: ConfigDict, classes: Mapping[str, type], section: str = "") -> list[Row]:
+    """Return every key of a config.
+
+    Args:
+        config: the whole config, or a part of it.
+        classes: the dataclass behind each section by its dotted key, "" for that of the config itself. Keys without one
+            have neither a default nor documentation.
+        section: dotted key of the part.
+    """
+    known = {key.name: key for key in keys(classes[section])} if section in classes else {}
+    rows = []
+    for name, field in config.items(preserve_field_references=True):
+        path = f"{section}.{name}" if section else name
+        if isinstance(field, ConfigDict):
+            rows += describe(field, classes, path)
+        elif name in known:
+            rows.append(Row(path, known[name].type, config[name], known[name].default, known[name].documentation))
+        else:
+            optional = " or None" if isinstance(field, FieldReference) else ""
+            rows.append(Row(path, config.get_type(name).__name__ + optional, config[name], None, ""))
+    return rows

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.base import Activation, Layers, Model
-from lineage.models.layers.attention import Attention
+from lineage.models.layers.attend import Mask
+from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.linear import Linear
@@ -25,7 +26,7 @@ from lineage.models.registry import MODELS
 # Heads that predict words, heads that read the pooled first token, and how many outputs their classifiers have.
 WORDS = ("masked_lm", "pretraining")
 POOLED = ("pooler", "pretraining", "next_sentence", "classification", "choice")
-OUTPUTS = {"none": 0, "pooler": 0, "masked_lm": 0, "pretraining": 2, "next_sentence": 2, "span": 2}
+OUTPUTS = {"none": 0, "pooler": 0, "masked_lm": 0, "pretraining": 2, "next_sentence": 2, "question_answering": 2}
 OUTPUTS |= {"choice": 1, "replaced": 1}
 
 
@@ -39,8 +40,8 @@ class BERT(Model):
     - "pretraining": these and logits [B, 2] of the second segment following the first (0) or not (1).
     - "next_sentence": the latter alone.
     - "classification": logits of the text's or the pair's class [B, V].
-    - "tagging": logits of each token's class [B, T, V].
-    - "span": logits of the answer's first and last token [B, T, 2].
+    - "token_classification": logits of each token's class [B, T, V].
+    - "question_answering": logits of the answer's first and last token [B, T, 2].
     - "choice": a logit for each of N texts [B, N].
 
     Attributes:
@@ -48,13 +49,13 @@ class BERT(Model):
         max_length: the longest sequence.
         num_segments: kinds of segments; 0 leaves their vectors out.
         depth, width, num_heads, mlp_dim: L, D, H and F; mlp_dim None is 4 D.
-        head, num_classes: the task, and V of "classification" and "tagging".
+        head, num_classes: the task, and V of "classification" and "token_classification".
         activation: a name of `ACTIVATIONS`.
         epsilon: of every LayerNorm.
         dropout: rate on embeddings, attention weights and what each part adds.
-        head_dropout: rate on what "classification", "tagging" and "choice" read; None is `dropout`.
+        head_dropout: rate on what "classification", "token_classification" and "choice" read; None is `dropout`.
         remat, unroll: see `Stack`.
-        implementation: see `Attention`.
+        attend: name of the strategy of attention, see `STRATEGIES`.
     """
 
     VARIANTS: ClassVar = {
@@ -65,7 +66,7 @@ class BERT(Model):
         "base": {"depth": 12, "width": 768, "num_heads": 12},
         "large": {"depth": 24, "width": 1024, "num_heads": 16},
     }
-    FROM_DATA = ("vocab_size", "max_length")
+    FROM_DATA = ("vocab_size", "max_length", "head")
 
     vocab_size: int = 30_522
     max_length: int = 512
@@ -75,7 +76,15 @@ class BERT(Model):
     num_heads: int = 12
     mlp_dim: int | None = None
     head: Literal[
-        "none", "pooler", "masked_lm", "pretraining", "next_sentence", "classification", "tagging", "span", "choice"
+        "none",
+        "pooler",
+        "masked_lm",
+        "pretraining",
+        "next_sentence",
+        "classification",
+        "token_classification",
+        "question_answering",
+        "choice",
     ] = "pretraining"
     num_classes: int = 2
     activation: Activation = "gelu"
@@ -84,13 +93,13 @@ class BERT(Model):
     head_dropout: float | None = None
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
-    implementation: Literal["xla", "cudnn"] = "xla"
+    attend: Literal["auto", "dense", "cudnn"] = "auto"
 
     input_parameters = "^(embed|position|projection|segment)"
 
     # The descendants differ in these.
+    attention = Attention
     embed_width = None  # E; None is D, without a projection
-    share = False  # all layers are one
     first_position = 0  # the position table's row of the first token
     pooler_activation = staticmethod(jnp.tanh)
     words_activation = None  # between the two projections of "masked_lm"; None is `activation`
@@ -102,14 +111,15 @@ class BERT(Model):
 
     @property
     def layer_groups(self) -> tuple[Layers, ...]:
-        return (Layers("stack/layers", self.depth, stacked=not self.share),)
+        return (Layers("stack/layers", self.depth),)
 
     def setup(self):
         init = nn.initializers.truncated_normal(0.02)
         activation = ACTIVATIONS[self.activation]
         norm, linear = partial(LayerNorm, epsilon=self.epsilon), partial(Linear, kernel_init=init)
         both = {"kernel_init": init, "out_init": init}
-        attention = partial(Attention, self.num_heads, dropout=self.dropout, implementation=self.implementation, **both)
+        strategy = STRATEGIES[self.attend]
+        attention = partial(self.attention, self.num_heads, dropout=self.dropout, attend=strategy, **both)
         mlp = partial(Mlp, self.mlp_dim or 4 * self.width, activation, **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
         embed_width = self.embed_width or self.width
@@ -121,7 +131,7 @@ class BERT(Model):
         self.embed_dropout = nn.Dropout(self.dropout)
         if self.embed_width:
             self.projection = linear((self.width,))
-        self.stack = Stack(block, self.depth, share=self.share, remat=self.remat, unroll=self.unroll)
+        self.stack = self.make_stack(partial(Stack, block, remat=self.remat, unroll=self.unroll))
         if self.head in POOLED:
             self.pooler = linear((self.width,))
         if self.head in WORDS:
@@ -175,9 +185,13 @@ class BERT(Model):
         x = self.embed_norm(drop(x)) if self.dropout_first else drop(self.embed_norm(x))
         x = self.projection(x) if self.embed_width else x
         self.sow("intermediates", "embedding", x)
-        mask = None if mask is None else mask.reshape(-1, 1, 1, length)
+        mask = None if mask is None else Mask(keys=mask.reshape(-1, length))
         x, _ = self.stack(x.reshape(-1, length, self.width), mask=mask, each=self.each_layer(length))
         return x.reshape(*batch, length, self.width)
+
+    def make_stack(self, stack: Callable[..., nn.Module]) -> nn.Module:
+        """Return the encoder's layers; `stack` makes some from their number."""
+        return stack(self.depth)
 
     def each_layer(self, length: int) -> dict[str, Any] | None:
         """What each layer is given of its own for a sequence of so many tokens, with a layer axis."""
@@ -201,7 +215,7 @@ class BERT(Model):
             words = self.masked_lm(chosen, self.embed)
             return words if self.head == "masked_lm" else (words, self.classifier(self.pool(x)))
         x = self.pool(x) if self.head in POOLED else x
-        if self.head not in ("next_sentence", "span"):
+        if self.head not in ("next_sentence", "question_answering"):
             x = self.classifier_dropout(x, deterministic=not self.has_rng("dropout"))
         logits = self.classifier(x)
         return logits[..., 0] if self.head == "choice" else logits

@@ -160,7 +160,7 @@ def budget(
         cache_length: how many tokens a row of the KV cache of inference holds; None leaves the cache out.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
-    # Flash attention takes no float32, which parameters are made in; they do not depend on it.
+    # Parameters are float32, which some kernels do not take; their shapes do not depend on the kernel.
     variables = dict(variables or jax.eval_shape(model.portable().init, {"params": key, "dropout": key}, *inputs))
     params = variables.pop("params")
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lineage.models.base import Activation, Layers, Model, ResampleRule, resample_grid, resample_line
-from lineage.models.layers.attention import Attention
+from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.embed import PatchEmbed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
@@ -42,7 +42,7 @@ class ViT(Model):
         activation, epsilon: of the blocks; the paper's checkpoints have 1e-6, `transformers` 1e-12.
         dropout, stochastic_depth: rates on what the parts add, and of skipping them.
         remat, unroll: see `Stack`.
-        implementation: see `Attention`.
+        attend: name of the strategy of attention, see `STRATEGIES`.
     """
 
     VARIANTS: ClassVar = {
@@ -76,7 +76,7 @@ class ViT(Model):
     stochastic_depth: float = 0.0
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
-    implementation: Literal["xla", "cudnn"] = "xla"
+    attend: Literal["auto", "dense", "cudnn"] = "auto"
 
     SPECIAL = ("class_token",)  # tokens before the patches, with positions
 
@@ -138,7 +138,7 @@ class ViT(Model):
             Attention,
             num_heads=num_heads,
             dropout=self.dropout,
-            implementation=self.implementation,
+            attend=STRATEGIES[self.attend],
             relative=partial(RelativeKeys, max_distance=distance) if self.position == "relative" else None,
             qk_norm=norm if self.qk_norm else None,
         )

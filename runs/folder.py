@@ -5,9 +5,11 @@ import fcntl
 import json
 import math
 import os
+import shlex
 import signal
+import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -19,6 +21,7 @@ START = "run.json"  # in the folder itself, written at the start of a run
 LOCK = ".lock"  # locked while a run uses the folder
 CLAIM = ".sweep"  # locked from the moment a sweep starts a run until the run's process has ended
 
+LAUNCH = (sys.executable, "-m", "lineage.launch")  # starts the command line from any folder
 PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was told to stop and has saved: start it again
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # sent by clusters before they take a machine
 
@@ -170,6 +173,14 @@ class StopSignal(contextlib.AbstractContextManager):
     def __exit__(self, *_):
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+def displayed(command: Sequence[str]) -> str:
+    """Return a command line as a user types it: `python launch.py` in the checkout, `lineage` elsewhere."""
+    if tuple(command[: len(LAUNCH)]) == LAUNCH:
+        program = ("python", "launch.py") if Path("launch.py").is_file() else ("lineage",)
+        command = [*program, *command[len(LAUNCH) :]]
+    return shlex.join(command)
 
 
 def number(value: SupportsFloat) -> str:

@@ -38,6 +38,7 @@ class Task:
         needs_teacher: whether `config.teacher` must name a trained model.
         inputs: the arrays of a batch that `forward` reads.
         arguments: the arrays of a batch that are the model's positional arguments in training.
+        has_snapshots: whether the report shows something of each evaluation (see `snapshot`).
         loader_options: the options of the loader, among "order", "buckets" and "repeats", that the examples allow.
     """
 
@@ -47,6 +48,7 @@ class Task:
     special_tokens: ClassVar[tuple[str, ...]] = ()
     optional_tokens: ClassVar[tuple[str, ...]] = ()
     needs_teacher: ClassVar[bool] = False
+    has_snapshots: ClassVar[bool] = False
     inputs: ClassVar[tuple[str, ...]] = ("tokens",)
     arguments: ClassVar[tuple[str, ...]] = ("tokens",)
     loader_options: ClassVar[tuple[str, ...]] = ()

@@ -30,6 +30,7 @@ class MaskedAutoencoding(LabelledImageTask):
         patch_size: side of a patch, in pixels; None is `model.patch_size`.
     """
 
+    has_snapshots: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("patches",)
     arguments: ClassVar[tuple[str, ...]] = ("image", "noise")
 

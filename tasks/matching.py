@@ -23,8 +23,8 @@ def set_loss(
     """Return `(loss_sum, weight, metric states)`, as a task's loss does, of the predictions of all decoder layers.
 
     The objects of an image, `boxes` [B, N, 4] and `classes` [B, N] where `boxes_mask` is True, are assigned to
-    different queries so that the sum of the costs (- probability of the class, distance of the boxes, - generalised IoU) is
-    minimal. The losses are the weighted mean of the queries' cross-entropies, and the means of the distance and of
+    different queries so that the sum of the costs (- probability of the class, distance, - generalised IoU) is minimal.
+    The losses are the weighted mean of the cross-entropies of queries, and the means of the distances and of
     1 - IoU over all objects. Those of layer i but the last are reported as `class_loss_layer_i` and so on.
 
     Args:

@@ -45,7 +45,7 @@ def kept(
 def mixed(
     key: Key[Array, ""], batch: dict[str, Array], num_classes: int, mixup: float, cutmix: float
 ) -> dict[str, Array]:
-    """Return the batch with mixed images `image` [B, h, w, c], and the probabilities `target` [B, V] of their classes."""
+    """Return the batch with mixed images `image` [B, h, w, c] and the probabilities `target` [B, V] of classes."""
     image = batch["image"]
     pixels, share = kept(key, image.shape[1:3], mixup, cutmix)
     target = mix(jax.nn.one_hot(batch["label"], num_classes), share)

@@ -1,4 +1,4 @@
-"""Checkpoints: asynchronous, atomic, restored to wherever the target lies."""
+"""Checkpoints: written asynchronously and atomically, verified by checksums, restored onto any mesh."""
 
 import contextlib
 import json
@@ -23,23 +23,23 @@ from lineage.train.state import TrainState
 
 
 class Checkpoints(contextlib.AbstractContextManager):
-    """The checkpoints of a run in `workdir/checkpoints/<step>`: the newest and, by a metric, the best.
+    """Checkpoints of a run in `workdir/checkpoints/<step>`: the newest ones and, by a metric, the best.
 
-    Each holds the state, a checksum of every array, the number of the next batch and the config, and appears whole or
+    Each holds the state, a checksum of every array, the number of the next batch and the config. It appears complete or
     not at all.
 
     Args:
         workdir: of the run.
-        keep: how many of the newest stay.
-        best: the metric, such as "validation/loss", whose best checkpoint stays too; "" keeps none for that.
-        best_is_highest: whether more of the metric is better.
-        on_error: what a save that fails, as on a full disk, does to the run: "stop" | "continue".
+        keep: number of the newest checkpoints to keep.
+        best: metric, such as "validation/loss", whose best checkpoint is kept too; "" keeps none for that.
+        best_is_highest: whether higher values of the metric are better.
+        on_error: "stop" or "continue", what the run does after a save that failed, as on a full disk.
 
     Attributes:
-        say: is called with a sentence when something went wrong that the run survives.
+        say: called with a message about an error that the run survives.
 
     Raises:
-        ValueError: `keep` is below 1, or `on_error` is neither, or "continue" in a run of several processes.
+        ValueError: `keep` is below 1, `on_error` is unknown, or it is "continue" in a run of several processes.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         if keep < 1:
             raise ValueError(f"checkpoint.keep is {keep}: at least the newest, 1, must stay.")
         preserve = [policies.LatestN(keep)]
-        # A metric that is not there counts as the worst.
+        # Checkpoints without the metric count as the worst.
         sign = 1 if best_is_highest else -1
         rank = lambda metrics: sign * metrics.get(best, -sign * float("inf"))  # noqa: E731
         if best:
@@ -62,7 +62,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy(preserve), best_fn=rank if best else None
         )
-        # Learned numbers do not compress. Each item costs time, as does each array, less in Zarr's third format.
+        # Learned parameters do not compress. Each item and each array costs time; arrays cost less in Zarr 3.
         state = ocp.PyTreeCheckpointHandler(use_compression=False, use_zarr3=True)
         handlers = {"state": state, "about": ocp.JsonCheckpointHandler()}
         self._open = partial(ocp.CheckpointManager, self.folder, options=options, item_handlers=handlers)
@@ -70,20 +70,20 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     @property
     def latest(self) -> int | None:
-        """The newest checkpoint's step; None without one."""
+        """Step of the newest checkpoint; None without one."""
         return self._manager.latest_step()
 
     @property
     def best(self) -> int | None:
-        """The best checkpoint's step by the metric; None without one."""
+        """Step of the best checkpoint by the metric; None without one."""
         return self._manager.best_step() if self._best else None
 
     def save(self, state: TrainState, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Starts writing; returns when the state may be changed. A step that is there already is left alone.
+        """Start writing a state; return when the state may be changed. An existing step is not written again.
 
         Raises:
-            ValueError: there are metrics, but the one that the best is chosen by is not among them.
-            OSError: this one, or the one before, cannot be written, such as to a full disk, and the run is to stop.
+            ValueError: `metrics` is not empty and lacks the metric that the best checkpoint is chosen by.
+            OSError: this checkpoint, or the one before, cannot be written, and `on_error` is "stop".
         """
         step = int(state.step)
         if self._best and metrics and self._best not in metrics:
@@ -93,16 +93,16 @@ class Checkpoints(contextlib.AbstractContextManager):
         about = {"next_batch": step, "checksums": _checksums(state), "config": dict(config)}
         about["adapter"] = adapters.to_json(state.adapter)
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=ocp.args.JsonSave(about))
-        for _ in range(2):  # the first attempt may say that the save before has failed
+        for _ in range(2):  # the first attempt may raise the error of the save before
             try:
-                with self._explained():
+                with self._os_errors():
                     self._manager.save(step, args=args, metrics=dict(metrics) if self._best and metrics else None)
                 return
             except OSError as error:
                 if self._on_error == "stop":
                     raise
                 self.say(f"{error} The run goes on.")
-            with contextlib.suppress(Exception):  # that it has failed is said
+            with contextlib.suppress(Exception):  # the failure has been reported
                 self._manager.close()
             clean(self.folder.parent)
             self._manager = self._open()
@@ -156,30 +156,40 @@ class Checkpoints(contextlib.AbstractContextManager):
         self._manager.reload()
 
     def wait(self) -> None:
-        """Returns when everything is on the disk; raises as `save` does."""
-        with self._explained():
+        """Wait until everything is written; raises as `save` does."""
+        with self._os_errors():
             self._manager.wait_until_finished()
 
     def __exit__(self, *_) -> None:
-        with self._explained():
+        with self._os_errors():
             self._manager.close()
 
     @contextlib.contextmanager
-    def _explained(self):
+    def _os_errors(self):
         try:
             yield
-        except jax.errors.JaxRuntimeError:  # of the computation whose result was to be saved
+        except jax.errors.JaxRuntimeError:  # raised by the computation whose result was to be saved
             raise
-        except Exception as error:  # whatever Orbax met in the background
-            code, text = re.search(r"os_error_code='(\d+)'", str(error)), " ".join(str(error).split())[:300]
+        except Exception as error:  # Orbax raises exceptions of many types, also from its threads
             raise OSError(
-                f"a checkpoint could not be written to {self.folder} ({os.strerror(int(code[1])) if code else text}): "
-                "those that are complete stay."
+                f"a checkpoint could not be written to {self.folder} ({os_reason(error)}): those that are complete "
+                "stay."
             ) from error
 
 
+def os_reason(error: Exception) -> str:
+    """Return why the operating system refused a write, such as "No space left on device", or else the error's text.
+
+    TensorStore, which writes the arrays, raises ValueError and gives the error number only in the text.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    return os.strerror(int(code[1])) if code else " ".join(str(error).split())[:300]
+
+
 def clean(workdir: Path) -> None:
-    """Deletes what saves that were cut short have left."""
+    """Delete what interrupted saves have left."""
     if jax.process_index() == 0:
         for folder in (workdir / "checkpoints").glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(folder, ignore_errors=True)

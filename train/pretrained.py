@@ -14,12 +14,12 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lineage import models
+from lineage.configs import modules, schema
 from lineage.data import Tokenizer
-from lineage.models import convert
+from lineage.models import MODELS, Model, convert
 from lineage.models.layers.position import resample
 from lineage.runs.folder import read_json
-from lineage.tasks.objectives import Batch, read, read_masked
+from lineage.tasks import TASKS, Batch
 from lineage.train.checkpoint import read_variables
 from lineage.train.state import TrainState
 
@@ -100,39 +100,38 @@ def with_variables(state: TrainState, variables: Mapping[str, Any]) -> TrainStat
     return state.replace(params=params, ema=ema, collections=collections, frozen=frozen)
 
 
-def load_teacher(path: str, mesh: Mesh, student: nn.Module) -> Callable[[Batch], Batch]:
-    """What a trained model of a run's workdir, or of a folder in `transformers`' layout, says of a batch.
+def load_teacher(
+    path: str, mesh: Mesh, student: Model, teach: Callable[[Model, Batch], Batch]
+) -> Callable[[Batch], Batch]:
+    """Return the function of a batch that gives what a teacher says of it, without dropout.
 
-    That is of images its logits `teacher_logits` [B, V]; of the batches of `masked_lm` its last vectors
-    `teacher_hidden` [B, T, D], and its logits of the hidden words `teacher_logits` [B, M, V], without dropout. Its
-    parameters are on every device of the mesh. A size that its run left to the data is the student's.
+    Args:
+        path: workdir of a run, or folder in the layout of transformers.
+        mesh: on every device of which the teacher's parameters are.
+        student: gives the sizes that the teacher's run left to the data.
+        teach: returns the arrays that a bound model adds to a batch, see `Task.teach`.
     """
     model, variables = _load(path, student)
-
-    @jax.jit
-    def say(variables, batch):
-        if hasattr(model, "image_size"):
-            return {"teacher_logits": nn.apply(read, model)(variables, batch)}
-        hidden, logits = nn.apply(read_masked, model)(variables, batch)
-        return {"teacher_hidden": hidden, "teacher_logits": logits}
-
+    say = jax.jit(nn.apply(teach, model))
     return partial(say, jax.device_put(variables, NamedSharding(mesh, PartitionSpec())))
 
 
-def _load(path: str, student: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
+def _load(path: str, student: Model) -> tuple[Model, dict[str, Any]]:
     if not _is_run(path):
         return convert.load(path)
     config = read_json(Path(path) / "config.json")
-    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in config["model"].items()}
+    for module in config["imports"]:
+        modules.import_module(module)
+    settings, task = (schema.tuples(config[part]) for part in ("model", "task"))
+    given = schema.build(TASKS, task).model_options()
     if settings.get("vocab_size", 0) is None:
-        settings["vocab_size"] = Tokenizer.load(path).vocab_size
+        given["vocab_size"] = Tokenizer.load(path).vocab_size
     if settings.get("max_length", 0) is None:
-        settings["max_length"] = config["data"]["sequence_length"]
-    if settings.get("image_size", 0) is None:
-        settings["image_size"] = config["data"]["image_size"] or None
-    like = {key: getattr(student, key) for key in ("num_classes", "image_size", "channels") if hasattr(student, key)}
-    settings |= {key: value for key, value in like.items() if key in settings and settings[key] is None}
-    return models.build(**settings), read_variables(Path(path))
+        given["max_length"] = task.get("sequence_length")
+    given["image_size"] = task.get("image_size") or None
+    for key in ("num_classes", "image_size", "channels"):
+        given[key] = given.get(key) or student.settings.get(key)
+    return schema.build(MODELS, settings, **given), read_variables(Path(path))
 
 
 def _flat(variables):

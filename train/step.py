@@ -12,11 +12,12 @@ from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from optax.tree_utils import tree_get
 
 from lineage.metrics.states import State
-from lineage.tasks.objectives import Batch, Objective
+from lineage.tasks import Batch, Result
 from lineage.train.adapters import NO_ADAPTER, Adapter, Kernels, recording
 from lineage.train.state import TrainState
 
 Metrics = dict[str, jax.Array]
+Objective = Callable[[Any, Batch], Result]  # of a bound model and a batch, see `Task.loss`
 
 
 def init_state(

@@ -1,7 +1,7 @@
 """A small GPT on the source text of Python's standard library, which comes with every Python.
 
     python launch.py --config=gpt_stdlib
-    python launch.py --config=gpt_stdlib --sweep=optuna --workdir=outputs/gpt_search
+    python launch.py sweep --config=gpt_stdlib --optuna --workdir=outputs/gpt_search
 
 On 2 CPU cores (x86-64 with AVX-512), Python 3.11's library: 1.518 bits per character on the held-out files (loss 3.160
 a token), 6 min 51 s of training.
@@ -14,12 +14,15 @@ from lineage.configs.sweeps import Floats, Search
 
 
 def get_config() -> ConfigDict:
-    config = base.get_config("gpt")
+    config = base.get_config("gpt", "causal_lm", "stdlib", tokenizer="bpe")
     config.model.update(depth=4, num_heads=4, width=192, unroll=4)
-    config.data.update(source="stdlib", tokenizer="bpe", vocab_size=2048, sequence_length=128, batch_size=16)
-    config.data.update(evaluation_batch_size=64, max_bytes=8_000_000)
-    config.objective.name = "causal_lm"
-    config.optimizer.update(learning_rate=2e-3, end_factor=0.1, warmup_percent=5.0, b2=0.99, weight_decay=0.1)
+    config.tokenizer.vocab_size = 2048
+    config.task.sequence_length = 128
+    config.loader.batch_size = 16
+    config.loader.evaluation_batch_size = 64
+    config.source.max_bytes = 8_000_000
+    config.optimizer.update(learning_rate=2e-3, b2=0.99, weight_decay=0.1)
+    config.schedule.update(end_factor=0.1, warmup_percent=5.0)
     config.update(total_steps=1500, log_every_steps=10, evaluate_every_steps=500, save_every_steps=500)
     config.checkpoint.best = "validation/loss"
     config.sampling.update(prompt="def ", num_samples=2, max_new_tokens=96, temperature=0.8)

@@ -1,7 +1,7 @@
 """Recurrent networks with attention that read dates as twelve locales write them, and write them as ISO 8601 has them.
 
     python launch.py --config=seq2seq_cldr
-    python launch.py --config=seq2seq_cldr --sweep
+    python launch.py sweep --config=seq2seq_cldr
 
 On 2 busy CPU cores: 99.97% of the 3,630 test dates exactly right.
 
@@ -22,9 +22,10 @@ from lineage.configs.sweeps import axis, product
 
 def get_config() -> ConfigDict:
     config = transformer_cldr.get_config()
-    config.model = ConfigDict(base.MODELS["seq2seq"]())
+    base.replace(config, model="seq2seq")
     config.model.update(cell="gru", width=64, embed_width=32, attention="additive")
-    config.optimizer.update(learning_rate=5e-3, warmup_percent=5.0, b2=0.999)
+    config.optimizer.update(learning_rate=5e-3, b2=0.999)
+    config.schedule.warmup_percent = 5.0
     config.total_steps = 1000
     return config
 
@@ -32,4 +33,4 @@ def get_config() -> ConfigDict:
 def sweep() -> Iterator[dict]:
     """How far a model's accuracy falls when it reads its own predictions, with more and more of them in training."""
     small = [{"model.attention": "fixed", "model.width": 32, "total_steps": 600}]
-    return product(small, axis("objective.scheduled_sampling", (0.0, 0.5, 0.9)))
+    return product(small, axis("task.scheduled_sampling", (0.0, 0.5, 0.9)))

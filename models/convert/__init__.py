@@ -47,6 +47,7 @@ FAMILIES = {
     "electra": electra.FAMILY,
     "gpt2": gpt2.FAMILY,
     "llama": llama.LLAMA,
+    "marian": bart.MARIAN,
     "mistral": llama.MISTRAL,
     "resnet": resnet.FAMILY,
     "roberta": roberta.ROBERTA,
@@ -64,7 +65,7 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
 
     The folder has `config.json` and `model.safetensors`, or its shards and `model.safetensors.index.json`; or it is an
     `.npz` file of google-research/vision_transformer, see `vit_npz`.
-    `settings` of our model come before the folder's: `dropout`, `remat`, `implementation`...
+    `settings` of our model come before the folder's: `dropout`, `remat`, `attend`...
 
     Raises:
         FileNotFoundError: the folder or one of its files is missing.

@@ -1,5 +1,5 @@
 """ViT: `ViTForImageClassification` <-> a class token and a linear head; `ViTModel` <-> `num_classes=0`. DeiT:
-`DeiTForImageClassificationWithTeacher` <-> `DeiT`.
+`DeiTForImageClassificationWithTeacher`, or `DeiTForImageClassification` with `distillation_head=False` <-> `DeiT`.
 
 A `ViTModel`'s pooler is the tanh layer of the pre-training head: `head="mlp"`. Tensors have their names in the files,
 not those of the live modules. The reference's dropout is ours, but it drops nothing inside the feed-forward layer.
@@ -93,12 +93,13 @@ def _written(model, architecture):
 
 
 def _deit_rules(model):
+    teacher = linear("distillation_classifier", "distillation_classifier") if model.distillation_head else []
     return [
         *encoder("deit."),
         Rule("deit.embeddings.distillation_token", "distillation_token", "1 1 D -> D"),
         Rule("deit.embeddings.position_embeddings", "table/table", "1 P D -> P D"),
-        *linear("cls_classifier", "classifier"),
-        *linear("distillation_classifier", "distillation_classifier"),
+        *linear("cls_classifier" if model.distillation_head else "classifier", "classifier"),
+        *teacher,
     ]
 
 
@@ -106,7 +107,11 @@ def _deit_config(model):
     refuse_others(model)
     if not model.num_classes:
         raise ValueError("num_classes is 0: `transformers` has no DeiT with two tokens and no classes.")
-    return _written(model, *DEIT.architectures)
+    return _written(model, DEIT.architectures[0 if model.distillation_head else 1])
+
+
+def _deit_settings(config, architecture, names):
+    return _settings(config, architecture, names) | {"distillation_head": architecture.endswith("WithTeacher")}
 
 
 def refuse_others(model: nn.Module, position: str = "1d", **kind) -> None:
@@ -135,8 +140,9 @@ VIT = Family(
 DEIT = replace(
     VIT,
     model="deit",
-    architectures=("DeiTForImageClassificationWithTeacher",),
+    architectures=("DeiTForImageClassificationWithTeacher", "DeiTForImageClassification"),
     prefix="deit.",
     rules=_deit_rules,
+    settings=_deit_settings,
     config=_deit_config,
 )

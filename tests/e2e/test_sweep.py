@@ -44,7 +44,7 @@ def survives(start, tmp_path, rates, seeds, deaths, steps):
     """Kills so many runs, and then the sweep, in the middle of their training; then calls once more."""
     (tmp_path / "config.py").write_text(CONFIG.format(steps=steps, rates=rates, seeds=seeds))
     workdir = tmp_path / "sweep"
-    arguments = f"--config={tmp_path}/config.py", "--sweep", "--parallel=2", f"--workdir={workdir}"
+    arguments = "sweep", f"--config={tmp_path}/config.py", "--parallel=2", f"--workdir={workdir}"
     names = [f"learning_rate={rate},seed={seed}" for rate in rates for seed in seeds]
     names = names if len(rates) > 1 else [f"seed={seed}" for seed in seeds]
     started = {}  # by run: the checkpoints that it goes on from, none at first

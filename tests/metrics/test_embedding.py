@@ -98,10 +98,10 @@ def test_rarity_baseline_and_several_references(folder, tmp_path):
         candidates, groups, encoder_of(folder, 2), idf=True, baseline=read_baseline(path, 2), batch_size=16
     )
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    with pytest.raises(ValueError, match="has no layer 3: it has 0, 1, 2"):
+    with pytest.raises(ValueError, match="has no layer 3; it has 0, 1, 2"):
         read_baseline(path, 3)
     path.write_text("0,0.1,0.2,0.3\n1,0.1,0.2,0.3\n")
-    with pytest.raises(ValueError, match="is no baseline: it must be lines of LAYER,P,R,F"):
+    with pytest.raises(ValueError, match="is not a baseline file: it must be CSV with the header LAYER,P,R,F"):
         read_baseline(path, 0)
 
 
@@ -228,7 +228,7 @@ def test_errors(score):
         score(["a", "b"], ["a"], one_hot)
     with pytest.raises(ValueError, match="0 texts and 0 references"):
         score([], [], one_hot)
-    with pytest.raises(ValueError, match="text 1 has no reference"):
+    with pytest.raises(ValueError, match="Text 1 has no reference"):
         score(["a", "b"], ["a", []], one_hot)
     with pytest.raises(ValueError, match="idf needs at least 2"):
         score(["a"], ["a"], one_hot, idf=True)

@@ -9,10 +9,10 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from lineage.models.layers.position import resample
-from lineage.train import experts, loop, pretrained
+from lineage.train import expert_mixture, loop, pretrained
 from lineage.train.checkpoint import Checkpoints, read_newest, read_variables
 from lineage.train.experiment import Experiment
-from lineage.train.experts import cross_entropy_search
+from lineage.train.expert_mixture import cross_entropy_search
 from lineage.train.state import TrainState
 
 ONE = {"devices": jax.devices()[:1]}
@@ -127,7 +127,7 @@ def test_the_mixture_that_examples_need(tiny, base, crowd):
     """Their loss is lower than the base's and than each expert's; it is the loss of the model that comes out."""
     changes = {"experts.paths": tuple(crowd), "experts.examples": 8}
     experiment, state = adapted(tiny, base, changes)
-    found, said = experts.choose(experiment, state)
+    found, said = expert_mixture.choose(experiment, state)
     assert said.startswith("experts: one ")
     batch = jax.tree.map(jnp.asarray, experiment.data.train[0])
 
@@ -157,7 +157,7 @@ ASKED = {"experts.choice": "prompt", "experts.question": "{text} ({name})"}
 
 def test_the_expert_that_the_model_names(tiny, base, crowd):
     experiment, state = adapted(tiny, base, ASKED | {"experts.paths": tuple(crowd)})
-    found, said = experts.choose(experiment, state, "def")
+    found, said = expert_mixture.choose(experiment, state, "def")
     best = likelier(experiment, state.variables(), "def")
     assert said == ONE_OF_TWO[best]
     theirs = read_variables(Path(crowd[best]))["params"]
@@ -170,7 +170,7 @@ def test_of_a_long_text_the_end_is_asked_about(tiny, base, crowd):
     ends = (letters * kept for letters in ("def", "a", "e", "in", "s", "t", "(", "\n", "="))
     found = (end for end in ends if likelier(experiment, state.variables(), end[-kept:]))  # the second, not the first
     text = next(found)
-    assert experts.choose(experiment, state, 9 * "x" + text)[1] == ONE_OF_TWO[1]
+    assert expert_mixture.choose(experiment, state, 9 * "x" + text)[1] == ONE_OF_TWO[1]
 
 
 def test_the_expert_that_a_classifier_names(tiny, base, crowd, lora, tmp_path):
@@ -180,10 +180,10 @@ def test_the_expert_that_a_classifier_names(tiny, base, crowd, lora, tmp_path):
     models = [jax.tree.map(jnp.asarray, read_variables(Path(folder))) for folder in (judge, base)]
     answers = {text: [likelier(experiment, of, text) for of in models] for text in ("def", "a", "e", "in", "s", "t")}
     text, expected = next((text, ours) for text, (ours, others) in answers.items() if ours != others)
-    assert experts.choose(experiment, state, text)[1] == ONE_OF_TWO[expected]
+    assert expert_mixture.choose(experiment, state, text)[1] == ONE_OF_TWO[expected]
     experiment.config.experts.classifier = expert(tiny, lora, tmp_path / "stranger", 0.1)
     with pytest.raises(ValueError, match="stranger is of another base than the others"):
-        experts.choose(experiment, state, text)
+        expert_mixture.choose(experiment, state, text)
 
 
 @pytest.mark.parametrize(
@@ -199,19 +199,19 @@ def test_the_expert_that_a_classifier_names(tiny, base, crowd, lora, tmp_path):
 def test_what_experts_cannot_be_told(changes, message, tiny, base, crowd):
     experiment = Experiment(tiny("gpt", SMALL | {"experts.paths": tuple(crowd)} | changes), **ONE)
     with pytest.raises(ValueError, match=message):
-        experts.choose(experiment, experiment.abstract_state)
+        expert_mixture.choose(experiment, experiment.abstract_state)
 
 
 def test_what_is_no_expert(base, lora, crowd, tmp_path, tiny):
     with pytest.raises(ValueError, match=r"is not a run of adapter\.name='svf' without adapter\.trained"):
-        experts.load([crowd[0], lora])
+        expert_mixture.load([crowd[0], lora])
     with pytest.raises(ValueError, match="is not a run of"):
-        experts.load([base])
+        expert_mixture.load([base])
     with pytest.raises(FileNotFoundError, match="there is no checkpoint in"):
-        experts.load([tmp_path])
+        expert_mixture.load([tmp_path])
     other = expert(tiny, lora, tmp_path / "other", 0.1)
     with pytest.raises(ValueError, match="other is of another base than the others"):
-        experts.load([crowd[0], other])
+        expert_mixture.load([crowd[0], other])
 
 
 def test_the_search_finds_the_best_mix():
