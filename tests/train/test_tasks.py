@@ -312,7 +312,7 @@ def test_a_student_of_half_the_depth_learns(pretrained, tiny, tmp_path):
 
 
 def test_a_teacher_of_other_words(pretrained, tiny, tmp_path):
-    tokenizers.train("bytes", [], special=("mask", "pad", "sep", "cls", "end_of_text")).save(tmp_path / "own.json")
+    tokenizers.Bytes().train([], ("mask", "pad", "sep", "cls", "end_of_text")).save(tmp_path / "own.json")
     config = tiny("bert", distilled(pretrained, {"data.tokenizer": str(tmp_path / "own.json")}))
     with pytest.raises(ValueError, match=r"data\.tokenizer must be the teacher's, .*tokenizer\.json"):
         loop.train(config, tmp_path / "run", **ONE)
