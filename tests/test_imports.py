@@ -16,7 +16,7 @@ RULES = {
     "models.convert": ({"models"}, ARRAYS | {"safetensors", "ml_dtypes"}),
     "models": ({"models.layers", "models.kernels"}, ARRAYS),
     "data": (
-        set(),
+        {"configs.registry"},
         {"numpy", "grain", "tensorflow_datasets", "etils", "tokenizers", "sklearn", "PIL", "absl", "babel"},
     ),
     "tasks": ({"models", "data", "metrics", "configs.registry"}, ARRAYS | {"optax"}),
