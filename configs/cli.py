@@ -95,8 +95,10 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
         ValueError: a key is unknown (the message names the nearest one, or lists the keys of its section), or a value
             has the wrong type.
     """
+    # Other parts come first, so that the order of the overrides does not matter.
+    chosen = {key for key, value in changes.items() if isinstance(value, str) and base.choose(config, key, value)}
     for key, value in changes.items():
-        if isinstance(value, str) and base.choose(config, key, value):
+        if key in chosen:
             continue
         section, name = _place(config, key)
         field = dict(section.items(preserve_field_references=True))[name]

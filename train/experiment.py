@@ -13,10 +13,9 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from lineage import data
 from lineage.configs import durations, modules, schema
 from lineage.configs.run import Run
-from lineage.data import SOURCES, TOKENIZERS, Facts, Loader, tokenizers
+from lineage.data import SOURCES, TOKENIZERS, Data, Facts, Loader, Source, Tokenizer, load, tokenizers
 from lineage.evaluation import EVALUATORS, Context, Evaluation
 from lineage.models import MODELS, Model
 from lineage.tasks import TASKS, Batch, Task
@@ -70,7 +69,7 @@ class Experiment:
         return schema.build(TASKS, self.config.task).adapt(self.config.model)
 
     @cached_property
-    def source(self) -> data.Source:
+    def source(self) -> Source:
         return schema.build(SOURCES, self.config.source)
 
     @property
@@ -78,17 +77,17 @@ class Experiment:
         return self.run.loader
 
     @cached_property
-    def data(self) -> data.Data:
-        return self.load(self.source)
+    def data(self) -> Data:
+        return self.read(self.source)
 
-    def load(self, source: data.Source) -> data.Data:
+    def read(self, source: Source) -> Data:
         """Return the data of a source, for the task and with the tokenizer of the experiment."""
         tokenizer, origin = schema.build(TOKENIZERS, self.config.tokenizer), self.run.init.path or self.run.teacher
         known = Path(origin) / tokenizers.FILE  # a model that is trained further keeps its tokenizer
         if origin and known.is_file() and not isinstance(tokenizer, tokenizers.TokenizerFile):
             tokenizer = tokenizers.TokenizerFile(str(known))
         part, parts = sharding.share(self.mesh) if jax.process_count() > 1 else (0, 1)
-        return data.load(
+        return load(
             source,
             self.task,
             tokenizer,
@@ -123,7 +122,7 @@ class Experiment:
                 )
         theirs = self.run.teacher and Path(self.run.teacher) / tokenizers.FILE
         ours = self.data.tokenizer
-        if ours and theirs and theirs.is_file() and data.Tokenizer.load(theirs).to_str() != ours.to_str():
+        if ours and theirs and theirs.is_file() and Tokenizer.load(theirs).to_str() != ours.to_str():
             raise ValueError(f"tokenizer must be the teacher's, {theirs}: this one gives other tokens.")
 
     @cached_property
@@ -229,7 +228,7 @@ class Experiment:
             to_mesh=lambda batch: sharding.to_mesh(batch, self.mesh),
             teach=self.taught,
             check_batch=lambda size: sharding.check_batch(size, self.mesh),
-            open=lambda text: self.load(schema.build(SOURCES, schema.parse(SOURCES, text))),
+            open=lambda text: self.read(schema.build(SOURCES, schema.parse(SOURCES, text))),
         )
 
     def evaluation(self) -> Evaluation:

@@ -84,8 +84,8 @@ def test_cifar10():
     for name, size in {"resnet": 11_173_962, "vit": 5_362_378}.items():
         config, _ = cli.load(f"{path}:{name},folder")
         cli.override(config, {f"model.{key}": value for key, value in known.items()})
-        cli.override(config, {"data.image_size": 32, "total_steps": 1})
-        assert config.data.source == "cifar:folder"
+        cli.override(config, {"task.image_size": 32, "total_steps": 1})
+        assert config.source.name == "cifar:folder"
         assert sum(leaf.size for leaf in jax.tree.leaves(Experiment(config).abstract_state.params)) == size
     with pytest.raises(ValueError, match="'swin' is not a model for CIFAR-10: it is one of vit, resnet"):
         cli.load(f"{path}:swin,folder")
@@ -93,7 +93,7 @@ def test_cifar10():
 
 def test_tagging_starts_from_the_model_of_a_run(tmp_path):
     other, _ = cli.load(str(ROOT / "configs" / "small" / "bert_stdlib.py"))
-    cli.override(other, {"model.width": 64, "data.sequence_length": 96})
+    cli.override(other, {"model.width": 64, "task.sequence_length": 96})
     (tmp_path / "config.json").write_text(other.to_json_best_effort())
     config, _ = cli.load(f"{ROOT / 'configs' / 'small' / 'bert_tagging_ud.py'}:x,{tmp_path}")
     assert (config.model.width, config.model.max_length, config.model.head) == (64, 96, "tagging")
@@ -114,23 +114,23 @@ def test_overrides_are_typed(config):
         {
             "optimizer.learning_rate": "1",
             "model.depth": "3",
-            "data.in_memory": "true",
-            "data.mean": "[0.1]",
-            "objective.name": "causal_lm",
+            "task.in_memory": "true",
+            "task.mean": "[0.1]",
+            "task.name": "causal_lm",
             "optimizer.lr_multipliers": "(('kernel', 0.5),)",
             "model.remat": "None",
-            "data.source": "1234",
+            "source": "1234",
         },
     )
     assert config.optimizer.learning_rate == 1.0
     assert isinstance(config.optimizer.learning_rate, float)
     assert config.model.depth == 3
-    assert config.data.in_memory is True
-    assert config.data.mean == (0.1,)
-    assert config.objective.name == "causal_lm"
+    assert config.task.in_memory is True
+    assert config.task.mean == (0.1,)
+    assert config.task.name == "causal_lm"
     assert config.optimizer.lr_multipliers == (("kernel", 0.5),)
     assert config.model.remat is None
-    assert config.data.source == "1234"
+    assert config.source.name == "1234"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_overrides_are_typed(config):
         ("seed", "1.5", "seed is '1.5', but must be of type int."),
         ("seed", "many", "seed is 'many', but must be of type int."),
         ("model.depth", "deep", "model.depth is 'deep', but must be of type int."),
-        ("data.in_memory", "1", "data.in_memory is '1', but must be of type bool."),
+        ("task.in_memory", "1", "data.in_memory is '1', but must be of type bool."),
         ("optimizer.learning_rate", "fast", "optimizer.learning_rate is 'fast', but must be of type float."),
         ("optimizer", "adamw", "'optimizer' is a section of the config, not a value"),
         ("total_steps", "None2", "total_steps is 'None2'"),
@@ -196,7 +196,7 @@ def test_a_runs_config_json_loads_as_the_config_it_was(config, tmp_path):
 def test_the_sweep_is_the_arguments():
     path = ROOT / "configs" / "small" / "vit_ablations.py"
     config, sweep = cli.load(f"{path}:pooling,folder")
-    assert config.data.source == "idx:folder"
+    assert config.source.name == "idx:folder"
     assert {changes["model.pooling"] for changes in sweep} == {"token", "gap"}
     with pytest.raises(ValueError, match="'depth' is not an ablation of ViT: it is one of position, pooling, size"):
         cli.load(f"{path}:depth,folder")

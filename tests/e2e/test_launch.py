@@ -94,7 +94,7 @@ def test_the_runs_of_a_sweep_are_told_what_it_was_told(name, tmp_path, monkeypat
     told = []
     monkeypatch.setattr(f"lineage.runs.{name}", lambda command, *_: told.extend(command) or 0)
     kind = ["--optuna"] * ("search" in name)
-    own = ["--config=tests/tiny.py:gpt", "--config.data.batch_size=4", "--force-config"]
+    own = ["--config=tests/tiny.py:gpt", "--config.loader.batch_size=4", "--force-config"]
     assert launch.main(["sweep", *own, *kind, f"--workdir={tmp_path}"]) == 0
     assert told == [sys.executable, "-m", "lineage.launch", "train", *own]
 

@@ -359,15 +359,15 @@ def test_names_are_what_tells_the_runs_apart():
 
 
 def test_names_are_folders():
-    names = run_names([{"data.source": f"text:{letter}/b.txt"} for letter in "ab"])
+    names = run_names([{"source": f"text:{letter}/b.txt"} for letter in "ab"])
     assert names == ["source=text:a_b.txt", "source=text:b_b.txt"]
-    first, second = run_names([{"data.source": "a/b"}, {"data.source": "a_b"}])
+    first, second = run_names([{"source": "a/b"}, {"source": "a_b"}])
     assert first == "source=a_b"
     assert second.startswith("source=a_b~")
     long = run_names([{"init.path": "x" * 300 + letter} for letter in "ab"])
     assert len(set(long)) == 2
     assert all(len(name) < 120 for name in long)
-    foreign = run_names([{"data.source": "文" * 90 + letter} for letter in "ab"])
+    foreign = run_names([{"source": "文" * 90 + letter} for letter in "ab"])
     assert len(set(foreign)) == 2
     assert all(len(name.encode()) < 120 for name in foreign)
 

@@ -11,7 +11,6 @@ import pytest
 
 from lineage import models
 from lineage.data.transforms import boxes as shapes
-from lineage.evaluation.evaluators import Evaluator, restore
 from lineage.models import convert
 from lineage.models.detr import DETR
 from lineage.models.resnet import ResNet
@@ -28,7 +27,7 @@ SIZES = {"depth": 1, "decoder_depth": 2, "width": 16, "num_heads": 2, "mlp_dim":
 TINY = (
     {f"model.backbone.{name}": value for name, value in BACKBONE.items()}
     | {f"model.{name}": value for name, value in SIZES.items()}
-    | {"data.source": "shapes", "data.image_size": 16, "data.max_boxes": 3, "objective.name": "detection"}
+    | {"source": "shapes", "task.image_size": 16, "task.max_boxes": 3, "task.name": "object_detection"}
 )
 
 
@@ -96,7 +95,7 @@ def test_a_run_is_evaluated_whole_and_shows_its_boxes(tiny, tmp_path, monkeypatc
     draw = shapes.Shapes.__getitem__
     cut = lambda example: {name: value if name == "image" else value[:3] for name, value in example.items()}  # noqa: E731
     monkeypatch.setattr(shapes.Shapes, "__getitem__", lambda self, index: cut(draw(self, index)))
-    config = tiny("detr", TINY | {"total_steps": 2, "data.evaluation_batch_size": 4})
+    config = tiny("detr", TINY | {"total_steps": 2, "loader.evaluation_batch_size": 4})
     metrics = loop.train(config, tmp_path, **ONE)
     assert set(metrics) >= {f"{split}/{name}" for split in ("validation", "test") for name in ("loss", "ap", "ap_50")}
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["test/ap"] == metrics["test/ap"]
@@ -104,16 +103,16 @@ def test_a_run_is_evaluated_whole_and_shows_its_boxes(tiny, tmp_path, monkeypatc
     assert all(f"{what}, validation" in page for what in ("Objects", "Precision and recall"))
     curves = np.load(tmp_path / "artifacts/precision_test.npz")["precision"]
     assert curves.mean() == pytest.approx(metrics["test/ap"], nan_ok=True)
-    config = tiny("detr", TINY | {"total_steps": 2, "data.evaluation_batch_size": 7})
+    config = tiny("detr", TINY | {"total_steps": 2, "loader.evaluation_batch_size": 7})
     experiment = Experiment(config, tmp_path, ONE["devices"])
-    assert Evaluator(experiment).evaluate(restore(experiment)) == pytest.approx(metrics, rel=1e-5)
+    assert experiment.evaluation()(experiment.restore().variables(average=True)) == pytest.approx(metrics, rel=1e-5)
 
 
 def test_models_and_objectives_that_are_not_for_each_other(tiny):
     with pytest.raises(ValueError, match="the objective 'detection' is not for the model 'vit'"):
-        Experiment(tiny("vit", {"objective.name": "detection", "model.image_size": 8}), **ONE).objective  # noqa: B018
+        Experiment(tiny("vit", {"task.name": "object_detection", "model.image_size": 8}), **ONE).objective  # noqa: B018
     with pytest.raises(ValueError, match="the objective 'classification' is not for the model 'detr'"):
-        Experiment(tiny("detr", TINY | {"objective.name": "classification"}), **ONE).objective  # noqa: B018
+        Experiment(tiny("detr", TINY | {"task.name": "image_classification"}), **ONE).objective  # noqa: B018
     with pytest.raises(ValueError, match="probes is 'knn': they are for models of labelled images"):
         Evaluator(Experiment(tiny("detr", TINY | {"probes": "knn"}), **ONE))
     with pytest.raises(ValueError, match="the backbone is a ViT: it must be one with maps"):

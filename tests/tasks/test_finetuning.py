@@ -9,7 +9,6 @@ import pytest
 from scipy.special import log_softmax
 
 from lineage.data import tokenizers
-from lineage.evaluation.evaluators import Evaluator, pooled_accuracy, restore
 from lineage.models import convert
 from lineage.train import loop
 from lineage.train import pretrained as initial
@@ -21,11 +20,10 @@ pytestmark = pytest.mark.usefixtures("no_report")
 MASKED = {
     "model.head": "masked_lm",
     "model.width": 16,
-    "data.source": "stdlib",
-    "data.max_bytes": 20_000,
-    "data.sequence_length": 24,
-    "data.task": "masked_tokens",
-    "objective.name": "masked_lm",
+    "source": "stdlib",
+    "source.max_bytes": 20_000,
+    "task.sequence_length": 24,
+    "task.name": "masked_lm",
 }
 ONE = {"devices": jax.devices()[:1]}
 
@@ -52,12 +50,12 @@ def tasks(tmp_path_factory):
     }
     return {
         name: {
-            "objective.name": name,
-            "data.task": {"span_extraction": "spans"}.get(name, name),
-            "data.source": f"{kind}:{folder}/{file}",
-            "data.validation_split": f"{folder}/{file}",
-            "data.tokenizer": "words" if name == "span_extraction" else "bytes",
-            "data.sequence_length": 24,
+            "task.name": name,
+            "task.task": {"span_extraction": "spans"}.get(name, name),
+            "source": f"{kind}:{folder}/{file}",
+            "source.validation_path": f"{folder}/{file}",
+            "tokenizer": "words" if name == "span_extraction" else "bytes",
+            "task.sequence_length": 24,
             "model.head": head,
             "model.num_classes": classes,
             "model.dropout": 0.0,
@@ -120,7 +118,7 @@ def test_padding_changes_nothing(objective, tasks, tiny):
 
     @jax.jit
     def loss(params, batch):
-        total, weight, _ = experiment.objective(experiment.model.bind({"params": params}), batch)
+        total, weight, _ = experiment.task.loss(experiment.model.bind({"params": params}), batch)
         return total, weight
 
     grad = jax.grad(lambda *args: loss(*args)[0])
@@ -141,13 +139,13 @@ def test_the_span_loss_by_hand(tasks, tiny):
         real = logits[row, batch["tokens_mask"][row]]
         scores = log_softmax(real, axis=0)
         expected -= (scores[batch["start"][row], 0] + scores[batch["end"][row], 1]) / 2
-    loss, weight, _ = experiment.objective(experiment.model.bind(variables), batch)
+    loss, weight, _ = experiment.task.loss(experiment.model.bind(variables), batch)
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     assert weight == 7
 
 
 def test_a_whole_text_has_the_class_of_its_rows(tasks, tiny):
-    changes = {"data.long_text": "segments", "data.stride": 2, "data.sequence_length": 8}
+    changes = {"task.long_text": "segments", "task.stride": 2, "task.sequence_length": 8}
     experiment = Experiment(tiny("bert", tasks["classification"] | changes), **ONE)
     source = experiment.data.splits["validation"].source
     assert source.is_cut
@@ -160,7 +158,7 @@ def test_a_whole_text_has_the_class_of_its_rows(tasks, tiny):
             right.append(pool(chances[rows], axis=0).argmax() == source.per_row["label"][rows[0]])
         assert pooled_accuracy(logits, source)[f"{name}_pooled_accuracy"] == np.mean(right)
     state = jax.jit(experiment.make_state)()
-    assert "validation/max_pooled_accuracy" in Evaluator(experiment).evaluate(state)
+    assert "validation/max_pooled_accuracy" in experiment.evaluation()(state.variables(average=True))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +166,7 @@ def test_a_whole_text_has_the_class_of_its_rows(tasks, tiny):
     [
         ({"model.head": "span"}, "the objective 'classification' needs model.head='classification', not 'span'."),
         (
-            {"objective.cutmix": 0.2},
+            {"task.cutmix": 0.2},
             "mixup and cutmix are for images: leave objective.mixup and objective.cutmix at 0.",
         ),
         ({"teacher": "x"}, "teacher is 'x': only distillation and distilled_classification need one."),
@@ -182,13 +180,13 @@ def test_errors(changes, message, tasks, tiny, tmp_path):
 
 def test_a_run_starts_from_another(pretrained, tasks, tiny, tmp_path, capsys):
     """The parameters and the tokenizer before the first step are the other run's, but for what is left out."""
-    changes = tasks["tagging"] | {"init.path": str(pretrained), "data.tokenizer": "characters", "ema_decay": 0.5}
+    changes = tasks["tagging"] | {"init.path": str(pretrained), "tokenizer": "characters", "ema_decay": 0.5}
     config = tiny("bert", changes | {"optimizer.learning_rate": 0.0, "total_steps": 1, "init.skip": ("mlp_norm",)})
     loop.train(config, tmp_path, **ONE)
     assert (tmp_path / "tokenizer.json").read_text() == (pretrained / "tokenizer.json").read_text()
     said = capsys.readouterr().err
     assert f"starts from {pretrained}; new: classifier, stack; not used: masked_lm, stack" in said
-    theirs, ours = read_variables(pretrained)["params"], restore(Experiment(config, tmp_path, **ONE))
+    theirs, ours = read_variables(pretrained)["params"], Experiment(config, tmp_path, **ONE).restore()
     for params in (ours.params, ours.ema):
         np.testing.assert_array_equal(params["embed"]["table"], theirs["embed"]["table"])
         stack, other = params["stack"]["layers"], theirs["stack"]["layers"]
@@ -245,17 +243,21 @@ def test_what_cannot_be_started_from(pretrained, tasks, tiny, tmp_path):
 
 
 def test_a_distillation_has_three_weights(pretrained, tiny):
-    config = tiny("bert", distilled(pretrained, {"objective.weights": (5.0,)}))
+    config = tiny("bert", distilled(pretrained, {"task.weights": (5.0,)}))
     with pytest.raises(ValueError, match=r"objective\.weights is \(5\.0,\): a distillation has three losses"):
         jax.eval_shape(Experiment(config).make_state)
 
 
 def distilled(pretrained, changes=()):
-    return MASKED | {"objective.name": "distillation", "teacher": str(pretrained), "model.dropout": 0.0} | dict(changes)
+    return (
+        MASKED
+        | {"task.name": "masked_lm_distillation", "teacher": str(pretrained), "model.dropout": 0.0}
+        | dict(changes)
+    )
 
 
 def test_the_three_losses_by_hand(pretrained, tiny):
-    config = tiny("bert", distilled(pretrained, {"objective.temperature": 3.0, "objective.weights": (0.5, 0.25, 2.0)}))
+    config = tiny("bert", distilled(pretrained, {"task.temperature": 3.0, "task.weights": (0.5, 0.25, 2.0)}))
     experiment = Experiment(config, **ONE)
     batch = dict(jax.tree.map(jnp.asarray, experiment.data.splits["validation"][0]))
     batch["mask"], batch["tokens_mask"] = batch["mask"].at[0, 0].set(False), batch["tokens_mask"].at[1, 20:].set(False)
@@ -284,7 +286,7 @@ def test_the_three_losses_by_hand(pretrained, tiny):
             soft = (target * (np.log(target) - log_softmax(words[row, m] / 3))).sum() * 9
             hard = -log_softmax(words[row, m])[batch["targets"][row, m]]
             total, count = total + 0.5 * soft + 0.25 * hard + 2 * cosine, count + 1
-    loss, weight, aux = experiment.objective(experiment.model.bind({"params": params}), told)
+    loss, weight, aux = experiment.task.loss(experiment.model.bind({"params": params}), told)
     assert weight == count
     np.testing.assert_allclose(loss, total, rtol=1e-5)
     assert set(aux) == {"loss", "accuracy", "soft_loss", "masked_lm_loss", "cosine_loss"}
@@ -292,12 +294,14 @@ def test_the_three_losses_by_hand(pretrained, tiny):
 
 def test_a_student_of_itself_has_nothing_to_learn(pretrained, tiny, tmp_path):
     """Its soft targets and vectors are met; the teacher does not drop out, and is not in the checkpoint."""
-    changes = {"init.path": str(pretrained), "objective.weights": (1.0, 0.0, 1.0), "total_steps": 2}
+    changes = {"init.path": str(pretrained), "task.weights": (1.0, 0.0, 1.0), "total_steps": 2}
     config = tiny("bert", distilled(pretrained, changes | {"optimizer.learning_rate": 0.0}))
     found = loop.train(config, tmp_path / "run", **ONE)
     assert abs(found["validation/loss"]) < 1e-5
     assert found["validation/masked_lm_loss"] > 1
-    assert set(restore(Experiment(config, tmp_path / "run", **ONE)).params) == set(read_variables(pretrained)["params"])
+    assert set(Experiment(config, tmp_path / "run", **ONE).restore().params) == set(
+        read_variables(pretrained)["params"]
+    )
 
 
 def test_a_student_of_half_the_depth_learns(pretrained, tiny, tmp_path):
@@ -312,8 +316,8 @@ def test_a_student_of_half_the_depth_learns(pretrained, tiny, tmp_path):
 
 
 def test_a_teacher_of_other_words(pretrained, tiny, tmp_path):
-    tokenizers.Bytes().train([], ("mask", "pad", "sep", "cls", "end_of_text")).save(tmp_path / "own.json")
-    config = tiny("bert", distilled(pretrained, {"data.tokenizer": str(tmp_path / "own.json")}))
+    tokenizers.train("bytes", [], special=("mask", "pad", "sep", "cls", "end_of_text")).save(tmp_path / "own.json")
+    config = tiny("bert", distilled(pretrained, {"tokenizer": str(tmp_path / "own.json")}))
     with pytest.raises(ValueError, match=r"data\.tokenizer must be the teacher's, .*tokenizer\.json"):
         loop.train(config, tmp_path / "run", **ONE)
 

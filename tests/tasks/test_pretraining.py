@@ -9,10 +9,10 @@ from lineage.train import loop
 from lineage.train.experiment import Experiment
 
 SMALL = {
-    "data.source": "stdlib",
-    "data.max_bytes": 40_000,
-    "data.sequence_length": 32,
-    "data.batch_size": 16,
+    "source": "stdlib",
+    "source.max_bytes": 40_000,
+    "task.sequence_length": 32,
+    "loader.batch_size": 16,
     "model.dropout": 0.0,
     "model.depth": 1,
     "total_steps": 30,
@@ -21,21 +21,18 @@ SMALL = {
 }
 BERT = SMALL | {
     "model.head": "pretraining",
-    "data.task": "next_sentence",
-    "data.tokenizer": "wordpiece",
-    "data.vocab_size": 300,
-    "objective.name": "pretraining",
+    "tokenizer": "wordpiece",
+    "tokenizer.vocab_size": 300,
+    "task.name": "sentence_pair_pretraining",
 }
 T5 = SMALL | {
     "model.head_size": 8,
     "model.mlp_dim": 32,
-    "data.task": "span_corruption",
-    "objective.name": "sequence_to_sequence",
+    "task.name": "span_corruption",
 }
 BART = SMALL | {
-    "data.task": "denoising",
-    "data.noise": "permute_sentences | infill(0.3, 3)",
-    "objective.name": "sequence_to_sequence",
+    "task.noise": "permute_sentences | infill(0.3, 3)",
+    "task.name": "denoising",
     "sampling.num_samples": 1,
     "sampling.prompt": "import",
     "sampling.max_new_tokens": 4,
@@ -54,7 +51,7 @@ def test_the_loss_is_that_of_the_words_and_of_the_labels(tiny):
     labels = jnp.take_along_axis(jax.nn.log_softmax(scores), batch["label"][:, None], axis=-1)[:, 0]
     rows = batch["tokens_mask"].any(axis=1)
     assert 0 < rows.sum() < len(rows)  # some of the batch is padding
-    loss, weight, aux = experiment.objective(experiment.model.bind(variables), batch)
+    loss, weight, aux = experiment.task.loss(experiment.model.bind(variables), batch)
     expected = -words[batch["mask"]].sum() - batch["places"].shape[1] * labels[rows].sum()
     assert weight == batch["mask"].sum()
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
@@ -68,7 +65,7 @@ def test_the_loss_is_that_of_the_words_and_of_the_labels(tiny):
 def test_it_learns(model, changes, tiny, tmp_path):
     config = tiny(model, changes)
     experiment = Experiment(config)
-    shapes = jax.eval_shape(lambda: experiment.zeros(config.data.batch_size))
+    shapes = jax.eval_shape(lambda: experiment.zeros(config.loader.batch_size))
     batch = experiment.data.train[0]
     assert {name: (value.shape, value.dtype) for name, value in shapes.items()} == {
         name: (value.shape, value.dtype) for name, value in batch.items()
@@ -77,5 +74,5 @@ def test_it_learns(model, changes, tiny, tmp_path):
     names = {"loss", "accuracy"}
     names |= {"masked_lm_loss", "sentence_loss", "sentence_accuracy"} if model == "bert" else set()
     assert set(metrics) == {f"validation/{name}" for name in names}
-    assert metrics["validation/loss"] < np.log(experiment.data.info["vocab_size"]) + (model == "bert") * np.log(2)
+    assert metrics["validation/loss"] < np.log(experiment.data.facts.vocab_size) + (model == "bert") * np.log(2)
     assert (tmp_path / "tokenizer.json").is_file()

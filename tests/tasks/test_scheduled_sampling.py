@@ -39,7 +39,9 @@ def test_the_rate_follows_the_steps_of_the_run_in_training_alone(decay, rates, g
     objective = partial(sequence_to_sequence, scheduled_sampling=0.8, decay=decay)
     optimizer = optax.sgd(0.0)
     state = init_state(Tell(), optimizer, objective, BATCH, seed=0)
-    step = jax.jit(make_train_step(Tell(), objective, optimizer, seed=0, grad_accum_steps=grad_accum_steps, total_steps=10))
+    step = jax.jit(
+        make_train_step(Tell(), objective, optimizer, seed=0, grad_accum_steps=grad_accum_steps, total_steps=10)
+    )
     for at, rate in zip((0, 5, 10), rates):
         after, metrics = step(state.replace(step=jnp.asarray(at, jnp.int32)), BATCH)
         np.testing.assert_allclose(told(metrics["loss"]), rate, atol=1e-4)

@@ -11,12 +11,11 @@ from lineage.train.experiment import Experiment
 CHANGES = {
     "model.head": "masked_lm",
     "model.dropout": 0.0,
-    "data.source": "stdlib",
-    "data.max_bytes": 20_000,
-    "data.sequence_length": 16,
-    "data.task": "masked_tokens",
-    "data.mask_rate": 0.2,
-    "objective.name": "masked_lm",
+    "source": "stdlib",
+    "source.max_bytes": 20_000,
+    "task.sequence_length": 16,
+    "task.mask_rate": 0.2,
+    "task.name": "masked_lm",
 }
 
 
@@ -27,7 +26,7 @@ def test_the_loss_is_that_of_the_hidden_tokens(tiny):
     logits = experiment.model.apply(variables, batch["tokens"], mask=batch["tokens_mask"])
     picked = jnp.take_along_axis(logits, batch["places"][..., None], axis=1)
     scores = jnp.take_along_axis(jax.nn.log_softmax(picked), batch["targets"][..., None], axis=-1)[..., 0]
-    loss, weight, _ = experiment.objective(experiment.model.bind(variables), batch)
+    loss, weight, _ = experiment.task.loss(experiment.model.bind(variables), batch)
     assert weight == batch["mask"].sum()
     np.testing.assert_allclose(loss, -scores[batch["mask"]].sum(), rtol=1e-5)
 

@@ -29,9 +29,8 @@ MASKED = {
     "model.decoder_width": 8,
     "model.decoder_num_heads": 2,
     "model.patch_size": 2,
-    "data.task": "masked_images",
-    "data.mask_rate": 0.75,
-    "objective.name": "masked_reconstruction",
+    "task.mask_rate": 0.75,
+    "task.name": "masked_autoencoding",
     "total_steps": 12,
     "evaluate_every_steps": 6,
 }
@@ -112,7 +111,7 @@ def teacher(tiny, tmp_path_factory):
 
 
 def test_a_teacher_of_images_says_its_logits(teacher, tiny):
-    student = {"model.depth": 1, "model.patch_size": 4, "objective.name": "distilled_classification"}
+    student = {"model.depth": 1, "model.patch_size": 4, "task.name": "distilled_image_classification"}
     experiment = Experiment(tiny("deit", student | {"teacher": str(teacher)}), **ONE)
     batch = jax.tree.map(jnp.asarray, experiment.data.splits["test"][0])
     variables = read_variables(teacher)
@@ -126,8 +125,8 @@ def test_a_teacher_of_images_says_its_logits(teacher, tiny):
 
 
 def test_a_teacher_sees_what_is_mixed(teacher, tiny):
-    student = {"model.depth": 1, "model.patch_size": 4, "objective.name": "distilled_classification"}
-    changes = student | {"teacher": str(teacher), "objective.mixup": 0.8}
+    student = {"model.depth": 1, "model.patch_size": 4, "task.name": "distilled_image_classification"}
+    changes = student | {"teacher": str(teacher), "task.mixup": 0.8}
     experiment = Experiment(tiny("deit", changes), **ONE)
     plain = jax.tree.map(jnp.asarray, experiment.data.train[0])
     batch, other = experiment.taught(plain, 3), experiment.taught(plain, 4)
@@ -191,20 +190,20 @@ def test_both_losses_by_hand(temperature):
 @pytest.mark.parametrize(
     ("model", "changes", "message"),
     [
-        ("vit", {"objective.name": "masked_reconstruction"}, "'masked_reconstruction' is not for the model 'vit'"),
-        ("vit", {"objective.name": "causal_lm"}, "'causal_lm' is not for the model 'vit', which reads images"),
+        ("vit", {"task.name": "masked_autoencoding"}, "'masked_reconstruction' is not for the model 'vit'"),
+        ("vit", {"task.name": "causal_lm"}, "'causal_lm' is not for the model 'vit', which reads images"),
         ("mae", {}, "the objective 'classification' is not for the model 'mae'"),
         (
             "vit",
-            {"objective.name": "distilled_classification"},
+            {"task.name": "distilled_image_classification"},
             "'distilled_classification' is not for the model 'vit'",
         ),
         (
             "mae",
-            MASKED | {"data.task": "images", "data.mask_rate": 0.15},
+            MASKED | {"task.name": "image_classification", "task.mask_rate": 0.15},
             "is for data.task masked_images: it is 'images'",
         ),
-        ("mae", MASKED | {"data.patch_size": 4}, r"noise of the data is \(4,\), but the model is for \(16,\)"),
+        ("mae", MASKED | {"task.patch_size": 4}, r"noise of the data is \(4,\), but the model is for \(16,\)"),
         ("deit", {"model.pooling": "gap"}, "DeiT has linear heads of two tokens, not 'linear' and pooling 'gap'"),
         ("mae", MASKED | {"model.position": "relative"}, "Unknown position 'relative'. Available: none, 1d, 2d"),
     ],

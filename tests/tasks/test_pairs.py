@@ -9,7 +9,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from lineage.evaluation.evaluators import Evaluator, restore
 from lineage.evaluation.sampling import Sampler
 from lineage.train import loop
 from lineage.train.experiment import Experiment
@@ -27,10 +26,10 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(files, tiny, tmp_path_factory):
     changes = {
-        "data.source": f"pairs:{files}/train.tsv",
-        "data.test_split": f"{files}/test.tsv",
-        "data.sequence_length": 9,
-        "data.batch_size": 8,
+        "source": f"pairs:{files}/train.tsv",
+        "source.test_path": f"{files}/test.tsv",
+        "task.sequence_length": 9,
+        "loader.batch_size": 8,
         "model.dropout": 0.0,
         "model.placement": "pre",
         "model.width": 32,
@@ -74,9 +73,9 @@ def test_every_pair_counts_once_whatever_the_batch_size(size, trained, files):
         "".join(f"{line}\n" for line in [*lines[:5], *(f"{line} 9" for line in lines[5:])])
     )
     config = config.copy_and_resolve_references()
-    config.data.test_split, config.data.evaluation_batch_size = f"{files}/wrong.tsv", size
+    config.source.test_path, config.loader.evaluation_batch_size = f"{files}/wrong.tsv", size
     experiment = Experiment(config, workdir, jax.devices()[:1])
-    metrics = Evaluator(experiment).evaluate(restore(experiment))
+    metrics = experiment.evaluation()(experiment.restore().variables(average=True))
     np.testing.assert_allclose(metrics["test/exact_match"], 5 / 7)
     # A right target has 8 tokens; a wrong one is cut to 9, of which the model writes the first 7 and then ends.
     np.testing.assert_allclose(metrics["test/free_running_accuracy"], (5 * 8 + 2 * 7) / (5 * 8 + 2 * 9))
@@ -86,7 +85,7 @@ def test_every_pair_counts_once_whatever_the_batch_size(size, trained, files):
 def test_writing(trained):
     config, workdir, _ = trained
     experiment = Experiment(config, workdir, jax.devices()[:1])
-    sampler, variables = Sampler(experiment), restore(experiment).variables()
+    sampler, variables = Sampler(experiment), experiment.restore().variables()
     assert sampler.write(variables, "1003") == ["3 0 0 1"]
     with pytest.raises(ValueError, match="the prompt is empty"):
         sampler.write(variables, "")
@@ -100,11 +99,11 @@ def test_training_goes_through_buckets(files, tiny, tmp_path):
         "".join(f"{n}\t{' '.join(str(n)[::-1])}\n" for n in (*range(100, 108), *range(1000, 1008)))
     )
     changes = {
-        "data.source": f"pairs:{tmp_path}/train.tsv",
-        "data.sequence_length": 9,
-        "data.buckets": (7,),
-        "optimizer.schedule": "constant",  # the same for a shorter run
-        "data.batch_size": 8,
+        "source": f"pairs:{tmp_path}/train.tsv",
+        "task.sequence_length": 9,
+        "loader.buckets": (7,),
+        "schedule": "constant",  # the same for a shorter run
+        "loader.batch_size": 8,
         "total_steps": 4,
         "save_every_steps": 2,
     }
@@ -116,7 +115,7 @@ def test_training_goes_through_buckets(files, tiny, tmp_path):
     first.total_steps = 2
     loop.train(first, tmp_path / "parts", devices=jax.devices()[:1])
     loop.train(config, tmp_path / "parts", devices=jax.devices()[:1])
-    whole, parts = (restore(Experiment(config, tmp_path / name)).params for name in ("whole", "parts"))
+    whole, parts = (Experiment(config, tmp_path / name).restore().params for name in ("whole", "parts"))
     jax.tree.map(np.testing.assert_array_equal, whole, parts)
 
 
@@ -125,12 +124,12 @@ def test_a_decoder_alone_writes_too(files, tiny, tmp_path):
     """The same numbers as one text each; prompts of different lengths in a batch."""
     (tmp_path / "train.tsv").write_text("12\ta b\n345\tc\n6\td d\n78910\te\n")
     changes = {
-        "data.source": f"pairs:{tmp_path}/train.tsv",
-        "data.test_split": f"{tmp_path}/train.tsv",
-        "data.task": "continuations",
-        "data.max_bytes": 0,
-        "data.sequence_length": 12,
-        "data.evaluation_batch_size": 3,
+        "source": f"pairs:{tmp_path}/train.tsv",
+        "source.test_path": f"{tmp_path}/train.tsv",
+        "task.name": "conditional_lm",
+        "source.max_bytes": 0,
+        "task.sequence_length": 12,
+        "loader.evaluation_batch_size": 3,
         "model.max_length": 20,
         "model.width": 32,
         "sampling.temperature": 0.0,
@@ -146,9 +145,9 @@ def test_a_decoder_alone_writes_too(files, tiny, tmp_path):
 def test_running_statistics_are_resumed_exactly(norm, files, tiny, tmp_path, no_report):
     """PowerNorm changes from the batch's statistics to the running ones on the way."""
     changes = {
-        "data.source": f"pairs:{files}/test.tsv",
-        "data.sequence_length": 9,
-        "data.batch_size": 4,
+        "source": f"pairs:{files}/test.tsv",
+        "task.sequence_length": 9,
+        "loader.batch_size": 4,
         "model.norm": norm,
         "model.norm_warmup": 5,
         "sampling.max_new_tokens": 2,

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from lineage.data.transforms.calls import parse_calls
-from lineage.evaluation.evaluators import Evaluator, restore
 from lineage.evaluation.probes import PROBES, Neighbours, Regression, accuracies
 from lineage.train import loop
 from lineage.train.experiment import Experiment
@@ -59,10 +58,10 @@ def test_names_and_arguments():
 
 
 def test_a_run_is_probed(tiny, tmp_path):
-    changes = {"probes": "knn | few_shot(5)", "data.augment": "shift(2)", "data.evaluation_batch_size": 200}
+    changes = {"probes": "knn | few_shot(5)", "task.augment": "shift(2)", "loader.evaluation_batch_size": 200}
     last = loop.train(tiny("vit", changes | {"total_steps": 4, "evaluate_every_steps": 4}), tmp_path)
     experiment = Experiment(tiny("vit", changes | {"total_steps": 4}), tmp_path)
-    state, data = restore(experiment), experiment.data
+    state, data = experiment.restore(), experiment.data
     params = {name: value for name, value in state.params.items() if name != "classifier"}
     features = jax.jit(lambda image: experiment.model.clone(num_classes=0).apply({"params": params}, image))
 
