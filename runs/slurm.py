@@ -1,4 +1,4 @@
-"""Runs as jobs of a SLURM cluster, through submitit: submitted, requeued when the cluster takes the machines, followed,
+"""Runs as jobs of a SLURM cluster, through submitit: they are submitted, requeued after a preemption, followed and
 cancelled."""
 
 import json
@@ -13,14 +13,14 @@ from typing import Any
 from lineage.runs.folder import PREEMPTED, STOP_SIGNALS, write_atomic
 from lineage.runs.live import LOG, Run, Table
 
-JOBS = "jobs.json"  # of the folder `slurm` in a workdir: run's name -> SLURM's number of its job
+JOBS = "jobs.json"  # in the folder `slurm` of a workdir: SLURM's job number by the name of the run
 
 
 class Task:
-    """A run as submitit has it: it calls it in every task of the job, and `checkpoint` before the time is over.
+    """A run as a callable for submitit, which calls it in every task of the job, and `checkpoint` before the time limit.
 
-    What tells the task to end goes on to the run: a cluster tells it itself as well, or does not, as it tracks
-    processes, and to the run it does not matter how often it is told.
+    The signal to terminate is passed on to the run. Depending on how it tracks processes, the cluster may signal the
+    run as well; repeated signals do no harm.
     """
 
     def __init__(self, command: Sequence[str], folder: str):
@@ -28,7 +28,7 @@ class Task:
         self.process: subprocess.Popen | None = None
 
     def __call__(self) -> None:
-        """Runs the command until it has ended, or was told to and has saved; raises RuntimeError if it failed."""
+        """Run the command until it ends, by itself or after a signal; raise RuntimeError if it failed."""
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         with (Path(self.folder) / LOG).open("ab") as log:
             self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -43,7 +43,7 @@ class Task:
             raise RuntimeError(f"exit code {code}: {Path(self.folder) / LOG} has what it said.")
 
     def checkpoint(self) -> Any:
-        """Lets the run save and end; submitit then requeues the job with this."""
+        """Let the run save and end; return what submitit requeues."""
         from submitit.helpers import DelayedSubmission
 
         self.process.terminate()
@@ -51,7 +51,7 @@ class Task:
         return DelayedSubmission(Task(self.command, self.folder))
 
     def _wait(self):
-        """Waits until the run has ended; Popen's own wait cannot be called in a signal's handler while it waits."""
+        """Wait until the run has ended. `Popen.wait` cannot be called in a signal handler while it waits already."""
         os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
 
     def __getstate__(self):
@@ -89,8 +89,7 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
 
 
 def status(runs: Sequence[Run], workdir: Path) -> int:
-    """Prints how runs are, with their jobs' numbers and states; 0 when all are done, 75 when some are in the queue, 1
-    otherwise."""
+    """Print the states of runs; return 0 if all are done, 75 if some are in the queue, and 1 otherwise."""
     jobs, queue = _jobs(workdir / "slurm"), _queue()
     for run in runs:
         number = jobs.get(run.name)
@@ -106,7 +105,7 @@ def status(runs: Sequence[Run], workdir: Path) -> int:
 
 
 def cancel(workdir: Path) -> int:
-    """Cancels the jobs of a workdir that wait or run: those that run save first."""
+    """Cancel the waiting and running jobs of a workdir; running jobs save first."""
     queue = _queue()
     found = [number for number in _jobs(workdir / "slurm").values() if number in queue]
     for running in (False, True):
@@ -121,7 +120,7 @@ def _executor(folder, settings):
     try:
         import submitit
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("--cluster=slurm needs submitit: pip install submitit.") from None
+        raise ModuleNotFoundError("slurm needs submitit: pip install submitit.") from None
     limits = {key: settings[key] for key in ("nodes", "cpus_per_task", "gpus_per_node") if settings[key]}
     limits |= {key: settings[key] for key in ("partition", "account", "qos", "constraint") if settings[key]}
     if settings["memory_gb"]:
@@ -149,7 +148,7 @@ def _jobs(folder):
 
 
 def _queue() -> dict[str, str]:
-    """SLURM's state of each job of this user that waits or runs, by its number, NUMBER_PLACE in an array."""
+    """Return the states of this user's waiting and running jobs by number, NUMBER_INDEX in an array."""
     command = ["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i %T"]
     try:
         lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
