@@ -67,9 +67,8 @@ class Trials:
         self.search, self.config_of, self.workdir = search, config_of, workdir
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         path = workdir / STORAGE
-        path.with_name(f"{STORAGE}.lock").unlink(
-            missing_ok=True
-        )  # left by a killed search; `locked` excludes another one
+        # A lock that is there was left by a killed search: `locked` excludes another one.
+        path.with_name(f"{STORAGE}.lock").unlink(missing_ok=True)
         storage = JournalStorage(JournalFileBackend(str(path)))
         self.study = optuna.create_study(
             study_name="sweep",
@@ -126,9 +125,7 @@ class Trials:
         if run.state == "done":
             if not values:
                 evaluated = ", ".join(sorted({key for line in run.metrics for key in line if "/" in key}))
-                raise ValueError(
-                    f"search() has the metric {metric!r}, which is not one of the runs' metrics: {evaluated}."
-                )
+                raise ValueError(f"search() has the metric {metric!r}; the metrics of the runs are {evaluated}.")
             value = list(values.values())[-1]
             self.study.tell(trial, value if math.isfinite(value) else None, skip_if_finished=True)
         elif run.state == "pruned" or (run.state.startswith("failed") and HOPELESS.search(run.error())):

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ JOBS = "jobs.json"  # in the folder `slurm` of a workdir: SLURM's job number by 
 
 
 class Task:
-    """A run as a callable for submitit, which calls it in every task of the job, and `checkpoint` before the time limit.
+    """A run as submitit calls it in every task of a job; `checkpoint` is called before the time limit.
 
     The signal to terminate is passed on to the run. Depending on how it tracks processes, the cluster may signal the
     run as well; repeated signals do no harm.
@@ -59,13 +58,13 @@ class Task:
 
 
 def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings: Mapping[str, Any]) -> int:
-    """Submits runs as an array of jobs, but for those that are done, or whose jobs wait or run; returns the exit code.
+    """Submit runs as an array of jobs, without those that are done or in the queue; return the exit code of `status`.
 
     Args:
         runs: of a sweep, or one.
-        command: what their command lines have in common.
-        workdir: where `slurm/` goes: SLURM's scripts and logs, and `jobs.json`.
-        settings: the config's `cluster`.
+        command: the part of the command line that the runs share.
+        workdir: folder in which `slurm/` gets the scripts and logs of SLURM, and `jobs.json`.
+        settings: the config's section `cluster`.
 
     Raises:
         ModuleNotFoundError: submitit is not installed.
@@ -76,15 +75,15 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
     executor = _executor(folder, settings)
     jobs, queue = _jobs(folder), _queue()
     todo = [run for run in runs if not run.is_done() and jobs.get(run.name) not in queue]
-    tasks = [Task([sys.executable, *run.command(command[1:])], str(run.folder.absolute())) for run in todo]
+    tasks = [Task(run.command(command), str(run.folder.absolute())) for run in todo]
     if tasks:
         try:
             numbers = [job.job_id for job in executor.submit_array(tasks)]
-        except Exception as error:  # submitit's own and subprocess's
+        except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # submitit's errors are RuntimeErrors
             raise ValueError(f"SLURM refuses the jobs: {' '.join(str(error).split())[:300]}") from error
         jobs |= {run.name: number for run, number in zip(todo, numbers)}
         write_atomic(folder / JOBS, json.dumps(jobs, indent=2))
-    print(f"{len(tasks)} of {len(runs)} runs submitted; the others are done, or in the queue")
+    print(f"{len(tasks)} of {len(runs)} runs submitted; the others are done or in the queue")
     return status(runs, workdir)
 
 
