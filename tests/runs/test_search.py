@@ -76,7 +76,7 @@ def test_finds_what_is_better_and_goes_on(tmp_path, monkeypatch):
     best = min(float(row["validation/loss"]) for row in rows(tmp_path) if row["state"] == "done")
     assert best < 2.5
     page = (tmp_path / "sweep.html").read_text()
-    assert "The best by validation/loss is" in page
+    assert "The best run by validation/loss is" in page
 
 
 def test_stops_what_is_worse(tmp_path, monkeypatch):
