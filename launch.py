@@ -109,14 +109,14 @@ def train(options: Options, changes: Changes) -> int:
     """Train a model, or continue an interrupted run."""
     config, _ = configured(options, changes)
     from lineage.runs.provenance import provenance
-    from lineage.train import loop, preemption
+    from lineage.train import loop
 
     folder, file = workdir(options), config_file(options)
     about = {"config_name": Path(default_workdir(file)).name, "command": options.line}
     about |= provenance(Path(cli.find(file)[0]).parent)
     try:
         metrics = loop.train(config, folder, about=about, force_config=options.force_config)
-    except preemption.Preempted as stopped:
+    except loop.Preempted as stopped:
         print(stopped, file=sys.stderr)
         return PREEMPTED
     print(json.dumps(metrics) if metrics else "nothing was evaluated: the data have no validation or test split")
@@ -128,16 +128,16 @@ def restored(options: Options, changes: Changes) -> tuple[Any, Any]:
     """Return the experiment of a trained model and its state, with the experts that the command line asks for."""
     config, _ = configured(options, changes)
     from lineage.evaluation.evaluators import restore
-    from lineage.train import experts, preemption
+    from lineage.train import expert_mixture, run_folder
     from lineage.train.experiment import Experiment
 
     folder = workdir(options)
     if not options.force_config:
-        preemption.check_config(config, folder)
+        run_folder.check_config(config, folder)
     experiment = Experiment(config, folder)
     state = restore(experiment, options.checkpoint)
     if any(key.startswith("experts.") for key in changes):
-        state, said = experts.choose(experiment, state, prompt(options, config))
+        state, said = expert_mixture.choose(experiment, state, prompt(options, config))
         print(said, file=sys.stderr)
     return experiment, state
 
@@ -201,10 +201,10 @@ def export(options: Options, changes: Changes) -> None:
 def describe(options: Options, changes: Changes) -> None:
     """Print what a model costs."""
     config, _ = configured(options, changes)
-    from lineage.train import costs
+    from lineage.train import profiling
     from lineage.train.experiment import Experiment
 
-    print(costs.describe(Experiment(config)))
+    print(profiling.describe(Experiment(config)))
 
 
 def folders(options: Options) -> list[Path]:

@@ -1,10 +1,10 @@
-"""What it saves that a masked autoencoder's encoder does not see mask tokens (arXiv 2111.06377, table 1c).
+"""Cost of a masked autoencoder with and without mask tokens in the encoder (arXiv 2111.06377, table 1c).
 
 python -m benchmarks.masked_encoder --sizes S B
 
-Both models have the same parameters, and the decoder of the paper. With mask tokens, as many tokens go through the
-encoder as there are patches. FLOPs are those of the matrix products: of the encoder, and of the forward and backward
-pass of both parts, whose time is measured in turns. The medians are printed; `--flops-only` measures no time.
+Both models have the same parameters and the decoder of the paper. With mask tokens, the encoder processes all patches.
+FLOPs are those of the matrix products, of the encoder and of a forward and backward pass of the whole model. Each round
+times both models; the medians are printed. `--flops-only` measures no time.
 """
 
 import argparse
@@ -17,12 +17,12 @@ import jax.numpy as jnp
 
 from lineage import models
 from lineage.models.budget import flops
-from lineage.models.vit import VARIANTS
+from lineage.models.vit import ViT
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", default=["S", "B"], choices=VARIANTS)
+    parser.add_argument("--sizes", nargs="+", default=["S", "B"], choices=ViT.VARIANTS)
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--patch-size", type=int, default=16)
     parser.add_argument("--batch", type=int, default=2)
@@ -33,7 +33,7 @@ def main() -> None:
     print(f"{options.image_size} pixels, batch {options.batch}, {jax.devices()[0].device_kind}, load {load:.1f}")
     print(f"{'size':>4} {'part':>8} {'with':>14} {'without':>14} {'ratio':>6}")
     for size in options.sizes:
-        sizes = {"image_size": options.image_size, "patch_size": options.patch_size, **VARIANTS[size]}
+        sizes = {"image_size": options.image_size, "patch_size": options.patch_size, **ViT.VARIANTS[size]}
         without = models.build("mae", **sizes)
         pair = without.clone(mask_rate=0.0), without
         batch = example(options, without)
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def example(options, model):
-    """Random images and their noise."""
+    """Return random images and masking noise."""
     side = options.image_size // options.patch_size
     keys = jax.random.split(jax.random.key(1))
     noise = jax.random.uniform(keys[0], (options.batch, side**2))
@@ -58,13 +58,13 @@ def example(options, model):
 
 
 def encoder(model):
-    """A function of what the encoder says."""
+    """Return the forward pass of the encoder."""
     alone = model.clone(decoder_depth=0)
     return lambda variables, image, noise: alone.apply(variables, image, noise)
 
 
 def gradient(model):
-    """A function of the gradient of the error of all patches."""
+    """Return the gradient of the squared error of all patches."""
 
     def loss(variables, image, noise):
         predicted, _ = model.apply(variables, image, noise)

@@ -11,8 +11,10 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
+from lineage.configs import schema
 from lineage.configs.base import MODELS, UNITS, get_config
 from lineage.configs.sweeps import Search
+from lineage.train.adapters import ADAPTERS
 
 
 def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
@@ -114,6 +116,9 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
                 section[f"{duration}_{other}"] = None
         if key == "model.name" and value in MODELS:
             section = _other_model(config, value)
+        if key == "adapter.name":
+            with config.unlocked():
+                config.adapter = section = schema.section(ADAPTERS, value)
         section[name] = value
 
 

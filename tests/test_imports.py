@@ -11,9 +11,10 @@ ARRAYS = {"jax", "flax", "numpy", "scipy", "jaxtyping"}
 # package -> (packages of the project, other libraries) that it may import, beside the standard library and itself
 RULES = {
     "metrics": (set(), ARRAYS | {"nltk", "sacrebleu", "ot"}),
-    "models.layers": (set(), ARRAYS),
+    "models.layers": ({"models.kernels"}, ARRAYS),
+    "models.kernels": ({"models.layers"}, ARRAYS),
     "models.convert": ({"models"}, ARRAYS | {"safetensors", "ml_dtypes"}),
-    "models": ({"models.layers"}, ARRAYS),
+    "models": ({"models.layers", "models.kernels", "configs.registry"}, ARRAYS),
     "data": (
         set(),
         {"numpy", "grain", "tensorflow_datasets", "etils", "tokenizers", "sklearn", "PIL", "absl", "babel"},
@@ -21,7 +22,7 @@ RULES = {
     "tasks": ({"models", "data", "metrics"}, ARRAYS | {"optax"}),
     "evaluation": ({"tasks", "models", "data", "metrics", "train", "runs.folder"}, ARRAYS | {"sklearn"}),
     "train": (
-        {"evaluation", "tasks", "models", "data", "metrics", "report", "runs.folder"},
+        {"evaluation", "tasks", "models", "data", "metrics", "report", "runs.folder", "configs"},
         ARRAYS | {"optax", "orbax", "ml_collections", "tensorboardX", "wandb", "rich"},
     ),
     "report": ({"runs", "runs.folder"}, {"numpy", "scipy", "matplotlib"}),

@@ -130,6 +130,7 @@ def test_sweep(launch, tmp_path):
     )
 
 
+@pytest.mark.thorough
 def test_search(launch, tmp_path):
     arguments = ["sweep", "--config=tests/tiny.py:vit", "--optuna", "--parallel=2", f"--workdir={tmp_path}"]
     code, output = launch(*arguments, "--config.total_steps=3")

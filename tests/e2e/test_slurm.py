@@ -152,6 +152,7 @@ def test_a_sweep_of_which_one_job_is_preempted(slurm, launch, tmp_path):
     assert "2 of 2 runs are done already" in finished.stdout
 
 
+@pytest.mark.thorough
 def test_a_job_whose_time_is_over_goes_on(slurm, launch, tmp_path):
     """The signal that comes before the end of its time lets its two processes save, and it is in the queue again."""
     changes = {"total_steps": 60, "mesh.data": 2, "cluster.tasks_per_node": 2, "cluster.cpus_per_task": 1}
@@ -168,6 +169,7 @@ def test_a_job_whose_time_is_over_goes_on(slurm, launch, tmp_path):
     assert steps(tmp_path / "run")[-1] == 60
 
 
+@pytest.mark.thorough
 def test_a_job_is_cancelled(slurm, launch, tmp_path):
     arguments = ["--config=tests/tiny.py:vit", "--config.total_steps=100000", f"--workdir={tmp_path / 'run'}"]
     assert launch("slurm", "submit", *arguments).returncode == 75

@@ -94,6 +94,7 @@ def survives(start, tmp_path, rates, seeds, deaths, steps):
     return output
 
 
+@pytest.mark.thorough
 def test_a_killed_sweep(start, tmp_path):
     survives(start, tmp_path, (0.01,), (1, 2, 3), deaths=1, steps=100)
 

@@ -57,6 +57,7 @@ def test_a_run_leaves_its_report(name, workdirs):
     assert ("test/teacher_accuracy" in last) == (name == "deit")
 
 
+@pytest.mark.thorough
 def test_positions_go_on_to_another_resolution(tmp_path, monkeypatch):
     """A run at 8x8 pixels is nearly as good at 12x12 before any step, but not without its positions."""
     monkeypatch.setattr(loop, "write_report", lambda workdir: None)

@@ -71,16 +71,16 @@ def trained(tiny, tmp_path_factory):
         ([GPT, "--config.data.source=text:absent.txt"], "there is no text file at absent.txt"),
         (
             [GPT, "--config.model.name=gtp"],
-            f"unknown model 'gtp': it is one of {', '.join(models.MODELS)}. Did you mean 'gpt'?",
+            f"Unknown model 'gtp'. Did you mean 'gpt'? Available: {', '.join(sorted(models.MODELS))}.",
         ),
         ([GPT, "--config.model.num_heads=3"], "3"),
         (
             [GPT, "--config.model.activation=gleu"],
-            "unknown activation 'gleu': it is one of relu, gelu, gelu_tanh, silu. Did you mean 'gelu'?",
+            "Unknown activation 'gleu'. Did you mean 'gelu'? Available: relu, gelu, gelu_tanh, silu.",
         ),
         (
             [VIT, "--config.model.position=3d"],
-            "unknown position '3d': it is one of none, 1d, 2d, relative, sincos2d, mae.",
+            "Unknown position '3d'. Available: none, 1d, 2d, relative, sincos2d, mae.",
         ),
         (
             [GPT, "--config.data.source=digits", "--config.data.max_bytes=0", "--config.data.sequence_length=0"],
@@ -101,11 +101,11 @@ def trained(tiny, tmp_path_factory):
         ),
         (
             [GPT, "--config.optimizer.name=adam"],
-            "unknown optimizer 'adam': it is one of adamw, sgd, adafactor, lion, lars.",
+            "Unknown optimizer 'adam'. Did you mean 'adamw'? Available: adafactor, adamw, lars, lion, sgd.",
         ),
         (
             [GPT, "--config.optimizer.schedule=cos"],
-            "unknown schedule 'cos': it is one of constant, cosine, linear, rsqrt, transformer.",
+            "Unknown schedule 'cos'. Did you mean 'cosine'? Available: constant, cosine, linear, rsqrt, transformer.",
         ),
         ([GPT, "--config.optimizer.frozen=('atention',)"], "the pattern 'atention' finds no parameter"),
         ([GPT, "--config.precision=float12"], "precision is 'float12': it must be float32 or bfloat16."),

@@ -21,6 +21,7 @@ from lineage.train.checkpoint import read_variables
 from lineage.train.experiment import Experiment
 from lineage.train.loop import jit_step
 from lineage.train.state import TrainState
+from tests.tiers import tiered
 
 ONE = {"devices": jax.devices()[:1]}
 MASKED = {
@@ -67,7 +68,7 @@ def test_a_linear_probe_trains_the_classifier_alone(pretrained, tiny):
     workdir, _ = pretrained
     probe = {"model.head": "probe", "optimizer.frozen": ("^(?!classifier)",), "init.path": str(workdir)}
     experiment = Experiment(tiny("vit", TUNED | probe), **ONE)
-    state, said = initial.start_from(jax.jit(experiment.make_state)(), **experiment.config.init)
+    state, said = initial.start_from(jax.jit(experiment.make_state)(), experiment.model, **experiment.config.init)
     assert said.endswith(
         "new: classifier, probe_norm; not used: decoder_embed, decoder_head, decoder_norm, decoder_stack, mask_token"
     )
@@ -82,7 +83,7 @@ def test_a_linear_probe_trains_the_classifier_alone(pretrained, tiny):
 
 
 @pytest.mark.parametrize(("old", "new"), [(8, 12), (12, 8)])
-@pytest.mark.parametrize("kind", [ViT, DeiT])
+@tiered("kind", [ViT, DeiT])
 def test_positions_of_another_grid_are_resampled(kind, old, new, tmp_path):
     """As PyTorch does without antialiasing; those of the tokens in front stay."""
     models = [kind(3, image_size=size, patch_size=2, channels=1, depth=1, width=8, num_heads=2) for size in (old, new)]
@@ -92,7 +93,7 @@ def test_positions_of_another_grid_are_resampled(kind, old, new, tmp_path):
     )
     convert.save(tmp_path, models[0], theirs)
     state = TrainState(jnp.int32(0), ours["params"], None, {}, None)
-    found = initial.start_from(state, str(tmp_path), (), ())[0].params["table"]["table"]
+    found = initial.start_from(state, models[1], str(tmp_path))[0].params["table"]["table"]
     table, special = np.array(theirs["params"]["table"]["table"]), len(kind.SPECIAL)
     np.testing.assert_array_equal(found[:special], table[:special])
     grid = torch.tensor(table[special:].T.reshape(1, 8, old // 2, old // 2))
@@ -158,7 +159,7 @@ class Heads(nn.Module):
         return self.logits
 
 
-@pytest.mark.parametrize("temperature", [0.0, 3.0])
+@tiered("temperature", [0.0, 3.0])
 def test_both_losses_by_hand(temperature):
     rng = np.random.default_rng(0)
     ours, told, theirs = rng.standard_normal((3, 5, 4)).astype(np.float32)
@@ -206,7 +207,7 @@ def test_both_losses_by_hand(temperature):
         ),
         ("mae", MASKED | {"data.patch_size": 4}, r"noise of the data is \(4,\), but the model is for \(16,\)"),
         ("deit", {"model.pooling": "gap"}, "DeiT has linear heads of two tokens, not 'linear' and pooling 'gap'"),
-        ("mae", MASKED | {"model.position": "relative"}, "unknown position 'relative': it is one of none, 1d, 2d"),
+        ("mae", MASKED | {"model.position": "relative"}, "Unknown position 'relative'. Available: none, 1d, 2d"),
     ],
 )
 def test_errors(model, changes, message, tiny, tmp_path):

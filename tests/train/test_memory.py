@@ -114,6 +114,7 @@ def test_a_run_goes_on_with_its_memory(run, tmp_path):
     assert losses(read_metrics(tmp_path / "run")) == losses(history)
 
 
+@pytest.mark.thorough
 def test_each_device_keeps_the_memory_of_its_rows(run, tiny, tmp_path):
     config, _, history = run
     config = tiny("transformer_xl", CHANGES | {"mesh.data": 2, "mesh.fsdp": 2})

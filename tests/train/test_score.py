@@ -237,7 +237,7 @@ def test_boxes_of_coco(scored):
             ["--metric=ter", "--predictions=P", "--references=P", "--option=baseline=R"],
             "R has 1 texts and the predictions 2: as many of each.",
         ),
-        (["--metric=tagging", "--predictions=P", "--references=P"], "'b' is no tag of the scheme of CoNLL"),
+        (["--metric=tagging", "--predictions=P", "--references=P"], "The tag 'b' is not valid in the scheme CoNLL"),
         (
             ["--metric=rouge", "--predictions=P", "--references=P", "--option=tokenize=x"],
             "tokenize is 'x', stem False: it",
