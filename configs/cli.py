@@ -82,7 +82,7 @@ def classes(config: ConfigDict) -> dict[str, type]:
     """Return the dataclass behind each section of a config, by the section's dotted key."""
     from lineage.models import MODELS as MODEL_CLASSES
 
-    return {"model": MODEL_CLASSES[config.model.name][0]}
+    return {"model": MODEL_CLASSES[config.model.name], "adapter": ADAPTERS[config.adapter.name]}
 
 
 def search(file: str) -> Search | None:
