@@ -23,7 +23,7 @@ def environment(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def start(environment):
-    """Return `start(*arguments)`, which starts `python launch.py` on one simulated device with merged output streams."""
+    """Return `start(*arguments)`, which runs `python launch.py` on one simulated device with merged output streams."""
 
     def start(*arguments):
         command = [sys.executable, "launch.py", *map(str, arguments)]
