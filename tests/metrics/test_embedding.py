@@ -242,7 +242,7 @@ def test_errors_of_mover_score():
 
 
 def test_words_of_roberta_have_a_space_before_them(folder, tmp_path):
-    """Texts are truncated as by bert-score, whether or not the tokenizer's file asks for it."""
+    """A space is put in front as by bert-score, whether or not the tokenizer's file asks for it."""
     texts = ["cat sat", " the dog ", ""]
     copy = shutil.copytree(folder, tmp_path / "copy")
     told = (copy / "tokenizer.json").read_text()
