@@ -20,9 +20,9 @@ import jax
 
 from lineage.configs import cli
 from lineage.launch import keep_freed_memory
-from lineage.train import costs
+from lineage.train import profiling
 from lineage.train.experiment import Experiment
-from lineage.train.loop import Loop, device_batches
+from lineage.train.loop import TrainingLoop, device_batches
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         experiment = Experiment(config, Path(folder))
-        loop = Loop(experiment, costs.Clock(experiment), stack)
+        loop = TrainingLoop(experiment, profiling.Throughput(experiment), stack)
         batches = device_batches(experiment, 0)
         batch = next(batches)
         done = 0

@@ -17,12 +17,12 @@ import jax.numpy as jnp
 
 from lineage import models
 from lineage.models.budget import flops
-from lineage.models.vit import VARIANTS
+from lineage.models.vit import ViT
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", default=["S", "B"], choices=VARIANTS)
+    parser.add_argument("--sizes", nargs="+", default=["S", "B"], choices=ViT.VARIANTS)
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--patch-size", type=int, default=16)
     parser.add_argument("--batch", type=int, default=2)
@@ -33,7 +33,7 @@ def main() -> None:
     print(f"{options.image_size} pixels, batch {options.batch}, {jax.devices()[0].device_kind}, load {load:.1f}")
     print(f"{'size':>4} {'part':>8} {'with':>14} {'without':>14} {'ratio':>6}")
     for size in options.sizes:
-        sizes = {"image_size": options.image_size, "patch_size": options.patch_size, **VARIANTS[size]}
+        sizes = {"image_size": options.image_size, "patch_size": options.patch_size, **ViT.VARIANTS[size]}
         without = models.build("mae", **sizes)
         pair = without.clone(mask_rate=0.0), without
         batch = example(options, without)

@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("."), help="folder of the plot")
     options = parser.parse_args()
     variants = {"swin": options.swin, "vit": options.vit}
-    names = [f"{models.MODELS[name][0].__name__}-{variant}" for name, variant in variants.items()]
+    names = [f"{models.MODELS[name].__name__}-{variant}" for name, variant in variants.items()]
     print(f"forward pass, batch {options.batch}, {jax.devices()[0].device_kind}")
     print(f"{'':6} {'GFLOP':^27}   {'ms':^27}")
     print(f"{'pixels':6}" + 2 * " {:>10} {:>9} {:>6}  ".format(*names, "ratio"))

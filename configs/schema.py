@@ -6,14 +6,15 @@ import inspect
 import re
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
-from lineage.configs.registry import Registry
+from lineage.configs.registry import INHERITED, Registry, choices, field_types, from_data, variants
 
-RESERVED = ("parent", "name")  # fields that Flax adds to every module
+VARIANT = "Named settings of the class; the keys that it sets are empty, and a value given to one of them wins."
 
 
 class Key(NamedTuple):
@@ -33,57 +34,60 @@ class Key(NamedTuple):
 
 
 def keys(cls: type) -> list[Key]:
-    """Return the keys that a section of `cls` has, in the order of its fields."""
-    hints, documented = typing.get_type_hints(cls), documentation(cls)
-    return [
+    """Return the keys that a section of `cls` has: its variant, if it has any, and its fields in order."""
+    hints, documented = field_types(cls), documentation(cls)
+    found = [
         Key(field.name, readable(hints[field.name]), _default(field), documented.get(field.name, ""))
         for field in dataclasses.fields(cls)
-        if field.name not in RESERVED
+        if field.name not in INHERITED
     ]
+    return [Key("variant", " | ".join(map(repr, variants(cls))), None, VARIANT), *found] if variants(cls) else found
 
 
 def section(registry: Registry, name: str, **changes: Any) -> ConfigDict:
     """Return the config section of a registered dataclass, with its defaults and some changes.
 
-    Keys whose default is None, and those that the class lists in `FROM_DATA` (such as the number of classes), stay
-    empty until the config or the data give a value of the field's type.
+    A key is empty (None, of the field's type) until the config gives a value where the default is None, where a variant
+    of the class sets the field, and where the data determine it (`FROM_DATA`). A field that a variant describes by a
+    dictionary, such as a detector's backbone, is a section of its own; a change of it is a dictionary.
 
     Raises:
         ValueError: the class has no such key; the message names the nearest one.
     """
     cls = registry[name]
-    values = {"name": name}
-    hints, from_data = typing.get_type_hints(cls), getattr(cls, "FROM_DATA", ())
+    values: dict[str, Any] = {"name": name}
+    hints, open_keys = field_types(cls), {*from_data(cls), *(key for one in variants(cls).values() for key in one)}
     for key in keys(cls):
-        empty = key.default is None or key.name in from_data
-        values[key.name] = placeholder(_plain_type(hints[key.name])) if empty else key.default
+        parts = [one[key.name] for one in variants(cls).values() if isinstance(one.get(key.name), Mapping)]
+        if parts:
+            values[key.name] = _part(registry, parts, changes.pop(key.name, {}))
+        elif key.name == "variant":
+            values[key.name] = placeholder(str)
+        else:
+            empty = key.default is None or key.name in open_keys
+            values[key.name] = placeholder(_plain_type(hints[key.name])) if empty else key.default
     made = ConfigDict(values)
     for key, value in changes.items():
         made[_known(key, cls)] = value
     return made
 
 
-def build(registry: Registry, values: ConfigDict, **given: Any) -> Any:
+def build(registry: Registry, values: Mapping[str, Any], **given: Any) -> Any:
     """Construct what a section describes.
 
     Args:
-        registry: where `values.name` is looked up.
-        values: the section. None leaves the class's default.
-        given: values of keys that the section leaves None, such as the number of classes that the data have.
+        registry: where `values["name"]` is looked up.
+        values: the section. None leaves the field to `given`, to the variant and to the class's default, in this order.
+        given: values that the data determine, such as the number of classes; those that the class does not have are
+            ignored.
 
     Raises:
-        ValueError: a choice that the type does not allow, or what the class's `__post_init__` refuses.
-        TypeError: a key that has neither a value nor a default.
+        ValueError: an unknown key, a choice that the type does not allow, a field without value and default, or what
+            the class's `__post_init__` refuses.
     """
-    cls = registry[values.name]
-    hints = typing.get_type_hints(cls)
-    chosen = {key: value for key, value in values.items() if key != "name" and value is not None}
-    chosen = {key: value for key, value in given.items() if key in hints} | chosen
-    chosen = {_known(key, cls): value for key, value in chosen.items()}
-    for key, value in chosen.items():
-        if (allowed := choices(hints[key])) and value not in allowed:
-            raise ValueError(f"{registry.kind}.{key} is {value!r}. Allowed: {', '.join(map(repr, allowed))}.")
-    return cls(**chosen)
+    values = values.to_dict() if isinstance(values, ConfigDict) else dict(values)
+    known = {key: value for key, value in given.items() if key in field_types(registry[values["name"]])}
+    return registry.build(**known | {key: value for key, value in values.items() if value is not None})
 
 
 def documentation(cls: type) -> dict[str, str]:
@@ -97,12 +101,6 @@ def documentation(cls: type) -> dict[str, str]:
     return found
 
 
-def choices(hint: Any) -> list[Any]:
-    """Return the values that a type such as `Literal["a", "b"] | None` allows; empty where any value is allowed."""
-    parts = (hint, *typing.get_args(hint))
-    return [choice for part in parts if typing.get_origin(part) is Literal for choice in typing.get_args(part)]
-
-
 def readable(hint: Any) -> str:
     """Return a type as people write it."""
     if allowed := choices(hint):
@@ -112,11 +110,23 @@ def readable(hint: Any) -> str:
     return "None" if hint is types.NoneType else getattr(hint, "__name__", str(hint))
 
 
+def _part(registry, parts, changes):
+    """The section of a field that variants describe by dictionaries, whose keys are empty."""
+    named = changes.get("name", parts[0]["name"])
+    made = section(registry, named)
+    for part in parts if named == parts[0]["name"] else []:
+        for key in part.keys() - {"name", "variant"}:
+            made[key] = placeholder(_plain_type(field_types(registry[named])[key]))
+    made.update({key: value for key, value in changes.items() if key != "name"})
+    return made
+
+
 def _plain_type(hint: Any) -> type:
-    parts = [part for part in typing.get_args(hint) if part is not types.NoneType] or [hint]
-    if typing.get_origin(parts[0]) is Literal:
-        return type(typing.get_args(parts[0])[0])
-    return typing.get_origin(parts[0]) or parts[0]
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        hint = next(part for part in typing.get_args(hint) if part is not types.NoneType)
+    if typing.get_origin(hint) is Literal:
+        return type(typing.get_args(hint)[0])
+    return typing.get_origin(hint) or hint
 
 
 def _default(field: dataclasses.Field) -> Any:
@@ -132,3 +142,44 @@ def _known(key: str, cls: type) -> str:
     nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.7)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
     raise ValueError(f"{cls.__name__} has no key {key!r}.{hint} Keys: {', '.join(names)}.")
+
+
+class Row(NamedTuple):
+    """A key of a whole config, as `describe` lists it.
+
+    Attributes:
+        key: dotted, such as "optimizer.b1".
+        type: allowed values, for people; see `Key`.
+        value: in this config.
+        default: of the class behind the section; None where there is none.
+        documentation: see `Key`.
+    """
+
+    key: str
+    type: str
+    value: Any
+    default: Any
+    documentation: str
+
+
+def describe(config: ConfigDict, classes: Mapping[str, type], section: str = "") -> list[Row]:
+    """Return every key of a config.
+
+    Args:
+        config: the whole config, or a part of it.
+        classes: the dataclass behind each section by its dotted key, "" for that of the config itself. Keys without one
+            have neither a default nor documentation.
+        section: dotted key of the part.
+    """
+    known = {key.name: key for key in keys(classes[section])} if section in classes else {}
+    rows = []
+    for name, field in config.items(preserve_field_references=True):
+        path = f"{section}.{name}" if section else name
+        if isinstance(field, ConfigDict):
+            rows += describe(field, classes, path)
+        elif name in known:
+            rows.append(Row(path, known[name].type, config[name], known[name].default, known[name].documentation))
+        else:
+            optional = " or None" if isinstance(field, FieldReference) else ""
+            rows.append(Row(path, config.get_type(name).__name__ + optional, config[name], None, ""))
+    return rows

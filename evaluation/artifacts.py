@@ -12,13 +12,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict
 
 from lineage.evaluation.evaluators import Evaluator, objects_of
 from lineage.metrics.states import Confusion
+from lineage.models import Model, hidden_states
 from lineage.models.budget import Budget
+from lineage.runs.folder import plain, write_atomic
 from lineage.tasks.objectives import read
-from lineage.train import preemption
 from lineage.train.state import TrainState
 
 SAMPLES = "samples.jsonl"
@@ -45,7 +45,7 @@ def write_samples(evaluator: Evaluator, state: TrainState, step: int) -> None:
     new = [
         json.dumps({"step": step, "prompt": evaluator.sampler.lead(settings.prompt), "text": text}) for text in texts
     ]
-    _write(path, "".join(f"{line}\n" for line in earlier + new))
+    write_atomic(path, "".join(f"{line}\n" for line in earlier + new))
 
 
 def write_pictures(evaluator: Evaluator, state: TrainState, step: int) -> None:
@@ -79,20 +79,20 @@ def write_all(evaluator: Evaluator, state: TrainState, budget: Budget, about: Ma
     for split, found in evaluator.found.items():
         np.savez_compressed(out / f"precision_{split}.npz", precision=found.curves())
     for split, written in evaluator.sampler.compared.items():
-        _write(out / f"written_{split}.json", json.dumps(written, ensure_ascii=False))
+        write_atomic(out / f"written_{split}.json", json.dumps(written, ensure_ascii=False))
     (out / "cost.json").write_text(json.dumps(budget.to_dict(), indent=2), encoding="utf-8")
     path = out / "run.json"
     seconds = json.loads(path.read_text())["seconds"] if path.exists() else 0.0  # of the parts before
     facts = dict(about) | {
         "seconds": seconds + about["seconds"],
         "steps": int(state.step),
-        "config": preemption.plain(experiment.config),
+        "config": plain(experiment.config),
         "device": device_name(),
         "device_count": experiment.mesh.size,
         "python": platform.python_version(),
         "jax": jax.__version__,
     }
-    _write(path, json.dumps(facts, indent=2))
+    write_atomic(path, json.dumps(facts, indent=2))
 
 
 def folder(evaluator: Evaluator) -> Path:
@@ -148,22 +148,22 @@ def write_objects(out: Path, split: str, model: nn.Module, variables: Variables,
     np.savez_compressed(out / f"objects_{split}.npz", **arrays)
 
 
-def write_image_attention(out: Path, model: nn.Module, variables: Variables, batch: dict, info: Facts) -> None:
+def write_image_attention(out: Path, model: Model, variables: Variables, batch: dict, info: Facts) -> None:
     """What some images' tokens attend to, layer by layer, if the model's attention can be looked at."""
     image = batch["image"][:IMAGES]
-    weights = attention_weights(model, variables, image).get("attention")
+    weights = attention_weights(model, variables, image).get("attention") if model.has_patch_attention else None
     if weights is not None:
         rows, columns = (size // model.patch_size for size in image.shape[1:3])
         np.savez_compressed(
             out / "attention_image.npz",
             image=to_pixels(image, info),
             weights=weights,
-            has_class_token=getattr(model, "pooling", "") == "token",
+            has_class_token=model.has_class_token,
             grid=(rows, columns),
         )
 
 
-def write_text_attention(out: Path, model: nn.Module, variables: Variables, batch: dict, tokenizer: Any) -> None:
+def write_text_attention(out: Path, model: Model, variables: Variables, batch: dict, tokenizer: Any) -> None:
     """What the first tokens of a text, or of an input and its target, attend to, layer by layer."""
     real = {"inputs": batch.get("inputs_mask"), "tokens": batch.get("tokens_mask", batch["mask"])}
     texts = {name: batch[name][:1, :TOKENS][:, mask[0, :TOKENS]] for name, mask in real.items() if name in batch}
@@ -175,22 +175,15 @@ def write_text_attention(out: Path, model: nn.Module, variables: Variables, batc
         )
 
 
-# Where attention weights are sown, and who attends to what by them.
-ATTENTION = {
-    "stack/layers/attention/attention": "attention",
-    "encoder_stack/layers/attention/attention": "encoder",
-    "decoder_stack/layers/attention/attention": "decoder",
-    "decoder_stack/layers/cross_attention/attention": "cross",
-    "attention": "cross",  # of the recurrent Seq2Seq, in one layer
-}
+def attention_weights(model: Model, variables: Variables, *inputs: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the attention weights [L, B, H, T, S] of the "encoder", the "decoder" and "cross"-attention.
 
-
-def attention_weights(model: nn.Module, variables: Variables, *inputs: np.ndarray) -> dict[str, np.ndarray]:
-    """The weights [L, B, H, T, S] that the model's attention sows, by the names of `ATTENTION`."""
-    look = jax.jit(lambda variables, *inputs: model.apply(variables, *inputs, mutable=["intermediates"])[1])
-    sown = flatten_dict(look(variables, *inputs).get("intermediates", {}), sep="/")
-    found = {name: np.asarray(sown[path][0], np.float32) for path, name in ATTENTION.items() if path in sown}
-    return {name: weights if weights.ndim == 5 else weights[None] for name, weights in found.items()}
+    Those of a model that has one of the first two alone are called "attention".
+    """
+    look = jax.jit(lambda variables, *inputs: hidden_states(model, variables, *inputs))
+    found = look(variables, *inputs).attention
+    names = {} if len(found) > 1 else {"encoder": "attention", "decoder": "attention"}
+    return {names.get(name, name): np.stack(weights).astype(np.float32) for name, weights in found.items()}
 
 
 def to_pixels(image: np.ndarray, info: Facts) -> np.ndarray:
@@ -202,10 +195,3 @@ def device_name() -> str:
     """The accelerator's name, or the processor's with its cores."""
     kind = jax.devices()[0].device_kind
     return f"{platform.machine()} CPU, {os.cpu_count()} cores" if kind == "cpu" else kind
-
-
-def _write(path: Path, text: str) -> None:
-    """The whole text or, if the run is killed meanwhile, what was there before."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

@@ -11,6 +11,7 @@ import numpy as np
 
 from lineage.data import Tokenizer
 from lineage.metrics.embedding import Embedded, power_means
+from lineage.models import hidden_states
 from lineage.models.bert import BERT
 from lineage.models.convert import load
 from lineage.models.roberta import XLMR, RoBERTa
@@ -57,11 +58,8 @@ class Encoder:
 
         @jax.jit
         def see(params, tokens, mask):
-            last, state = self.model.apply({"params": params}, tokens, mask=mask, mutable=["intermediates"])
-            if layers == [depth]:
-                return last
-            seen = state["intermediates"]
-            hidden = jnp.concatenate([seen["embedding"][0][None], seen["stack"]["layers"]["hidden"][0]])
+            states = hidden_states(self.model, {"params": params}, tokens, mask=mask)
+            hidden = jnp.stack([states.embedding["encoder"], *states.layers["encoder"]])
             return hidden[layers[0]] if one else power_means(hidden[np.array(layers)])
 
         self._see = partial(see, params)

@@ -6,28 +6,22 @@ Its descendants are the same encoder with other settings: `roberta.py`, `distilb
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.layers.attention import Attention
+from lineage.models.base import Activation, Layers, Model
+from lineage.models.layers.attend import Mask
+from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import Learned
-
-VARIANTS = {
-    "tiny": {"depth": 2, "width": 128, "num_heads": 2},
-    "mini": {"depth": 4, "width": 256, "num_heads": 4},
-    "small": {"depth": 4, "width": 512, "num_heads": 8},
-    "medium": {"depth": 8, "width": 512, "num_heads": 8},
-    "base": {"depth": 12, "width": 768, "num_heads": 12},
-    "large": {"depth": 24, "width": 1024, "num_heads": 16},
-}
+from lineage.models.registry import MODELS
 
 # Heads that predict words, heads that read the pooled first token, and how many outputs their classifiers have.
 WORDS = ("masked_lm", "pretraining")
@@ -36,7 +30,8 @@ OUTPUTS = {"none": 0, "pooler": 0, "masked_lm": 0, "pretraining": 2, "next_sente
 OUTPUTS |= {"choice": 1, "replaced": 1}
 
 
-class BERT(nn.Module):
+@MODELS.register("bert")
+class BERT(Model):
     """Tokens in, what the head says out:
 
     - "none": the last layer's vectors [B, T, D].
@@ -60,8 +55,18 @@ class BERT(nn.Module):
         dropout: rate on embeddings, attention weights and what each part adds.
         head_dropout: rate on what "classification", "tagging" and "choice" read; None is `dropout`.
         remat, unroll: see `Stack`.
-        implementation: see `Attention`.
+        attend: name of the strategy of attention, see `STRATEGIES`.
     """
+
+    VARIANTS: ClassVar = {
+        "tiny": {"depth": 2, "width": 128, "num_heads": 2},
+        "mini": {"depth": 4, "width": 256, "num_heads": 4},
+        "small": {"depth": 4, "width": 512, "num_heads": 8},
+        "medium": {"depth": 8, "width": 512, "num_heads": 8},
+        "base": {"depth": 12, "width": 768, "num_heads": 12},
+        "large": {"depth": 24, "width": 1024, "num_heads": 16},
+    }
+    FROM_DATA = ("vocab_size", "max_length")
 
     vocab_size: int = 30_522
     max_length: int = 512
@@ -74,28 +79,39 @@ class BERT(nn.Module):
         "none", "pooler", "masked_lm", "pretraining", "next_sentence", "classification", "tagging", "span", "choice"
     ] = "pretraining"
     num_classes: int = 2
-    activation: str = "gelu"
+    activation: Activation = "gelu"
     epsilon: float = 1e-12
-    dropout: float = 0.0
+    dropout: float = 0.1
     head_dropout: float | None = None
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
-    implementation: Literal["xla", "cudnn"] = "xla"
+    attend: Literal["auto", "dense", "cudnn"] = "auto"
 
-    # In what the descendants differ.
+    input_parameters = "^(embed|position|projection|segment)"
+
+    # The descendants differ in these.
+    attention = Attention
     embed_width = None  # E; None is D, without a projection
-    share = False  # all layers are one
     first_position = 0  # the position table's row of the first token
     pooler_activation = staticmethod(jnp.tanh)
     words_activation = None  # between the two projections of "masked_lm"; None is `activation`
     dropout_first = False  # on the embeddings, before their norm
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return ("features" if self.head == "none" else self.head,)
+
+    @property
+    def layer_groups(self) -> tuple[Layers, ...]:
+        return (Layers("stack/layers", self.depth),)
 
     def setup(self):
         init = nn.initializers.truncated_normal(0.02)
         activation = ACTIVATIONS[self.activation]
         norm, linear = partial(LayerNorm, epsilon=self.epsilon), partial(Linear, kernel_init=init)
         both = {"kernel_init": init, "out_init": init}
-        attention = partial(Attention, self.num_heads, dropout=self.dropout, implementation=self.implementation, **both)
+        strategy = STRATEGIES[self.attend]
+        attention = partial(self.attention, self.num_heads, dropout=self.dropout, attend=strategy, **both)
         mlp = partial(Mlp, self.mlp_dim or 4 * self.width, activation, **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
         embed_width = self.embed_width or self.width
@@ -107,7 +123,7 @@ class BERT(nn.Module):
         self.embed_dropout = nn.Dropout(self.dropout)
         if self.embed_width:
             self.projection = linear((self.width,))
-        self.stack = Stack(block, self.depth, share=self.share, remat=self.remat, unroll=self.unroll)
+        self.stack = self.make_stack(partial(Stack, block, remat=self.remat, unroll=self.unroll))
         if self.head in POOLED:
             self.pooler = linear((self.width,))
         if self.head in WORDS:
@@ -161,9 +177,13 @@ class BERT(nn.Module):
         x = self.embed_norm(drop(x)) if self.dropout_first else drop(self.embed_norm(x))
         x = self.projection(x) if self.embed_width else x
         self.sow("intermediates", "embedding", x)
-        mask = None if mask is None else mask.reshape(-1, 1, 1, length)
+        mask = None if mask is None else Mask(keys=mask.reshape(-1, length))
         x, _ = self.stack(x.reshape(-1, length, self.width), mask=mask, each=self.each_layer(length))
         return x.reshape(*batch, length, self.width)
+
+    def make_stack(self, stack: Callable[..., nn.Module]) -> nn.Module:
+        """Return the encoder's layers; `stack` makes some from their number."""
+        return stack(self.depth)
 
     def each_layer(self, length: int) -> dict[str, Any] | None:
         """What each layer is given of its own for a sequence of so many tokens, with a layer axis."""

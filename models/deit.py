@@ -1,32 +1,56 @@
-"""DeiT (arXiv 2012.12877): a ViT with a token that learns from a teacher what the class token learns from labels."""
+"""DeiT (arXiv 2012.12877): a ViT with a token that learns from a teacher, as the class token does from labels."""
+
+from typing import ClassVar
 
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from lineage.models import vit
+from lineage.models.registry import MODELS
 from lineage.models.vit import ViT
 
-VARIANTS = {name: vit.VARIANTS[name] for name in ("mu", "Ti", "S", "B")}
 
-
+@MODELS.register("deit")
 class DeiT(ViT):
-    """A ViT with pooling "token" and two heads; its output tokens are the class's, the teacher's and the patches'."""
+    """A ViT with pooling "token" and two heads; its output tokens are the class's, the teacher's and the patches'.
+
+    Attributes (beside those of a ViT):
+        distillation_head: False leaves out the head that learns from the teacher.
+    """
+
+    distillation_head: bool = True
+
+    VARIANTS: ClassVar = {name: ViT.VARIANTS[name] for name in ("mu", "Ti", "S", "B")}
 
     SPECIAL = ("class_token", "distillation_token")
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return ("classes", "distilled_classes") if self.num_classes else ("features",)
 
     def setup(self):
         super().setup()
         if (self.pooling, self.head) != ("token", "linear"):
             raise ValueError(f"DeiT has linear heads of two tokens, not {self.head!r} and pooling {self.pooling!r}.")
-        if self.num_classes:
+        if self.num_classes and self.distillation_head:
             self.distillation_classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)
 
     def __call__(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B V"]:
-        """The mean of both heads' logits (or of both tokens [B, D] without a classifier)."""
+        """Return the mean of both heads' logits (or of both tokens [B, D] without a classifier).
+
+        Without the distillation head, they are the class token's alone.
+        """
+        if not self.distillation_head:
+            return super().__call__(image)
         return sum(self.heads(image)) / 2
 
     def heads(self, image: Float[Array, "B height width channels"]) -> tuple[Float[Array, "B V"], Float[Array, "B V"]]:
-        """What each head says: the one for labels, and the one for the teacher."""
+        """Return the logits of the head for labels and of the head for the teacher's predictions.
+
+        Raises:
+            ValueError: there is no distillation head.
+        """
+        if not self.distillation_head:
+            raise ValueError("distillation_head is False: the model has one head.")
         tokens = self.encode(image)
         label, teacher = tokens[:, 0], tokens[:, 1]
         return (self.classifier(label), self.distillation_classifier(teacher)) if self.num_classes else (label, teacher)

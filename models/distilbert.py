@@ -1,16 +1,18 @@
 """DistilBERT (arXiv 1910.01108): BERT at half its depth, taught by BERT, without segments and pooler."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 
 from lineage.models.bert import BERT
+from lineage.models.registry import MODELS
 
-VARIANTS = {"base": {"depth": 6, "width": 768, "num_heads": 12}}
 
-
+@MODELS.register("distilbert")
 class DistilBERT(BERT):
     """BERT without segments. The classifiers' extra layer, which takes the pooler's place, has a ReLU."""
+
+    VARIANTS: ClassVar = {"base": {"depth": 6, "width": 768, "num_heads": 12}}
 
     num_segments: int = 0
     depth: int = 6

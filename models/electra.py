@@ -3,7 +3,7 @@
 The generator is the model with the head "masked_lm" and the discriminator the one with "replaced".
 """
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 from jaxtyping import Array, Float, Int
@@ -11,17 +11,10 @@ from jaxtyping import Array, Float, Int
 from lineage.models.bert import BERT
 from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, gelu
-
-VARIANTS = {
-    "small": {"depth": 12, "width": 256, "num_heads": 4, "embed_width": 128},
-    "base": {"depth": 12, "width": 768, "num_heads": 12},
-    "large": {"depth": 24, "width": 1024, "num_heads": 16},
-    "small_generator": {"depth": 12, "width": 64, "num_heads": 1, "embed_width": 128, "head": "masked_lm"},
-    "base_generator": {"depth": 12, "width": 256, "num_heads": 4, "embed_width": 768, "head": "masked_lm"},
-    "large_generator": {"depth": 24, "width": 256, "num_heads": 4, "embed_width": 1024, "head": "masked_lm"},
-}
+from lineage.models.registry import MODELS
 
 
+@MODELS.register("electra")
 class ELECTRA(BERT):
     """BERT with one more head, "replaced": the logit [B, T] of each token being another than in the text.
 
@@ -29,6 +22,15 @@ class ELECTRA(BERT):
         embed_width: E, of the words', positions' and segments' vectors, which are then projected to D; None is D,
             without a projection. The generator has its discriminator's vectors.
     """
+
+    VARIANTS: ClassVar = {
+        "small": {"depth": 12, "width": 256, "num_heads": 4, "embed_width": 128},
+        "base": {"depth": 12, "width": 768, "num_heads": 12},
+        "large": {"depth": 24, "width": 1024, "num_heads": 16},
+        "small_generator": {"depth": 12, "width": 64, "num_heads": 1, "embed_width": 128, "head": "masked_lm"},
+        "base_generator": {"depth": 12, "width": 256, "num_heads": 4, "embed_width": 768, "head": "masked_lm"},
+        "large_generator": {"depth": 24, "width": 256, "num_heads": 4, "embed_width": 1024, "head": "masked_lm"},
+    }
 
     head: Literal["none", "masked_lm", "replaced", "classification", "tagging", "span", "choice"] = "replaced"
     embed_width: int | None = None

@@ -1,24 +1,23 @@
 """ELMo (arXiv 1802.05365) on tokens: language models of both directions, and all their layers as features."""
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from lineage.models.base import HiddenStates, Layers, Model
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.linear import Linear
 from lineage.models.layers.recurrent import Cell, Layer
-
-VARIANTS = {  # as published, but for the characters that the first layer was made of
-    "small": {"width": 128, "cell_dim": 1024},
-    "medium": {"width": 256, "cell_dim": 2048},
-    "original": {"width": 512, "cell_dim": 4096},
-}
+from lineage.models.registry import MODELS
 
 
-class ELMo(nn.Module):
+@MODELS.register("elmo")
+class ELMo(Model):
     """Two stacks of LSTMs over the same tokens' vectors, one reading forward and one backward, with one output layer.
 
     What the published models clip, memories and outputs to -3..3, is left free.
@@ -31,11 +30,28 @@ class ELMo(nn.Module):
         dropout: rate on what goes into each LSTM and into the output layer.
     """
 
+    VARIANTS: ClassVar = {  # as published, but for the characters that the first layer was made of
+        "small": {"width": 128, "cell_dim": 1024},
+        "medium": {"width": 256, "cell_dim": 2048},
+        "original": {"width": 512, "cell_dim": 4096},
+    }
+    FROM_DATA = ("vocab_size",)
+
     vocab_size: int
     depth: int = 2
     width: int = 512
     cell_dim: int = 4096
     dropout: float = 0.1
+
+    outputs = ("both_directions",)
+
+    @property
+    def layer_groups(self) -> tuple[Layers, ...]:
+        return tuple(Layers(f"forward_{i}", 1, stacked=False, first=f"^backward_{i}/") for i in range(self.depth))
+
+    def states_from(self, sown: Mapping[str, Any]) -> HiddenStates:
+        embedding, *layers = sown["layers"][0]
+        return HiddenStates({"encoder": embedding}, {"encoder": tuple(layers)}, {})
 
     def setup(self):
         layer = partial(Layer, partial(Cell, "lstm", self.cell_dim, self.width))

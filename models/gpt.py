@@ -1,29 +1,25 @@
 """GPT-2 (Radford et al. 2019): a causal, pre-norm Transformer decoder with learned positions and tied embeddings."""
 
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from lineage.models.layers.attention import Attention
+from lineage.models.base import Activation
+from lineage.models.decoder import DecoderOnly
+from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.cache import Cache
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import Learned
-from lineage.models.layers.protocol import DecoderOnly
-
-VARIANTS = {
-    "small": {"depth": 12, "width": 768, "num_heads": 12},
-    "medium": {"depth": 24, "width": 1024, "num_heads": 16},
-    "large": {"depth": 36, "width": 1280, "num_heads": 20},
-    "xl": {"depth": 48, "width": 1600, "num_heads": 25},
-}
+from lineage.models.registry import MODELS
 
 
+@MODELS.register("gpt")
 class GPT(DecoderOnly):
     """A language model: tokens in, logits of the next token out.
 
@@ -36,8 +32,15 @@ class GPT(DecoderOnly):
         use_bias: GPT-2's projections and norms have biases; nanoGPT's recipes leave them out.
         dropout: rate on embeddings, attention weights and what each part adds.
         remat, unroll: see `Stack`.
-        implementation: see `Attention`.
+        attend: name of the strategy of attention, see `STRATEGIES`.
     """
+
+    VARIANTS: ClassVar = {
+        "small": {"depth": 12, "width": 768, "num_heads": 12},
+        "medium": {"depth": 24, "width": 1024, "num_heads": 16},
+        "large": {"depth": 36, "width": 1280, "num_heads": 20},
+        "xl": {"depth": 48, "width": 1600, "num_heads": 25},
+    }
 
     vocab_size: int = 50_257
     max_length: int = 1024
@@ -45,13 +48,13 @@ class GPT(DecoderOnly):
     width: int = 768
     num_heads: int = 12
     mlp_dim: int | None = None
-    activation: str = "gelu_tanh"
+    activation: Activation = "gelu_tanh"
     epsilon: float = 1e-5
     use_bias: bool = True
     dropout: float = 0.0
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
-    implementation: Literal["xla", "cudnn"] = "xla"
+    attend: Literal["auto", "dense", "cudnn"] = "auto"
 
     def setup(self):
         init = nn.initializers.normal(0.02)
@@ -60,7 +63,7 @@ class GPT(DecoderOnly):
         norm = partial(LayerNorm, epsilon=self.epsilon, use_bias=self.use_bias)
         both = {"use_bias": self.use_bias, "kernel_init": init, "out_init": out_init}
         attention = partial(
-            Attention, self.num_heads, causal=True, dropout=self.dropout, implementation=self.implementation, **both
+            Attention, self.num_heads, causal=True, dropout=self.dropout, attend=STRATEGIES[self.attend], **both
         )
         mlp = partial(Mlp, self.mlp_dim or 4 * self.width, ACTIVATIONS[self.activation], **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)

@@ -6,35 +6,27 @@ keys and values in groups, and with `window` a layer sees the last tokens alone 
 
 import math
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 from jaxtyping import Array, Float, Int
 
-from lineage.models.layers.attention import Attention
+from lineage.models.base import Activation
+from lineage.models.decoder import DecoderOnly
+from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.cache import Cache
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import RMSNorm
 from lineage.models.layers.position import rotary, stretched, yarn_magnitude
-from lineage.models.layers.protocol import DecoderOnly
+from lineage.models.registry import MODELS
 
 LLAMA2 = {"vocab_size": 32_000, "max_length": 4096}
 LLAMA3 = {"vocab_size": 128_256, "max_length": 8192, "rope_base": 500_000.0}
-VARIANTS = {
-    "llama2-7b": LLAMA2 | {"depth": 32, "width": 4096, "num_heads": 32},
-    "llama2-13b": LLAMA2 | {"depth": 40, "width": 5120, "num_heads": 40},
-    "llama2-70b": LLAMA2 | {"depth": 80, "width": 8192, "num_heads": 64, "num_kv_heads": 8, "mlp_dim": 28_672},
-    "llama3-8b": LLAMA3 | {"depth": 32, "width": 4096, "num_heads": 32, "num_kv_heads": 8, "mlp_dim": 14_336},
-    "llama3.2-1b": LLAMA3
-    | {"depth": 16, "width": 2048, "num_heads": 32, "num_kv_heads": 8, "mlp_dim": 8192, "tied": True}
-    | {"max_length": 131_072, "rope_scaling": "llama3", "rope_factor": 32.0, "rope_length": 8192},
-    "mistral-7b": {"vocab_size": 32_000, "max_length": 32_768, "window": 4096}
-    | {"depth": 32, "width": 4096, "num_heads": 32, "num_kv_heads": 8, "mlp_dim": 14_336},
-}
 
 
+@MODELS.register("llama")
 class Llama(DecoderOnly):
     """A language model: tokens in, logits of the next token out.
 
@@ -54,8 +46,20 @@ class Llama(DecoderOnly):
         epsilon: of every RMSNorm.
         dropout: rate on embeddings, attention weights and what each part adds.
         remat, unroll: see `Stack`.
-        implementation: see `Attention`.
+        attend: name of the strategy of attention, see `STRATEGIES`.
     """
+
+    VARIANTS: ClassVar = {
+        "llama2-7b": LLAMA2 | {"depth": 32, "width": 4096, "num_heads": 32},
+        "llama2-13b": LLAMA2 | {"depth": 40, "width": 5120, "num_heads": 40},
+        "llama2-70b": LLAMA2 | {"depth": 80, "width": 8192, "num_heads": 64, "num_kv_heads": 8, "mlp_dim": 28_672},
+        "llama3-8b": LLAMA3 | {"depth": 32, "width": 4096, "num_heads": 32, "num_kv_heads": 8, "mlp_dim": 14_336},
+        "llama3.2-1b": LLAMA3
+        | {"depth": 16, "width": 2048, "num_heads": 32, "num_kv_heads": 8, "mlp_dim": 8192, "tied": True}
+        | {"max_length": 131_072, "rope_scaling": "llama3", "rope_factor": 32.0, "rope_length": 8192},
+        "mistral-7b": {"vocab_size": 32_000, "max_length": 32_768, "window": 4096}
+        | {"depth": 32, "width": 4096, "num_heads": 32, "num_kv_heads": 8, "mlp_dim": 14_336},
+    }
 
     vocab_size: int = 32_000
     max_length: int = 4096
@@ -72,12 +76,12 @@ class Llama(DecoderOnly):
     rope_factor: float = 1.0
     rope_length: int | None = None
     rope_turns: tuple[float, float] = (1.0, 4.0)
-    activation: str = "silu"
+    activation: Activation = "silu"
     epsilon: float = 1e-5
     dropout: float = 0.0
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
-    implementation: Literal["xla", "cudnn"] = "xla"
+    attend: Literal["auto", "dense", "cudnn"] = "auto"
 
     @property
     def kv_heads(self) -> int:
@@ -101,7 +105,7 @@ class Llama(DecoderOnly):
             window=self.window,
             rotary=self._rotary(),
             dropout=self.dropout,
-            implementation=self.implementation,
+            attend=STRATEGIES[self.attend],
             **both,
         )
         mlp = partial(Mlp, self.mlp_size, ACTIVATIONS[self.activation], gated=True, **both)

@@ -1,24 +1,19 @@
 """The masked autoencoder (arXiv 2111.06377): a ViT that sees some patches, and a small one that paints the rest."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Real
 
-from lineage.models import vit
+from lineage.models.base import Layers
 from lineage.models.layers.embed import patches
 from lineage.models.layers.position import sincos_2d
+from lineage.models.registry import MODELS
 from lineage.models.vit import ViT
 
-VARIANTS = {
-    "mu": vit.VARIANTS["mu"] | {"decoder_depth": 2, "decoder_width": 32, "decoder_num_heads": 4},
-    "B": vit.VARIANTS["B"],
-    "L": vit.VARIANTS["L"],
-    "H": vit.VARIANTS["H"],
-}
 
-
+@MODELS.register("mae")
 class MAE(ViT):
     """A ViT's encoder, whose parameters a `ViT` with position "mae" can go on with, and a decoder.
 
@@ -29,6 +24,14 @@ class MAE(ViT):
             4 D; depth 0 leaves the decoder out.
     """
 
+    VARIANTS: ClassVar = {
+        "mu": ViT.VARIANTS["mu"] | {"decoder_depth": 2, "decoder_width": 32, "decoder_num_heads": 4},
+        "B": ViT.VARIANTS["B"],
+        "L": ViT.VARIANTS["L"],
+        "H": ViT.VARIANTS["H"],
+    }
+    FROM_DATA = ("image_size", "channels", "mask_rate")
+
     num_classes: int = 0
     position: Literal["none", "1d", "2d", "sincos2d", "mae"] = "mae"
     mask_rate: float = 0.75
@@ -37,6 +40,14 @@ class MAE(ViT):
     decoder_width: int = 512
     decoder_num_heads: int = 16
     decoder_mlp_dim: int | None = None
+
+    outputs = ("patches",)
+
+    @property
+    def layer_groups(self) -> tuple[Layers, ...]:
+        first, last = "^(decoder_embed/|mask_token$)", "^decoder_norm/"
+        decoder = Layers("decoder_stack/layers", self.decoder_depth, "decoder", first=first, last=last)
+        return (*super().layer_groups, *([decoder] if self.decoder_depth else []))
 
     def setup(self):
         super().setup()

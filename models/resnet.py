@@ -4,28 +4,25 @@ The stride is in the 3x3 convolution of a bottleneck, as in everyone's code, not
 Transfer's have group norm, standardised kernels (arXiv 1903.10520) and come after their norms (arXiv 1603.05027).
 """
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from lineage.models.base import HiddenStates, Layers, Model
 from lineage.models.layers.norm import BatchNorm, standardise
+from lineage.models.registry import MODELS
 
 WIDTHS = (256, 512, 1024, 2048)
 BIT = {"norm": "group", "preactivation": True}
-VARIANTS = {
-    "18": {"depths": (2, 2, 2, 2), "widths": (64, 128, 256, 512), "bottleneck": False},
-    "50": {"depths": (3, 4, 6, 3), "widths": WIDTHS},
-    "101": {"depths": (3, 4, 23, 3), "widths": WIDTHS},
-    "bit50": {"depths": (3, 4, 6, 3), "widths": WIDTHS, **BIT},
-    "bit101": {"depths": (3, 4, 23, 3), "widths": WIDTHS, **BIT},
-}
 
 
-class ResNet(nn.Module):
+@MODELS.register("resnet")
+class ResNet(Model):
     """An image classifier, for images of any size.
 
     Attributes:
@@ -43,6 +40,15 @@ class ResNet(nn.Module):
         epsilon: of every norm.
     """
 
+    VARIANTS: ClassVar = {
+        "18": {"depths": (2, 2, 2, 2), "widths": (64, 128, 256, 512), "bottleneck": False},
+        "50": {"depths": (3, 4, 6, 3), "widths": WIDTHS},
+        "101": {"depths": (3, 4, 23, 3), "widths": WIDTHS},
+        "bit50": {"depths": (3, 4, 6, 3), "widths": WIDTHS, **BIT},
+        "bit101": {"depths": (3, 4, 23, 3), "widths": WIDTHS, **BIT},
+    }
+    FROM_DATA = ("num_classes", "image_size", "channels")
+
     num_classes: int = 1000
     image_size: int = 224
     channels: int = 3
@@ -57,6 +63,23 @@ class ResNet(nn.Module):
     frozen: bool = False
     padding: Literal["symmetric", "same"] = "symmetric"
     epsilon: float = 1e-5
+
+    reads = "images"
+    input_parameters = "^(stem_conv|outer_norm)/"
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return ("classes",) if self.num_classes else ("features",)
+
+    @property
+    def layer_groups(self) -> tuple[Layers, ...]:
+        paths = [f"stages_{stage}_{i}" for stage, depth in enumerate(self.depths) for i in range(depth)]
+        last = "^outer_norm/" if self.preactivation else ""
+        return tuple(Layers(path, 1, stacked=False, last=last if path == paths[-1] else "") for path in paths)
+
+    def states_from(self, sown: Mapping[str, Any]) -> HiddenStates:
+        layers = tuple(sown[f"{group.path}/hidden"][0] for group in self.layer_groups)
+        return HiddenStates({"encoder": sown["embedding"][0]}, {"encoder": layers}, {})
 
     def setup(self):
         if len(self.depths) != len(self.widths):
@@ -97,6 +120,7 @@ class ResNet(nn.Module):
         x = x if self.preactivation else nn.relu(self.outer_norm(x))
         if self.stem == "imagenet":
             x = nn.max_pool(jnp.pad(x, _pads(x, 3, 2, self.padding)), (3, 3), (2, 2))
+        self.sow("intermediates", "embedding", x)
         maps = []
         for stage in self.stages:
             for block in stage:
@@ -173,5 +197,8 @@ class Residual(nn.Module):
                 branch = norm(branch)
                 branch = nn.relu(branch) if i < len(sizes) - 1 else branch
         if self.preactivation:
-            return x + branch
-        return nn.relu((self.norm(name="shortcut_norm")(x) if projected else x) + branch)
+            x = x + branch
+        else:
+            x = nn.relu((self.norm(name="shortcut_norm")(x) if projected else x) + branch)
+        self.sow("intermediates", "hidden", x)
+        return x

@@ -1,25 +1,27 @@
 """RoBERTa (arXiv 1907.11692): BERT trained longer, on words alone; and XLM-R (arXiv 1911.02116): in 100 languages."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from lineage.models.bert import BERT
 from lineage.models.layers.mlp import gelu
-
-VARIANTS = {
-    "base": {"depth": 12, "width": 768, "num_heads": 12},
-    "large": {"depth": 24, "width": 1024, "num_heads": 16},
-}
+from lineage.models.registry import MODELS
 
 
+@MODELS.register("roberta")
 class RoBERTa(BERT):
     """BERT without a second kind of segment, which counts only real tokens' positions.
 
     Attributes:
         pad_id: of the padding token, whose position is `pad_id` too: that of the first real token is the one after.
     """
+
+    VARIANTS: ClassVar = {
+        "base": {"depth": 12, "width": 768, "num_heads": 12},
+        "large": {"depth": 24, "width": 1024, "num_heads": 16},
+    }
 
     vocab_size: int = 50_265
     num_segments: int = 1
@@ -39,6 +41,7 @@ class RoBERTa(BERT):
         return jnp.where(real, jnp.cumsum(real, axis=-1) - 1, -1)
 
 
+@MODELS.register("xlmr")
 class XLMR(RoBERTa):
     """RoBERTa with a vocabulary of 100 languages."""
 

@@ -5,8 +5,9 @@ Without attention the decoder starts from the encoder's last state, and reads it
 the decoder's last state (arXiv 1409.0473), Luong's by its present one, after which it is fed on (arXiv 1508.04025).
 """
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import flax.linen as nn
 import jax
@@ -14,19 +15,15 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.layers.attention import Additive, attend, dot_product
+from lineage.models.base import HiddenStates, Layers, Model
+from lineage.models.layers.attend import Additive, Mask, dense, dot_product
 from lineage.models.layers.cache import States
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.linear import Linear
 from lineage.models.layers.recurrent import CELLS, Cell, Recurrent, held
+from lineage.models.registry import MODELS
 
 LUONG = {"cell": "lstm", "depth": 4, "width": 1000, "bidirectional": False, "dropout": 0.2}
-VARIANTS = {
-    "rnnencdec": {"embed_width": 620, "bidirectional": False, "attention": "fixed"},  # the names of arXiv 1409.0473
-    "rnnsearch": {"embed_width": 620},
-    "luong": {**LUONG, "attention": "dot"},  # the best of arXiv 1508.04025: global dot, local-p general
-    "luong_local": {**LUONG, "attention": "general", "span": "predictive"},
-}
 
 
 @struct.dataclass
@@ -43,7 +40,8 @@ class Annotations:
         return jax.tree.map(lambda a: a[rows], self)
 
 
-class Seq2Seq(nn.Module):
+@MODELS.register("seq2seq")
+class Seq2Seq(Model):
     """A recurrent encoder-decoder: input tokens and the output's first ones in, logits of the output's next ones out.
 
     Attributes:
@@ -60,6 +58,14 @@ class Seq2Seq(nn.Module):
         dropout: rate on the tokens' vectors, between layers and before the logits.
     """
 
+    VARIANTS: ClassVar = {
+        "rnnencdec": {"embed_width": 620, "bidirectional": False, "attention": "fixed"},  # the names of arXiv 1409.0473
+        "rnnsearch": {"embed_width": 620},
+        "luong": {**LUONG, "attention": "dot"},  # the best of arXiv 1508.04025: global dot, local-p general
+        "luong_local": {**LUONG, "attention": "general", "span": "predictive"},
+    }
+    FROM_DATA = ("vocab_size",)
+
     vocab_size: int
     cell: Literal["rnn", "gru", "lstm"] = "gru"
     depth: int = 1
@@ -70,6 +76,38 @@ class Seq2Seq(nn.Module):
     span: Literal["global", "monotonic", "predictive"] = "global"
     window: int = 10
     dropout: float = 0.0
+
+    outputs = ("target_tokens",)
+    is_decoder = True
+    input_parameters = "^encoder_embed/"
+
+    @property
+    def layer_groups(self) -> tuple[Layers, ...]:
+        """The encoder's layers, both directions as one, and the decoder's; attention counts with the last of these."""
+        last = self.depth - 1
+        return (
+            *(
+                Layers(f"encoder/forward_{i}", 1, stacked=False, first=f"^encoder/backward_{i}/")
+                for i in range(self.depth)
+            ),
+            *(
+                Layers(
+                    f"cells_{i}",
+                    1,
+                    "decoder",
+                    stacked=False,
+                    first=f"^(start_{i}_{'' if i else '|fed/|decoder_embed/'})",
+                    last="^(key|score|place|attentional|readout)" if i == last else "",
+                )
+                for i in range(self.depth)
+            ),
+        )
+
+    def states_from(self, sown: Mapping[str, Any]) -> HiddenStates:
+        attention = {"cross": (sown["attention"][0],)} if "attention" in sown else {}
+        layers = {"encoder": sown["encoder/hidden"], "decoder": sown["decoder_hidden"][0]}
+        embedding = {side: sown[f"{side}_embedding"][0] for side in ("encoder", "decoder")}
+        return HiddenStates(embedding, layers, attention)
 
     def setup(self):
         if self.attention == "dot" and self.bidirectional:
@@ -130,7 +168,9 @@ class Seq2Seq(nn.Module):
     def encode(self, inputs: tuple[Int[Array, "B S"], Bool[Array, "B S"]]) -> Annotations:
         """What the decoder sees of the input tokens, of which the second part of the pair tells the real ones."""
         tokens, mask = inputs
-        value, ends = self.encoder(self._dropped(self.encoder_embed(tokens)), mask=mask)
+        x = self._dropped(self.encoder_embed(tokens))
+        self.sow("intermediates", "encoder_embedding", x)
+        value, ends = self.encoder(x, mask=mask)
         cells = ends
         if self.bidirectional:  # the backward states: the last thing that they have read is the beginning
             cells = [
@@ -180,9 +220,11 @@ class Seq2Seq(nn.Module):
             step, variable_broadcast="params", split_rngs={"params": False, "dropout": True}, in_axes=1, out_axes=1
         )
         vectors = self._dropped(self.decoder_embed(tokens))
+        self.sow("intermediates", "decoder_embedding", vectors)
         now = vectors, self.cells[0].project(vectors), positions, mask, given
         # The first token stands where the one drawn before it would, so it is never replaced.
         states, seen, vectors, weights = scan(self, (state, tokens[:, 0]), now)[1]
+        self.sow("intermediates", "decoder_hidden", tuple(cell[0] for cell in states[0]))
         if weights is not None:
             self.sow("intermediates", "attention", weights.swapaxes(1, 2))
         return self._logits(seen, vectors), states
@@ -226,7 +268,7 @@ class Seq2Seq(nn.Module):
             return looked[0]
 
         key, value = memory.key[:, :, None], memory.value[:, :, None]
-        out = attend(query[:, None, None], key, value, score=self.score, mask=mask[:, None, None], transform=look)
+        out = dense(query[:, None, None], key, value, Mask(keys=mask), score=self.score, transform=look)
         return out[:, 0, 0], looked[0][:, :, 0]
 
     def _logits(self, seen, vectors):

@@ -5,32 +5,35 @@ Versions 1 (arXiv 2103.14030) and 2 (arXiv 2111.09883). The cost grows as the nu
 
 import math
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lineage.models.layers.attention import Attention, Cosine
+from lineage.models.base import Activation, Layers, Model, ResampleRule, resample_grid
+from lineage.models.layers.attend import Mask, dot_product
+from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.embed import PatchEmbed
 from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
+from lineage.models.registry import MODELS
 
-VARIANTS = {
-    "mu": {"depths": (2, 2), "width": 32, "num_heads": (2, 4), "window": 4},
+INIT = nn.initializers.normal(0.02)
+SIZES = {
     "T": {"depths": (2, 2, 6, 2), "width": 96, "num_heads": (3, 6, 12, 24)},
     "S": {"depths": (2, 2, 18, 2), "width": 96, "num_heads": (3, 6, 12, 24)},
     "B": {"depths": (2, 2, 18, 2), "width": 128, "num_heads": (4, 8, 16, 32)},
     "L": {"depths": (2, 2, 18, 2), "width": 192, "num_heads": (6, 12, 24, 48)},
 }
-VARIANTS |= {f"V2-{name}": VARIANTS[name] | {"version": "v2", "window": 8} for name in "TSBL"}
-INIT = nn.initializers.normal(0.02)
 
 
-class Swin(nn.Module):
+@MODELS.register("swin")
+class Swin(Model):
     """An image classifier, and a backbone: see `features`.
 
     Images of any size are welcome: maps that do not divide are padded with zeros, which are attended to, as the
@@ -54,6 +57,13 @@ class Swin(nn.Module):
         remat, unroll: see `Stack`.
     """
 
+    VARIANTS: ClassVar = {
+        "mu": {"depths": (2, 2), "width": 32, "num_heads": (2, 4), "window": 4},
+        **SIZES,
+        **{f"V2-{name}": sizes | {"version": "v2", "window": 8} for name, sizes in SIZES.items()},
+    }
+    FROM_DATA = ("num_classes", "image_size", "channels")
+
     num_classes: int = 1000
     image_size: int = 224
     patch_size: int = 4
@@ -65,12 +75,32 @@ class Swin(nn.Module):
     version: Literal["v1", "v2"] = "v1"
     trained_windows: tuple[int, ...] = ()
     mlp_ratio: float = 4.0
-    activation: str = "gelu"
+    activation: Activation = "gelu"
     epsilon: float = 1e-5
     dropout: float = 0.0
     stochastic_depth: float = 0.0
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
+
+    reads = "images"
+    input_parameters = "^(patch_embed|embed_norm)/"
+    attention_path = "attention/attention/attention"
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return ("classes",) if self.num_classes else ("features",)
+
+    @property
+    def layer_groups(self) -> tuple[Layers, ...]:
+        end = len(self.depths) - 1
+        return tuple(
+            Layers(f"stacks_{i}/layers", depth, first=f"^merges_{i - 1}/", last="^norm/" if i == end else "")
+            for i, depth in enumerate(self.depths)
+        )
+
+    @property
+    def resample_rules(self) -> tuple[ResampleRule, ...]:
+        return (("attention/attention/relative/table$", _resampled_offsets),)
 
     def setup(self):
         stages, second = len(self.depths), self.version == "v2"
@@ -170,8 +200,7 @@ class WindowAttention(nn.Module):
         if shift is not None:
             row, column = (jnp.arange(size) >= size - shift for size in x.shape[1:3])
             region = windows((2 * row[:, None] + column)[None, ..., None], window)
-            mask = region == region.swapaxes(1, 2)
-            inputs["mask"] = jnp.tile(mask[:, None], (batch, 1, 1, 1))
+            inputs["mask"] = Mask(segments=jnp.tile(region[..., 0], (batch, 1)))
             x = jnp.roll(x, -shift, axis=(1, 2))
         rows, columns = (size // window for size in x.shape[1:3])
         out, cache = self.attention(name="attention")(windows(x, window), **inputs)
@@ -179,6 +208,19 @@ class WindowAttention(nn.Module):
         if shift is not None:
             x = jnp.roll(x, shift, axis=(1, 2))
         return x[:, : grid[0], : grid[1]].reshape(batch, -1, width), cache
+
+
+class Cosine(nn.Module):
+    """The score cos(q, k) times a learned scale of each head (arXiv 2111.09883, section 3.3)."""
+
+    @nn.compact
+    def __call__(self, query: Float[Array, "B T K G C"], key: Float[Array, "B S K C"]) -> Float[Array, "B K G T S"]:
+        def unit(x):
+            x = x.astype(jnp.float32)
+            return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(axis=-1, keepdims=True), 1e-24))
+
+        scale = self.param("scale", nn.initializers.constant(math.log(10)), query.shape[2:4])
+        return dot_product(unit(query) * jnp.exp(jnp.minimum(scale, math.log(100)))[..., None], unit(key))
 
 
 class RelativeTable(nn.Module):
@@ -229,6 +271,12 @@ class PatchMerge(nn.Module):
         norm = LayerNorm(1e-5, name="norm")
         project = Linear((2 * width,), use_bias=False, kernel_init=INIT, name="projection")
         return project(norm(x)) if self.norm_first else norm(project(x))
+
+
+def _resampled_offsets(tables, shape):
+    """Tables of offsets [L, N, H] for another window, unless there are other layers or heads."""
+    same = (len(tables), tables.shape[2]) == (shape[0], shape[2])
+    return jnp.stack([resample_grid(table, shape[1:]) for table in tables]) if same else tables
 
 
 def pad(x: Float[Array, "B rows columns D"], multiple: int) -> Float[Array, "B _ _ D"]:

@@ -4,13 +4,16 @@ Version 1.1 has a gated feed-forward layer and an output projection of its own.
 """
 
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.layers.attention import Attention, dot_product
+from lineage.models.base import Activation
+from lineage.models.decoder import EncoderDecoder
+from lineage.models.layers.attend import Mask, dot_product
+from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.cache import Cache
 from lineage.models.layers.embed import Embed
@@ -18,23 +21,12 @@ from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import RMSNorm
 from lineage.models.layers.position import RelativeBuckets
-from lineage.models.layers.protocol import EncoderDecoder
+from lineage.models.registry import MODELS
 
 V1_1 = {"activation": "gelu_tanh", "gated": True, "tied": False}
-VARIANTS = {
-    "small": {"depth": 6, "width": 512, "num_heads": 8, "mlp_dim": 2048},
-    "base": {"depth": 12, "width": 768, "num_heads": 12, "mlp_dim": 3072},
-    "large": {"depth": 24, "width": 1024, "num_heads": 16, "mlp_dim": 4096},
-    "3b": {"depth": 24, "width": 1024, "num_heads": 32, "head_size": 128, "mlp_dim": 16_384},
-    "11b": {"depth": 24, "width": 1024, "num_heads": 128, "head_size": 128, "mlp_dim": 65_536},
-    "v1_1_small": {"depth": 8, "width": 512, "num_heads": 6, "mlp_dim": 1024, **V1_1},
-    "v1_1_base": {"depth": 12, "width": 768, "num_heads": 12, "mlp_dim": 2048, **V1_1},
-    "v1_1_large": {"depth": 24, "width": 1024, "num_heads": 16, "mlp_dim": 2816, **V1_1},
-    "v1_1_xl": {"depth": 24, "width": 2048, "num_heads": 32, "mlp_dim": 5120, **V1_1},
-    "v1_1_xxl": {"depth": 24, "width": 4096, "num_heads": 64, "mlp_dim": 10_240, **V1_1},
-}
 
 
+@MODELS.register("t5")
 class T5(EncoderDecoder):
     """Text to text: tokens of the input and of the output so far in, logits of the next token out.
 
@@ -46,12 +38,26 @@ class T5(EncoderDecoder):
         width, num_heads, head_size, mlp_dim: D, H, C and F; H x C need not be D.
         activation: a name of `ACTIVATIONS`.
         gated: multiply the hidden layer by a second projection.
-        tied: the embedding is the output projection too, and logits are scaled by 1 / sqrt(D).
+        tied: the embedding is the output projection too.
+        scale_decoder_outputs: multiply the decoder's output by 1 / sqrt(D) before the projection; None is `tied`.
         buckets, max_distance: of the relative positions, see `RelativeBuckets`.
         epsilon: of every norm.
         dropout: rate on embeddings, attention weights, hidden layers, what each part adds and what comes out.
         remat, unroll: see `Stack`.
     """
+
+    VARIANTS: ClassVar = {
+        "small": {"depth": 6, "width": 512, "num_heads": 8, "mlp_dim": 2048},
+        "base": {"depth": 12, "width": 768, "num_heads": 12, "mlp_dim": 3072},
+        "large": {"depth": 24, "width": 1024, "num_heads": 16, "mlp_dim": 4096},
+        "3b": {"depth": 24, "width": 1024, "num_heads": 32, "head_size": 128, "mlp_dim": 16_384},
+        "11b": {"depth": 24, "width": 1024, "num_heads": 128, "head_size": 128, "mlp_dim": 65_536},
+        "v1_1_small": {"depth": 8, "width": 512, "num_heads": 6, "mlp_dim": 1024, **V1_1},
+        "v1_1_base": {"depth": 12, "width": 768, "num_heads": 12, "mlp_dim": 2048, **V1_1},
+        "v1_1_large": {"depth": 24, "width": 1024, "num_heads": 16, "mlp_dim": 2816, **V1_1},
+        "v1_1_xl": {"depth": 24, "width": 2048, "num_heads": 32, "mlp_dim": 5120, **V1_1},
+        "v1_1_xxl": {"depth": 24, "width": 4096, "num_heads": 64, "mlp_dim": 10_240, **V1_1},
+    }
 
     vocab_size: int = 32_128
     depth: int = 6
@@ -60,15 +66,18 @@ class T5(EncoderDecoder):
     num_heads: int = 8
     head_size: int = 64
     mlp_dim: int = 2048
-    activation: str = "relu"
+    activation: Activation = "relu"
     gated: bool = False
     tied: bool = True
+    scale_decoder_outputs: bool | None = None
     buckets: int = 32
     max_distance: int = 128
     epsilon: float = 1e-6
     dropout: float = 0.0
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
+
+    FROM_DATA = ("vocab_size",)
 
     def setup(self):
         init = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
@@ -105,16 +114,25 @@ class T5(EncoderDecoder):
 
     def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
         bias = self.encoder_relative(jnp.arange(tokens.shape[1])[None], tokens.shape[1])
-        x, _ = self.encoder_stack(self._embedded("encoder", tokens), bias=bias, mask=mask[:, None, None, :])
+        x, _ = self.encoder_stack(self._embedded("encoder", tokens), mask=Mask(keys=mask, bias=bias))
         return self._dropped(self.encoder_norm(x))
 
     def logits(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], *, cache: Cache | None = None, **kwargs
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "#B T"],
+        *,
+        mask: Mask | None = None,
+        cache: Cache | None = None,
+        **kwargs,
     ) -> tuple[Float[Array, "B T V"], Cache | None]:
         bias = self.decoder_relative(positions, tokens.shape[1] if cache is None else cache.max_length)
-        x, cache = self.decoder_stack(self._embedded("decoder", tokens), bias=bias, cache=cache, **kwargs)
+        mask = (mask or Mask()).replace(bias=bias)
+        x, cache = self.decoder_stack(self._embedded("decoder", tokens), mask=mask, cache=cache, **kwargs)
         x = self._dropped(self.decoder_norm(x))
-        return self.embed.logits(x * self.width**-0.5) if self.tied else self.head(x), cache
+        if self.tied if self.scale_decoder_outputs is None else self.scale_decoder_outputs:
+            x = x * self.width**-0.5
+        return self.embed.logits(x) if self.tied else self.head(x), cache
 
     def _embedded(self, side, tokens):
         x = self._dropped(self.embed(tokens))

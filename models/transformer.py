@@ -6,29 +6,28 @@ last projection. Switches: normalisation before each part (arXiv 2002.04745), RM
 """
 
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.layers.attention import Attention
+from lineage.models.base import Activation
+from lineage.models.decoder import EncoderDecoder
+from lineage.models.layers.attend import Mask
+from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.cache import Cache
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import BatchNorm, LayerNorm, PowerNorm, RMSNorm, normalise
 from lineage.models.layers.position import Learned, RelativeKeys, rotary, sinusoidal
-from lineage.models.layers.protocol import EncoderDecoder
+from lineage.models.registry import MODELS
 
-VARIANTS = {
-    "tiny": {"depth": 4, "width": 128, "num_heads": 4, "mlp_dim": 256},  # arXiv 2105.14462
-    "base": {"depth": 6, "width": 512, "num_heads": 8, "mlp_dim": 2048},
-    "big": {"depth": 6, "width": 1024, "num_heads": 16, "mlp_dim": 4096},
-}
 NORMS = {"layer": LayerNorm, "rms": RMSNorm, "batch": BatchNorm, "power": PowerNorm}
 
 
+@MODELS.register("transformer")
 class Transformer(EncoderDecoder):
     """An encoder-decoder: input tokens and the output's first ones in, logits of the output's next ones out.
 
@@ -45,8 +44,14 @@ class Transformer(EncoderDecoder):
         position: "sinusoidal", "learned", "relative" (to `max_distance`) or "rotary".
         dropout: rate on embeddings, attention weights and what each part adds.
         remat, unroll: see `Stack`.
-        implementation: see `Attention`.
+        attend: name of the strategy of attention, see `STRATEGIES`.
     """
+
+    VARIANTS: ClassVar = {
+        "tiny": {"depth": 4, "width": 128, "num_heads": 4, "mlp_dim": 256},  # arXiv 2105.14462
+        "base": {"depth": 6, "width": 512, "num_heads": 8, "mlp_dim": 2048},
+        "big": {"depth": 6, "width": 1024, "num_heads": 16, "mlp_dim": 4096},
+    }
 
     vocab_size: int
     max_length: int = 512
@@ -54,7 +59,7 @@ class Transformer(EncoderDecoder):
     width: int = 512
     num_heads: int = 8
     mlp_dim: int | None = None
-    activation: str = "relu"
+    activation: Activation = "relu"
     placement: Literal["post", "pre"] = "post"
     norm: Literal["layer", "rms", "batch", "power"] = "layer"
     norm_warmup: int = 4000
@@ -64,12 +69,16 @@ class Transformer(EncoderDecoder):
     dropout: float = 0.1
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
-    implementation: Literal["xla", "cudnn"] = "xla"
+    attend: Literal["auto", "dense", "cudnn"] = "auto"
+
+    @property
+    def uses_batch_statistics(self) -> bool:
+        return self.norm in ("batch", "power")
 
     def setup(self):
         norm = partial(NORMS[self.norm], epsilon=self.epsilon)
         norm = partial(norm, warmup=self.norm_warmup) if self.norm == "power" else norm
-        cross = partial(Attention, num_heads=self.num_heads, dropout=self.dropout, implementation=self.implementation)
+        cross = partial(Attention, num_heads=self.num_heads, dropout=self.dropout, attend=STRATEGIES[self.attend])
         attention = partial(
             cross,
             rotary=rotary if self.position == "rotary" else None,
@@ -96,7 +105,7 @@ class Transformer(EncoderDecoder):
 
     def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
         x = self._embed(tokens, jnp.arange(tokens.shape[1])[None], "encoder")
-        x, _ = self.encoder_stack(x, mask=mask[:, None, None])
+        x, _ = self.encoder_stack(x, mask=Mask(keys=mask))
         return normalise(self.encoder_norm, x, mask) if self.placement == "pre" else x
 
     def logits(

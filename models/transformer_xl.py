@@ -6,14 +6,16 @@ the vanilla model of segments that know nothing of each other (section 3.1).
 """
 
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from lineage.models.layers.attention import attend, causal_mask, window_mask
+from lineage.models.base import Activation, ShardingRule
+from lineage.models.decoder import DecoderOnly
+from lineage.models.layers.attend import Mask, dense
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.cache import Cache
 from lineage.models.layers.embed import Embed
@@ -21,12 +23,7 @@ from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import sinusoidal
-from lineage.models.layers.protocol import DecoderOnly
-
-VARIANTS = {
-    "standard": {"depth": 16, "width": 410, "num_heads": 10, "mlp_dim": 2100},
-    "large": {"depth": 18, "width": 1024, "num_heads": 16, "mlp_dim": 4096},
-}
+from lineage.models.registry import MODELS
 
 
 class RecurrentAttention(nn.Module):
@@ -53,7 +50,7 @@ class RecurrentAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"], *, cache: Cache | None = None, mask: None = None, bias: None = None, **_
+        self, x: Float[Array, "B T D"], *, cache: Cache | None = None, **_
     ) -> tuple[Float[Array, "B T D"], Cache | None]:
         """Returns the output and the cache with this call's keys and values appended (None when none was given)."""
         length, width = x.shape[1:]
@@ -69,12 +66,12 @@ class RecurrentAttention(nn.Module):
             seen, real = self._remembered(x)
             key, value = project("key", seen), project("value", seen)
             places = jnp.arange(key.shape[1])
-            mask = causal_mask(places[None, -length:], places) & real
+            mask = Mask(keys=real[None], causal=True, positions=places[None, -length:])
         else:
             positions = cache.positions(length)
             cache = cache.append(project("key", x), project("value", x))
             key, value = (kept.astype(x.dtype) for kept in cache.keys_and_values())
-            mask = window_mask(positions, jnp.arange(cache.max_length), self.window)
+            mask = Mask(causal=True, window=self.window, positions=positions)
 
         relative = project("distance", jnp.asarray(sinusoidal(key.shape[1], width), x.dtype))
         u, v = (self.param(name, self.kernel_init, heads) for name in ("u", "v"))
@@ -84,7 +81,7 @@ class RecurrentAttention(nn.Module):
         else:
             distance = positions[:, None, :, None] - jnp.arange(cache.max_length)
             bias = jnp.take_along_axis(scores, jnp.maximum(distance, 0), axis=-1)
-        out = attend(query + u, key, value, mask=mask, bias=bias, transform=self._weights)
+        out = dense(query + u, key, value, mask.replace(bias=bias), transform=self._weights)
         return Linear((width,), axes=2, use_bias=False, kernel_init=self.kernel_init, name="out")(out), cache
 
     def _remembered(self, x):
@@ -120,6 +117,7 @@ def shifted(scores: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
     return scores.reshape(*batch, length, keys)
 
 
+@MODELS.register("transformer_xl")
 class TransformerXL(DecoderOnly):
     """A language model: a segment's tokens in, logits of the next token out.
 
@@ -135,6 +133,11 @@ class TransformerXL(DecoderOnly):
         remat, unroll: see `Stack`.
     """
 
+    VARIANTS: ClassVar = {
+        "standard": {"depth": 16, "width": 410, "num_heads": 10, "mlp_dim": 2100},
+        "large": {"depth": 18, "width": 1024, "num_heads": 16, "mlp_dim": 4096},
+    }
+
     vocab_size: int = 267_735
     max_length: int = 150
     memory_length: int = 150
@@ -142,12 +145,16 @@ class TransformerXL(DecoderOnly):
     width: int = 410
     num_heads: int = 10
     mlp_dim: int | None = None
-    activation: str = "relu"
+    activation: Activation = "relu"
     epsilon: float = 1e-5
     dropout: float = 0.0
     attention_dropout: float = 0.0
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
+
+    @property
+    def sharding_rules(self) -> tuple[ShardingRule, ...]:
+        return (("memory/.*hidden", (("data", "fsdp"), None, None)), *super().sharding_rules)
 
     def setup(self):
         init = nn.initializers.normal(0.02)

@@ -1,32 +1,26 @@
 """The Vision Transformer (arXiv 2010.11929): an image as a sequence of patches through a pre-norm encoder."""
 
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lineage.models.layers.attention import Attention
+from lineage.models.base import Activation, Layers, Model, ResampleRule, resample_grid, resample_line
+from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.embed import PatchEmbed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import BatchNorm, LayerNorm
 from lineage.models.layers.position import Learned, Learned2D, RelativeKeys, resample, sincos_2d
+from lineage.models.registry import MODELS
 from lineage.models.resnet import WIDTHS, ResNet
 
-VARIANTS = {
-    "mu": {"depth": 4, "width": 64, "num_heads": 4},
-    "Ti": {"depth": 12, "width": 192, "num_heads": 3},
-    "S": {"depth": 12, "width": 384, "num_heads": 6},
-    "B": {"depth": 12, "width": 768, "num_heads": 12},
-    "L": {"depth": 24, "width": 1024, "num_heads": 16},
-    "H": {"depth": 32, "width": 1280, "num_heads": 16},
-}
 
-
-class ViT(nn.Module):
+@MODELS.register("vit")
+class ViT(Model):
     """An image classifier.
 
     An image of another size than `image_size` is welcome: learned position tables are resampled to its grid.
@@ -48,8 +42,18 @@ class ViT(nn.Module):
         activation, epsilon: of the blocks; the paper's checkpoints have 1e-6, `transformers` 1e-12.
         dropout, stochastic_depth: rates on what the parts add, and of skipping them.
         remat, unroll: see `Stack`.
-        implementation: see `Attention`.
+        attend: name of the strategy of attention, see `STRATEGIES`.
     """
+
+    VARIANTS: ClassVar = {
+        "mu": {"depth": 4, "width": 64, "num_heads": 4},
+        "Ti": {"depth": 12, "width": 192, "num_heads": 3},
+        "S": {"depth": 12, "width": 384, "num_heads": 6},
+        "B": {"depth": 12, "width": 768, "num_heads": 12},
+        "L": {"depth": 24, "width": 1024, "num_heads": 16},
+        "H": {"depth": 32, "width": 1280, "num_heads": 16},
+    }
+    FROM_DATA = ("num_classes", "image_size", "channels")
 
     num_classes: int = 1000
     image_size: int = 224
@@ -66,15 +70,35 @@ class ViT(nn.Module):
     num_registers: int = 0
     layer_scale: float = 0.0
     qk_norm: bool = False
-    activation: str = "gelu"
-    epsilon: float = 1e-12
+    activation: Activation = "gelu"
+    epsilon: float = 1e-6
     dropout: float = 0.0
     stochastic_depth: float = 0.0
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
-    implementation: Literal["xla", "cudnn"] = "xla"
+    attend: Literal["auto", "dense", "cudnn"] = "auto"
 
     SPECIAL = ("class_token",)  # tokens before the patches, with positions
+
+    reads = "images"
+    has_patch_attention = True
+    input_parameters = "^(backbone|class_token|distillation_token|patch_embed|registers|table)"
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return ("classes",) if self.num_classes else ("features",)
+
+    @property
+    def has_class_token(self) -> bool:
+        return self.pooling == "token"
+
+    @property
+    def layer_groups(self) -> tuple[Layers, ...]:
+        return (Layers("stack/layers", self.depth, last="^norm/"),)
+
+    @property
+    def resample_rules(self) -> tuple[ResampleRule, ...]:
+        return (("(^|/)table/(row|column)$", resample_line), ("(^|/)table/table$", resample_grid))
 
     def setup(self):
         side = self.image_size // self.patch_size
@@ -114,7 +138,7 @@ class ViT(nn.Module):
             Attention,
             num_heads=num_heads,
             dropout=self.dropout,
-            implementation=self.implementation,
+            attend=STRATEGIES[self.attend],
             relative=partial(RelativeKeys, max_distance=distance) if self.position == "relative" else None,
             qk_norm=norm if self.qk_norm else None,
         )

@@ -17,13 +17,15 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from lineage import data, models
+from lineage.configs import durations, schema
 from lineage.data import tokenizers
 from lineage.data.examples import span_corruption
 from lineage.data.examples.masking import count_masked
 from lineage.tasks import batches
 from lineage.tasks.mixup import mixed
 from lineage.tasks.objectives import HEADS, OBJECTIVES, TASKS, TAUGHT, Batch, Objective
-from lineage.train import durations, pretrained, sharding
+from lineage.train import pretrained, sharding
+from lineage.train.adapters import ADAPTERS, NO_ADAPTER, Adapter
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.optimizer import Schedule, check_patterns, make_optimizer, make_schedule
 from lineage.train.state import TrainState
@@ -46,6 +48,10 @@ class Experiment:
 
     def __post_init__(self):
         check_values(self.config)
+        if self.adapter != NO_ADAPTER and not self.config.init.path:
+            raise ValueError(
+                f"adapter.name is {self.config.adapter.name!r} and init.path is empty: it must name the model to adapt."
+            )
 
     @cached_property
     def data(self) -> data.Data:
@@ -70,8 +76,7 @@ class Experiment:
     def model(self) -> nn.Module:
         """The config's model; what it leaves None and the data know (classes, vocabulary, sizes) is the data's."""
         settings = self.config.model.to_dict()
-        known = models.MODELS.get(settings["name"])  # `build` says so if it is not
-        fields = {field.name for field in dataclasses.fields(known[0])} if known else set()
+        fields = {field.name for field in dataclasses.fields(models.MODELS[settings["name"]])}
         wanted = [key for key in _FROM_DATA if key in fields and settings.get(key) is None]
         for key in wanted:
             try:
@@ -94,7 +99,7 @@ class Experiment:
                 f"the objective {objective!r} is for data.task {' or '.join(TASKS[objective])}: it is {task!r}."
             )
         for name in ("num_classes", "vocab_size"):
-            has, needs = getattr(self.model, name, None), self.data.info.get(name)
+            has, needs = self.model.settings.get(name), self.data.info.get(name)
             if has and needs and has < needs:
                 raise ValueError(f"model.{name} is {has}: the data {self.config.data.source!r} have {needs}.")
         theirs = self.config.teacher and Path(self.config.teacher) / tokenizers.FILE
@@ -134,7 +139,7 @@ class Experiment:
 
     def jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """`jax.jit` of a function of batches, with what it computes where the mesh has it."""
-        return jax.jit(sharding.in_parts(function, self.mesh, self.config.sequence_sharding), **options)
+        return jax.jit(sharding.with_sharded_activations(function, self.mesh, self.config.sequence_sharding), **options)
 
     @cached_property
     def total_steps(self) -> int:
@@ -154,6 +159,10 @@ class Experiment:
         )
 
     @cached_property
+    def adapter(self) -> Adapter:
+        return schema.build(ADAPTERS, self.config.adapter)
+
+    @cached_property
     def schedule(self) -> Schedule:
         settings = self.config.optimizer
         return make_schedule(
@@ -162,7 +171,7 @@ class Experiment:
             total_steps=self.total_steps,
             warmup_steps=self.steps("warmup", settings, default=0),
             end_factor=settings.end_factor,
-            width=getattr(self.model, "width", 512),
+            width=self.model.width,
         )
 
     @cached_property
@@ -244,12 +253,16 @@ class Experiment:
 
     @cached_property
     def state_shardings(self) -> TrainState:
-        return sharding.shardings(self.abstract_state, self.config.sharding, self.mesh)
+        return sharding.shardings(self.abstract_state, self.sharding_rules, self.mesh)
+
+    @property
+    def sharding_rules(self) -> tuple[sharding.Rule, ...]:
+        """The config's rules, which come first, and the model's."""
+        return (*self.config.sharding, *self.model.sharding_rules)
 
     def make_state(self):
         optimizer = self.optimizer_by(lambda step: 0.0)  # whose rate does not matter
-        adapt = self.config.adapt.to_dict() if self.config.adapt.name else None
-        settings = {"seed": self.config.seed, "ema": bool(self.config.ema_decay), "adapt": adapt}
+        settings = {"seed": self.config.seed, "ema": bool(self.config.ema_decay), "adapter": self.adapter}
         return init_state(self.model, optimizer, self.objective, self.zeros(), **settings)
 
 
@@ -285,8 +298,6 @@ _BELOW_1 = (
 _PATTERNS = (
     "init.skip",
     "init.rename",
-    "adapt.patterns",
-    "adapt.trained",
     "optimizer.no_decay",
     "optimizer.frozen",
     "optimizer.lr_multipliers",
@@ -306,8 +317,6 @@ def check_values(config: ConfigDict) -> None:
             numbers = given if isinstance(given, tuple) else () if given is None else (given,)
             if not all(low <= number and (high is None or number < high) for number in numbers):
                 raise ValueError(f"{key} is {given}: it must be {low} or more{f', and below {high}' if high else ''}.")
-    if config.adapt.name and not config.init.path:
-        raise ValueError(f"adapt.name is {config.adapt.name!r}: init.path must say what is adapted.")
     for key in _PATTERNS:
         for item in value(key):
             paired = key in ("init.rename", "optimizer.lr_multipliers", "sharding")

@@ -32,7 +32,7 @@ def test_every_config_loads_and_has_the_keys_of_base(path):
 
 @pytest.mark.parametrize("name", base.MODELS)
 def test_the_models_keys_are_the_keyword_arguments(name):
-    fields = {field.name for field in dataclasses.fields(models.MODELS[name][0])} - {"parent", "name"}
+    fields = {field.name for field in dataclasses.fields(models.MODELS[name])} - {"parent", "name"}
     assert set(base.MODELS[name]()) == fields | {"name", "variant"}
     assert set(base.MODELS) == set(models.MODELS)
 

@@ -7,9 +7,9 @@ import re
 import jax
 
 from lineage.configs import cli
-from lineage.train.costs import experiment_budget
 from lineage.train.experiment import Experiment
 from lineage.train.loop import jit_step
+from lineage.train.profiling import experiment_budget
 from tests.tiers import tiered
 
 FSDP, MIXED = {"mesh.data": 1, "mesh.fsdp": 8}, {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}

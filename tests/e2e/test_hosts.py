@@ -15,8 +15,8 @@ import jax
 import numpy as np
 import pytest
 
+from lineage.runs.folder import read_metrics
 from lineage.train import distributed, loop
-from lineage.train.writers import read_metrics
 
 ROOT = Path(__file__).parents[2]
 hosts = runpy.run_path(str(Path(__file__).with_name("hosts.py")))

@@ -234,8 +234,7 @@ def test_cudnn_attention_counts_as_plain_attention(monkeypatch):
     monkeypatch.setattr(fused, "check_compute_capability", lambda capability: True)
     monkeypatch.setattr(fused, "is_cuda_compute_capability_equal", lambda capability: False)
     costs = [
-        budget.budget(build(**GPT, implementation=how), (TOKENS,), compute_dtype=jnp.bfloat16)
-        for how in ("xla", "cudnn")
+        budget.budget(build(**GPT, attend=how), (TOKENS,), compute_dtype=jnp.bfloat16) for how in ("auto", "cudnn")
     ]
     assert costs[0].flops["forward"]["model"] == costs[1].flops["forward"]["model"]
     assert costs[0].flops["training"]["model"] == costs[1].flops["training"]["model"]

@@ -146,7 +146,7 @@ def test_outputs_hidden_states_and_gradients(
     reference = reference_of(family, name, seed, randomise)
     batch = batch_of(reference.config, head, seed)
     model, variables = ours(reference)
-    assert type(model) is models.MODELS[family][0]
+    assert type(model) is models.MODELS[family]
     assert (model.head, model.depth) == (head, reference.config.num_hidden_layers)
     outputs, hidden = run(reference, batch)
     mask = np.array(batch["mask"])
@@ -172,6 +172,44 @@ def test_outputs_hidden_states_and_gradients(
     for mine, theirs in zip(layers, hidden, strict=True):
         mine = np.asarray(mine).reshape(*rows.shape, -1)
         assert_close(mine[rows], theirs.detach().numpy()[rows])
+
+
+def test_albert_with_several_groups_of_layers(randomise, ours, gradients, assert_same_gradients, tmp_path):
+    config = config_of("albert", "masked_lm", 2)
+    config.num_hidden_layers, config.num_hidden_groups = 5, 2
+    reference = randomise(transformers.AlbertForMaskedLM(config), 2)
+    batch = batch_of(config, "masked_lm", 2)
+    model, variables = ours(reference)
+    assert (model.depth, model.num_groups) == (5, 2)
+    (output,), hidden = run(reference, batch)
+    mask = np.array(batch["mask"])
+
+    def loss(params):
+        out, state = model.apply({"params": params}, **batch, mutable=["intermediates"])
+        return jnp.tanh(out[mask]).sum(), (out, state["intermediates"])
+
+    output[mask].tanh().sum().backward()
+    grads, (found, seen) = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
+    np.testing.assert_allclose(found[mask], output.detach().numpy()[mask], rtol=0, atol=1e-5)
+    groups = [seen["stack"][f"groups_{number}"]["layers"]["hidden"][0] for number in range(2)]
+    assert [len(group) for group in groups] == [3, 2]
+    for mine, theirs in zip([seen["embedding"][0], *groups[0], *groups[1]], hidden, strict=True):
+        np.testing.assert_allclose(mine[mask], theirs.detach().numpy()[mask], rtol=0, atol=1e-5)
+
+    convert.save(tmp_path, model, variables)
+    exported, info = transformers.AlbertForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    for tensor, theirs in zip(exported.state_dict().values(), reference.state_dict().values(), strict=True):
+        np.testing.assert_array_equal(tensor, theirs)
+    assert (exported.config.num_hidden_groups, exported.config.num_hidden_layers) == (2, 5)
+    assert convert.load(tmp_path)[0] == model
+    assert_same_gradients(grads, gradients(reference))
+
+
+def test_albert_has_at_most_as_many_groups_as_layers():
+    model = models.build("albert", "base", num_groups=13)
+    with pytest.raises(ValueError, match="num_groups is 13: it must be at least 1 and at most depth, 12"):
+        jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
 
 
 @tiered("family", ["bert", "roberta"])

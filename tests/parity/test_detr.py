@@ -183,7 +183,7 @@ def test_export_gives_the_same_model_there_and_here(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, restored, variables)
 
     other = model.clone(placement="pre")
-    with pytest.raises(ValueError, match="placement='post' alone"):
+    with pytest.raises(ValueError, match="and placement 'post'"):
         convert.save(tmp_path, other, jax.eval_shape(other.init, jax.random.key(0), image))
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace('"layer_type"', '"hidden_act": "gelu", "layer_type"'))
@@ -203,7 +203,7 @@ def test_with_norms_in_front_the_encoders_output_has_one_too():
 
 def test_a_backbone_by_the_names_of_timm(tmp_path, monkeypatch):
     """As facebook/detr-resnet-50's files have it."""
-    monkeypatch.setitem(resnet.VARIANTS, "50", SMALL := {"depths": (1, 2), "widths": (8, 16), "stem_width": 4})
+    monkeypatch.setitem(resnet.ResNet.VARIANTS, "50", SMALL := {"depths": (1, 2), "widths": (8, 16), "stem_width": 4})
     model = detr.DETR(resnet.ResNet(0, **SMALL, frozen=True), 4, **SIZES)
     variables = drawn(model, np.zeros((1, 40, 33, 3), np.float32))
     convert.save(tmp_path, model, variables)

@@ -207,7 +207,7 @@ def test_both_losses_by_hand(temperature):
         ),
         ("mae", MASKED | {"data.patch_size": 4}, r"noise of the data is \(4,\), but the model is for \(16,\)"),
         ("deit", {"model.pooling": "gap"}, "DeiT has linear heads of two tokens, not 'linear' and pooling 'gap'"),
-        ("mae", MASKED | {"model.position": "relative"}, "unknown position 'relative': it is one of none, 1d, 2d"),
+        ("mae", MASKED | {"model.position": "relative"}, "Unknown position 'relative'. Available: none, 1d, 2d"),
     ],
 )
 def test_errors(model, changes, message, tiny, tmp_path):

@@ -11,12 +11,12 @@ from jax.sharding import PartitionSpec
 
 from lineage.evaluation.evaluators import restore
 from lineage.evaluation.sampling import Sampler
+from lineage.runs.folder import read_metrics
 from lineage.train import experiment as experiment_module
 from lineage.train import loop, step
 from lineage.train.experiment import Experiment
 from lineage.train.sharding import shardings
 from lineage.train.step import make_train_step
-from lineage.train.writers import read_metrics
 
 ONE = jax.devices()[:1]
 # The parameters stay as they were, so that a loss depends on the text alone.

@@ -8,9 +8,9 @@ from jax.sharding import PartitionSpec
 
 from lineage.models.budget import ACCELERATORS
 from lineage.train.checkpoint import Checkpoints
-from lineage.train.costs import describe, experiment_budget, on_each_device
 from lineage.train.experiment import Experiment
 from lineage.train.loop import compile_step, device_batches
+from lineage.train.profiling import describe, experiment_budget, memory_per_device
 from lineage.train.sharding import abstract_mesh, check_batch, make_mesh, part_of, shardings, share
 from tests.tiers import tiered
 
@@ -139,14 +139,14 @@ def test_described_is_what_each_device_holds(tiny, tmp_path):
     experiment, state = start(config, jax.devices(), tmp_path)
     real = [leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state) if leaf.ndim]
     total = experiment_budget(experiment)
-    found = on_each_device(experiment, total, abstract_mesh(**config.mesh))
+    found = memory_per_device(experiment, total, abstract_mesh(**config.mesh))
     assert found["weights"] + found["optimizer"] == pytest.approx(sum(real), abs=8)  # the optimizer counts its steps
     assert found["weights"] == 2 * found["gradients"] < total.memory["training"]["weights"]
-    alone = on_each_device(experiment, total, abstract_mesh(data=-1))
+    alone = memory_per_device(experiment, total, abstract_mesh(data=-1))
     # A quarter of the examples; 24 of 34 parts are spread over the tensor axis, and with the tokens all are.
     assert found["activations"] == pytest.approx(alone["activations"] / 4 * (10 + 24 / 2) / 34, abs=1)
     config.sequence_sharding = True
-    tokens = on_each_device(Experiment(config), total, abstract_mesh(**config.mesh))
+    tokens = memory_per_device(Experiment(config), total, abstract_mesh(**config.mesh))
     assert tokens["activations"] == pytest.approx(alone["activations"] / 8, abs=1)
     config.sequence_sharding = False
     assert alone["total"] >= total.memory["training"]["total"]

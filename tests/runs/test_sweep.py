@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lineage.report import figures
-from lineage.runs import live
+from lineage.runs.folder import CLAIM, held, is_locked
 from lineage.runs.sweep import plan, run_names, run_sweep
 from tests.tiers import tiered
 
@@ -93,8 +93,8 @@ def start(tmp_path):
     for process in started:
         process.kill()
         process.communicate()
-    for path in tmp_path.rglob(live.CLAIM):  # what outlives its sweep
-        if live.locked(path):
+    for path in tmp_path.rglob(CLAIM):  # what outlives its sweep
+        if is_locked(path):
             os.kill(int(path.read_text().split()[1]), signal.SIGKILL)
 
 
@@ -116,7 +116,7 @@ def trained(folder):
 
 
 def pid(folder):
-    return int((folder / live.CLAIM).read_text().split()[1])
+    return int((folder / CLAIM).read_text().split()[1])
 
 
 def table(workdir):
@@ -202,7 +202,7 @@ def test_survives_the_death_of_runs_and_of_its_own(start, tmp_path):
 
     def at_work():
         """A run in the middle of its steps."""
-        return [f for f in folders if f not in killed and 3 <= len(trained(f)) < 12 and live.held(f)]
+        return [f for f in folders if f not in killed and 3 <= len(trained(f)) < 12 and held(f)]
 
     first = start(tmp_path, overrides, 20, 2)
     for _ in range(3):
@@ -211,7 +211,7 @@ def test_survives_the_death_of_runs_and_of_its_own(start, tmp_path):
     wait_for(at_work)
     first.kill()
     first.wait()
-    left = {folder: pid(folder) for folder in folders if live.held(folder)}
+    left = {folder: pid(folder) for folder in folders if held(folder)}
     assert left  # which outlive it
     second = start(tmp_path, overrides, 20, 2)
     output = second.communicate(timeout=300)[0]
@@ -268,7 +268,7 @@ def test_a_signal_stops_what_an_earlier_sweep_left(start, tmp_path):
     second.terminate()
     assert second.communicate(timeout=300)[0]
     assert second.returncode == 75
-    assert not live.held(tmp_path / "base")
+    assert not held(tmp_path / "base")
     assert ran(tmp_path) == ["1"]
     assert int((tmp_path / "base" / "saved").read_text()) == trained(tmp_path / "base")[-1]
 

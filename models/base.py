@@ -1,0 +1,232 @@
+"""The interface of an architecture: what it declares about itself, so that no other file lists its parameters."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import flax.linen as nn
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
+from jaxtyping import Array
+
+from lineage.models.layers.position import resample
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]  # the names of `layers.mlp.ACTIVATIONS`
+# A regular expression of paths, and the mesh axes of the last dimensions; several axes may share a dimension.
+ShardingRule = tuple[str, tuple[str | tuple[str, ...] | None, ...]]
+# A regular expression of paths, and a function (table, shape) -> the table for another resolution.
+ResampleRule = tuple[str, Callable[[Any, tuple[int, ...]], Any]]
+
+
+class Layers(NamedTuple):
+    """Consecutive layers of a model.
+
+    Attributes:
+        path: path of their parameters, such as "encoder_stack/layers".
+        count: number of layers.
+        side: the part of the model that they belong to.
+        stacked: whether their parameters are stacked along a leading axis. Otherwise there is one set of parameters.
+        first: regular expression of other parameters that count with the first of these layers, such as a projection
+            before it.
+        last: regular expression of other parameters that count with the last of these layers, such as a final norm.
+    """
+
+    path: str
+    count: int
+    side: Literal["encoder", "decoder", "backbone"] = "encoder"
+    stacked: bool = True
+    first: str = ""
+    last: str = ""
+
+    @property
+    def places(self) -> int:
+        """Number of places in the order of layers; parameters that all layers share have one."""
+        return self.count if self.stacked else 1
+
+
+class HiddenStates(NamedTuple):
+    """Hidden states and attention weights of a forward pass.
+
+    Attributes:
+        embedding: inputs of the first layer of the "encoder" and of the "decoder", [B, T, D].
+        layers: outputs of their layers, from the first to the last, [B, T, D] each. Models of images may have maps
+            [B, rows, columns, D].
+        attention: attention weights [B, H, T, S] of the layers of the "encoder", of the "decoder" and of the decoder's
+            attention to the encoder, "cross". Flash attention keeps none.
+    """
+
+    embedding: dict[str, Array]
+    layers: dict[str, tuple[Array, ...]]
+    attention: dict[str, tuple[Array, ...]]
+
+
+class Model(nn.Module):
+    """Base class of the architectures.
+
+    An architecture adds itself to `models.MODELS`; see `configs.registry.Registry` for `VARIANTS` and `FROM_DATA`.
+    The attributes below are no fields: a subclass overrides them by another attribute, a property or a field.
+
+    Attributes:
+        reads: kind of the inputs, "images" or "texts".
+        outputs: kinds of the outputs, for tasks to check: "features", "classes", "distilled_classes", "patches",
+            "objects", "next_token", "both_directions", "target_tokens", or the name of a head.
+        is_decoder: whether the model can generate text with `encode`, `init_cache` and `decode`.
+        has_patch_attention: whether attention weights are between all patches of an image, in row order.
+        has_class_token: whether a class token comes before the patches.
+        uses_batch_statistics: whether norms average over all tokens of a batch, so that padding must be masked.
+        depth, width, patch_size: L, D, and the side of a patch in pixels, where there is one.
+        max_length: length of the longest sequence; None is unlimited.
+        attend: name of the strategy of attention, see `layers.attention.STRATEGIES`.
+        input_parameters: regular expression of the parameters before the first layer.
+        attention_path: path of the attention weights that a layer sows.
+    """
+
+    VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    FROM_DATA: ClassVar[tuple[str, ...]] = ()
+
+    reads = "texts"
+    outputs = ("features",)
+    is_decoder = False
+    has_patch_attention = False
+    has_class_token = False
+    uses_batch_statistics = False
+    depth = 0
+    width = 0
+    patch_size = 1
+    max_length = None
+    attend = "auto"
+    input_parameters = "^(embed|position|segment)"
+    attention_path = "attention/attention"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The fields by name."""
+        names = (field.name for field in dataclasses.fields(self) if field.name not in ("parent", "name"))
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def layer_groups(self) -> tuple[Layers, ...]:
+        """The layers, in the order of computation."""
+        return ()
+
+    @property
+    def num_layers(self) -> int:
+        """Number of places in the order of layers, see `layer_of`."""
+        return sum(group.places for group in self.layer_groups)
+
+    def layer_of(self, path: str) -> int | range:
+        """Return the layer that a parameter belongs to, for layer-wise learning rates and for freezing.
+
+        The order is that of timm's `group_matcher`, as far as timm has the architecture: a norm at the end of a stack
+        counts with its last layer, a projection between two stacks with the layer after it. An encoder's layers come
+        before its decoder's.
+
+        Args:
+            path: of the parameter, such as "stack/layers/mlp/up/kernel".
+
+        Returns:
+            0 before the first layer (embeddings), 1 to `num_layers` for the layers, and `num_layers` + 1 after the last
+            one (heads). A range is for the layers that a parameter holds along its first axis.
+        """
+        layer = 1
+        for group in self.layer_groups:
+            if path.startswith(f"{group.path}/"):
+                return range(layer, layer + group.count) if group.stacked else layer
+            if group.first and re.search(group.first, path):
+                return layer
+            layer += group.places
+            if group.last and re.search(group.last, path):
+                return layer - 1
+        return 0 if re.search(self.input_parameters, path) else layer
+
+    @property
+    def sharding_rules(self) -> tuple[ShardingRule, ...]:
+        """Placement of the parameters on the mesh; the first rule whose expression is found in a path counts.
+
+        Attention heads and hidden units are split over "tensor" (arXiv 1909.08053), the other side of each matrix over
+        "fsdp". Other kernels, those of convolutions among them, are split by their outputs.
+        """
+        return (
+            ("(query|key|value)/kernel", ("fsdp", "tensor", None)),
+            ("(query|key|value)/bias", ("tensor", None)),
+            ("attention/out/kernel", ("tensor", None, "fsdp")),
+            ("(up|gate)/kernel", ("fsdp", "tensor")),
+            ("(up|gate)/bias", ("tensor",)),
+            ("down/kernel", ("tensor", "fsdp")),
+            ("embed/table", ("tensor", "fsdp")),
+            ("kernel|table", (None, "fsdp")),
+        )
+
+    @property
+    def resample_rules(self) -> tuple[ResampleRule, ...]:
+        """Position tables that can be resampled for another resolution, see `resampled`."""
+        return ()
+
+    def resampled(self, path: str, table: Any, shape: tuple[int, ...]) -> Any:
+        """Return another model's parameter for this model, whose parameter has `shape`.
+
+        Only the position tables of `resample_rules` change, and only if all but the number of positions agrees.
+        """
+        if table.shape != shape and table.ndim == len(shape) and table.shape[-1] == shape[-1]:
+            for pattern, function in self.resample_rules:
+                if re.search(pattern, path):
+                    return function(table, shape)
+        return table
+
+    def portable(self) -> "Model":
+        """Return the model with a strategy of attention that runs on every platform and in every precision."""
+        return self if self.attend == "auto" else self.clone(attend="auto")
+
+    def states_from(self, sown: Mapping[str, tuple[Any, ...]]) -> HiddenStates:
+        """Return the hidden states among what a forward pass has sown, by path; see `hidden_states`."""
+        found = HiddenStates({}, {}, {})
+        for group in self.layer_groups:
+            for name in (f"{group.side}_embedding", "embedding"):
+                if name in sown:
+                    found.embedding.setdefault(group.side, sown[name][0])
+            for kept, name, path in (
+                (found.layers, group.side, "hidden"),
+                (found.attention, group.side, self.attention_path),
+                (found.attention, "cross", "cross_attention/attention"),
+            ):
+                if values := sown.get(f"{group.path}/{path}"):
+                    kept[name] = (*kept.get(name, ()), *values[0])
+        return found
+
+
+def hidden_states(model: Model, variables: Mapping[str, Any], *inputs: Any, **options: Any) -> HiddenStates:
+    """Return the hidden states and attention weights of a model on some inputs.
+
+    >>> model = build("bert", "tiny", head="none")
+    >>> tokens = jnp.ones((1, 8), jnp.int32)
+    >>> variables = model.init(jax.random.key(0), tokens)
+    >>> states = hidden_states(model, variables, tokens)
+    >>> [layer.shape for layer in states.layers["encoder"]]
+    [(1, 8, 128), (1, 8, 128)]
+    >>> states.embedding["encoder"].shape, states.attention["encoder"][0].shape
+    ((1, 8, 128), (1, 2, 8, 8))
+
+    Args:
+        model: the architecture.
+        variables: its parameters and statistics.
+        inputs, options: what `model.apply` takes after the variables.
+    """
+    _, state = model.apply(variables, *inputs, mutable=["intermediates"], **options)
+    return model.states_from(flatten_dict(state.get("intermediates", {}), sep="/"))
+
+
+def resample_line(table: Any, shape: tuple[int, ...]) -> Any:
+    """Return a table of positions along a line [T, D] for another length."""
+    return resample(jnp.asarray(table), (len(table), 1), (shape[0], 1))
+
+
+def resample_grid(table: Any, shape: tuple[int, ...]) -> Any:
+    """Return a table of some tokens and of a square grid of patches [T, D] for another grid of as many tokens."""
+    old = math.isqrt(len(table))
+    special = len(table) - old**2
+    new = math.isqrt(max(shape[0] - special, 0))
+    if new**2 + special != shape[0]:
+        return table
+    return jnp.concatenate([table[:special], resample(jnp.asarray(table[special:]), (old, old), (new, new))])

@@ -1,0 +1,133 @@
+"""The interface of models that generate text, `encode`, `init_cache` and `decode`, and what such models share."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from lineage.models.base import Layers, Model
+from lineage.models.layers.attend import Mask
+from lineage.models.layers.cache import Cache, Memory
+
+
+class Decoder(Model):
+    """Base class of models that generate text; a subclass has `embed`, `depth`, `width` and `num_heads`."""
+
+    FROM_DATA = ("vocab_size", "max_length")
+
+    is_decoder = True
+    decoder_depth = None  # number of layers of the decoder; None is `depth`
+
+    @property
+    def cache_shape(self) -> tuple[int, int, int]:
+        """Number of layers, of key/value heads, and of channels of a head."""
+        return self.decoder_depth or self.depth, self.num_heads, self.width // self.num_heads
+
+    def init_cache(self, batch_size: int, max_length: int) -> Cache:
+        """Return an empty cache of the parameters' dtype with room for `max_length` tokens in each row.
+
+        Raises:
+            ValueError: `max_length` exceeds the model's.
+        """
+        self.check_length(max_length)
+        layers, heads, size = self.cache_shape
+        return Cache.empty(layers, batch_size, max_length, heads, size, self.embed.table.dtype)
+
+    def check_length(self, length: int) -> None:
+        """Raise ValueError if the model has no positions for so many tokens."""
+        if self.max_length is not None and length > self.max_length:
+            raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}.")
+
+
+class DecoderOnly(Decoder):
+    """Base class of language models; `logits(tokens, positions, mask=, cache=)` is a subclass's forward pass."""
+
+    outputs = ("next_token",)
+
+    @property
+    def layer_groups(self) -> tuple[Layers, ...]:
+        return (Layers("stack/layers", self.depth, "decoder", last="^norm/"),)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        *,
+        mask: Bool[Array, "B T"] | None = None,
+        positions: Int[Array, "#B T"] | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Return the logits of the token after each one.
+
+        Args:
+            tokens: at most `max_length` tokens in a row.
+            mask: True for real tokens; nothing attends to the others (padding on either side).
+            positions: of the tokens; 0 to T-1 when None.
+
+        Raises:
+            ValueError: the sequence is longer than the model's.
+        """
+        positions = jnp.arange(tokens.shape[1])[None] if positions is None else positions
+        return self.logits(tokens, positions, mask=None if mask is None else Mask(keys=mask))[0]
+
+    def encode(self, inputs: None = None) -> None:
+        """Return None: a decoder-only model has no encoder."""
+
+    def decode(
+        self, tokens: Int[Array, "B T"], cache: Cache, memory: None = None
+    ) -> tuple[Float[Array, "B T V"], Cache]:
+        """Return the logits after each of T more tokens in every row, and the cache with these tokens appended."""
+        return self.logits(tokens, cache.positions(tokens.shape[1]), cache=cache)
+
+
+class EncoderDecoder(Decoder):
+    """Base class of models that generate text from an input text.
+
+    It has an `encoder_stack` and a `decoder_stack`; `encoded(tokens, mask)` is its encoder, and the forward pass of its
+    decoder is `logits(tokens, positions, context=, context_mask=, mask=, cache=)`.
+    """
+
+    outputs = ("target_tokens",)
+    input_parameters = "^(embed|encoder_)"
+
+    @property
+    def layer_groups(self) -> tuple[Layers, ...]:
+        return (
+            Layers("encoder_stack/layers", self.depth, last="^encoder_norm/"),
+            Layers(
+                "decoder_stack/layers",
+                self.decoder_depth or self.depth,
+                "decoder",
+                first="^decoder_(position|relative)/",
+                last="^decoder_norm/",
+            ),
+        )
+
+    def __call__(
+        self,
+        inputs: Int[Array, "B S"],
+        tokens: Int[Array, "B T"],
+        *,
+        inputs_mask: Bool[Array, "B S"] | None = None,
+        mask: Bool[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Return the logits of the token after each of `tokens`, given the whole of `inputs`.
+
+        Args:
+            inputs: tokens of the encoder, at most `max_length` in a row.
+            tokens: tokens of the decoder, at most as many.
+            inputs_mask, mask: True for real tokens; nothing attends to the others (padding on either side).
+
+        Raises:
+            ValueError: a sequence is longer than the model's.
+        """
+        inputs_mask = jnp.ones(inputs.shape, bool) if inputs_mask is None else inputs_mask
+        mask = None if mask is None else Mask(keys=mask)
+        context = {"context": self.encoded(inputs, inputs_mask), "context_mask": Mask(keys=inputs_mask)}
+        return self.logits(tokens, jnp.arange(tokens.shape[1])[None], mask=mask, **context)[0]
+
+    def encode(self, inputs: tuple[Int[Array, "B S"], Bool[Array, "B S"]]) -> Memory:
+        """Return the decoder's memory of `inputs`: tokens, and a mask that is True where they are real."""
+        tokens, mask = inputs
+        return self.decoder_stack.memory(self.encoded(tokens, mask), mask)
+
+    def decode(self, tokens: Int[Array, "B T"], cache: Cache, memory: Memory) -> tuple[Float[Array, "B T V"], Cache]:
+        """Return the logits after each of T more tokens in every row, and the cache with these tokens appended."""
+        context = {"context": memory, "context_mask": Mask(keys=memory.mask)}
+        return self.logits(tokens, cache.positions(tokens.shape[1]), cache=cache, **context)
