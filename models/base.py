@@ -73,6 +73,7 @@ class Model(nn.Module):
         outputs: kinds of the outputs, for tasks to check: "features", "classes", "distilled_classes", "patches",
             "objects", "next_token", "both_directions", "target_tokens", or the name of a head.
         is_decoder: whether the model can generate text with `encode`, `init_cache` and `decode`.
+        has_feature_maps: whether `features` returns maps of several resolutions, for a detector.
         has_patch_attention: whether attention weights are between all patches of an image, in row order.
         has_class_token: whether a class token comes before the patches.
         uses_batch_statistics: whether norms average over all tokens of a batch, so that padding must be masked.
@@ -89,6 +90,7 @@ class Model(nn.Module):
     reads = "texts"
     outputs = ("features",)
     is_decoder = False
+    has_feature_maps = False
     has_patch_attention = False
     has_class_token = False
     uses_batch_statistics = False
@@ -132,7 +134,7 @@ class Model(nn.Module):
         """
         layer = 1
         for group in self.layer_groups:
-            if path.startswith(f"{group.path}/"):
+            if re.search(f"(^|/){group.path}/", path):
                 return range(layer, layer + group.count) if group.stacked else layer
             if group.first and re.search(group.first, path):
                 return layer

@@ -140,7 +140,7 @@ class DETR(Model):
         return self.backbone.channels
 
     def setup(self):
-        if not hasattr(self.backbone, "features"):
+        if not self.backbone.has_feature_maps:
             raise ValueError(f"the backbone is a {type(self.backbone).__name__}: it must be one with maps, as resnet.")
         if self.width % 4:
             raise ValueError(f"width is {self.width}: it must be a multiple of 4, for sin and cos of rows and columns.")

@@ -65,6 +65,7 @@ class ResNet(Model):
     epsilon: float = 1e-5
 
     reads = "images"
+    has_feature_maps = True
     input_parameters = "^(stem_conv|outer_norm)/"
 
     @property

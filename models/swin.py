@@ -83,6 +83,7 @@ class Swin(Model):
     unroll: int = 1
 
     reads = "images"
+    has_feature_maps = True
     input_parameters = "^(patch_embed|embed_norm)/"
     attention_path = "attention/attention/attention"
 

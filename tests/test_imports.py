@@ -14,7 +14,7 @@ RULES = {
     "models.layers": ({"models.kernels"}, ARRAYS),
     "models.kernels": ({"models.layers"}, ARRAYS),
     "models.convert": ({"models"}, ARRAYS | {"safetensors", "ml_dtypes"}),
-    "models": ({"models.layers", "models.kernels"}, ARRAYS),
+    "models": ({"models.layers", "models.kernels", "configs.registry"}, ARRAYS),
     "data": (
         set(),
         {"numpy", "grain", "tensorflow_datasets", "etils", "tokenizers", "sklearn", "PIL", "absl", "babel"},
@@ -22,7 +22,7 @@ RULES = {
     "tasks": ({"models", "data", "metrics"}, ARRAYS | {"optax"}),
     "evaluation": ({"tasks", "models", "data", "metrics", "train", "runs.folder"}, ARRAYS | {"sklearn"}),
     "train": (
-        {"evaluation", "tasks", "models", "data", "metrics", "report", "runs.folder"},
+        {"evaluation", "tasks", "models", "data", "metrics", "report", "runs.folder", "configs"},
         ARRAYS | {"optax", "orbax", "ml_collections", "tensorboardX", "wandb", "rich"},
     ),
     "report": ({"runs", "runs.folder"}, {"numpy", "scipy", "matplotlib"}),

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 
 from lineage import data, models
 from lineage.configs import durations, schema
+from lineage.configs.registry import field_types
 from lineage.data import tokenizers
 from lineage.data.examples import span_corruption
 from lineage.data.examples.masking import count_masked
@@ -27,7 +28,7 @@ from lineage.tasks.objectives import HEADS, OBJECTIVES, TASKS, TAUGHT, Batch, Ob
 from lineage.train import pretrained, sharding
 from lineage.train.adapters import ADAPTERS, NO_ADAPTER, Adapter
 from lineage.train.checkpoint import Checkpoints
-from lineage.train.optimizer import Schedule, check_patterns, make_optimizer, make_schedule
+from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, LearningRate, check_patterns
 from lineage.train.state import TrainState
 from lineage.train.step import init_state
 
@@ -163,26 +164,22 @@ class Experiment:
         return schema.build(ADAPTERS, self.config.adapter)
 
     @cached_property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> LearningRate:
         settings = self.config.optimizer
-        return make_schedule(
-            settings.schedule,
-            learning_rate=settings.learning_rate,
-            total_steps=self.total_steps,
-            warmup_steps=self.steps("warmup", settings, default=0),
-            end_factor=settings.end_factor,
-            width=self.model.width,
-        )
+        own = {key: settings[key] for key in field_types(SCHEDULES[settings.schedule])}
+        steps = self.steps("warmup", settings, default=0)
+        return SCHEDULES.build(settings.schedule, **own).make(self.total_steps, steps, self.model.width)
 
     @cached_property
     def optimizer(self) -> optax.GradientTransformation:
         return self.optimizer_by(self.schedule)
 
-    def optimizer_by(self, schedule: Schedule) -> optax.GradientTransformation:
+    def optimizer_by(self, schedule: LearningRate) -> optax.GradientTransformation:
         """The config's optimizer with another schedule."""
-        parameters = set(inspect.signature(make_optimizer).parameters) - {"schedule"}
-        settings = {key: value for key, value in self.config.optimizer.items() if key in parameters}
-        optimizer, skipped = make_optimizer(schedule=schedule, **settings), self.config.skip_nonfinite
+        settings = self.config.optimizer
+        own = {key: settings[key] for key in field_types(OPTIMIZERS[settings.name])}
+        optimizer = OPTIMIZERS.build(settings.name, **own).make(schedule, self.model)
+        skipped = self.config.skip_nonfinite
         return optax.apply_if_finite(optimizer, skipped) if skipped else optimizer
 
     def zeros(self, size: int | None = None, length: int | None = None) -> Batch:

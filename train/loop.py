@@ -226,7 +226,7 @@ def initial_state(experiment: Experiment, checkpoints: Checkpoints) -> tuple[Tra
     config, make, message = experiment.config, partial(experiment.state, checkpoints), ""
     fresh = checkpoints.latest is None
     if config.init.path and fresh:
-        state, message = pretrained.start_from(experiment.abstract_state, **config.init, make=make)
+        state, message = pretrained.start_from(experiment.abstract_state, experiment.model, **config.init, make=make)
     else:
         state = make()
     if config.experts.paths and fresh:

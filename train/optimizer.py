@@ -1,7 +1,8 @@
-"""Optimizers and learning-rate schedules, from optax, by name."""
+"""Optimizers and learning-rate schedules, from optax; their fields are the keys of the config's sections."""
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -9,129 +10,284 @@ import jax
 import jax.numpy as jnp
 import optax
 
-Schedule = Callable[[Any], Any]
+from lineage.configs.registry import Registry
+from lineage.models import Model
+
+LearningRate = Callable[[Any], Any]  # of a step, counted from 0
+
+SCHEDULES = Registry("schedule")
+OPTIMIZERS = Registry("optimizer")
 
 
-def make_schedule(
-    name: str,
-    *,
-    learning_rate: float,
-    total_steps: int,
-    warmup_steps: int = 0,
-    end_factor: float = 0.0,
-    width: int = 512,
-) -> Schedule:
-    """The learning rate of each step (0-based): a linear warm-up from 0, then what the name says.
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate of each step: a linear warm-up from 0, then a decay.
 
-    Args:
-        name: "constant"; "cosine" or "linear" fall so that the step after the last would have `end_factor` x
-            `learning_rate`; "rsqrt" falls as 1 / sqrt(step) from the end of the warm-up; "transformer" is
-            width^-0.5 min(n^-0.5, n warmup^-1.5) x `learning_rate` for n = step + 1 (arXiv 1706.03762, equation 3).
-        learning_rate: the peak (a factor for "transformer").
-        total_steps: of the run, its warm-up included.
-        width: D, for "transformer".
-
-    Raises:
-        ValueError: the name is unknown.
+    Attributes:
+        learning_rate: peak of the learning rate.
+        warmup_steps, warmup_epochs, warmup_examples: length of the warm-up, which is part of the run, in one unit.
+        warmup_percent: the same in percent of the run.
     """
-    warmup = max(warmup_steps, 1)
-    decay_steps = max(total_steps - warmup_steps, 1)
-    decays = {
-        "constant": optax.constant_schedule(learning_rate),
-        "cosine": optax.cosine_decay_schedule(learning_rate, decay_steps, alpha=end_factor),
-        "linear": optax.linear_schedule(learning_rate, learning_rate * end_factor, decay_steps),
-        "rsqrt": lambda n: learning_rate * jnp.sqrt(warmup / (jnp.maximum(n, 0) + warmup)),
-    }
-    if name == "transformer":
-        return lambda n: learning_rate * width**-0.5 * jnp.minimum((n + 1.0) ** -0.5, (n + 1.0) * warmup**-1.5)
-    if name not in decays:
-        raise ValueError(f"unknown schedule {name!r}: it is one of {', '.join(decays)}, transformer.")
-    if not warmup_steps:
-        return decays[name]
-    rise = optax.linear_schedule(learning_rate / warmup_steps, learning_rate, warmup_steps - 1 or 1)
-    return optax.join_schedules([rise, decays[name]], [warmup_steps])
+
+    learning_rate: float = 1e-3
+    warmup_steps: int | None = None
+    warmup_epochs: float | None = None
+    warmup_examples: int | None = None
+    warmup_percent: float | None = None
+
+    def __post_init__(self):
+        lengths = ("warmup_steps", "warmup_epochs", "warmup_examples", "warmup_percent")
+        _check_range("schedule", self, ("learning_rate", *lengths))
+
+    def make(self, total_steps: int, warmup_steps: int = 0, width: int = 512) -> LearningRate:
+        """Return the learning rate as a function of the step.
+
+        Args:
+            total_steps: length of the run, its warm-up included.
+            warmup_steps: length of the warm-up.
+            width: D of the model.
+        """
+        decay = self.decay(max(total_steps - warmup_steps, 1), max(warmup_steps, 1))
+        if not warmup_steps:
+            return decay
+        rise = optax.linear_schedule(self.learning_rate / warmup_steps, self.learning_rate, warmup_steps - 1 or 1)
+        return optax.join_schedules([rise, decay], [warmup_steps])
+
+    def decay(self, steps: int, warmup_steps: int) -> LearningRate:
+        """Return the learning rate after the warm-up, counted from its end."""
+        raise NotImplementedError
 
 
-def make_optimizer(
-    name: str,
-    schedule: Schedule,
-    *,
-    b1: float = 0.9,
-    b2: float = 0.999,
-    epsilon: float = 1e-8,
-    weight_decay: float = 0.0,
-    no_decay: Sequence[str] = ("bias$", "scale$"),
-    clip_norm: float = 0.0,
-    frozen: Sequence[str] = (),
-    frozen_layers: int = 0,
-    layer_decay: float = 0.0,
-    lr_multipliers: Sequence[tuple[str, float]] = (),
-) -> optax.GradientTransformation:
-    """Gradients in, what to add to the parameters out.
+@SCHEDULES.register("constant")
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """Constant learning rate after the warm-up."""
 
-    Args:
-        name: "adamw", "sgd" (with momentum `b1`), "adafactor" (factored second moments, arXiv 1804.04235), "lion" or
-            "lars" (sgd with steps of matrices in proportion to their norms, arXiv 1708.03888).
-        b1, b2, epsilon: decay of the first and the second moment, and what is added to the root of the second.
-        weight_decay: this part of a parameter, times the learning rate, is taken from it in each step (decoupled, arXiv
-            1711.05101), unless a regular expression of `no_decay` finds something in its path.
-        clip_norm: gradients are scaled down to this global norm; 0 leaves them.
-        frozen: parameters in whose path one of these finds something stay as they are.
-        frozen_layers: so many of the first layers of a stack, and what comes before them, stay as they are.
-        layer_decay: each layer of a stack learns at this part of the rate of the next one, the last at this part of the
-            heads', and what comes before them as a layer before the first (arXiv 2003.10555); 0 is the same for all.
+    def decay(self, steps: int, warmup_steps: int) -> LearningRate:
+        return optax.constant_schedule(self.learning_rate)
+
+
+@dataclass(frozen=True)
+class _Falling(Schedule):
+    """Decay to a part of the peak.
+
+    Attributes:
+        end_factor: ratio of the learning rate of the step after the last one to the peak.
+    """
+
+    end_factor: float = 0.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check_range("schedule", self, ("end_factor",))
+
+
+@SCHEDULES.register("cosine")
+@dataclass(frozen=True)
+class Cosine(_Falling):
+    """Half a period of a cosine after the warm-up (arXiv 1608.03983)."""
+
+    def decay(self, steps: int, warmup_steps: int) -> LearningRate:
+        return optax.cosine_decay_schedule(self.learning_rate, steps, alpha=self.end_factor)
+
+
+@SCHEDULES.register("linear")
+@dataclass(frozen=True)
+class Linear(_Falling):
+    """Linear decay after the warm-up."""
+
+    def decay(self, steps: int, warmup_steps: int) -> LearningRate:
+        return optax.linear_schedule(self.learning_rate, self.learning_rate * self.end_factor, steps)
+
+
+@SCHEDULES.register("rsqrt")
+@dataclass(frozen=True)
+class InverseSquareRoot(Schedule):
+    """Decay as 1 / sqrt(step) after the warm-up (arXiv 1910.10683)."""
+
+    def decay(self, steps: int, warmup_steps: int) -> LearningRate:
+        return lambda n: self.learning_rate * jnp.sqrt(warmup_steps / (jnp.maximum(n, 0) + warmup_steps))
+
+
+@SCHEDULES.register("transformer")
+@dataclass(frozen=True)
+class TransformerSchedule(Schedule):
+    """width^-0.5 min(n^-0.5, n warmup^-1.5) for n = step + 1 (arXiv 1706.03762, equation 3), times `learning_rate`."""
+
+    def make(self, total_steps: int, warmup_steps: int = 0, width: int = 512) -> LearningRate:
+        if not width:
+            raise ValueError("schedule.name is 'transformer', but the model has no single width.")
+        warmup, scale = max(warmup_steps, 1), self.learning_rate
+        return lambda n: scale * width**-0.5 * jnp.minimum((n + 1.0) ** -0.5, (n + 1.0) * warmup**-1.5)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Update rule, and what all optimizers share.
+
+    Attributes:
+        weight_decay: this part of a parameter, times the learning rate, is subtracted from it in each step (decoupled,
+            arXiv 1711.05101).
+        no_decay: no weight decay for parameters in whose path one of these regular expressions is found.
+        clip_norm: largest global norm of the gradient, which is scaled down to it; 0 turns clipping off.
+        frozen: parameters in whose path one of these regular expressions is found are not trained.
+        frozen_layers: number of the first layers, in the order of `Model.layer_of`, that are not trained. Neither are
+            the parameters before them.
+        layer_decay: ratio of each layer's learning rate to the next one's; the heads have the whole learning rate
+            (arXiv 2003.10555). 0 gives all layers the same.
         lr_multipliers: (regular expression, factor) pairs; the first expression found in a parameter's path scales its
             learning rate.
-
-    Raises:
-        ValueError: the name is unknown, or an expression finds no parameter.
     """
-    rules = {
-        "adamw": lambda: optax.scale_by_adam(b1, b2, epsilon),
-        "sgd": lambda: optax.trace(b1) if b1 else optax.identity(),
-        "adafactor": lambda: optax.chain(
+
+    weight_decay: float = 0.0
+    no_decay: tuple[str, ...] = ("bias$", "scale$")
+    clip_norm: float = 1.0
+    frozen: tuple[str, ...] = ()
+    frozen_layers: int = 0
+    layer_decay: float = 0.0
+    lr_multipliers: tuple[tuple[str, float], ...] = ()
+
+    def __post_init__(self):
+        _check_range("optimizer", self, ("weight_decay", "clip_norm", "frozen_layers", "layer_decay"))
+
+    def rule(self) -> optax.GradientTransformation:
+        """Return the update rule, before weight decay and learning rates."""
+        raise NotImplementedError
+
+    def make(self, learning_rate: LearningRate, model: Model | None = None) -> optax.GradientTransformation:
+        """Return the transformation of gradients into what is added to the parameters.
+
+        Args:
+            learning_rate: learning rate of each step.
+            model: the architecture, which knows the order of its layers; needed for `layer_decay` and `frozen_layers`.
+
+        Raises:
+            ValueError: the model has fewer layers than are frozen; or, from the transformation's `init`, an expression
+                of `frozen` finds no parameter.
+        """
+        parts = [optax.clip_by_global_norm(self.clip_norm)] if self.clip_norm else []
+        parts.append(self.rule())
+        if self.weight_decay:
+            parts.append(optax.add_decayed_weights(self.weight_decay, self._is_decayed))
+        if self.layer_decay or self.frozen_layers:
+            parts.append(_scale_by_layer(model, self.layer_decay or 1.0, self.frozen_layers))
+        if self.lr_multipliers:
+            parts.append(_scale_by_path(self.lr_multipliers))
+        parts.append(optax.scale_by_learning_rate(learning_rate))
+        optimizer = optax.chain(*parts)
+        if not self.frozen:
+            return optimizer
+        return optax.partition({"trained": optimizer, "frozen": optax.set_to_zero()}, self._labels)
+
+    def _is_decayed(self, params):
+        return map_paths(lambda path, _: not _found(self.no_decay, path), params)
+
+    def _labels(self, params):
+        check_patterns(self.frozen, params)
+        return map_paths(lambda path, _: "frozen" if _found(self.frozen, path) else "trained", params)
+
+
+@OPTIMIZERS.register("adamw")
+@dataclass(frozen=True)
+class AdamW(Optimizer):
+    """Adam (arXiv 1412.6980) with decoupled weight decay.
+
+    Attributes:
+        b1, b2: decay of the first and of the second moment.
+        epsilon: added to the root of the second moment.
+    """
+
+    b1: float = 0.9
+    b2: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check_range("optimizer", self, ("b1", "b2"), below=1)
+        _check_range("optimizer", self, ("epsilon",))
+
+    def rule(self) -> optax.GradientTransformation:
+        return optax.scale_by_adam(self.b1, self.b2, self.epsilon)
+
+
+@dataclass(frozen=True)
+class _Momentum(Optimizer):
+    """An optimizer with momentum.
+
+    Attributes:
+        b1: momentum; 0 turns it off.
+    """
+
+    b1: float = 0.9
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check_range("optimizer", self, ("b1",), below=1)
+
+
+@OPTIMIZERS.register("sgd")
+@dataclass(frozen=True)
+class SGD(_Momentum):
+    """Stochastic gradient descent with momentum."""
+
+    def rule(self) -> optax.GradientTransformation:
+        return optax.trace(self.b1) if self.b1 else optax.identity()
+
+
+@OPTIMIZERS.register("adafactor")
+@dataclass(frozen=True)
+class Adafactor(_Momentum):
+    """Adafactor: factored second moments, and updates clipped by parameter (arXiv 1804.04235)."""
+
+    def rule(self) -> optax.GradientTransformation:
+        return optax.chain(
             optax.scale_by_factored_rms(decay_rate=0.8),
             optax.clip_by_block_rms(1.0),
-            optax.ema(b1, debias=False) if b1 else optax.identity(),
-        ),
-        "lion": lambda: optax.scale_by_lion(b1, b2),
-        "lars": lambda: optax.chain(
+            optax.ema(self.b1, debias=False) if self.b1 else optax.identity(),
+        )
+
+
+@OPTIMIZERS.register("lion")
+@dataclass(frozen=True)
+class Lion(_Momentum):
+    """Lion: updates by the sign of the momentum (arXiv 2302.06675).
+
+    Attributes:
+        b1: weight of the momentum in the update.
+        b2: decay of the momentum.
+    """
+
+    b2: float = 0.999
+
+    def __post_init__(self):
+        super().__post_init__()
+        _check_range("optimizer", self, ("b2",), below=1)
+
+    def rule(self) -> optax.GradientTransformation:
+        return optax.scale_by_lion(self.b1, self.b2)
+
+
+@OPTIMIZERS.register("lars")
+@dataclass(frozen=True)
+class LARS(_Momentum):
+    """SGD with updates of matrices in proportion to the matrices' norms (arXiv 1708.03888)."""
+
+    def rule(self) -> optax.GradientTransformation:
+        return optax.chain(
             optax.masked(optax.scale_by_trust_ratio(trust_coefficient=0.001), partial(jax.tree.map, _is_matrix)),
-            optax.trace(b1),
-        ),
-    }
-    if name not in rules:
-        raise ValueError(f"unknown optimizer {name!r}: it is one of {', '.join(rules)}.")
-    parts = [optax.clip_by_global_norm(clip_norm)] if clip_norm else []
-    parts.append(rules[name]())
-    if weight_decay:
-        decayed = lambda params: map_paths(lambda path, _: not _found(no_decay, path), params)  # noqa: E731
-        parts.append(optax.add_decayed_weights(weight_decay, decayed))
-    if layer_decay or frozen_layers:
-        parts.append(_scale_by_layer(layer_decay or 1.0, frozen_layers))
-    if lr_multipliers:
-        parts.append(_scale_by_path(lr_multipliers))
-    parts.append(optax.scale_by_learning_rate(schedule))
-    optimizer = optax.chain(*parts)
-    if not frozen:
-        return optimizer
-
-    def labels(params):
-        check_patterns(frozen, params)
-        return map_paths(lambda path, _: "frozen" if _found(frozen, path) else "trained", params)
-
-    return optax.partition({"trained": optimizer, "frozen": optax.set_to_zero()}, labels)
+            optax.trace(self.b1),
+        )
 
 
 def map_paths(function: Callable[[str, Any], Any], tree: Any) -> Any:
-    """A tree of function(path, leaf), where a path is like "stack/layers/mlp/up/kernel"."""
+    """Return a tree of function(path, leaf), where a path is like "stack/layers/mlp/up/kernel"."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: function(jax.tree_util.keystr(path, simple=True, separator="/"), leaf), tree
     )
 
 
 def check_patterns(patterns: Sequence[str], tree: Any) -> None:
-    """Raises ValueError for a regular expression that finds no path of the tree: it is probably misspelt."""
+    """Raise ValueError for a regular expression that is found in no path of the tree."""
     paths = jax.tree.leaves(map_paths(lambda path, _: path, tree))
     for pattern in patterns:
         if not any(re.search(pattern, path) for path in paths):
@@ -146,25 +302,22 @@ def _found(patterns, path):
     return any(re.search(pattern, path) for pattern in patterns)
 
 
-# The parameters in front of the layers.
-_FRONT = re.compile("^(backbone|class_token|distillation_token|embed|patch_embed|position|registers|segment|table)")
+def _scale_by_layer(model, decay, frozen):
+    if model is None:
+        raise ValueError("optimizer.layer_decay and optimizer.frozen_layers need the model.")
+    heads = model.num_layers + 1
+    if frozen >= heads:
+        raise ValueError(f"optimizer.frozen_layers is {frozen}: it must be at most {heads - 1}, the model's layers.")
 
+    def scale(path, leaf):
+        layer = model.layer_of(path)
+        if isinstance(layer, range):  # of several layers in one array: the factors are a vector along its first axis
+            layers = jnp.arange(layer.start, layer.stop)
+            factors = jnp.where(layers <= frozen, 0, decay ** (heads - layers).astype(jnp.float32))
+            return leaf * factors.reshape(-1, *[1] * (leaf.ndim - 1))
+        return leaf * (0 if frozen and layer <= frozen else decay ** (heads - layer))
 
-def _scale_by_layer(decay, frozen):
-    def update(updates, params=None):
-        depths = map_paths(lambda path, leaf: len(leaf) if "layers/" in path else 0, updates)
-        depth = max(jax.tree.leaves(depths))
-
-        def scale(path, leaf):
-            if "layers/" in path:  # of all layers in one: the factors are a vector along them
-                layer = jnp.arange(len(leaf))
-                factors = jnp.where(layer < frozen, 0, decay ** (len(leaf) - layer).astype(jnp.float32))
-                return leaf * factors.reshape(-1, *[1] * (leaf.ndim - 1))
-            return leaf * (0 if frozen else decay ** (depth + 1)) if _FRONT.search(path) else leaf
-
-        return map_paths(scale, updates)
-
-    return optax.stateless(update)
+    return optax.stateless(lambda updates, params: map_paths(scale, updates))
 
 
 def _scale_by_path(lr_multipliers):
@@ -172,3 +325,11 @@ def _scale_by_path(lr_multipliers):
         return leaf * next((factor for pattern, factor in lr_multipliers if re.search(pattern, path)), 1.0)
 
     return optax.stateless(lambda updates, params: map_paths(scale, updates))
+
+
+def _check_range(section, values, names, below=None):
+    for name in names:
+        value = getattr(values, name)
+        if value is not None and not (value >= 0 and (below is None or value < below)):
+            limit = "" if below is None else f", and below {below}"
+            raise ValueError(f"{section}.{name} is {value}: it must be 0 or more{limit}.")

@@ -10,9 +10,10 @@ import pytest
 
 from lineage import data, models
 from lineage.configs import base, cli
+from lineage.configs.registry import field_types
 from lineage.tasks.objectives import OBJECTIVES
 from lineage.train.experiment import Experiment
-from lineage.train.optimizer import make_optimizer, make_schedule
+from lineage.train.optimizer import OPTIMIZERS, SCHEDULES
 
 ROOT = Path(__file__).parents[2]
 FILES = list(cli.experiments().values())
@@ -49,9 +50,8 @@ def test_the_data_keys_are_the_keyword_arguments_with_their_defaults():
 
 def test_the_optimizer_and_objective_keys_are_keyword_arguments():
     config = base.get_config("vit")
-    known = set(inspect.signature(make_optimizer).parameters) | set(inspect.signature(make_schedule).parameters)
-    known |= set(base.duration("warmup"))
-    assert set(config.optimizer) <= known
+    classes = [*OPTIMIZERS.values(), *SCHEDULES.values()]
+    assert set(config.optimizer) == {"name", "schedule"} | {key for cls in classes for key in field_types(cls)}
     assert set(config.objective) - {"name"} == {
         key for objective in OBJECTIVES.values() for key in list(inspect.signature(objective).parameters)[2:]
     }

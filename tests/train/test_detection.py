@@ -132,7 +132,7 @@ def test_the_backbone_starts_from_a_classifiers(tiny, tmp_path):
     changes = {"model.backbone.norm": "batch", "model.backbone.frozen": True}
     experiment = Experiment(tiny("detr", TINY | changes), **ONE)
     state = jax.jit(experiment.make_state)()
-    found, said = pretrained.start_from(state, str(tmp_path), rename=(("^", "backbone/"),))
+    found, said = pretrained.start_from(state, experiment.model, str(tmp_path), rename=(("^", "backbone/"),))
     assert "not used: backbone" in said  # its classifier
     for kind in ("params", "statistics"):
         ours = found.variables()[kind]["backbone"]

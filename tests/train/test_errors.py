@@ -101,11 +101,11 @@ def trained(tiny, tmp_path_factory):
         ),
         (
             [GPT, "--config.optimizer.name=adam"],
-            "unknown optimizer 'adam': it is one of adamw, sgd, adafactor, lion, lars.",
+            "Unknown optimizer 'adam'. Did you mean 'adamw'? Available: adafactor, adamw, lars, lion, sgd.",
         ),
         (
             [GPT, "--config.optimizer.schedule=cos"],
-            "unknown schedule 'cos': it is one of constant, cosine, linear, rsqrt, transformer.",
+            "Unknown schedule 'cos'. Did you mean 'cosine'? Available: constant, cosine, linear, rsqrt, transformer.",
         ),
         ([GPT, "--config.optimizer.frozen=('atention',)"], "the pattern 'atention' finds no parameter"),
         ([GPT, "--config.precision=float12"], "precision is 'float12': it must be float32 or bfloat16."),

@@ -1,5 +1,7 @@
 """Optimizers and schedules against formulas written out here, and against PyTorch."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,10 @@ import optax
 import pytest
 import torch
 
-from lineage.train.optimizer import check_patterns, make_optimizer, make_schedule, map_paths
+from lineage.configs import schema
+from lineage.configs.registry import field_types
+from lineage.models import Layers, Model
+from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, Optimizer, check_patterns, map_paths
 
 PARAMS = {
     "stack": {
@@ -15,6 +20,10 @@ PARAMS = {
     },
     "norm": {"scale": np.full(4, 2, np.float32)},
 }
+
+
+def make(name, learning_rate, model=None, **options):
+    return OPTIMIZERS.build(name, **{"clip_norm": 0.0} | options).make(learning_rate, model)
 
 
 def gradients(seed, scale=1.0):
@@ -32,7 +41,7 @@ def run(optimizer, steps=5, params=PARAMS, scale=1.0):
 
 
 def test_adamw_is_pytorchs():
-    ours = run(make_optimizer("adamw", lambda n: 0.1, b2=0.95, weight_decay=0.2))
+    ours = run(make("adamw", lambda n: 0.1, b2=0.95, weight_decay=0.2))
     leaves = jax.tree.map(lambda p: torch.nn.Parameter(torch.tensor(p)), PARAMS)
     decayed, others = [leaves["stack"]["mlp"]["kernel"]], [leaves["stack"]["mlp"]["bias"], leaves["norm"]["scale"]]
     groups = [{"params": decayed, "weight_decay": 0.2}, {"params": others, "weight_decay": 0.0}]
@@ -44,7 +53,7 @@ def test_adamw_is_pytorchs():
 
 
 def test_sgd_with_momentum_is_pytorchs():
-    ours = run(make_optimizer("sgd", lambda n: 0.1, b1=0.8))
+    ours = run(make("sgd", lambda n: 0.1, b1=0.8))
     leaves = jax.tree.map(lambda p: torch.nn.Parameter(torch.tensor(p)), PARAMS)
     theirs = torch.optim.SGD(jax.tree.leaves(leaves), lr=0.1, momentum=0.8)
     for step in range(5):
@@ -55,7 +64,7 @@ def test_sgd_with_momentum_is_pytorchs():
 
 def test_lion_moves_by_the_sign():
     """arXiv 2302.06675, algorithm 2."""
-    ours = run(make_optimizer("lion", lambda n: 0.1, b1=0.9, b2=0.99))
+    ours = run(make("lion", lambda n: 0.1, b1=0.9, b2=0.99))
     for path in (("stack", "mlp", "kernel"), ("norm", "scale")):
         take = lambda tree: tree[path[0]][path[1]] if len(path) == 2 else tree[path[0]][path[1]][path[2]]  # noqa: B023, E731
         p, m = take(PARAMS).astype(np.float64), 0.0
@@ -66,7 +75,7 @@ def test_lion_moves_by_the_sign():
 
 
 def test_adafactor_learns_a_quadratic_and_stores_rows_and_columns():
-    optimizer = make_optimizer("adafactor", lambda n: 0.05, b1=0.0)
+    optimizer = make("adafactor", lambda n: 0.05, b1=0.0)
     params = {"kernel": jnp.ones((256, 128))}
     state = optimizer.init(params)
     stored = sum(leaf.size for leaf in jax.tree.leaves(state))
@@ -80,7 +89,7 @@ def test_adafactor_learns_a_quadratic_and_stores_rows_and_columns():
 def test_clipping_bounds_the_global_norm():
     seen = []
     spy = optax.stateless(lambda updates, params: seen.append(optax.tree.norm(updates)) or updates)
-    optimizer = make_optimizer("sgd", lambda n: 1.0, b1=0.0, clip_norm=0.5)
+    optimizer = make("sgd", lambda n: 1.0, b1=0.0, clip_norm=0.5)
     run(optax.chain(optimizer, spy), steps=3, scale=100.0)
     np.testing.assert_allclose(seen, 0.5, rtol=1e-5)
     seen.clear()
@@ -89,14 +98,14 @@ def test_clipping_bounds_the_global_norm():
 
 
 def test_frozen_parameters_stay_and_do_not_count_in_the_clipping():
-    frozen = run(make_optimizer("adamw", lambda n: 0.1, weight_decay=0.1, frozen=("norm/",)))
+    frozen = run(make("adamw", lambda n: 0.1, weight_decay=0.1, frozen=("norm/",)))
     np.testing.assert_array_equal(frozen["norm"]["scale"], PARAMS["norm"]["scale"])
     assert np.abs(frozen["stack"]["mlp"]["kernel"] - PARAMS["stack"]["mlp"]["kernel"]).min() > 0
 
 
 def test_rates_scale_by_path_the_first_found_counts():
-    plain = run(make_optimizer("sgd", lambda n: 0.1, b1=0.0))
-    scaled = run(make_optimizer("sgd", lambda n: 0.1, b1=0.0, lr_multipliers=(("kernel", 0.25), ("mlp", 3.0))))
+    plain = run(make("sgd", lambda n: 0.1, b1=0.0))
+    scaled = run(make("sgd", lambda n: 0.1, b1=0.0, lr_multipliers=(("kernel", 0.25), ("mlp", 3.0))))
     moved = jax.tree.map(lambda a, b, p: (a - p) / (b - p), scaled, plain, PARAMS)
     np.testing.assert_allclose(moved["stack"]["mlp"]["kernel"], 0.25, rtol=1e-4)
     np.testing.assert_allclose(moved["stack"]["mlp"]["bias"], 3.0, rtol=1e-4)
@@ -112,9 +121,19 @@ LAYERED = {
 }
 
 
+class Layered(Model):
+    """The model of these parameters."""
+
+    input_parameters = "^(patch_embed|class_token)"
+
+    @property
+    def layer_groups(self):
+        return (Layers("stack/layers", 3),)
+
+
 def moved(**options):
     """How far a step of gradient descent moves each layer, and the rest, from where they were."""
-    optimizer = make_optimizer("sgd", lambda n: 1.0, b1=0.0, weight_decay=1.0, no_decay=(), **options)
+    optimizer = make("sgd", lambda n: 1.0, Layered(), b1=0.0, weight_decay=1.0, no_decay=(), **options)
     updates, _ = optimizer.update(jax.tree.map(jnp.ones_like, LAYERED), optimizer.init(LAYERED), LAYERED)
     return {
         name: [float(part.min()) for part in jax.tree.leaves(value)]
@@ -144,7 +163,7 @@ def test_the_first_layers_can_stay():
 def test_lars_moves_matrices_in_proportion_to_their_norm():
     """arXiv 1708.03888, equation 6, with momentum."""
     params = {"kernel": np.full((2, 3), 2, np.float32), "bias": np.ones(3, np.float32)}
-    optimizer = make_optimizer("lars", lambda n: 0.5, b1=0.9)
+    optimizer = make("lars", lambda n: 0.5, b1=0.9)
     state = optimizer.init(params)
     gradient = {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(3, np.float32)}
     trust = 0.001 * np.sqrt(6 * 4) / np.sqrt((gradient["kernel"] ** 2).sum())
@@ -155,8 +174,12 @@ def test_lars_moves_matrices_in_proportion_to_their_norm():
     np.testing.assert_allclose(updates["kernel"], -0.5 * 1.9 * trust * gradient["kernel"], rtol=1e-5)
 
 
+def rate(name, n, warmup_steps=0, width=512, learning_rate=2.0, **options):
+    schedule = SCHEDULES.build(name, learning_rate=learning_rate, **options)
+    return float(schedule.make(100, warmup_steps, width)(n))
+
+
 def test_schedules_are_their_formulas():
-    rate = lambda name, n, **kw: float(make_schedule(name, learning_rate=2.0, total_steps=100, **kw)(n))  # noqa: E731
     assert rate("constant", 57) == 2.0
     np.testing.assert_allclose(rate("cosine", 50, end_factor=0.1), 2 * (0.1 + 0.9 * 0.5), rtol=1e-6)
     np.testing.assert_allclose(rate("cosine", 100, end_factor=0.1), 0.2, rtol=1e-6)
@@ -170,22 +193,63 @@ def test_schedules_are_their_formulas():
 @pytest.mark.parametrize("name", ["constant", "cosine", "linear", "rsqrt"])
 @pytest.mark.parametrize("warmup", [1, 2, 10])
 def test_warm_up_rises_evenly_to_the_peak_and_is_never_zero(name, warmup):
-    schedule = make_schedule(name, learning_rate=3.0, total_steps=100, warmup_steps=warmup)
-    rates = [float(schedule(n)) for n in range(warmup + 1)]
+    rates = [rate(name, n, warmup, learning_rate=3.0) for n in range(warmup + 1)]
     np.testing.assert_allclose(rates[:warmup], 3.0 * np.arange(1, warmup + 1) / warmup, rtol=1e-5)
     assert rates[warmup] <= 3.0
     assert rates[warmup] > 2.8
 
 
 def test_unknown_names_and_patterns_that_find_nothing_are_refused():
-    with pytest.raises(ValueError, match="unknown optimizer 'adamx': it is one of adamw, sgd, adafactor, lion, lars"):
-        make_optimizer("adamx", lambda n: 0.1)
-    with pytest.raises(ValueError, match="unknown schedule 'cosin'"):
-        make_schedule("cosin", learning_rate=1.0, total_steps=1)
+    with pytest.raises(ValueError, match=r"Unknown optimizer 'adamx'\. Did you mean 'adamw'\? Available: .*sgd"):
+        make("adamx", lambda n: 0.1)
+    with pytest.raises(ValueError, match=r"Unknown schedule 'cosin'\. Did you mean 'cosine'"):
+        rate("cosin", 0)
     with pytest.raises(ValueError, match="the pattern 'nrom' finds no parameter; a path is like"):
-        make_optimizer("adamw", lambda n: 0.1, frozen=("nrom",)).init(PARAMS)
+        make("adamw", lambda n: 0.1, frozen=("nrom",)).init(PARAMS)
     check_patterns(["mlp/kernel$"], PARAMS)
 
 
 def test_paths_are_joined_by_slashes():
     assert map_paths(lambda path, _: path, PARAMS)["stack"]["mlp"]["bias"] == "stack/mlp/bias"
+
+
+@pytest.mark.parametrize(
+    ("registry", "name", "options", "message"),
+    [
+        (OPTIMIZERS, "adamw", {"b2": 1.0}, "optimizer.b2 is 1.0: it must be 0 or more, and below 1."),
+        (OPTIMIZERS, "sgd", {"b1": -0.1}, "optimizer.b1 is -0.1: it must be 0 or more, and below 1."),
+        (OPTIMIZERS, "lion", {"b2": 1.5}, "optimizer.b2 is 1.5: it must be 0 or more, and below 1."),
+        (OPTIMIZERS, "lars", {"weight_decay": -1.0}, "optimizer.weight_decay is -1.0: it must be 0 or more."),
+        (OPTIMIZERS, "adafactor", {"frozen_layers": -1}, "optimizer.frozen_layers is -1: it must be 0 or more."),
+        (SCHEDULES, "cosine", {"end_factor": -1.0}, "schedule.end_factor is -1.0: it must be 0 or more."),
+        (SCHEDULES, "rsqrt", {"learning_rate": -1.0}, "schedule.learning_rate is -1.0: it must be 0 or more."),
+        (SCHEDULES, "constant", {"warmup_steps": -1}, "schedule.warmup_steps is -1: it must be 0 or more."),
+    ],
+)
+def test_values_out_of_range_are_refused(registry, name, options, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        registry.build(name, **options)
+
+
+def test_each_optimizer_and_schedule_has_only_the_keys_that_it_uses():
+    own = {name: set(field_types(cls)) - set(field_types(Optimizer)) for name, cls in OPTIMIZERS.items()}
+    assert own == {
+        "adamw": {"b1", "b2", "epsilon"},
+        "sgd": {"b1"},
+        "adafactor": {"b1"},
+        "lion": {"b1", "b2"},
+        "lars": {"b1"},
+    }
+    assert {name for name, cls in SCHEDULES.items() if "end_factor" in field_types(cls)} == {"cosine", "linear"}
+    for registry in (OPTIMIZERS, SCHEDULES):
+        for cls in registry.values():
+            assert all(key.documentation for key in schema.keys(cls))
+
+
+def test_what_needs_the_layers_order_needs_the_model():
+    with pytest.raises(ValueError, match=r"layer_decay and optimizer\.frozen_layers need the model"):
+        make("sgd", lambda n: 1.0, layer_decay=0.5)
+    with pytest.raises(ValueError, match=r"optimizer\.frozen_layers is 4: it must be at most 3"):
+        moved(frozen_layers=4)
+    with pytest.raises(ValueError, match="the model has no single width"):
+        rate("transformer", 0, width=0)

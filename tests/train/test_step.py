@@ -13,7 +13,7 @@ from lineage import models
 from lineage.metrics.states import Correlation
 from lineage.models.layers.norm import BatchNorm, PowerNorm
 from lineage.tasks.objectives import causal_lm, classification, sequence_to_sequence
-from lineage.train.optimizer import make_optimizer
+from lineage.train.optimizer import AdamW
 from lineage.train.sharding import make_mesh, to_mesh
 from lineage.train.step import init_state, make_evaluation_step, make_train_step
 from tests.tiers import tiered
@@ -119,7 +119,9 @@ def test_the_average_follows_the_parameters():
 
 
 def test_frozen_parameters_stay():
-    optimizer = make_optimizer("adamw", optax.constant_schedule(1e-2), weight_decay=0.1, frozen=("attention/", "table"))
+    optimizer = AdamW(weight_decay=0.1, clip_norm=0.0, frozen=("attention/", "table")).make(
+        optax.constant_schedule(1e-2)
+    )
     states, _ = steps(compiled("vit", optimizer), setting("vit")[2], 2)
     paths = [
         jax.tree_util.keystr(path, simple=True, separator="/")

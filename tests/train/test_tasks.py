@@ -217,7 +217,7 @@ def test_a_folder_of_transformers(tasks, tiny, tmp_path):
     (tmp_path / "bert" / "config.json").write_text(
         json.dumps(json.loads((tmp_path / "bert" / "config.json").read_text()) | {"architectures": ["BertModel"]})
     )
-    found, said = initial.start_from(state, str(tmp_path / "bert"), ("classifier",), (1, 0))
+    found, said = initial.start_from(state, experiment.model, str(tmp_path / "bert"), ("classifier",), (1, 0))
     assert said.endswith("new: classifier; not used: nothing")
     layers = found.params["stack"]["layers"]["mlp"]["up"]["kernel"]
     np.testing.assert_array_equal(layers, variables["params"]["stack"]["layers"]["mlp"]["up"]["kernel"][::-1])
