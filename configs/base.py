@@ -44,7 +44,7 @@ def get_config(model: str) -> ConfigDict:
                 "fsdp": 1,  # parts that parameters are stored in, gathered when they are used
                 "tensor": 1,  # parts that heads and hidden layers are computed in
             },
-            # (regular expression, mesh axes of the last dimensions), before the model's own rules; the first found counts
+            # before the model's own rules: (regular expression, mesh axes of the last dimensions), the first counts
             "sharding": (),
             "sequence_sharding": False,  # tokens between layers lie in parts on the tensor axis too
             **duration("total"),  # of the training; must be given

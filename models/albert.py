@@ -1,6 +1,6 @@
-"""ALBERT (arXiv 1909.11942): BERT whose layers are all one, and whose words have small vectors.
+"""ALBERT (arXiv 1909.11942): BERT with shared layers and factorised embeddings.
 
-The second task of "pretraining" tells whether two segments are in order (0) or swapped (1).
+The second task of "pretraining" is to tell whether two segments are in order (0) or swapped (1).
 """
 
 from typing import ClassVar, Literal
@@ -12,10 +12,10 @@ from lineage.models.registry import MODELS
 
 @MODELS.register("albert")
 class ALBERT(BERT):
-    """BERT with L applications of one layer: width costs parameters, depth does not.
+    """BERT with one layer that is applied L times.
 
     Attributes:
-        embed_width: E, of the words', positions' and segments' vectors, which are then projected to D.
+        embed_width: E, the size of the embeddings, which are projected to D.
     """
 
     VARIANTS: ClassVar = {

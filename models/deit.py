@@ -1,4 +1,4 @@
-"""DeiT (arXiv 2012.12877): a ViT with a token that learns from a teacher what the class token learns from labels."""
+"""DeiT (arXiv 2012.12877): a ViT with a distillation token, whose classifier learns from a teacher."""
 
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from lineage.models.vit import ViT
 
 @MODELS.register("deit")
 class DeiT(ViT):
-    """A ViT with pooling "token" and two heads; its output tokens are the class's, the teacher's and the patches'."""
+    """A ViT with pooling "token" and two classifiers, of the class token and of the distillation token."""
 
     VARIANTS: ClassVar = {name: ViT.VARIANTS[name] for name in ("mu", "Ti", "S", "B")}
 
@@ -29,11 +29,11 @@ class DeiT(ViT):
             self.distillation_classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)
 
     def __call__(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B V"]:
-        """The mean of both heads' logits (or of both tokens [B, D] without a classifier)."""
+        """Return the mean of both classifiers' logits, or of both tokens [B, D] without classifiers."""
         return sum(self.heads(image)) / 2
 
     def heads(self, image: Float[Array, "B height width channels"]) -> tuple[Float[Array, "B V"], Float[Array, "B V"]]:
-        """What each head says: the one for labels, and the one for the teacher."""
+        """Return the logits of the classifier that learns from labels and of the one that learns from the teacher."""
         tokens = self.encode(image)
         label, teacher = tokens[:, 0], tokens[:, 1]
         return (self.classifier(label), self.distillation_classifier(teacher)) if self.num_classes else (label, teacher)

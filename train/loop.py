@@ -88,9 +88,8 @@ class Loop:
         self.checkpoints = stack.enter_context(Checkpoints(workdir, **config.checkpoint))
         make, said, fresh = partial(experiment.state, self.checkpoints), "", self.checkpoints.latest is None
         if config.init.path and fresh:
-            self.state, said = pretrained.start_from(
-                experiment.abstract_state, experiment.model, **config.init, make=make
-            )
+            start = experiment.abstract_state, experiment.model
+            self.state, said = pretrained.start_from(*start, **config.init, make=make)
         else:
             self.state = make()
         if config.experts.paths and fresh:
