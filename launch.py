@@ -1,13 +1,6 @@
-"""The command line: train, evaluate, generate, describe, report, watch, score, export and sweep.
+"""The command line: train, evaluate, generate, describe, export, report, watch, sweep, slurm, score, list, config.
 
-python launch.py                                      trains a Vision Transformer on handwritten digits
-python launch.py --config=gpt_stdlib       trains what the config says
-  --workdir=outputs/gpt --config.optimizer.learning_rate=1e-3
-python launch.py --mode=generate --workdir=outputs/gpt   writes with a trained model
-python launch.py --sweep --parallel=2                 trains each of the config's sweep(), two at once
-python launch.py --mode=watch --workdir=runs          follows the runs of a folder, or of several
-python launch.py --mode=score --metric=bleu           scores a file of texts beside others
-  --predictions=FILE --references=FILE --option=lowercase=true
+`python launch.py` trains a Vision Transformer on handwritten digits; `python launch.py --help` lists the commands.
 """
 
 import argparse
@@ -16,30 +9,35 @@ import ctypes
 import json
 import logging
 import os
-import shlex
 import sys
+import textwrap
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from lineage.configs import cli
+from lineage.configs import cli, schema
+from lineage.configs.arguments import DEFAULT, parse
+from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, displayed, plain
 
-DEFAULT = "vit_digits"
-MODES = ("train", "evaluate", "generate", "describe", "report", "watch", "score", "export")
+Options, Changes = argparse.Namespace, Mapping[str, str]
+TRAINED = ("evaluate", "generate", "export")  # commands for a trained model
+DISTRIBUTED = ("train", "evaluate", "generate")  # commands that several processes can share
 
 
-def main(arguments: list[str]) -> int:
-    """Runs the command line; returns the exit code."""
-    options, changes = parse(arguments)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line, by default that of this process; return the exit code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    options, changes = parse(arguments, displayed(LAUNCH))
+    options.line = displayed([*LAUNCH, *arguments])
+    logging.getLogger("absl").setLevel(logging.ERROR)
     try:
         with processes(options):
-            return run(options, changes, arguments)
+            return HANDLERS[options.command](options, changes) or 0
     except (ValueError, OSError, ArithmeticError, MemoryError, ModuleNotFoundError) as error:
-        message = str(error) if str(error) else type(error).__name__
-        print(f"\nerror: {message}", file=sys.stderr)
+        print(f"\nerror: {error if str(error) else type(error).__name__}", file=sys.stderr)
         if options.traceback:
             traceback.print_exc()
         else:
@@ -50,69 +48,9 @@ def main(arguments: list[str]) -> int:
         return 130
 
 
-def parse(arguments: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """The options, and the overrides of the config: `--config.a.b=value` or `--config.a.b value`."""
-    parser = argparse.ArgumentParser(
-        "launch.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--config", metavar="FILE", help=f"a config file, FILE:ARGUMENT for a variant ({DEFAULT})")
-    parser.add_argument(
-        "--workdir", metavar="DIR", help="what the run leaves goes there (outputs/<name of the config>)"
-    )
-    parser.add_argument("--mode", choices=MODES, default="train")
-    parser.add_argument(
-        "more", nargs="*", metavar="DIR", help="folders that --mode=watch follows or --mode=report compares"
-    )
-    parser.add_argument(
-        "--sweep",
-        nargs="?",
-        const="all",
-        choices=("all", "optuna"),
-        help="run each of the config's sweep(), or let Optuna choose from its search()",
-    )
-    parser.add_argument(
-        "--cluster",
-        choices=("slurm", "status", "cancel"),
-        help="submit the run, or the sweep's; how jobs are; end them",
-    )
-    parser.add_argument("--parallel", type=int, default=1, metavar="N", help="runs of a sweep at the same time (1)")
-    parser.add_argument("--prompt", help="what --mode=generate goes on from (the config's)")
-    parser.add_argument("--checkpoint", choices=("latest", "best"), default="latest", help="what is evaluated")
-    parser.add_argument("--metric", help="what --mode=score computes")
-    parser.add_argument("--predictions", metavar="FILE", help="texts, one a line, .jsonl, or COCO's .json")
-    parser.add_argument("--references", metavar="FILE", action="append", default=[], help="once or more often")
-    parser.add_argument("--option", metavar="NAME=VALUE", action="append", default=[], help="of the metric")
-    parser.add_argument(
-        "--output",
-        metavar="FILE",
-        help="where scores go (PREDICTIONS.METRIC.json), or what is exported (WORKDIR/export)",
-    )
-    parser.add_argument("--format", default="safetensors", help="what --mode=export writes, or stablehlo")
-    parser.add_argument("--force-config", action="store_true", help="go on in a workdir of another config")
-    parser.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0, where a run has several; or auto")
-    parser.add_argument("--num-processes", type=int, metavar="N", help="of the run")
-    parser.add_argument("--process", type=int, metavar="I", help="the number of this one, from 0")
-    parser.add_argument("--heartbeat", type=int, default=60, metavar="SECONDS", help="of silence: a process is lost")
-    parser.add_argument("--traceback", action="store_true", help="show where an error happened")
-    own, changes = [], {}
-    rest = iter(arguments)
-    for argument in rest:
-        if not argument.startswith("--config."):
-            own.append(argument)
-            continue
-        key, equals, value = argument.removeprefix("--config.").partition("=")
-        changes[key] = value if equals else next(rest, "")
-    options = parser.parse_args(own)
-    if options.more and options.mode not in ("watch", "report"):
-        parser.error(f"unrecognized arguments: {shlex.join(options.more)}")
-    if (options.sweep or options.cluster) and options.mode != "train":
-        parser.error(f"--mode={options.mode} is of one run: it goes with neither --sweep nor --cluster, which train.")
-    return options, changes
-
-
-def processes(options: argparse.Namespace) -> contextlib.AbstractContextManager:
-    """The processes of this run, where it has several."""
-    if options.sweep or options.mode not in ("train", "evaluate", "generate"):
+def processes(options: Options) -> contextlib.AbstractContextManager:
+    """Return a context in which the processes of the run are connected, if it has several."""
+    if options.command not in DISTRIBUTED:
         return contextlib.nullcontext()
     keep_freed_memory()
     from lineage.train.distributed import joined
@@ -120,136 +58,122 @@ def processes(options: argparse.Namespace) -> contextlib.AbstractContextManager:
     return joined(options.coordinator, options.num_processes, options.process, options.heartbeat)
 
 
-def run(options: argparse.Namespace, changes: dict[str, str], arguments: list[str]) -> int:
-    """Does what the options say."""
-    file = options.config or DEFAULT
-    workdir = Path(options.workdir or default_workdir(file))
-    if options.mode in ("report", "watch"):
-        from lineage.runs.live import runs_in, watch
+def configured(options: Options, changes: Changes) -> tuple[ConfigDict, list[dict[str, Any]]]:
+    """Return the config that the command line describes, and the overrides of its sweep.
 
-        folders = [Path(folder) for folder in (options.workdir, *options.more) if folder] or [workdir]
-        if options.mode == "watch":
-            watch(folders)
-        elif len(folders) > 1 or runs_in(folders[0]) not in ([], folders):
-            from lineage.report.comparison import compare
-
-            print(compare(folders))
-        else:
-            from lineage.report.run import write_report
-
-            print(write_report(folders[0]))
-        return 0
-    command = "python launch.py " + shlex.join(arguments)
-    if options.mode == "score":
-        from lineage.evaluation.score import write_scores
-
-        files = options.predictions, options.references
-        print(write_scores(options.output, options.metric, *files, options.option, command))
-        return 0
-    trained = options.mode in ("evaluate", "generate", "export")
-    if trained and not (workdir / "config.json").is_file():
-        raise FileNotFoundError(f"there is no trained model in {workdir}: give the --workdir of a run.")
-    config, sweep = cli.load(str(workdir / "config.json") if trained and not options.config else file)
+    Raises:
+        FileNotFoundError: the command needs a trained model and the folder has none.
+        ValueError: see `cli.load` and `cli.override`.
+    """
+    file, path = config_file(options), workdir(options) / CONFIG
+    trained = options.command in TRAINED
+    if trained and not path.is_file():
+        raise FileNotFoundError(f"there is no trained model in {path.parent}: give the --workdir of a run.")
+    config, sweep = cli.load(str(path) if trained and not options.config else file)
     if trained:
-        config.mesh.update({"data": -1, "fsdp": 1, "tensor": 1})  # what there is here
+        config.mesh.update({"data": -1, "fsdp": 1, "tensor": 1})  # the devices of this machine
     cli.override(config, changes)
-    logging.getLogger("absl").setLevel(logging.ERROR)
-    if options.cluster:
-        if options.sweep == "optuna":
-            raise ValueError("--cluster is not for --sweep=optuna, whose next trials depend on those before.")
-        return on_cluster(options, config, sweep, changes, workdir)
-    if options.sweep:
-        from lineage.runs.search import run_search
-        from lineage.runs.sweep import run_sweep
-        from lineage.train.preemption import plain
+    return config, sweep
 
-        start = [sys.executable, __file__, f"--config={file}", *passed_on(options, changes)]
 
-        def config_of(overrides):
-            return plain(changed(config, overrides))
+def config_file(options: Options) -> str:
+    """Return the name or path of the experiment."""
+    return options.config or getattr(options, "experiment", None) or DEFAULT
 
-        if options.sweep == "optuna":
-            return run_search(start, cli.search(file), config_of, workdir, options.parallel)
-        return run_sweep(start, sweep, [config_of(overrides) for overrides in sweep], workdir, options.parallel)
 
-    from lineage.train import costs, loop
-    from lineage.train import preemption as guard
-    from lineage.train.experiment import Experiment
+def workdir(options: Options) -> Path:
+    """Return the folder of the run."""
+    return Path(options.workdir or default_workdir(config_file(options)))
 
-    if options.mode == "train":
-        try:
-            name, force = Path(default_workdir(file)).name, options.force_config
-            metrics = loop.train(config, workdir, name=name, command=command, force_config=force)
-        except guard.Preempted as stopped:
-            print(stopped, file=sys.stderr)
-            return guard.PREEMPTED
-        print(json.dumps(metrics) if metrics else "nothing was evaluated: the data have no validation or test split")
-        print(f"report: {workdir / 'report.html'}")
-    elif options.mode == "describe":
-        print(costs.describe(Experiment(config)))
-    else:
-        use(options, config, changes, workdir)
+
+def default_workdir(file: str) -> str:
+    """Return outputs/<config> or outputs/<config>_<argument>, where the argument's slashes become underscores."""
+    path, _, argument = file.partition(":")
+    return os.path.join("outputs", Path(path).stem + (f"_{argument}" if argument else "").replace(os.sep, "_"))
+
+
+def changed(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
+    """Return a copy of the config with some overrides."""
+    config = config.copy_and_resolve_references()
+    cli.override(config, overrides)
+    return config
+
+
+def child(options: Options, changes: Changes) -> list[str]:
+    """Return the command line of a run of a sweep, or of a job, without its own overrides and its workdir."""
+    own = [f"--config.{key}={value}" for key, value in changes.items()]
+    return [*LAUNCH, "train", f"--config={config_file(options)}", *own, *["--force-config"] * options.force_config]
+
+
+def train(options: Options, changes: Changes) -> int:
+    """Train a model, or continue an interrupted run."""
+    config, _ = configured(options, changes)
+    from lineage.runs.provenance import provenance
+    from lineage.train import loop
+
+    folder, file = workdir(options), config_file(options)
+    about = {"config_name": Path(default_workdir(file)).name, "command": options.line}
+    about |= provenance(Path(cli.find(file)[0]).parent)
+    try:
+        metrics = loop.train(config, folder, about=about, force_config=options.force_config)
+    except loop.Preempted as stopped:
+        print(stopped, file=sys.stderr)
+        return PREEMPTED
+    print(json.dumps(metrics) if metrics else "nothing was evaluated: the data have no validation or test split")
+    print(f"report: {folder / 'report.html'}")
     return 0
 
 
-def use(options: argparse.Namespace, config: ConfigDict, changes: dict[str, str], workdir: Path) -> None:
-    """Evaluates or exports a trained model, or lets it write."""
-    from lineage.evaluation.evaluators import Evaluator, restore
-    from lineage.evaluation.sampling import Sampler
-    from lineage.train import experts, export
-    from lineage.train import preemption as guard
+def restored(options: Options, changes: Changes) -> tuple[Any, Any]:
+    """Return the experiment of a trained model and its state, with the experts that the command line asks for."""
+    config, _ = configured(options, changes)
+    from lineage.evaluation.evaluators import restore
+    from lineage.train import expert_mixture, run_folder
     from lineage.train.experiment import Experiment
 
+    folder = workdir(options)
     if not options.force_config:
-        guard.check_config(config, workdir)
-    experiment = Experiment(config, workdir)
+        run_folder.check_config(config, folder)
+    experiment = Experiment(config, folder)
     state = restore(experiment, options.checkpoint)
-    prompt = config.sampling.prompt if options.prompt is None else options.prompt
     if any(key.startswith("experts.") for key in changes):
-        state, said = experts.choose(experiment, state, prompt if options.mode == "generate" else None)
+        state, said = expert_mixture.choose(experiment, state, prompt(options, config))
         print(said, file=sys.stderr)
-    if options.mode == "export":
-        for path in export.write(experiment, state, options.format, Path(options.output or workdir / "export")):
-            print(path)
-    elif options.mode == "evaluate":
-        print(json.dumps(Evaluator(experiment).evaluate(state), indent=2))
-    else:
-        sampler = Sampler(experiment, helpers(experiment))
-        for text in sampler.write(state.variables(average=True), prompt):
-            print(sampler.lead(prompt) + text)
-        if sampler.acceptance_rate is not None:
-            print(f"{sampler.acceptance_rate:.0%} of the draft's tokens were accepted")
+    return experiment, state
 
 
-def on_cluster(
-    options: argparse.Namespace, config: ConfigDict, sweep: list[dict], changes: dict[str, str], workdir: Path
-) -> int:
-    """Submits the run, or the sweep's, as jobs; tells how they are, or cancels them."""
-    from lineage.runs import slurm
-    from lineage.runs.live import Run
-    from lineage.runs.sweep import plan
-    from lineage.train.preemption import plain
-
-    if options.cluster == "cancel":
-        return slurm.cancel(workdir)
-    configs_of = [plain(changed(config, overrides)) for overrides in sweep]
-    runs = plan(sweep, configs_of, workdir) if options.sweep else [Run(workdir.name, workdir, {}, plain(config))]
-    if options.cluster == "status":
-        return slurm.status(runs, workdir)
-    command = [sys.executable, os.path.abspath(__file__), f"--config={options.config or DEFAULT}"]
-    return slurm.submit(runs, [*command, *passed_on(options, changes)], workdir, config.cluster)
+def prompt(options: Options, config: ConfigDict) -> str | None:
+    """Return the prompt of `generate`, None for another command."""
+    if options.command != "generate":
+        return None
+    return config.sampling.prompt if options.prompt is None else options.prompt
 
 
-def passed_on(options: argparse.Namespace, changes: dict[str, str]) -> list[str]:
-    """What the runs of a sweep, and jobs, are told as this process was."""
-    return [f"--config.{key}={value}" for key, value in changes.items()] + ["--force-config"] * options.force_config
+def evaluate(options: Options, changes: Changes) -> None:
+    """Print the metrics of a trained model."""
+    experiment, state = restored(options, changes)
+    from lineage.evaluation.evaluators import Evaluator
+
+    print(json.dumps(Evaluator(experiment).evaluate(state), indent=2))
+
+
+def generate(options: Options, changes: Changes) -> None:
+    """Print texts that a trained model generates."""
+    experiment, state = restored(options, changes)
+    from lineage.evaluation.sampling import Sampler
+
+    text, sampler = prompt(options, experiment.config), Sampler(experiment, helpers(experiment))
+    for continuation in sampler.write(state.variables(average=True), text):
+        print(sampler.lead(text) + continuation)
+    if sampler.acceptance_rate is not None:
+        print(f"{sampler.acceptance_rate:.0%} of the draft's tokens were accepted")
 
 
 def helpers(experiment: Any) -> dict[str, tuple[Any, Any]]:
-    """The models, with their variables, that `sampling.draft` and `sampling.contrast` name.
+    """Return the models, with their variables, that `sampling.draft` and `sampling.contrast` name.
 
     Raises:
-        ValueError: one has other tokens.
+        ValueError: the tokens of such a model are not those of the experiment.
     """
     from lineage.evaluation.evaluators import restore
     from lineage.train.experiment import Experiment
@@ -257,7 +181,7 @@ def helpers(experiment: Any) -> dict[str, tuple[Any, Any]]:
     found = {}
     for role in ("draft", "contrast"):
         if folder := experiment.config.sampling.get(role):
-            other = Experiment(cli.load(f"{folder}/config.json")[0], Path(folder))
+            other = Experiment(cli.load(f"{folder}/{CONFIG}")[0], Path(folder))
             tokens = [one.data.tokenizer and one.data.tokenizer.to_str() for one in (experiment, other)]
             if tokens[0] != tokens[1]:
                 raise ValueError(f"sampling.{role} is {folder}: its tokens are not those of {experiment.workdir}.")
@@ -265,18 +189,128 @@ def helpers(experiment: Any) -> dict[str, tuple[Any, Any]]:
     return found
 
 
-def changed(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
-    """A copy of the config with the overrides."""
-    config = config.copy_and_resolve_references()
-    cli.override(config, overrides)
-    return config
+def export(options: Options, changes: Changes) -> None:
+    """Export a trained model; print the files."""
+    experiment, state = restored(options, changes)
+    from lineage.train import export as exporter
+
+    for path in exporter.write(experiment, state, options.format, Path(options.output or workdir(options) / "export")):
+        print(path)
+
+
+def describe(options: Options, changes: Changes) -> None:
+    """Print what a model costs."""
+    config, _ = configured(options, changes)
+    from lineage.train import profiling
+    from lineage.train.experiment import Experiment
+
+    print(profiling.describe(Experiment(config)))
+
+
+def folders(options: Options) -> list[Path]:
+    """Return the folders that `report` and `watch` are for."""
+    given = [folder for folder in (options.workdir, *options.folders) if folder]
+    return [Path(folder) for folder in given or [default_workdir(DEFAULT)]]
+
+
+def report(options: Options, changes: Changes) -> None:
+    """Write the report of a run, or a comparison of several."""
+    from lineage.runs.live import runs_in
+
+    chosen = folders(options)
+    if len(chosen) > 1 or runs_in(chosen[0]) not in ([], chosen):
+        from lineage.report.comparison import compare
+
+        print(compare(chosen))
+    else:
+        from lineage.report.run import write_report
+
+        print(write_report(chosen[0]))
+
+
+def watch(options: Options, changes: Changes) -> None:
+    """Show the progress of runs."""
+    from lineage.runs.live import watch
+
+    watch(folders(options))
+
+
+def sweep(options: Options, changes: Changes) -> int:
+    """Train the runs of a sweep or of a search."""
+    config, overrides = configured(options, changes)
+    from lineage.runs.search import run_search
+    from lineage.runs.sweep import run_sweep
+
+    def config_of(overrides: Mapping[str, Any]) -> dict[str, Any]:
+        return plain(changed(config, overrides))
+
+    start, folder = child(options, changes), workdir(options)
+    if options.optuna:
+        return run_search(start, cli.search(config_file(options)), config_of, folder, options.parallel)
+    return run_sweep(start, overrides, [config_of(one) for one in overrides], folder, options.parallel)
+
+
+def slurm(options: Options, changes: Changes) -> int:
+    """Submit a run or a sweep as jobs, print their states, or cancel them."""
+    from lineage.runs import slurm
+    from lineage.runs.live import Run
+    from lineage.runs.sweep import plan
+
+    folder = workdir(options)
+    if options.action == "cancel":
+        return slurm.cancel(folder)
+    config, overrides = configured(options, changes)
+    if options.sweep:
+        runs = plan(overrides, [plain(changed(config, one)) for one in overrides], folder)
+    else:
+        runs = [Run(folder.name, folder, {}, plain(config))]
+    if options.action == "status":
+        return slurm.status(runs, folder)
+    return slurm.submit(runs, child(options, changes), folder, config.cluster)
+
+
+def score(options: Options, changes: Changes) -> None:
+    """Print and write the scores of a file of predictions."""
+    from lineage.evaluation.score import write_scores
+
+    files = options.predictions, options.references
+    print(write_scores(options.output, options.metric, *files, options.option, options.line))
+
+
+def list_experiments(options: Options, changes: Changes) -> None:
+    """Print the experiments with a line each, grouped by their folder."""
+    width = max(map(len, cli.experiments()))
+    for folder in ("small", "paper"):
+        print(f"{folder}:")
+        for name, path in cli.experiments().items():
+            if path.parent.name == folder:
+                print(f"  {name:{width}}  {cli.summary(path)}")
+        print()
+    print(f"Train one with `{displayed(LAUNCH)} --config=NAME`.")
+
+
+def show_config(options: Options, changes: Changes) -> None:
+    """Print the keys of a config with values, types, defaults and documentation."""
+    if options.config and options.experiment:  # config --config=NAME SECTION
+        options.section = options.section or options.experiment
+    config, _ = configured(options, changes)
+    rows = schema.describe(config, cli.classes(config))
+    chosen = [row for row in rows if not options.section or f"{row.key}.".startswith(f"{options.section}.")]
+    if not chosen:
+        sections = dict.fromkeys(row.key.partition(".")[0] for row in rows if "." in row.key)
+        raise ValueError(f"the config has no section {options.section!r}: its sections are {', '.join(sections)}.")
+    for row in chosen:
+        default = "" if row.default in (None, row.value) else f", default {row.default!r}"
+        print(f"{row.key} = {row.value!r}  [{row.type}{default}]")
+        if row.documentation:
+            print(textwrap.fill(row.documentation, 116, initial_indent="    ", subsequent_indent="    "))
 
 
 def keep_freed_memory() -> None:
-    """Lets glibc keep the memory that a step frees for the next one.
+    """Let glibc keep the memory that a step frees for the next one.
 
-    XLA's CPU backend allocates a step's scratch anew each time, and by default glibc returns large blocks to the
-    kernel: thousands of page faults a step. Elsewhere than on Linux with glibc nothing is done.
+    XLA's CPU backend allocates the scratch space of each step anew, and by default glibc returns large blocks to the
+    kernel, which costs thousands of page faults a step. Without glibc this does nothing.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         mmap_threshold, trim_threshold, arena_max = -3, -1, -8
@@ -284,11 +318,21 @@ def keep_freed_memory() -> None:
             libc.mallopt(option, value)
 
 
-def default_workdir(file: str) -> str:
-    """outputs/<config> or outputs/<config>_<argument>, one folder's name even where the argument has a path."""
-    path, _, argument = file.partition(":")
-    return os.path.join("outputs", Path(path).stem + (f"_{argument}" if argument else "").replace(os.sep, "_"))
+HANDLERS = {
+    "train": train,
+    "evaluate": evaluate,
+    "generate": generate,
+    "describe": describe,
+    "export": export,
+    "report": report,
+    "watch": watch,
+    "sweep": sweep,
+    "slurm": slurm,
+    "score": score,
+    "list": list_experiments,
+    "config": show_config,
+}
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,14 +1,22 @@
-"""The package `lineage`, whose source is the repository's root."""
+"""The package `lineage`, whose source is the root of the repository."""
 
-from setuptools import find_namespace_packages, setup
+from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
-ROOMS = ("configs", "data", "evaluation", "metrics", "models", "report", "runs", "tasks", "train")
+PACKAGES = ("configs", "data", "evaluation", "metrics", "models", "report", "runs", "tasks", "train")
+
+
+class Build(build_py):
+    """Build the package without this file, which lies in its folder."""
+
+    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
+        found = super().find_package_modules(package, package_dir)
+        return [module for module in found if module[1] != "setup"]
+
 
 setup(
+    cmdclass={"build_py": Build},
     package_dir={"lineage": "."},
-    packages=[
-        "lineage",
-        *(f"lineage.{name}" for room in ROOMS for name in find_namespace_packages(include=[room, f"{room}.*"])),
-    ],
+    packages=["lineage"] + [f"lineage.{name}" for top in PACKAGES for name in find_packages(include=[top, f"{top}.*"])],
     package_data={"lineage.report": ["*.js", "*.css"]},
 )

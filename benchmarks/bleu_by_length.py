@@ -1,8 +1,8 @@
-"""BLEU by the length of the input, of several runs on the same pairs: what made attention famous (1409.0473).
+"""BLEU by input length for several runs on the same pairs (arXiv 1409.0473, figure 2).
 
     python -m benchmarks.bleu_by_length outputs/with outputs/without --split=test
 
-Prints a table and draws `bleu_by_length.png` into the first run's folder.
+It prints a table and draws `bleu_by_length.png` in the folder of the first run.
 """
 
 import argparse

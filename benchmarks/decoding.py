@@ -1,11 +1,12 @@
-"""What shared keys and values save (a Llama's cache and its speed), and what a draft saves (speculative decoding).
+"""Decoding speed of Llama with grouped-query attention, and of speculative decoding.
 
 python -m benchmarks.decoding
 python -m benchmarks.decoding --target=outputs/large --draft=outputs/small
 
-Without arguments: tokens a second after a prompt, and the cache's bytes, of random models whose heads share keys and
-values: not at all, in groups, all. With two runs of one tokenizer: tokens a second of the target's own decoding, of
-speculative decoding, and the part of the draft's tokens that is accepted. Medians over rounds of one after the other.
+Without arguments, it measures tokens per second after a prompt and the size of the cache for random models with
+multi-head, grouped-query and multi-query attention. With two runs that share a tokenizer, it measures tokens per second
+of ordinary and of speculative decoding, and the acceptance rate of the draft's tokens. Each round times all variants;
+medians over the rounds are printed.
 """
 
 import argparse
@@ -28,15 +29,15 @@ from lineage.train.experiment import Experiment
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", help="workdir of the run that writes")
-    parser.add_argument("--draft", help="workdir of the run that drafts")
+    parser.add_argument("--target", help="workdir of the target model")
+    parser.add_argument("--draft", help="workdir of the draft model")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--context", type=int, default=1024, help="tokens of a prompt")
-    parser.add_argument("--batch", type=int, help="rows (16; 1 of a draft and its target)")
-    parser.add_argument("--new", type=int, default=32, help="tokens to be written")
-    parser.add_argument("--temperature", type=float, default=0.0, help="of a draft and its target")
+    parser.add_argument("--context", type=int, default=1024, help="tokens of the prompt")
+    parser.add_argument("--batch", type=int, help="batch size (default 16; 1 for speculative decoding)")
+    parser.add_argument("--new", type=int, default=32, help="tokens to generate")
+    parser.add_argument("--temperature", type=float, default=0.0, help="sampling temperature of speculative decoding")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     keep_freed_memory()
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 def sharing(options) -> None:
-    """Attention with H, H / 4 and 1 heads of keys and values, each row having a context already."""
+    """Time attention with H, H / 4 and 1 key/value heads after a context."""
     rows, sizes = options.batch or 16, [options.heads, max(options.heads // 4, 1), 1]
     length, ways, caches = options.context + options.new, [], []
     for kv_heads in sizes:
@@ -62,7 +63,7 @@ def sharing(options) -> None:
 
 
 def write(model, variables, rows: int, context: int, new: int):
-    """Decodes `new` tokens greedily after a context; what stands there is all the same to the time."""
+    """Decode `new` tokens greedily after a context of zeros, whose content does not affect the time."""
 
     def step(carry, _):
         tokens, cache = carry
@@ -75,13 +76,13 @@ def write(model, variables, rows: int, context: int, new: int):
 
 
 def cache_bytes(model, variables, rows: int, length: int) -> int:
-    """Of the keys and values of so many rows and tokens."""
+    """Return the bytes of the cached keys and values."""
     cache = jax.eval_shape(lambda: model.apply(variables, rows, length, method="init_cache"))
     return sum(part.size * part.dtype.itemsize for part in (cache.key, cache.value))
 
 
 def speculation(options) -> None:
-    """The target alone, and with drafts of several lengths."""
+    """Time the target alone, and with drafts of several lengths."""
     pairs = []
     for folder in (options.target, options.draft):
         experiment = Experiment(cli.load(f"{folder}/config.json")[0], Path(folder))
@@ -100,7 +101,7 @@ def speculation(options) -> None:
 
 
 def medians(ways, rounds: int) -> list[float]:
-    """The median seconds of each function, the functions being called in turns."""
+    """Return the median seconds of each function; every round calls all of them."""
 
     def timed(way):
         start = time.perf_counter()

@@ -1,9 +1,9 @@
-"""Norms of the gradients at initialisation, layer by layer, of Transformers with norms after or before each part.
+"""Gradient norms per layer at initialisation, of Transformers with post- and pre-layer normalisation.
 
 python -m benchmarks.gradient_norms --folder=outputs/gradient_norms
 
-Figure 3 of arXiv 2002.04745: of the two matrices of each feed-forward layer, in the base Transformer with 6 + 6 layers.
-Means over some initialisations, each with a batch of the dates of transformer_cldr.py of its own.
+It reproduces figure 3 of arXiv 2002.04745: the norms of the two matrices of each MLP in the base Transformer with 6 + 6
+layers, averaged over several initialisations, each with its own batch of the dates of transformer_cldr.py.
 """
 
 import argparse
@@ -23,9 +23,9 @@ PLACEMENTS, SIDES, MATRICES = ("post", "pre"), ("encoder", "decoder"), ("up", "d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", default="outputs/gradient_norms", help="where the plot goes")
+    parser.add_argument("--folder", default="outputs/gradient_norms", help="folder of the plot")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=16, help="dates in a batch")
+    parser.add_argument("--batch", type=int, default=16, help="batch size")
     options = parser.parse_args()
     config, _ = cli.load("configs/small/transformer_cldr.py")
     base = {"depth": 6, "width": 512, "num_heads": 8, "mlp_dim": 2048, "unroll": 1}
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def gradient_norms(config, placement: str, seeds: int) -> dict[tuple[str, str], np.ndarray]:
-    """The mean norm [L] of the loss's gradient, by side and matrix."""
+    """Return the mean gradient norm [L] by side and matrix."""
     experiment = Experiment(changed(config, {"model.placement": placement}))
     model, batches = experiment.model, experiment.data.train.iterate(0)
 
@@ -65,7 +65,7 @@ def gradient_norms(config, placement: str, seeds: int) -> dict[tuple[str, str], 
 
 
 def draw(means) -> Figure:
-    """A panel for each side; a colour for each placement, the second matrix dashed."""
+    """Draw a panel per side, with a colour per placement; the second matrix is dashed."""
     figure = Figure(figsize=(7.2, 2.9), layout="constrained")
     for axes, side in zip(figure.subplots(1, 2, sharey=True), SIDES):
         axes.spines[["left", "top", "right"]].set_visible(False)

@@ -1,9 +1,9 @@
-"""Time and memory of a training step by the length of the text: BigBird beside dense BERT, in one run.
+"""Time and memory of a training step by sequence length: BigBird against dense BERT.
 
 python -m benchmarks.long_text
 
-Both models have the same sizes and see the same tokens: the gradient of a sum over all outputs. Memory is what the
-compiled step needs beside its inputs and outputs. Each length times the models in turns; the medians are printed.
+Both models have the same sizes and inputs; the step is the gradient of the sum of all outputs. Memory is the temporary
+memory of the compiled step. Each round times both models; the medians are printed.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def compiled(model, batch, length):
-    """A function that runs a step, and the bytes that it needs."""
+    """Return a function that runs a step, and its temporary memory in bytes."""
     tokens = jnp.arange(batch * length, dtype=jnp.int32).reshape(batch, length) % model.vocab_size
     params = jax.jit(model.init)(jax.random.key(0), tokens[:, :1])["params"]
     gradient = jax.jit(jax.grad(lambda params: model.apply({"params": params}, tokens).sum())).lower(params).compile()

@@ -1,12 +1,11 @@
-"""What the training loop costs beside the compiled step and the data fetch, on a config; and what checkpoints cost.
+"""Overhead of the training loop over the compiled step and the data loading; and the cost of checkpoints.
 
 python -m benchmarks.loop_overhead --config=vit_digits
 python -m benchmarks.loop_overhead --config=gpt_shakespeare_char --save-every=50
 
-Three times, in turns: the compiled step alone, on one batch; fetching batches; and the loop as it is (metrics looked
-at, written and shown), without evaluations and checkpoints. The overhead is what the loop takes beyond step and fetch.
-With `--save-every`, two instead: ten saves' steps of the loop without checkpoints, and with them, until the last is on
-the disk.
+Each round times three parts: the compiled step on one batch, data loading, and the full loop (with metrics, without
+evaluations and checkpoints). The overhead is the fraction of the loop's time beyond step and loading. With
+`--save-every`, each round times the loop without and with checkpoints, over ten saves, until the last is written.
 """
 
 import argparse
@@ -21,18 +20,20 @@ import jax
 
 from lineage.configs import cli
 from lineage.launch import keep_freed_memory
-from lineage.train import costs
+from lineage.train import profiling
 from lineage.train.experiment import Experiment
-from lineage.train.loop import Loop, device_batches
+from lineage.train.loop import TrainingLoop, device_batches
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="configs/small/vit_digits.py")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=20, help="steps of a round")
-    parser.add_argument("--save-every", type=int, default=0, help="steps between two checkpoints, to measure those")
-    parser.add_argument("--source", help="of the data, instead of the config's")
+    parser.add_argument("--steps", type=int, default=20, help="steps per round")
+    parser.add_argument(
+        "--save-every", type=int, default=0, help="steps between checkpoints; 0 measures the loop alone"
+    )
+    parser.add_argument("--source", help="data source, instead of that of the config")
     options = parser.parse_args()
     keep_freed_memory()
     config, _ = cli.load(options.config)
@@ -45,7 +46,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         experiment = Experiment(config, Path(folder))
-        loop = Loop(experiment, costs.Clock(experiment), stack)
+        loop = TrainingLoop(experiment, profiling.Throughput(experiment), stack)
         batches = device_batches(experiment, 0)
         batch = next(batches)
         done = 0
@@ -62,6 +63,9 @@ def main() -> None:
             loop.state, metrics = loop.step_function(loop.state, batch)
             jax.block_until_ready(metrics)
 
+        def fetch():
+            jax.block_until_ready(next(batches))
+
         def run():
             nonlocal done
             done += 1
@@ -69,7 +73,6 @@ def main() -> None:
 
         parts = {"loop": (run,), "with saves": (run, options.save_every)}
         if not options.save_every:
-            fetch = lambda: jax.block_until_ready(next(batches))  # noqa: E731
             parts = {"compiled step": (step,), "data fetch": (fetch,), "loop": (run,)}
         for part in parts.values():
             timed(*part)

@@ -1,10 +1,10 @@
-"""What it saves that a masked autoencoder's encoder does not see mask tokens (arXiv 2111.06377, table 1c).
+"""Cost of a masked autoencoder with and without mask tokens in the encoder (arXiv 2111.06377, table 1c).
 
 python -m benchmarks.masked_encoder --sizes S B
 
-Both models have the same parameters, and the decoder of the paper. With mask tokens, as many tokens go through the
-encoder as there are patches. FLOPs are those of the matrix products: of the encoder, and of the forward and backward
-pass of both parts, whose time is measured in turns. The medians are printed; `--flops-only` measures no time.
+Both models have the same parameters and the decoder of the paper. With mask tokens, the encoder processes all patches.
+FLOPs are those of the matrix products, of the encoder and of a forward and backward pass of the whole model. Each round
+times both models; the medians are printed. `--flops-only` measures no time.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def example(options, model):
-    """Random images and their noise."""
+    """Return random images and masking noise."""
     side = options.image_size // options.patch_size
     keys = jax.random.split(jax.random.key(1))
     noise = jax.random.uniform(keys[0], (options.batch, side**2))
@@ -58,13 +58,13 @@ def example(options, model):
 
 
 def encoder(model):
-    """A function of what the encoder says."""
+    """Return the forward pass of the encoder."""
     alone = model.clone(decoder_depth=0)
     return lambda variables, image, noise: alone.apply(variables, image, noise)
 
 
 def gradient(model):
-    """A function of the gradient of the error of all patches."""
+    """Return the gradient of the squared error of all patches."""
 
     def loss(variables, image, noise):
         predicted, _ = model.apply(variables, image, noise)

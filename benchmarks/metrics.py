@@ -1,11 +1,11 @@
-"""How fast the metrics are beside the libraries whose numbers they have, on random data: medians over rounds of one
-after the other, and the largest difference of the results. Other programs slow down the seconds, but not those of the
-processor.
+"""Speed of the metrics against their reference libraries on random data, and the largest difference of the results.
+
+Each round times all implementations; medians over the rounds are printed, as wall time and as processor time.
 
 python -m benchmarks.metrics
 python -m benchmarks.metrics --only coco rouge --images=500 --rounds=3
 
-The libraries: pip install pycocotools faster-coco-eval rouge-score bert-score transformers torch
+Install the libraries with: pip install pycocotools faster-coco-eval rouge-score bert-score transformers torch
 """
 
 import argparse
@@ -24,7 +24,7 @@ from lineage.metrics.detection import Detections
 from lineage.metrics.embedding import bert_score
 from lineage.metrics.summary import rouge
 
-CLASSES, TRUTHS, FOUND = 80, 7, 100  # of the images, and of each image
+CLASSES, TRUTHS, FOUND = 80, 7, 100  # classes, and objects and detections per image
 ROUGE = ("1", "2", "L", "Lsum")
 WORDS = [f"w{number}" for number in range(5000)]
 
@@ -35,8 +35,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--texts", type=int, default=1000, help="pairs of 300 words, for ROUGE")
     parser.add_argument("--sentences", type=int, default=500, help="pairs of 5 to 40 words, for BERTScore")
-    parser.add_argument("--width", type=int, default=512, help="of BERTScore's encoder")
-    parser.add_argument("--depth", type=int, default=4, help="of BERTScore's encoder")
+    parser.add_argument("--width", type=int, default=512, help="width of BERTScore's encoder")
+    parser.add_argument("--depth", type=int, default=4, help="depth of BERTScore's encoder")
     parser.add_argument("--answers", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
@@ -55,17 +55,17 @@ def main() -> None:
 
 
 def timed(way):
-    """The seconds of a call, on the wall and of the processor, and what it returns."""
+    """Return the wall and processor seconds of a call, and its result."""
     start = time.perf_counter(), time.process_time()
     result = way()
     return (time.perf_counter() - start[0], time.process_time() - start[1]), result
 
 
 def coco(options):
-    """The evaluation of boxes; what makes the libraries' data structures is not counted."""
+    """Evaluate boxes; building the libraries' data structures is not timed."""
     random, count = np.random.default_rng(0), options.images
     truth, classes = boxes(random, (count, TRUTHS)), random.integers(0, CLASSES, (count, TRUTHS))
-    # Some of the detections are near a truth, and then often of its class.
+    # Some detections are near an object, and these often have its class.
     of = random.integers(0, 3 * TRUTHS, (count, FOUND))
     rows, near = np.arange(count)[:, None], of % TRUTHS
     found = np.where((of < TRUTHS)[..., None], truth[rows, near] + random.normal(0, 3, (count, FOUND, 4)), 0)
@@ -121,12 +121,12 @@ def coco(options):
 
 
 def boxes(random, shape):
-    """Left, top, width and height, of all sizes."""
+    """Draw boxes (left, top, width, height) of all sizes."""
     return np.concatenate([random.uniform(0, 400, (*shape, 2)), np.exp(random.uniform(1, 5.5, (*shape, 2)))], axis=-1)
 
 
 def summaries(options):
-    """ROUGE of texts of 15 lines of 20 words, some of which are common."""
+    """Compute ROUGE of texts of 15 lines of 20 words."""
     from rouge_score.rouge_scorer import RougeScorer
 
     random = np.random.default_rng(0)
@@ -142,12 +142,12 @@ def summaries(options):
 
 
 def sentence(random, length):
-    """Words by Zipf's law."""
+    """Draw words by Zipf's law."""
     return " ".join(WORDS[place] for place in (len(WORDS) ** random.random(length)).astype(int) - 1)
 
 
 def similarities(options):
-    """BERTScore by a BERT with random weights; what is compiled is compiled before."""
+    """Compute BERTScore with a random BERT, which is compiled beforehand."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import transformers
     from bert_score import BERTScorer
@@ -188,7 +188,7 @@ def similarities(options):
 
 
 def answers(options):
-    """SQuAD's F1 of answers of 1 to 10 words, each beside three references."""
+    """Compute SQuAD's F1 of answers of 1 to 10 words with three references each."""
     random = np.random.default_rng(0)
     texts = [sentence(random, random.integers(1, 10)) for _ in range(4 * options.answers)]
     rows = [(texts[n], texts[n + 1 : n + 4]) for n in range(0, len(texts), 4)]

@@ -1,10 +1,10 @@
-"""FLOPs and time of a forward pass by the size of the image: Swin beside ViT, in one run.
+"""FLOPs and time of a forward pass by image size: Swin against ViT.
 
 python -m benchmarks.resolution --out=outputs/resolution
 
-Swin-T and ViT-S/16 cost the same at 224 pixels. Swin's cost grows as the area of the image (arXiv 2103.14030, equations
-1 and 2), that of ViT's attention as its square. FLOPs are the compiled program's, of all its operations. Each size
-times the models in turns; the medians are printed, and drawn into `resolution.png`.
+Swin-T and ViT-S/16 cost the same at 224 pixels. Swin's cost is linear in the area of the image, that of ViT's attention
+quadratic (arXiv 2103.14030, equations 1 and 2). FLOPs are those of the compiled program. Each round times both models;
+the medians are printed and drawn in `resolution.png`.
 """
 
 import argparse
@@ -23,9 +23,9 @@ from lineage.report import figures
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[224, 448, 896], help="sides of the images, pixels")
-    parser.add_argument("--swin", default="T", help="the variant of Swin")
-    parser.add_argument("--vit", default="S", help="the variant of ViT")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[224, 448, 896], help="image sides in pixels")
+    parser.add_argument("--swin", default="T", help="variant of Swin")
+    parser.add_argument("--vit", default="S", help="variant of ViT")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("."), help="folder of the plot")
@@ -52,8 +52,8 @@ def main() -> None:
 
 
 def compiled(name, variant, batch, size):
-    """A function that runs a forward pass, and its FLOPs."""
-    # Unrolled, because XLA counts a loop's body once.
+    """Return a function that runs a forward pass, and its FLOPs."""
+    # The layers are unrolled, because XLA counts the body of a loop once.
     model, image = models.build(name, variant, image_size=size, unroll=12), jnp.ones((batch, size, size, 3))
     variables = jax.jit(model.init)(jax.random.key(0), image[:1])
     run = jax.jit(model.apply).lower(variables, image).compile()

@@ -1,11 +1,11 @@
-"""Time of a GPT's training step beside PyTorch's, on the same machine, in turns.
+"""Time of a GPT's training step against PyTorch's on the same machine.
 
 python -m benchmarks.step_time --config=gpt_shakespeare_char --text=input.txt --peer=transformers
 python -m benchmarks.step_time --config=gpt_shakespeare_char --text=input.txt --peer=PATH/OF/nanoGPT
 
-The peer trains a model of the same size in a process of its own: `transformers`' GPT-2, or the model and the optimizer
-of a checkout of nanoGPT. Each round times some steps of one, then of the other; the medians over the rounds are
-printed, and the median of the ratios round by round.
+The peer trains a model of the same size in another process: `transformers`' GPT-2, or the model and the optimizer of a
+checkout of nanoGPT. Each round times some steps of both; the medians over the rounds and the median of the per-round
+ratios are printed.
 """
 
 import argparse
@@ -23,10 +23,10 @@ import numpy as np
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="configs/small/gpt_shakespeare_char.py")
-    parser.add_argument("--text", required=True, help="the text to train on")
-    parser.add_argument("--peer", default="transformers", help="transformers, or the path of a checkout of nanoGPT")
+    parser.add_argument("--text", required=True, help="training text")
+    parser.add_argument("--peer", default="transformers", help="transformers, or the path of a nanoGPT checkout")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=10, help="steps of a round")
+    parser.add_argument("--steps", type=int, default=10, help="steps per round")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def ours(file, text):
-    """A function that times a number of training steps in ms, data fetch included, and the model's sizes."""
+    """Return a function that times training steps in ms, including data loading, and the sizes of the model."""
     import jax
 
     from lineage.configs import cli
@@ -90,50 +90,62 @@ def ours(file, text):
     return step, sizes
 
 
+def transformers_peer(sizes):
+    """Return GPT-2 of `transformers`, its optimizer and its loss."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), sizes["dropout"])
+    config = GPT2Config(
+        vocab_size=sizes["vocab_size"],
+        n_positions=sizes["length"],
+        n_embd=sizes["width"],
+        n_layer=sizes["depth"],
+        n_head=sizes["num_heads"],
+        **rates,
+    )
+    model = GPT2LMHeadModel(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1)
+
+    def loss_of(x, y):
+        logits = model(x).logits
+        return torch.nn.functional.cross_entropy(logits.reshape(-1, sizes["vocab_size"]), y.reshape(-1))
+
+    return model, optimizer, loss_of
+
+
+def nanogpt_peer(folder, sizes):
+    """Return the model of a nanoGPT checkout, its optimizer and its loss."""
+    sys.path.insert(0, folder)
+    from model import GPT, GPTConfig
+
+    config = GPTConfig(
+        block_size=sizes["length"],
+        vocab_size=sizes["vocab_size"],
+        n_layer=sizes["depth"],
+        n_head=sizes["num_heads"],
+        n_embd=sizes["width"],
+        dropout=sizes["dropout"],
+        bias=sizes["use_bias"],
+    )
+    stdout, sys.stdout = sys.stdout, sys.stderr  # nanoGPT prints to standard output
+    model = GPT(config)
+    optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), "cpu")
+    sys.stdout = stdout
+
+    def loss_of(x, y):
+        return model(x, y)[1]
+
+    return model, optimizer, loss_of
+
+
 def torch_worker(peer, sizes):
-    """Trains the peer; for every number read prints the ms a step took."""
+    """Train the peer; for every number read from standard input, run that many steps and print the ms per step."""
     import torch
 
     shape = (sizes["batch"], sizes["length"])
     torch.manual_seed(0)
-    if peer == "transformers":
-        from transformers import GPT2Config, GPT2LMHeadModel
-
-        rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), sizes["dropout"])
-        config = GPT2Config(
-            vocab_size=sizes["vocab_size"],
-            n_positions=sizes["length"],
-            n_embd=sizes["width"],
-            n_layer=sizes["depth"],
-            n_head=sizes["num_heads"],
-            **rates,
-        )
-        model = GPT2LMHeadModel(config)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1)
-
-        def loss_of(x, y):
-            logits = model(x).logits
-            return torch.nn.functional.cross_entropy(logits.reshape(-1, sizes["vocab_size"]), y.reshape(-1))
-    else:
-        sys.path.insert(0, peer)
-        from model import GPT, GPTConfig
-
-        config = GPTConfig(
-            block_size=sizes["length"],
-            vocab_size=sizes["vocab_size"],
-            n_layer=sizes["depth"],
-            n_head=sizes["num_heads"],
-            n_embd=sizes["width"],
-            dropout=sizes["dropout"],
-            bias=sizes["use_bias"],
-        )
-        stdout, sys.stdout = sys.stdout, sys.stderr  # it prints
-        model = GPT(config)
-        optimizer = model.configure_optimizers(0.1, 1e-3, (0.9, 0.99), "cpu")
-        sys.stdout = stdout
-
-        def loss_of(x, y):
-            return model(x, y)[1]
+    model, optimizer, loss_of = transformers_peer(sizes) if peer == "transformers" else nanogpt_peer(peer, sizes)
 
     data = torch.from_numpy(np.random.default_rng(0).integers(0, sizes["vocab_size"], 100_000))
 

@@ -9,6 +9,9 @@ from functools import partial
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
 
+from lineage.configs import schema
+from lineage.train.adapters import ADAPTERS
+
 
 def get_config(model: str) -> ConfigDict:
     """All keys, for a model of `MODELS`."""
@@ -25,13 +28,7 @@ def get_config(model: str) -> ConfigDict:
                 "rename": (),
                 "layers": (),  # of the other model that become this one's, from 0, such as (0, 2, 4); () = all
             },
-            "adapt": {  # small changes of the matrices that init.path has, instead of other parameters
-                "name": "",  # lora | svf (a factor for each singular value); "" = all parameters are trained
-                "patterns": ("layers/",),  # matrices in whose path one of these is found are changed
-                "trained": (),  # parameters in whose path one of these is found are trained as they are
-                "rank": 8,  # of lora's products
-                "alpha": 16.0,  # they count alpha / rank
-            },
+            "adapter": schema.section(ADAPTERS, "none"),  # trains small changes of the matrices of init.path
             "experts": experts(),
             "teacher": "",  # of a distillation: a run's workdir, or a folder in transformers' layout
             "optimizer": optimizer(),
@@ -44,7 +41,7 @@ def get_config(model: str) -> ConfigDict:
                 "fsdp": 1,  # parts that parameters are stored in, gathered when they are used
                 "tensor": 1,  # parts that heads and hidden layers are computed in
             },
-            # before the model's own rules: (regular expression, mesh axes of the last dimensions), the first counts
+            # rules before the model's own: (regular expression, mesh axes of the last dimensions)
             "sharding": (),
             "sequence_sharding": False,  # tokens between layers lie in parts on the tensor axis too
             **duration("total"),  # of the training; must be given
@@ -274,13 +271,13 @@ def vit() -> dict:
         activation="gelu",  # gelu | gelu_tanh | relu | silu, here and below
         epsilon=1e-6,  # of LayerNorm
         stochastic_depth=0.0,  # rate of the last layer
-        implementation="xla",  # of attention: xla | cudnn, here and below
+        attend="auto",  # the strategy of attention: auto | dense | cudnn, here and below
     )
 
 
 def deit() -> dict:
     """What `models.deit.DeiT` takes: a ViT's."""
-    return vit() | {"name": "deit", "variant": "S"}  # mu | Ti | S | B
+    return vit() | {"name": "deit", "variant": "S", "distillation_head": True}  # mu | Ti | S | B
 
 
 def mae() -> dict:
@@ -375,7 +372,7 @@ def gpt() -> dict:
         activation="gelu_tanh",
         epsilon=1e-5,  # of LayerNorm
         use_bias=True,  # in projections and norms
-        implementation="xla",
+        attend="auto",
     )
 
 
@@ -393,7 +390,7 @@ def transformer() -> dict:
         position="sinusoidal",  # sinusoidal | learned | relative | rotary
         max_distance=16,  # of relative positions
         dropout=0.1,
-        implementation="xla",
+        attend="auto",
     )
 
 
@@ -438,6 +435,7 @@ def t5() -> dict:
         activation=placeholder(str),
         gated=placeholder(bool),  # the feed-forward layers
         tied=placeholder(bool),  # the embedding is the output projection too
+        scale_decoder_outputs=placeholder(bool),  # None = as tied
         buckets=32,  # of distances between tokens
         max_distance=128,  # tokens; those farther apart share a bucket
         epsilon=1e-6,  # of RMSNorm
@@ -452,10 +450,13 @@ def bart() -> dict:
         max_length=placeholder(int),  # tokens, of the input and of the output
         decoder_depth=placeholder(int),  # None = depth
         activation="gelu",
+        scale_embedding=False,
+        position="learned",  # learned | sinusoidal
+        embed_norm=True,
         logits_bias=False,
         attention_dropout=0.0,  # of the attention weights
         activation_dropout=0.0,  # of the hidden layers
-        implementation="xla",
+        attend="auto",
     )
 
 
@@ -489,7 +490,7 @@ def llama() -> dict:
         rope_turns=placeholder(tuple),  # llama3, yarn: slowed below the first, kept above the second number of turns
         activation="silu",
         epsilon=1e-5,  # of RMSNorm
-        implementation="xla",
+        attend="auto",
     )
 
 
@@ -507,7 +508,7 @@ def bert(name: str = "bert", **own) -> dict:
         epsilon=placeholder(float),  # of LayerNorm
         dropout=0.1,
         head_dropout=placeholder(float),  # before the classifier; None = dropout
-        implementation="xla",
+        attend="auto",
         **own,
     )
 
@@ -519,13 +520,15 @@ def roberta(name: str = "roberta") -> dict:
 
 def embed_width(name: str) -> dict:
     """What `models.albert.ALBERT` and `models.electra.ELECTRA` take: also the width of the words' vectors."""
-    return bert(name, embed_width=placeholder(int))
+    own = {"num_groups": 1} if name == "albert" else {}
+    return bert(name, embed_width=placeholder(int), **own)
 
 
 def bigbird() -> dict:
     """What `models.bigbird.BigBird` takes: BERT's, and who sees whom."""
     return bert(
         "bigbird",
+        attention_type="block_sparse",  # block_sparse | original_full
         block_size=64,  # tokens
         num_random_blocks=3,  # that a block sees beside its neighbours, the first and the last
         random_blocks="seeded",  # seeded | first: the first block again, as the published code evaluates

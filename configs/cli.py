@@ -1,4 +1,4 @@
-"""Configs: Python files with a `get_config()`, and what the command line changes in them."""
+"""Configs: Python files with a `get_config()`, and the overrides of the command line."""
 
 import ast
 import difflib
@@ -11,12 +11,14 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
+from lineage.configs import schema
 from lineage.configs.base import MODELS, UNITS, get_config
 from lineage.configs.sweeps import Search
+from lineage.train.adapters import ADAPTERS
 
 
 def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
-    """The config of a file, and the overrides that its `sweep()` yields (none without one).
+    """Return the config of a file, and the overrides that its `sweep()` yields (none without one).
 
     Args:
         file: path of a Python file or of a run's `config.json`, or the bare name of an experiment (see `find`);
@@ -24,7 +26,7 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it has no `get_config`, or does not take the argument.
+        ValueError: the file has no `get_config`, or it does not take the argument.
     """
     path, argument = find(file)
     if path.endswith(".json"):
@@ -59,7 +61,8 @@ def find(file: str) -> tuple[str, str]:
     if not Path(path).is_file():
         known = experiments()
         if path not in known:
-            raise FileNotFoundError(f"there is no config {path!r}{_nearest(Path(path).stem, list(known))}")
+            hint = _nearest(Path(path).stem, list(known)) or ": the command `list` prints the experiments."
+            raise FileNotFoundError(f"there is no config {path!r}{hint}")
         path = str(known[path])
     return path, argument
 
@@ -70,8 +73,20 @@ def experiments() -> dict[str, Path]:
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.py")) if path.stem != "__init__"}
 
 
+def summary(path: Path) -> str:
+    """Return the first line of a config file's docstring."""
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+
+
+def classes(config: ConfigDict) -> dict[str, type]:
+    """Return the dataclass behind each section of a config, by the section's dotted key."""
+    from lineage.models import MODELS as MODEL_CLASSES
+
+    return {"model": MODEL_CLASSES[config.model.name][0]}
+
+
 def search(file: str) -> Search | None:
-    """What the `search()` of a file that `load` reads returns, called as `sweep()` is; None without one."""
+    """Return the result of a config file's `search()`, called as `sweep()` is; None if there is none."""
     path, argument = find(file)
     function = getattr(_module(path), "search", lambda: None) if path.endswith(".py") else lambda: None
     return function(argument) if argument and inspect.signature(function).parameters else function()
@@ -85,35 +100,54 @@ def _module(path):
 
 
 def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
-    """Sets dotted keys, such as "optimizer.learning_rate", to values or to texts of them, as the command line has them.
+    """Set dotted keys, such as "optimizer.learning_rate", to values or to their texts on the command line.
 
     Raises:
-        ValueError: a key is unknown (the message names the nearest one), or a value has the wrong type.
+        ValueError: a key is unknown (the message names the nearest one, or lists the keys of its section), or a value
+            has the wrong type.
     """
     for key, value in changes.items():
-        *sections, name = key.split(".")
-        section = config
-        for part in sections:
-            section = section.get(part) if isinstance(section, ConfigDict) else None
-        if not isinstance(section, ConfigDict) or name not in section:
-            raise ValueError(f"unknown config key {key!r}{_nearest(key, list(keys(config)))}")
-        if isinstance(section[name], ConfigDict):
-            raise ValueError(
-                f"{key!r} is a section of the config, not a value: its keys are {', '.join(section[name])}."
-            )
+        section, name = _place(config, key)
         field = dict(section.items(preserve_field_references=True))[name]
         value = _typed(key, value, section.get_type(name), optional=isinstance(field, FieldReference))
         duration, _, unit = name.rpartition("_")
-        if unit in UNITS and f"{duration}_steps" in section:
+        if unit in UNITS and f"{duration}_epochs" in section:  # grad_accum_steps is not a duration
             for other in UNITS:  # a duration has one unit
                 section[f"{duration}_{other}"] = None
         if key == "model.name" and value in MODELS:
             section = _other_model(config, value)
+        if key == "adapter.name":
+            with config.unlocked():
+                config.adapter = section = schema.section(ADAPTERS, value)
         section[name] = value
 
 
+def _place(config, key):
+    """Return the section of a dotted key and the key's name in it."""
+    *sections, name = key.split(".")
+    section = config
+    for part in sections:
+        section = section.get(part) if isinstance(section, ConfigDict) else None
+    if not isinstance(section, ConfigDict):
+        hint = _nearest(key, list(keys(config))) or _listed("the config", config)
+        raise ValueError(f"unknown config key {key!r}{hint}")
+    if name not in section:
+        prefix = ".".join([*sections, ""])
+        elsewhere = [other for other in keys(config) if other.endswith(f".{name}")]
+        near = [prefix + other for other in difflib.get_close_matches(name, section, n=1)] or elsewhere
+        hint = f": did you mean {near[0]!r}?" if near else _listed(".".join(sections) or "the config", section)
+        raise ValueError(f"unknown config key {key!r}{hint}")
+    if isinstance(section[name], ConfigDict):
+        raise ValueError(f"{key!r} is a section of the config, not a value: its keys are {', '.join(section[name])}.")
+    return section, name
+
+
+def _listed(name, section):
+    return f": the keys of {name} are {', '.join(section)}."
+
+
 def _complete(config, defaults):
-    """Gives a config of an older version the keys that it lacks."""
+    """Add the keys that a saved config lacks."""
     for key, value in defaults.items():
         if key not in config:
             config[key] = value
@@ -122,7 +156,7 @@ def _complete(config, defaults):
 
 
 def _other_model(config, name):
-    """Gives the config the section of another model, in which the keys of both keep their values."""
+    """Replace the section of the model; keys that both models have keep their values."""
     section = ConfigDict(MODELS[name]())
     section.update({key: value for key, value in config.model.items() if key in section and value is not None})
     section.variant = MODELS[name]()["variant"]
@@ -132,7 +166,7 @@ def _other_model(config, name):
 
 
 def keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:
-    """All dotted keys."""
+    """Yield all dotted keys."""
     for key, value in config.items(preserve_field_references=True):
         if isinstance(value, ConfigDict):
             yield from keys(value, f"{prefix}{key}.")
@@ -141,7 +175,7 @@ def keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:
 
 
 def _typed(key, value, kind, optional):
-    """A value, or the text of one, as the type that the key has; None too where it is optional."""
+    """Return a value, given as such or as text, in the type of its key; None is allowed if the key is optional."""
     given = value
     if optional and value in (None, "None", "none"):
         return None
@@ -150,7 +184,7 @@ def _typed(key, value, kind, optional):
             value = ast.literal_eval({"true": "True", "false": "False"}.get(value.lower(), value))
         except (ValueError, SyntaxError):
             value = given
-    if kind is type(None):  # of a run's config.json, which does not tell
+    if kind is type(None):  # the key comes from a run's config.json, which has null
         return value
     if kind is float and type(value) is int:
         value = float(value)
@@ -163,7 +197,7 @@ def _typed(key, value, kind, optional):
 
 def _nearest(name, known):
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f": did you mean {nearest[0]!r}?" if nearest else "."
+    return f": did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def _tuples(value):

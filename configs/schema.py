@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
 from lineage.configs.registry import INHERITED, Registry, choices, field_types, from_data, variants
@@ -142,3 +142,44 @@ def _known(key: str, cls: type) -> str:
     nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.7)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
     raise ValueError(f"{cls.__name__} has no key {key!r}.{hint} Keys: {', '.join(names)}.")
+
+
+class Row(NamedTuple):
+    """A key of a whole config, as `describe` lists it.
+
+    Attributes:
+        key: dotted, such as "optimizer.b1".
+        type: allowed values, for people; see `Key`.
+        value: in this config.
+        default: of the class behind the section; None where there is none.
+        documentation: see `Key`.
+    """
+
+    key: str
+    type: str
+    value: Any
+    default: Any
+    documentation: str
+
+
+def describe(config: ConfigDict, classes: Mapping[str, type], section: str = "") -> list[Row]:
+    """Return every key of a config.
+
+    Args:
+        config: the whole config, or a part of it.
+        classes: the dataclass behind each section by its dotted key, "" for that of the config itself. Keys without one
+            have neither a default nor documentation.
+        section: dotted key of the part.
+    """
+    known = {key.name: key for key in keys(classes[section])} if section in classes else {}
+    rows = []
+    for name, field in config.items(preserve_field_references=True):
+        path = f"{section}.{name}" if section else name
+        if isinstance(field, ConfigDict):
+            rows += describe(field, classes, path)
+        elif name in known:
+            rows.append(Row(path, known[name].type, config[name], known[name].default, known[name].documentation))
+        else:
+            optional = " or None" if isinstance(field, FieldReference) else ""
+            rows.append(Row(path, config.get_type(name).__name__ + optional, config[name], None, ""))
+    return rows

@@ -1,12 +1,12 @@
-"""What a config's `sweep()` and `search()` are written with.
+"""Building blocks of a config's `sweep()` and `search()`.
 
-A sweep is an iterable of overrides, dicts of dotted config keys:
+A sweep is an iterable of overrides, dictionaries of dotted config keys:
 
     def sweep():
         yield from product(axis("model.depth", (2, 4)), axis("seed", range(3)))  # six runs
         yield from repeat(samples({"optimizer.learning_rate": Floats(1e-4, 1e-2, log=True)}, count=10), seeds=2)
 
-A search lets Optuna choose them, `--sweep=optuna`:
+With `sweep --optuna`, Optuna chooses the overrides from a search:
 
     def search():
         space = {"optimizer.learning_rate": Floats(1e-4, 1e-2, log=True), "model.position": Choice("1d", "2d")}
@@ -25,27 +25,31 @@ chain = itertools.chain
 
 
 def axis(key: str, values: Iterable[Any]) -> list[dict[str, Any]]:
-    """A run for each value of one key."""
+    """Return a run for each value of one key."""
     return [{key: value} for value in values]
 
 
 def product(*sweeps: Sweep) -> Iterator[dict[str, Any]]:
-    """Every combination of one from each; where two have a key, the later one's value counts."""
+    """Return all combinations of one run from each sweep; if several set a key, the last value counts."""
     return map(_merged, itertools.product(*sweeps))
 
 
 def zipped(*sweeps: Sweep) -> Iterator[dict[str, Any]]:
-    """The firsts of all together, then the seconds, and so on; ValueError if one has more than another."""
+    """Return the first runs of all sweeps combined, then the second ones, and so on.
+
+    Raises:
+        ValueError: the sweeps have different numbers of runs.
+    """
     return map(_merged, zip(*sweeps, strict=True))
 
 
 def repeat(sweep: Sweep, seeds: int) -> Iterator[dict[str, Any]]:
-    """Each run with so many seeds, from 0."""
+    """Return each run with the seeds 0 to `seeds` - 1."""
     return product(sweep, axis("seed", range(seeds)))
 
 
 def samples(space: Mapping[str, "Range"], count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """So many random points of a space: the same for the same seed."""
+    """Return `count` random points of a space, the same ones for the same seed."""
     rng = random.Random(seed)
     return ({key: values.draw(rng) for key, values in space.items()} for _ in range(count))
 
@@ -56,7 +60,7 @@ def _merged(parts):
 
 @dataclass(frozen=True)
 class Floats:
-    """Numbers from `low` to `high`, evenly spread, or evenly in their logarithm."""
+    """Numbers from `low` to `high`, uniform or, with `log`, uniform in their logarithm."""
 
     low: float
     high: float
@@ -68,7 +72,7 @@ class Floats:
         return rng.uniform(self.low, self.high)
 
     def suggest(self, trial: Any, key: str) -> float:
-        """What a trial of Optuna tries."""
+        """Return the value of an Optuna trial."""
         return trial.suggest_float(key, self.low, self.high, log=self.log)
 
 
@@ -77,7 +81,7 @@ class Integers(Floats):
     """Whole numbers from `low` to `high`, both included."""
 
     def draw(self, rng: random.Random) -> int:
-        if self.log:  # each number's share is that of what rounds to it
+        if self.log:  # the probability of a number is that of the interval that rounds to it
             wide = Floats(self.low - 0.5, self.high + 0.5, log=True).draw(rng)
             return min(max(round(wide), self.low), self.high)
         return rng.randint(self.low, self.high)
@@ -87,7 +91,7 @@ class Integers(Floats):
 
 
 class Choice:
-    """One of some values of any type."""
+    """One of several values of any type."""
 
     def __init__(self, *values: Any):
         self.values = values
@@ -96,7 +100,7 @@ class Choice:
         return rng.choice(self.values)
 
     def suggest(self, trial: Any, key: str) -> Any:
-        named = {str(value): value for value in self.values}  # Optuna stores numbers and texts only
+        named = {str(value): value for value in self.values}  # Optuna stores numbers and strings only
         return named[trial.suggest_categorical(key, list(named))]
 
 
@@ -105,16 +109,17 @@ Range = Floats | Choice
 
 @dataclass(frozen=True)
 class Search:
-    """What `--sweep=optuna` looks for.
+    """The objective of `sweep --optuna`.
 
     Attributes:
-        space: the values that each key may have.
-        metric: of an evaluation, such as validation/loss.
-        highest: more of it is better.
-        trials: how many runs there are in all.
-        prune: whether a run stops early that is worse at an evaluation than the median of those before at that step.
-        startup: how many trials are random and whole, before the others learn from them.
-        seed: of the choices.
+        space: the range of each key.
+        metric: metric of an evaluation, such as validation/loss.
+        highest: whether higher is better.
+        trials: total number of runs.
+        prune: whether to stop a run whose metric at an evaluation is worse than the median of the earlier runs at that
+            step.
+        startup: number of trials that are random and never pruned, before the others use their results.
+        seed: seed of the choices.
     """
 
     space: Mapping[str, Range]

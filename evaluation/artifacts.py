@@ -17,8 +17,8 @@ from lineage.evaluation.evaluators import Evaluator, objects_of
 from lineage.metrics.states import Confusion
 from lineage.models import Model, hidden_states
 from lineage.models.budget import Budget
+from lineage.runs.folder import plain, write_atomic
 from lineage.tasks.objectives import read
-from lineage.train import preemption
 from lineage.train.state import TrainState
 
 SAMPLES = "samples.jsonl"
@@ -45,7 +45,7 @@ def write_samples(evaluator: Evaluator, state: TrainState, step: int) -> None:
     new = [
         json.dumps({"step": step, "prompt": evaluator.sampler.lead(settings.prompt), "text": text}) for text in texts
     ]
-    _write(path, "".join(f"{line}\n" for line in earlier + new))
+    write_atomic(path, "".join(f"{line}\n" for line in earlier + new))
 
 
 def write_pictures(evaluator: Evaluator, state: TrainState, step: int) -> None:
@@ -79,20 +79,20 @@ def write_all(evaluator: Evaluator, state: TrainState, budget: Budget, about: Ma
     for split, found in evaluator.found.items():
         np.savez_compressed(out / f"precision_{split}.npz", precision=found.curves())
     for split, written in evaluator.sampler.compared.items():
-        _write(out / f"written_{split}.json", json.dumps(written, ensure_ascii=False))
+        write_atomic(out / f"written_{split}.json", json.dumps(written, ensure_ascii=False))
     (out / "cost.json").write_text(json.dumps(budget.to_dict(), indent=2), encoding="utf-8")
     path = out / "run.json"
     seconds = json.loads(path.read_text())["seconds"] if path.exists() else 0.0  # of the parts before
     facts = dict(about) | {
         "seconds": seconds + about["seconds"],
         "steps": int(state.step),
-        "config": preemption.plain(experiment.config),
+        "config": plain(experiment.config),
         "device": device_name(),
         "device_count": experiment.mesh.size,
         "python": platform.python_version(),
         "jax": jax.__version__,
     }
-    _write(path, json.dumps(facts, indent=2))
+    write_atomic(path, json.dumps(facts, indent=2))
 
 
 def folder(evaluator: Evaluator) -> Path:
@@ -195,10 +195,3 @@ def device_name() -> str:
     """The accelerator's name, or the processor's with its cores."""
     kind = jax.devices()[0].device_kind
     return f"{platform.machine()} CPU, {os.cpu_count()} cores" if kind == "cpu" else kind
-
-
-def _write(path: Path, text: str) -> None:
-    """The whole text or, if the run is killed meanwhile, what was there before."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

@@ -25,7 +25,7 @@ from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
 from lineage.train.sharding import check_batch, to_mesh
 from lineage.train.state import TrainState
-from lineage.train.step import make_asking_step, make_evaluation_step
+from lineage.train.step import make_evaluation_step, make_forward_step
 
 
 class Evaluator:
@@ -41,12 +41,12 @@ class Evaluator:
         self.found: dict[str, Coco] = {}
         model, precision = experiment.model, experiment.config.precision
         self._step = experiment.jit(make_evaluation_step(model, experiment.objective, precision))
-        self._read = experiment.jit(make_asking_step(model, read, precision))
+        self._read = experiment.jit(make_forward_step(model, read, precision))
         self._probes = called("probes", experiment.config.probes, PROBES)
         if self._probes and (not hasattr(model, "image_size") or hasattr(model, "num_queries")):
             raise ValueError(f"probes is {experiment.config.probes!r}: they are for models of labelled images.")
         if self._probes:
-            self._see = experiment.jit(make_asking_step(model.clone(num_classes=0), _see, precision))
+            self._see = experiment.jit(make_forward_step(model.clone(num_classes=0), _see, precision))
 
     def evaluate(self, state: TrainState) -> dict[str, float]:
         """Metrics of every split, as "split/name"."""

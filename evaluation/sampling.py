@@ -11,7 +11,8 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
 from lineage.data import EvaluationBatches
-from lineage.metrics.translation import bleu
+from lineage.metrics.translation import bleu, bleu_by_length
+from lineage.models.decoding.generate import best_of
 from lineage.models.decoding.speculative import speculate
 from lineage.train.experiment import Experiment
 from lineage.train.sharding import to_mesh
@@ -23,8 +24,8 @@ class Sampler:
     Attributes:
         helpers: other models and their variables: "draft" for speculative decoding, "contrast" to choose a sample by.
         acceptance_rate: of the draft's tokens in what was written last.
-        compared: of pairs, by split, what was last written: `rows` of input, output and reference, their `bleu` and
-            its `signature`.
+        compared: of pairs, by split, what was last written: `rows` of input, output and reference, their `bleu`, its
+            `signature`, and `by_length` as `bleu_by_length` has it.
     """
 
     def __init__(self, experiment: Experiment, helpers: Mapping[str, tuple[nn.Module, Any]] = MappingProxyType({})):
@@ -78,7 +79,13 @@ class Sampler:
         exact = sum(ours == theirs for ours, theirs in zip(outputs, references)) / len(references)
         score, signature = bleu(outputs, references)
         inputs = [coder.decode(tokens) for tokens in batches.source.inputs]
-        self.compared[split] = {"bleu": score, "signature": signature, "rows": list(zip(inputs, outputs, references))}
+        groups = bleu_by_length(outputs, references, [len(line.split()) for line in inputs])
+        self.compared[split] = {
+            "bleu": score,
+            "signature": signature,
+            "by_length": groups,
+            "rows": list(zip(inputs, outputs, references)),
+        }
         free = {"free_running_accuracy": float(right / count)} if count else {}
         return {"exact_match": exact, "bleu": score, **free}
 
@@ -100,15 +107,15 @@ class Sampler:
     def _generate(self, variables, prompts, inputs, lengths=None):
         """What the model writes after prompts [B, T], of some lengths [B], as token ids."""
         settings = self.settings.to_dict() | {"seed": self.experiment.config.seed, "stop_tokens": self._stop_tokens}
-        best_of, num_drafted = settings.pop("best_of"), settings.pop("num_drafted")
+        count, num_drafted = settings.pop("best_of"), settings.pop("num_drafted")
         for key in ("num_samples", "prompt", "draft", "contrast"):
             del settings[key]
         settings |= {key: settings[key] or None for key in ("top_k", "top_p", "no_repeat_ngram_size")}
         model = self.experiment.model
         if "draft" not in self.helpers:
             contrast = self.helpers.get("contrast")
-            return best_of(best_of, model, variables, prompts, lengths, inputs=inputs, contrast=contrast, **settings)
-        if (settings.pop("num_beams"), best_of) != (1, 1):
+            return best_of(count, model, variables, prompts, lengths, inputs=inputs, contrast=contrast, **settings)
+        if (settings.pop("num_beams"), count) != (1, 1):
             raise ValueError("a draft is for one sample a text: leave sampling.num_beams and best_of at 1.")
         del settings["length_penalty"]
         settings |= {"inputs": inputs, "num_drafted": num_drafted}

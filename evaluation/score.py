@@ -1,4 +1,4 @@
-"""Files of predictions beside files of references: `launch.py --mode=score`.
+"""Scores of files of predictions against files of references: the command `score`.
 
 A file has one text a line; or it is a .jsonl of texts, lists of texts, or objects that have one of them as `prediction`
 or `text`, of references as `references`, `reference` or `text`; or a .json document, COCO's or SQuAD's. Tags of a

@@ -1,4 +1,4 @@
-"""How well answers agree with references: SQuAD's exact match and F1 (arXiv 1606.05250, section 6.1; 1806.03822)."""
+"""Exact match and F1 of SQuAD (arXiv 1606.05250, section 6.1; arXiv 1806.03822)."""
 
 import re
 import string
@@ -9,26 +9,26 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:an?|the)\b")
 
 
-@lru_cache(1 << 16)  # each score asks for each text
+@lru_cache(1 << 16)  # every score normalises every text
 def normalize(answer: str) -> str:
-    """The answer in lower case, without ASCII punctuation and articles, with single spaces."""
+    """Lower-case the answer, remove ASCII punctuation and English articles, and collapse white space."""
     answer = answer.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", answer).split())
 
 
 def exact_match(answer: str, references: Sequence[str]) -> float:
-    """1 if the answer is one of the references but for what `normalize` takes away, else 0."""
-    return float(normalize(answer) in _known(references))
+    """Return 1 if the normalised answer equals a normalised reference, else 0."""
+    return float(normalize(answer) in _normalized(references))
 
 
 def f1(answer: str, references: Sequence[str]) -> float:
-    """The harmonic mean of precision and recall of the answer's words; of several references the best counts."""
+    """Return the word-level F1 of the answer, 0 to 1; the maximum over the references."""
     words = normalize(answer).split()
-    return max(_f1(words, reference.split()) for reference in set(_known(references)))
+    return max(_f1(words, reference.split()) for reference in set(_normalized(references)))
 
 
-def _known(references):
-    """Normalised; "" is right where there is no answer. A reference of which nothing is left does not count."""
+def _normalized(references):
+    """Return the normalised references that are not empty, or `[""]` (unanswerable) if there are none."""
     return [reference for reference in map(normalize, references) if reference] or [""]
 
 

@@ -1,4 +1,4 @@
-"""How often the right class is found."""
+"""Accuracy, precision, recall, F1, AUROC and rank correlation."""
 
 from typing import NamedTuple
 
@@ -10,20 +10,22 @@ from scipy.stats import rankdata, spearmanr
 
 
 def correct(logits: Float[Array, "*N V"], labels: Int[Array, "*N"]) -> Bool[Array, "*N"]:
-    """Whether the highest logit is the label's; of equal ones the first counts. Never where a logit is nan."""
+    """Return whether the label has the highest logit, the first one winning ties; False where a logit is nan."""
     return (logits.argmax(axis=-1) == labels) & ~jnp.isnan(logits.max(axis=-1))
 
 
 def correct_top_k(logits: Float[Array, "*N V"], labels: Int[Array, "*N"], k: int) -> Bool[Array, "*N"]:
-    """Whether fewer than `k` other classes have a logit at least as high as the label's. Never where the label is no
-    class or its logit is nan; another's that is nan is higher."""
+    """Return whether fewer than `k` other classes have a logit at least as high as the label's.
+
+    False where the label is not a class index or its logit is nan; any other nan counts as higher.
+    """
     own = jnp.take_along_axis(logits, labels[..., None], axis=-1)
     known = (labels >= 0) & (labels < logits.shape[-1]) & ~jnp.isnan(own[..., 0])
     return known & ((~(logits < own)).sum(axis=-1) <= k)
 
 
 class Scores(NamedTuple):
-    """Of one class each, or of all: each 0 to 1."""
+    """Precision, recall and F1, each 0 to 1; one value per class [V], or an average."""
 
     precision: Float[np.ndarray, "*V"]
     recall: Float[np.ndarray, "*V"]
@@ -31,30 +33,33 @@ class Scores(NamedTuple):
 
 
 def precision_recall_f1(counts: Int[np.ndarray, "V V"], average: str | None = None) -> Scores:
-    """How often a class is right where it is guessed, how often it is found, and their harmonic mean.
+    """Return precision, recall and F1 from a confusion matrix; 0 / 0 is 0.
 
     Args:
-        counts: rows are the truth, columns the guesses, see `metrics.states.Confusion`.
-        average: None is of each class [V]; "micro" of all counts together; "macro" the mean of all classes that come
-            up, "weighted" by how often they are true. What is 0 / 0 is 0.
+        counts: confusion matrix; rows are labels, columns are predictions, see `metrics.states.Confusion`.
+        average: None returns one score per class [V]; "micro" pools the counts; "macro" is the mean over the classes
+            that occur in labels or predictions; "weighted" is the mean weighted by the classes' label counts.
 
     Raises:
-        ValueError: the average is unknown.
+        ValueError: if the average is unknown.
     """
     return from_counts(counts.diagonal(), counts.sum(axis=0), counts.sum(axis=1), average)
 
 
-def from_counts(right: ArrayLike, guessed: ArrayLike, true: ArrayLike, average: str | None = None) -> Scores:
-    """As `precision_recall_f1`, of how often each class [V] was rightly guessed, guessed, and true."""
+def from_counts(correct: ArrayLike, predicted: ArrayLike, actual: ArrayLike, average: str | None = None) -> Scores:
+    """Return precision, recall and F1 from true positives, predictions and labels per class, each [V].
+
+    See `precision_recall_f1`.
+    """
     if average not in (None, "micro", "macro", "weighted"):
-        raise ValueError(f"average is {average!r}: it must be None, micro, macro or weighted.")
-    right, guessed, true = (np.asarray(x, float) for x in (right, guessed, true))
+        raise ValueError(f"average is {average!r}, but must be None, micro, macro or weighted.")
+    hits, guesses, labels = (np.asarray(x, float) for x in (correct, predicted, actual))
     if average == "micro":
-        right, guessed, true = right.sum(), guessed.sum(), true.sum()
-    each = Scores(_ratio(right, guessed), _ratio(right, true), _ratio(2 * right, guessed + true))
+        hits, guesses, labels = hits.sum(), guesses.sum(), labels.sum()
+    each = Scores(_ratio(hits, guesses), _ratio(hits, labels), _ratio(2 * hits, guesses + labels))
     if average in (None, "micro"):
         return each
-    weights = true if average == "weighted" else guessed + true > 0
+    weights = labels if average == "weighted" else guesses + labels > 0
     return Scores(*(_ratio((score * weights).sum(), weights.sum()) for score in each))
 
 
@@ -63,30 +68,33 @@ def _ratio(a, b):
 
 
 def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
-    """The area under the curve of true over false positives: how often a true example has a higher score than a false
-    one, where equal scores count half. nan where all are true, or none.
+    """Return the area under the ROC curve, 0 to 1; nan if all labels are equal.
+
+    It is the probability that a positive example has a higher score than a negative one; ties count one half.
 
     Args:
-        scores, labels: [N] numbers, and True or False.
+        scores: [N] numbers; higher means positive.
+        labels: [N] booleans.
 
     Raises:
-        ValueError: a score is nan, the labels are other than True and False, or there are not as many.
+        ValueError: if a score is nan, the labels are not boolean, or the lengths differ.
     """
     scores, labels = _pair(scores, labels)
     if labels.dtype != bool and len(labels):
-        raise ValueError(f"labels are {labels.dtype}: they must be True or False.")
-    true, false = int(labels.sum()), int((~labels.astype(bool)).sum())
-    if not true or not false:
+        raise ValueError(f"The labels have type {labels.dtype}, but must be boolean.")
+    positive, negative = int(labels.sum()), int((~labels.astype(bool)).sum())
+    if not positive or not negative:
         return float("nan")
-    return float((rankdata(scores)[labels].sum() - true * (true + 1) / 2) / (true * false))
+    return float((rankdata(scores)[labels].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
-    """The correlation of the ranks of values [N], equal ones sharing theirs; nan of fewer than two, or where one is
-    constant.
+    """Return Spearman's rank correlation of values [N], with average ranks for ties.
+
+    It is nan if there are fewer than two values or one variable is constant.
 
     Raises:
-        ValueError: a value is nan, or there are not as many of each.
+        ValueError: if a value is nan or the lengths differ.
     """
     x, y = _pair(x, y)
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
@@ -95,12 +103,10 @@ def spearman(x: ArrayLike, y: ArrayLike) -> float:
 
 
 def _pair(x, y):
-    """Two arrays [N] without nan."""
+    """Return two arrays [N] of equal length without nan."""
     x, y = np.asarray(x), np.asarray(y)
     if x.ndim != 1 or x.shape != y.shape:
-        raise ValueError(
-            f"values of the shapes {x.shape} and {y.shape}: there must be as many of each, in one dimension."
-        )
+        raise ValueError(f"The values have shapes {x.shape} and {y.shape}, but must have the same shape [N].")
     if len(wrong := np.flatnonzero(np.isnan(x) | np.isnan(y))):
-        raise ValueError(f"value {wrong[0]} is nan: it must be a number.")
+        raise ValueError(f"Value {wrong[0]} is nan.")
     return x, y

@@ -1,4 +1,4 @@
-"""How varied texts are: burstiness, distinct n-grams, repetition, and how alike samples are."""
+"""Diversity of texts: burstiness, distinct n-grams, repetition and self-BLEU."""
 
 import re
 from collections import Counter, defaultdict
@@ -10,7 +10,7 @@ from sacrebleu.metrics import BLEU
 
 from lineage.metrics.summary import words
 
-# What ends with a full stop and goes on: abbreviations, and single letters (initials, "e.g.").
+# Full stops that do not end a sentence: those of abbreviations and of single letters (initials, "e.g.").
 _ABBREVIATIONS = re.compile(
     r"(?:\b(?:mr|mrs|ms|dr|prof|sr|jr|st|vs|etc|inc|ltd|co|no|fig|eq|al|gen|col|sgt|capt|dept|approx|cf|bzw|usw|ca|nr|"
     r"jan|feb|mar|apr|jun|jul|aug|sep|sept|oct|nov|dec)|\b\w)\.$",
@@ -22,11 +22,11 @@ _END = re.compile(
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text: they end with . ! ? or an ellipsis before white space, with a full stop of Chinese or
-    Japanese, or with the line.
+    """Split a text into sentences.
 
-    A full stop in a number, after an abbreviation or an initial ends none, nor does an ellipsis before a lower-case
-    letter.
+    A sentence ends at . ! ? or an ellipsis before white space, at Chinese or Japanese sentence punctuation, and at the
+    end of a line. Full stops in numbers, abbreviations and initials do not end it, nor does an ellipsis before a
+    lower-case letter.
     """
     found, start = [], 0
     for end in _END.finditer(text):
@@ -40,28 +40,28 @@ def sentences(text: str) -> list[str]:
 
 
 def burstiness(values: ArrayLike) -> float:
-    """(s - m) / (s + m) of the standard deviation and the mean of values [N], none of them negative.
+    """Return (s - m) / (s + m) for the standard deviation s and mean m of non-negative values [N].
 
-    It is -1 of equal ones, 0 of the gaps of a Poisson process, and below 1 (Goh & Barabasi 2008, equation 2).
+    It is -1 for equal values, 0 for the gaps of a Poisson process, and below 1 (Goh & Barabasi 2008, equation 2).
 
     Raises:
-        ValueError: there is no value, they are all 0, or one is negative or nan.
+        ValueError: if there are no values, all are 0, or one is negative or nan.
     """
     values = np.asarray(values, float)
     if not (values >= 0).all():
-        raise ValueError(f"burstiness is of values that are not negative, not of {values[~(values >= 0)][0]}.")
+        raise ValueError(f"A value is {values[~(values >= 0)][0]}, but burstiness needs non-negative values.")
     if not values.any():
-        raise ValueError("burstiness needs at least one value, and not zeros alone.")
+        raise ValueError("Burstiness needs at least one value that is not 0.")
     return float((values.std() - values.mean()) / (values.std() + values.mean()))
 
 
 def sentence_burstiness(text: str, tokenize: Callable[[str], list[str]] = words) -> float:
-    """The burstiness of sentences' lengths in tokens."""
+    """Return the burstiness of the sentence lengths in tokens."""
     return burstiness([len(tokenize(sentence)) for sentence in sentences(text)])
 
 
 def word_burstiness(tokens: Sequence[str], least: int = 3) -> dict[str, float]:
-    """The burstiness of the gaps between one occurrence and the next, of each token that has `least` or more."""
+    """Return the burstiness of the gaps between occurrences, for tokens that occur at least `least` times."""
     places = defaultdict(list)
     for place, token in enumerate(tokens):
         places[token].append(place)
@@ -69,32 +69,34 @@ def word_burstiness(tokens: Sequence[str], least: int = 3) -> dict[str, float]:
 
 
 def distinct(texts: Iterable[Sequence[str]], n: int) -> float:
-    """How many different n-grams there are of all, in lists of tokens together (arXiv 1510.03055); nan without any.
+    """Return distinct-n: the fraction of different n-grams in all texts (arXiv 1510.03055); nan without n-grams.
 
     Raises:
-        ValueError: n is below 1.
+        ValueError: if n is below 1.
     """
     if n < 1:
-        raise ValueError(f"n is {n}: it must be at least 1.")
+        raise ValueError(f"n is {n}, but must be at least 1.")
     counts = Counter(gram for tokens in texts for gram in zip(*(tokens[start:] for start in range(n))))
     return len(counts) / counts.total() if counts else float("nan")
 
 
 def repetition(texts: Iterable[Sequence[str]], n: int = 4) -> float:
-    """The part of n-grams that were in the same text before, 1 - distinct in each (arXiv 1908.04319, seq-rep-n): their
-    mean over the texts that have any; nan where none has."""
+    """Return seq-rep-n: 1 - distinct-n of each text, averaged over the texts (arXiv 1908.04319, section 4.2).
+
+    Texts shorter than n are ignored; it is nan if there are no others.
+    """
     parts = [1 - distinct([tokens], n) for tokens in texts if len(tokens) >= n]
     return float(np.mean(parts)) if parts else float("nan")
 
 
 def self_bleu(texts: Sequence[str], order: int = 4) -> float:
-    """The mean BLEU of each text beside all others, 0 to 100: the higher, the more alike (arXiv 1802.01886).
+    """Return the mean BLEU of each text against all others, 0 to 100; higher means less diverse (arXiv 1802.01886).
 
     Raises:
-        ValueError: there are not two texts.
+        ValueError: if there are fewer than two texts.
     """
     if len(texts) < 2:
-        raise ValueError(f"self-BLEU needs at least 2 texts, not {len(texts)}.")
+        raise ValueError(f"There are {len(texts)} texts, but self-BLEU needs at least 2.")
     metric = BLEU(effective_order=True, max_ngram_order=order)
     scores = [metric.sentence_score(text, [*texts[:i], *texts[i + 1 :]]).score for i, text in enumerate(texts)]
     return float(np.mean(scores))

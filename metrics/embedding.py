@@ -1,7 +1,7 @@
-"""How alike two texts are by the vectors of their tokens: BERTScore (arXiv 1904.09675), MoverScore (arXiv 1909.02622).
+"""Similarity of texts by contextual token embeddings: BERTScore (arXiv 1904.09675), MoverScore (arXiv 1909.02622).
 
-Both are given `embed`, a function that makes `Embedded` of texts; `train.encoder.Encoder` is one. It is asked once for
-all texts, of which none comes twice.
+Both take `embed`, a function from texts to `Embedded`, such as `evaluation.encoder.Encoder`. It is called once with all
+texts, without duplicates.
 """
 
 import csv
@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-_ROOM = 16  # lengths are padded to multiples of it, so that few shapes are compiled
+_MULTIPLE = 16  # lengths are padded to multiples of it, so that few shapes are compiled
 
 
 class Embedded(NamedTuple):
-    """A text's tokens, of which the first and the last are special ([CLS], [SEP]), and their vectors."""
+    """Token ids and vectors of a text; the first and the last token are special ([CLS], [SEP])."""
 
     ids: Int[np.ndarray, "T"]
     vectors: Float[np.ndarray, "T D"]
@@ -30,7 +30,7 @@ Embed = Callable[[Sequence[str]], Sequence[Embedded]]
 
 
 class BERTScore(NamedTuple):
-    """Of each text."""
+    """Precision, recall and F1 of each text, at most 1."""
 
     precision: Float[np.ndarray, "N"]
     recall: Float[np.ndarray, "N"]
@@ -46,21 +46,23 @@ def bert_score(
     baseline: tuple[float, float, float] | None = None,
     batch_size: int = 64,
 ) -> BERTScore:
-    """The mean similarity of each token to the most similar one of the other text, as `bert-score` has it.
+    """Return BERTScore with the numbers of `bert-score`: mean cosine similarities of greedily matched tokens.
 
-    Special tokens do not count, but may be the most similar ones. Of several references the highest precision, recall
-    and F1 count, each by itself. 0 where a text is empty, or has no token with a weight. Padding plays no part; in
-    `bert-score` a token that is like none of a padded text's has the similarity 0.
+    Special tokens have weight 0, but can be matched. With several references, precision, recall and F1 are maximised
+    separately. A text that is empty or has a total weight of 0 scores 0. Padding has no influence, whereas `bert-score`
+    gives a token that is similar to none of a padded text the similarity 0.
 
     Args:
-        candidates, references: texts, and of each its reference or references.
-        embed: see the module.
-        idf: tokens are weighted by how few references have them.
-        baseline: precision, recall and F1 that become 0, see `read_baseline`.
-        batch_size: pairs of texts that are compared at once.
+        candidates: one text per example.
+        references: one or several per candidate.
+        embed: see the module's documentation.
+        idf: weight tokens by their inverse document frequency in the references.
+        baseline: precision, recall and F1 that are rescaled to 0, see `read_baseline`.
+        batch_size: number of pairs of texts that are compared at once.
 
     Raises:
-        ValueError: there are not as many references as candidates, a text has none, or idf is of one reference.
+        ValueError: if candidates and references differ in number, a candidate has no reference, or `idf` is set and
+            there is one reference only.
     """
     pairs, first, known = _paired(candidates, references, embed)
     rarity = _idf([known[text] for _, text in pairs]) if idf else None
@@ -70,9 +72,9 @@ def bert_score(
     scores = np.zeros((len(pairs), 3))
     for start in range(0, len(pairs), batch_size):
         batch = order[start : start + batch_size]
-        # A batch that is not full is filled with the last pair.
+        # The last batch is filled up with its last pair.
         texts = zip(*[pairs[i] for i in batch + batch[-1:] * (batch_size - len(batch))])
-        room = -(-lengths[batch[-1]] // _ROOM) * _ROOM
+        room = -(-lengths[batch[-1]] // _MULTIPLE) * _MULTIPLE
         parts = greedy_match(*[_padded(some, known, weights, room) for some in texts])
         scores[batch] = np.stack(parts, axis=1)[: len(batch)]
     scores = np.maximum.reduceat(scores, first)
@@ -82,23 +84,24 @@ def bert_score(
 
 
 def read_baseline(path: str | os.PathLike, layer: int) -> tuple[float, float, float]:
-    """A layer's precision, recall and F1 from a file of `bert-score`: lines of layer,P,R,F below a head.
+    """Read the precision, recall and F1 of a layer from a baseline file of `bert-score` (CSV: LAYER,P,R,F).
 
     Raises:
-        ValueError: the file is none, or has no such layer.
+        ValueError: if the file is not a baseline file or does not have the layer.
     """
     try:
         with open(path, encoding="utf-8") as file:
-            rows = {int(row["LAYER"]): tuple(float(row[name]) for name in "PRF") for row in csv.DictReader(file)}
+            lines = csv.DictReader(file)
+            rows = {int(row["LAYER"]): (float(row["P"]), float(row["R"]), float(row["F"])) for row in lines}
     except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{path} is no baseline: it must be lines of LAYER,P,R,F, these names in the first.") from None
+        raise ValueError(f"{path} is not a baseline file: it must be CSV with the header LAYER,P,R,F.") from None
     if layer not in rows:
-        raise ValueError(f"{path} has no layer {layer}: it has {', '.join(map(str, rows))}.")
+        raise ValueError(f"{path} has no layer {layer}; it has {', '.join(map(str, rows))}.")
     return rows[layer]
 
 
 class Batch(NamedTuple):
-    """Texts, padded: their tokens' vectors and weights, and how many tokens each has."""
+    """Padded token vectors and weights of a batch of texts, and the number of tokens of each."""
 
     vectors: Float[np.ndarray | Array, "B T D"]
     weights: Float[np.ndarray | Array, "B T"]
@@ -107,7 +110,7 @@ class Batch(NamedTuple):
 
 @jax.jit
 def greedy_match(candidates: Batch, references: Batch) -> tuple[Float[Array, "B"], ...]:
-    """Precision, recall and F1 of texts (arXiv 1904.09675, section 3)."""
+    """Return precision, recall and F1 of each pair of texts (arXiv 1904.09675, section 3)."""
     both = (candidates, references)
     ours, theirs = (each.vectors / jnp.linalg.norm(each.vectors, axis=-1, keepdims=True) for each in both)
     rows, columns = (jnp.arange(each.vectors.shape[1]) < each.lengths[:, None] for each in both)
@@ -126,8 +129,8 @@ def greedy_match(candidates: Batch, references: Batch) -> tuple[Float[Array, "B"
 
 
 def power_means(layers: Float[Array, "L B T D"]) -> Float[Array, "B T E"]:
-    """Each token's smallest, mean and largest value over layers, of vectors of unit length (MoverScore, section 3.2):
-    E = 3 D."""
+    """Concatenate the minimum, mean and maximum over layers of unit-length vectors, E = 3 D (arXiv 1909.02622,
+    section 3.2)."""
     layers = layers / jnp.linalg.norm(layers, axis=-1, keepdims=True)
     return jnp.concatenate([layers.min(axis=0), layers.mean(axis=0), layers.max(axis=0)], axis=-1)
 
@@ -143,29 +146,30 @@ def mover_score(
     skip: Collection[int] = frozenset(),
     entropy: float = 0.0,
 ) -> Float[np.ndarray, "N"]:
-    """How little has to be moved how far to make a text's n-grams those of its reference.
+    """Return MoverScore: a similarity from the earth mover's distance between the n-grams of two texts.
 
-    Version 1 is 1 less the earth mover's distance with squared Euclidean costs, which may be negative, of the
-    `power_means` of the last five layers. Version 2 is 1 / (1 + distance) with Euclidean costs, of single tokens in the
-    last layer. Of several references the mean, as in the authors' example; 0 where a text has no token with a weight.
+    Version 1 is 1 - distance (which can be negative) with squared Euclidean costs between the `power_means` of the last
+    five layers. Version 2 is 1 / (1 + distance) with Euclidean costs between single tokens of the last layer. With
+    several references, the scores are averaged. A text with a total weight of 0 scores 0.
 
     Args:
-        candidates, references: texts, and of each its reference or references.
-        embed: see the module.
+        candidates: one text per example.
+        references: one or several per candidate.
+        embed: see the module's documentation.
         version: of the authors' programs.
-        size: n, in version 1.
-        idf: tokens are weighted by how few texts have them, candidates and references apart.
-        skip: ids of tokens that take no part: punctuation, stop words, those that go on a word.
-        entropy: how much the transport's entropy counts (Sinkhorn's distance); 0 is the exact one.
+        size: n of the n-grams; ignored by version 2.
+        idf: weight tokens by inverse document frequency, separately in candidates and references.
+        skip: ids of tokens to ignore, such as punctuation, stop words and word continuations.
+        entropy: entropic regularisation (Sinkhorn distance); 0 computes the exact distance.
 
     Raises:
-        ValueError: there are not as many references as candidates, a text has none, idf is of one text, or an option is
-            out of range.
+        ValueError: if candidates and references differ in number, a candidate has no reference, `idf` is set and there
+            is one text only, or an option is out of range.
     """
     if version not in (1, 2) or size < 1 or entropy < 0:
-        raise ValueError(f"{version=}, {size=}, {entropy=}: it must be 1 or 2, at least 1, and at least 0.")
+        raise ValueError(f"{version=}, {size=} and {entropy=}, but must be 1 or 2, at least 1, and at least 0.")
     pairs, first, known = _paired(candidates, references, embed)
-    # Each text counts once in its own group's weights, a candidate whatever the number of its references.
+    # A candidate counts once in the document frequencies, whatever the number of its references.
     sides = [candidates, [reference for _, reference in pairs]]
     rarities = [_idf([known[text] for text in side]) if idf else None for side in sides]
     grams = [
@@ -177,27 +181,29 @@ def mover_score(
 
 
 def _paired(candidates, references, embed):
-    """Every text beside each of its references, where each text's pairs begin, and what all texts are embedded as."""
+    """Return all (text, reference) pairs, the index of the first pair of each text, and text -> `Embedded`."""
     if not candidates or len(candidates) != len(references):
-        raise ValueError(f"{len(candidates)} texts and {len(references)} references: as many of each, at least one.")
+        raise ValueError(
+            f"Got {len(candidates)} texts and {len(references)} references; the numbers must be equal and not 0."
+        )
     groups = [[group] if isinstance(group, str) else list(group) for group in references]
     if not all(groups):
-        raise ValueError(f"text {groups.index([])} has no reference: give at least one.")
+        raise ValueError(f"Text {groups.index([])} has no reference, but needs at least one.")
     pairs = [(text, reference) for text, group in zip(candidates, groups) for reference in group]
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     return pairs, np.cumsum([0, *map(len, groups)])[:-1], dict(zip(texts, embed(texts), strict=True))
 
 
 def _idf(texts):
-    """-log of the part of the texts that have a token, one more text having all; by id."""
+    """Return id -> log((N + 1) / (document frequency + 1)); the key None is for unseen tokens."""
     if len(texts) < 2:
-        raise ValueError("idf needs at least 2 texts, or all tokens have the weight 0: set idf=False.")
+        raise ValueError("idf needs at least 2 texts, as it is 0 for all tokens of a single one; set idf=False.")
     counts = Counter(id for text in texts for id in set(text.ids.tolist()))
     return {None: math.log(len(texts) + 1)} | {id: math.log((len(texts) + 1) / (n + 1)) for id, n in counts.items()}
 
 
 def _weights(text: Embedded, rarity: Mapping[int | None, float] | None):
-    """Of each token; without idf all but the special ones are alike."""
+    """Return the weights of the tokens; without idf, 1 for all but the special ones."""
     if rarity is not None:
         return np.array([rarity.get(id, rarity[None]) for id in text.ids.tolist()], np.float32)
     weights = np.ones(len(text.ids), np.float32)
@@ -216,7 +222,7 @@ def _padded(texts, known, weights, room):
 
 
 def _ngrams(text, rarity, skip, size):
-    """The unit vectors [N, D] and the weights [N] of runs of tokens, whose vectors are means by weight."""
+    """Return the unit vectors [N, D] and the weights [N] of n-grams, whose vectors are weighted means."""
     kept = np.array([id not in skip for id in text.ids.tolist()])
     weights = np.ones(kept.sum()) if rarity is None else _weights(text, rarity)[kept].astype(float)
     vectors = text.vectors[kept].astype(float)
@@ -228,7 +234,7 @@ def _ngrams(text, rarity, skip, size):
 
 
 def _moved(ours, theirs, version, entropy):
-    """The score of n-grams beside others."""
+    """Return the score of the n-grams of a text against those of a reference."""
     import ot
 
     (ours, weights), (theirs, other) = ours, theirs

@@ -1,4 +1,4 @@
-"""How much probability a model gives to what is true."""
+"""Cross-entropy, perplexity and bits per unit."""
 
 import math
 
@@ -10,14 +10,15 @@ from jaxtyping import Array, Float, Int
 def cross_entropy(
     logits: Float[Array, "*N V"], labels: Int[Array, "*N"], label_smoothing: float = 0.0
 ) -> Float[Array, "*N"]:
-    """-log p(label) of each example, in nats, float32; nan where the label is no class.
+    """Return -log p(label) of each example, in nats, as float32; nan where the label is not a class index.
 
     Args:
-        logits: of any float type.
-        labels: indices of the true classes.
-        label_smoothing: this part of the target is spread evenly over all classes (arXiv 1512.00567, section 7).
+        logits: unnormalised scores, of any float type.
+        labels: indices of the true classes, from 0 to V - 1.
+        label_smoothing: probability mass that is spread evenly over all classes (arXiv 1512.00567, section 7).
     """
-    logits, labels = logits.astype(jnp.float32), jnp.where(labels < 0, logits.shape[-1], labels)  # -1 is not the last
+    logits = logits.astype(jnp.float32)
+    labels = jnp.where(labels < 0, logits.shape[-1], labels)  # a negative index must not count from the end
     normaliser = jax.nn.logsumexp(logits, axis=-1)
     loss = normaliser - jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     if label_smoothing:
@@ -26,10 +27,10 @@ def cross_entropy(
 
 
 def perplexity(nats: float) -> float:
-    """exp of a mean cross-entropy in nats; inf where that is too large for a float, nan of nan."""
+    """Return exp(nats) of a mean cross-entropy: inf if it overflows, nan if `nats` is nan."""
     return math.inf if nats > 709 else math.exp(nats)
 
 
 def bits(nats: float, per: float) -> float:
-    """A mean cross-entropy in nats a token as bits a unit (byte, character), of which a token has `per` on average."""
+    """Convert nats per token to bits per unit (byte, character), where a token has `per` units on average."""
     return nats / math.log(2) / per

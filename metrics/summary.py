@@ -1,9 +1,8 @@
-"""ROUGE: what a text and its references share (Lin 2004), with the numbers of Google's `rouge-score`.
+"""ROUGE (Lin 2004), with the numbers of Google's `rouge-score`.
 
-Each score is of a list of tokens; `tokens` is rouge-score's tokenizer, `words` one for other languages too. A kind of
-score is named "1", "2", ... (n-grams), "L" (longest common subsequence), "Lsum" (the same, sentence by sentence), "W"
-(the same, which favours consecutive matches), "S" and "SU" (skip-bigrams, and with unigrams; "S4" and "SU4" with at
-most 4 tokens between).
+`tokens` is rouge-score's tokenizer; `words` tokenizes any script. The kinds of ROUGE are "1", "2", ... (n-grams), "L"
+(longest common subsequence, LCS), "Lsum" (LCS by sentences), "W" (weighted LCS, which favours consecutive matches), "S"
+(skip-bigrams) and "SU" (skip-bigrams and unigrams); "S4" and "SU4" allow gaps of at most 4 tokens.
 """
 
 import re
@@ -14,12 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-WEIGHT = 1.2  # of ROUGE-W: k tokens in a row count as k ** WEIGHT
+WEIGHT = 1.2  # of ROUGE-W: k consecutive matches count as k ** WEIGHT
 _CJK = r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 
 
 class Score(NamedTuple):
-    """Of a text beside a reference, or of a corpus: each 0 to 1."""
+    """Precision, recall and F of a text or a corpus, each 0 to 1."""
 
     precision: float
     recall: float
@@ -34,7 +33,8 @@ def _stemmer():
 
 
 def tokens(text: str, stem: bool = False) -> list[str]:
-    """Runs of ASCII letters and digits in lower case; `stem` those of more than 3 (Porter's stemmer, nltk's)."""
+    """Split a text into lower-case runs of ASCII letters and digits; `stem` applies nltk's Porter stemmer to runs of
+    more than 3 characters."""
     found = re.findall("[a-z0-9]+", text.lower())
     if not stem:
         return found
@@ -43,7 +43,7 @@ def tokens(text: str, stem: bool = False) -> list[str]:
 
 
 def words(text: str) -> list[str]:
-    """Words of any script in lower case; of Chinese and Japanese each character."""
+    """Split a text of any script into lower-case words, and Chinese and Japanese into characters."""
     return re.findall(rf"{_CJK}|(?:(?!{_CJK})\w)+", text.lower())
 
 
@@ -55,27 +55,27 @@ def rouge(
     beta: float = 1.0,
     tokenize: Callable[[str], list[str]] = tokens,
 ) -> dict[str, Score]:
-    """The scores of a text, each beside the reference that gives the highest F.
+    """Return the scores of a text; of several references, the one with the highest F for each kind.
 
     Args:
-        output: the text; of "Lsum", each line is a sentence.
-        references: one, or several.
-        kinds: of scores, see above.
-        beta: how many times as important as precision recall is in F.
-        tokenize: makes tokens of a text.
+        output: text; for "Lsum", each line is a sentence.
+        references: one or several.
+        kinds: of ROUGE, see the module's documentation.
+        beta: weight of recall relative to precision in F.
+        tokenize: splits a text into tokens.
 
     Raises:
-        ValueError: there is no reference, or a kind is unknown.
+        ValueError: if there is no reference, a kind is unknown, or beta is not positive.
     """
     references = [references] if isinstance(references, str) else list(references)
     if not references:
-        raise ValueError("there is no reference: give at least one.")
+        raise ValueError("There is no reference, but at least one is needed.")
     if not beta > 0:
-        raise ValueError(f"beta is {beta}: it must be above 0.")
+        raise ValueError(f"beta is {beta}, but must be above 0.")
     ours, theirs = _Text(output, tokenize), [_Text(text, tokenize) for text in references]
     found = {}
     for kind in kinds:
-        scores = [_scored(*_hits(kind)(ours, text), beta) for text in theirs]
+        scores = [_scored(_hits(kind)(ours, text), beta) for text in theirs]
         found[kind] = max(scores, key=lambda score: score.f)
     return found
 
@@ -90,20 +90,23 @@ def corpus_rouge(
     seed: int = 0,
     **options: Any,
 ) -> dict[str, dict[str, Score]]:
-    """The mean scores of texts, "mean", and the ends of their confidence intervals, "low" and "high".
+    """Return the mean scores of texts, "mean", and the bounds of their confidence intervals, "low" and "high".
 
     Args:
-        outputs, references: of each text its reference or references.
-        kinds, options: those of `rouge`.
-        samples: drawn of the texts with replacement, whose means the intervals are percentiles of (bootstrap).
-        confidence: of the intervals.
+        outputs: one text per example.
+        references: one or several per output.
+        kinds, options: as in `rouge`.
+        samples: number of bootstrap samples; the bounds are percentiles of their means.
+        confidence: level of the intervals, 0 to 1.
         seed: of the samples.
 
     Raises:
-        ValueError: there are not as many references as outputs, or none; and as `rouge`.
+        ValueError: if outputs and references differ in number or are empty; and as `rouge`.
     """
     if not outputs or len(outputs) != len(references):
-        raise ValueError(f"{len(outputs)} outputs and {len(references)} references: as many of each, at least one.")
+        raise ValueError(
+            f"Got {len(outputs)} outputs and {len(references)} references; the numbers must be equal and not 0."
+        )
     each = [rouge(output, some, kinds, **options) for output, some in zip(outputs, references)]
     scores = np.array([[row[kind] for kind in kinds] for row in each])  # [N, kinds, 3]
     drawn = np.random.default_rng(seed).multinomial(len(scores), np.full(len(scores), 1 / len(scores)), samples)
@@ -114,15 +117,16 @@ def corpus_rouge(
 
 
 class _Text:
-    """A text's tokens, as a whole and by sentences, which are its lines."""
+    """Tokens of a text, and those of each of its sentences (lines)."""
 
     def __init__(self, text, tokenize):
         self.sentences = [found for found in map(tokenize, text.split("\n")) if found]
         self.tokens = tokenize(text)
 
 
-def _scored(hits, ours, theirs, beta):
-    """Of what is shared, and of all that the text and the reference have."""
+def _scored(counts, beta):
+    """Return the score from the numbers of matches, of units of the output and of units of the reference."""
+    hits, ours, theirs = counts
     precision, recall = hits / ours if ours else 0.0, hits / theirs if theirs else 0.0
     whole = recall + beta**2 * precision
     return Score(precision, recall, (1 + beta**2) * precision * recall / whole if whole else 0.0)
@@ -130,7 +134,7 @@ def _scored(hits, ours, theirs, beta):
 
 @cache
 def _hits(kind):
-    """The function of a text and a reference that counts what they share, and what each has."""
+    """Return the function (output, reference) -> (matches, units of the output, units of the reference)."""
     known = {"L": _longest, "Lsum": _longest_of_sentences, "W": _weighted}
     if kind in known:
         return known[kind]
@@ -139,9 +143,9 @@ def _hits(kind):
         return lambda ours, theirs: _shared(*(_ngrams(text.tokens, size) for text in (ours, theirs)))
     if match := re.fullmatch("(SU?)([0-9]*)", kind):
         limit = int(match[2]) if match[2] else None
-        skipped = lambda text: _skip_bigrams(text.tokens, limit, match[1] == "SU")  # noqa: E731
-        return lambda ours, theirs: _shared(skipped(ours), skipped(theirs))
-    raise ValueError(f"unknown kind of ROUGE {kind!r}: it is 1, 2, ..., L, Lsum, W, S, SU, S4, SU4 or alike.")
+        unigrams = match[1] == "SU"
+        return lambda ours, theirs: _shared(*(_skip_bigrams(text.tokens, limit, unigrams) for text in (ours, theirs)))
+    raise ValueError(f"The kind of ROUGE is {kind!r}, but must be 1, 2, ..., L, Lsum, W, S, SU, S4, SU4, ...")
 
 
 def _shared(ours, theirs):
@@ -154,33 +158,33 @@ def _ngrams(tokens, size):
 
 
 def _skip_bigrams(tokens, limit, unigrams):
-    """Pairs of tokens in their order, with at most `limit` others between; and, if asked for, each token."""
+    """Count the ordered pairs of tokens with at most `limit` tokens between them and, optionally, the tokens."""
     limit = len(tokens) if limit is None else limit
     pairs = Counter(pair for skip in range(1, min(limit + 2, len(tokens))) for pair in zip(tokens, tokens[skip:]))
     return pairs + Counter(tokens) if unigrams else pairs
 
 
 def _longest(ours, theirs):
-    """The length of the longest common subsequence."""
+    """Return the length of the longest common subsequence, and the lengths of both texts."""
     return _growths(_places(theirs.tokens), ours.tokens)[-1][1].bit_count(), len(ours.tokens), len(theirs.tokens)
 
 
 def _places(rows):
-    """Of each token the rows where it stands, as the bits of a number."""
-    places: dict[str, int] = {}
+    """Map each token to its positions, as the bits of an integer."""
+    places = {}
     for row, token in enumerate(rows):
         places[token] = places.get(token, 0) | 1 << row
     return places
 
 
 def _growths(places, columns):
-    """Of columns the rows that match, and those at which the longest common subsequence grows, as bits; of several
-    columns in a row that match none, the first.
+    """Return, for each column, the matching rows and the rows at which the LCS grows, as the bits of integers.
 
-    So its length for the first i rows and the columns up to this one is the number of the lowest i bits that are set. A
-    column takes a few operations on numbers of as many bits as there are rows (Hyyro 2004).
+    The LCS length of the first i rows and the columns up to this one is the number of set bits among the lowest i. Each
+    column takes a few operations on integers with one bit per row (Hyyro 2004). Of consecutive columns without a match,
+    only the first is returned.
     """
-    same, found = -1, [(0, 0)]  # endless ones: the bits beyond the last row never change
+    same, found = -1, [(0, 0)]  # infinitely many ones: the bits beyond the last row never change
     for token in columns:
         if match := places.get(token, 0):
             common = same & match
@@ -192,8 +196,10 @@ def _growths(places, columns):
 
 
 def _longest_of_sentences(ours, theirs):
-    """Of each sentence of the reference, what is in its longest common subsequence with any sentence of the text; a
-    token counts as often as it is in both texts."""
+    """Return the number of reference tokens in the union of the LCS with each output sentence, and both lengths.
+
+    A token counts at most as often as it occurs in both texts.
+    """
     left, hits = Counter(ours.tokens) & Counter(theirs.tokens), 0
     for sentence in theirs.sentences:
         places, common = _places(sentence), 0
@@ -207,9 +213,9 @@ def _longest_of_sentences(ours, theirs):
 
 
 def _common(places, columns):
-    """Which rows are in the longest common subsequence, as bits: of several the one that rouge-score finds.
+    """Return the rows of the longest common subsequence as bits; of several, the one that rouge-score finds.
 
-    From the last row and column on, it takes a match, else leaves out rows that add nothing, else the column.
+    Starting from the last row and column, it takes a match, else skips rows that add nothing, else skips the column.
     """
     found, below = 0, -1
     for match, growth in reversed(_growths(places, columns)):
@@ -221,13 +227,13 @@ def _common(places, columns):
 
 
 def _weighted(ours, theirs):
-    """The length of the weighted longest common subsequence, as if all matches stood in a row."""
+    """Return the length of the weighted LCS, as if all matches were consecutive, and both lengths."""
     rows, columns = np.array(theirs.tokens, object), np.array(ours.tokens, object)
     if not len(rows) or not len(columns):
         return 0.0, len(columns), len(rows)
-    # By diagonals, from the last two: place i has row i and column d - i. `run` is how many matches end there in a row.
+    # Dynamic programming over antidiagonals d = row + column; `run` counts the consecutive matches that end at a cell.
     size = len(rows) + 1
-    before, last = np.zeros((2, 2, size))  # (score, run) each
+    before, last = np.zeros((2, 2, size))  # (score, run) of the previous two
     for diagonal in range(2, len(rows) + len(columns) + 1):
         i = np.arange(max(1, diagonal - len(columns)), min(len(rows), diagonal - 1) + 1)
         same = rows[i - 1] == columns[diagonal - i - 1]

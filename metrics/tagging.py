@@ -1,6 +1,6 @@
-"""Spans that tags stand for, and how well they are found: the F1 of CoNLL's shared tasks, with seqeval's numbers.
+"""Spans of tagged sentences, and their precision, recall and F1 as in CoNLL's shared tasks, with seqeval's numbers.
 
-A tag is O, or a letter, "-" and the span's type: B-PER, I-PER. A letter alone is of the type "_".
+A tag is O, or a letter, "-" and the type of the span: B-PER, I-PER. A letter alone has the type "_".
 """
 
 import re
@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from lineage.metrics.classification import Scores, from_counts
 
-# Of a scheme its letters, and what a word and the one before must be for a span to begin, to go on, and to have ended
-# before the word: both letters, and "=" if their types are the same. L and U of BILOU are read as E and S.
+# Letters of each scheme, and patterns of two consecutive tags (both letters, and "=" if the types are equal) at which a
+# span begins, continues, and has ended validly. L and U of BILOU are read as E and S.
 _SCHEMES = {
-    None: ("OBIES", ".[^O]", "[BI][IE]=", "."),  # as CoNLL's script has it: whatever the tags, all of them are in spans
+    None: ("OBIES", ".[^O]", "[BI][IE]=", "."),  # as in CoNLL's script: every tag but O is in a span
     "IOB1": ("OIB", ".I|[BI]B=", "[BI]I=", "I|B[OI]|BB="),
     "IOB2": ("OIB", ".B", "[BI]I=", "."),
     "IOE2": ("OIE", ".[IE]", "I[IE]=", "E"),
@@ -25,7 +25,7 @@ _OUTSIDE = "O", "_"
 
 
 class Span(NamedTuple):
-    """Words from `start` to before `stop`."""
+    """Span of the words from `start` up to, but not including, `stop`."""
 
     type: str
     start: int
@@ -33,18 +33,18 @@ class Span(NamedTuple):
 
 
 def spans(tags: Sequence[str], scheme: str | None = None) -> list[Span]:
-    """The spans of a sentence's tags.
+    """Return the spans of a sentence.
 
     Args:
-        tags: of its words.
-        scheme: None reads all tags as CoNLL's script does, in doubt as a new span; "IOB1", "IOB2", "IOE2", "IOBES" or
-            "BILOU" is strict: what is not a span in that scheme is none.
+        tags: one per word.
+        scheme: None reads the tags leniently, as CoNLL's script does; "IOB1", "IOB2", "IOE2", "IOBES" and "BILOU" are
+            strict: sequences that are not valid in the scheme are not spans.
 
     Raises:
-        ValueError: the scheme is unknown, or a tag is not one of it.
+        ValueError: if the scheme is unknown or a tag does not belong to it.
     """
     if scheme not in _SCHEMES:
-        raise ValueError(f"scheme is {scheme!r}: it must be one of {', '.join(filter(None, _SCHEMES))}, or None.")
+        raise ValueError(f"scheme is {scheme!r}, but must be None or one of {', '.join(filter(None, _SCHEMES))}.")
     letters, begin, inside, end = _SCHEMES[scheme]
     found, start, before = [], None, _OUTSIDE
     for place, word in enumerate([*(_parsed(tag, letters, scheme) for tag in tags), _OUTSIDE]):
@@ -58,21 +58,21 @@ def spans(tags: Sequence[str], scheme: str | None = None) -> list[Span]:
 
 
 def _parsed(tag, letters, scheme):
-    """The letter and the type of a tag."""
+    """Return the letter and the type of a tag."""
     letter, _, kind = tag.partition("-")
     letter = {"L": "E", "U": "S"}.get(letter, letter) if scheme in (None, "BILOU") else letter
     if len(letter) != 1 or letter not in letters or (letter == "O" and kind):
-        raise ValueError(f"{tag!r} is no tag of the scheme {scheme or 'of CoNLL'}, such as O or B-PER.")
+        raise ValueError(f"The tag {tag!r} is not valid in the scheme {scheme or 'CoNLL'}, which has {letters}.")
     return letter, kind or "_"
 
 
 @dataclass(frozen=True)
 class Spans:
-    """How often spans of each type were rightly found, found, and true, as a metric state."""
+    """Metric state of the numbers of correct, predicted and actual spans of each type."""
 
-    right: Counter = field(default_factory=Counter)
-    guessed: Counter = field(default_factory=Counter)
-    true: Counter = field(default_factory=Counter)
+    correct: Counter = field(default_factory=Counter)
+    predicted: Counter = field(default_factory=Counter)
+    actual: Counter = field(default_factory=Counter)
 
     @classmethod
     def empty(cls) -> "Spans":
@@ -81,33 +81,38 @@ class Spans:
     def update(
         self, tags: Sequence[Sequence[str]], true_tags: Sequence[Sequence[str]], scheme: str | None = None
     ) -> "Spans":
-        """With more sentences; see `spans`.
+        """Add sentences; `scheme` as in `spans`.
 
         Raises:
-            ValueError: there are not as many sentences or tags as true ones; and as `spans`.
+            ValueError: if the numbers of sentences or tags differ; and as `spans`.
         """
         if len(tags) != len(true_tags):
-            raise ValueError(f"{len(tags)} sentences of tags, and {len(true_tags)} of true ones: as many of each.")
+            raise ValueError(
+                f"Got {len(tags)} predicted and {len(true_tags)} true sentences; the numbers must be equal."
+            )
         ours, theirs = [], []
         for number, (guess, truth) in enumerate(zip(tags, true_tags)):
             if len(guess) != len(truth):
-                raise ValueError(f"sentence {number} has {len(guess)} tags, and {len(truth)} true ones.")
+                raise ValueError(f"Sentence {number} has {len(guess)} predicted and {len(truth)} true tags.")
             ours += [(number, *span) for span in spans(guess, scheme)]
             theirs += [(number, *span) for span in spans(truth, scheme)]
-        right = set(ours) & set(theirs)
-        return self.merge(Spans(*(Counter(kind for _, kind, *_ in some) for some in (right, ours, theirs))))
+        correct = set(ours) & set(theirs)
+        return self.merge(Spans(*(Counter(kind for _, kind, *_ in some) for some in (correct, ours, theirs))))
 
     def merge(self, other: "Spans") -> "Spans":
-        """The state of both states' sentences together."""
-        return Spans(self.right + other.right, self.guessed + other.guessed, self.true + other.true)
+        """Return the state of the sentences of both states."""
+        predicted, actual = self.predicted + other.predicted, self.actual + other.actual
+        return Spans(self.correct + other.correct, predicted, actual)
 
     @property
     def types(self) -> list[str]:
-        """Of spans that were found or true."""
-        return sorted(self.guessed.keys() | self.true.keys())
+        """Return the sorted types of the predicted and actual spans."""
+        return sorted(self.predicted.keys() | self.actual.keys())
 
     def compute(self, average: str | None = "micro") -> Scores:
-        """Precision, recall and F1: "micro" of all spans, "macro" or "weighted" means of the types' (see
-        `classification.precision_recall_f1`), or None of each of `types`."""
-        counts = (self.right, self.guessed, self.true)
+        """Return precision, recall and F1, averaged as in `classification.precision_recall_f1`.
+
+        None returns one score for each of `types`.
+        """
+        counts = (self.correct, self.predicted, self.actual)
         return from_counts(*([some[kind] for kind in self.types] for some in counts), average)

@@ -1,7 +1,6 @@
-"""Texts beside references: sacreBLEU's BLEU, chrF and TER (Post 2018, arXiv 1804.08771), and BLEU by length; and the
-BLEU of Dive into Deep Learning.
+"""Translation metrics: BLEU, chrF and TER of sacreBLEU (arXiv 1804.08771), and the BLEU of Dive into Deep Learning.
 
-sacreBLEU's metrics are those of `SACREBLEU`, and take its options, see `options`.
+The metrics in `SACREBLEU` are computed by sacreBLEU and take its options, see `options`.
 """
 
 import inspect
@@ -21,10 +20,13 @@ References = Sequence[str | Sequence[str]]
 
 
 class Score(NamedTuple):
-    """Of a corpus: 0 to 100, TER's above 100 too.
+    """Corpus score.
 
-    `signature` says how it was computed. Of the bootstrap, if there was one: `mean` of the samples' scores, and 95% of
-    them are at most about `interval` away.
+    Attributes:
+        score: 0 to 100; TER can exceed 100.
+        signature: sacreBLEU's description of how the score was computed.
+        mean: mean score of the bootstrap samples, if any.
+        interval: half the width of the 95% confidence interval around `mean`.
     """
 
     score: float
@@ -34,14 +36,14 @@ class Score(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """A system beside the first: the probability of so large a difference if they were equally good; None of itself."""
+    """Score of a system, and the p-value of its difference from the first system; None for the first."""
 
     score: float
     p_value: float | None
 
 
 def options(name: str) -> dict[str, Any]:
-    """What a metric of `SACREBLEU` may be given, with what it is given otherwise."""
+    """Return the options of a metric in `SACREBLEU` with their defaults."""
     parameters = inspect.signature(SACREBLEU[name]).parameters.items()
     return {key: parameter.default for key, parameter in parameters if key != "references"}
 
@@ -49,15 +51,17 @@ def options(name: str) -> dict[str, Any]:
 def corpus_score(
     name: str, outputs: Sequence[str], references: References, *, samples: int = 0, **settings: Any
 ) -> Score:
-    """A metric of `SACREBLEU` of texts together.
+    """Return the corpus-level score of a metric in `SACREBLEU`.
 
     Args:
-        outputs, references: of each text its reference or references, not always as many.
-        samples: of the bootstrap, for an interval.
+        name: metric, a key of `SACREBLEU`.
+        outputs: one text per example.
+        references: one or several per output; their number may vary.
+        samples: number of bootstrap samples for a confidence interval; 0 computes none.
         settings: see `options`.
 
     Raises:
-        ValueError: there are not as many references as outputs, or none; or an option is unknown.
+        ValueError: if outputs and references differ in number or are empty, or an option is unknown.
     """
     metric = _metric(name, settings)
     score = metric.corpus_score(list(outputs), _transposed(outputs, references), samples)
@@ -66,8 +70,10 @@ def corpus_score(
 
 
 def sentence_scores(name: str, outputs: Sequence[str], references: References, **settings: Any) -> list[float]:
-    """A metric of `SACREBLEU` of each text by itself; of BLEU, orders that a text is too short for do not count unless
-    `effective_order` is False. Raises as `corpus_score`."""
+    """Return the sentence-level scores of a metric in `SACREBLEU`; arguments and errors as in `corpus_score`.
+
+    BLEU ignores n-gram orders that a text is too short for, unless `effective_order` is False.
+    """
     metric = _metric(name, {"effective_order": True} | settings if name == "bleu" else settings)
     columns = _transposed(outputs, references)
     rows = zip(outputs, zip(*columns))
@@ -83,46 +89,48 @@ def compare(
     samples: int = 0,
     **settings: Any,
 ) -> tuple[dict[str, Compared], str]:
-    """A metric of `SACREBLEU` of several systems' outputs, each tested against the first's, and the signature.
+    """Return the scores of several systems, each tested against the first, and the signature.
 
     Args:
-        systems: the outputs of each, at least two.
+        name: metric, a key of `SACREBLEU`.
+        systems: name -> outputs, at least two.
         references: as in `corpus_score`.
-        test: paired bootstrap resampling (Koehn 2004), or "ar", paired approximate randomisation (Riezler & Maxwell
-            2005).
-        samples: of the test; 0 are 1,000 of "bs" and 10,000 of "ar".
+        test: "bs" for paired bootstrap resampling (Koehn 2004), "ar" for paired approximate randomisation (Riezler &
+            Maxwell 2005).
+        samples: number of samples of the test; 0 means 1,000 for "bs" and 10,000 for "ar".
+        settings: see `options`.
 
     Raises:
-        ValueError: there is one system, or the test is unknown; and as `corpus_score`.
+        ValueError: if there are fewer than two systems or the test is unknown; and as `corpus_score`.
     """
     if len(systems) < 2 or test not in ("bs", "ar"):
-        raise ValueError(f"{len(systems)} systems, test {test!r}: at least 2 systems, and bs or ar.")
+        raise ValueError(f"Got {len(systems)} systems and the test {test!r}; there must be at least 2, and bs or ar.")
     *_, columns = (_transposed(outputs, references) for outputs in systems.values())
-    named = [(system, list(outputs)) for system, outputs in systems.items()]
+    named: list[tuple[str, Sequence[str]]] = [(system, list(outputs)) for system, outputs in systems.items()]
     signatures, found = PairedTest(named, {name: _metric(name, settings)}, columns, test, samples)()
     (key,) = signatures
-    scores = {system: Compared(float(each.score), each.p_value) for system, each in zip(systems, found[key])}
+    results: list[Any] = found[key]
+    scores = {system: Compared(float(each.score), each.p_value) for system, each in zip(systems, results)}
     return scores, str(signatures[key])
 
 
 def bleu(outputs: Sequence[str], references: References) -> tuple[float, str]:
-    """BLEU of a corpus with sacreBLEU's defaults, and its signature. Raises as `corpus_score`."""
+    """Return corpus BLEU, 0 to 100, with sacreBLEU's defaults, and its signature; errors as in `corpus_score`."""
     return corpus_score("bleu", outputs, references)[:2]
 
 
 def d2l_bleu(outputs: Sequence[Sequence[str]], references: Sequence[Sequence[str]], order: int = 2) -> float:
-    """The mean BLEU of lists of tokens as Dive into Deep Learning has it (section 10.7.6), 0 to 1.
+    """Return the mean BLEU of lists of tokens by the definition of Dive into Deep Learning (section 10.7.6), 0 to 1.
 
-    exp(min(0, 1 - len(reference) / len(output))) times the product of p_n^(1 / 2^n), n from 1 to `order` or to the
-    length of the output if that is shorter, where p_n is the part of the output's n-grams that the reference has. 0 of
-    an output without tokens.
+    It is exp(min(0, 1 - len(reference) / len(output))) times the product of p_n^(1 / 2^n) over n from 1 to `order`, or
+    to the output's length if that is less, where p_n is the n-gram precision. An empty output scores 0.
 
     Raises:
-        ValueError: there are not as many references as outputs, or none; or the order is below 1.
+        ValueError: if outputs and references differ in number or are empty, or the order is below 1.
     """
     _check(outputs, references)
     if order < 1:
-        raise ValueError(f"order is {order}: it must be at least 1.")
+        raise ValueError(f"order is {order}, but must be at least 1.")
     return sum(_d2l_bleu(*pair, order) for pair in zip(outputs, references)) / len(outputs)
 
 
@@ -139,22 +147,22 @@ def _d2l_bleu(output, reference, order):
 def bleu_by_length(
     outputs: Sequence[str], references: Sequence[str], lengths: Sequence[int], groups: int = 6
 ) -> list[tuple[int, int, int, float]]:
-    """BLEU of about evenly filled groups of inputs of like length (arXiv 1409.0473, figure 2).
+    """Return BLEU by input length, in groups of about equal size (arXiv 1409.0473, figure 2).
 
     Args:
-        outputs, references: one of each for an input.
+        outputs, references: one of each per input.
         lengths: of the inputs.
-        groups: at most so many; inputs of one length stay together.
+        groups: maximum number of groups; inputs of equal length are in the same group.
 
     Returns:
-        For each group its shortest and longest length, how many inputs it has and its BLEU.
+        The shortest length, the longest length, the number of inputs and the BLEU of each group.
     """
     lengths = np.asarray(lengths)
     edges = np.unique(np.quantile(lengths, np.linspace(0, 1, groups + 1)[1:], method="lower"))
     number = np.searchsorted(edges, lengths)
     rows = []
     for group in np.unique(number):
-        chosen = np.flatnonzero(number == group)
+        chosen = np.flatnonzero(number == group).tolist()
         score, _ = bleu([outputs[i] for i in chosen], [references[i] for i in chosen])
         rows.append((int(lengths[chosen].min()), int(lengths[chosen].max()), len(chosen), score))
     return rows
@@ -162,27 +170,29 @@ def bleu_by_length(
 
 def _metric(name: str, settings: Mapping[str, Any]) -> Metric:
     if name not in SACREBLEU:
-        raise ValueError(f"{name!r} is not a metric of sacreBLEU: it is one of {', '.join(SACREBLEU)}.")
+        raise ValueError(f"The metric is {name!r}, but must be one of {', '.join(SACREBLEU)}.")
     if unknown := settings.keys() - options(name):
-        raise ValueError(f"{name} has no option {min(unknown)!r}: it has {', '.join(options(name))}.")
+        raise ValueError(f"{name} has no option {min(unknown)!r}; it has {', '.join(options(name))}.")
     for key, known in (("tokenize", BLEU.TOKENIZERS), ("smooth_method", BLEU.SMOOTH_DEFAULTS)):
         if settings.get(key) not in (None, *known):
-            raise ValueError(f"{key} is {settings[key]!r}: it must be one of {', '.join(known)}.")
+            raise ValueError(f"{key} is {settings[key]!r}, but must be one of {', '.join(known)}.")
     try:
         return SACREBLEU[name](**settings)
-    except (ImportError, RuntimeError) as error:  # a tokenizer that needs another package
-        raise ModuleNotFoundError(f"a tokenizer is missing: {' '.join(str(error).split())}") from None
+    except (ImportError, RuntimeError) as error:  # a tokenizer that needs an optional package
+        raise ModuleNotFoundError(f"A tokenizer is not installed: {' '.join(str(error).split())}") from None
 
 
-def _transposed(outputs: Sequence[str], references: References) -> list[tuple[str | None, ...]]:
-    """A column of the first references, one of the second, ...; None where a text has fewer."""
+def _transposed(outputs: Sequence[str], references: References) -> list[tuple[Any, ...]]:
+    """Return a column of all first references, one of all second references, ..., padded with None."""
     _check(outputs, references)
     rows = [[row] if isinstance(row, str) else list(row) for row in references]
     if not all(rows):
-        raise ValueError(f"output {rows.index([])} has no reference: give at least one.")
+        raise ValueError(f"Output {rows.index([])} has no reference, but needs at least one.")
     return list(zip_longest(*rows))
 
 
 def _check(outputs, references):
     if not outputs or len(outputs) != len(references):
-        raise ValueError(f"{len(outputs)} outputs and {len(references)} references: as many of each, at least one.")
+        raise ValueError(
+            f"Got {len(outputs)} outputs and {len(references)} references; the numbers must be equal and not 0."
+        )

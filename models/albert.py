@@ -3,19 +3,52 @@
 The second task of "pretraining" is to tell whether two segments are in order (0) or swapped (1).
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Literal
 
-from lineage.models.base import Activation
+import flax.linen as nn
+import numpy as np
+from jaxtyping import Array, Float
+
+from lineage.models.base import Activation, Layers
 from lineage.models.bert import BERT
 from lineage.models.registry import MODELS
 
 
+class GroupedStack(nn.Module):
+    """Consecutive groups of layers; the layers of a group share their parameters (section 4.4 of the paper).
+
+    Attributes:
+        stack: makes a stack of a number of layers that share their parameters.
+        depth: number of layers, L.
+        num_groups: number of groups, of sizes that are as equal as possible.
+    """
+
+    stack: Callable[..., nn.Module]
+    depth: int
+    num_groups: int
+
+    def setup(self):
+        if not 1 <= self.num_groups <= self.depth:
+            raise ValueError(f"num_groups is {self.num_groups}: it must be at least 1 and at most depth, {self.depth}.")
+        group = [int(layer / (self.depth / self.num_groups)) for layer in range(self.depth)]
+        self.groups = [self.stack(int(size)) for size in np.bincount(group)]
+
+    def __call__(self, x: Float[Array, "B T D"], **inputs) -> tuple[Float[Array, "B T D"], None]:
+        """Return the last layer's output, and None in place of a cache; `inputs` go to all layers."""
+        for group in self.groups:
+            x, _ = group(x, **inputs)
+        return x, None
+
+
 @MODELS.register("albert")
 class ALBERT(BERT):
-    """BERT with one layer that is applied L times.
+    """BERT with L applications of one layer, or of a few.
 
     Attributes:
         embed_width: E, the size of the embeddings, which are projected to D.
+        num_groups: number of groups of consecutive layers that share their parameters.
     """
 
     VARIANTS: ClassVar = {
@@ -31,5 +64,14 @@ class ALBERT(BERT):
     )
     activation: Activation = "gelu_tanh"
     embed_width: int = 128
+    num_groups: int = 1
 
-    share = True
+    @property
+    def layer_groups(self) -> tuple[Layers, ...]:
+        if self.num_groups == 1:
+            return (Layers("stack/layers", self.depth, stacked=False),)
+        return tuple(Layers(f"stack/groups_{group}/layers", 1, stacked=False) for group in range(self.num_groups))
+
+    def make_stack(self, stack: Callable[..., nn.Module]) -> nn.Module:
+        stack = partial(stack, share=True)
+        return stack(self.depth) if self.num_groups == 1 else GroupedStack(stack, self.depth, self.num_groups)

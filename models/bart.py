@@ -5,17 +5,19 @@ from typing import ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.base import Activation, Layers
 from lineage.models.decoder import EncoderDecoder
-from lineage.models.layers.attention import Attention
+from lineage.models.layers.attend import Mask
+from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.cache import Cache
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
-from lineage.models.layers.position import Learned
+from lineage.models.layers.position import Learned, sinusoidal
 from lineage.models.registry import MODELS
 
 # The first rows of its position tables are unused: fairseq counts positions from the padding token's id on.
@@ -34,11 +36,14 @@ class BART(EncoderDecoder):
         depth, decoder_depth: L, of the encoder and of the decoder; `decoder_depth` None is `depth`.
         width, num_heads, mlp_dim: D, H and F; mlp_dim None is 4 D.
         activation: a name of `ACTIVATIONS`.
+        scale_embedding: whether token embeddings are multiplied by sqrt(D), as in Marian and mBART.
+        position: "learned" positions, or Marian's fixed "sinusoidal" ones.
+        embed_norm: whether the embeddings are normalised; Marian's are not.
         logits_bias: whether a bias is added to the logits, as in checkpoints of `transformers`.
         dropout: rate on embeddings and the output of each sublayer.
         attention_dropout, activation_dropout: rates on attention weights and on hidden layers.
         remat, unroll: see `Stack`.
-        implementation: see `Attention`.
+        attend: name of the strategy of attention, see `STRATEGIES`.
     """
 
     VARIANTS: ClassVar = {
@@ -54,13 +59,16 @@ class BART(EncoderDecoder):
     num_heads: int = 16
     mlp_dim: int | None = None
     activation: Activation = "gelu"
+    scale_embedding: bool = False
+    position: Literal["learned", "sinusoidal"] = "learned"
+    embed_norm: bool = True
     logits_bias: bool = False
     dropout: float = 0.0
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
-    implementation: Literal["xla", "cudnn"] = "xla"
+    attend: Literal["auto", "dense", "cudnn"] = "auto"
 
     input_parameters = "^(embed|encoder_(position|norm))/"
 
@@ -74,19 +82,20 @@ class BART(EncoderDecoder):
         norm = partial(LayerNorm, epsilon=1e-5)
         both = {"kernel_init": init, "out_init": init}
         attention = partial(
-            Attention, self.num_heads, dropout=self.attention_dropout, implementation=self.implementation, **both
+            Attention, self.num_heads, dropout=self.attention_dropout, attend=STRATEGIES[self.attend], **both
         )
         activation = ACTIVATIONS[self.activation]
         mlp = partial(Mlp, self.mlp_dim or 4 * self.width, activation, dropout=self.activation_dropout, **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
         decoder_block = partial(block, attention=partial(attention, causal=True), cross_attention=attention)
         stack = partial(Stack, remat=self.remat, unroll=self.unroll)
-        self.embed = Embed(self.vocab_size, self.width)
-        self.encoder_position = Learned(UNUSED + self.max_length, self.width)
-        self.encoder_norm = norm()
+        self.embed = Embed(self.vocab_size, self.width, scale=self.scale_embedding)
+        if self.position == "learned":
+            self.encoder_position = Learned(UNUSED + self.max_length, self.width)
+            self.decoder_position = Learned(UNUSED + self.max_length, self.width)
+        if self.embed_norm:
+            self.encoder_norm, self.decoder_norm = norm(), norm()
         self.encoder_stack = stack(block, self.depth)
-        self.decoder_position = Learned(UNUSED + self.max_length, self.width)
-        self.decoder_norm = norm()
         self.decoder_stack = stack(decoder_block, self.decoder_depth or self.depth)
         self.drop = nn.Dropout(self.dropout)
         if self.logits_bias:
@@ -94,7 +103,7 @@ class BART(EncoderDecoder):
 
     def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
         x = self._embedded("encoder", tokens, jnp.arange(tokens.shape[1])[None])
-        return self.encoder_stack(x, mask=mask[:, None, None, :])[0]
+        return self.encoder_stack(x, mask=Mask(keys=mask))[0]
 
     def logits(
         self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs
@@ -105,8 +114,15 @@ class BART(EncoderDecoder):
 
     def _embedded(self, side, tokens, positions):
         self.check_length(tokens.shape[1])
-        position, norm = getattr(self, f"{side}_position"), getattr(self, f"{side}_norm")
-        x = norm(self.embed(tokens) + jnp.take(position(), UNUSED + positions, axis=0))
+        x = self.embed(tokens)
+        if self.position == "learned":
+            x = x + jnp.take(getattr(self, f"{side}_position")(), UNUSED + positions, axis=0)
+        else:
+            table = sinusoidal(self.max_length, self.width)
+            table = np.concatenate([table[:, 0::2], table[:, 1::2]], axis=1)  # sines before cosines, as Marian's
+            x = x + jnp.take(jnp.asarray(table, x.dtype), positions, axis=0)
+        if self.embed_norm:
+            x = getattr(self, f"{side}_norm")(x)
         x = self.drop(x, deterministic=not self.has_rng("dropout"))
         self.sow("intermediates", f"{side}_embedding", x)
         return x

@@ -79,7 +79,7 @@ class Model(nn.Module):
         uses_batch_statistics: whether norms average over all tokens of a batch, so that padding must be masked.
         depth, width, patch_size: L, D, and the side of a patch in pixels, where there is one.
         max_length: length of the longest sequence; None is unlimited.
-        implementation: implementation of attention, see `Attention`.
+        attend: name of the strategy of attention, see `layers.attention.STRATEGIES`.
         input_parameters: regular expression of the parameters before the first layer.
         attention_path: path of the attention weights that a layer sows.
     """
@@ -98,7 +98,7 @@ class Model(nn.Module):
     width = 0
     patch_size = 1
     max_length = None
-    implementation = "xla"
+    attend = "auto"
     input_parameters = "^(embed|position|segment)"
     attention_path = "attention/attention"
 
@@ -178,8 +178,8 @@ class Model(nn.Module):
         return table
 
     def portable(self) -> "Model":
-        """Return the model with the implementation that runs on every platform and in every precision."""
-        return self if self.implementation == "xla" else self.clone(implementation="xla")
+        """Return the model with a strategy of attention that runs on every platform and in every precision."""
+        return self if self.attend == "auto" else self.clone(attend="auto")
 
     def states_from(self, sown: Mapping[str, tuple[Any, ...]]) -> HiddenStates:
         """Return the hidden states among what a forward pass has sown, by path; see `hidden_states`."""

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.base import Activation, Layers, Model
-from lineage.models.layers.attention import Attention
+from lineage.models.layers.attend import Mask
+from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.linear import Linear
@@ -55,7 +56,7 @@ class BERT(Model):
         dropout: rate on embeddings, attention weights and the output of each sublayer.
         head_dropout: rate before the classifier of "classification", "tagging" and "choice"; None is `dropout`.
         remat, unroll: see `Stack`.
-        implementation: see `Attention`.
+        attend: name of the strategy of attention, see `STRATEGIES`.
     """
 
     VARIANTS: ClassVar = {
@@ -85,13 +86,13 @@ class BERT(Model):
     head_dropout: float | None = None
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
-    implementation: Literal["xla", "cudnn"] = "xla"
+    attend: Literal["auto", "dense", "cudnn"] = "auto"
 
     input_parameters = "^(embed|position|projection|segment)"
 
     # The descendants differ in these.
+    attention = Attention
     embed_width = None  # E; None is D, without a projection
-    share = False  # all layers share their parameters
     first_position = 0  # row of the position table for the first token
     pooler_activation = staticmethod(jnp.tanh)
     words_activation = None  # between the two projections of "masked_lm"; None is `activation`
@@ -103,14 +104,15 @@ class BERT(Model):
 
     @property
     def layer_groups(self) -> tuple[Layers, ...]:
-        return (Layers("stack/layers", self.depth, stacked=not self.share),)
+        return (Layers("stack/layers", self.depth),)
 
     def setup(self):
         init = nn.initializers.truncated_normal(0.02)
         activation = ACTIVATIONS[self.activation]
         norm, linear = partial(LayerNorm, epsilon=self.epsilon), partial(Linear, kernel_init=init)
         both = {"kernel_init": init, "out_init": init}
-        attention = partial(Attention, self.num_heads, dropout=self.dropout, implementation=self.implementation, **both)
+        strategy = STRATEGIES[self.attend]
+        attention = partial(self.attention, self.num_heads, dropout=self.dropout, attend=strategy, **both)
         mlp = partial(Mlp, self.mlp_dim or 4 * self.width, activation, **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
         embed_width = self.embed_width or self.width
@@ -122,7 +124,7 @@ class BERT(Model):
         self.embed_dropout = nn.Dropout(self.dropout)
         if self.embed_width:
             self.projection = linear((self.width,))
-        self.stack = Stack(block, self.depth, share=self.share, remat=self.remat, unroll=self.unroll)
+        self.stack = self.make_stack(partial(Stack, block, remat=self.remat, unroll=self.unroll))
         if self.head in POOLED:
             self.pooler = linear((self.width,))
         if self.head in WORDS:
@@ -176,9 +178,13 @@ class BERT(Model):
         x = self.embed_norm(drop(x)) if self.dropout_first else drop(self.embed_norm(x))
         x = self.projection(x) if self.embed_width else x
         self.sow("intermediates", "embedding", x)
-        mask = None if mask is None else mask.reshape(-1, 1, 1, length)
+        mask = None if mask is None else Mask(keys=mask.reshape(-1, length))
         x, _ = self.stack(x.reshape(-1, length, self.width), mask=mask, each=self.each_layer(length))
         return x.reshape(*batch, length, self.width)
+
+    def make_stack(self, stack: Callable[..., nn.Module]) -> nn.Module:
+        """Return the encoder's layers; `stack` makes a stack of a number of layers."""
+        return stack(self.depth)
 
     def each_layer(self, length: int) -> dict[str, Any] | None:
         """Return inputs that differ between layers, with a leading layer axis, for sequences of a length."""

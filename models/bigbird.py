@@ -1,19 +1,42 @@
-"""BigBird (arXiv 2007.14062): BERT for long texts, whose blocks of tokens see few other blocks.
+"""BigBird (arXiv 2007.14062): BERT for long texts, with attention between few blocks of tokens.
 
-A block sees its neighbours (words close by), the first and the last one (which carry what matters to all) and a few
-random ones (which make the way between any two short). Work and memory are linear in the length.
+A block sees its neighbours (local context), the first and the last block (global tokens), and a few random blocks,
+which keep the path between any two blocks short. Work and memory are linear in the length.
 """
 
 from typing import ClassVar, Literal
 
+import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
 from lineage.models.base import Activation
 from lineage.models.bert import BERT
+from lineage.models.layers.attend import Mask
+from lineage.models.layers.attention import Attention
 from lineage.models.layers.mlp import ACTIVATIONS
-from lineage.models.layers.sparse import BlockSparse, other_blocks
+from lineage.models.layers.sparse import BlockSparse
 from lineage.models.registry import MODELS
+
+
+class BlockSparseAttention(Attention):
+    """Self-attention whose strategy is a pattern of blocks, which each layer has of its own."""
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        context: None = None,
+        *,
+        mask: Mask | None = None,
+        pattern: BlockSparse | None = None,
+        **inputs,
+    ) -> tuple[Float[Array, "B T D"], None]:
+        """Return the output, and None in place of a cache; without a pattern, every token sees every token."""
+        if pattern is None:
+            return super().__call__(x, mask=mask, **inputs)
+        return self.combine(*self.project(x, x, x), mask or Mask(), pattern, x.shape[-1]), None
 
 
 @MODELS.register("bigbird")
@@ -21,11 +44,12 @@ class BigBird(BERT):
     """BERT with block-sparse attention in sequences of more than (5 + 2 R) blocks; shorter ones are seen whole.
 
     Attributes:
+        attention_type: "block_sparse", or "original_full" for attention between all tokens in sequences of any length.
         block_size: tokens in a block; the last one may have fewer.
-        num_random_blocks: R, that a block sees beside its neighbours and the two ends.
-        random_blocks: "seeded" are other ones in each layer, none seen already; "first" is the first block, R times
-            more: what the published implementation does in evaluation, and so what its checkpoints were judged by.
-        seed: of the former.
+        num_random_blocks: R, the random blocks that a block sees beside its neighbours and the two ends.
+        random_blocks: "seeded" draws other blocks for each layer, among those not seen otherwise; "first" is the first
+            block, R times more, as the reference implementation evaluates.
+        seed: of "seeded".
     """
 
     VARIANTS: ClassVar = {
@@ -37,11 +61,13 @@ class BigBird(BERT):
     max_length: int = 4096
     head: Literal["none", "pooler", "masked_lm", "pretraining", "classification", "tagging", "choice"] = "pretraining"
     activation: Activation = "gelu_tanh"
+    attention_type: Literal["block_sparse", "original_full"] = "block_sparse"
     block_size: int = 64
     num_random_blocks: int = 3
     random_blocks: Literal["seeded", "first"] = "seeded"
     seed: int = 0
 
+    attention = BlockSparseAttention
     dropout_first = True
 
     @property
@@ -49,11 +75,28 @@ class BigBird(BERT):
         return ACTIVATIONS[self.activation] if self.head == "classification" else jnp.tanh
 
     def each_layer(self, length: int) -> dict | None:
-        """The pattern of each layer's attention; None is all to all."""
-        if length <= (5 + 2 * self.num_random_blocks) * self.block_size:
+        """Return the pattern of each layer's attention, or None if every token sees every token."""
+        if self.attention_type == "original_full" or length <= (5 + 2 * self.num_random_blocks) * self.block_size:
             return None
+        if self.attend == "cudnn":
+            raise ValueError("attend is 'cudnn', which has no block-sparse attention: it must be 'auto' or 'dense'.")
         blocks = -(-length // self.block_size)
-        others = other_blocks(self.depth, blocks, self.num_random_blocks, self.seed)
+        others = random_blocks(self.depth, blocks, self.num_random_blocks, self.seed)
         return {
             "pattern": BlockSparse(np.zeros_like(others) if self.random_blocks == "first" else others, self.block_size)
         }
+
+
+def random_blocks(depth: int, blocks: int, count: int, seed: int) -> Int[np.ndarray, "L N R"]:
+    """Return, in each layer, `count` random blocks for each block between the ends, none of which it sees anyway.
+
+    Raises:
+        ValueError: there are not so many.
+    """
+    if blocks < 5 + count:
+        raise ValueError(f"{blocks} blocks leave no {count} others for each: there must be at least {5 + count}.")
+    place = np.arange(blocks)
+    seen = np.abs(place[1:-1, None] - place) < 2
+    seen[:, [0, -1]] = True
+    draws = np.random.default_rng(seed).random((depth, *seen.shape))
+    return np.argsort(np.where(seen, 2, draws), axis=-1)[..., :count]

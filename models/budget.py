@@ -18,8 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal, jaxprs_in_params
 
-from lineage.train.adapters import merged
-
 
 class Accelerator(NamedTuple):
     """A device.
@@ -143,6 +141,7 @@ def budget(
     batch: Any = None,
     optimizer: Callable[[Any], Any] | None = None,
     variables: Any = None,
+    adapter: Any = None,
     compute_dtype: Any = None,
     cache_length: int | None = None,
 ) -> Budget:
@@ -154,16 +153,24 @@ def budget(
             squared outputs.
         batch: what the objective is given, arrays or shapes; None is `inputs`.
         optimizer: makes the optimizer's state of the parameters, as `optax.adamw(1e-3).init`; None: Adam's two moments.
-        variables: of an adaptation (see `models.adapt`), arrays or shapes, whose "params" alone are trained; None: the
-            model's own, all trained.
+        variables: with an adapter, arrays or shapes: its trained "params", its "frozen" ones and the model's other
+            collections; None stands for the model's own variables, all of them trained.
+        adapter: makes the model's parameters of the trained and the frozen ones (`adapter.apply`).
         compute_dtype: parameters and inputs are cast to it, and so inference's weights and cache have it.
         cache_length: how many tokens a row of the KV cache of inference holds; None leaves the cache out.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
-    # Flash attention takes no float32, which parameters are made in; they do not depend on it.
+    # Parameters are float32, which some kernels do not take; their shapes do not depend on the kernel.
     variables = dict(variables or jax.eval_shape(model.portable().init, {"params": key, "dropout": key}, *inputs))
     params = variables.pop("params")
-    whole = jax.eval_shape(merged, {"params": params, **variables})
+
+    def complete(params, rest):
+        """Return the model's variables, and the original parameters for objectives that compare with them."""
+        if adapter is None:
+            return {"params": params, **rest}, {}
+        rest = dict(rest)
+        frozen = rest.pop("frozen")
+        return {"params": adapter.apply(frozen, params), **rest}, {"reference": cast(adapter.reference(frozen))}
 
     def cast(tree):
         floating = lambda x: compute_dtype and jnp.issubdtype(x.dtype, jnp.floating)  # noqa: E731
@@ -176,12 +183,12 @@ def budget(
         return sum(jnp.square(x.astype(jnp.float32)).sum() for x in jax.tree.leaves(model(*inputs)))
 
     def loss(params, rest, batch, key):
-        whole = merged({"params": params, **rest})
+        whole, reference = complete(params, rest)
         function = nn.apply(objective or squares, model, mutable=[name for name in whole if name != "params"])
-        origin = {"base": cast(rest["base"]["params"])} if "base" in rest else {}  # for an objective that compares
-        out = function(whole | origin | {"params": cast(whole["params"])}, cast(batch), rngs={"dropout": key})[0]
+        out = function(whole | reference | {"params": cast(whole["params"])}, cast(batch), rngs={"dropout": key})[0]
         return out[0] if isinstance(out, tuple) else out
 
+    whole, _ = jax.eval_shape(complete, params, variables)
     rest = {name: value for name, value in whole.items() if name != "params"}
     light = jax.eval_shape(cast, (whole["params"], rest, inputs))
     forward = jax.make_jaxpr(apply)(*light).jaxpr

@@ -4,11 +4,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.base import Layers, Model
+from lineage.models.layers.attend import Mask
 from lineage.models.layers.cache import Cache, Memory
 
 
 class Decoder(Model):
-    """A model that generates text; it has `embed`, `depth`, `width` and `num_heads`."""
+    """Base class of models that generate text; a subclass has `embed`, `depth`, `width` and `num_heads`."""
 
     FROM_DATA = ("vocab_size", "max_length")
 
@@ -17,27 +18,27 @@ class Decoder(Model):
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
-        """Layers, key/value heads and channels of a head."""
+        """Number of layers, of key/value heads, and of channels of a head."""
         return self.decoder_depth or self.depth, self.num_heads, self.width // self.num_heads
 
     def init_cache(self, batch_size: int, max_length: int) -> Cache:
         """Return an empty cache of the parameters' dtype with room for `max_length` tokens in each row.
 
         Raises:
-            ValueError: `max_length` is beyond the model's.
+            ValueError: `max_length` exceeds the model's.
         """
         self.check_length(max_length)
         layers, heads, size = self.cache_shape
         return Cache.empty(layers, batch_size, max_length, heads, size, self.embed.table.dtype)
 
     def check_length(self, length: int) -> None:
-        """Raise ValueError for more tokens than the model has positions for."""
+        """Raise ValueError if the model has no positions for so many tokens."""
         if self.max_length is not None and length > self.max_length:
             raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}.")
 
 
 class DecoderOnly(Decoder):
-    """A model that continues a text; `logits(tokens, positions, mask=, cache=)` is its forward pass."""
+    """Base class of language models; `logits(tokens, positions, mask=, cache=)` is a subclass's forward pass."""
 
     outputs = ("next_token",)
 
@@ -62,12 +63,11 @@ class DecoderOnly(Decoder):
         Raises:
             ValueError: the sequence is longer than the model's.
         """
-        mask = None if mask is None else mask[:, None, None, :]
         positions = jnp.arange(tokens.shape[1])[None] if positions is None else positions
-        return self.logits(tokens, positions, mask=mask)[0]
+        return self.logits(tokens, positions, mask=None if mask is None else Mask(keys=mask))[0]
 
     def encode(self, inputs: None = None) -> None:
-        """Return None: a decoder-only model has nothing to encode."""
+        """Return None: a decoder-only model has no encoder."""
 
     def decode(
         self, tokens: Int[Array, "B T"], cache: Cache, memory: None = None
@@ -77,7 +77,7 @@ class DecoderOnly(Decoder):
 
 
 class EncoderDecoder(Decoder):
-    """A model that generates text from an input text.
+    """Base class of models that generate text from an input text.
 
     It has an `encoder_stack` and a `decoder_stack`; `encoded(tokens, mask)` is its encoder, and the forward pass of its
     decoder is `logits(tokens, positions, context=, context_mask=, mask=, cache=)`.
@@ -118,16 +118,16 @@ class EncoderDecoder(Decoder):
             ValueError: a sequence is longer than the model's.
         """
         inputs_mask = jnp.ones(inputs.shape, bool) if inputs_mask is None else inputs_mask
-        mask = None if mask is None else mask[:, None, None, :]
-        seen = {"context": self.encoded(inputs, inputs_mask), "context_mask": inputs_mask[:, None, None, :]}
-        return self.logits(tokens, jnp.arange(tokens.shape[1])[None], mask=mask, **seen)[0]
+        mask = None if mask is None else Mask(keys=mask)
+        context = {"context": self.encoded(inputs, inputs_mask), "context_mask": Mask(keys=inputs_mask)}
+        return self.logits(tokens, jnp.arange(tokens.shape[1])[None], mask=mask, **context)[0]
 
     def encode(self, inputs: tuple[Int[Array, "B S"], Bool[Array, "B S"]]) -> Memory:
-        """Return what the decoder attends to, from input tokens and a mask that is True where they are real."""
+        """Return the decoder's memory of `inputs`: tokens, and a mask that is True where they are real."""
         tokens, mask = inputs
         return self.decoder_stack.memory(self.encoded(tokens, mask), mask)
 
     def decode(self, tokens: Int[Array, "B T"], cache: Cache, memory: Memory) -> tuple[Float[Array, "B T V"], Cache]:
         """Return the logits after each of T more tokens in every row, and the cache with these tokens appended."""
-        seen = {"context": memory, "context_mask": memory.mask[:, None, None, :]}
-        return self.logits(tokens, cache.positions(tokens.shape[1]), cache=cache, **seen)
+        context = {"context": memory, "context_mask": Mask(keys=memory.mask)}
+        return self.logits(tokens, cache.positions(tokens.shape[1]), cache=cache, **context)

@@ -11,29 +11,47 @@ from lineage.models.vit import ViT
 
 @MODELS.register("deit")
 class DeiT(ViT):
-    """A ViT with pooling "token" and two classifiers, of the class token and of the distillation token."""
+    """A ViT with pooling "token" and two classifiers, of the class token and of the distillation token.
+
+    Attributes:
+        distillation_head: whether there is a classifier of the distillation token, which learns from a teacher.
+    """
 
     VARIANTS: ClassVar = {name: ViT.VARIANTS[name] for name in ("mu", "Ti", "S", "B")}
+
+    distillation_head: bool = True
 
     SPECIAL = ("class_token", "distillation_token")
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        return ("classes", "distilled_classes") if self.num_classes else ("features",)
+        distilled = ("distilled_classes",) if self.distillation_head else ()
+        return ("classes", *distilled) if self.num_classes else ("features",)
 
     def setup(self):
         super().setup()
         if (self.pooling, self.head) != ("token", "linear"):
             raise ValueError(f"DeiT has linear heads of two tokens, not {self.head!r} and pooling {self.pooling!r}.")
-        if self.num_classes:
+        if self.num_classes and self.distillation_head:
             self.distillation_classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)
 
     def __call__(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B V"]:
-        """Return the mean of both classifiers' logits, or of both tokens [B, D] without classifiers."""
+        """Return the mean of both heads' logits (or of both tokens [B, D] without a classifier).
+
+        Without the distillation head, they are the class token's alone.
+        """
+        if not self.distillation_head:
+            return super().__call__(image)
         return sum(self.heads(image)) / 2
 
     def heads(self, image: Float[Array, "B height width channels"]) -> tuple[Float[Array, "B V"], Float[Array, "B V"]]:
-        """Return the logits of the classifier that learns from labels and of the one that learns from the teacher."""
+        """Return the logits of the head for labels and of the head for the teacher's predictions.
+
+        Raises:
+            ValueError: there is no distillation head.
+        """
+        if not self.distillation_head:
+            raise ValueError("distillation_head is False: the model has one head.")
         tokens = self.encode(image)
         label, teacher = tokens[:, 0], tokens[:, 1]
         return (self.classifier(label), self.distillation_classifier(teacher)) if self.num_classes else (label, teacher)

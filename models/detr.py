@@ -1,4 +1,4 @@
-"""DETR (arXiv 2005.12872): object queries attend to an image's features, and each says what it has found, and where."""
+"""DETR (arXiv 2005.12872): object queries attend to an image's features and predict a class and a box each."""
 
 import math
 from functools import partial
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from lineage.models.base import Activation, Layers, Model, ResampleRule
+from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.linear import Linear
@@ -19,20 +20,68 @@ from lineage.models.layers.position import Learned
 from lineage.models.registry import MODELS
 
 
+class PositionedAttention(Attention):
+    """Attention with positions added to the inputs of queries and keys, but not of values."""
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        context: Float[Array, "B S D"] | None = None,
+        *,
+        mask: Mask,
+        positions: Float[Array, "#B T D"],
+        context_positions: Float[Array, "#B S D"] | None = None,
+    ) -> tuple[Float[Array, "B T D"], None]:
+        """Return the output, and None in place of a cache; without a context, keys and values come from x."""
+        source, places = (x, positions) if context is None else (context, context_positions)
+        heads = self.project(x + positions, source + places, source)
+        return self.combine(*heads, mask, self.attend, x.shape[-1]), None
+
+
+class PositionedBlock(Block):
+    """A block that adds positions in every layer (arXiv 2005.12872, figure 10)."""
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        *,
+        places: Float[Array, "#B T D"],
+        mask: Mask | None = None,
+        context: Float[Array, "B S D"] | None = None,
+        context_mask: Mask | None = None,
+        context_places: Float[Array, "#B S D"] | None = None,
+        drop_path: None = None,
+        cache: None = None,
+    ) -> tuple[Float[Array, "B T D"], None]:
+        """Return the output, and None in place of a cache; `places` are added to x, `context_places` to the context."""
+        attention = self.attention(name="attention")
+        x, _ = self.add("attention", x, partial(attention, mask=mask or Mask(), positions=places))
+        if self.cross_attention is not None:
+            inputs = {"mask": context_mask, "positions": places, "context_positions": context_places}
+            cross_attention = self.cross_attention(name="cross_attention")
+            x, _ = self.add("cross_attention", x, partial(cross_attention, context=context, **inputs))
+        mlp = self.mlp(name="mlp")
+        x, _ = self.add("mlp", x, lambda x: (mlp(x), None))
+        self.sow("intermediates", "hidden", x)
+        return x, cache
+
+
 @MODELS.register("detr")
 class DETR(Model):
-    """A detector of objects in images of any size.
+    """An object detector for images of any size.
 
     Attributes:
-        backbone: a model with `features`, the last of which are used.
+        backbone: a model with `features`, of which the last map is used.
         num_classes: V, without "no object", which is the last logit.
-        image_size: of the images, in pixels; only what it is trained with.
-        num_queries: Q, the most objects in an image.
+        image_size: of the training images, in pixels.
+        num_queries: Q, the largest number of objects in an image.
         depth, decoder_depth: L, of the encoder and of the decoder; None is `depth`.
         width, num_heads, mlp_dim: D, H and F; mlp_dim None is 8 D.
         activation: a name of `ACTIVATIONS`.
         placement: see `Block`; with "pre" the encoder's output is normalised too.
-        dropout: rate on attention weights, hidden layers and what each part adds.
+        dropout: rate on attention weights, hidden layers and the output of each part.
         remat, unroll: see `Stack`.
     """
 
@@ -96,10 +145,11 @@ class DETR(Model):
         if self.width % 4:
             raise ValueError(f"width is {self.width}: it must be a multiple of 4, for sin and cos of rows and columns.")
         norm = partial(LayerNorm, epsilon=1e-5)
-        attention = partial(Attention, num_heads=self.num_heads, dropout=self.dropout)
+        attention = partial(PositionedAttention, num_heads=self.num_heads, dropout=self.dropout)
         activation = ACTIVATIONS[self.activation]
         mlp = partial(Mlp, mlp_dim=self.mlp_dim or 8 * self.width, activation=activation, dropout=self.dropout)
-        block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement=self.placement, dropout=self.dropout)
+        parts = {"attention": attention, "mlp": mlp, "norm": norm}
+        block = partial(PositionedBlock, **parts, placement=self.placement, dropout=self.dropout)
         stack = partial(Stack, remat=self.remat, unroll=self.unroll)
         self.projection = Linear((self.width,))
         self.queries = Learned(self.num_queries, self.width, stddev=1.0)
@@ -116,21 +166,23 @@ class DETR(Model):
     def __call__(
         self, image: Float[Array, "B height width channels"], mask: Bool[Array, "B height width"] | None = None
     ) -> tuple[Float[Array, "L B Q V"], Float[Array, "L B Q 4"]]:
-        """Logits of the classes and of "no object", and boxes (centre x, centre y, width and height, relative to the
-        image), as each layer of the decoder has them: the last one's are the answer, the others' help to learn.
+        """Return logits and boxes (centre x, centre y, width and height, relative to the image) of every decoder layer.
+
+        The last layer's are the prediction; the others' are for auxiliary losses.
 
         Args:
-            mask: True where a pixel is the image's, and not of the padding below it and to its right.
+            image: padded below and to the right.
+            mask: True where a pixel belongs to the image, False where it is padding.
         """
         memory, mask, places = self._encoded(image, mask)
         queries = jnp.broadcast_to(self.queries(), (image.shape[0], self.num_queries, self.width)).astype(memory.dtype)
         self.sow("intermediates", "decoder_embedding", queries)
         x, _ = self.decoder_stack(
             jnp.zeros_like(queries),
-            added=queries,
+            places=queries,
             context=memory,
-            context_mask=mask[:, None, None],
-            context_added=places,
+            context_mask=Mask(keys=mask),
+            context_places=places,
         )
         x = self.decoder_norm(x)
         box = x
@@ -141,28 +193,29 @@ class DETR(Model):
     def encode(
         self, image: Float[Array, "B height width channels"], mask: Bool[Array, "B height width"] | None = None
     ) -> Float[Array, "B P D"]:
-        """The encoder's output: the places of the backbone's last map, in row order."""
+        """Return the encoder's output at the places of the backbone's last map, in row order."""
         return self._encoded(image, mask)[0]
 
     def _encoded(self, image, mask):
-        """The encoder's output, which of its places are the image's, and their positions."""
+        """Return the encoder's output, True where a place is in the image, and the positions of the places."""
         x = self.projection(self.backbone.features(image)[-1])
         batch, rows, columns, width = x.shape
         mask = jnp.ones(image.shape[:3], bool) if mask is None else mask
-        # The nearest pixel above and to the left, as the published code has it.
+        # The nearest pixel above and to the left, as in the reference implementation.
         at = [jnp.arange(n) * size // n for n, size in zip((rows, columns), mask.shape[1:])]
         mask = mask[:, at[0][:, None], at[1]]
         places = sine(mask, width).reshape(batch, rows * columns, width).astype(x.dtype)
         x, mask = x.reshape(batch, rows * columns, width), mask.reshape(batch, rows * columns)
         self.sow("intermediates", "encoder_embedding", x)
-        x, _ = self.encoder_stack(x, mask=mask[:, None, None], added=places)
+        x, _ = self.encoder_stack(x, mask=Mask(keys=mask), places=places)
         return self.encoder_norm(x) if self.placement == "pre" else x, mask, places
 
 
 def sine(mask: Bool[Array, "B rows columns"], width: int, base: float = 10_000.0) -> Float[Array, "B rows columns D"]:
-    """sin and cos, interleaved, of the row in the first half of the width and of the column in the second.
+    """Return sine-cosine positions: the row's in the first half of the width, the column's in the second.
 
     Rows and columns are counted from 1 over the places where the mask is True, and scaled so that the last is 2 pi.
+    Sines and cosines are interleaved.
     """
     frequencies = base ** -(jnp.arange(0, width // 2, 2) * 2 / width)
 

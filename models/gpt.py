@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from lineage.models.base import Activation
 from lineage.models.decoder import DecoderOnly
-from lineage.models.layers.attention import Attention
+from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.cache import Cache
 from lineage.models.layers.embed import Embed
@@ -32,7 +32,7 @@ class GPT(DecoderOnly):
         use_bias: whether projections and norms have biases, as in GPT-2; nanoGPT's recipes leave them out.
         dropout: rate on embeddings, attention weights and the output of each sublayer.
         remat, unroll: see `Stack`.
-        implementation: see `Attention`.
+        attend: name of the strategy of attention, see `STRATEGIES`.
     """
 
     VARIANTS: ClassVar = {
@@ -54,7 +54,7 @@ class GPT(DecoderOnly):
     dropout: float = 0.0
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
-    implementation: Literal["xla", "cudnn"] = "xla"
+    attend: Literal["auto", "dense", "cudnn"] = "auto"
 
     def setup(self):
         init = nn.initializers.normal(0.02)
@@ -63,7 +63,7 @@ class GPT(DecoderOnly):
         norm = partial(LayerNorm, epsilon=self.epsilon, use_bias=self.use_bias)
         both = {"use_bias": self.use_bias, "kernel_init": init, "out_init": out_init}
         attention = partial(
-            Attention, self.num_heads, causal=True, dropout=self.dropout, implementation=self.implementation, **both
+            Attention, self.num_heads, causal=True, dropout=self.dropout, attend=STRATEGIES[self.attend], **both
         )
         mlp = partial(Mlp, self.mlp_dim or 4 * self.width, ACTIVATIONS[self.activation], **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from lineage.models.base import Activation
 from lineage.models.decoder import DecoderOnly
-from lineage.models.layers.attention import Attention
+from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.cache import Cache
 from lineage.models.layers.embed import Embed
@@ -46,7 +46,7 @@ class Llama(DecoderOnly):
         epsilon: of every RMSNorm.
         dropout: rate on embeddings, attention weights and the output of each sublayer.
         remat, unroll: see `Stack`.
-        implementation: see `Attention`.
+        attend: name of the strategy of attention, see `STRATEGIES`.
     """
 
     VARIANTS: ClassVar = {
@@ -81,7 +81,7 @@ class Llama(DecoderOnly):
     dropout: float = 0.0
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
-    implementation: Literal["xla", "cudnn"] = "xla"
+    attend: Literal["auto", "dense", "cudnn"] = "auto"
 
     @property
     def kv_heads(self) -> int:
@@ -105,7 +105,7 @@ class Llama(DecoderOnly):
             window=self.window,
             rotary=self._rotary(),
             dropout=self.dropout,
-            implementation=self.implementation,
+            attend=STRATEGIES[self.attend],
             **both,
         )
         mlp = partial(Mlp, self.mlp_size, ACTIVATIONS[self.activation], gated=True, **both)

@@ -16,7 +16,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.base import HiddenStates, Layers, Model
-from lineage.models.layers.attention import Additive, attend, dot_product
+from lineage.models.layers.attend import Additive, Mask, dense, dot_product
 from lineage.models.layers.cache import States
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.linear import Linear
@@ -268,7 +268,7 @@ class Seq2Seq(Model):
             return looked[0]
 
         key, value = memory.key[:, :, None], memory.value[:, :, None]
-        out = attend(query[:, None, None], key, value, score=self.score, mask=mask[:, None, None], transform=look)
+        out = dense(query[:, None, None], key, value, Mask(keys=mask), score=self.score, transform=look)
         return out[:, 0, 0], looked[0][:, :, 0]
 
     def _logits(self, seen, vectors):

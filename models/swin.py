@@ -9,12 +9,14 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lineage.models.base import Activation, Layers, Model, ResampleRule, resample_grid
-from lineage.models.layers.attention import Attention, Cosine
+from lineage.models.layers.attend import Mask, dot_product
+from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.embed import PatchEmbed
 from lineage.models.layers.linear import Linear
@@ -208,8 +210,7 @@ class WindowAttention(nn.Module):
         if shift is not None:
             row, column = (jnp.arange(size) >= size - shift for size in x.shape[1:3])
             region = windows((2 * row[:, None] + column)[None, ..., None], window)
-            mask = region == region.swapaxes(1, 2)
-            inputs["mask"] = jnp.tile(mask[:, None], (batch, 1, 1, 1))
+            inputs["mask"] = Mask(segments=jnp.tile(region[..., 0], (batch, 1)))
             x = jnp.roll(x, -shift, axis=(1, 2))
         rows, columns = (size // window for size in x.shape[1:3])
         out, cache = self.attention(name="attention")(windows(x, window), **inputs)
@@ -217,6 +218,19 @@ class WindowAttention(nn.Module):
         if shift is not None:
             x = jnp.roll(x, shift, axis=(1, 2))
         return x[:, : grid[0], : grid[1]].reshape(batch, -1, width), cache
+
+
+class Cosine(nn.Module):
+    """The score cos(q, k) times a learned scale of each head (arXiv 2111.09883, section 3.3)."""
+
+    @nn.compact
+    def __call__(self, query: Float[Array, "B T K G C"], key: Float[Array, "B S K C"]) -> Float[Array, "B K G T S"]:
+        def unit(x):
+            x = x.astype(jnp.float32)
+            return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(axis=-1, keepdims=True), 1e-24))
+
+        scale = self.param("scale", nn.initializers.constant(math.log(10)), query.shape[2:4])
+        return dot_product(unit(query) * jnp.exp(jnp.minimum(scale, math.log(100)))[..., None], unit(key))
 
 
 class RelativeTable(nn.Module):

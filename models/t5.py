@@ -12,7 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.base import Activation
 from lineage.models.decoder import EncoderDecoder
-from lineage.models.layers.attention import Attention, dot_product
+from lineage.models.layers.attend import Mask, dot_product
+from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.cache import Cache
 from lineage.models.layers.embed import Embed
@@ -37,7 +38,9 @@ class T5(EncoderDecoder):
         width, num_heads, head_size, mlp_dim: D, H, C and F; H x C need not be D.
         activation: a name of `ACTIVATIONS`.
         gated: whether the hidden layer is multiplied by a second projection.
-        tied: whether the embedding is the output projection too, with logits scaled by 1 / sqrt(D).
+        tied: whether the embedding is the output projection too.
+        scale_decoder_outputs: whether the decoder's output is multiplied by 1 / sqrt(D) before the projection; None is
+            `tied`.
         buckets, max_distance: of the relative positions, see `RelativeBuckets`.
         epsilon: of every norm.
         dropout: rate on embeddings, attention weights, hidden layers, the output of each sublayer and of each stack.
@@ -67,6 +70,7 @@ class T5(EncoderDecoder):
     activation: Activation = "relu"
     gated: bool = False
     tied: bool = True
+    scale_decoder_outputs: bool | None = None
     buckets: int = 32
     max_distance: int = 128
     epsilon: float = 1e-6
@@ -111,16 +115,25 @@ class T5(EncoderDecoder):
 
     def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
         bias = self.encoder_relative(jnp.arange(tokens.shape[1])[None], tokens.shape[1])
-        x, _ = self.encoder_stack(self._embedded("encoder", tokens), bias=bias, mask=mask[:, None, None, :])
+        x, _ = self.encoder_stack(self._embedded("encoder", tokens), mask=Mask(keys=mask, bias=bias))
         return self._dropped(self.encoder_norm(x))
 
     def logits(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], *, cache: Cache | None = None, **kwargs
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "#B T"],
+        *,
+        mask: Mask | None = None,
+        cache: Cache | None = None,
+        **kwargs,
     ) -> tuple[Float[Array, "B T V"], Cache | None]:
         bias = self.decoder_relative(positions, tokens.shape[1] if cache is None else cache.max_length)
-        x, cache = self.decoder_stack(self._embedded("decoder", tokens), bias=bias, cache=cache, **kwargs)
+        mask = (mask or Mask()).replace(bias=bias)
+        x, cache = self.decoder_stack(self._embedded("decoder", tokens), mask=mask, cache=cache, **kwargs)
         x = self._dropped(self.decoder_norm(x))
-        return self.embed.logits(x * self.width**-0.5) if self.tied else self.head(x), cache
+        if self.tied if self.scale_decoder_outputs is None else self.scale_decoder_outputs:
+            x = x * self.width**-0.5
+        return self.embed.logits(x) if self.tied else self.head(x), cache
 
     def _embedded(self, side, tokens):
         x = self._dropped(self.embed(tokens))

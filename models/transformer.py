@@ -14,7 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.base import Activation
 from lineage.models.decoder import EncoderDecoder
-from lineage.models.layers.attention import Attention
+from lineage.models.layers.attend import Mask
+from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.cache import Cache
 from lineage.models.layers.embed import Embed
@@ -44,7 +45,7 @@ class Transformer(EncoderDecoder):
         position: "sinusoidal", "learned", "relative" (to `max_distance`) or "rotary".
         dropout: rate on embeddings, attention weights and the output of each sublayer.
         remat, unroll: see `Stack`.
-        implementation: see `Attention`.
+        attend: name of the strategy of attention, see `STRATEGIES`.
     """
 
     VARIANTS: ClassVar = {
@@ -69,7 +70,7 @@ class Transformer(EncoderDecoder):
     dropout: float = 0.1
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
-    implementation: Literal["xla", "cudnn"] = "xla"
+    attend: Literal["auto", "dense", "cudnn"] = "auto"
 
     @property
     def uses_batch_statistics(self) -> bool:
@@ -78,7 +79,7 @@ class Transformer(EncoderDecoder):
     def setup(self):
         norm = partial(NORMS[self.norm], epsilon=self.epsilon)
         norm = partial(norm, warmup=self.norm_warmup) if self.norm == "power" else norm
-        cross = partial(Attention, num_heads=self.num_heads, dropout=self.dropout, implementation=self.implementation)
+        cross = partial(Attention, num_heads=self.num_heads, dropout=self.dropout, attend=STRATEGIES[self.attend])
         attention = partial(
             cross,
             rotary=rotary if self.position == "rotary" else None,
@@ -105,7 +106,7 @@ class Transformer(EncoderDecoder):
 
     def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
         x = self._embed(tokens, jnp.arange(tokens.shape[1])[None], "encoder")
-        x, _ = self.encoder_stack(x, mask=mask[:, None, None])
+        x, _ = self.encoder_stack(x, mask=Mask(keys=mask))
         return normalise(self.encoder_norm, x, mask) if self.placement == "pre" else x
 
     def logits(

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from lineage.models.base import Activation, ShardingRule
 from lineage.models.decoder import DecoderOnly
-from lineage.models.layers.attention import attend, causal_mask, window_mask
+from lineage.models.layers.attend import Mask, dense
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.cache import Cache
 from lineage.models.layers.embed import Embed
@@ -50,7 +50,7 @@ class RecurrentAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"], *, cache: Cache | None = None, mask: None = None, bias: None = None, **_
+        self, x: Float[Array, "B T D"], *, cache: Cache | None = None, **_
     ) -> tuple[Float[Array, "B T D"], Cache | None]:
         """Return the output, and the cache with this call's keys and values appended (None if none was given)."""
         length, width = x.shape[1:]
@@ -66,12 +66,12 @@ class RecurrentAttention(nn.Module):
             seen, real = self._remembered(x)
             key, value = project("key", seen), project("value", seen)
             places = jnp.arange(key.shape[1])
-            mask = causal_mask(places[None, -length:], places) & real
+            mask = Mask(keys=real[None], causal=True, positions=places[None, -length:])
         else:
             positions = cache.positions(length)
             cache = cache.append(project("key", x), project("value", x))
             key, value = (kept.astype(x.dtype) for kept in cache.keys_and_values())
-            mask = window_mask(positions, jnp.arange(cache.max_length), self.window)
+            mask = Mask(causal=True, window=self.window, positions=positions)
 
         relative = project("distance", jnp.asarray(sinusoidal(key.shape[1], width), x.dtype))
         u, v = (self.param(name, self.kernel_init, heads) for name in ("u", "v"))
@@ -81,7 +81,7 @@ class RecurrentAttention(nn.Module):
         else:
             distance = positions[:, None, :, None] - jnp.arange(cache.max_length)
             bias = jnp.take_along_axis(scores, jnp.maximum(distance, 0), axis=-1)
-        out = attend(query + u, key, value, mask=mask, bias=bias, transform=self._weights)
+        out = dense(query + u, key, value, mask.replace(bias=bias), transform=self._weights)
         return Linear((width,), axes=2, use_bias=False, kernel_init=self.kernel_init, name="out")(out), cache
 
     def _remembered(self, x):

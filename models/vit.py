@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lineage.models.base import Activation, Layers, Model, ResampleRule, resample_grid, resample_line
-from lineage.models.layers.attention import Attention
+from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.embed import PatchEmbed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
@@ -44,7 +44,7 @@ class ViT(Model):
         dropout: rate on embeddings, attention weights, hidden layers and the output of each sublayer.
         stochastic_depth: rate of skipping a sublayer, in the last layer; it grows linearly from 0.
         remat, unroll: see `Stack`.
-        implementation: see `Attention`.
+        attend: name of the strategy of attention, see `STRATEGIES`.
     """
 
     VARIANTS: ClassVar = {
@@ -78,7 +78,7 @@ class ViT(Model):
     stochastic_depth: float = 0.0
     remat: Literal["dots", "full"] | None = None
     unroll: int = 1
-    implementation: Literal["xla", "cudnn"] = "xla"
+    attend: Literal["auto", "dense", "cudnn"] = "auto"
 
     SPECIAL = ("class_token",)  # tokens before the patches, with positions
 
@@ -140,7 +140,7 @@ class ViT(Model):
             Attention,
             num_heads=num_heads,
             dropout=self.dropout,
-            implementation=self.implementation,
+            attend=STRATEGIES[self.attend],
             relative=partial(RelativeKeys, max_distance=distance) if self.position == "relative" else None,
             qk_norm=norm if self.qk_norm else None,
         )

@@ -1,4 +1,4 @@
-"""Attention to be looked at: a part of a page, where one picks a layer and a head and points at a token or a patch."""
+"""Interactive attention maps: choose a layer and a head, then point at a token or an image patch."""
 
 import base64
 import json
@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-MOST = 1_000_000  # weights of a view in a page; of more, layers and heads spread over all of them are left out
+from lineage.report.html import resource
+
+MAX_WEIGHTS = 1_000_000  # of a view; of more, every other layer or head is left out until they fit
 
 
 def view(
@@ -19,18 +21,18 @@ def view(
     image: bytes | None = None,
     grid: tuple[int, int] = (0, 0),
 ) -> dict[str, Any]:
-    """What `explorer` shows of one text or image.
+    """Return the data of one text or image for `explorer`.
 
     Args:
-        name: of what attends to what.
-        weights: [L, H, T, S] from 0 to 1.
-        queries: the T tokens that look; of an image those before its patches, which are the last of the T.
-        keys: the S tokens that are looked at; None = the same, each sequence to itself.
-        image: a PNG, if the last rows x columns of the tokens are its patches.
-        grid: rows and columns of its patches.
+        name: label in the menu, such as "cross".
+        weights: attention weights [L, H, T, S] from 0 to 1.
+        queries: the query tokens. With an image, only those before the patches, which are the last of the T.
+        keys: the S key tokens; None for self-attention.
+        image: a PNG whose patches are the last rows x columns tokens.
+        grid: rows and columns of patches.
     """
     layers, heads = (np.arange(size) for size in weights.shape[:2])
-    while weights[0, 0].size * len(layers) * len(heads) > MOST and max(len(layers), len(heads)) > 1:
+    while weights[0, 0].size * len(layers) * len(heads) > MAX_WEIGHTS and max(len(layers), len(heads)) > 1:
         layers, heads = (layers[::2], heads) if len(layers) > len(heads) else (layers, heads[::2])
     shown = np.round(255 * weights[layers][:, heads]).astype(np.uint8)
     return {
@@ -46,78 +48,7 @@ def view(
 
 
 def explorer(views: Sequence[Mapping[str, Any]]) -> str:
-    """The HTML of some views, of which one is seen at a time."""
+    """Return the HTML of an explorer that shows one of the views at a time."""
     content = json.dumps(views, ensure_ascii=False).replace("<", "\\u003c")
-    return f'<div class="card attend"><script type="application/json">{content}</script></div><script>{SCRIPT}</script>'
-
-
-SCRIPT = """
-(box => {
-  const views = JSON.parse(box.querySelector('script').textContent);
-  const add = (parent, kind) => parent.appendChild(document.createElement(kind));
-  const choose = label => {
-    const frame = add(box, 'label'); frame.append(label);
-    const select = add(frame, 'select'); select.className = label; return select;
-  };
-  const which = choose('view'), layer = choose('layer'), head = choose('head'), stage = add(box, 'div');
-  const fill = (select, names) => {
-    select.replaceChildren(...names.map((name, i) => new Option(name, i)));
-    select.parentNode.hidden = names.length < 2;
-  };
-  let now, bytes, keys, queries, picked;
-  // The weights of the picked query: the mean over the layers and heads that are chosen.
-  const row = () => {
-    const [L, H, T, S] = [now.layers.length, now.heads.length, queries.length, keys.length];
-    const chosen = (select, size) => +select.value ? [select.value - 1] : [...Array(size).keys()];
-    const total = new Float64Array(S), ls = chosen(layer, L), hs = chosen(head, H);
-    for (const l of ls) for (const h of hs) for (let s = 0; s < S; s++)
-      total[s] += bytes[((l * H + h) * T + picked) * S + s] / 255 / ls.length / hs.length;
-    return total;
-  };
-  const draw = () => {
-    const weights = row(), most = Math.max(...weights, 1e-9);
-    queries.forEach((token, i) => token.classList.toggle('picked', i === picked));
-    keys.forEach((token, i) => {
-      token.dataset.weight = weights[i].toFixed(4);
-      token.title = token.name + ' ' + (100 * weights[i]).toFixed(1) + '%';
-      const share = 100 * Math.sqrt(weights[i] / most) * (now.image ? .75 : .6);
-      token.style.background = `color-mix(in srgb, var(--s1) ${share.toFixed(1)}%, transparent)`;
-    });
-  };
-  const line = names => {
-    const place = add(stage, 'p');
-    return names.map(name => {
-      const token = add(place, 'span'); token.textContent = token.name = name;
-      return token;
-    });
-  };
-  const patches = () => {
-    const [rows, columns] = now.grid, place = add(stage, 'div');
-    place.className = 'patches';
-    place.style.backgroundImage = `url(data:image/png;base64,${now.image})`;
-    place.style.gridTemplateColumns = `repeat(${columns}, 1fr)`;
-    return [...Array(rows * columns).keys()].map(i => {
-      const token = add(place, 'span');
-      token.name = `row ${1 + Math.floor(i / columns)}, column ${1 + i % columns}`;
-      return token;
-    });
-  };
-  const show = () => {
-    now = views[which.value];
-    bytes = Uint8Array.from(atob(now.weights), c => c.charCodeAt(0));
-    stage.replaceChildren();
-    queries = now.queries.length ? line(now.queries) : [];
-    if (now.image) queries = queries.concat(patches());
-    keys = now.keys ? line(now.keys) : queries;
-    queries.forEach((token, i) => token.onpointerenter = token.onclick = () => { picked = i; draw(); });
-    picked = now.image && now.queries.length ? 0 : queries.length - 1;
-    draw();
-  };
-  const start = () => {
-    fill(layer, ['mean', ...views[which.value].layers]); fill(head, ['mean', ...views[which.value].heads]); show();
-  };
-  fill(which, views.map(view => view.name));
-  which.onchange = start; layer.onchange = head.onchange = draw;
-  start();
-})(document.currentScript.previousElementSibling);
-"""
+    data = f'<div class="card attend"><script type="application/json">{content}</script></div>'
+    return f"{data}<script>{resource('attention.js')}</script>"

@@ -1,10 +1,9 @@
-"""What runs came to, side by side: `compare.html`; of a sweep its table, `sweep.csv`, `sweep.html`, `sweep.png`."""
+"""Runs side by side: `compare.html`, and of a sweep `sweep.html`, its table `sweep.csv` and its plot `sweep.png`."""
 
 import csv
 import math
 import os
 import re
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,41 +17,41 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from lineage.report import figures
-from lineage.report.page import (
+from lineage.report.html import (
     LOWER_IS_BETTER,
-    box,
     card,
     file_name,
     flatten,
+    note,
     number,
+    resource,
     section,
     series,
     text,
+    tile,
     words,
     write,
 )
+from lineage.runs.folder import CONFIG, clock, displayed, read_json
 from lineage.runs.live import LOG, Run, labels, runs_in
-from lineage.train.progress import clock
-from lineage.train.writers import read_json
 
-Target = tuple[str, bool]  # a metric, and whether more of it is better
-MOST_CHARTS, MOST_AXES = 8, 12
+Target = tuple[str, bool]  # a metric, and whether higher is better
+MAX_CHARTS, MAX_AXES = 8, 12
 
 
 def finish(runs: Sequence[Run], command: Sequence[str], folder: Path, target: Target | None = None) -> None:
-    """Writes `folder/sweep.csv`, `sweep.html` and `sweep.png`, and prints the table and why runs failed, once a reason.
+    """Write `folder/sweep.csv`, `sweep.html` and `sweep.png`; print the table and the reasons why runs failed.
 
     Args:
         runs: in the order of the sweep.
-        command: what their command lines have in common.
+        command: the part of the command line that all runs share.
         folder: of the sweep.
-        target: what makes a run better than another; None is `target_of`.
+        target: the metric that ranks the runs; None is `target_of(runs)`.
     """
     rows = [row_of(run) for run in runs]
     write_table(rows, folder / "sweep.csv")
-    draw([run for run in runs if run.state == "done"], folder)
-    start = ["python", *(os.path.relpath(part) if part.endswith("launch.py") else part for part in command[1:])]
-    commands = {run: shlex.join(run.command(start)) for run in runs}
+    plot([run for run in runs if run.state == "done"], folder)
+    commands = {run: displayed(run.command(command)) for run in runs}
     print(write_page(folder / "sweep.html", runs, commands, target or target_of(runs)))
     reasons = defaultdict(list)
     for run in runs:
@@ -60,12 +59,14 @@ def finish(runs: Sequence[Run], command: Sequence[str], folder: Path, target: Ta
             reasons[run.error()].append(run)
     for reason, failed in reasons.items():
         others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-        print(f"\n{failed[0].name}{others}: {reason or 'it left no message'} ({failed[0].folder / LOG})")
+        print(f"\n{failed[0].name}{others}: {reason or 'no message'} ({failed[0].folder / LOG})")
 
 
 def target_of(runs: Sequence[Run]) -> Target:
-    """The config's `checkpoint.best`, or else the first metric of the validation split, or else of the test split; and
-    whether more of it is better."""
+    """Return the metric that ranks the runs, and whether higher is better.
+
+    It is the config's `checkpoint.best`, else the first metric of the validation split, else of the test split.
+    """
     checkpoint = runs[0].config.get("checkpoint", {})
     if best := checkpoint.get("best"):
         return best, checkpoint["best_is_highest"]
@@ -74,7 +75,7 @@ def target_of(runs: Sequence[Run]) -> Target:
 
 
 def ranked(runs: Sequence[Run], target: Target) -> list[Run]:
-    """The best first; then, in their order, those that are not done."""
+    """Return the runs, the best first; those without a result come last, in their order."""
     metric, highest = target
 
     def place(run: Run) -> tuple[bool, float]:
@@ -85,21 +86,25 @@ def ranked(runs: Sequence[Run], target: Target) -> list[Run]:
 
 
 def compare(folders: Sequence[Path]) -> Path:
-    """Writes `compare.html` into the folder where all these runs, or sweeps of runs, lie, or into this one if that is
-    the root; returns its path.
+    """Write `compare.html` for the runs in some folders; return its path.
+
+    The page is written to the closest folder that contains all runs, or to the current one if that is the root.
+
+    Args:
+        folders: of runs, or of several runs each.
 
     Raises:
-        FileNotFoundError: one of the folders has no run.
+        FileNotFoundError: a folder has no run.
     """
     if empty := [folder for folder in folders if not runs_in(folder)]:
         raise FileNotFoundError(f"there is no run in {empty[0]}.")
     paths = dict.fromkeys(path.absolute() for folder in folders for path in runs_in(folder))
     common = Path(os.path.commonpath(path.parent for path in paths))
-    if common == Path(common.anchor):  # they have nothing in common
+    if common == Path(common.anchor):  # the file system's root
         common = Path.cwd()
     runs = []
     for path in paths:
-        run = Run(os.path.relpath(path, common), path, config=read_json(path / "config.json"))
+        run = Run(os.path.relpath(path, common), path, config=read_json(path / CONFIG))
         run.state = "done" if run.is_done() else "stopped"
         run.look()
         runs.append(run)
@@ -113,11 +118,18 @@ def compare(folders: Sequence[Path]) -> Path:
 
 
 def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], target: Target) -> Path:
-    """Writes the runs best first, their curves together, what they changed against what came of it."""
+    """Write a page with the runs, their curves and their overrides against the results; return its path.
+
+    Args:
+        page: path of the page; figures are saved in a folder of the same name without the suffix.
+        runs: in any order; the page has the best first.
+        commands: the command line of each run.
+        target: the metric that ranks the runs.
+    """
     runs, metric, folder = ranked(runs, target), target[0], page.with_suffix("")
     ids = [f"run{number}" for number in range(len(runs))]
     colours = [to_hex(colormaps["viridis"](share)) for share in np.linspace(0.2, 0.8, max(len(runs) - 1, 1))]
-    colours = [figures.SERIES["s1"], *colours]  # the best in a colour of its own
+    colours = [figures.SERIES["s1"], *colours]  # the best run has its own colour
     folder.mkdir(exist_ok=True)
 
     def drawn(draw: Callable[..., Figure], *args, name: str) -> str:
@@ -126,8 +138,8 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
 
     charts = []
     quantities = ["train/loss", *dict.fromkeys([metric, *(key for run in runs for key in results(run))])]
-    for key in quantities[:MOST_CHARTS]:
-        curves = {name: series(run.metrics, key) for name, run in reversed([*zip(ids, runs)])}  # the best on top
+    for key in quantities[:MAX_CHARTS]:
+        curves = {name: series(run.metrics, key) for name, run in reversed([*zip(ids, runs)])}  # draw the best last
         curves = {name: curve for name, curve in curves.items() if np.isfinite(curve[1]).any()}
         if curves:
             options = {"percent": "accuracy" in key, "smoothed": True, "colours": colours, "legend": False}
@@ -137,34 +149,34 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
     done = [run for run in runs if run.state == "done" and math.isfinite(results(run).get(metric, math.nan))]
     overview = ""
     if keys and done:
-        shown = keys[:MOST_AXES]
+        shown = keys[:MAX_AXES]
         columns = {label: [setting(run, key) for run in done] for key, label in zip(shown, labels(shown))}
         columns[metric] = [results(run)[metric] for run in done]
         overview = drawn(figures.parallel, columns, ids, colours, name="parallel")
-    title, few = page.resolve().parent.name, len(keys) <= MOST_AXES
+    title, few = page.resolve().parent.name, len(keys) <= MAX_AXES
     return write(
         page,
         title,
         [
             _header(title, runs, metric),
             section("Curves", "".join(charts), "cards"),
-            section("What was changed, and what came of it", overview),
+            section("Overrides and results", overview),
             section("Runs, best first", _table(runs, colours, keys if few else []), "card scroll"),
-            section("What differs in their configs", "" if few else _settings(runs, keys), "card scroll"),
+            section("Differences between the configs", "" if few else _settings(runs, keys), "card scroll"),
             section("Commands", _commands([commands[run] for run in runs])),
-            SCRIPT,
+            f"<style>{resource('comparison.css')}</style><script>{resource('comparison.js')}</script>",
         ],
     )
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """The keys that some runs change and that are not the same in all."""
+    """Return the overridden keys whose values differ between the runs."""
     keys = dict.fromkeys(key for run in runs for key in run.changes)
     return [key for key in keys if len({str(setting(run, key)) for run in runs}) > 1]
 
 
 def setting(run: Run, key: str) -> Any:
-    """What a run's config has for a dotted key."""
+    """Return the value of a dotted key in a run's config, None if there is none."""
     value = run.config
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -175,10 +187,10 @@ def _header(title: str, runs: Sequence[Run], metric: str) -> str:
     counts = Counter(run.state for run in runs)
     facts = "".join(f"<li>{count} {text(state)}</li>" for state, count in counts.items())
     best = runs[0]
-    tiles = [box(words(key), number(value), "of the best run") for key, value in results(best).items()]
+    tiles = [tile(words(key), number(value), "of the best run") for key, value in results(best).items()]
     tiles = tiles if best.state == "done" else []
-    note = f"<p class=note>The best by {text(metric)} is {text(best.name)}.</p>" if tiles else ""
-    head = f"<h1>{text(title)}</h1><ul class=facts>{facts}</ul>{note}"
+    about = note(f"The best run by {text(metric)} is {text(best.name)}.") if tiles else ""
+    head = f"<h1>{text(title)}</h1><ul class=facts>{facts}</ul>{about}"
     return f"<header>{head}<div class=tiles>{''.join(tiles)}</div></header>"
 
 
@@ -213,13 +225,13 @@ def _marked(place: int, runs: Sequence[Run]) -> str:
 
 
 def results(run: Run) -> dict[str, float]:
-    """The last value of each metric of its evaluations."""
+    """Return the last value of each metric of a run's evaluations."""
     found = {key: value for line in run.metrics for key, value in line.items()}
     return {key: value for key, value in found.items() if not key.startswith(("train/", "time/", "step"))}
 
 
 def row_of(run: Run) -> dict[str, str]:
-    """A run's line of `sweep.csv`; what is not done has no results."""
+    """Return a run's line of `sweep.csv`; only a finished run has results."""
     row = {"run": run.name, "state": run.state, **{key: str(value) for key, value in run.changes.items()}}
     if run.state == "done":
         row["seconds"] = f"{run.facts()['seconds']:.1f}"
@@ -228,7 +240,7 @@ def row_of(run: Run) -> dict[str, str]:
 
 
 def write_table(rows: Sequence[Mapping[str, str]], path: Path) -> None:
-    """Writes the rows as CSV, and prints them."""
+    """Write the rows as CSV, and print them."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns)
@@ -242,11 +254,11 @@ def write_table(rows: Sequence[Mapping[str, str]], path: Path) -> None:
     print(f"\n{path}")
 
 
-def draw(done: Sequence[Run], folder: Path) -> None:
-    """`sweep.png`: up to four metrics of the test split, or else of the validation split, against the first key that
-    differs, with a line for each value of the next; seeds are dots around their mean.
+def plot(done: Sequence[Run], folder: Path) -> None:
+    """Write `sweep.png`: up to four metrics of the test split, or else of the validation split.
 
-    There is no picture where no key differs, nor where there are more lines than colours.
+    They are plotted against the first key that differs, with a line for each value of the second; runs that differ in
+    their seed are dots around the mean. Nothing is written if no key differs, or if there are more lines than colours.
     """
     found = dict.fromkeys(key for run in done for key in results(run))
     splits = ([key for key in found if key.startswith(split)] for split in ("test/", "validation/"))
@@ -254,7 +266,7 @@ def draw(done: Sequence[Run], folder: Path) -> None:
     keys = [key for key in differing(done) if key != "seed"]
     panels = {}
     for metric in metrics[:4] if keys else ():
-        values = defaultdict(lambda: defaultdict(list))  # by line and by place along it
+        values = defaultdict(lambda: defaultdict(list))  # by line and x value
         for run in done:
             place, *others = (str(setting(run, key)) for key in keys[:2])
             values[others[0] if others else metric][place].append(results(run).get(metric, np.nan))
@@ -264,28 +276,3 @@ def draw(done: Sequence[Run], folder: Path) -> None:
         }
     if panels and all(len(lines) <= len(figures.SERIES) for lines in panels.values()):
         figures.save(figures.lines, panels, labels(keys)[0], name="sweep", folder=folder)
-
-
-# A run's row and curves stand out together; a click on a column's head sorts by it.
-SCRIPT = """<style>
-.run { cursor: default; } main.chosen g.run { opacity: .12; } main.chosen g.run.on { opacity: 1; }
-g.run.on path { stroke-width: 3 !important; } tr.run td { white-space: nowrap; } tr.run.on { background: var(--tint); }
-svg text { paint-order: stroke; stroke: var(--card); stroke-width: 3px; } .runs th { cursor: pointer; }
-.runs i { display: inline-block; width: 10px; height: 10px; border-radius: 5px; margin-right: 8px; }
-</style><script>
-const main = document.querySelector("main");
-document.addEventListener("mouseover", ({target}) => {
-  const run = target.closest(".run");
-  document.querySelectorAll(".run.on").forEach(other => other.classList.remove("on"));
-  main.classList.toggle("chosen", run !== null);
-  if (run) document.querySelectorAll("." + run.classList[1]).forEach(part => part.classList.add("on"));
-});
-const cell = (row, column) => row.cells[column].textContent.replaceAll(",", "");
-const order = (a, b) => a - b || a.localeCompare(b, "en", {numeric: true});
-document.querySelectorAll(".runs th").forEach((head, column) => head.addEventListener("click", () => {
-  const rows = [...document.querySelectorAll("tr.run")];
-  head.sign = -(head.sign || -1);
-  rows.sort((a, b) => head.sign * order(cell(a, column), cell(b, column)));
-  rows.forEach(row => row.parentNode.append(row));
-}));
-</script>"""

@@ -1,4 +1,4 @@
-"""The report's pictures: matplotlib figures from plain arrays, without pyplot's global state."""
+"""Figures of the reports, drawn by matplotlib from plain arrays, without pyplot's global state."""
 
 import io
 import re
@@ -17,14 +17,14 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 from scipy.ndimage import gaussian_filter1d
 
-# Okabe and Ito's colours, told apart by the colour-blind. A page replaces each by the CSS variable of its name, so that
-# the figures follow its light or dark mode; in PNGs they stay as they are.
+# The palette of Okabe and Ito, which is safe for colour-blind readers. In a page each colour becomes the CSS variable
+# of the same name, so that figures follow the light or dark mode; PNGs keep the colours.
 SERIES = {"s0": "#0072b2", "s1": "#d55e00", "s2": "#009e73", "s3": "#cc79a7"}
 COLOURS = SERIES | {"ink": "#1f2329", "soft": "#656d76", "rule": "#dde1e6", "bad": "#cc3311"}
 STYLE = {
     "font.size": 9,
     "svg.fonttype": "none",
-    "svg.hashsalt": "report",  # else the ids, and so the page, would differ at every call
+    "svg.hashsalt": "report",  # makes the ids, and so the page, reproducible
     "text.color": COLOURS["ink"],
     "text.parse_math": False,
     "axes.edgecolor": COLOURS["rule"],
@@ -35,18 +35,21 @@ STYLE = {
     "xtick.color": COLOURS["soft"],
     "ytick.color": COLOURS["soft"],
 } | {f"{axis}.{kind}.size": 0 for axis in ("xtick", "ytick") for kind in ("major", "minor")}
-# A share of 1% must be seen beside one of 100%.
+# A square-root scale, which makes a share of 1% visible beside one of 100%.
 SHARE = {"norm": PowerNorm(0.5, 0, 1), "cmap": "viridis", "interpolation": "nearest"}
 Curve = tuple[np.ndarray, np.ndarray]
-Line = tuple[Sequence[Any], Any]  # places, and a value or several for each
+Line = tuple[Sequence[Any], Any]  # x values, and a value or several for each
 Extent = tuple[float, float, float, float]
 Drawing = Callable[..., None]
 
 
 def save(draw: Callable[..., Figure], *args, name: str, folder: Path) -> str:
-    """Saves `draw(*args)` as `folder/name.png`; returns it as SVG with CSS variables for colours and text as text."""
+    """Save the figure `draw(*args)` as `folder/name.png` and return it as SVG.
+
+    The SVG has CSS variables for colours, and its text is text.
+    """
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser has the fonts that matplotlib lacks
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # browsers have more fonts than matplotlib
         figure = draw(*args)
         figure.savefig(folder / f"{name}.png", dpi=150, facecolor="white")
         figure.set_layout_engine("none")
@@ -71,9 +74,16 @@ def chart(
     colours: Sequence[str] = tuple(SERIES.values()),
     legend: bool = True,
 ) -> Figure:
-    """Curves (steps, values) by split, or by what else `splits` has, each in the colour of its place there.
+    """Return a chart of one metric over the steps.
 
-    Steps at which a value is not finite are marked by a dotted line.
+    Args:
+        title: of the chart.
+        curves: steps and values by split (or by run). A dotted line marks a step whose value is not finite.
+        splits: all splits of the page; the place of a split here gives its colour.
+        percent: whether the values are fractions to be shown as percentages.
+        smoothed: whether long curves are smoothed, and the axis is logarithmic for values of different magnitude.
+        colours: of the curves, by their place in `splits`.
+        legend: whether several curves get a legend.
     """
     figure, (axes,) = _plots()
     figure.suptitle(title, x=0.02, ha="left", weight="bold", fontsize=10.5)
@@ -82,7 +92,7 @@ def chart(
         colour = colours[splits.index(split) % len(colours) if split in splits else 0]
         for step in steps[~np.isfinite(values)][:50]:
             axes.axvline(step, color=COLOURS["bad"], linewidth=1, linestyle=":")
-        if len(values) > 1500:  # more points than pixels: means of runs of points
+        if len(values) > 1500:  # more points than pixels: average neighbouring points
             steps, values = (np.array([run.mean() for run in np.array_split(x, 750)]) for x in (steps, values))
         many = len(values) > 30
         if many and smoothed:
@@ -109,12 +119,13 @@ def chart(
 
 
 def lines(panels: Mapping[str, Mapping[str, Line]], xlabel: str, *, logarithmic: bool = False) -> Figure:
-    """Values against what they depend on, a panel for each kind of value and a line for each name.
+    """Return panels side by side, one for each metric, with a line for each name.
 
     Args:
-        panels: lines by name, by the values' label. Places may be words. Of several values for each, [places, runs] and
-            NaN where there are less, all are drawn, and a line through their means.
-        logarithmic: both axes.
+        panels: for each label of a y axis, the lines by name: x values [N], which may be words, and y values [N] or
+            [N, runs], padded with NaN. Several runs are drawn as dots, with a line through their means.
+        xlabel: label of the x axes.
+        logarithmic: whether both axes are logarithmic.
     """
     figure, plots = _plots(len(panels))
     for axes, (label, curves) in zip(plots, panels.items()):
@@ -135,8 +146,14 @@ def lines(panels: Mapping[str, Mapping[str, Line]], xlabel: str, *, logarithmic:
 
 
 def parallel(columns: Mapping[str, Sequence[Any]], names: Sequence[str], colours: Sequence[str]) -> Figure:
-    """A line for each name through its values: an axis for each column, of numbers (logarithmic where they are positive
-    and of different size) or of words, from the lowest or the first at the bottom."""
+    """Return a parallel-coordinates plot: an axis for each column, and a line for each name.
+
+    Args:
+        columns: the values of each axis, in the order of `names`. Numbers are in ascending order from the bottom, on a
+            logarithmic scale if they are positive and their magnitudes differ; words are in order of appearance.
+        names: of the lines; the first is drawn on top.
+        colours: of the lines.
+    """
     figure = Figure((max(5.4, 1.5 * len(columns)), 3.4), layout="constrained")
     axes, heights = figure.subplots(), []
     axes.axis("off")
@@ -150,7 +167,7 @@ def parallel(columns: Mapping[str, Sequence[Any]], names: Sequence[str], colours
             words = {value: f"{value:.4g}" for value in (shown if len(shown) <= 6 else (shown[0], shown[-1]))}
         else:
             at = {value: n for n, value in enumerate(shown)}
-            words = {value: value if len(value) <= 18 else f"…{value[-17:]}" for value in shown}  # a path's end tells
+            words = {value: value if len(value) <= 18 else f"…{value[-17:]}" for value in shown}
         low, wide = min(at.values()), max(at.values()) - min(at.values())
         at = {value: (y - low) / wide if wide else 0.5 for value, y in at.items()}
         heights.append([at[value if numbers else str(value)] for value in values])
@@ -158,19 +175,28 @@ def parallel(columns: Mapping[str, Sequence[Any]], names: Sequence[str], colours
         for value, word in words.items():
             axes.annotate(word, (place, at[value]), (-4, 0), textcoords="offset points", ha="right", va="center")
         axes.annotate(label, (place, 1), (0, 12), textcoords="offset points", ha="center", color=COLOURS["soft"])
-    for name, colour, line in reversed([*zip(names, colours, zip(*heights))]):  # the first on top
+    for name, colour, line in reversed([*zip(names, colours, zip(*heights))]):
         axes.plot(range(len(columns)), line, color=colour, linewidth=1.7, alpha=0.85, gid=name)
     return figure
 
 
 def bleu_by_length(runs: Mapping[str, Sequence[tuple[int, int, int, float]]]) -> Figure:
-    """BLEU against the length of the input in words, a line for each run: its groups as `metrics` has them."""
+    """Return BLEU against the number of words in the input, a line for each run.
+
+    Args:
+        runs: for each name rows of shortest length, longest length, count and BLEU, see
+            `metrics.translation.bleu_by_length`.
+    """
     curves = {name: ([(row[0] + row[1]) / 2 for row in rows], [row[3] for row in rows]) for name, rows in runs.items()}
     return lines({"BLEU": curves}, "words in the input")
 
 
 def precision(curves: np.ndarray) -> Figure:
-    """Precision [T, R] at recalls from 0 to 1, for thresholds of IoU from 0.5 to 0.95."""
+    """Return precision-recall curves.
+
+    Args:
+        curves: precision [T, R] for T IoU thresholds from 0.5 to 0.95 at R recalls from 0 to 1.
+    """
     figure, (axes,) = _plots()
     thresholds, recalls = np.linspace(0.5, 0.95, len(curves)), np.linspace(0, 1, curves.shape[1])
     shown = [round(place) for place in np.linspace(0, len(curves) - 1, len(SERIES))]
@@ -182,7 +208,7 @@ def precision(curves: np.ndarray) -> Figure:
 
 
 def _plots(count: int = 1) -> tuple[Figure, Sequence[Axes]]:
-    """Small plots with horizontal lines, side by side."""
+    """Return a figure with small plots side by side, with horizontal grid lines."""
     figure = Figure(figsize=(0.9 + 3.4 * count, 2.75), layout="constrained")
     plots = list(figure.subplots(1, count, squeeze=False)[0])
     for axes in plots:
@@ -192,7 +218,7 @@ def _plots(count: int = 1) -> tuple[Figure, Sequence[Axes]]:
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """A Gaussian mean over about a thirtieth of the curve; points that are not finite do not count, and stay."""
+    """Smooth values [N] by a Gaussian over about a thirtieth of the curve; values that are not finite become NaN."""
     width, finite = max(len(values) / 60, 1.0), np.isfinite(values)
     mean = partial(gaussian_filter1d, sigma=width, mode="constant", radius=int(3 * width))
     total, weight = mean(np.where(finite, values, 0.0)), mean(finite.astype(float))
@@ -200,7 +226,10 @@ def smooth(values: np.ndarray) -> np.ndarray:
 
 
 def confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
-    """Counts [V, V] (rows: truth), coloured by the share of the row; the counts are written if there is room."""
+    """Return a confusion matrix of counts [V, V] (rows: true classes), coloured by the share of the row.
+
+    The counts are written into the cells where there is room.
+    """
     size, share = len(names), counts / np.maximum(counts.sum(1, keepdims=True), 1)
     small = 9 if size <= 12 else 6.5
     figure = Figure(figsize=(5.6, 5.0) if size <= 12 else (7.6, 6.8), layout="constrained")
@@ -227,25 +256,29 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
     return figure
 
 
-def grid(rows: Mapping[str, Mapping[str, Drawing]], side: float = 1.08) -> Figure:
-    """Small pictures, of so many inches: `rows[row title][column title](axes, extent)` draws one."""
-    columns = next(iter(rows.values()))
-    width, height = 1.07 * len(columns), 1.07 * len(rows)
+def grid(rows: Sequence[Sequence[Drawing]], titles: Sequence[str] = (), side: float = 1.08) -> Figure:
+    """Return small pictures in rows and columns.
+
+    Args:
+        rows: functions `draw(axes, extent)`, one for each picture; the first row is the longest.
+        titles: of the columns.
+        side: width of a picture in inches.
+    """
+    width, height = 1.07 * len(rows[0]), 1.07 * len(rows)
     figure = Figure(figsize=(side * width + 0.35, side * height + 0.35), layout="constrained")
     axes = figure.subplots()
-    for y, (row, drawings) in enumerate(rows.items()):
-        axes.text(-0.1, -1.07 * y - 0.5, row, rotation=90, ha="right", va="center", color=COLOURS["soft"])
-        for x, draw in enumerate(drawings.values()):
+    for y, row in enumerate(rows):
+        for x, draw in enumerate(row):
             draw(axes, extent=(1.07 * x, 1.07 * x + 1, -1.07 * y - 1, -1.07 * y))
-    for x, column in enumerate(columns):
-        axes.text(1.07 * x + 0.5, 0.07, column, ha="center")
+    for x, title in enumerate(titles):
+        axes.text(1.07 * x + 0.5, 0.07, title, ha="center")
     axes.set(xlim=(0, width), ylim=(-height, 0))
     axes.set_axis_off()
     return figure
 
 
 def overlay(axes: Axes, image: np.ndarray, heat: np.ndarray | None, extent: Extent) -> None:
-    """A grey image [h, w] in 0..1, or `heat` [rows, columns] with the image over it as a veil of white."""
+    """Draw a grey image [h, w] in 0..1, or a heat map [rows, columns] with the image as a white veil over it."""
     if heat is None:
         axes.imshow(image, cmap="gray", interpolation="nearest", vmin=0, vmax=1, extent=extent)
         return
@@ -257,11 +290,11 @@ def overlay(axes: Axes, image: np.ndarray, heat: np.ndarray | None, extent: Exte
 def objects(
     axes: Axes, image: np.ndarray, names: Sequence[str], truth: np.ndarray, found: np.ndarray, extent: Extent
 ) -> None:
-    """An image [h, w, c] in 0..1 and its objects [N, 6]: class, score, left, top, width, height in 0..1."""
+    """Draw an image [h, w, c] in 0..1 and its objects [N, 6]: class, score, left, top, width, height in 0..1."""
     axes.imshow(np.broadcast_to(image, (*image.shape[:2], 3)), interpolation="nearest", extent=extent)
     left, top = extent[0], extent[3]
     for boxes, style in ((truth, {"linestyle": ":", "edgecolor": "#ffffff"}), (found, {"edgecolor": COLOURS["s1"]})):
-        for kind, score, x, y, width, height in boxes[np.argsort(boxes[:, 1])]:  # the surest on top
+        for kind, score, x, y, width, height in boxes[np.argsort(boxes[:, 1])]:  # the highest score on top
             axes.add_patch(Rectangle((left + x, top - y), width, -height, fill=False, linewidth=1.2, **style))
             if boxes is found:
                 text = f"{names[int(kind)]} {score:.0%}"

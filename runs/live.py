@@ -1,6 +1,5 @@
 """Following runs from outside: what their folders tell, as one table."""
 
-import fcntl
 import math
 import os
 import re
@@ -16,12 +15,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table as Grid
 
-from lineage.train.progress import clock, number
-from lineage.train.writers import METRICS_FILE, read_json, read_metrics
+from lineage.runs.folder import METRICS, clock, held, number, read_json, read_metrics
 
 LOG = "log.txt"  # what a run of a sweep prints
 PROMPT = "$ "  # there, before the command of each start
-CLAIM = ".sweep"  # locked from the start of a run of a sweep until its process is gone
 COLOURS = {"running": "cyan", "done": "green", "failed": "red", "pruned": "yellow", "stopped": "yellow"}
 LOG_SECONDS = 30
 
@@ -56,7 +53,7 @@ class Run:
     def look(self) -> bool:
         """Reads `metrics.jsonl`; whether there is anything new."""
         with suppress(FileNotFoundError):
-            facts = (self.folder / METRICS_FILE).stat()
+            facts = (self.folder / METRICS).stat()
             if (read := (facts.st_size, facts.st_mtime_ns)) != self._read:
                 self.metrics, self._read = read_metrics(self.folder), read
                 if self.state == "running" and self.metrics and self._first is None:
@@ -120,21 +117,6 @@ def labels(keys: Sequence[str]) -> list[str]:
     """The last part of each dotted key, or all of it where others end alike."""
     ends = [key.rpartition(".")[2] for key in keys]
     return [end if ends.count(end) == 1 else key for key, end in zip(keys, ends)]
-
-
-def held(folder: Path) -> bool:
-    """Whether a process is at work in the folder, or a sweep has just started one."""
-    return any(locked(folder / name) for name in (CLAIM, ".lock"))
-
-
-def locked(path: Path) -> bool:
-    """Whether a process holds the lock of a file."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 class Table(AbstractContextManager):

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lineage.report.comparison import finish
-from lineage.runs.live import Run, held
+from lineage.runs.folder import held, locked
+from lineage.runs.live import Run
 from lineage.runs.sweep import Launcher, exit_code
-from lineage.train import preemption
 
 STORAGE = "optuna.journal"
 HOPELESS = re.compile(r"\b(nan|inf|out of memory)\b")  # errors that are the values' fault, and will come again
@@ -49,7 +49,7 @@ def run_search(
     if importlib.util.find_spec("optuna") is None:
         raise ModuleNotFoundError("--sweep=optuna needs Optuna, which is not installed: `pip install optuna`.")
     workdir.mkdir(parents=True, exist_ok=True)
-    with preemption.locked(workdir):
+    with locked(workdir):
         trials = Trials(search, config_of, workdir)
         Launcher(command, parallel, trials.observe).run(trials.todo(), trials.runs)
         if trials.runs:

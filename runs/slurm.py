@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lineage.runs.folder import PREEMPTED, STOP_SIGNALS, write_atomic
 from lineage.runs.live import LOG, Run, Table
-from lineage.train import preemption
 
 JOBS = "jobs.json"  # of the folder `slurm` in a workdir: run's name -> SLURM's number of its job
 
@@ -36,8 +36,8 @@ class Task:
         self._wait()
         code = self.process.wait()
         told = (
-            preemption.PREEMPTED,
-            *(-number for number in preemption.TOLD_BY_CLUSTERS),
+            PREEMPTED,
+            *(-number for number in STOP_SIGNALS),
         )  # the latter before the first step
         if code and code not in told:  # a failed task might end the others before the first has the job requeued
             raise RuntimeError(f"exit code {code}: {Path(self.folder) / LOG} has what it said.")
@@ -83,7 +83,7 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
         except Exception as error:  # submitit's own and subprocess's
             raise ValueError(f"SLURM refuses the jobs: {' '.join(str(error).split())[:300]}") from error
         jobs |= {run.name: number for run, number in zip(todo, numbers)}
-        (folder / JOBS).write_text(json.dumps(jobs, indent=2), encoding="utf-8")
+        write_atomic(folder / JOBS, json.dumps(jobs, indent=2))
     print(f"{len(tasks)} of {len(runs)} runs submitted; the others are done, or in the queue")
     return status(runs, workdir)
 
@@ -102,7 +102,7 @@ def status(runs: Sequence[Run], workdir: Path) -> int:
     states = {run.state for run in runs}
     if states == {"done"}:
         return 0
-    return 1 if any(state.startswith(("failed", "not")) for state in states) else preemption.PREEMPTED
+    return 1 if any(state.startswith(("failed", "not")) for state in states) else PREEMPTED
 
 
 def cancel(workdir: Path) -> int:

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from lineage.runs import devices
-from lineage.runs.live import CLAIM, LOG, PROMPT, Run, Table, held, labels, locked, task
-from lineage.train import preemption
-from lineage.train.writers import read_json
+from lineage.runs.folder import CLAIM, PREEMPTED, StopSignal, held, is_locked, locked, read_json
+from lineage.runs.live import LOG, PROMPT, Run, Table, labels, task
 
 LONGEST_NAME = 100  # bytes
 TICK = 0.2  # seconds
@@ -51,7 +50,7 @@ def run_sweep(
     """
     runs = plan(overrides, configs, workdir)
     workdir.mkdir(parents=True, exist_ok=True)
-    with preemption.locked(workdir):
+    with locked(workdir):
         for run in runs:
             if run.is_done():
                 run.state = "done"
@@ -157,7 +156,7 @@ class Launcher:
         SIGTERM and SIGINT stop all of them, which save.
         """
         todo, stopping = iter(todo), False
-        with preemption.StopSignal() as stop, Table() as table:
+        with StopSignal() as stop, Table() as table:
             try:
                 while True:
                     for run in list(self.jobs):
@@ -235,7 +234,7 @@ class Launcher:
                 run.state = "done"
             elif job.pruned:
                 run.state = "pruned"
-            elif stopping or code == preemption.PREEMPTED:
+            elif stopping or code == PREEMPTED:
                 run.state = "stopped"
             elif job.process is None:  # another one's, that ended before its end
                 run.state = "waiting"
@@ -251,7 +250,7 @@ class Launcher:
 def found(folder: Path) -> Job:
     """The run at work that an earlier launcher started in the folder, or that somebody else did."""
     path = folder / CLAIM
-    numbers = path.read_text().split() if path.exists() and locked(path) else []
+    numbers = path.read_text().split() if path.exists() and is_locked(path) else []
     return Job(*map(int, numbers)) if len(numbers) == 2 else Job()
 
 
@@ -259,5 +258,5 @@ def exit_code(runs: Sequence[Run]) -> int:
     """0 when all came to their end, 75 when one was told to stop before, 1 otherwise."""
     states = {run.state for run in runs}
     if "stopped" in states:
-        return preemption.PREEMPTED
+        return PREEMPTED
     return int(not states <= {"done", "pruned"})

@@ -293,8 +293,8 @@ def reinforcement(model: nn.Module, batch: Batch, *, kl: float = 0.0) -> Result:
 
     apart, ours = 0.0, likelihood(variables["params"])
     if kl and training:
-        if jax.tree.structure(base := variables.get("base")) != jax.tree.structure(variables["params"]):
-            raise ValueError(f"objective.kl is {kl}: it is for an adaptation (adapt.name) without adapt.trained.")
+        if jax.tree.structure(base := variables.get("reference")) != jax.tree.structure(variables["params"]):
+            raise ValueError(f"objective.kl is {kl}: it is for a run with an adapter without adapter.trained.")
         apart = kl * (ours - likelihood(base))
     right = jnp.where(mask, written == targets, True).all(axis=1)
     real = mask.any(axis=1)

@@ -1,17 +1,63 @@
-"""For every test: eight simulated devices, signatures' shapes checked at run time, float32 products in float32, and all
-the time that it needs."""
+"""Settings of all tests: eight simulated devices, a compilation cache for the run, shape checks, float32 products."""
 
+import atexit
+import ctypes
+import gc
 import os
+import shutil
+import sys
+import tempfile
 
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"  # before jax
+# Before JAX is imported. Most of the time goes into compilation, which takes half as long without LLVM's optimisations;
+# flags of the caller come later and override these. The environment is inherited by the xdist workers and by the
+# processes that tests start, so that all of them share the compilation cache of the run.
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1",
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_force_host_platform_device_count=8",
+    ]
+)
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="lineage_tests_")
+    atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import hypothesis
 import jax
 import jaxtyping
+import pytest
 
+MEMORY = 1.25 * 2**30  # bytes of a worker above which compiled functions are dropped after a module; twice that in one
 # Before any of the packages is imported.
 CHECKED = [f"lineage.{name}" for name in ("models", "metrics", "tasks", "evaluation", "train")]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
 jax.config.update("jax_default_matmul_precision", "highest")
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Give each worker a contiguous part of the tests, so that those of a module share what is compiled."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.getvalue("dist") == "load" else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Drop what was compiled, so that a worker stays below 3 GiB: preferably between modules."""
+    same = nextitem is not None and nextitem.path == item.path
+    if resident() > MEMORY * (2 if same else 1):
+        jax.clear_caches()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process occupies; 0 where the system does not tell."""
+    if sys.platform != "linux":
+        return 0
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -11,24 +11,26 @@ ARRAYS = {"jax", "flax", "numpy", "scipy", "jaxtyping"}
 # package -> (packages of the project, other libraries) that it may import, beside the standard library and itself
 RULES = {
     "metrics": (set(), ARRAYS | {"nltk", "sacrebleu", "ot"}),
-    "models.layers": (set(), ARRAYS),
+    "models.layers": ({"models.kernels"}, ARRAYS),
+    "models.kernels": ({"models.layers"}, ARRAYS),
     "models.convert": ({"models"}, ARRAYS | {"safetensors", "ml_dtypes"}),
-    "models": ({"models.layers", "configs.registry"}, ARRAYS),
+    "models": ({"models.layers", "models.kernels", "configs.registry"}, ARRAYS),
     "data": (
         set(),
         {"numpy", "grain", "tensorflow_datasets", "etils", "tokenizers", "sklearn", "PIL", "absl", "babel"},
     ),
     "tasks": ({"models", "data", "metrics"}, ARRAYS | {"optax"}),
-    "evaluation": ({"tasks", "models", "data", "metrics", "train"}, ARRAYS | {"sklearn"}),
+    "evaluation": ({"tasks", "models", "data", "metrics", "train", "runs.folder"}, ARRAYS | {"sklearn"}),
     "train": (
-        {"evaluation", "tasks", "models", "data", "metrics", "report", "configs.registry", "configs.schema"},
+        {"evaluation", "tasks", "models", "data", "metrics", "report", "runs.folder", "configs"},
         ARRAYS | {"optax", "orbax", "ml_collections", "tensorboardX", "wandb", "rich"},
     ),
-    "report": ({"metrics", "runs", "train"}, {"numpy", "scipy", "matplotlib"}),
-    "runs": ({"report", "train"}, {"numpy", "rich", "optuna", "submitit"}),
-    "configs": (set(), {"ml_collections"}),
-    "configs.registry": (set(), set()),
+    "report": ({"runs", "runs.folder"}, {"numpy", "scipy", "matplotlib"}),
+    "runs.folder": (set(), set()),
+    "runs": ({"report", "runs.folder"}, {"numpy", "rich", "optuna", "submitit"}),
+    "configs.registry": (set(), {"ml_collections"}),
     "configs.schema": ({"configs.registry"}, {"ml_collections"}),
+    "configs": ({"configs.registry", "configs.schema", "models"}, {"ml_collections"}),
 }
 PROJECT = "lineage"
 ROOMS = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"launch", "tests", "benchmarks"}
@@ -101,7 +103,7 @@ def test_packages_are_imported_from_the_project_alone(path):
         ("models.gpt", "def f():\n    import lineage.train.loop"),
         ("models.gpt", "from lineage import launch"),
         ("data.loader", "import jax"),
-        ("configs.base", "from lineage.models import MODELS"),
+        ("configs.schema", "from lineage.models import MODELS"),
         ("train.loop", "import torch"),
         ("train.loop", "from lineage.configs import cli"),
     ],

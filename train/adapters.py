@@ -1,147 +1,294 @@
-"""Small changes of the matrices of any model, of which alone a run trains the numbers.
+"""Adapters: small trainable changes to the matrices of a frozen model.
 
-LoRA (arXiv 2106.09685) adds a product of two thin matrices to a matrix, Transformer-squared's singular-value
-fine-tuning (SVF, arXiv 2501.06252) multiplies each of its singular values by a factor. No model knows of it: what is
-trained and what is not are two trees of variables, "params" and "base", of which `merged` makes the model's own.
+LoRA (arXiv 2106.09685) adds the product of two low-rank matrices to a matrix; singular value fine-tuning (SVF), of
+Transformer-squared (arXiv 2501.06252), multiplies each singular value of a matrix by a factor. Models do not know about
+adapters: the training state holds the trained numbers and the frozen ones, and its adapter makes the model's parameters
+of them.
 """
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float
 
-KINDS = ("lora", "svf")
-Axes = dict[str, tuple[int, int]]  # path of a kernel -> how many of its last axes are inputs, and then outputs
+from lineage.configs.registry import Registry
+
+ADAPTERS: Registry = Registry("adapter")
+Kernels = dict[str, tuple[int, int]]  # path of a kernel -> the number of its last axes that are inputs, and outputs
+Params = Any
 
 
-def noting(axes: Axes) -> Callable[..., Any]:
-    """What `flax.linen.intercept_methods` takes: it notes the kernels of a model whose `init` it sees."""
+def recording(kernels: Kernels) -> Callable[..., Any]:
+    """Return an interceptor for `flax.linen.intercept_methods` that records the kernels of a model during `init`."""
 
-    def note(call, args, kwargs, context):
+    def record(call, args, kwargs, context):
         out, module = call(*args, **kwargs), context.module
         if context.method_name == "__call__" and module.has_variable("params", "kernel"):
             features = getattr(module, "features", 1)
             outputs = len(features) if isinstance(features, tuple) else 1
-            inputs = module.get_variable("params", "kernel").ndim - outputs  # without a stack's axis, which is outside
-            axes["/".join((*module.path, "kernel"))] = inputs, outputs
+            # A scanned stack adds its axis of layers outside the module, so it is not counted here.
+            inputs = module.get_variable("params", "kernel").ndim - outputs
+            kernels["/".join((*module.path, "kernel"))] = inputs, outputs
         return out
 
-    return note
+    return record
 
 
-def begin(
-    params: Any,
-    axes: Axes,
-    key: jax.Array,
-    *,
-    name: str,
-    patterns: Sequence[str],
-    trained: Sequence[str] = (),
-    rank: int = 8,
-    alpha: float = 16.0,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is trained, and the base that is not, of a model's parameters; `merged`, they are these parameters.
+class Matrix(NamedTuple):
+    """A kernel [*layers, *inputs, *outputs] seen as one matrix for each layer.
+
+    Attributes:
+        owner: path of the module that has the kernel.
+        layers, inputs, outputs: sizes of the axes of each kind.
+    """
+
+    owner: str
+    layers: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def full_rank(self) -> int:
+        return min(math.prod(self.inputs), math.prod(self.outputs))
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Adapter:
+    """Base class of adapters; as it is, all parameters are trained and nothing is frozen.
+
+    An adapter is hashable and, in a pytree, has no leaves.
+    """
+
+    def init(self, params: Params, kernels: Kernels, key: jax.Array) -> tuple[Any, Any]:
+        """Split the parameters of a model into trained ones and frozen ones; `apply` restores the model's parameters.
+
+        Args:
+            params: of the model.
+            kernels: of the model, see `recording`.
+            key: for random initial values.
+
+        Raises:
+            ValueError: a pattern matches nothing, or an option does not fit a matrix.
+        """
+        return params, None
+
+    def apply(self, frozen: Any, trained: Any) -> Params:
+        """Return the parameters of the model."""
+        return trained
+
+    def rebase(self, trained: Any, frozen: Any, params: Params) -> tuple[Any, Any]:
+        """Return the trained and the frozen parameters for other initial parameters of the same model."""
+        return params, frozen
+
+    def reference(self, frozen: Any) -> Params | None:
+        """Return the frozen parameters of the original model; None without an adapter."""
+        return None
+
+
+@ADAPTERS.register("none")
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class NoAdapter(Adapter):
+    """Train all parameters of the model."""
+
+
+NO_ADAPTER = NoAdapter()
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixAdapter(Adapter):
+    """Base class of adapters that change matrices.
+
+    Attributes:
+        patterns: regular expressions; a kernel is adapted if one of them is found in its path.
+        trained: regular expressions; a parameter is trained directly if one of them is found in its path.
+    """
+
+    patterns: tuple[str, ...] = ("layers/",)
+    trained: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        for name in ("patterns", "trained"):
+            for pattern in getattr(self, name):
+                try:
+                    re.compile(pattern)
+                except re.error as error:
+                    raise ValueError(
+                        f"adapter.{name} has {pattern!r}, which is not a regular expression: {error}."
+                    ) from None
+
+    def init(self, params, kernels, key):
+        flat = flatten_dict(params, sep="/")
+        self._check_patterns(kernels, flat)
+        direct = {path for path in flat if any(re.search(pattern, path) for pattern in self.trained)}
+        own, parts = {path: flat[path] for path in direct}, {}
+        for number, path in enumerate(sorted(kernels)):
+            if path in direct or not any(re.search(pattern, path) for pattern in self.patterns):
+                continue
+            shape, (inputs, outputs) = flat[path].shape, kernels[path]
+            at = len(shape) - inputs - outputs
+            sizes = shape[:at], shape[at : at + inputs], shape[at + inputs :]
+            new, constant = self._init_matrix(
+                Matrix(path.removesuffix("/kernel"), *sizes), jax.random.fold_in(key, number)
+            )
+            own, parts = own | new, parts | constant
+        frozen = {"params": unflatten_dict({path: flat[path] for path in flat.keys() - direct}, sep="/")}
+        return unflatten_dict(own, sep="/"), frozen | unflatten_dict(parts, sep="/") | self._constants()
+
+    def rebase(self, trained, frozen, params):
+        flat = flatten_dict(params, sep="/")
+        trained = {path: flat.get(path, value) for path, value in flatten_dict(trained, sep="/").items()}
+        frozen = {
+            path: flat.get(path.removeprefix("params/"), value) for path, value in flatten_dict(frozen, sep="/").items()
+        }
+        return unflatten_dict(trained, sep="/"), unflatten_dict(frozen | self._decomposed(frozen, flat), sep="/")
+
+    def reference(self, frozen):
+        return frozen["params"]
+
+    def _check_patterns(self, kernels, flat):
+        for name, paths, kind in (("patterns", kernels, "matrix"), ("trained", flat, "parameter")):
+            for pattern in getattr(self, name):
+                if not any(re.search(pattern, path) for path in paths):
+                    example = next(iter(paths), "not there")
+                    raise ValueError(f"adapter.{name}: {pattern!r} matches no {kind}; one is {example}.")
+
+    def _init_matrix(self, matrix: Matrix, key: jax.Array) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the trained and the frozen arrays of one matrix, by their paths."""
+        raise NotImplementedError
+
+    def _constants(self) -> dict[str, Any]:
+        """Return what is frozen for all matrices together."""
+        return {}
+
+    def _decomposed(self, frozen: dict[str, Any], flat: dict[str, Any]) -> dict[str, Any]:
+        """Return the frozen arrays that are computed from the model's parameters, by their paths."""
+        return {}
+
+
+@ADAPTERS.register("lora")
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class LoRA(MatrixAdapter):
+    """Low-rank adaptation: W + alpha / rank A B (arXiv 2106.09685, equation 3).
+
+    Attributes:
+        rank: inner size of the products A B, 1 to the rank of the smallest adapted matrix.
+        alpha: the products are scaled by alpha / rank.
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+
+    def _init_matrix(self, matrix, key):
+        if not 1 <= self.rank <= matrix.full_rank:
+            raise ValueError(
+                f"adapter.rank is {self.rank}: for {matrix.owner}/kernel it must be 1 to {matrix.full_rank}."
+            )
+        noise = jax.random.normal(key, (*matrix.layers, *matrix.inputs, self.rank))
+        a = noise * math.prod(matrix.inputs) ** -0.5
+        b = jnp.zeros((*matrix.layers, self.rank, *matrix.outputs))
+        return {f"lora/{matrix.owner}/a": a, f"lora/{matrix.owner}/b": b}, {}
+
+    def _constants(self):
+        return {"factor": jnp.float32(self.alpha / self.rank)}
+
+    def apply(self, frozen, trained):
+        own = dict(trained)
+        factors = flatten_dict(own.pop("lora"), sep="/")
+        flat = flatten_dict(frozen["params"], sep="/") | flatten_dict(own, sep="/")
+        for path, a in factors.items():
+            if path.endswith("/a"):
+                owner = path.removesuffix("/a")
+                b = factors[f"{owner}/b"]
+                flat[f"{owner}/kernel"] = _add_product(flat[f"{owner}/kernel"], a, frozen["factor"], b)
+        return unflatten_dict(flat, sep="/")
+
+
+@ADAPTERS.register("svf")
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class SVF(MatrixAdapter):
+    """Singular value fine-tuning: U diag(z s) V^T with trained factors z (arXiv 2501.06252, section 3.2).
+
+    It is computed as W + U diag((z - 1) s) V^T, which is W itself where all factors are 1. The singular vectors are
+    zeros until `rebase` computes them.
+    """
+
+    def _init_matrix(self, matrix, key):
+        full, owner = matrix.full_rank, matrix.owner
+        sizes = {"u": (*matrix.inputs, full), "s": (full,), "v": (full, *matrix.outputs)}
+        vectors = {f"svf/{owner}/{part}": jnp.zeros((*matrix.layers, *size)) for part, size in sizes.items()}
+        return {f"svf/{owner}/scale": jnp.ones((*matrix.layers, full))}, vectors
+
+    def apply(self, frozen, trained):
+        own = dict(trained)
+        factors = flatten_dict(own.pop("svf", {}), sep="/")
+        flat = flatten_dict(frozen["params"], sep="/") | flatten_dict(own, sep="/")
+        vectors = flatten_dict(frozen["svf"], sep="/")
+        for path, z in factors.items():
+            owner = path.removesuffix("/scale")
+            u, s, v = (vectors[f"{owner}/{part}"] for part in "usv")
+            flat[f"{owner}/kernel"] = _add_product(flat[f"{owner}/kernel"], u, (z - 1) * s, v)
+        return unflatten_dict(flat, sep="/")
+
+    def mixture(self, weights: Float[Array, "K"], experts: Sequence[Any]) -> Any:
+        """Return 1 + sum_k weight_k (z_k - 1) of the factors z_k of several experts.
+
+        What the weights lack to 1 is the share of the frozen model (arXiv 2501.06252, section 3.2).
+        """
+        return jax.tree.map(lambda *z: 1 + sum(weight * (each - 1) for weight, each in zip(weights, z)), *experts)
+
+    def same_base(self, frozen: Any, other: Any) -> bool:
+        """Return whether two adapted models have the same singular vectors and values."""
+        if jax.tree.structure(frozen) != jax.tree.structure(other):
+            return False
+        return all(jax.tree.leaves(jax.tree.map(np.array_equal, frozen["svf"], other["svf"])))
+
+    def _decomposed(self, frozen, flat):
+        found = {}
+        for path, vectors in frozen.items():
+            if path.startswith("svf/") and path.endswith("/u"):
+                owner = path.removeprefix("svf/").removesuffix("/u")
+                kernel, others = flat[f"{owner}/kernel"], frozen[f"svf/{owner}/v"]
+                layers = others.shape[: vectors.ndim + others.ndim - 2 - kernel.ndim]
+                matrix = kernel.reshape(*layers, math.prod(vectors.shape[len(layers) : -1]), -1)
+                u, s, v = jnp.linalg.svd(matrix.astype(jnp.float32), full_matrices=False)
+                arrays = {"u": u.reshape(vectors.shape), "s": s, "v": v.reshape(others.shape)}
+                found |= {f"svf/{owner}/{part}": value for part, value in arrays.items()}
+        return found
+
+
+def to_json(adapter: Adapter) -> dict[str, Any]:
+    """Return the name and the options of an adapter."""
+    name = next(name for name, cls in ADAPTERS.items() if type(adapter) is cls)
+    return {"name": name} | dataclasses.asdict(adapter)
+
+
+def from_json(values: Mapping[str, Any]) -> Adapter:
+    """Return the adapter that `to_json` describes."""
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    return ADAPTERS[options.pop("name")](**options)
+
+
+def _add_product(kernel, left, scale, right):
+    """Return kernel + left diag(scale) right for each layer.
 
     Args:
-        params, axes: of the model, see `noting`.
-        key: of LoRA's random numbers.
-        name: "lora", or "svf", whose base has no singular vectors yet: `moved` computes them.
-        patterns: regular expressions of the paths of kernels that are changed.
-        trained: the same of parameters that are trained as they are.
-        rank, alpha: of LoRA, which adds alpha / rank times the product.
-
-    Raises:
-        ValueError: the name is unknown, an expression finds nothing, or the rank is larger than a matrix's.
+        kernel: [*layers, *inputs, *outputs].
+        left: [*layers, *inputs, R].
+        scale: [*layers, R], or one number.
+        right: [*layers, R, *outputs].
     """
-    if name not in KINDS:
-        raise ValueError(f"adapt.name is {name!r}: it must be one of {', '.join(KINDS)}.")
-    flat = flatten_dict(params, sep="/")
-    for option, expressions, paths in (("patterns", patterns, axes), ("trained", trained, flat)):
-        for expression in expressions:
-            if not any(re.search(expression, path) for path in paths):
-                what = f"no {'matrix' if paths is axes else 'parameter'}; one is {next(iter(paths), 'not there')}"
-                raise ValueError(f"adapt.{option}: {expression!r} finds {what}.")
-    whole = {path for path in flat if any(re.search(expression, path) for expression in trained)}
-    own, parts = {path: flat[path] for path in whole}, {}
-    for number, path in enumerate(sorted(axes)):
-        if path in whole or not any(re.search(expression, path) for expression in patterns):
-            continue
-        owner, shape, (count, outputs) = path.removesuffix("/kernel"), flat[path].shape, axes[path]
-        stacked = len(shape) - count - outputs
-        layers, inputs, outputs = shape[:stacked], shape[stacked : stacked + count], shape[stacked + count :]
-        full = min(math.prod(inputs), math.prod(outputs))
-        if name == "lora":
-            if not 1 <= rank <= full:
-                raise ValueError(f"adapt.rank is {rank}: for {path} it must be 1 to {full}.")
-            noise = jax.random.normal(jax.random.fold_in(key, number), (*layers, *inputs, rank))
-            own |= {f"lora/{owner}/a": noise * math.prod(inputs) ** -0.5}
-            own |= {f"lora/{owner}/b": jnp.zeros((*layers, rank, *outputs))}
-        else:
-            own[f"svf/{owner}/scale"] = jnp.ones((*layers, full))
-            sizes = {"u": (*layers, *inputs, full), "s": (*layers, full), "v": (*layers, full, *outputs)}
-            parts |= {f"svf/{owner}/{part}": jnp.zeros(size) for part, size in sizes.items()}
-    base = {"params": unflatten_dict({path: flat[path] for path in flat.keys() - whole}, sep="/")}
-    base |= {"factor": jnp.float32(alpha / rank)} if name == "lora" else unflatten_dict(parts, sep="/")
-    return unflatten_dict(own, sep="/"), base
-
-
-def merged(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's variables, of what is trained and a "base"; without a base, as they are.
-
-    W + alpha / rank A B (arXiv 2106.09685, equation 3), or U diag(z s) V^T (arXiv 2501.06252, section 3.2) as
-    W + U diag((z - 1) s) V^T, which is W itself where all factors z are 1.
-    """
-    variables = dict(variables)
-    if "base" not in variables:
-        return variables
-    base, own = variables.pop("base"), dict(variables["params"])
-    changes = {name: flatten_dict(own.pop(name), sep="/") for name in KINDS if name in own}
-    flat = flatten_dict(base["params"], sep="/") | flatten_dict(own, sep="/")
-    for path, left in changes.get("lora", {}).items():
-        if path.endswith("/a"):
-            owner = path.removesuffix("/a")
-            right = changes["lora"][f"{owner}/b"]
-            flat[f"{owner}/kernel"] = _plus(flat[f"{owner}/kernel"], left, base["factor"], right)
-    vectors = flatten_dict(base.get("svf", {}), sep="/")
-    for path, scale in changes.get("svf", {}).items():
-        owner = path.removesuffix("/scale")
-        u, s, v = (vectors[f"{owner}/{part}"] for part in "usv")
-        flat[f"{owner}/kernel"] = _plus(flat[f"{owner}/kernel"], u, (scale - 1) * s, v)
-    return variables | {"params": unflatten_dict(flat, sep="/")}
-
-
-def _plus(kernel, left, scale, right):
-    """kernel [*L, *inputs, *outputs] + left [*L, *inputs, R] diag(scale) right [*L, R, *outputs]; the scale is [*L, R]
-    or one for all."""
     layers, rank = kernel.shape[: left.ndim + right.ndim - 2 - kernel.ndim], left.shape[-1]
     left = left.reshape(*layers, -1, rank) * jnp.atleast_1d(scale)[..., None, :]
     product = jnp.matmul(left, right.reshape(*layers, rank, -1), precision="highest")
     return kernel + product.reshape(kernel.shape).astype(kernel.dtype)
-
-
-def moved(own: Mapping[str, Any], base: Mapping[str, Any], params: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is trained, and the base, for other parameters of the model; SVF's singular vectors are theirs then."""
-    flat = flatten_dict(params, sep="/")
-    own = {path: flat.get(path, value) for path, value in flatten_dict(own, sep="/").items()}
-    new = {path: flat.get(path.removeprefix("params/"), value) for path, value in flatten_dict(base, sep="/").items()}
-    for path, vectors in new.items():
-        if path.startswith("svf/") and path.endswith("/u"):
-            owner = path.removeprefix("svf/").removesuffix("/u")
-            others = new[f"svf/{owner}/v"]
-            layers = others.shape[: vectors.ndim + others.ndim - 2 - flat[f"{owner}/kernel"].ndim]
-            matrix = flat[f"{owner}/kernel"].reshape(*layers, math.prod(vectors.shape[len(layers) : -1]), -1)
-            u, s, v = jnp.linalg.svd(matrix.astype(jnp.float32), full_matrices=False)
-            found = {"u": u.reshape(vectors.shape), "s": s, "v": v.reshape(others.shape)}
-            new |= {f"svf/{owner}/{part}": value for part, value in found.items()}
-    return unflatten_dict(own, sep="/"), unflatten_dict(new, sep="/")
-
-
-def mixture(weights: Float[Array, "K"], experts: Sequence[Any]) -> Any:
-    """SVF's factors of several experts, 1 + sum_k weight_k (z_k - 1): what the weights lack to 1 is the base's part
-    (arXiv 2501.06252, section 3.2, few-shot adaptation)."""
-    return jax.tree.map(lambda *z: 1 + sum(weight * (each - 1) for weight, each in zip(weights, z)), *experts)

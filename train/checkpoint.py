@@ -1,11 +1,12 @@
-"""Checkpoints: asynchronous, atomic, restored to wherever the target lies."""
+"""Checkpoints: written asynchronously and atomically, verified by checksums, restored onto any mesh."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,28 +18,28 @@ import orbax.checkpoint as ocp
 from jax.experimental.multihost_utils import sync_global_devices
 from orbax.checkpoint import checkpoint_managers as policies
 
-from lineage.train.adapters import merged
+from lineage.train import adapters, distributed
 from lineage.train.state import TrainState
 
 
 class Checkpoints(contextlib.AbstractContextManager):
-    """The checkpoints of a run in `workdir/checkpoints/<step>`: the newest and, by a metric, the best.
+    """Checkpoints of a run in `workdir/checkpoints/<step>`: the newest ones and, by a metric, the best.
 
-    Each holds the state, a checksum of every array, the number of the next batch and the config, and appears whole or
+    Each holds the state, a checksum of every array, the number of the next batch and the config. It appears complete or
     not at all.
 
     Args:
         workdir: of the run.
-        keep: how many of the newest stay.
-        best: the metric, such as "validation/loss", whose best checkpoint stays too; "" keeps none for that.
-        best_is_highest: whether more of the metric is better.
-        on_error: what a save that fails, as on a full disk, does to the run: "stop" | "continue".
+        keep: number of the newest checkpoints to keep.
+        best: metric, such as "validation/loss", whose best checkpoint is kept too; "" keeps none for that.
+        best_is_highest: whether higher values of the metric are better.
+        on_error: "stop" or "continue", what the run does after a save that failed, as on a full disk.
 
     Attributes:
-        say: is called with a sentence when something went wrong that the run survives.
+        say: called with a message about an error that the run survives.
 
     Raises:
-        ValueError: `keep` is below 1, or `on_error` is neither, or "continue" in a run of several processes.
+        ValueError: `keep` is below 1, `on_error` is unknown, or it is "continue" in a run of several processes.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         if keep < 1:
             raise ValueError(f"checkpoint.keep is {keep}: at least the newest, 1, must stay.")
         preserve = [policies.LatestN(keep)]
-        # A metric that is not there counts as the worst.
+        # Checkpoints without the metric count as the worst.
         sign = 1 if best_is_highest else -1
         rank = lambda metrics: sign * metrics.get(best, -sign * float("inf"))  # noqa: E731
         if best:
@@ -61,7 +62,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy(preserve), best_fn=rank if best else None
         )
-        # Learned numbers do not compress. Each item costs time, as does each array, less in Zarr's third format.
+        # Learned parameters do not compress. Each item and each array costs time; arrays cost less in Zarr 3.
         state = ocp.PyTreeCheckpointHandler(use_compression=False, use_zarr3=True)
         handlers = {"state": state, "about": ocp.JsonCheckpointHandler()}
         self._open = partial(ocp.CheckpointManager, self.folder, options=options, item_handlers=handlers)
@@ -69,20 +70,20 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     @property
     def latest(self) -> int | None:
-        """The newest checkpoint's step; None without one."""
+        """Step of the newest checkpoint; None without one."""
         return self._manager.latest_step()
 
     @property
     def best(self) -> int | None:
-        """The best checkpoint's step by the metric; None without one."""
+        """Step of the best checkpoint by the metric; None without one."""
         return self._manager.best_step() if self._best else None
 
     def save(self, state: TrainState, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Starts writing; returns when the state may be changed. A step that is there already is left alone.
+        """Start writing a state; return when the state may be changed. An existing step is not written again.
 
         Raises:
-            ValueError: there are metrics, but the one that the best is chosen by is not among them.
-            OSError: this one, or the one before, cannot be written, such as to a full disk, and the run is to stop.
+            ValueError: `metrics` is not empty and lacks the metric that the best checkpoint is chosen by.
+            OSError: this checkpoint, or the one before, cannot be written, and `on_error` is "stop".
         """
         step = int(state.step)
         if self._best and metrics and self._best not in metrics:
@@ -90,29 +91,32 @@ class Checkpoints(contextlib.AbstractContextManager):
         if step in self._manager.all_steps():
             return
         about = {"next_batch": step, "checksums": _checksums(state), "config": dict(config)}
+        about["adapter"] = adapters.to_json(state.adapter)
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=ocp.args.JsonSave(about))
-        for _ in range(2):  # the first attempt may say that the save before has failed
+        for _ in range(2):  # the first attempt may raise the error of the save before
             try:
-                with self._explained():
+                with self._os_errors():
                     self._manager.save(step, args=args, metrics=dict(metrics) if self._best and metrics else None)
                 return
             except OSError as error:
                 if self._on_error == "stop":
                     raise
                 self.say(f"{error} The run goes on.")
-            with contextlib.suppress(Exception):  # that it has failed is said
+            with contextlib.suppress(Exception):  # the failure has been reported
                 self._manager.close()
             clean(self.folder.parent)
             self._manager = self._open()
 
     def restore(self, target: TrainState, step: int | None = None) -> TrainState:
-        """The state of a step, on the shardings of `target` (arrays, or shapes with shardings).
+        """Return the state of a step, on the shardings of `target` (arrays, or shapes with shardings).
 
-        None is the newest step whose checkpoint is whole: those after it are set aside, as `<step>.damaged`.
+        Args:
+            step: None stands for the newest step whose checkpoint is intact: later ones are set aside, as
+                `<step>.damaged`.
 
         Raises:
             FileNotFoundError: there is no such checkpoint.
-            ValueError: it is, or all are, damaged or of another model.
+            ValueError: the checkpoint is, or all are, damaged or of another model.
         """
         steps = sorted(self._manager.all_steps(), reverse=True) if step is None else [step]
         if not steps or step not in (None, *self._manager.all_steps()):
@@ -122,7 +126,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         damaged = {}
         for each in steps:
             try:
-                state = self._restored(target, each)
+                state = self._read(target, each)
             except ValueError as error:
                 damaged[each] = error
             else:
@@ -134,27 +138,14 @@ class Checkpoints(contextlib.AbstractContextManager):
         rest = f"; no better: {', '.join(map(str, others))}" if others else ""
         raise ValueError(f"{damaged[newest]}{rest}") from damaged[newest].__cause__
 
-    def _restored(self, target, step):
-        places = ocp.checkpoint_utils.construct_restore_args(target)
-        state = ocp.args.PyTreeRestore(target, restore_args=places)
-        args = ocp.args.Composite(state=state, about=ocp.args.JsonRestore())
-        reason, cause = "its numbers are not those that were saved", None
+    def _read(self, target, step):
+        folder = self.folder / str(step)
         try:
-            restored = self._manager.restore(step, args=args)
-            if _checksums(restored["state"]) == restored["about"]["checksums"]:
-                return restored["state"]
-        except jax.errors.JaxRuntimeError:  # memory, not the checkpoint
-            raise
-        except Exception as error:  # Orbax raises bare ones too
-            reason, cause = " ".join(str(error).split())[:200], error
-            if "name mismatch" in reason:
-                reason = "another process of this run says so"
-            else:  # the other processes wait at the end of Orbax's restore: another name there ends it for them too
-                with contextlib.suppress(AssertionError):
-                    sync_global_devices("damaged")
-        raise ValueError(
-            f"the checkpoint {self.folder / str(step)} is damaged or of another model than the config's: {reason}"
-        ) from cause
+            return read_checkpoint(folder, target)
+        except ValueError as error:
+            raise ValueError(
+                f"the checkpoint {folder} is damaged or of another model than the config's: {error}"
+            ) from error.__cause__
 
     def _set_aside(self, step):
         if jax.process_index() == 0:
@@ -165,91 +156,146 @@ class Checkpoints(contextlib.AbstractContextManager):
         self._manager.reload()
 
     def wait(self) -> None:
-        """Returns when everything is on the disk; raises as `save` does."""
-        with self._explained():
+        """Wait until everything is written; raises as `save` does."""
+        with self._os_errors():
             self._manager.wait_until_finished()
 
     def __exit__(self, *_) -> None:
-        with self._explained():
+        with self._os_errors():
             self._manager.close()
 
     @contextlib.contextmanager
-    def _explained(self):
+    def _os_errors(self):
         try:
             yield
-        except jax.errors.JaxRuntimeError:  # of the computation whose result was to be saved
+        except jax.errors.JaxRuntimeError:  # raised by the computation whose result was to be saved
             raise
-        except Exception as error:  # whatever Orbax met in the background
-            code, text = re.search(r"os_error_code='(\d+)'", str(error)), " ".join(str(error).split())[:300]
+        except Exception as error:  # Orbax raises exceptions of many types, also from its threads
             raise OSError(
-                f"a checkpoint could not be written to {self.folder} ({os.strerror(int(code[1])) if code else text}): "
-                "those that are complete stay."
+                f"a checkpoint could not be written to {self.folder} ({os_reason(error)}): those that are complete "
+                "stay."
             ) from error
 
 
+def os_reason(error: Exception) -> str:
+    """Return why the operating system refused a write, such as "No space left on device", or else the error's text.
+
+    TensorStore, which writes the arrays, raises ValueError and gives the error number only in the text.
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    return os.strerror(int(code[1])) if code else " ".join(str(error).split())[:300]
+
+
 def clean(workdir: Path) -> None:
-    """Deletes what saves that were cut short have left."""
+    """Delete what interrupted saves have left."""
     if jax.process_index() == 0:
         for folder in (workdir / "checkpoints").glob("*.orbax-checkpoint-tmp*"):
             shutil.rmtree(folder, ignore_errors=True)
+        for file in (*workdir.glob(".*.partial"), *workdir.glob("artifacts/.*.partial")):
+            file.unlink(missing_ok=True)
 
 
 def read_variables(workdir: Path) -> dict[str, Any]:
-    """A model's variables from the newest checkpoint of a run; its parameters' average, where one is kept.
+    """Return the variables of a run's model, on the host, from its newest checkpoint; see `read_newest`."""
+    state = read_newest(workdir)
+    return {"params": state.adapter.apply(state.frozen, state.params), **state.collections}
+
+
+def read_newest(workdir: Path) -> TrainState:
+    """Return the newest state of a run as far as its model needs it, see `read_checkpoint`.
 
     Raises:
-        FileNotFoundError: there is none.
-    """
-    return merged(read_saved(workdir))
-
-
-def read_saved(workdir: Path) -> dict[str, Any]:
-    """The same; of an adaptation, what is trained and its base, see `models.adapt`.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is damaged.
+        FileNotFoundError: the run has no checkpoint.
+        ValueError: the checkpoint is damaged.
     """
     steps = [int(step.name) for step in (workdir / "checkpoints").glob("*") if step.name.isdigit()]
     if not steps:
         raise FileNotFoundError(f"there is no checkpoint in {workdir / 'checkpoints'}.")
     folder = workdir.absolute() / "checkpoints" / str(max(steps))
     try:
-        return _read(folder)
-    except MemoryError:
+        return read_checkpoint(folder)
+    except ValueError as error:
+        raise ValueError(f"the checkpoint {folder} is damaged: {error}") from error.__cause__
+
+
+def read_checkpoint(folder: Path, target: TrainState | None = None) -> TrainState:
+    """Read the state in the folder of a step and verify its checksums.
+
+    Args:
+        folder: of the step.
+        target: arrays, or shapes with shardings, of the whole state; if one process cannot read its part, all raise.
+            None reads what the model needs, as numpy arrays on the host: the parameters, or their average in the place
+            of `params` if one is kept, the collections and what the adapter keeps frozen. The optimizer's state and
+            `ema` are None then.
+
+    Raises:
+        ValueError: the checkpoint is damaged, or not of the target's shapes; the message says why.
+    """
+    state, cause, reason = None, None, "its numbers are not those that were saved"
+    try:
+        about = json.loads((folder / "about" / "metadata").read_text(encoding="utf-8"))
+        state, sums, expected = (_read_model if target is None else _read_state)(folder / "state", about, target)
+    except (jax.errors.JaxRuntimeError, MemoryError):  # too little memory
         raise
-    except Exception as error:  # Orbax raises bare ones too
-        raise ValueError(f"the checkpoint {folder} is damaged: {' '.join(str(error).split())[:200]}") from error
+    except Exception as error:  # Orbax raises exceptions of many types, bare ones too
+        reason, cause = " ".join(str(error).split())[:200], error
+    if target is not None and (failed := distributed.failures(cause is not None)):
+        reason = reason if cause else f"process {failed[0]} cannot read its part"
+    elif cause is None and sums() == expected:
+        return state
+    raise ValueError(reason) from cause
 
 
-def _read(folder):
-    with ocp.PyTreeCheckpointer() as checkpointer, ocp.Checkpointer(ocp.JsonCheckpointHandler()) as descriptions:
-        saved = checkpointer.metadata(folder / "state").item_metadata.tree
-        name = "params" if saved["ema"] is None else "ema"
-        item = {key: saved[key] for key in (name, "collections") if saved.get(key)}
-        kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
-        args = ocp.args.PyTreeRestore(item=item, restore_args=kinds, partial_restore=True)
-        found = checkpointer.restore(folder / "state", args=args)
-        sums = descriptions.restore(folder / "about")["checksums"]
-    sums = jax.tree.unflatten(jax.tree.structure(TrainState(**saved)), sums)
-    if any(jax.tree.map(_sum_of_bits, found[key]) != getattr(sums, key) for key in item):
-        raise ValueError("its numbers are not those that were saved")
-    return {**found.get("collections", {}), "params": found[name]}
+@contextlib.contextmanager
+def _checkpointer() -> Iterator[ocp.Checkpointer]:
+    """Yield a reader that does not wait for other processes: one that fails must not block them."""
+    alone = ocp.options.MultiprocessingOptions(primary_host=None, active_processes={jax.process_index()})
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
+        yield checkpointer
+
+
+def _read_state(folder, about, target):
+    """Return the state, a function that computes its checksums on all devices, and the expected checksums."""
+    places = ocp.checkpoint_utils.construct_restore_args(target)
+    with _checkpointer() as checkpointer:
+        state = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(target, restore_args=places))
+    return state, partial(_checksums, state), about["checksums"]
+
+
+def _read_model(folder, about, _):
+    """Return the same as `_read_state`, of the part of the state that the model needs, on the host."""
+    with _checkpointer() as checkpointer:
+        saved = checkpointer.metadata(folder).item_metadata.tree
+        source = "params" if saved["ema"] is None else "ema"
+        wanted = {key: saved[key] for key in (source, "collections", "frozen") if saved.get(key)}
+        kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
+        args = ocp.args.PyTreeRestore(item=wanted, restore_args=kinds, partial_restore=True)
+        found = checkpointer.restore(folder, args=args)
+    sums = jax.tree.unflatten(jax.tree.structure(TrainState(**saved)), about["checksums"])
+    rest = {"frozen": found.get("frozen"), "adapter": adapters.from_json(about["adapter"])}
+    state = TrainState(about["next_batch"], found[source], None, found.get("collections", {}), None, **rest)
+    return state, lambda: jax.tree.map(_host_checksum, found), {key: getattr(sums, key) for key in wanted}
 
 
 def _checksums(state: TrainState) -> list[int]:
-    """A sum of each leaf's bits, the same wherever its parts lie: what is on the disk has none that is checked."""
+    """Return the sum of the bits of each leaf, which does not depend on its sharding.
+
+    Orbax's own files have no checksums that are verified.
+    """
     return [int(total) for total in jax.device_get(_sums_of_bits(jax.tree.leaves(state)))]
 
 
 @jax.jit
 def _sums_of_bits(leaves):
     words = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
-    # Whole numbers add up to the same in any order.
+    # Integer sums do not depend on the order.
     bits = [a if a.dtype == bool else jax.lax.bitcast_convert_type(a, words[a.dtype.itemsize]) for a in leaves]
     return [jnp.sum(a.astype(jnp.uint32)) for a in bits]
 
 
-def _sum_of_bits(array: np.ndarray) -> int:
-    """The same on the host, where there may be room for what no device has."""
+def _host_checksum(array: np.ndarray) -> int:
+    """Return the same checksum, computed on the host, which may have room for what no device can hold."""
     return int(array.reshape(-1).view(f"u{array.itemsize}").sum(dtype=np.uint32))

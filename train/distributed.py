@@ -1,4 +1,4 @@
-"""One run over several processes: how they find each other, how they agree, and how they end."""
+"""Runs of several processes: they join, agree on errors and on stopping, and end together."""
 
 import atexit
 import contextlib
@@ -15,32 +15,32 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-# What starts several processes of one run and says so: SLURM's srun, Open MPI, GKE with a slice of TPUs.
-SEVERAL = {"SLURM_STEP_NUM_TASKS": "[^01]|..", "OMPI_COMM_WORLD_SIZE": "[^01]|..", "TPU_WORKER_HOSTNAMES": ".*,"}
-LOST = "(?i)gloo|nccl|connection|heartbeat|barrier|coordination|unavailable|deadline"
+# Environment variables of launchers (SLURM's srun, Open MPI, GKE with a TPU slice), and patterns of the values that
+# mean several processes.
+LAUNCHERS = {"SLURM_STEP_NUM_TASKS": "[^01]|..", "OMPI_COMM_WORLD_SIZE": "[^01]|..", "TPU_WORKER_HOSTNAMES": ".*,"}
 
 
 @contextlib.contextmanager
 def joined(
     coordinator: str | None = None, num_processes: int | None = None, process: int | None = None, heartbeat: int = 60
 ) -> Iterator[None]:
-    """What is computed inside is computed by all processes of the run. It must be entered before JAX has any device.
+    """Join the processes of the run for the block. It must be entered before JAX initialises its devices.
 
-    Without arguments the tasks of `srun` or `mpirun` and the workers of a TPU slice on GKE find each other; elsewhere
-    there is one process.
+    Without arguments, the tasks of `srun` or `mpirun` and the workers of a TPU slice on GKE are detected; elsewhere the
+    run has one process.
 
     Args:
-        coordinator: "HOST:PORT" of process 0, which all can reach; "auto" lets JAX find out.
-        num_processes: of the run.
-        process: the number of this one.
-        heartbeat: seconds after which a process that says nothing counts as dead: all others end then.
+        coordinator: "HOST:PORT" of process 0, reachable by all processes; "auto" lets JAX detect it.
+        num_processes: number of processes of the run.
+        process: number of this process, from 0.
+        heartbeat: heartbeat timeout in seconds: a process that is silent for longer is declared dead, and all end.
 
     Raises:
         ValueError: the arguments do not fit together.
-        ConnectionError: the others do not come, or one was lost; the message says so.
+        ConnectionError: the other processes did not come, or one was lost.
     """
     given, none = (coordinator, num_processes, process), (None, None, None)
-    if given == none and not any(re.match(several, os.environ.get(name, "")) for name, several in SEVERAL.items()):
+    if given == none and not any(re.match(several, os.environ.get(name, "")) for name, several in LAUNCHERS.items()):
         yield
         return
     whole = None not in given and re.fullmatch(r".+:\d+", coordinator) and 0 <= process < num_processes
@@ -55,15 +55,15 @@ def joined(
             num_processes,
             process,
             heartbeat_timeout_seconds=heartbeat,
-            shutdown_timeout_seconds=3600,  # the first one still writes the report when the others are done
+            shutdown_timeout_seconds=3600,  # process 0 writes the report while the others wait
         )
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX's own handler would only take note of it
-        results = contextlib.redirect_stdout(None) if jax.process_index() else contextlib.nullcontext()
-        with results:  # which are the same for all
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX's own handler would only record the signal
+        # Results are the same in all processes; process 0 prints them.
+        with contextlib.redirect_stdout(None) if jax.process_index() else contextlib.nullcontext():
             yield
     except BaseException as error:
         atexit.register(_end_at_once, 130 if isinstance(error, KeyboardInterrupt) else 1)
-        if isinstance(error, jax.errors.JaxRuntimeError) and re.search(LOST, str(error)):
+        if is_lost_process(error):
             raise ConnectionError(
                 f"a process of this run was lost ({' '.join(str(error).split())[:200]}): all end; the same command on "
                 "every host goes on from the last checkpoint."
@@ -71,9 +71,20 @@ def joined(
         raise
 
 
+def is_lost_process(error: BaseException) -> bool:
+    """Return whether an error means that another process of the run is gone.
+
+    JAX raises JaxRuntimeError for it, but only the text tells: its status code is UNAVAILABLE or DEADLINE_EXCEEDED if
+    the coordination service notices first, and INTERNAL, UNKNOWN, ABORTED or FAILED_PRECONDITION, as for other errors,
+    if a collective operation of Gloo or NCCL does.
+    """
+    pattern = "(?i)gloo|nccl|connection|heartbeat|barrier|coordination|unavailable|deadline"
+    return isinstance(error, jax.errors.JaxRuntimeError) and re.search(pattern, str(error)) is not None
+
+
 @contextlib.contextmanager
 def agreed() -> Iterator[None]:
-    """What one process cannot do, none goes on from.
+    """Raise in all processes if the block raises in one.
 
     Raises:
         ChildProcessError: another process has raised; its own message says why.
@@ -88,39 +99,42 @@ def agreed() -> Iterator[None]:
 
 
 def failures(failed: bool = True) -> list[int]:
-    """The processes that have failed, if every process asks."""
+    """Return the numbers of the processes that have failed; every process must call it."""
     return np.flatnonzero(process_allgather(np.array([failed]), tiled=True)).tolist() if jax.process_count() > 1 else []
 
 
 def check_same(what: str, text: str) -> None:
-    """Raises ValueError unless the text is the same on every process."""
+    """Raise ValueError unless the text is the same on every process."""
     sums = process_allgather(np.array([zlib.crc32(text.encode())], np.uint32), tiled=True)
     if (sums != sums[0]).any():
         raise ValueError(f"{what} of process {np.argmax(sums != sums[0])} is not that of process 0.")
 
 
-class Vote:
-    """Whether any process says yes: all know it at the same call, the one after. It waits for nothing but that call."""
+class DelayedAny:
+    """Logical or over the processes, without waiting: each call returns the result of the call before.
+
+    All processes get the same result at the same call. A run of one process gets its own value at once.
+    """
 
     def __init__(self, mesh: Mesh):
         everywhere = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
         self._any = jax.jit(jnp.any, out_shardings=NamedSharding(mesh, PartitionSpec()))
-        self._says = [
-            jax.make_array_from_process_local_data(everywhere, np.full(jax.local_device_count(), yes), (mesh.size,))
-            for yes in (False, True)
+        self._values = [
+            jax.make_array_from_process_local_data(everywhere, np.full(jax.local_device_count(), value), (mesh.size,))
+            for value in (False, True)
             if jax.process_count() > 1
         ]
         self._before = np.False_
 
-    def __call__(self, yes: bool) -> bool:
-        if not self._says:
-            return yes
-        before, self._before = self._before, self._any(self._says[yes])
+    def __call__(self, value: bool) -> bool:
+        if not self._values:
+            return value
+        before, self._before = self._before, self._any(self._values[value])
         return bool(before)
 
 
 def _end_at_once(code):
-    """Ends without waiting for the other processes, as JAX would: they may never come."""
+    """End the process without waiting for the others at exit, as JAX would: they may never come."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from lineage import data, models
+from lineage.configs import durations, schema
 from lineage.configs.registry import field_types
 from lineage.data import tokenizers
 from lineage.data.examples import span_corruption
@@ -24,7 +25,8 @@ from lineage.data.examples.masking import count_masked
 from lineage.tasks import batches
 from lineage.tasks.mixup import mixed
 from lineage.tasks.objectives import HEADS, OBJECTIVES, TASKS, TAUGHT, Batch, Objective
-from lineage.train import durations, pretrained, sharding
+from lineage.train import pretrained, sharding
+from lineage.train.adapters import ADAPTERS, NO_ADAPTER, Adapter
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, LearningRate, check_patterns
 from lineage.train.state import TrainState
@@ -47,6 +49,10 @@ class Experiment:
 
     def __post_init__(self):
         check_values(self.config)
+        if self.adapter != NO_ADAPTER and not self.config.init.path:
+            raise ValueError(
+                f"adapter.name is {self.config.adapter.name!r} and init.path is empty: it must name the model to adapt."
+            )
 
     @cached_property
     def data(self) -> data.Data:
@@ -134,7 +140,7 @@ class Experiment:
 
     def jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """`jax.jit` of a function of batches, with what it computes where the mesh has it."""
-        return jax.jit(sharding.in_parts(function, self.mesh, self.config.sequence_sharding), **options)
+        return jax.jit(sharding.with_sharded_activations(function, self.mesh, self.config.sequence_sharding), **options)
 
     @cached_property
     def total_steps(self) -> int:
@@ -152,6 +158,10 @@ class Experiment:
             total_steps=self.total_steps if name != "total" else None,
             default=default,
         )
+
+    @cached_property
+    def adapter(self) -> Adapter:
+        return schema.build(ADAPTERS, self.config.adapter)
 
     @cached_property
     def schedule(self) -> LearningRate:
@@ -249,8 +259,7 @@ class Experiment:
 
     def make_state(self):
         optimizer = self.optimizer_by(lambda step: 0.0)  # whose rate does not matter
-        adapt = self.config.adapt.to_dict() if self.config.adapt.name else None
-        settings = {"seed": self.config.seed, "ema": bool(self.config.ema_decay), "adapt": adapt}
+        settings = {"seed": self.config.seed, "ema": bool(self.config.ema_decay), "adapter": self.adapter}
         return init_state(self.model, optimizer, self.objective, self.zeros(), **settings)
 
 
@@ -286,8 +295,6 @@ _BELOW_1 = (
 _PATTERNS = (
     "init.skip",
     "init.rename",
-    "adapt.patterns",
-    "adapt.trained",
     "optimizer.no_decay",
     "optimizer.frozen",
     "optimizer.lr_multipliers",
@@ -307,8 +314,6 @@ def check_values(config: ConfigDict) -> None:
             numbers = given if isinstance(given, tuple) else () if given is None else (given,)
             if not all(low <= number and (high is None or number < high) for number in numbers):
                 raise ValueError(f"{key} is {given}: it must be {low} or more{f', and below {high}' if high else ''}.")
-    if config.adapt.name and not config.init.path:
-        raise ValueError(f"adapt.name is {config.adapt.name!r}: init.path must say what is adapted.")
     for key in _PATTERNS:
         for item in value(key):
             paired = key in ("init.rename", "optimizer.lr_multipliers", "sharding")

@@ -1,4 +1,4 @@
-"""A trained model for others to use: in the layout of `transformers`, and as a program that needs JAX alone."""
+"""Export of a trained model: in the layout of `transformers`, or as a StableHLO program that needs only JAX."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from lineage.models import convert
 from lineage.tasks.objectives import Batch, read
 from lineage.train.experiment import Experiment
 from lineage.train.state import TrainState
-from lineage.train.step import make_asking_step
+from lineage.train.step import make_forward_step
 
 FORMATS = ("safetensors", "stablehlo")
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -21,14 +21,17 @@ INPUTS = ("image", "extent", "inputs", "inputs_mask", "tokens", "segments", "tok
 
 
 def write(experiment: Experiment, state: TrainState, kind: str, folder: Path) -> list[Path]:
-    """Writes the model of a state, its parameters' average if one is kept; returns the files.
+    """Write the model of a state, with the moving average of its parameters if one is kept; return the files.
 
-    "safetensors" is a folder that `transformers` loads, its tokenizer too; see `convert.save`. "stablehlo" is a program
-    `model.stablehlo` with the parameters in it, for any number of examples: `jax.export.deserialize(content).call`
-    takes a dictionary of the arrays that `model.json` names, and gives what the model says, its logits.
+    Args:
+        kind: "safetensors" writes a folder that `transformers` loads, with the tokenizer; see `convert.save`.
+            "stablehlo" writes `model.stablehlo`, a program that contains the parameters and takes any number of
+            examples: `jax.export.deserialize(content).call` maps a dictionary of the arrays that `model.json` lists to
+            the model's outputs.
+        folder: created if it does not exist.
 
     Raises:
-        ValueError: there is no such format, or `transformers` has no such model.
+        ValueError: the format is unknown, or `transformers` has no such model.
     """
     if kind not in FORMATS:
         raise ValueError(f"--format is {kind}: it must be one of {', '.join(FORMATS)}.")
@@ -46,7 +49,7 @@ def write(experiment: Experiment, state: TrainState, kind: str, folder: Path) ->
 
 
 def _write_roles(words, path):
-    """What `transformers` is to know of a tokenizer beside its file."""
+    """Write the names of the special tokens, which `transformers` needs besides the tokenizer's file."""
     added = [token["content"] for token in json.loads(words.read_text(encoding="utf-8"))["added_tokens"]]
     about = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for role, name in (("end_of_text", "eos"), ("cls", "cls"), ("sep", "sep"), ("mask", "mask"), ("pad", "pad")):
@@ -56,7 +59,7 @@ def _write_roles(words, path):
 
 def _write_program(experiment, variables, folder):
     model = experiment.model.portable()
-    step = make_asking_step(model, forward, experiment.config.precision)
+    step = make_forward_step(model, forward, experiment.config.precision)
     (size,) = export.symbolic_shape("b")
     zeros = jax.eval_shape(experiment.zeros)
     inputs = {n: jax.ShapeDtypeStruct((size, *zeros[n].shape[1:]), zeros[n].dtype) for n in INPUTS if n in zeros}
@@ -68,7 +71,7 @@ def _write_program(experiment, variables, folder):
 
 
 def forward(model: nn.Module, batch: Batch) -> jax.Array | tuple[jax.Array, ...]:
-    """What a model says of the `INPUTS` of a batch."""
+    """Return the outputs of a model for the `INPUTS` of a batch."""
     if "inputs" in batch:
         return model(batch["inputs"], batch["tokens"], inputs_mask=batch["inputs_mask"])
     if "image" in batch or "segments" in batch:

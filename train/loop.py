@@ -1,12 +1,15 @@
-"""The training loop: the only one."""
+"""The training loop."""
 
 import contextlib
 import itertools
+import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -15,195 +18,227 @@ from lineage.data.fingerprint import fingerprint
 from lineage.evaluation import artifacts
 from lineage.evaluation.evaluators import Evaluator
 from lineage.report.run import write_report
-from lineage.train import costs, distributed, experts, preemption, pretrained
+from lineage.runs.folder import START, StopSignal, locked, plain, write_atomic
+from lineage.train import distributed, expert_mixture, pretrained, run_folder
 from lineage.train.checkpoint import Checkpoints, clean
 from lineage.train.experiment import Experiment
-from lineage.train.progress import Progress
+from lineage.train.metrics_writer import MetricsWriter, ProgressBar
+from lineage.train.profiling import Throughput, out_of_memory_explained
 from lineage.train.sharding import batch_sharding, check_batch, to_mesh
 from lineage.train.state import TrainState
 from lineage.train.step import make_train_step
-from lineage.train.writers import MetricsWriter
+
+
+class Preempted(Exception):
+    """The run was told to stop and has saved its state; it resumes from there when it is started again."""
 
 
 def train(
     config: ConfigDict,
     workdir: str | os.PathLike,
     *,
-    name: str = "",
-    command: str = "",
+    about: Mapping[str, Any] = MappingProxyType({}),
     devices: Sequence[jax.Device] | None = None,
     force_config: bool = False,
 ) -> dict[str, float]:
-    """Trains to the end, from the newest checkpoint of `workdir` if there is one; returns the last evaluation.
+    """Train to the end, from the newest checkpoint in `workdir` if there is one; return the last evaluation.
 
-    A run that was killed at any moment and started again ends with the same parameters, bit for bit.
+    A run that was killed at any moment and is started again ends with the same parameters, bit for bit.
 
     Args:
-        config: as `configs/base.py` has it.
-        workdir: where everything that the run leaves goes.
-        name, command: of the run, for its report.
-        devices: to train on; None is all.
-        force_config: goes on even if the workdir holds a run of another config.
+        config: as `configs/base.py` defines it.
+        workdir: folder of the run.
+        about: facts about the run, such as its command, which are kept in `run.json` and shown in the report.
+        devices: to train on; None stands for all.
+        force_config: accept a folder that holds a run of another config.
 
     Raises:
-        guard.Preempted: SIGTERM or SIGINT came; the state is saved.
+        Preempted: the run was told to stop by a signal; its state is saved.
         FloatingPointError: the loss or the gradient is not finite; the last good checkpoint is kept.
         MemoryError: the device has too little memory.
-        ValueError, OSError: what is wrong with the config, the data, a checkpoint or the disk, in a sentence.
+        ValueError, OSError: the config, the data, a checkpoint or the disk has a problem; the message says which.
     """
     workdir = Path(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     memory: dict[str, int] = {}
-    with contextlib.ExitStack() as kept, preemption.explained(memory):
+    with contextlib.ExitStack() as kept, out_of_memory_explained(memory):
         with distributed.agreed():
             if jax.process_index() == 0:
-                kept.enter_context(preemption.locked(workdir))
-                preemption.keep_config(config, workdir, force_config)
+                kept.enter_context(locked(workdir))
+                run_folder.keep_config(config, workdir, force_config)
+                write_atomic(workdir / START, json.dumps(dict(about), indent=2))
                 places = (config.data[name] for name in ("source", "validation_split", "test_split"))
-                preemption.keep_data(fingerprint(places), workdir, force_config)
+                run_folder.keep_data(fingerprint(places), workdir, force_config)
                 clean(workdir)
         with distributed.agreed():
-            preemption.check_shared(config, workdir)
+            run_folder.check_shared(config, workdir)
             experiment = Experiment(config, workdir, devices)
             check_batch(config.data.batch_size, experiment.mesh, config.grad_accum_steps)
             check_batch(config.data.evaluation_batch_size or config.data.batch_size, experiment.mesh)
             known = experiment.data.tokenizer
         distributed.check_same("data.tokenizer", known.to_str() if known else "")
-        clock = costs.Clock(experiment)
-        memory |= clock.budget.memory["training"]
+        throughput = Throughput(experiment)
+        memory |= throughput.budget.memory["training"]
         with contextlib.ExitStack() as stack:
-            loop = Loop(experiment, clock, stack)
+            loop = TrainingLoop(experiment, throughput, stack)
             for step in range(loop.start + 1, loop.total + 1):
                 loop.run(step)
-        return loop.finish({"config_name": name, "command": command})
+        return loop.finish(about)
 
 
-class Loop:
-    """The steps of one run; `run` does the next one and whatever is due after it."""
+class TrainingLoop:
+    """The steps of one run; `run` does one step and whatever is due after it.
 
-    def __init__(self, experiment: Experiment, clock: costs.Clock, stack: contextlib.ExitStack):
+    Attributes:
+        start: number of steps that were completed before.
+        total: number of steps of the run.
+        state: after the last step.
+        evaluated: metrics of the last evaluation.
+    """
+
+    def __init__(self, experiment: Experiment, throughput: Throughput, stack: contextlib.ExitStack):
         config, workdir = experiment.config, experiment.workdir
         primary = jax.process_index() == 0
-        self.experiment, self.clock = experiment, clock
+        self.experiment, self.throughput = experiment, throughput
         self.checkpoints = stack.enter_context(Checkpoints(workdir, **config.checkpoint))
-        make, said, fresh = partial(experiment.state, self.checkpoints), "", self.checkpoints.latest is None
-        if config.init.path and fresh:
-            start = experiment.abstract_state, experiment.model
-            self.state, said = pretrained.start_from(*start, **config.init, make=make)
-        else:
-            self.state = make()
-        if config.experts.paths and fresh:
-            self.state, said = experts.choose(experiment, self.state)
+        self.state, message = initial_state(experiment, self.checkpoints)
         self.start, self.total = int(self.state.step), experiment.total_steps
-        self.stop = stack.enter_context(preemption.StopSignal())
-        self.told = distributed.Vote(experiment.mesh)
+        self.stop = stack.enter_context(StopSignal())
+        self.any_stopped = distributed.DelayedAny(experiment.mesh)
         self.writer = stack.enter_context(
-            MetricsWriter(workdir, resume_step=self.start, wandb=config.wandb, primary=primary)
+            MetricsWriter(workdir, resume_step=self.start, wandb=config.wandb, config=plain(config), primary=primary)
         )
-        self.progress = stack.enter_context(Progress(self.total, primary=primary))
+        self.progress = stack.enter_context(ProgressBar(self.total, primary=primary))
         self.checkpoints.say = self.progress.message
-        if said:
-            self.progress.message(said)
+        if message:
+            self.progress.message(message)
         if self.start:
             self.progress.message(f"going on from step {self.start:,}")
-        self.log_every = every(experiment, "log_every", 10)
-        self.evaluate_every = every(experiment, "evaluate_every", self.total)
-        self.save_every = every(experiment, "save_every", self.total)
+        self.log_every = interval(experiment, "log_every", 10)
+        self.evaluate_every = interval(experiment, "evaluate_every", self.total)
+        self.save_every = interval(experiment, "save_every", self.total)
         self.evaluator = Evaluator(experiment)
-        experiment.check_data()
-        if config.sampling.num_samples:
-            self.evaluator.sampler.check(self.state.variables(average=True))
-        split = config.checkpoint.best.partition("/")[0]
-        if split and split not in experiment.data.splits:
-            splits = ", ".join(experiment.data.splits) or "none"
-            raise ValueError(f"checkpoint.best is {config.checkpoint.best!r}, but the data's splits are {splits}.")
+        self._check()
         self.evaluated: dict[str, float] = {}
         self.batches = device_batches(experiment, self.start)
         if self.start < self.total:
             self.progress.message("compiling the training step")
             self.step_function = compile_step(experiment, self.state)
-        self.full = False  # the disk, of which that is said
-        self.unseen: dict[str, jax.Array] | None = None  # metrics of the last step, which the device may still compute
+        self.disk_full = False  # whether a full disk has been reported
+        self.pending: dict[str, jax.Array] | None = None  # metrics of the last step, which may still be computed
+
+    def _check(self):
+        """Raise ValueError if the data, the samples or the best checkpoint's metric do not fit the config."""
+        experiment = self.experiment
+        experiment.check_data()
+        if experiment.config.sampling.num_samples:
+            self.evaluator.sampler.check(self.state.variables(average=True))
+        best = experiment.config.checkpoint.best
+        split = best.partition("/")[0]
+        if split and split not in experiment.data.splits:
+            splits = ", ".join(experiment.data.splits) or "none"
+            raise ValueError(f"checkpoint.best is {best!r}, but the data's splits are {splits}.")
 
     def run(self, step: int) -> None:
-        """Does a step: what it gives is looked at when the next one is under way, unless something is due."""
+        """Do a step, and evaluate and save if due.
+
+        The metrics of a step are fetched after the next step has been dispatched, unless something is due before.
+        """
         state, metrics = self.step_function(self.state, next(self.batches))
-        self._look(step - 1)
-        stop = self.told(self.stop.received)
-        self.state, self.unseen = state, metrics
+        self._log(step - 1)
+        stop = self.any_stopped(self.stop.received)
+        self.state, self.pending = state, metrics
         last = step == self.total
         evaluate, save = last or step % self.evaluate_every == 0, last or step % self.save_every == 0
         if not (evaluate or save or stop):
             return
-        self._look(step)
-        with self.clock.paused():
+        self._log(step)
+        with self.throughput.paused():
             if evaluate:
-                self.evaluated = self.evaluator.evaluate(self.state)
-                self.progress.evaluation(step, self.evaluated)
-                with self._disk():
-                    self.writer.write(step, self.evaluated)
-                    artifacts.write_samples(self.evaluator, self.state, step)
-                    artifacts.write_pictures(self.evaluator, self.state, step)
+                self._evaluate(step)
             if save or stop:
-                with self._disk():
+                with self._disk_errors():
                     self.writer.flush()
                 metrics = self.evaluated if evaluate else {}
                 self.checkpoints.save(self.state, self.experiment.config.to_dict(), metrics)
         if stop and not last:
             self.checkpoints.wait()
-            raise preemption.Preempted(
+            raise Preempted(
                 f"stopped at step {step:,} of {self.total:,}, which is saved: the same command goes on from there."
             )
 
     def finish(self, about: Mapping[str, str]) -> dict[str, float]:
-        """Writes what the report shows, and the report; returns the last evaluation."""
-        if not self.evaluated:  # the run was complete already
+        """Write the artifacts and the report; return the last evaluation."""
+        if not self.evaluated:  # the run was complete before
             self.evaluated = self.evaluator.evaluate(self.state)
-        artifacts.write_all(
-            self.evaluator, self.state, self.clock.budget, dict(about) | {"seconds": self.clock.seconds}
-        )
+        about = dict(about) | {"seconds": self.throughput.seconds}
+        artifacts.write_all(self.evaluator, self.state, self.throughput.budget, about)
         if jax.process_index() == 0:
             write_report(self.experiment.workdir)
         return self.evaluated
 
+    def _evaluate(self, step: int) -> None:
+        self.evaluated = self.evaluator.evaluate(self.state)
+        self.progress.evaluation(step, self.evaluated)
+        with self._disk_errors():
+            self.writer.write(step, self.evaluated)
+            artifacts.write_samples(self.evaluator, self.state, step)
+            artifacts.write_pictures(self.evaluator, self.state, step)
+
     @contextlib.contextmanager
-    def _disk(self) -> Iterator[None]:
-        """Goes on where what is written inside does not fit on the disk, if the config wants that; says so once."""
+    def _disk_errors(self) -> Iterator[None]:
+        """Report an OSError once and continue, if `checkpoint.on_error` is "continue"."""
         try:
             yield
         except OSError as error:
             if self.experiment.config.checkpoint.on_error == "stop":
                 raise
-            if not self.full:
+            if not self.disk_full:
                 self.progress.message(f"{error}. The run goes on.")
-            self.full = True
+            self.disk_full = True
 
-    def _look(self, step: int) -> None:
-        """Checks, shows and writes the metrics of a step."""
-        if self.unseen is None:
+    def _log(self, step: int) -> None:
+        """Fetch, check, show and write the pending metrics, those of `step`."""
+        if self.pending is None:
             return
-        metrics = {f"train/{key}": float(value) for key, value in jax.device_get(self.unseen).items()}
-        self.unseen = None
-        left_out = 0 < metrics.get("train/skipped_in_a_row", 0) <= self.experiment.config.skip_nonfinite
+        metrics = {f"train/{key}": float(value) for key, value in jax.device_get(self.pending).items()}
+        self.pending = None
+        skipped = 0 < metrics.get("train/skipped_in_a_row", 0) <= self.experiment.config.skip_nonfinite
         for key in ("train/loss", "train/gradient_norm"):
-            if not (math.isfinite(metrics[key]) or left_out):
+            if not (math.isfinite(metrics[key]) or skipped):
                 saved = self.checkpoints.latest
                 kept = f"the checkpoint of step {saved:,} is kept" if saved else "there is no checkpoint yet"
                 raise FloatingPointError(f"{key} is {metrics[key]} at step {step:,}: the run stops; {kept}.")
         logged = step % self.log_every == 0 or step == self.total
         if logged:
             metrics["train/learning_rate"] = float(self.experiment.schedule(step - 1))
-            metrics |= self.clock.rates(step)
-            with self._disk():
+            metrics |= self.throughput.rates(step)
+            with self._disk_errors():
                 self.writer.write(step, metrics)
         self.progress.update(step, metrics if logged else None)
 
 
-def every(experiment: Experiment, name: str, default: int) -> int:
-    """How many steps there are from one time to the next.
+def initial_state(experiment: Experiment, checkpoints: Checkpoints) -> tuple[TrainState, str]:
+    """Return the state to start from, and a message about other models that it was made of ("" for none).
+
+    It is that of the newest checkpoint; without one, new parameters or those of `init.path`, changed by `experts`.
+    """
+    config, make, message = experiment.config, partial(experiment.state, checkpoints), ""
+    fresh = checkpoints.latest is None
+    if config.init.path and fresh:
+        state, message = pretrained.start_from(experiment.abstract_state, experiment.model, **config.init, make=make)
+    else:
+        state = make()
+    if config.experts.paths and fresh:
+        state, message = expert_mixture.choose(experiment, state)
+    return state, message
+
+
+def interval(experiment: Experiment, name: str, default: int) -> int:
+    """Return a duration of the config in steps, at least 1.
 
     Raises:
-        ValueError: none.
+        ValueError: the duration is 0.
     """
     steps = experiment.steps(name, default=max(default, 1))
     if not steps:
@@ -212,7 +247,7 @@ def every(experiment: Experiment, name: str, default: int) -> int:
 
 
 def jit_step(experiment: Experiment):
-    """The training step, (state, batch) -> (state, metrics): the old state's memory becomes the new one's."""
+    """Return the jitted training step, (state, batch) -> (state, metrics); the memory of the old state is donated."""
     config, places = experiment.config, experiment.state_shardings
     step = make_train_step(
         experiment.model,
@@ -229,7 +264,7 @@ def jit_step(experiment: Experiment):
 
 
 def compile_step(experiment: Experiment, state: TrainState):
-    """The training step, compiled; with buckets, for each when it comes."""
+    """Return the compiled training step; with buckets of lengths, it is compiled for each when it first occurs."""
     step = jit_step(experiment)
     if experiment.config.data.buckets:
         return step
@@ -237,7 +272,7 @@ def compile_step(experiment: Experiment, state: TrainState):
 
 
 def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax.Array]]:
-    """Training batches on the devices, from that of step `start`; the next one is on its way while one is used."""
+    """Yield training batches on the devices, from step `start`; each is transferred while the one before is used."""
     batches = experiment.data.train.iterate(start)
     first = next(batches)
     length = first["tokens"].shape[1] if experiment.config.data.buckets else None

@@ -17,11 +17,10 @@ from lineage import models
 from lineage.configs import schema
 from lineage.data import Tokenizer
 from lineage.models import Model, convert
+from lineage.runs.folder import read_json
 from lineage.tasks.objectives import Batch, read, read_masked
-from lineage.train.adapters import moved
 from lineage.train.checkpoint import read_variables
 from lineage.train.state import TrainState
-from lineage.train.writers import read_json
 
 
 def start_from(
@@ -83,24 +82,21 @@ def start_from(
     }
     fresh, unused = _parts(ours.keys() - taken.keys()), _parts(theirs.keys() - taken.keys())
     message = f"starts from {path}; new: {fresh}; not used: {unused}"
-    if "base" in state.collections:
+    if state.frozen is not None:
         message += f"; trained: {sum(a.size for a in jax.tree.leaves(state.params)):,} numbers"
     return with_variables(state, variables), message
 
 
 def with_variables(state: TrainState, variables: Mapping[str, Any]) -> TrainState:
-    """A state before the first step with other parameters, and perhaps statistics, of the model; an adaptation's base
-    has these then."""
+    """Return a state before the first step with other parameters, and perhaps statistics, of the model."""
     collections = state.collections | {kind: value for kind, value in variables.items() if kind != "params"}
-    params = variables["params"]
-    if "base" in collections:
-        params, collections["base"] = moved(state.params, collections["base"], params)
-    like = state.params, state.collections
-    params, collections = jax.tree.map(
-        lambda new, old: jax.device_put(jnp.asarray(new, old.dtype), old.sharding), (params, collections), like
+    params, frozen = state.adapter.rebase(state.params, state.frozen, variables["params"])
+    like = state.params, state.collections, state.frozen
+    params, collections, frozen = jax.tree.map(
+        lambda new, old: jax.device_put(jnp.asarray(new, old.dtype), old.sharding), (params, collections, frozen), like
     )
     ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
-    return state.replace(params=params, ema=ema, collections=collections)
+    return state.replace(params=params, ema=ema, collections=collections, frozen=frozen)
 
 
 def load_teacher(path: str, mesh: Mesh, student: Model) -> Callable[[Batch], Batch]:

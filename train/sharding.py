@@ -1,4 +1,4 @@
-"""The mesh of devices, and where the parts of a state and of a batch lie on it."""
+"""The mesh of devices, and the shardings of states and batches on it."""
 
 import math
 import re
@@ -15,11 +15,17 @@ from jaxtyping import Int
 from lineage.train.optimizer import map_paths
 
 AXES = ("data", "fsdp", "tensor")
-Rule = tuple[str, Sequence[str | tuple[str, ...] | None]]  # several axes may share a dimension
+Rule = tuple[str, Sequence[str | tuple[str, ...] | None]]  # pattern of paths, mesh axes of the last dimensions
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """All devices, those of a process side by side, as a mesh of three axes; one size may be -1: what the others leave.
+    """Return a mesh of three axes, in which the devices of a process are adjacent.
+
+    Args:
+        data: number of replicas of the model; one of the sizes may be -1, which fills the number of devices.
+        fsdp: number of shards in which parameters are stored.
+        tensor: number of shards in which heads and hidden layers are computed.
+        devices: None stands for all.
 
     Raises:
         ValueError: the sizes do not multiply to the number of devices.
@@ -38,16 +44,19 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[
 
 
 def abstract_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1) -> AbstractMesh:
-    """A mesh of these sizes without its devices; -1 stands for 1."""
+    """Return a mesh of these sizes without devices; -1 stands for 1."""
     return AbstractMesh(tuple(max(size, 1) for size in (data, fsdp, tensor)), AXES)
 
 
 def shardings(tree: Any, rules: Sequence[Rule], mesh: Mesh | AbstractMesh) -> Any:
-    """Where each leaf lies: the first rule whose regular expression finds something in its path says so.
+    """Return the sharding of each leaf, by the first rule whose regular expression is found in its path.
 
-    A rule's axes belong to the last dimensions of a leaf, so that they hold for one layer and for a stack of layers
-    alike, and for a parameter, its gradient, its moments and its average. What no rule finds is on every device; so is
-    a dimension that the mesh axis does not divide.
+    The axes of a rule belong to the last dimensions of a leaf: a rule applies to a layer and to a stack of layers, to a
+    parameter, its gradient, its moments and its average. Several mesh axes may share a dimension. Leaves without a rule
+    are replicated, as are dimensions that the mesh axis does not divide.
+
+    Raises:
+        ValueError: a rule names an axis that the mesh does not have.
     """
 
     def flat(axis):
@@ -72,29 +81,31 @@ def shardings(tree: Any, rules: Sequence[Rule], mesh: Mesh | AbstractMesh) -> An
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """The examples of a batch are spread over the data and fsdp axes."""
+    """Return the sharding of a batch: its examples are split over the data and fsdp axes."""
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
-def in_parts(function: Callable[..., Any], mesh: Mesh, sequence: bool) -> Callable[..., Any]:
-    """The function, in which what goes from layer to layer lies where its examples do: without this, XLA may spread it
-    as it finds tables and kernels, and each device keep the whole batch's.
+def with_sharded_activations(function: Callable[..., Any], mesh: Mesh, sequence: bool) -> Callable[..., Any]:
+    """Return the function with activations sharded as the batch is.
 
-    With `sequence` its tokens are spread over the tensor axis, so that norms, dropout and what is kept for the backward
-    pass are parts as well (arXiv 2205.05198, section 4.2.2).
+    Without this, XLA may shard activations like the parameters, and each device would hold those of the whole batch.
+
+    Args:
+        sequence: split the tokens of activations over the tensor axis, so that norms, dropout and what is kept for the
+            backward pass are sharded too (sequence parallelism, arXiv 2205.05198, section 4.2.2).
     """
     rules = (("batch", ("data", "fsdp")), ("sequence", "tensor" if sequence else None))
 
     @wraps(function)
-    def placed(*args: Any) -> Any:
+    def sharded(*args: Any) -> Any:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(rules):
             return function(*args)
 
-    return placed
+    return sharded
 
 
 def check_batch(size: int, mesh: Mesh, grad_accum_steps: int = 1) -> None:
-    """Raises ValueError when a global batch does not divide into equal parts."""
+    """Raise ValueError if a global batch does not divide into equal parts."""
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
     if size % (devices * grad_accum_steps):
         raise ValueError(
@@ -105,18 +116,21 @@ def check_batch(size: int, mesh: Mesh, grad_accum_steps: int = 1) -> None:
 
 
 def share(mesh: Mesh) -> tuple[int, int]:
-    """Which part of a global batch this process reads, and how many parts there are."""
+    """Return the index of the part of a global batch that this process reads, and the number of parts."""
     owners = [device.process_index for device in mesh.devices.flat]
     return part_of(np.reshape(owners, (-1, mesh.shape["tensor"])), jax.process_index())
 
 
 def part_of(owners: Int[np.ndarray, "rows tensor"], process: int) -> tuple[int, int]:
-    """Part i of n, rows [i / n, (i + 1) / n) of a batch, that a process reads whose devices are where `owners` has it.
+    """Return (i, n): a process reads the rows [i / n, (i + 1) / n) of a batch.
 
-    Processes between which a tensor axis runs read the same part.
+    Processes that share a tensor axis read the same part.
+
+    Args:
+        owners: number of the process that owns each device of the mesh.
 
     Raises:
-        ValueError: it would hold parts of rows that it does not read.
+        ValueError: the process would hold parts of rows that it does not read.
     """
     mine = np.flatnonzero((owners == process).any(axis=1))
     if len(owners) % len(mine) or mine[0] % len(mine):
@@ -128,7 +142,7 @@ def part_of(owners: Int[np.ndarray, "rows tensor"], process: int) -> tuple[int, 
 
 
 def to_mesh(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """The global batch, of which every process gives the rows of its `share`."""
+    """Return the global batch as arrays on the mesh; every process passes the rows of its `share`."""
     sharding, parts = batch_sharding(mesh), share(mesh)[1]
     return {
         name: jax.make_array_from_process_local_data(sharding, array, (len(array) * parts, *array.shape[1:]))

@@ -1,6 +1,6 @@
 """Three families on one task: an encoder chooses a text's class, a decoder and an encoder-decoder write its name.
 
-    python launch.py --sweep --config=families:PATH
+    python launch.py sweep --config=families:PATH
 
 PATH has train.tsv, validation.tsv and test.tsv of texts and their classes. All three models have the same width, the
 same number of parameters within 3%, and see the same texts as often. Each learns by what is natural to its family: BERT

@@ -1,7 +1,7 @@
 """A small GPT on the source text of Python's standard library, which comes with every Python.
 
     python launch.py --config=gpt_stdlib
-    python launch.py --config=gpt_stdlib --sweep=optuna --workdir=outputs/gpt_search
+    python launch.py sweep --config=gpt_stdlib --optuna --workdir=outputs/gpt_search
 
 On 2 CPU cores (x86-64 with AVX-512), Python 3.11's library: 1.518 bits per character on the held-out files (loss 3.160
 a token), 6 min 51 s of training.

@@ -1,6 +1,6 @@
 """Where the norms of a Transformer stand, and what a warm-up is for (arXiv 2002.04745), on dates of twelve locales.
 
-    python launch.py --config=placement_cldr --sweep
+    python launch.py sweep --config=placement_cldr
 
 Four runs of equal length: norms after each part or before it, with a warm-up of the learning rate and without. Accuracy
 and loss on the validation dates, on 2 CPU cores shared with other work:

@@ -11,7 +11,8 @@ matrices, learn by REINFORCE, and the factors by likelihood. RESULTS.md has what
 
 from ml_collections import ConfigDict
 
-from lineage.configs import base
+from lineage.configs import base, schema
+from lineage.train.adapters import ADAPTERS
 
 
 def get_config(argument: str = "base") -> ConfigDict:
@@ -29,7 +30,7 @@ def get_config(argument: str = "base") -> ConfigDict:
     config.sampling.update(max_new_tokens=11, temperature=0.0)
     if run:
         config.init.path = run
-        config.adapt.name = "lora" if stage == "lora" else "svf"
+        config.adapter = schema.section(ADAPTERS, "lora" if stage == "lora" else "svf")
         config.optimizer.update(learning_rate=2e-3 if stage == "lora" else 1e-2, warmup_percent=5.0, b2=0.999)
         config.total_steps = 300
     if stage in ("svf", "lora"):

@@ -5,7 +5,7 @@
     python launch.py --config=self_adaptive:svf,TEXTS/play.txt,outputs/base --workdir=outputs/play
     python launch.py --config=self_adaptive:mixture,TEXTS/two.txt,outputs/base --workdir=outputs/mixture \
         "--config.experts.paths=('outputs/play','outputs/wiki','outputs/code')"
-    python launch.py --mode=generate --workdir=outputs/base --prompt="JULIET:" --config.experts.choice=prompt \
+    python launch.py generate --workdir=outputs/base --prompt="JULIET:" --config.experts.choice=prompt \
         "--config.experts.paths=('outputs/play','outputs/wiki','outputs/code')"
 
 TEXTS has play.txt (the tiny Shakespeare text), wiki.txt (WikiText-2's validation text) and code.txt (the modules of
@@ -17,7 +17,8 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from lineage.configs import base
+from lineage.configs import base, schema
+from lineage.train.adapters import ADAPTERS
 
 
 def get_config(argument: str = "base,texts") -> ConfigDict:
@@ -36,7 +37,7 @@ def get_config(argument: str = "base,texts") -> ConfigDict:
         return config
     config.data.source = f"text:{names[0]}"
     config.init.path = names[1]
-    config.adapt.name = "" if stage == "mixture" else stage
+    config.adapter = schema.section(ADAPTERS, "none" if stage == "mixture" else stage)
     config.optimizer.update(learning_rate=1e-2 if stage == "svf" else 2e-3, weight_decay=0.0)
     config.total_steps = 0 if stage == "mixture" else 100
     return config

@@ -1,7 +1,7 @@
 """Recurrent networks with attention that read dates as twelve locales write them, and write them as ISO 8601 has them.
 
     python launch.py --config=seq2seq_cldr
-    python launch.py --config=seq2seq_cldr --sweep
+    python launch.py sweep --config=seq2seq_cldr
 
 On 2 busy CPU cores: 99.97% of the 3,630 test dates exactly right.
 

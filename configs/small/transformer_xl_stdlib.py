@@ -1,7 +1,7 @@
 """A small Transformer-XL on the source text of Python's standard library, with its memory and without.
 
     python launch.py --config=transformer_xl_stdlib
-    python launch.py --config=transformer_xl_stdlib --sweep --workdir=outputs/transformer_xl
+    python launch.py sweep --config=transformer_xl_stdlib --workdir=outputs/transformer_xl
 
 The sweep is the paper's ablation: segments of 64 tokens that see the 64 before, or know nothing of each other. On 2 CPU
 cores, one seed: 1.545 and 1.612 bits per character on the held-out files (loss 3.215 and 3.355 a token).

@@ -1,6 +1,6 @@
 """What the ViT paper (arXiv 2010.11929) finds out about its design, at small scale, on Fashion-MNIST.
 
-    python launch.py --sweep --config=vit_ablations:WHAT,PATH --workdir=outputs/vit_WHAT
+    python launch.py sweep --config=vit_ablations:WHAT,PATH --workdir=outputs/vit_WHAT
 
 PATH is that of `fashion_mnist.py`, and WHAT is
 position    what patches know of their place: nothing, or learned 1-D, 2-D or relative positions (appendix D.4)

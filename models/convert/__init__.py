@@ -1,4 +1,4 @@
-"""Reference checkpoints in and out: folders as `transformers` has them (`config.json` and safetensors)."""
+"""Reading and writing of checkpoints in the layout of `transformers`: `config.json` and safetensors."""
 
 import json
 import os
@@ -47,6 +47,7 @@ FAMILIES = {
     "electra": electra.FAMILY,
     "gpt2": gpt2.FAMILY,
     "llama": llama.LLAMA,
+    "marian": bart.MARIAN,
     "mistral": llama.MISTRAL,
     "resnet": resnet.FAMILY,
     "roberta": roberta.ROBERTA,
@@ -60,15 +61,17 @@ FAMILIES = {
 
 
 def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) -> tuple[nn.Module, dict]:
-    """The model in a folder and its variables, whose dtype is `dtype` whatever the file's.
+    """Return the model in a folder and its variables.
 
-    The folder has `config.json` and `model.safetensors`, or its shards and `model.safetensors.index.json`; or it is an
-    `.npz` file of google-research/vision_transformer, see `vit_npz`.
-    `settings` of our model come before the folder's: `dropout`, `remat`, `implementation`...
+    Args:
+        folder: has `config.json` and `model.safetensors`, or its shards and `model.safetensors.index.json`; or it is an
+            `.npz` file of google-research/vision_transformer, see `vit_npz`.
+        dtype: of the variables, whatever the file's.
+        settings: fields of the model, which override those of the folder: `dropout`, `remat`, `attend`...
 
     Raises:
         FileNotFoundError: the folder or one of its files is missing.
-        ValueError: a file is corrupt, or what it holds is no model of ours.
+        ValueError: a file is corrupt, or its model is not supported.
     """
     folder = Path(folder)
     if folder.suffix == ".npz":
@@ -89,13 +92,13 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
 
 
 def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
-    """Writes `config.json` and `model.safetensors`, in the parameters' dtype.
+    """Write `config.json` and `model.safetensors`, in the parameters' dtype.
 
-    What matters in training alone (stochastic depth, remat...) is left out.
+    Settings that only matter in training (stochastic depth, remat...) are left out.
 
     Raises:
         ValueError: `transformers` has no such model, or the variables are not the model's.
-        OSError: the folder cannot be written to; a file that was there is kept.
+        OSError: the folder cannot be written to; existing files are kept.
     """
     classes = {kind: models.MODELS[family.model] for kind, family in FAMILIES.items()}
     kinds = [kind for kind, cls in classes.items() if type(model) is cls and FAMILIES[kind].fits(model)]
@@ -121,8 +124,8 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
 
 
 def _read(family, model, files, shapes, dtype):
-    """The parameters and the statistics of these shapes, by path, from the files, which hold nothing else."""
-    # What tensors there should be follows from where our parameters, without content, would go.
+    """Return the parameters and statistics of these shapes, by path, from files that hold nothing else."""
+    # The expected tensors are those that our parameters, without content, would be written to.
     hollow = {path: np.broadcast_to(False, shape) for path, shape in shapes.items()}
     expected = {name: array.shape for name, array in _tensors(family, model, hollow)}
     copies = {copy: original for copy, original in family.tied if original in expected and copy not in expected}
@@ -138,15 +141,15 @@ def _read(family, model, files, shapes, dtype):
     def read(name):
         array = files[names[name]].get_tensor(names[name])
         if not jnp.issubdtype(array.dtype, jnp.floating):
-            raise ValueError(f"tensor {name} has dtype {array.dtype}: it must be a floating one.")
+            raise ValueError(f"tensor {name} has dtype {array.dtype}: it must be a floating-point type.")
         return array
 
     for copy, original in copies.items():
         if names[copy] in files and not np.array_equal(read(copy), read(original)):
-            raise ValueError(f"tensor {copy} differs from {original}, but the model has one for both.")
+            raise ValueError(f"tensor {copy} differs from {original}: the model has one tensor for both.")
     for name, value in family.constants(model).items():
         if not np.allclose(read(name), value, atol=1e-2):  # in bfloat16 too
-            raise ValueError(f"tensor {name} is not the fixed one that the model has.")
+            raise ValueError(f"tensor {name} differs from the constant that the model computes.")
     params = {path: np.empty(shape, dtype) for path, shape in shapes.items()}
     for rule in family.rules(model):
         for name, paths, index in rule.places(shapes):
@@ -159,7 +162,7 @@ def _read(family, model, files, shapes, dtype):
 
 
 def _spelling(family, name, files):
-    """A tensor's name in the files, which may leave out the prefix, have an old ending or another name for it."""
+    """Return the name of a tensor in the files, which may lack the prefix, have an old ending or be another name."""
     endings = {"": "", **family.old}
     known = [name.removesuffix(new) + old for new, old in endings.items() if name.endswith(new)] + [family.other(name)]
     spellings = [spelling for full in known for spelling in (full.removeprefix(family.prefix), full)]
@@ -167,14 +170,14 @@ def _spelling(family, name, files):
 
 
 def _shapes(family, model):
-    """The shapes of the model's parameters, and of its statistics if it has any, by path."""
+    """Return the shapes of the model's parameters, and of its statistics if it has any, by path."""
     variables = jax.eval_shape(model.init, jax.random.key(0), *jax.tree.leaves(family.example(model)))
     kinds = {kind: flatten_dict(variables[kind], sep="/") for kind in ("params", "statistics") if kind in variables}
     return {kind: {path: value.shape for path, value in found.items()} for kind, found in kinds.items()}
 
 
 def _joined(kinds):
-    """All paths: those of parameters and of statistics differ."""
+    """Return one dictionary of all paths; those of parameters and of statistics differ."""
     return {path: value for found in kinds.values() for path, value in found.items()}
 
 
@@ -183,7 +186,7 @@ def _sizes(family, model):
 
 
 def _tensors(family, model, params):
-    """The name and the content of each of the reference's tensors."""
+    """Yield the name and the content of each tensor of the reference."""
     for rule in family.rules(model):
         for name, paths, index in rule.places({path: value.shape for path, value in params.items()}):
             parts = [np.asarray(params[path][index]) for path in paths]
@@ -195,7 +198,7 @@ def _tensors(family, model, params):
 
 
 def _settings(family, config, names, overrides):
-    """Our model's settings: those of the reference's config, unless they are overridden."""
+    """Return our model's settings: those of the reference's config, unless they are overridden."""
     architecture = (config.get("architectures") or family.architectures)[0]
     for name, value, allowed in [
         ("architectures", architecture, family.architectures),
@@ -211,7 +214,7 @@ def _settings(family, config, names, overrides):
         if settings.setdefault(setting, value) != value:
             raise ValueError(
                 f"{origin[setting]} is {settings[setting]!r} and {name} is {value!r}: the model has one setting for "
-                f"both, which load(folder, {setting}=...) can choose."
+                f"both; choose it with load(folder, {setting}=...)."
             )
         origin.setdefault(setting, name)
     return settings
@@ -231,7 +234,7 @@ def _value(name, setting, value, default):
 
 
 def _match(expected, found):
-    """Raises ValueError unless the shapes by name are the same."""
+    """Raise ValueError unless the shapes by name are the same."""
     for names, what in ((expected.keys() - found, "missing"), (found.keys() - expected, "unexpected")):
         if names:
             more = ", ..." if len(names) > 3 else "."
@@ -254,7 +257,7 @@ def _json(path):
 
 
 def _files(folder):
-    """The open file of each tensor, by its name."""
+    """Return the open file of each tensor, by the tensor's name."""
     paths, index = [folder / "model.safetensors"], folder / "model.safetensors.index.json"
     if not paths[0].exists() and index.exists():
         paths = sorted({folder / name for name in _json(index).get("weight_map", {}).values()})
@@ -271,7 +274,7 @@ def _files(folder):
 
 
 def _replace(path, write):
-    """Writes a file whole or not at all."""
+    """Write a file atomically."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         write(temporary)

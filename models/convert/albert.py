@@ -1,10 +1,11 @@
-"""ALBERT: `AlbertForPreTraining`... <-> `ALBERT` with the head of the same task. All layers are one group of one."""
+"""ALBERT: `AlbertForPreTraining`... <-> `ALBERT` with the head of the same task; groups have one inner layer."""
 
 from lineage.models.convert import bert
 from lineage.models.convert.family import Family, block, linear
 
 FIELDS = bert.FIELDS | {
     "vocab_size": ("vocab_size", 30_000),
+    "num_hidden_groups": ("num_groups", 1),
     "embedding_size": ("embed_width", 128),
     "hidden_size": ("width", 4096),
     "num_attention_heads": ("num_heads", 64),
@@ -21,13 +22,7 @@ def _rules(model):
     return [
         *bert.embeddings(model, "albert.embeddings"),
         *linear("albert.encoder.embedding_hidden_mapping_in", "projection"),
-        *block(
-            "albert.encoder.albert_layer_groups.0.albert_layers.0.",
-            "stack/layers",
-            attended=("attention.query", "attention.key", "attention.value", "attention.dense"),
-            mlp=("ffn", "ffn_output"),
-            norms=("attention.LayerNorm", "full_layer_layer_norm"),
-        ),
+        *(rule for group in range(model.num_groups) for rule in _layer(model, group)),
         *bert.head(
             model,
             "albert.pooler",
@@ -35,6 +30,16 @@ def _rules(model):
             pretraining=SECOND,
         ),
     ]
+
+
+def _layer(model, group):
+    return block(
+        f"albert.encoder.albert_layer_groups.{group}.albert_layers.0.",
+        "stack/layers" if model.num_groups == 1 else f"stack/groups_{group}/layers",
+        attended=("attention.query", "attention.key", "attention.value", "attention.dense"),
+        mlp=("ffn", "ffn_output"),
+        norms=("attention.LayerNorm", "full_layer_layer_norm"),
+    )
 
 
 def _settings(config, architecture, names):
@@ -53,7 +58,7 @@ FAMILY = Family(
     architectures=tuple(ARCHITECTURES),
     prefix="albert.",
     fields=FIELDS,
-    fixed=bert.FIXED | {"num_hidden_groups": 1, "inner_group_num": 1},
+    fixed=bert.FIXED | {"inner_group_num": 1},
     rules=_rules,
     config=_config,
     settings=_settings,

@@ -1,4 +1,7 @@
-"""BART: `BartForConditionalGeneration`, or `BartModel` (the head is the embedding anyway) <-> `BART`."""
+"""BART and Marian: `BartForConditionalGeneration`, `MarianMTModel`, or `BartModel`, `MarianModel` (the head is the
+embedding anyway) <-> `BART`; Marian has sinusoidal positions and no norm of the embeddings."""
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,13 +27,15 @@ FIELDS = {
 def _rules(model):
     table = [Rule("model.shared.weight", "embed/table"), *layers()]
     for side in ("encoder", "decoder"):
-        table.append(Rule(f"model.{side}.embed_positions.weight", f"{side}_position/table"))
-        table += norm(f"model.{side}.layernorm_embedding", f"{side}_norm")
+        if model.position == "learned":
+            table.append(Rule(f"model.{side}.embed_positions.weight", f"{side}_position/table"))
+        if model.embed_norm:
+            table += norm(f"model.{side}.layernorm_embedding", f"{side}_norm")
     return [*table, Rule("final_logits_bias", "logits_bias", "1 V -> V")] if model.logits_bias else table
 
 
 def layers() -> list[Rule]:
-    """Every layer of the encoder and of the decoder, as BART and DETR have them."""
+    """Return the rules of the layers of encoder and decoder, as in BART and DETR."""
     mlp, norms, rules = ("fc1", "fc2"), ("self_attn_layer_norm", "final_layer_norm"), []
     for side in ("encoder", "decoder"):
         reference, ours = f"model.{side}.layers.*.", f"{side}_stack/layers"
@@ -43,10 +48,15 @@ def _projections(attention):
     return [f"{attention}.{part}_proj" for part in ("q", "k", "v", "out")]
 
 
+def _settings(config, architecture, names):
+    return {"logits_bias": "final_logits_bias" in names, "scale_embedding": config.get("scale_embedding", False)}
+
+
 def _config(model):
     width = model.mlp_dim or 4 * model.width
     return {
         "architectures": ["BartForConditionalGeneration"],
+        "scale_embedding": model.scale_embedding,
         "decoder_layers": model.decoder_depth or model.depth,
         "encoder_ffn_dim": width,
         "decoder_ffn_dim": width,
@@ -58,13 +68,36 @@ FAMILY = Family(
     architectures=("BartForConditionalGeneration", "BartModel"),
     prefix="model.",
     fields=FIELDS,
-    fixed={"is_encoder_decoder": True, "scale_embedding": False, "tie_word_embeddings": True},
+    fixed={"is_encoder_decoder": True, "tie_word_embeddings": True},
     example=lambda model: (np.zeros((1, 1), np.int32),) * 2,
     rules=_rules,
     config=_config,
-    settings=lambda config, architecture, names: {"logits_bias": "final_logits_bias" in names},
+    settings=_settings,
+    fits=lambda model: (model.position, model.embed_norm) == ("learned", True),
     tied=tuple(
         (copy, "model.shared.weight")
         for copy in ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
     ),
+)
+
+
+def _marian_config(model):
+    last = model.vocab_size - 1  # by convention, the padding, with which the decoder starts
+    return _config(model) | {
+        "architectures": ["MarianMTModel"],
+        "decoder_vocab_size": model.vocab_size,
+        "pad_token_id": last,
+        "decoder_start_token_id": last,
+    }
+
+
+MARIAN = replace(
+    FAMILY,
+    architectures=("MarianMTModel", "MarianModel"),
+    fields=FIELDS | {"vocab_size": ("vocab_size", 58_101)},
+    fixed=FAMILY.fixed | {"share_encoder_decoder_embeddings": True},
+    config=_marian_config,
+    settings=lambda *args: _settings(*args) | {"position": "sinusoidal", "embed_norm": False},
+    fits=lambda model: (model.position, model.embed_norm) == ("sinusoidal", False),
+    ignored=r"(model\.)?(encoder|decoder)\.embed_positions\.weight",  # the fixed table, in old files
 )

@@ -1,6 +1,6 @@
 """BERT: `BertForPreTraining`, `BertForMaskedLM`... <-> `BERT` with the head of the same task.
 
-The parts that its descendants' checkpoints share with it are functions here.
+Its functions make the parts that the checkpoints of its descendants share with it.
 """
 
 from lineage.models.bert import OUTPUTS, POOLED, WORDS
@@ -25,7 +25,7 @@ FIXED = {
     "is_decoder": False,
     "add_cross_attention": False,
 }
-# What the reference calls a model, after its family's name, and our head; the last one is the encoder alone.
+# Name of the reference's class, after that of the family -> our head; the last one is the encoder alone.
 HEADS = {
     "ForPreTraining": "pretraining",
     "ForMaskedLM": "masked_lm",
@@ -36,7 +36,7 @@ HEADS = {
     "ForMultipleChoice": "choice",
     "Model": "pooler",
 }
-# The layer that predicts words: its matrix, LayerNorm and bias.
+# The masked-language-model head: its dense layer, LayerNorm and bias.
 PREDICTIONS = ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias")
 TIED = (
     ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
@@ -45,26 +45,26 @@ TIED = (
 
 
 def architectures(family: str, *absent: str) -> dict[str, str]:
-    """A family's models by their names, and our heads, but for those that it has not."""
+    """Return the names of a family's classes -> our heads, without those that it does not have."""
     return {f"{family}{name}": head for name, head in HEADS.items() if head not in absent}
 
 
 def embeddings(model, reference: str) -> list[Rule]:
-    """The tables of words, positions and segments, and their LayerNorm."""
+    """Return the rules of the word, position and segment embeddings, and of their LayerNorm."""
     if not model.num_segments:
-        raise ValueError(f"num_segments is 0: {type(model).__name__} has at least one.")
+        raise ValueError(f"num_segments is 0: `transformers` has {type(model).__name__} with at least 1.")
     return [Rule(f"{reference}.token_type_embeddings.weight", "segment/table"), *words_and_positions(reference)]
 
 
 def words_and_positions(reference: str) -> list[Rule]:
-    """The tables of a model without segments, and their LayerNorm."""
+    """Return the rules of the embeddings of a model without segments, and of their LayerNorm."""
     tables = {"word": "embed", "position": "position"}
     rules = [Rule(f"{reference}.{name}_embeddings.weight", f"{ours}/table") for name, ours in tables.items()]
     return rules + norm(f"{reference}.LayerNorm", "embed_norm")
 
 
 def layers(reference: str) -> list[Rule]:
-    """Every layer, as BERT, RoBERTa and ELECTRA have it."""
+    """Return the rules of the layers of BERT, RoBERTa, ELECTRA and BigBird."""
     return block(
         f"{reference}.*.",
         "stack/layers",
@@ -75,8 +75,10 @@ def layers(reference: str) -> list[Rule]:
 
 
 def head(model, pooler: str, predictions: tuple[str, str, str] = PREDICTIONS, **classifiers: str) -> list[Rule]:
-    """The pooler, the layer that predicts words, and the classifier, as far as the model has them; `classifiers` has
-    the names of those that are called otherwise than others, by head."""
+    """Return the rules of the pooler, the masked-language-model head and the classifier, as far as the model has them.
+
+    `classifiers` has, by head, the names of the classifiers that are not called `classifier`.
+    """
     rules = linear(pooler, "pooler") if model.head in POOLED else []
     if model.head in WORDS:
         dense, after, bias = predictions
@@ -87,8 +89,11 @@ def head(model, pooler: str, predictions: tuple[str, str, str] = PREDICTIONS, **
 
 
 def head_settings(config: dict, head: str, names, *, second: str = "", dropout: str = "classifier_dropout") -> dict:
-    """Our settings of a head; a file without a pooler has none. Published files hold all of pre-training, whatever they
-    call it: that is so where they have `second`, the classifier of two texts."""
+    """Return our settings of a head.
+
+    Published files hold both heads of pre-training, whatever their class: then they have the tensor `second`, the
+    classifier of two segments. An encoder without a pooler has the head "none".
+    """
     if head == "masked_lm" and f"{second}.weight" in names:
         head = "pretraining"
     if head == "pooler" and not any("pooler" in name for name in names):
@@ -98,17 +103,19 @@ def head_settings(config: dict, head: str, names, *, second: str = "", dropout: 
 
 
 def head_config(model, known: dict[str, str], hidden: str = "intermediate_size") -> dict:
-    """The reference's name of the model, its labels and the size of its hidden layers."""
+    """Return the reference's class of the model, its labels and the width of its hidden layers."""
     names = {ours: name for name, ours in known.items()} | {"none": list(known)[-1]}
     if model.head not in names:
-        raise ValueError(f"head is {model.head!r}: {type(model).__name__} has {', '.join(names)}.")
+        raise ValueError(f"head is {model.head!r}: it must be one of {', '.join(names)} for `transformers`.")
     config = {"architectures": [names[model.head]], hidden: model.mlp_dim or 4 * model.width}
     return config if model.head in OUTPUTS else config | labels(model)
 
 
 def spare(model, *heads: str, pooler: str, pooled=POOLED) -> str:
-    """Pattern of the tensors that a file may have beside the model's: of a head that the encoder alone does not have,
-    of a pooler that no head reads, and the numbers of positions in old files."""
+    """Return the pattern of the tensors that a file may have beside those of the model.
+
+    These are the heads if the model is an encoder alone, a pooler that no head reads, and the positions in old files.
+    """
     patterns = [r".*\.position_ids"]
     patterns += [pooler] if model.head not in pooled else []
     patterns += heads if model.head in ("none", "pooler") else []

@@ -1,7 +1,8 @@
-"""BigBird: `BigBirdForPreTraining`... <-> `BigBird` with the head of the same task and `random_blocks="first"`.
+"""BigBird: `BigBirdForPreTraining`... <-> `BigBird` with the head of the same task; block-sparse attention with
+`random_blocks="first"`, or full attention.
 
-The two layers of the classifier of texts are our pooler and classifier. The reference drops out before both of them,
-ours before the classifier.
+The two layers of the reference's text classifier are our pooler and classifier. The reference has dropout before both
+of them, ours before the classifier.
 """
 
 from lineage.models.convert import bert
@@ -28,13 +29,17 @@ def _rules(model):
 
 def _settings(config, architecture, names):
     head = bert.head_settings(config, ARCHITECTURES[architecture], names, second=bert.SECOND)
-    return head | {"random_blocks": "first"}
+    kind = config.get("attention_type", "block_sparse")
+    if kind not in ("block_sparse", "original_full"):
+        raise ValueError(f"attention_type is {kind!r}: it must be 'block_sparse' or 'original_full'.")
+    return head | ({"attention_type": kind} if kind == "original_full" else {"random_blocks": "first"})
 
 
 def _config(model):
-    if model.random_blocks != "first":
-        raise ValueError(f"random_blocks is {model.random_blocks!r}: the reference evaluates with 'first'.")
-    return bert.head_config(model, ARCHITECTURES) | {"classifier_dropout": model.head_dropout}
+    if model.attention_type == "block_sparse" and model.random_blocks != "first":
+        raise ValueError(f"random_blocks is {model.random_blocks!r}: it must be 'first', as in the reference.")
+    config = {"classifier_dropout": model.head_dropout, "attention_type": model.attention_type}
+    return bert.head_config(model, ARCHITECTURES) | config
 
 
 FAMILY = Family(
@@ -42,7 +47,7 @@ FAMILY = Family(
     architectures=tuple(ARCHITECTURES),
     prefix="bert.",
     fields=FIELDS,
-    fixed=bert.FIXED | {"attention_type": "block_sparse", "use_bias": True, "rescale_embeddings": False},
+    fixed=bert.FIXED | {"use_bias": True, "rescale_embeddings": False},
     rules=_rules,
     config=_config,
     settings=_settings,

@@ -1,6 +1,7 @@
 """DETR: `DetrForObjectDetection` with a ResNet as its backbone, of a `ResNetConfig` or, in old files, by timm's name.
 
-The reference's dropout is ours, but it drops nothing from attention weights and hidden layers: the paper's code does.
+The dropout rate is the same, but the reference, unlike the paper's code, has no dropout on attention weights and hidden
+layers.
 """
 
 import re
@@ -38,7 +39,7 @@ def _rules(model):
 
 
 def _timm(name):
-    """What timm calls a tensor of the backbone: `layer1.0.conv2.weight`, `layer1.0.downsample.1.weight`..."""
+    """Return timm's name of a tensor of the backbone: `layer1.0.conv2.weight`, `layer1.0.downsample.1.weight`..."""
     place = r"(?:embedder\.embedder|encoder\.stages\.(\d+)\.layers\.(\d+)\.(?:layer\.(\d+)|shortcut))"
     found = re.fullmatch(rf"(.+\.conv_encoder\.model\.){place}\.(convolution|normalization)(\..+)", name)
     if not found:
@@ -70,7 +71,7 @@ def _settings(config, architecture, names):
 
 def _config(model):
     if not isinstance(model.backbone, ResNet) or model.backbone.norm != "batch" or model.placement != "post":
-        raise ValueError("`transformers` has a DETR with a ResNet's batch norm and placement='post' alone.")
+        raise ValueError("`transformers` has DETR only with a ResNet with batch norm and placement 'post'.")
     backbone = resnet.FAMILY.config(model.backbone)
     own = {name: getattr(model.backbone, setting) for name, (setting, _) in resnet.FAMILY.fields.items()}
     hidden = model.mlp_dim or 8 * model.width

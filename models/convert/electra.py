@@ -1,7 +1,7 @@
 """ELECTRA: `ElectraForPreTraining`, which is the head "replaced", `ElectraForMaskedLM`... <-> `ELECTRA`.
 
-The two layers of its classifiers of texts are our pooler and classifier. The reference drops out before both of them,
-ours before the classifier.
+The two layers of the reference's text classifier are our pooler and classifier. The reference has dropout before both
+of them, ours before the classifier.
 """
 
 from lineage.models.convert import bert
@@ -20,8 +20,8 @@ PREDICTIONS = ("generator_predictions.dense", "generator_predictions.LayerNorm",
 def _rules(model):
     if model.embed_width == model.width:
         raise ValueError(
-            f"width and embed_width are {model.width}: `transformers` has ELECTRA with no projection from one width to "
-            "the same."
+            f"width and embed_width are {model.width}: they must differ, because ELECTRA has no "
+            "projection between equal widths in `transformers`."
         )
     classifiers = {"replaced": "discriminator_predictions.dense_prediction", "classification": "classifier.out_proj"}
     return [

@@ -1,4 +1,4 @@
-"""What a family's mapping is made of, and how a tensor goes through it: parameters here <-> tensors of a reference."""
+"""Mappings between our parameters and the tensors of a reference, and the conversion of a tensor."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import numpy as np
 
-# Names of `transformers` -> ours; the first of several is written.
+# Names in `transformers` -> ours; of several, the first is written.
 ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -23,12 +23,13 @@ ACTIVATIONS = {
 
 
 class Rule(NamedTuple):
-    """One tensor of the reference, or one of every layer.
+    """Correspondence of one tensor of the reference, or one of every layer, to our parameters.
 
     Attributes:
-        reference: its name; `*` stands for the number of the layer, and our parameter has a leading layer axis then.
-        ours: the parameter's path; several are packed in one tensor, along the layout's axis `n`.
-        layout: the reference's axes -> ours, such as "(H C) D -> D H C"; without it they are the same.
+        reference: name of the tensor; `*` stands for the number of the layer, and our parameter has a leading layer
+            axis then.
+        ours: path of the parameter, or paths of several that are packed in one tensor along the layout's axis `n`.
+        layout: the reference's axes -> ours, such as "(H C) D -> D H C"; "" if they are the same.
     """
 
     reference: str
@@ -36,7 +37,7 @@ class Rule(NamedTuple):
     layout: str = ""
 
     def places(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[str, ...], Any]]:
-        """Each tensor's name, the parameters in it, and its index in them."""
+        """Yield each tensor's name, the parameters in it, and its index in them."""
         paths = (self.ours,) if isinstance(self.ours, str) else self.ours
         for layer in range(shapes[paths[0]][0]) if "*" in self.reference else [...]:
             yield self.reference.replace("*", str(layer)), paths, layer
@@ -44,25 +45,25 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """How a `model_type` of `transformers` corresponds to one of our models.
+    """Correspondence of a `model_type` of `transformers` to one of our models.
 
     Attributes:
-        model: the name in `models.MODELS`.
-        architectures: what `config.json` may call it; the first if it says nothing.
-        prefix: what the tensors of a model without its head leave out of their names.
+        model: name in `models.MODELS`.
+        architectures: allowed values of `architectures` in `config.json`; the first is the default.
+        prefix: prefix that the tensors of a model without its head lack.
         fields: fields of `config.json` -> (our setting, the default if absent). Fields of one setting must agree.
-        fixed: fields with the only value that our model knows.
-        rules: makes a model's table.
-        config: (model) -> fields that no setting gives; raises ValueError for what the reference cannot express.
-        settings: (config, architecture, names of tensors) -> settings that no field gives.
+        fixed: fields -> the only value that our model supports.
+        rules: makes the rules of a model.
+        config: (model) -> the fields that no setting gives; raises ValueError if the reference has no such model.
+        settings: (config, architecture, names of tensors) -> the settings that no field gives.
         sizes: letters in layouts -> our settings that give their sizes.
-        example: makes a model's input, or the tuple of its inputs; a token unless told.
-        fits: whether a model is one of this family, where several families have the same model.
-        tied: pairs of tensors that are one for us, unless a rule has the first; a file may leave out the first.
-        constants: makes the tensors of a model that are no parameters of ours, by name: written, and checked when read.
-        ignored: pattern of tensors that carry nothing; or makes a model's.
-        old: endings of tensors' names -> those in old files.
-        other: the name that another file may have for a tensor.
+        example: makes the input of a model, or the tuple of its inputs; by default a token.
+        fits: whether a model belongs to this family, where several families have the same model.
+        tied: pairs of tensors that our model shares, unless a rule has the first; a file may leave out the first.
+        constants: makes the tensors, by name, that are computed by our model: written, and checked when read.
+        ignored: pattern of tensors that are not read, or makes the pattern from the model.
+        old: endings of tensor names -> the endings in old files.
+        other: maps the name of a tensor to the name that some files have instead.
     """
 
     model: str
@@ -84,23 +85,23 @@ class Family:
 
 
 def linear(reference: str, ours: str, layout: str = "F D -> D F") -> list[Rule]:
-    """A PyTorch linear layer, whose weight is (out, in)."""
+    """Return the rules of a PyTorch linear layer, whose weight is (out, in)."""
     return [Rule(f"{reference}.weight", f"{ours}/kernel", layout), Rule(f"{reference}.bias", f"{ours}/bias")]
 
 
 def heads(reference: str, ours: str, number: str | int = "H") -> list[Rule]:
-    """A PyTorch linear layer that makes heads: as many as a letter of the family's `sizes` says, or a number."""
+    """Return the rules of a PyTorch linear layer whose output are heads; `number` is their number or its letter."""
     bias = Rule(f"{reference}.bias", f"{ours}/bias", f"({number} C) -> {number} C")
     return [Rule(f"{reference}.weight", f"{ours}/kernel", f"({number} C) D -> D {number} C"), bias]
 
 
 def norm(reference: str, ours: str) -> list[Rule]:
-    """A LayerNorm."""
+    """Return the rules of a LayerNorm."""
     return [Rule(f"{reference}.weight", f"{ours}/scale"), Rule(f"{reference}.bias", f"{ours}/bias")]
 
 
 def attention(names: Sequence[str], after: str, ours: str, h: str = "H") -> list[Rule]:
-    """Attention, whose query, key, value and output are called `names`, and the LayerNorm `after`; of `h` heads."""
+    """Return the rules of attention with `h` heads; `names` are query, key, value and output, `after` its LayerNorm."""
     return [
         *(rule for part, name in zip(("query", "key", "value"), names) for rule in heads(name, f"{ours}/{part}", h)),
         *linear(names[3], f"{ours}/out", f"D ({h} C) -> {h} C D"),
@@ -111,8 +112,16 @@ def attention(names: Sequence[str], after: str, ours: str, h: str = "H") -> list
 def block(
     reference: str, ours: str, *, attended: Sequence[str], mlp: Sequence[str], norms: Sequence[str], h: str = "H"
 ) -> list[Rule]:
-    """A block at the path `ours`, whose parts' names follow `reference`: query, key, value and output; the two layers
-    of the MLP; the LayerNorms of attention and MLP."""
+    """Return the rules of a block at the path `ours`.
+
+    Args:
+        reference: prefix of the names of the parts.
+        ours: path of the block.
+        attended: names of query, key, value and output.
+        mlp: names of the two layers of the MLP.
+        norms: names of the LayerNorms of attention and MLP.
+        h: letter of the number of heads.
+    """
     (up, down), (first, second) = ([f"{reference}{name}" for name in names] for names in (mlp, norms))
     return [
         *attention([f"{reference}{name}" for name in attended], first, f"{ours}/attention", h),
@@ -123,25 +132,26 @@ def block(
 
 
 def image(model: nn.Module) -> np.ndarray:
-    """One image of the model's size."""
+    """Return an image of the model's size."""
     return np.zeros((1, model.image_size, model.image_size, model.channels), np.float32)
 
 
 def labels(model: nn.Module) -> dict:
-    """The fields that name the classes."""
+    """Return the fields that name the classes."""
     names = [f"LABEL_{label}" for label in range(model.num_classes)]
     return {"id2label": dict(enumerate(names)), "label2id": {name: label for label, name in enumerate(names)}}
 
 
 def num_labels(config: dict) -> int:
-    """How many classes there are; the reference leaves out what is its default: two."""
+    """Return the number of classes; the reference leaves out its default, two."""
     return config.get("num_labels", len(config.get("id2label", "01")))
 
 
 def rearrange(array: np.ndarray, source: str, target: str, sizes: Mapping[str, int]) -> np.ndarray:
-    """The array with its `source` axes in the order and grouping of `target`; "(a b)" is one axis, "3" one of size 3.
+    """Return the array with its `source` axes in the order and grouping of `target`.
 
-    `sizes` gives the sizes of all axes in a group of `source` but one.
+    "(a b)" is one axis of two parts, "3" an axis of size 3. `sizes` gives the sizes of all axes but one in each group
+    of `source`.
     """
     source, target = ([group.strip("()").split() for group in re.findall(r"\(.*?\)|\S+", s)] for s in (source, target))
     source, target = ([[axis for axis in group if axis != "1"] for group in groups] for groups in (source, target))

@@ -1,6 +1,6 @@
 """Llama and Mistral: `LlamaForCausalLM`, `MistralForCausalLM` <-> `Llama` without and with a window.
 
-The reference's dropout is on the attention weights alone; ours is on what each part adds too.
+The reference has dropout on the attention weights only; ours is on the output of each part too.
 """
 
 from dataclasses import replace
@@ -26,7 +26,7 @@ MISTRAL_FIELDS = FIELDS | {
     "intermediate_size": ("mlp_dim", 14_336),
     "sliding_window": ("window", None),
 }
-# The rope types that the model knows, and their names of what `rope_turns` holds.
+# The supported rope types, and their names of the two values of `rope_turns`.
 TURNS = {
     "default": (),
     "linear": (),
@@ -70,7 +70,7 @@ def _settings(config, architecture, names):
 
 
 def _rope(config):
-    """Our settings: those of `rope_parameters`, or of the older `rope_scaling` and `rope_theta`."""
+    """Return our settings from `rope_parameters`, or from the older `rope_scaling` and `rope_theta`."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in TURNS:

@@ -1,7 +1,7 @@
 """The masked autoencoder: `ViTMAEForPreTraining` <-> `MAE`; `ViTMAEModel` <-> `decoder_depth=0`.
 
-Its sin-cos tables are in the files, but no parameters. For images of another size, the reference interpolates the
-decoder's table along the row of all patches, ours along the grid's rows and columns.
+Its sine-cosine tables are in the files, but are not parameters. For images of another size, the reference interpolates
+the decoder's table along the sequence of patches, ours along the rows and columns of the grid.
 """
 
 import numpy as np

@@ -11,7 +11,7 @@ from lineage.models.convert.family import Family, Rule, labels, linear, norm, nu
 
 
 def backbone(model, prefix, ours=""):
-    """The rules of a ResNet's `features`, of tensors that begin with a prefix, for parameters under a path."""
+    """Return the rules of a ResNet's `features`, from tensors with a prefix to parameters under a path."""
 
     def layer(name, conv, own_norm):
         found = f"{prefix}{name}.normalization"
@@ -50,7 +50,7 @@ def _conv(reference, ours):
 
 
 def _blocks(model):
-    """Of each block: its name, our path, and whether its input is projected."""
+    """Yield the name of each block, our path, and whether its input is projected."""
     for stage, (depth, width) in enumerate(zip(model.depths, model.widths)):
         for i in range(depth):
             yield (
@@ -76,7 +76,7 @@ def _settings(config, architecture, names):
         return settings
     found = {name: config.get(name, default) for name, default in BITS["symmetric"].items()}
     if found not in BITS.values():
-        raise ValueError(f"the model knows no BiT with {found}.")
+        raise ValueError(f"BiT with {found} is not supported: it must have one of {list(BITS.values())}.")
     padding = next(padding for padding, kind in BITS.items() if kind == found)
     return settings | {"norm": "group", "preactivation": padding == "symmetric", "padding": padding}
 
@@ -85,7 +85,7 @@ def _config(model):
     group, same = model.norm == "group", model.padding == "same"
     known = (group and model.bottleneck) if same or model.preactivation else not group
     if not known or (same and model.preactivation) or model.stem != "imagenet" or model.epsilon != 1e-5:
-        raise ValueError("`transformers` has ResNets and BiTs alone, with the stem and the epsilon of ImageNet's.")
+        raise ValueError("`transformers` has only ResNets and BiTs with the stem 'imagenet' and epsilon 1e-5.")
     return {
         "architectures": [(BIT if group else FAMILY).architectures[not model.num_classes]],
         "depths": list(model.depths),
@@ -95,7 +95,7 @@ def _config(model):
     }
 
 
-# Big Transfer's and the stem of ViT's hybrids, by our padding.
+# Fields of Big Transfer and of the stem of hybrid ViTs, by our padding.
 BITS = {
     "symmetric": {"layer_type": "preactivation", "global_padding": None, "embedding_dynamic_padding": False},
     "same": {"layer_type": "bottleneck", "global_padding": "SAME", "embedding_dynamic_padding": True},

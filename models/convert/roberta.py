@@ -1,13 +1,13 @@
 """RoBERTa and XLM-R: `RobertaForMaskedLM`, `XLMRobertaForMaskedLM`... <-> `RoBERTa`, `XLMR` with the head of the task.
 
-The two layers of their classifier of texts are our pooler and classifier. The reference drops out before both of them,
-ours before the classifier.
+The two layers of the reference's text classifier are our pooler and classifier. The reference has dropout before both
+of them, ours before the classifier.
 """
 
 from lineage.models.convert import bert
 from lineage.models.convert.family import Family
 
-# Positions are counted after the padding's.
+# Positions are counted from the padding's on.
 FIELDS = {name: value for name, value in bert.FIELDS.items() if name != "max_position_embeddings"}
 PREDICTIONS = ("lm_head.dense", "lm_head.layer_norm", "lm_head.bias")
 
@@ -30,7 +30,7 @@ def _family(model: str, name: str) -> Family:
         if type(pad) is not int or type(length) is not int or not 0 <= pad < length - 1:
             raise ValueError(
                 f"pad_token_id is {pad!r} and max_position_embeddings {length!r}: they must be integers, and the "
-                "latter greater by 2 or more."
+                "latter must be greater by at least 2."
             )
         head = bert.head_settings(config, architectures[architecture], names)
         return head | {"pad_id": pad, "max_length": length - pad - 1}

@@ -1,8 +1,8 @@
 """Swin and Swin V2: `SwinForImageClassification`, `Swinv2ForImageClassification` <-> `Swin`; `SwinModel`,
 `Swinv2Model` <-> `num_classes=0`.
 
-The reference's dropout is ours, but it drops nothing inside the feed-forward layer; version 1's stochastic depth skips
-the attention alone there, both parts here and in the paper's code.
+The dropout rate is the same, but the reference has no dropout inside the MLP, and version 1's stochastic depth skips
+only the attention there, and both parts here and in the paper's code.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""T5: `T5ForConditionalGeneration`, or `T5Model` (the head is the embedding anyway) <-> `T5`, of version 1.0 or 1.1."""
+"""T5: `T5ForConditionalGeneration`, or `T5Model` (the head is the embedding anyway) <-> `T5`, version 1.0 or 1.1."""
 
 import numpy as np
 
@@ -48,17 +48,22 @@ def _settings(config, architecture, names):
     if projection not in PROJECTIONS:
         raise ValueError(f"feed_forward_proj is {projection!r}: it must be one of {', '.join(PROJECTIONS)}.")
     gated, activation = PROJECTIONS[projection]
-    # `transformers` 5 calls every T5 tied that it writes, but says of which it scales the logits: of those that are.
-    tied = config.get("scale_decoder_outputs", config.get("tie_word_embeddings")) is not False
-    return {"gated": gated, "activation": activation, "tied": tied}
+    # `transformers` 5 writes tie_word_embeddings=True for every T5, and scale_decoder_outputs=False for version 1.1;
+    # before it, tie_word_embeddings=False said both.
+    scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings")) is not False
+    tied = scaled or (architecture != "T5Model" and "lm_head.weight" not in names)
+    scale = None if scaled == tied else scaled
+    return {"gated": gated, "activation": activation, "tied": tied, "scale_decoder_outputs": scale}
 
 
 def _config(model):
-    kind = (model.gated, model.activation)
+    kind, scale = (model.gated, model.activation), model.scale_decoder_outputs
+    if scale and not model.tied:
+        raise ValueError("scale_decoder_outputs is True and tied is False: `transformers` scales tied outputs alone.")
     return {
         "architectures": ["T5ForConditionalGeneration"],
         "feed_forward_proj": next(name for name, value in PROJECTIONS.items() if value == kind),
-        "tie_word_embeddings": model.tied,
+        "tie_word_embeddings": model.tied if scale is None else scale,
         "decoder_start_token_id": 0,
     }
 
@@ -76,6 +81,6 @@ FAMILY = Family(
     tied=tuple(
         (f"{copy}.weight", "shared.weight") for copy in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
     ),
-    # Of cross-attention, in old files: nobody reads it.
+    # A bias of cross-attention in old files, which is not used.
     ignored=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
 )

@@ -1,8 +1,8 @@
 """ViT: `ViTForImageClassification` <-> a class token and a linear head; `ViTModel` <-> `num_classes=0`. DeiT:
-`DeiTForImageClassificationWithTeacher` <-> `DeiT`.
+`DeiTForImageClassificationWithTeacher`, or `DeiTForImageClassification` with `distillation_head=False` <-> `DeiT`.
 
-A `ViTModel`'s pooler is the tanh layer of the pre-training head: `head="mlp"`. Tensors have their names in the files,
-not those of the live modules. The reference's dropout is ours, but it drops nothing inside the feed-forward layer.
+The pooler of a `ViTModel` is the tanh layer of the pre-training head: `head="mlp"`. Tensor names are those in files,
+not those of the modules in memory. The dropout rate is the same, but the reference has no dropout inside the MLP.
 """
 
 from dataclasses import replace
@@ -27,7 +27,7 @@ FIELDS = {
 
 
 def layers(reference: str, ours: str, h: str = "H") -> list[Rule]:
-    """The blocks of a stack; `h` is the letter of its number of heads."""
+    """Return the rules of the blocks of a stack; `h` is the letter of its number of heads."""
     return block(
         f"{reference}.*.",
         ours,
@@ -39,7 +39,7 @@ def layers(reference: str, ours: str, h: str = "H") -> list[Rule]:
 
 
 def encoder(body: str) -> list[Rule]:
-    """All but positions and heads; `body` is the prefix of the tensors."""
+    """Return the rules of all but positions and heads; `body` is the prefix of the tensors."""
     return [
         Rule(f"{body}embeddings.cls_token", "class_token", "1 1 D -> D"),
         *linear(f"{body}embeddings.patch_embeddings.projection", "patch_embed/projection", "D c p q -> (p q c) D"),
@@ -61,7 +61,7 @@ def _has_pooler(model):
 
 
 def make_square(config: dict) -> None:
-    """Sizes given as two equal numbers become one."""
+    """Replace sizes given as two equal numbers by one number, in place."""
     for field in ("image_size", "patch_size"):
         size = config.get(field)
         if isinstance(size, list) and len(set(size)) == 1:
@@ -73,7 +73,7 @@ def _settings(config, architecture, names):
     if architecture == "ViTModel":
         pooler = "pooler.dense.weight" in names
         if pooler and config.get("pooler_act", "tanh") != "tanh":
-            raise ValueError(f"pooler_act is {config['pooler_act']!r}: the model knows only 'tanh'.")
+            raise ValueError(f"pooler_act is {config['pooler_act']!r}: it must be 'tanh'.")
         return {"num_classes": 0, "head": "mlp" if pooler else "linear"}
     return {"num_classes": num_labels(config)}
 
@@ -93,12 +93,13 @@ def _written(model, architecture):
 
 
 def _deit_rules(model):
+    teacher = linear("distillation_classifier", "distillation_classifier") if model.distillation_head else []
     return [
         *encoder("deit."),
         Rule("deit.embeddings.distillation_token", "distillation_token", "1 1 D -> D"),
         Rule("deit.embeddings.position_embeddings", "table/table", "1 P D -> P D"),
-        *linear("cls_classifier", "classifier"),
-        *linear("distillation_classifier", "distillation_classifier"),
+        *linear("cls_classifier" if model.distillation_head else "classifier", "classifier"),
+        *teacher,
     ]
 
 
@@ -106,11 +107,15 @@ def _deit_config(model):
     refuse_others(model)
     if not model.num_classes:
         raise ValueError("num_classes is 0: `transformers` has no DeiT with two tokens and no classes.")
-    return _written(model, *DEIT.architectures)
+    return _written(model, DEIT.architectures[0 if model.distillation_head else 1])
+
+
+def _deit_settings(config, architecture, names):
+    return _settings(config, architecture, names) | {"distillation_head": architecture.endswith("WithTeacher")}
 
 
 def refuse_others(model: nn.Module, position: str = "1d", **kind) -> None:
-    """Raises ValueError for a model that is none of the references'."""
+    """Raise ValueError for a model that `transformers` does not have."""
     allowed = {"position": position, "pooling": "token", "head": "linear"}
     allowed |= {"num_registers": 0, "layer_scale": 0.0, "qk_norm": False, "hybrid": ()}
     kind = {name: getattr(model, name) for name in allowed} | kind
@@ -135,8 +140,9 @@ VIT = Family(
 DEIT = replace(
     VIT,
     model="deit",
-    architectures=("DeiTForImageClassificationWithTeacher",),
+    architectures=("DeiTForImageClassificationWithTeacher", "DeiTForImageClassification"),
     prefix="deit.",
     rules=_deit_rules,
+    settings=_deit_settings,
     config=_deit_config,
 )

@@ -1,6 +1,7 @@
-"""ViT from and to the `.npz` files of google-research/vision_transformer, whose names and axes are Flax's, as ours are.
+"""ViT from and to the `.npz` files of google-research/vision_transformer, whose layout is Flax's, as ours is.
 
-The published code computes GELU's tanh form, and its norms' epsilon is 1e-6; hybrids (R50+ViT-B/16...) are read too.
+The reference code computes the tanh approximation of GELU, with norms of epsilon 1e-6. Hybrids (R50+ViT-B/16...) are
+supported too.
 """
 
 import math
@@ -19,7 +20,7 @@ from jax.typing import DTypeLike
 
 from lineage.models.vit import ViT
 
-# Beginnings of names there -> here; `*` is the number of a layer, for which our parameters have a leading axis.
+# Prefixes of names there -> here; `*` is the number of a layer, for which our parameters have a leading axis.
 NAMES = {
     "cls": "class_token",
     "embedding/": "patch_embed/projection/",
@@ -38,11 +39,11 @@ FIXED |= {"num_registers": 0, "layer_scale": 0.0, "qk_norm": False}
 
 
 def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) -> tuple[nn.Module, dict]:
-    """The model in a file and its variables; its sizes are those of the arrays, unless `settings` has them.
+    """Return the model in a file and its variables; its sizes are those of the arrays, unless `settings` has them.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is corrupt, or holds no such model.
+        ValueError: the file is corrupt, or is not one of a ViT.
     """
     try:
         with np.load(path) as file:
@@ -94,13 +95,13 @@ def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) ->
 
 
 def save(path: str | os.PathLike, model: nn.Module, variables: dict) -> None:
-    """Writes a file.
+    """Write a file.
 
     Raises:
-        ValueError: the published code has no such model.
+        ValueError: the reference code has no such model.
     """
-    kind = {name: getattr(model, name, None) for name in FIXED}
-    if type(model) is not ViT or kind != FIXED or model.pooling not in ("token", "gap") or model.head == "probe":
+    known = type(model) is ViT and all(getattr(model, name) == value for name, value in FIXED.items())
+    if not known or model.pooling not in ("token", "gap") or model.head == "probe":
         raise ValueError(f"the .npz layout has no such model: it must be a ViT with {FIXED} and pooling token or gap.")
     size, width = model.patch_size // _stride(model.hybrid), model.width
     shapes = {"class_token": (1, 1, -1), "table/table": (1, -1, width)}
@@ -118,7 +119,7 @@ def save(path: str | os.PathLike, model: nn.Module, variables: dict) -> None:
 
 
 def _resnet(blocks):
-    """`NAMES` of a hybrid's ResNet, of so many blocks in each stage."""
+    """Return the `NAMES` of a hybrid's ResNet with so many blocks in each stage."""
     names = {"conv_root/": "backbone/stem_conv/", "gn_root/": "backbone/outer_norm/"} if blocks else {}
     parts = {"conv_proj/": "shortcut/", "gn_proj/": "shortcut_norm/"}
     parts |= {
@@ -132,12 +133,12 @@ def _resnet(blocks):
 
 
 def _stride(blocks):
-    """Pixels of the image in one of the map that is cut into patches."""
+    """Return the stride, in pixels of the image, of the map that is cut into patches."""
     return 2 ** (len(blocks) + 1) if blocks else 1
 
 
 def _renamed(name, names):
-    """A name with another beginning; one that none of `names` has stays."""
+    """Return the name with its prefix replaced as in `names`, or unchanged if it has none of the prefixes."""
     return next((new + name.removeprefix(old) for old, new in names.items() if name.startswith(old)), name)
 
 

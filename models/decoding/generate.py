@@ -1,16 +1,15 @@
-"""Text from a decoder: greedy, sampled or by beam search, on the device in one compiled loop.
+"""Text generation by greedy search, sampling or beam search, on the device in one compiled loop.
 
-A decoder is any model with the methods
+A decoder is any model with the field `vocab_size` and the methods
 
 * `encode(inputs) -> memory`: a pytree that is computed once (None for a decoder-only model);
-* `init_cache(batch_size, max_length) -> cache`: a pytree, empty, with room for that many tokens in each row;
+* `init_cache(batch_size, max_length) -> cache`: an empty pytree with room for that many tokens in each row;
 * `decode(tokens [B, T], cache, memory) -> (logits [B, T, V], cache)`: the logits after each of T more tokens.
 
-Cache and memory alone know which of their axes is the batch's, so they have the operations that the searches need:
-`gather(rows)`, those rows in that order (beam search), and the cache `rewind(length)`, what it was after the first
-`length` tokens of each row (prompts of different lengths). `models.layers.cache` has such: `Cache`, `States`, `Memory`.
-
-How a token is chosen from the logits is `models.choice`'s; `models.speculative` has a faster way to the same tokens.
+Only cache and memory know which of their axes is the batch, so they implement what the searches need: both
+`gather(rows)`, which selects and reorders rows (beam search), and the cache `rewind(length)`, which returns to the
+state after the first `length` tokens of each row (prompts of different lengths). `models.layers.cache` has such
+classes: `Cache`, `States`, `Memory`.
 """
 
 from functools import partial
@@ -23,17 +22,20 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from numpy.typing import ArrayLike
 
-from lineage.models.decoding.logits_processors import Choice, check, row_keys
+from lineage.models.decoding.logits_processors import LogitsProcessors, check, row_keys
 
-NEVER = -1e9  # the score of what must not be chosen; finite, so that sums and quotients of it are numbers
+IMPOSSIBLE = -1e9  # score of a hypothesis that must not be chosen; finite, so that its sums and quotients are too
 
 
 class Generation(NamedTuple):
-    """What came out: each row is its prompt, the new tokens (a stop token among them) and padding.
+    """Generated rows.
 
-    `lengths` counts the prompt and the new tokens; S is the prompts' length plus `max_new_tokens`. `scores` is the sum
-    of the new tokens' log-probabilities under the model; of beam search, that sum after all processors, over
-    the number of new tokens to the power of the length penalty.
+    Attributes:
+        tokens: the prompt, the new tokens (a stop token included) and padding; S is the length of the prompts plus
+            `max_new_tokens`.
+        lengths: number of tokens of the prompt and of new ones.
+        scores: sum of the new tokens' log-probabilities under the model. For beam search, the sum after all logits
+            processors, divided by the number of new tokens to the power of the length penalty.
     """
 
     tokens: Int[Array, "B S"]
@@ -53,41 +55,38 @@ def generate(
     pad_token: int = 0,
     num_beams: int = 1,
     length_penalty: float = 1.0,
-    **choice,
+    **processors,
 ) -> Generation:
-    """Continues every prompt until a stop token or for `max_new_tokens`.
+    """Continue every prompt until a stop token or for `max_new_tokens`.
 
-    The first call with a model, shapes, `max_new_tokens`, `top_k`, `num_beams`, size of n-grams and kinds of processors
+    The first call with a model, shapes, `max_new_tokens`, `top_k`, `num_beams`, size of n-grams and set of processors
     compiles; calls that differ in anything else (weights, tokens, lengths, seed, temperature, top-p, penalties) do not.
     A row's tokens depend on its prompt, the seed and its place in the batch, not on the other rows: to draw several
     samples of a prompt, repeat it. Semantics and beam search are those of `transformers.GenerationMixin.generate`.
 
     Args:
         model, variables: a decoder, see above, and its weights.
-        prompts: [B, T], padded on the right with anything.
+        prompts: [B, T], padded on the right with any tokens.
         lengths: [B], of the prompts, each at least 1; None means that there is no padding.
-        inputs: what `model.encode` takes.
+        max_new_tokens: largest number of new tokens in a row.
+        inputs: the argument of `model.encode`.
         seed: of the samples.
-        pad_token: what fills a row up.
+        pad_token: fills the rows after their last token.
         num_beams: more than 1 is beam search; the best hypothesis is returned.
-        length_penalty: of beam search: above 0 favours long hypotheses, below 0 short ones, see `Generation`.
-        choice: `temperature`, `top_k`, `top_p`, `stop_tokens`..., see `Choice.checked`.
+        length_penalty: for beam search: above 0 favours long hypotheses, below 0 short ones, see `Generation`.
+        processors: `temperature`, `top_k`, `top_p`, `stop_tokens`..., see `LogitsProcessors.create`.
 
     Raises:
         ValueError: an argument is out of its range, or prompt and new tokens are longer than the model's sequences.
     """
-    prompts, lengths = checked_prompts(model, prompts, lengths, max_new_tokens)
+    prompts, lengths = validate_prompts(model, prompts, lengths, max_new_tokens)
     check(num_beams >= 1, f"num_beams must be at least 1, not {num_beams}.")
-    temperature = choice.get("temperature", 1.0)
+    temperature = processors.get("temperature", 1.0)
     check(num_beams == 1 or temperature == 0, f"beam search does not sample: set temperature to 0, not {temperature}.")
-    choice, seed, pad, penalty = (
-        Choice.checked(model, **choice),
-        np.uint32(seed % 2**32),
-        np.int32(pad_token),
-        float(length_penalty),
-    )
+    processors = LogitsProcessors.create(model, **processors)
+    numbers = np.uint32(seed % 2**32), np.int32(pad_token), float(length_penalty)
     sizes = {"num_beams": num_beams, "max_new_tokens": max_new_tokens}
-    return _generate(model, variables, prompts, lengths, inputs, seed, choice, pad, penalty, **sizes)
+    return _generate(model, variables, prompts, lengths, inputs, processors, *numbers, **sizes)
 
 
 def best_of(
@@ -101,11 +100,15 @@ def best_of(
     contrast: tuple[nn.Module, Any] | None = None,
     **options,
 ) -> Generation:
-    """Of `best_of` samples of each prompt, the one whose new tokens have the largest mean log-probability.
+    """Return the best of several samples of each prompt: that of the largest mean log-probability of its new tokens.
 
-    With `contrast`, a weaker model of the same tokens and its variables, the mean under it is subtracted: what any
-    model would write gains nothing. This is the objective of contrastive decoding (arXiv 2210.15097, equation 1) for a
-    token; its constraint to plausible tokens is `top_p`'s part here. `options` are those of `generate`.
+    Args:
+        best_of: number of samples of each prompt.
+        model, variables, prompts, lengths, inputs: see `generate`.
+        contrast: a weaker model of the same tokens and its variables, whose mean log-probability is subtracted. This
+            is the objective of contrastive decoding (arXiv 2210.15097, equation 1), averaged over the tokens; `top_p`
+            takes the place of its constraint to plausible tokens.
+        options: other arguments of `generate`.
 
     Raises:
         ValueError: as `generate`.
@@ -124,12 +127,12 @@ def best_of(
 
 @partial(jax.jit, static_argnames="model")
 def log_likelihood(
-    model: nn.Module, variables: Any, written: Generation, starts: Int[Array, "B"], inputs: Any = None
+    model: nn.Module, variables: Any, generation: Generation, starts: Int[Array, "B"], inputs: Any = None
 ) -> Float[Array, "B"]:
-    """The sum of a decoder's log-probabilities of what was written after each row's first `starts` tokens."""
-    places = jnp.arange(written.tokens.shape[1])
-    real = places < written.lengths[:, None]
-    tokens = jnp.where(real, written.tokens, 0)
+    """Return the sum of a decoder's log-probabilities of the tokens after the first `starts` ones of each row."""
+    places = jnp.arange(generation.tokens.shape[1])
+    real = places < generation.lengths[:, None]
+    tokens = jnp.where(real, generation.tokens, 0)
     cache = model.apply(variables, *tokens.shape, method="init_cache")
     memory = model.apply(variables, inputs, method="encode")
     logits, _ = model.apply(variables, tokens[:, :-1], cache, memory, method="decode")
@@ -138,10 +141,14 @@ def log_likelihood(
     return jnp.where(new[:, 1:], scores[..., 0], 0).sum(axis=1)
 
 
-def checked_prompts(
+def validate_prompts(
     model: nn.Module, prompts: ArrayLike, lengths: ArrayLike | None, max_new_tokens: int
 ) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B"] | None]:
-    """Prompts and lengths as int32; ValueError where they, or `max_new_tokens`, are not what `generate` takes."""
+    """Return prompts and lengths as int32.
+
+    Raises:
+        ValueError: they, or `max_new_tokens`, are not valid arguments of `generate`.
+    """
     prompts = np.asarray(prompts)
     check(prompts.ndim == 2 and prompts.size > 0, f"prompts must be [rows, tokens] and not empty, not {prompts.shape}.")
     if lengths is not None:
@@ -152,13 +159,13 @@ def checked_prompts(
         check(lengths.max() <= longest, f"a prompt of {lengths.max()} tokens does not fit an array of {longest}.")
     real = prompts if lengths is None else prompts[np.arange(longest) < lengths[:, None]]
     check((real == real.astype(np.int32)).all(), "prompts must be whole numbers, the ids of tokens.")
-    last = getattr(model, "vocab_size", 2**31) - 1
+    last = model.vocab_size - 1
     check(0 <= real.min() <= real.max() <= last, f"tokens {real.min()} to {real.max()}: the model has 0 to {last}.")
     check(max_new_tokens >= 1, f"max_new_tokens must be at least 1, not {max_new_tokens}.")
     return prompts.astype(np.int32), lengths
 
 
-def begin(
+def prefill(
     model: nn.Module,
     variables: Any,
     prompts: Int[Array, "B T"],
@@ -166,16 +173,16 @@ def begin(
     inputs: Any,
     max_new_tokens: int,
 ) -> tuple[Int[Array, "B S"], Int[Array, "B"], Any, Any]:
-    """The prompts with room for new tokens, their lengths, and the cache before each one's last token, and memory."""
+    """Return the prompts with room for new tokens, their lengths, the cache before each last token, and the memory."""
     batch, longest = prompts.shape
     places = jnp.arange(longest + max_new_tokens)
     memory = model.apply(variables, inputs, method="encode")
     cache = model.apply(variables, batch, len(places), method="init_cache")
     starts = jnp.full(batch, longest) if lengths is None else lengths
     tokens = jnp.pad(prompts, ((0, 0), (0, max_new_tokens)))
-    tokens = jnp.where(places < starts[:, None], tokens, 0)  # padding, too, goes through the model: valid tokens only
+    tokens = jnp.where(places < starts[:, None], tokens, 0)  # padding goes through the model too
     if longest > 1:
-        # All but the last token, whose logits are the first that anyone looks at: those of the others cost nothing.
+        # Without the last token, whose logits are the first that are needed: unused logits are not computed.
         _, cache = model.apply(variables, tokens[:, : longest - 1], cache, memory, method="decode")
         cache = cache if lengths is None else cache.rewind(starts - 1)
     return tokens, starts, cache, memory
@@ -183,9 +190,20 @@ def begin(
 
 @partial(jax.jit, static_argnames=("model", "num_beams", "max_new_tokens"))
 def _generate(
-    model, variables, prompts, lengths, inputs, seed, choice, pad_token, length_penalty, *, num_beams, max_new_tokens
+    model,
+    variables,
+    prompts,
+    lengths,
+    inputs,
+    processors,
+    seed,
+    pad_token,
+    length_penalty,
+    *,
+    num_beams,
+    max_new_tokens,
 ):
-    tokens, starts, cache, memory = begin(model, variables, prompts, lengths, inputs, max_new_tokens)
+    tokens, starts, cache, memory = prefill(model, variables, prompts, lengths, inputs, max_new_tokens)
 
     def decode(tokens, lengths, cache, memory):
         last = jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)
@@ -194,19 +212,19 @@ def _generate(
 
     if num_beams == 1:
         decode = partial(decode, memory=memory)
-        tokens, lengths, scores = _one_path(decode, choice, seed, cache, tokens, starts, max_new_tokens)
+        tokens, lengths, scores = _sample(decode, processors, seed, cache, tokens, starts, max_new_tokens)
     else:
         rows = jnp.repeat(jnp.arange(len(tokens)), num_beams)
         decode = partial(decode, memory=None if memory is None else memory.gather(rows))
         tokens, lengths, scores = _beam_search(
-            decode, choice, cache.gather(rows), tokens, starts, max_new_tokens, num_beams, length_penalty
+            decode, processors, cache.gather(rows), tokens, starts, max_new_tokens, num_beams, length_penalty
         )
-    written = jnp.arange(tokens.shape[1]) < lengths[:, None]
-    return Generation(jnp.where(written, tokens, pad_token), lengths, scores)
+    real = jnp.arange(tokens.shape[1]) < lengths[:, None]
+    return Generation(jnp.where(real, tokens, pad_token), lengths, scores)
 
 
-def _one_path(decode, choice, seed, cache, tokens, lengths, max_new_tokens):
-    """Each row goes on with the likeliest token, or one that is drawn."""
+def _sample(decode, processors, seed, cache, tokens, lengths, max_new_tokens):
+    """Continue each row with the most likely token, or with one that is sampled."""
     batch = len(tokens)
     rows = jnp.arange(batch)
 
@@ -217,14 +235,14 @@ def _one_path(decode, choice, seed, cache, tokens, lengths, max_new_tokens):
     def advance(state):
         step, tokens, lengths, scores, done, cache = state
         logits, cache = decode(tokens, lengths, cache)
-        processed = choice.process(logits, tokens, lengths, jnp.full(1, step))
-        if choice.temperature is None:
+        processed = processors(logits, tokens, lengths, jnp.full(1, step))
+        if processors.temperature is None:
             token = processed.argmax(axis=-1)
         else:
             token = jax.vmap(jax.random.categorical)(row_keys(seed, step, batch), processed)
-        tokens = tokens.at[rows, lengths].set(token)  # beyond the end of a row that is done, where nobody looks
+        tokens = tokens.at[rows, lengths].set(token)  # after the end of a finished row, it is not read
         scores = scores + jnp.where(done, 0, jax.nn.log_softmax(logits)[rows, token])
-        return step + 1, tokens, lengths + ~done, scores, done | choice.stops(token), cache
+        return step + 1, tokens, lengths + ~done, scores, done | processors.stops(token), cache
 
     start = 0, tokens, lengths, jnp.zeros(batch), jnp.zeros(batch, bool), cache
     _, tokens, lengths, scores, _, _ = jax.lax.while_loop(unfinished, advance, start)
@@ -232,28 +250,33 @@ def _one_path(decode, choice, seed, cache, tokens, lengths, max_new_tokens):
 
 
 class _Hypotheses(NamedTuple):
-    """N continuations of each row, the best first."""
+    """N continuations of each row, the best first.
+
+    Attributes:
+        new: number of new tokens; 0 if there is no such hypothesis yet.
+    """
 
     tokens: Int[Array, "B N S"]
     scores: Float[Array, "B N"]
-    new: Int[Array, "B N"]  # how many tokens are new; 0: none has been found yet
+    new: Int[Array, "B N"]
 
     def best(self, n):
-        """The n with the highest scores, and which they are."""
+        """Return the n hypotheses with the highest scores, and their indices."""
         scores, chosen = jax.lax.top_k(self.scores, n)
         tokens = jnp.take_along_axis(self.tokens, chosen[..., None], axis=1)
         return _Hypotheses(tokens, scores, jnp.take_along_axis(self.new, chosen, axis=1)), chosen
 
 
-def _beam_search(decode, choice, cache, tokens, starts, max_new_tokens, num_beams, length_penalty):
-    """The `num_beams` best open continuations of each row go on; the best that ended is the result.
+def _beam_search(decode, processors, cache, tokens, starts, max_new_tokens, num_beams, length_penalty):
+    """Continue the `num_beams` best running hypotheses of each row; return the best finished one.
 
-    A row goes on until no open one, at its present length, would score more than the worst of `num_beams` ended ones.
+    A row is done when no running hypothesis, at its present length, would score more than the worst of `num_beams`
+    finished ones.
     """
     batch, length = tokens.shape
     rows = jnp.arange(batch)[:, None]
-    # With so many candidates, `num_beams` remain even if all of them could end.
-    keep = max(2, 1 + len(choice.stop_tokens)) * num_beams
+    # So many candidates that `num_beams` remain even if all stop tokens are among them.
+    keep = max(2, 1 + len(processors.stop_tokens)) * num_beams
 
     def unfinished(state):
         step, _, _, improvable, _ = state
@@ -263,7 +286,7 @@ def _beam_search(decode, choice, cache, tokens, starts, max_new_tokens, num_beam
         step, running, ended, improvable, cache = state
         flat, lengths = running.tokens.reshape(-1, length), jnp.repeat(starts + step, num_beams)
         logits, cache = decode(flat, lengths, cache)
-        scores = choice.process(jax.nn.log_softmax(logits), flat, lengths, jnp.full(1, step))
+        scores = processors(jax.nn.log_softmax(logits), flat, lengths, jnp.full(1, step))
         scores = scores.reshape(batch, num_beams, -1)
         vocab_size = scores.shape[-1]
         scores = (scores + running.scores[..., None]).reshape(batch, -1)
@@ -272,22 +295,22 @@ def _beam_search(decode, choice, cache, tokens, starts, max_new_tokens, num_beam
         beam, token = chosen // vocab_size, chosen % vocab_size
         candidates = running.tokens[rows, beam].at[rows, jnp.arange(chosen.shape[1]), starts[:, None] + step].set(token)
         count = jnp.full(chosen.shape, step + 1)
-        stops = choice.stops(token) | (step + 1 == max_new_tokens)
+        stops = processors.stops(token) | (step + 1 == max_new_tokens)
 
-        # What was not among the best `num_beams` is there to go on, not to end.
+        # Only the best `num_beams` candidates may end.
         ends = stops & (jnp.arange(chosen.shape[1]) < num_beams) & improvable[:, None]
         normal = (step + 1.0) ** length_penalty
-        new = _Hypotheses(candidates, jnp.where(ends, scores / normal, NEVER), jnp.where(ends, count, 0))
+        new = _Hypotheses(candidates, jnp.where(ends, scores / normal, IMPOSSIBLE), jnp.where(ends, count, 0))
         ended, _ = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), ended, new).best(num_beams)
 
-        running, survivors = _Hypotheses(candidates, scores + jnp.where(stops, NEVER, 0), count).best(num_beams)
+        running, survivors = _Hypotheses(candidates, scores + jnp.where(stops, IMPOSSIBLE, 0), count).best(num_beams)
         cache = cache.gather((rows * num_beams + beam[rows, survivors]).reshape(-1))
-        worst = jnp.where((ended.new > 0).all(axis=1), ended.scores[:, -1], NEVER)
+        worst = jnp.where((ended.new > 0).all(axis=1), ended.scores[:, -1], IMPOSSIBLE)
         return step + 1, running, ended, improvable & (running.scores[:, 0] / normal > worst), cache
 
     tokens = jnp.repeat(tokens[:, None], num_beams, axis=1)
-    count, never = jnp.zeros((batch, num_beams), jnp.int32), jnp.full((batch, num_beams), NEVER)
-    # The beams start equal: only the first may be continued at first.
+    count, never = jnp.zeros((batch, num_beams), jnp.int32), jnp.full((batch, num_beams), IMPOSSIBLE)
+    # The beams start equal: only the first one may be continued in the first step.
     running, ended = _Hypotheses(tokens, never.at[:, 0].set(0), count), _Hypotheses(tokens, never, count)
     start = 0, running, ended, jnp.ones(batch, bool), cache
     _, _, ended, _, _ = jax.lax.while_loop(unfinished, advance, start)

@@ -1,7 +1,7 @@
-"""How the next token is chosen: what the model computes becomes what is chosen from.
+"""Logits processors: functions that change the logits before the next token is chosen.
 
-Pure functions of the logits and of the tokens so far, and `Choice`, which has them in the order repetition penalty,
-n-gram blocking, minimum length, forced first token, temperature, top-k, top-p (that of `transformers`).
+Pure functions of the logits and of the tokens so far, and `LogitsProcessors`, which applies them in the order of
+`transformers`: repetition penalty, n-gram blocking, minimum length, forced first token, temperature, top-k, top-p.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Integer
 def repetition_penalty(
     logits: Float[Array, "B V"], tokens: Int[Array, "B S"], lengths: Int[Array, "B"], penalty: Float[Array, ""] | float
 ) -> Float[Array, "B V"]:
-    """Divides the positive, multiplies the negative logits of a row's tokens (arXiv 1909.05858, section 4.1)."""
+    """Divide the positive and multiply the negative logits of the tokens in a row (arXiv 1909.05858, section 4.1)."""
     seen = _found(logits, tokens, jnp.arange(tokens.shape[1]) < lengths[:, None])
     return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
 
@@ -26,29 +26,29 @@ def repetition_penalty(
 def no_repeat_ngrams(
     logits: Float[Array, "B V"], tokens: Int[Array, "B S"], lengths: Int[Array, "B"], size: int
 ) -> Float[Array, "B V"]:
-    """-inf for what would make `size` tokens in succession that the row has already (arXiv 1705.04304, section 2.5)."""
+    """Set to -inf the tokens that would repeat an n-gram of the row, of n = `size` (arXiv 1705.04304, section 2.5)."""
     places = jnp.arange(tokens.shape[1])
     repeats = (places >= size - 1) & (places < lengths[:, None])
-    for back in range(1, size):  # what stands so far before a place is what stands so far before the new token
+    for back in range(1, size):  # the tokens before a place are those before the new token
         last = jnp.take_along_axis(tokens, jnp.maximum(lengths - back, 0)[:, None], axis=1)
         repeats &= jnp.roll(tokens, back, axis=1) == last
     return jnp.where(_found(logits, tokens, repeats), -jnp.inf, logits)
 
 
 def _found(logits, tokens, where):
-    """[B, V]: which tokens a row has at the places `where` [B, S]."""
+    """Return [B, V], True for the tokens that a row has at the places `where` [B, S]."""
     rows = jnp.arange(tokens.shape[0])[:, None]
     return jnp.zeros(logits.shape, bool).at[rows, tokens].max(where)
 
 
 def top_k(logits: Float[Array, "B V"], k: int) -> Float[Array, "B V"]:
-    """Leaves the k largest, and what equals the least of them; the others become -inf (arXiv 1805.04833)."""
+    """Keep the k largest logits and ties with the last of them; set the others to -inf (arXiv 1805.04833)."""
     least = jax.lax.top_k(logits, min(k, logits.shape[-1]))[0][:, -1:]
     return jnp.where(logits < least, -jnp.inf, logits)
 
 
 def top_p(logits: Float[Array, "B V"], p: Float[Array, ""] | float) -> Float[Array, "B V"]:
-    """Leaves the fewest tokens whose probabilities sum to p or more; the others become -inf (arXiv 1904.09751)."""
+    """Keep the fewest tokens whose probabilities sum to at least p; set the others to -inf (arXiv 1904.09751)."""
     order = jnp.argsort(-logits, axis=-1)
     probabilities = jnp.take_along_axis(jax.nn.softmax(logits), order, axis=-1)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
@@ -57,10 +57,11 @@ def top_p(logits: Float[Array, "B V"], p: Float[Array, ""] | float) -> Float[Arr
 
 
 @struct.dataclass
-class Choice:
-    """How tokens are chosen: greedily if `temperature` is None, else sampled.
+class LogitsProcessors:
+    """The logits processors of a generation, and the tokens that end a row.
 
-    None, a different type to the compiler, leaves a processor out.
+    None leaves a processor out, and is another type to the compiler: a processor that is used recompiles, another value
+    of it does not. Tokens are sampled, unless `temperature` is None: then the most likely one is chosen.
     """
 
     stop_tokens: Int[Any, "E"]
@@ -73,7 +74,7 @@ class Choice:
     top_p: Any
 
     @classmethod
-    def checked(
+    def create(
         cls,
         model: nn.Module,
         *,
@@ -85,20 +86,23 @@ class Choice:
         min_new_tokens: int = 0,
         forced_first_token: int | None = None,
         stop_tokens: Sequence[int] = (),
-    ) -> "Choice":
-        """From what a user asks for; ValueError for what is out of its range.
+    ) -> "LogitsProcessors":
+        """Return the processors that the arguments ask for.
 
         Args:
-            model: whose tokens these are.
-            temperature: what divides the logits before sampling; 0 takes the likeliest token, as does beam search.
-            top_k, top_p: sample from the likeliest tokens only, see the functions of these names; None: from all.
-            repetition_penalty: above 1 makes tokens less likely that the row has, prompt included; see the function.
-            no_repeat_ngram_size: no sequence of so many tokens comes twice in a row, prompt included; None: it may.
-            min_new_tokens: until there are so many, none is a stop token.
-            forced_first_token: what the first new token is (the language's, of models that translate into several).
+            model: the decoder, of `vocab_size` tokens.
+            temperature: divides the logits before sampling; 0 chooses the most likely token, as beam search requires.
+            top_k, top_p: sample from the most likely tokens only, see the functions of these names; None: from all.
+            repetition_penalty: above 1, makes tokens less likely that the row already has, the prompt included.
+            no_repeat_ngram_size: no n-gram of this size occurs twice in a row, the prompt included; None allows it.
+            min_new_tokens: stop tokens are forbidden until there are so many new tokens.
+            forced_first_token: the first new token, such as the language token of multilingual translation models.
             stop_tokens: each ends the row it appears in.
+
+        Raises:
+            ValueError: an argument is out of its range.
         """
-        size, first, last = no_repeat_ngram_size, forced_first_token, getattr(model, "vocab_size", 2**31) - 1
+        size, first, last = no_repeat_ngram_size, forced_first_token, model.vocab_size - 1
         check(temperature >= 0, f"temperature must be 0 (greedy) or more, not {temperature}.")
         check(top_k is None or top_k >= 1, f"top_k must be at least 1, or None for all tokens, not {top_k}.")
         check(top_p is None or 0 < top_p <= 1, f"top_p must be above 0 and at most 1, not {top_p}.")
@@ -118,12 +122,12 @@ class Choice:
             top_p=float(top_p) if sampled and top_p is not None and top_p < 1 else None,
         )
 
-    def process(
+    def __call__(
         self, logits: Float[Array, "B V"], tokens: Int[Array, "B S"], lengths: Int[Array, "B"], new: Int[Array, "#B"]
     ) -> Float[Array, "B V"]:
-        """The logits to choose from, after the first `lengths` of a row's tokens, of which `new` were chosen.
+        """Return the processed logits of the token after the first `lengths` tokens of each row.
 
-        Where every token is forbidden, none is.
+        `new` of these tokens were generated. If n-grams and the minimum length forbid every token, they forbid none.
         """
         given = logits
         if self.repetition_penalty is not None:
@@ -145,17 +149,17 @@ class Choice:
         return logits if self.top_p is None else top_p(logits, self.top_p)
 
     def stops(self, tokens: Int[Array, "*B"]) -> Bool[Array, "*B"]:
-        """Which of the tokens end a row."""
+        """Return True for the tokens that end a row."""
         return jnp.isin(tokens, self.stop_tokens)
 
 
 def row_keys(seed: Integer[Array, ""], step: Integer[Array, ""] | int, rows: int) -> Array:
-    """A random key for each row at a step, which does not depend on how many rows there are."""
+    """Return a random key for each row at a step; it does not depend on the number of rows."""
     fold = jax.vmap(jax.random.fold_in, (None, 0))
     return fold(jax.random.fold_in(jax.random.key(seed), step), jnp.arange(rows))
 
 
 def check(condition: Any, message: str) -> None:
-    """Raises ValueError with the message unless the condition holds."""
+    """Raise ValueError with the message unless the condition holds."""
     if not condition:
         raise ValueError(message)

@@ -1,6 +1,7 @@
-"""The residual block and the stack of blocks that every Transformer here is."""
+"""The residual block, and the stack of blocks that is the body of every Transformer."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from jaxtyping import Array, Bool, Float, Int
 
+from lineage.models.layers.attend import Mask
 from lineage.models.layers.cache import Cache, Memory
 from lineage.models.layers.norm import normalise
 
@@ -17,19 +19,19 @@ REMAT = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
 
-AXES = ("batch", "sequence", None)  # Flax's logical axes of what goes from part to part
+AXES = ("batch", "sequence", None)  # Flax's logical axes of the residual stream
 
 
 class Block(nn.Module):
-    """Attention, optional cross-attention and feed-forward layer, each added to the input.
+    """Attention, optional cross-attention and an MLP, each added to its input.
 
     Attributes:
-        attention, mlp, norm: what makes the parts, such as `partial(Attention, num_heads=12)`.
-        cross_attention: what makes the attention to `context`; None leaves it out.
-        placement: "pre" normalises what goes into a part (arXiv 2002.04745), "post" the sum that comes out
-            (arXiv 1706.03762), "branch" what a part adds (arXiv 2111.09883), "none" nothing.
-        dropout: rate on what each part adds.
-        layer_scale: what each part adds is multiplied by a learned vector of this initial value (arXiv 2103.17239,
+        attention, mlp, norm: make the parts, such as `partial(Attention, num_heads=12)`.
+        cross_attention: makes the attention to `context`; None leaves it out.
+        placement: "pre" normalises the input of a part (arXiv 2002.04745), "post" the sum of input and output
+            (arXiv 1706.03762), "branch" the output before it is added (arXiv 2111.09883), "none" nothing.
+        dropout: rate on the output of each part.
+        layer_scale: initial value of a learned vector that multiplies the output of each part (arXiv 2103.17239,
             section 2.1); 0 leaves it out.
     """
 
@@ -46,66 +48,73 @@ class Block(nn.Module):
         self,
         x: Float[Array, "B T D"],
         *,
-        mask: Bool[Array, "#B #H #T #S"] | None = None,
-        bias: Float[Array, "#B #H #T #S"] | None = None,
+        mask: Mask | None = None,
         positions: Int[Array, "#B T"] | None = None,
         cache: Cache | None = None,
         context: Float[Array, "B M E"] | Memory | None = None,
-        context_mask: Bool[Array, "#B #H #T M"] | None = None,
+        context_mask: Mask | None = None,
         drop_path: Float[Array, ""] | None = None,
-        added: Float[Array, "#B T D"] | None = None,
-        context_added: Float[Array, "#B M E"] | None = None,
         **inputs: Any,
     ) -> tuple[Float[Array, "B T D"], Cache | None]:
-        """Returns the output and the cache with this call appended.
+        """Return the output and the cache with this call appended.
 
-        `drop_path` is the probability that an example skips a part (stochastic depth, arXiv 1603.09382); what is added
-        goes to both attentions, see `Attention`; `inputs` are the attention's.
+        Args:
+            x, mask, positions, cache: see `Attention`.
+            context, context_mask: what the cross-attention reads, and which parts of it.
+            drop_path: probability that an example skips a part (stochastic depth, arXiv 1603.09382).
+            inputs: other arguments of the self-attention.
         """
-        real = None if mask is None or mask.shape[1:] != (1, 1, x.shape[1]) else mask[:, 0, 0]
+        add = partial(self.add, real=None if mask is None or cache is not None else mask.keys, drop_path=drop_path)
         attention = self.attention(name="attention")
-        inputs |= {"mask": mask, "bias": bias, "positions": positions, "cache": cache}
-        places = {"added": added, "context_added": context_added} if added is not None else {}
-        inputs |= {"added": added} if places else {}
-        branch, cache = attention(self._before("attention", x, real), **inputs)
-        x = self._after("attention", x, real, branch, drop_path)
+        inputs |= {"mask": mask, "positions": positions, "cache": cache}
+        x, cache = add("attention", x, partial(attention, **inputs))
         if self.cross_attention is not None:
             cross_attention = self.cross_attention(name="cross_attention")
-            query = self._before("cross_attention", x, real)
-            branch, _ = cross_attention(query, context, mask=context_mask, **places)
-            x = self._after("cross_attention", x, real, branch, drop_path)
-        x = self._after("mlp", x, real, self.mlp(name="mlp")(self._before("mlp", x, real)), drop_path)
+            x, _ = add("cross_attention", x, partial(cross_attention, context=context, mask=context_mask))
+        mlp = self.mlp(name="mlp")
+        x, _ = add("mlp", x, lambda x: (mlp(x), None))
         self.sow("intermediates", "hidden", x)
         return x, cache
 
-    def _before(self, part, x, real):
-        return normalise(self.norm(name=f"{part}_norm"), x, real) if self.placement == "pre" else x
+    def add(
+        self,
+        part: str,
+        x: Float[Array, "B T D"],
+        function: Callable[[Array], tuple[Array, Any]],
+        *,
+        real: Bool[Array, "#B T"] | None = None,
+        drop_path: Float[Array, ""] | None = None,
+    ) -> tuple[Float[Array, "B T D"], Any]:
+        """Add the first result of a part's function to x, with the part's norm; return the sum and the second result.
 
-    def _after(self, part, x, real, branch, drop_path):
+        `real` tells norms over tokens which of them count.
+        """
+        norm = None if self.placement == "none" else self.norm(name=f"{part}_norm")
+        branch, other = function(normalise(norm, x, real) if self.placement == "pre" else x)
         if self.layer_scale:
             init = nn.initializers.constant(self.layer_scale)
             branch = branch * self.param(f"{part}_scale", init, x.shape[-1:]).astype(branch.dtype)
         branch = nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(branch)
         if self.placement == "branch":
-            branch = normalise(self.norm(name=f"{part}_norm"), branch, real)
+            branch = normalise(norm, branch, real)
         if drop_path is not None and self.has_rng("dropout"):
             keep = jax.random.bernoulli(self.make_rng("dropout"), 1 - drop_path, (x.shape[0], 1, 1))
             branch = jnp.where(keep, branch / (1 - drop_path).astype(branch.dtype), 0)
         x = nn.with_logical_constraint(x + branch, AXES)
-        return normalise(self.norm(name=f"{part}_norm"), x, real) if self.placement == "post" else x
+        return normalise(norm, x, real) if self.placement == "post" else x, other
 
 
 class Stack(nn.Module):
     """A block repeated `depth` times by one compiled loop; its parameters have a leading layer axis.
 
     Attributes:
-        block: what makes a block, such as `partial(Block, ...)`.
-        depth: L, how often it is applied.
-        share: every layer has the same parameters (ALBERT, arXiv 1909.11942).
-        first_rate, stochastic_depth: the first and the last layer's rate of skipping; those between grow evenly.
-        remat: what the backward pass computes again to save memory: None nothing, "dots" all but the matrix products of
+        block: makes a block, such as `partial(Block, ...)`.
+        depth: number of layers, L.
+        share: all layers have the same parameters (ALBERT, arXiv 1909.11942).
+        first_rate, stochastic_depth: `drop_path` of the first and of the last layer; it grows linearly in between.
+        remat: what the backward pass recomputes to save memory: None nothing, "dots" all but the matrix products of
             weights, "full" everything inside a block.
-        unroll: how many layers each turn of the loop holds: more compile longer and may run faster.
+        unroll: number of layers in each iteration of the loop; more take longer to compile and may run faster.
         every: return every layer's output [L, B, T, D].
     """
 
@@ -128,7 +137,13 @@ class Stack(nn.Module):
         each: dict[str, Any] | None = None,
         **inputs,
     ) -> tuple[Float[Array, "*L B T D"], Cache | None]:
-        """Returns the last block's output and the cache; `inputs` go to all blocks, of `each` its own layer's part."""
+        """Return the last block's output and the cache.
+
+        Args:
+            x, cache, context: see `Block`.
+            each: arguments of which every layer has its own, with a leading layer axis.
+            inputs: arguments that all layers share.
+        """
         remembered = isinstance(context, Memory)
         x = nn.with_logical_constraint(x, AXES)
 
@@ -157,7 +172,7 @@ class Stack(nn.Module):
         return outputs if self.every else x, cache
 
     def memory(self, context: Float[Array, "B S E"], mask: Bool[Array, "B S"]) -> Memory:
-        """The keys and values of `context` in every layer's cross-attention, of which `mask` tells the real ones."""
+        """Return the keys and values of `context` in every layer's cross-attention; `mask` is True where it is real."""
         parts = self.variables["params"]["layers"]["cross_attention"]
 
         def project(part):

@@ -1,4 +1,4 @@
-"""What incremental decoding keeps: explicit pytrees that go into a decoder, the cache to come out of it again."""
+"""State of incremental decoding: explicit pytrees that go into a decoder and, for the caches, come out of it again."""
 
 from typing import Any
 
@@ -10,11 +10,16 @@ from jaxtyping import Array, Bool, Float, Int
 
 @struct.dataclass
 class Cache:
-    """Keys and values of the tokens seen so far in every layer, and how many there are of them in each row.
+    """Keys and values of the tokens so far in every layer.
 
-    Rows advance on their own, so that prompts of different lengths share a batch: every row writes at its own `length`,
-    and what lies beyond it is never read. One cache goes through all layers, each of which works on its own part,
-    `at(layer)`: so a loop over layers writes a token in place, where slices of a cache would be copied whole.
+    Rows advance independently, so that prompts of different lengths share a batch: every row writes at its own
+    `length`, and nothing beyond it is read. One cache goes through all layers, each of which works on its own part,
+    `at(layer)`: a loop over layers writes a token in place, whereas slices of a cache would be copied.
+
+    Attributes:
+        key, value: room for S tokens in each row.
+        length: number of tokens in each row.
+        layer: the layer that the methods read and write.
     """
 
     key: Float[Array, "L B K S C"]
@@ -26,7 +31,7 @@ class Cache:
     def empty(
         cls, layers: int, batch_size: int, max_length: int, num_kv_heads: int, head_size: int, dtype=jnp.float32
     ) -> "Cache":
-        """A cache of `layers` layers with room for `max_length` tokens in each row, at the first layer."""
+        """Return a cache of `layers` layers with room for `max_length` tokens in each row, at the first layer."""
         shape = (layers, batch_size, num_kv_heads, max_length, head_size)
         length = jnp.zeros((layers, batch_size), jnp.int32)
         return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), length, jnp.zeros((), jnp.int32))
@@ -36,19 +41,19 @@ class Cache:
         return self.key.shape[-2]
 
     def at(self, layer: Int[Array, ""] | int) -> "Cache":
-        """The same cache, which now reads and writes this layer."""
+        """Return the cache that reads and writes this layer."""
         return self.replace(layer=jnp.asarray(layer, jnp.int32))
 
     def positions(self, count: int) -> Int[Array, "B T"]:
-        """The positions that the next `count` tokens of each row take."""
+        """Return the positions of the next `count` tokens of each row."""
         return self.length[self.layer][:, None] + jnp.arange(count)
 
     def keys_and_values(self) -> tuple[Float[Array, "B S K C"], Float[Array, "B S K C"]]:
-        """The layer's."""
+        """Return the keys and values of the layer."""
         return self.key[self.layer].swapaxes(1, 2), self.value[self.layer].swapaxes(1, 2)
 
     def append(self, key: Float[Array, "B T K C"], value: Float[Array, "B T K C"]) -> "Cache":
-        """The cache with `T` more tokens in each row of the layer; what has no room is not written."""
+        """Return the cache with `T` more tokens in each row of the layer; tokens without room are not written."""
         rows, places = jnp.arange(len(key))[:, None], self.positions(key.shape[1])
 
         def write(old, new):
@@ -58,51 +63,56 @@ class Cache:
         return self.replace(key=write(self.key, key), value=write(self.value, value), length=length)
 
     def gather(self, rows: Int[Array, "N"]) -> "Cache":
-        """The cache whose row n is this one's row `rows[n]`: rows may be left out, repeated and reordered."""
+        """Return the cache whose row n is row `rows[n]` of this one: rows may be left out, repeated and reordered."""
         key, value, length = (jnp.take(a, rows, axis=1, mode="clip") for a in (self.key, self.value, self.length))
         return self.replace(key=key, value=value, length=length)
 
     def rewind(self, length: Int[Array, "B"]) -> "Cache":
-        """The cache after no more than the first `length` tokens of each row."""
+        """Return the cache as it was after the first `length` tokens of each row."""
         return self.replace(length=jnp.broadcast_to(length, self.length.shape))
 
 
 @struct.dataclass
 class Memory:
-    """What a decoder sees of an encoder's output: its keys and values in every layer, computed once."""
+    """Keys and values of an encoder's output in every layer of a decoder, computed once."""
 
     key: Float[Array, "*L B K S C"]
     value: Float[Array, "*L B K S C"]
     mask: Bool[Array, "B S"]
 
     def keys_and_values(self) -> tuple[Float[Array, "B S K C"], Float[Array, "B S K C"]]:
-        """Of one layer's memory."""
+        """Return the keys and values of one layer's memory."""
         return self.key.swapaxes(1, 2), self.value.swapaxes(1, 2)
 
     def gather(self, rows: Int[Array, "N"]) -> "Memory":
-        """The memory whose row n is this one's row `rows[n]`."""
+        """Return the memory whose row n is row `rows[n]` of this one."""
         return Memory(self.key[:, rows], self.value[:, rows], self.mask[rows])
 
 
 @struct.dataclass
 class States:
-    """The states of a recurrent decoder, a pytree of arrays [B, ...], after each token: so it can be rewound too."""
+    """Cache of a recurrent decoder: its state after every token, so that it can be rewound.
 
-    state: Any  # of arrays [B, S, ...]
+    Attributes:
+        state: pytree of arrays [B, S, ...].
+        length: number of tokens in each row.
+    """
+
+    state: Any
     length: Int[Array, "B"]
 
     @classmethod
     def empty(cls, state: Any, max_length: int) -> "States":
-        """A cache of states like this one, with room for those after `max_length` tokens."""
+        """Return a cache for states like this one, with room for `max_length` tokens in each row."""
         state = jax.tree.map(lambda a: jnp.zeros((len(a), max_length, *a.shape[1:]), a.dtype), state)
         return cls(state, jnp.zeros(len(jax.tree.leaves(state)[0]), jnp.int32))
 
     def positions(self, count: int) -> Int[Array, "B T"]:
-        """The positions that the next `count` tokens of each row take."""
+        """Return the positions of the next `count` tokens of each row."""
         return self.length[:, None] + jnp.arange(count)
 
     def last(self, first: Any) -> Any:
-        """The state now: `first` in the rows without any token."""
+        """Return the present state; rows without any token have the state `first`."""
 
         def read(states, first):
             rows = jnp.arange(len(states))
@@ -111,16 +121,19 @@ class States:
         return jax.tree.map(read, self.state, first)
 
     def append(self, state: Any) -> "States":
-        """The cache with the states, of arrays [B, T, ...], after T more tokens in each row."""
+        """Return the cache with the states [B, T, ...] after T more tokens in each row."""
         count = jax.tree.leaves(state)[0].shape[1]
         rows, places = jnp.arange(len(self.length))[:, None], self.positions(count)
-        write = lambda old, new: old.at[rows, places].set(new.astype(old.dtype), mode="drop")  # noqa: E731
+
+        def write(old, new):
+            return old.at[rows, places].set(new.astype(old.dtype), mode="drop")
+
         return States(jax.tree.map(write, self.state, state), self.length + count)
 
     def gather(self, rows: Int[Array, "N"]) -> "States":
-        """The cache whose row n is this one's row `rows[n]`."""
+        """Return the cache whose row n is row `rows[n]` of this one."""
         return jax.tree.map(lambda a: a[rows], self)
 
     def rewind(self, length: Int[Array, "B"]) -> "States":
-        """The cache after no more than the first `length` tokens of each row."""
+        """Return the cache as it was after the first `length` tokens of each row."""
         return self.replace(length=jnp.broadcast_to(length, self.length.shape))

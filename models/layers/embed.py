@@ -1,4 +1,4 @@
-"""What turns tokens and images into vectors."""
+"""Embeddings of tokens and of image patches."""
 
 from collections.abc import Callable
 
@@ -10,12 +10,13 @@ from lineage.models.layers.linear import Linear
 
 
 class Embed(nn.Module):
-    """A table of token vectors, usable as the output projection too.
+    """Table of token vectors, usable as the output projection too.
 
     Attributes:
         vocab_size: V.
         width: D.
         scale: multiply by sqrt(width), as the Transformer does (arXiv 1706.03762, section 3.4).
+        table_init: initializer of the table.
     """
 
     vocab_size: int
@@ -31,15 +32,15 @@ class Embed(nn.Module):
         return vectors * self.width**0.5 if self.scale else vectors
 
     def logits(self, x: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
-        """The inner product of each vector with every row of the table."""
+        """Return the inner product of each vector with every row of the table."""
         return (x.reshape(-1, self.width) @ self.table.T).reshape(*x.shape[:-1], self.vocab_size)
 
 
 def patches(image: Float[Array, "B height width channels"], size: int) -> Float[Array, "B rows columns F"]:
-    """The pixels of each square patch, `size` on a side: its rows, in each its columns, in each the channels.
+    """Return the pixels of each square patch of `size` rows and columns, in the order row, column, channel.
 
     Raises:
-        ValueError: the image's sides are not multiples of the size.
+        ValueError: the sides of the image are not multiples of the size.
     """
     batch, height, width, channels = image.shape
     if height % size or width % size:
@@ -49,10 +50,10 @@ def patches(image: Float[Array, "B height width channels"], size: int) -> Float[
 
 
 class PatchEmbed(nn.Module):
-    """Square patches of an image, each projected to the width: a convolution whose stride is its size.
+    """Linear projection of each square patch of an image to the width: a convolution whose stride is its kernel size.
 
     Attributes:
-        patch_size: side of a patch in pixels.
+        patch_size: side of a patch, in pixels.
         width: D.
     """
 
@@ -61,5 +62,5 @@ class PatchEmbed(nn.Module):
 
     @nn.compact
     def __call__(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B rows columns D"]:
-        """Raises ValueError for an image whose sides are not multiples of the patch size."""
+        """Return the patches' vectors; raise ValueError if the image's sides are not multiples of the patch size."""
         return Linear((self.width,), name="projection")(patches(image, self.patch_size))

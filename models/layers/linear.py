@@ -1,4 +1,4 @@
-"""The affine map that every projection here is."""
+"""Affine map over one or several axes."""
 
 import math
 from collections.abc import Callable
@@ -9,17 +9,17 @@ from jaxtyping import Array, Float
 
 
 class Linear(nn.Module):
-    """x W + b over the last axes of x, which may split the result into several axes (heads) or join several (heads).
+    """x W + b over the last axes of x; inputs and outputs may have several axes (heads).
 
-    It is one product of two matrices, whatever the axes: XLA's CPU backend transposes operands of more axes in memory
-    for the gradient of the kernel. Where tokens are spread over devices, they stay an axis: joined with the examples
-    they could not.
+    It is computed as one product of two matrices, because XLA's CPU backend transposes operands of more axes in memory
+    for the gradient of the kernel. Only where tokens are sharded over devices do they stay an axis of their own:
+    joined with the batch they could not be sharded.
 
     Attributes:
-        features: sizes of the new last axes.
-        axes: how many last axes of x are mapped.
-        use_bias: without it, x W.
-        kernel_init, bias_init: of the kernel as a matrix (inputs, outputs), and of the bias.
+        features: sizes of the output's last axes.
+        axes: number of last axes of x that are mapped.
+        use_bias: add b.
+        kernel_init, bias_init: initializers of the kernel, as a matrix (inputs, outputs), and of the bias.
     """
 
     features: tuple[int, ...]

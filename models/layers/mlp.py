@@ -1,4 +1,4 @@
-"""The position-wise feed-forward layer and its activations."""
+"""The position-wise MLP and its activation functions."""
 
 import math
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from lineage.models.layers.linear import Linear
 
 
 def _with_slope(slope):
-    """Decorates an elementwise function with the function of its slope.
+    """Return a decorator that gives an elementwise function its derivative `slope`.
 
-    The slope alone is kept for the backward pass, which then multiplies: otherwise XLA's CPU backend keeps, or computes
-    again, each of the half dozen intermediate results, in loops that it does not vectorise.
+    Only the slope is kept for the backward pass, which multiplies by it. Otherwise XLA's CPU backend keeps, or
+    recomputes, half a dozen intermediate results in loops that it does not vectorise.
     """
 
     def decorate(function):
@@ -38,13 +38,13 @@ def _gelu_tanh_slope(x):
 
 @_with_slope(_gelu_slope)
 def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """x Phi(x), exactly (arXiv 1606.08415): BERT's and ViT's."""
+    """Return x Phi(x), exactly (arXiv 1606.08415), as in BERT and ViT."""
     return 0.5 * x * jax.lax.erfc(-x * math.sqrt(0.5))
 
 
 @_with_slope(_gelu_tanh_slope)
 def gelu_tanh(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """The tanh approximation of x Phi(x) (arXiv 1606.08415): GPT-2's."""
+    """Return the tanh approximation of x Phi(x) (arXiv 1606.08415), as in GPT-2."""
     return 0.5 * x * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
@@ -55,11 +55,12 @@ class Mlp(nn.Module):
     """activation(x U) W, or with a gate (activation(x G) * x U) W, as in GEGLU and SwiGLU (arXiv 2002.05202).
 
     Attributes:
-        mlp_dim: F, the width between; each of the two projections' when gated.
-        activation: elementwise, one of `ACTIVATIONS` or any other function.
-        gated: multiply by a second projection.
+        mlp_dim: width of the hidden layer, F; when gated, of each of the two projections.
+        activation: elementwise function, one of `ACTIVATIONS` or any other.
+        gated: multiply the hidden layer by a second projection.
         dropout: rate on the hidden layer.
-        use_bias, kernel_init, bias_init, out_init: of the projections; `out_init` is the output's.
+        use_bias, kernel_init, bias_init: of the projections.
+        out_init: initializer of the output projection.
     """
 
     mlp_dim: int

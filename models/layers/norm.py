@@ -1,4 +1,4 @@
-"""Normalisation over the width, or over the tokens of a batch. Statistics are float32 whatever the input is."""
+"""Normalisation over the width or over the tokens of a batch, with statistics in float32 whatever the input's dtype."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def standardise(x: Float[Array, "*B D"], epsilon: float) -> Float[Array, "*B D"]:
-    """(x - mean) / sqrt(variance + epsilon) of each vector. Its derivative needs the result and the deviation alone."""
+    """Return (x - mean) / sqrt(variance + epsilon) of each vector; the derivative needs only this and 1 / sqrt."""
     return _standardise(x, epsilon)[0]
 
 
@@ -30,11 +30,11 @@ def _(epsilon, primals, tangents):
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / sqrt(variance + epsilon) * scale + bias (arXiv 1607.06450).
+    """Layer normalisation: (x - mean) / sqrt(variance + epsilon) * scale + bias (arXiv 1607.06450).
 
     Attributes:
-        epsilon: part of the model: 1e-12 in BERT and ViT, 1e-5 in GPT-2, 1e-6 in MAE.
-        use_bias: without it, only the scale is learned.
+        epsilon: as the checkpoints have it: 1e-12 in BERT and ViT, 1e-5 in GPT-2, 1e-6 in MAE.
+        use_bias: learn a bias beside the scale.
     """
 
     epsilon: float
@@ -50,10 +50,10 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + epsilon) * scale (arXiv 1910.07467).
+    """Root-mean-square normalisation: x / sqrt(mean(x^2) + epsilon) * scale (arXiv 1910.07467).
 
     Attributes:
-        epsilon: part of the model: 1e-6 in T5 and Llama.
+        epsilon: as the checkpoints have it: 1e-6 in T5 and Llama 1.
     """
 
     epsilon: float
@@ -66,15 +66,16 @@ class RMSNorm(nn.Module):
 
 
 class TokenNorm(nn.Module):
-    """A norm of each feature over all tokens of the batch: over those where `mask` is True, if there is one.
+    """Base class of norms of each feature over the tokens of the batch, or those of them where a mask is True.
 
-    In training, which is when the collection "statistics" is mutable, running statistics follow the batches': on many
-    devices those of the whole batch, of accumulated parts each part's in turn. Otherwise they take the batch's place.
+    In training, that is, when the collection "statistics" is mutable, running statistics follow those of the batches:
+    with several devices those of the whole batch, with gradient accumulation those of each part in turn. Otherwise the
+    running statistics are used.
 
     Attributes:
-        epsilon: part of the model.
-        momentum: what running statistics keep of themselves in a step.
-        use_affine: a scale and a bias are learned.
+        epsilon: added to the variance or the mean square.
+        momentum: weight of the old running statistics in an update.
+        use_affine: learn a scale and a bias.
     """
 
     epsilon: float
@@ -85,7 +86,7 @@ class TokenNorm(nn.Module):
         return self.variable("statistics", name, *init)
 
     def follow(self, running, value, shares):
-        """The running mean after a batch; one without any real token leaves it as it is."""
+        """Update a running mean with a batch; a batch without any real token leaves it unchanged."""
         if not self.is_initializing():
             new = self.momentum * running.value + (1 - self.momentum) * value
             running.value = jnp.where(shares.any(), new, running.value)
@@ -98,12 +99,12 @@ class TokenNorm(nn.Module):
 
 
 def normalise(norm: nn.Module, x: Float[Array, "B T D"], mask: Bool[Array, "#B T"] | None) -> Float[Array, "B T D"]:
-    """`norm(x)`; a norm over tokens is told which of them are real."""
+    """Return `norm(x)`; a norm over tokens gets the mask, which is True for real tokens."""
     return norm(x, mask) if isinstance(norm, TokenNorm) else norm(x)
 
 
 def _shares(x, mask):
-    """What each token counts in a mean: [*B, 1], in all 1."""
+    """Return the weight of each token in a mean, [*B, 1]; the weights sum to 1."""
     real = jnp.ones(x.shape[:-1]) if mask is None else jnp.broadcast_to(mask, x.shape[:-1]).astype(jnp.float32)
     return (real / jnp.maximum(real.sum(), 1))[..., None]
 
@@ -113,10 +114,10 @@ def _mean(x, shares):
 
 
 class BatchNorm(TokenNorm):
-    """(x - mean) / sqrt(variance + epsilon) * scale + bias (arXiv 1502.03167). The running variance is unbiased.
+    """Batch normalisation (arXiv 1502.03167); the running variance is unbiased.
 
     Attributes:
-        frozen: running statistics take the batch's place in training too, and stay as they are.
+        frozen: use the running statistics in training too, and do not update them.
     """
 
     frozen: bool = False
@@ -137,14 +138,14 @@ class BatchNorm(TokenNorm):
 
 
 class PowerNorm(TokenNorm):
-    """x / psi * scale + bias, psi^2 being the running mean of x^2 (arXiv 2003.07845, algorithm 2).
+    """Power normalisation: x / psi * scale + bias, psi^2 being the running mean of x^2 (arXiv 2003.07845, algorithm 2).
 
-    psi is that of the steps before, so that no batch's statistics are in the output. What their derivative would be is
-    approximated by a running mean, see `power`. For the first `warmup` steps, in which psi changes fast, the batch's
-    own takes its place, as in the authors' code.
+    psi is that of the previous steps, so that the output does not depend on the batch's statistics; the term that they
+    would add to the derivative is approximated by a running mean, see `power`. In the first `warmup` steps, in which
+    psi changes fast, the batch's own psi is used, as in the authors' code.
 
     Attributes:
-        warmup: steps.
+        warmup: number of steps that use the batch's statistics.
     """
 
     warmup: int = 4000
@@ -172,11 +173,11 @@ def power(
     shares: Float[Array, "*B 1"],
     momentum: float,
 ) -> Float[Array, "*B D"]:
-    """x times 1 / psi, with an approximate derivative (arXiv 2003.07845, algorithm 2).
+    """Return x / psi, with an approximate derivative (arXiv 2003.07845, algorithm 2).
 
-    `nu` follows the mean of gradient times result over the tokens, each with its share: of a loss that is a sum, as the
-    objectives' are, it does not depend on how many there are. What comes out as its own derivative is what it is after
-    the step: Flax's collection "_overwrite_with_gradient" takes that as its new value.
+    `nu` is a running mean of gradient times result over the tokens, weighted by `shares`; for a loss that is a sum over
+    tokens, it does not depend on their number. Its value after the step is returned as its derivative, which Flax's
+    collection "_overwrite_with_gradient" takes as the new value.
     """
     return x * inverse
 

@@ -1,4 +1,4 @@
-"""Where a token or a patch stands: fixed tables, learned tables, rotations and relative keys."""
+"""Position encodings: fixed and learned tables, rotations, relative keys and biases."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 
 def sinusoidal(length: int, width: int, base: float = 10_000.0) -> Float[np.ndarray, "T D"]:
-    """sin and cos of the position at geometrically spaced frequencies, interleaved (arXiv 1706.03762, section 3.5)."""
+    """Return interleaved sines and cosines of positions at geometric frequencies (arXiv 1706.03762, section 3.5)."""
     angles = np.arange(length)[:, None] * base ** -(np.arange(0, width, 2) / width)
     table = np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, -1)
     return table[:, :width].astype(np.float32)
@@ -20,10 +20,10 @@ def sinusoidal(length: int, width: int, base: float = 10_000.0) -> Float[np.ndar
 def sincos_2d(
     rows: int, columns: int, width: int, base: float = 10_000.0, endpoint: bool = False
 ) -> Float[np.ndarray, "P D"]:
-    """Four quarters of the width: sin and cos of the column, sin and cos of the row, patches in row order.
+    """Return 2-D positions, a quarter of the width each: sin and cos of the column, sin and cos of the row.
 
-    Frequencies fall from 1 to 1 / base: without the last one, as MAE has them (arXiv 2111.06377), or with it
-    (`endpoint`), as MoCo v3 and arXiv 2205.01580 have them.
+    Patches are in row order. Frequencies fall from 1 to 1 / base: without the last one, as in MAE (arXiv 2111.06377),
+    or with it (`endpoint`), as in MoCo v3 and arXiv 2205.01580.
 
     Raises:
         ValueError: the width is not a multiple of 4.
@@ -43,15 +43,15 @@ def rotary(
     scaling: Callable[[np.ndarray, float], np.ndarray] | None = None,
     magnitude: float = 1.0,
 ) -> Float[Array, "B T H C"]:
-    """Turns each pair (i, i + C/2) of a head by its position times its frequency (arXiv 2104.09864).
+    """Rotate each pair (i, i + C/2) of a head by its position times its frequency (RoPE, arXiv 2104.09864).
 
-    The inner product of two turned vectors depends on their distance alone.
+    The inner product of two rotated vectors depends only on the distance of their positions.
 
     Args:
-        x, positions: what is turned, and where it stands.
+        x, positions: queries or keys, and their positions.
         base: the frequencies fall from 1 towards 1 / base.
-        scaling: makes other frequencies of them and the base, such as `partial(stretched, kind="linear", factor=2.0)`.
-        magnitude: what each vector is multiplied by (YaRN's is `yarn_magnitude`).
+        scaling: maps frequencies and base to frequencies, such as `partial(stretched, kind="linear", factor=2.0)`.
+        magnitude: multiplies the vectors, for YaRN by `yarn_magnitude`.
     """
     frequencies = base ** -(np.arange(0, x.shape[-1], 2) / x.shape[-1])
     if scaling is not None:
@@ -70,12 +70,12 @@ def stretched(
     length: int = 0,
     turns: tuple[float, float] = (1.0, 4.0),
 ) -> Float[np.ndarray, "C"]:
-    """Slower rotary frequencies, for sequences up to `factor` times as long as those of the training.
+    """Return lower rotary frequencies, for sequences up to `factor` times as long as those of the training.
 
-    "linear" divides all by the factor (arXiv 2306.15595). The others divide those that turn less than `turns[0]` times
-    within the training's `length` and keep those that turn more than `turns[1]` times, for these tell close tokens
-    apart. In between they blend: "llama3" evenly in the number of turns (arXiv 2309.00071, section 3.2; Llama 3.1's
-    published code), "yarn" evenly in the index of the frequency (YaRN's published code).
+    "linear" divides all frequencies by the factor (arXiv 2306.15595). The others divide those that complete fewer than
+    `turns[0]` turns within the training's `length`, and keep those that complete more than `turns[1]` turns, which
+    distinguish close tokens. In between they interpolate: "llama3" linearly in the number of turns (arXiv 2309.00071,
+    section 3.2; Llama 3.1's reference code), "yarn" linearly in the index of the frequency (YaRN's reference code).
     """
     if kind == "linear":
         return frequencies / factor
@@ -84,7 +84,7 @@ def stretched(
     else:
         size = len(frequencies)
         last, first = (size * math.log(length / (2 * math.pi * turn), base) for turn in turns)
-        # Whole indices, between 0 and the head's size, as the published code has them.
+        # Integers between 0 and the size of the head, as in the reference code.
         last, first = min(math.ceil(last), 2 * size - 1), max(math.floor(first), 0)
         kept = 1 - (np.arange(size) - first) / max(last - first, 1e-3)
     kept = np.clip(kept, 0, 1)
@@ -92,17 +92,17 @@ def stretched(
 
 
 def yarn_magnitude(factor: float) -> float:
-    """What YaRN multiplies queries and keys by when sequences grow by a factor (arXiv 2309.00071, equation 22)."""
+    """Return the factor by which YaRN multiplies queries and keys (arXiv 2309.00071, equation 22)."""
     return 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
 
 
 class Learned(nn.Module):
-    """A learned vector for each position.
+    """Learned vector for each position.
 
     Attributes:
-        length: how many positions there are.
+        length: number of positions.
         width: D.
-        stddev: of the initial values.
+        stddev: standard deviation of the initial values.
     """
 
     length: int
@@ -115,7 +115,7 @@ class Learned(nn.Module):
 
 
 class Learned2D(nn.Module):
-    """A learned half of the vector for each row, the other for each column (arXiv 2010.11929, appendix D.4)."""
+    """Learned half of a vector for each row, and the other half for each column (arXiv 2010.11929, appendix D.4)."""
 
     rows: int
     columns: int
@@ -132,10 +132,10 @@ class Learned2D(nn.Module):
 
 
 class RelativeKeys(nn.Module):
-    """A bias from the query to a learned key of each distance (arXiv 1803.02155; arXiv 2010.11929, appendix D.4).
+    """Bias that is the product of the query with a learned key of each distance (arXiv 1803.02155; 2010.11929, D.4).
 
     Attributes:
-        max_distance: distances beyond it share its key.
+        max_distance: larger distances share its key.
     """
 
     max_distance: int
@@ -144,7 +144,7 @@ class RelativeKeys(nn.Module):
     def __call__(
         self, query: Float[Array, "B T H C"], positions: Int[Array, "#B T"], keys: int
     ) -> Float[Array, "B H T {keys}"]:
-        """The scaled product of each query with the key of its distance to each of the positions 0 to keys - 1."""
+        """Return the scaled product of each query with the key of its distance to each position from 0 to keys - 1."""
         size = query.shape[-1]
         table = self.param("table", nn.initializers.normal(0.02), (2 * self.max_distance + 1, size))
         distance = positions[:, :, None] - jnp.arange(keys)
@@ -154,18 +154,18 @@ class RelativeKeys(nn.Module):
 
 
 class RelativeBuckets(nn.Module):
-    """A learned bias of each head for each bucket of distances (T5, arXiv 1910.10683, section 2.1).
+    """Learned bias of each head for each bucket of distances (T5, arXiv 1910.10683, section 2.1).
 
-    Half of a direction's buckets hold one distance each, the other half ever wider ranges up to `max_distance`, and the
-    last all beyond it. One such bias serves every layer.
+    Half of the buckets of a direction hold one distance each, the other half increasing ranges up to `max_distance`,
+    and the last one all larger distances. All layers share one such bias.
 
     Attributes:
         num_heads: H.
-        buckets: of both directions together, or, if not `bidirectional`, of the keys before the query: those after it
-            share the bucket of distance 0.
-        max_distance: where the last bucket begins at the latest.
+        buckets: number of buckets of both directions together, or, if not `bidirectional`, of the keys before the
+            query: those after it share the bucket of distance 0.
+        max_distance: distance from which on the last bucket is used.
         bidirectional: half of the buckets are for keys after the query.
-        stddev: of the initial values.
+        stddev: standard deviation of the initial values.
     """
 
     num_heads: int
@@ -176,10 +176,10 @@ class RelativeBuckets(nn.Module):
 
     @nn.compact
     def __call__(self, positions: Int[Array, "#B T"], keys: int) -> Float[Array, "#B H T {keys}"]:
-        """The bias of queries at `positions` to keys at 0 to keys - 1.
+        """Return the bias of queries at `positions` to keys at 0 to keys - 1.
 
         Raises:
-            ValueError: no distance has a bucket of its own, or all up to `max_distance` have one.
+            ValueError: the number of buckets that hold a single distance is 0, or at least `max_distance`.
         """
         table = self.param("table", nn.initializers.normal(self.stddev), (self.buckets, self.num_heads))
         count = self.buckets // 2 if self.bidirectional else self.buckets
@@ -204,13 +204,14 @@ class RelativeBuckets(nn.Module):
 def resample(
     table: Float[Array, "P D"], old: tuple[int, int], new: tuple[int, int], antialias: bool = False
 ) -> Float[Array, "Q D"]:
-    """A table of a grid of `old` (rows, columns) as one of a `new` grid, by bicubic interpolation.
+    """Interpolate a table of a grid of `old` (rows, columns) to a `new` grid, bicubically.
 
-    Without `antialias` it is PyTorch's plain bicubic (Keys' kernel with a = -0.75), as ViT checkpoints are resampled;
-    with it a = -0.5 and the kernel widens when the grid shrinks: PyTorch's antialiased mode and `jax.image.resize`.
+    Without `antialias`, this is PyTorch's bicubic mode (Keys' kernel with a = -0.75), with which ViT checkpoints are
+    resampled; with it, a = -0.5 and the kernel widens when the grid shrinks, as in PyTorch's antialiased mode and
+    `jax.image.resize`.
 
     Raises:
-        ValueError: the table's length is not that of the old grid.
+        ValueError: the length of the table is not that of the old grid.
     """
     if table.shape[0] != old[0] * old[1]:
         raise ValueError(f"a table of {table.shape[0]} positions is not one of a {old[0]}x{old[1]} grid.")
@@ -221,7 +222,7 @@ def resample(
 
 
 def _bicubic(before: int, after: int, antialias: bool) -> Float[np.ndarray, "{after} {before}"]:
-    """The matrix that interpolates `before` samples to `after`, pixel centres at half-integers."""
+    """Return the matrix that interpolates `before` samples to `after`, with pixel centres at half-integers."""
     a, scale = (-0.5, max(before / after, 1.0)) if antialias else (-0.75, 1.0)
     centre = (np.arange(after) + 0.5) * before / after - 0.5
     reach = int(np.ceil(2 * scale)) + 1
@@ -230,7 +231,7 @@ def _bicubic(before: int, after: int, antialias: bool) -> Float[np.ndarray, "{af
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
     weights = np.where(x <= 1, near, np.where(x < 2, far, 0.0))
-    if antialias:  # taps outside are left out and the rest renormalised; otherwise they repeat the border
+    if antialias:  # taps outside are dropped and the others renormalised; otherwise the border is repeated
         weights = weights * ((taps >= 0) & (taps < before))
         weights = weights / weights.sum(axis=1, keepdims=True)
     matrix = np.zeros((after, before))

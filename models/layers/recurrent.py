@@ -1,6 +1,6 @@
-"""Recurrent networks: a state that every token of a row changes, by one compiled loop over the time.
+"""Recurrent networks: cells that update a state with every token, in one compiled loop over time.
 
-A state is a tuple of arrays [B, D], of which the first is what comes out. Gates are in PyTorch's order.
+A state is a tuple of arrays [B, D], the first of which is the output. Gates are in PyTorch's order.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ Kind = Literal["rnn", "gru", "lstm"]
 
 
 def rnn(state: State, x: Float[Array, "B F"], h: Float[Array, "B F"]) -> State:
-    """tanh(x + h), where x is the input's and h the state's projection, here and below (Elman 1990)."""
+    """Return tanh(x + h), where x and h are the projections of input and state, here and below (Elman 1990)."""
     return (jnp.tanh(x + h),)
 
 
 def gru(state: State, x: Float[Array, "B F"], h: Float[Array, "B F"]) -> State:
-    """A new state and the old one in a proportion that is learned (arXiv 1406.1078, appendix A; 1412.3555).
+    """Return the next state of a gated recurrent unit (arXiv 1406.1078, appendix A; 1412.3555).
 
-    The reset gate stands before the state's projection, its bias included, as in cuDNN.
+    The reset gate multiplies the state's projection, its bias included, as in cuDNN.
     """
     x, h = jnp.split(x, 3, axis=-1), jnp.split(h, 3, axis=-1)
     reset, update = jax.nn.sigmoid(x[0] + h[0]), jax.nn.sigmoid(x[1] + h[1])
@@ -34,23 +34,27 @@ def gru(state: State, x: Float[Array, "B F"], h: Float[Array, "B F"]) -> State:
 
 
 def lstm(state: State, x: Float[Array, "B F"], h: Float[Array, "B F"]) -> State:
-    """A memory that is added to and forgotten from (Hochreiter and Schmidhuber 1997; Gers et al. 2000)."""
-    write, forget, new, read = jnp.split(x + h, 4, axis=-1)
-    memory = jax.nn.sigmoid(forget) * state[1] + jax.nn.sigmoid(write) * jnp.tanh(new)
-    return jax.nn.sigmoid(read) * jnp.tanh(memory), memory
+    """Return the next output and memory of an LSTM (Hochreiter and Schmidhuber 1997; Gers et al. 2000)."""
+    input_gate, forget_gate, new, output_gate = jnp.split(x + h, 4, axis=-1)
+    memory = jax.nn.sigmoid(forget_gate) * state[1] + jax.nn.sigmoid(input_gate) * jnp.tanh(new)
+    return jax.nn.sigmoid(output_gate) * jnp.tanh(memory), memory
 
 
-CELLS = {"rnn": (rnn, 1, 1), "gru": (gru, 3, 1), "lstm": (lstm, 4, 2)}  # projections; arrays in a state
+CELLS = {
+    "rnn": (rnn, 1, 1),
+    "gru": (gru, 3, 1),
+    "lstm": (lstm, 4, 2),
+}  # function, number of projections, number of arrays in a state
 
 
 class Cell(nn.Module):
-    """One token's step: `cell(state, cell.project(x))` is the next state.
+    """Step of one token: `cell(state, cell.project(x))` is the next state.
 
     Attributes:
         kind: "rnn", "gru" or "lstm".
-        width: D, of the state.
-        projection: of an LSTM, what comes out and goes into the next step is the output projected to so few numbers
-            (arXiv 1402.1128); None leaves it.
+        width: width of the state, D.
+        projection: for an LSTM, project the output to this width before it is returned and used in the next step
+            (arXiv 1402.1128); None leaves it as it is.
     """
 
     kind: Kind
@@ -66,7 +70,7 @@ class Cell(nn.Module):
             self.output = Linear((self.projection,), use_bias=False, kernel_init=init)
 
     def project(self, x: Float[Array, "*B E"]) -> Float[Array, "*B F"]:
-        """What the inputs give to the step, of any number of tokens in one product."""
+        """Project the inputs of any number of tokens at once."""
         return self.input(x)
 
     def __call__(self, state: State, x: Float[Array, "B F"]) -> State:
@@ -74,24 +78,24 @@ class Cell(nn.Module):
         return (self.output(new[0]), *new[1:]) if self.projection else new
 
     def zeros(self, like: Float[Array, "B ..."]) -> State:
-        """The state before the first token, for the rows and of the dtype of an array."""
+        """Return the state before the first token, with the rows and the dtype of an array."""
         sizes = (self.projection or self.width, self.width)[: CELLS[self.kind][2]]
         return tuple(jnp.zeros((len(like), size), like.dtype) for size in sizes)
 
 
 def held(mask: Bool[Array, "B"] | None, new, old):
-    """The new state in the rows where the mask is True, in the others the old one."""
+    """Return the new state in the rows where the mask is True, and the old one in the others."""
     if mask is None:
         return new
     return jax.tree.map(lambda new, old: jnp.where(mask[:, None], new, old), new, old)
 
 
 class Layer(nn.Module):
-    """A cell that goes through the tokens, from the last to the first if `reverse`.
+    """Recurrent layer of one direction.
 
     Attributes:
-        cell: what makes it, such as `partial(Cell, "gru", 256)`.
-        reverse: the direction.
+        cell: makes the cell, such as `partial(Cell, "gru", 256)`.
+        reverse: go from the last token to the first.
     """
 
     cell: Callable[..., Cell]
@@ -101,12 +105,12 @@ class Layer(nn.Module):
     def __call__(
         self, x: Float[Array, "B T E"], *, mask: Bool[Array, "B T"] | None = None, state: State | None = None
     ) -> tuple[Float[Array, "B T D"], State]:
-        """What comes out after each token, and the state at the end.
+        """Return the output after each token, and the final state.
 
         Args:
             x: the inputs.
-            mask: True = a real token; the others leave the state as it is.
-            state: at the start; None is zeros.
+            mask: True = a real token; the others leave the state unchanged.
+            state: initial state; None is zeros.
         """
         cell = self.cell(name="cell")
 
@@ -122,12 +126,12 @@ class Layer(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Layers of cells, each reading what comes out of the one below, in one direction or in both side by side.
+    """Stack of recurrent layers, each of one direction or of both, whose outputs are concatenated.
 
     Attributes:
-        kind, width, projection: of each cell.
-        depth: L.
-        bidirectional: each layer has a second cell, which goes from the last token to the first.
+        kind, width, projection: see `Cell`.
+        depth: number of layers, L.
+        bidirectional: add a second cell to each layer, which goes from the last token to the first.
         dropout: rate between layers (arXiv 1409.2329).
     """
 
@@ -142,12 +146,12 @@ class Recurrent(nn.Module):
     def __call__(
         self, x: Float[Array, "B S E"], *, mask: Bool[Array, "B S"] | None = None, states: list[State] | None = None
     ) -> tuple[Float[Array, "B S D"], list[State]]:
-        """What comes out of the last layer, both directions side by side, and the states at the end.
+        """Return the last layer's outputs, the directions concatenated, and the final states.
 
         Args:
             x: the inputs.
             mask: True = a real token; the others change no state.
-            states: at the start: of the first layer's directions, then of the next one's; None is zeros.
+            states: initial states, of the first layer's directions, then of the next layer's; None is zeros.
         """
         cell = partial(Cell, self.kind, self.width, self.projection)
         directions = ("forward", "backward") if self.bidirectional else ("forward",)

@@ -1,18 +1,58 @@
-"""Attention of each block of tokens to few others: work and memory grow as the length, not as its square."""
+"""Strategies of attention that compute few of the T x S scores: work and memory grow as the length, not its square."""
 
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from lineage.models.layers.attention import attend
+from lineage.models.layers.attend import Mask, dense
+
+
+def has_windows(mask: Mask, length: int) -> bool:
+    """Return whether `windowed` can compute this mask for so many queries with fewer scores than `dense`."""
+    others = (mask.segments, mask.allowed, mask.positions, mask.bias)
+    return mask.causal and mask.window is not None and length > 2 * mask.window and all(x is None for x in others)
+
+
+def windowed(
+    query: Float[Array, "B T H C"],
+    key: Float[Array, "B T K C"],
+    value: Float[Array, "B T K E"],
+    mask: Mask,
+    **options,
+) -> Float[Array, "B T H E"]:
+    """Attend within a causal window: 2 T x window scores instead of T x T (arXiv 2310.06825, section 2).
+
+    The queries are cut into blocks as long as the window. The keys that a block sees lie in it and in the one before.
+
+    Args:
+        query, key, value: as for `dense`.
+        mask: causal with a window, and perhaps `keys`; nothing else.
+        options: those of `dense`, whose weights are [B x blocks, H, window, 2 x window] here.
+    """
+    batch, length = query.shape[:2]
+    window = mask.window
+    blocks = -(-length // window)
+    rest = blocks * window - length
+
+    def block(x, before=0):  # [B, T, ...] -> [B x blocks, window (or 2 windows), ...]
+        x = jnp.pad(x, [(0, 0), (before, rest)] + [(0, 0)] * (x.ndim - 2))
+        x = x.reshape(batch, -1, window, *x.shape[2:])
+        x = jnp.concatenate([x[:, :-1], x[:, 1:]], axis=2) if before else x
+        return x.reshape(batch * blocks, -1, *x.shape[3:])
+
+    real = jnp.broadcast_to(jnp.ones((1, length), bool) if mask.keys is None else mask.keys, (batch, length))
+    near = Mask(keys=block(real, window), causal=True, window=window, positions=window + jnp.arange(window)[None])
+    out = dense(block(query), block(key, window), block(value, window), near, **options)
+    return out.reshape(batch, blocks * window, *out.shape[2:])[:, :length]
 
 
 @struct.dataclass
 class BlockSparse:
-    """`attend` where a block sees itself, its neighbours, the first, the last and R others (arXiv 2007.14062).
+    """Attend to few blocks of tokens: a block sees itself, its neighbours, the first, the last and R others.
 
-    The first and the last block see all, as all see them. Blocks are cut out and gathered: there are no T x T scores.
+    This is BigBird's attention (arXiv 2007.14062). The first and the last block see all, as all see them. Blocks are
+    cut out and gathered: there are no T x T scores.
 
     Attributes:
         others: the R others of each of the N blocks between the ends; with a layer axis, of each layer.
@@ -27,14 +67,13 @@ class BlockSparse:
         query: Float[Array, "B T H C"],
         key: Float[Array, "B T K C"],
         value: Float[Array, "B T K E"],
-        *,
-        mask: Bool[Array, "#B #H 1 T"] | None = None,
-        bias: None = None,
+        mask: Mask,
         **options,
     ) -> Float[Array, "B T H E"]:
+        """Attend as `dense` does, whose options these are; of the mask, only `keys` may be given."""
         batch, length, count = *query.shape[:2], self.others.shape[-2]
-        real = jnp.ones((1, 1, 1, length), bool) if mask is None else mask
-        real = jnp.broadcast_to(real, (batch, *real.shape[1:])).transpose(0, 3, 1, 2)
+        real = jnp.ones((1, length), bool) if mask.keys is None else mask.keys
+        real = jnp.broadcast_to(real, (batch, length))[..., None, None]
 
         def blocks(x):  # [B, T, ...] -> [B, N + 2, size, ...]
             x = jnp.pad(x, [(0, 0), (0, -length % self.size), (0, 0), (0, 0)])
@@ -46,29 +85,14 @@ class BlockSparse:
             return jnp.concatenate([jnp.stack(ends + near, axis=2), x[:, self.others]], axis=2)
 
         def look(rows, query, key, value, real):
-            query, key, value, real = (x.reshape(rows, -1, *x.shape[-2:]) for x in (query, key, value, real))
-            out = attend(query, key, value, mask=real.transpose(0, 2, 3, 1), **options)
+            query, key, value = (x.reshape(rows, -1, *x.shape[-2:]) for x in (query, key, value))
+            out = dense(query, key, value, Mask(keys=real.reshape(rows, -1)), **options)
             return out.reshape(batch, -1, self.size, *out.shape[2:])
 
         query, key, value, real = map(blocks, (query, key, value, real))
         ends = look(batch, query[:, [0, -1]], key, value, real)
         once = np.ones((count, 5 + self.others.shape[-1], 1, 1, 1), bool)
-        once[0, 2] = once[-1, 4] = False  # a neighbour that is an end
+        once[0, 2] = once[-1, 4] = False  # a neighbour that is also one of the ends
         between = look(batch * count, query[:, 1:-1], seen(key), seen(value), seen(real) & once)
         out = jnp.concatenate([ends[:, :1], between, ends[:, 1:]], axis=1)
         return out.reshape(batch, -1, *out.shape[3:])[:, :length]
-
-
-def other_blocks(depth: int, blocks: int, count: int, seed: int) -> Int[np.ndarray, "L N R"]:
-    """In each layer, `count` random blocks for each one between the ends: none that it sees anyway.
-
-    Raises:
-        ValueError: there are not so many.
-    """
-    if blocks < 5 + count:
-        raise ValueError(f"{blocks} blocks leave no {count} others for each: there must be at least {5 + count}.")
-    place = np.arange(blocks)
-    seen = np.abs(place[1:-1, None] - place) < 2
-    seen[:, [0, -1]] = True
-    draws = np.random.default_rng(seed).random((depth, *seen.shape))
-    return np.argsort(np.where(seen, 2, draws), axis=-1)[..., :count]

@@ -5,12 +5,12 @@ import math
 import re
 
 import jax
-import pytest
 
 from lineage.configs import cli
-from lineage.train.costs import experiment_budget
 from lineage.train.experiment import Experiment
 from lineage.train.loop import jit_step
+from lineage.train.profiling import experiment_budget
+from tests.tiers import tiered
 
 FSDP, MIXED = {"mesh.data": 1, "mesh.fsdp": 8}, {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2}
 # config, parameters, which of them are not counted, mesh
@@ -72,7 +72,12 @@ def test_described_without_data():
     assert experiment_budget(Experiment(config)).memory["training"]["optimizer"] > 0
 
 
-@pytest.mark.parametrize(("name", "parameters", "uncounted", "mesh"), MODELS, ids=[row[0] for row in MODELS])
+@tiered(
+    ("name", "parameters", "uncounted", "mesh"),
+    MODELS,
+    ids=[row[0] for row in MODELS],
+    first=lambda name, *others: name.partition(":")[2] in ("", "base", "rnnsearch"),
+)
 def test_paper_scale(name, parameters, uncounted, mesh):
     config, _ = cli.load(name)
     cli.override(config, mesh)

@@ -17,7 +17,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from lineage.configs import cli
-from lineage.train import costs, loop
+from lineage.train import loop, profiling
+from tests.tiers import tiered
 
 ROOT = Path(__file__).parents[2]
 TOTAL, SAVE_EVERY = 20, 4
@@ -44,13 +45,13 @@ def quick(tmp_path_factory):
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     kept = {}
-    budget, step = costs.experiment_budget, loop.compile_step
+    budget, step = profiling.experiment_budget, loop.compile_step
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            costs, "experiment_budget", lambda *args: kept.get("budget") or kept.setdefault("budget", budget(*args))
+            profiling, "experiment_budget", lambda *args: kept.get("budget") or kept.setdefault("budget", budget(*args))
         )
         patch.setattr(loop, "compile_step", lambda *args: kept.get("step") or kept.setdefault("step", step(*args)))
-        patch.setattr(costs, "measured_peak", lambda: 1e12)
+        patch.setattr(profiling, "measured_peak", lambda: 1e12)
         patch.setattr(loop, "write_report", lambda workdir: None)
         patch.setattr(loop.artifacts, "write_all", lambda *args: None)
         yield
@@ -101,7 +102,7 @@ def disturbed(kind, rng, workdir, data, monkeypatch):
     """A run to which something happens, and which ends at a random step after; returns the checkpoint that is hit."""
     moment = rng.randint(SAVE_EVERY + 1, TOTAL)
     end, hit = rng.randint(moment, TOTAL), []
-    whole, limits = loop.Loop.run, resource.getrlimit(resource.RLIMIT_FSIZE)
+    whole, limits = loop.TrainingLoop.run, resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def step(self, number):
         whole(self, number)
@@ -119,7 +120,7 @@ def disturbed(kind, rng, workdir, data, monkeypatch):
 
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(loop.Loop, "run", step)
+            patch.setattr(loop.TrainingLoop, "run", step)
             run(workdir, data)
     except Killed:
         pass
@@ -155,9 +156,11 @@ def disturb(kind, seed, reference, folder, monkeypatch, paths=""):
     shutil.copytree(reference[0], data)
     hit = killed(rng, workdir, data, paths) if kind == "kill" else disturbed(kind, rng, workdir, data, monkeypatch)
     good = saved_steps(workdir) - set(hit)
-    starts, first = [], loop.Loop.__init__
+    starts, first = [], loop.TrainingLoop.__init__
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Loop, "__init__", lambda self, *args: (first(self, *args), starts.append(self.start))[0])
+        patch.setattr(
+            loop.TrainingLoop, "__init__", lambda self, *args: (first(self, *args), starts.append(self.start))[0]
+        )
         while True:
             try:
                 run(workdir, data)
@@ -186,7 +189,11 @@ def disturb(kind, seed, reference, folder, monkeypatch, paths=""):
 FAULTS = {"checkpoint": (2, 16, 18, 52), "data": (1, 4, 6, 8), "full": range(4)}
 
 
-@pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind, seeds in FAULTS.items() for seed in seeds])
+@tiered(
+    ("kind", "seed"),
+    [(kind, seed) for kind, seeds in FAULTS.items() for seed in seeds],
+    first=lambda kind, seed: seed == FAULTS[kind][0],
+)
 def test_a_fault(kind, seed, reference, tmp_path, monkeypatch):
     disturb(kind, seed, reference, tmp_path, monkeypatch)
 

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 import pytest
 
+from lineage.runs.folder import read_metrics
 from lineage.train import distributed, loop
-from lineage.train.writers import read_metrics
 
 ROOT = Path(__file__).parents[2]
 hosts = runpy.run_path(str(Path(__file__).with_name("hosts.py")))
@@ -136,6 +136,7 @@ def wait_for(workdir, step, processes):
         time.sleep(0.01)
 
 
+@pytest.mark.thorough
 def test_several_processes_stop_together(start_all, tiny_config, tmp_path):
     """One is told to stop: all save the same step. One is killed: the other ends. One alone goes on from there."""
     processes = launch_all(start_all, 2, tmp_path)

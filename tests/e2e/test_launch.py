@@ -1,13 +1,15 @@
-"""The command line's modes and its sweep, on runs of their own."""
+"""The commands of the command line, on runs of their own."""
 
 import csv
 import json
 import re
+import sys
 
+import jax
 import pytest
 
 from lineage import launch
-from lineage.train.writers import read_metrics
+from lineage.runs.folder import read_metrics
 
 
 @pytest.fixture
@@ -40,6 +42,11 @@ def test_a_run_leaves_everything(finished):
     about = json.loads((finished / "artifacts/run.json").read_text())
     assert about["steps"] == 40
     assert about["command"].startswith("python launch.py --config=")
+    assert about["packages"]["jax"] == jax.__version__
+    assert about.get("git", {}).keys() in (set(), {"commit", "dirty"})
+    start = json.loads((finished / "run.json").read_text())
+    assert about.items() >= start.items()
+    assert start["command"] == about["command"]
     steps = [line["step"] for line in read_metrics(finished) if "train/loss" in line]
     assert steps == [*range(1, 41)]
 
@@ -48,22 +55,22 @@ def test_evaluate_gives_the_last_evaluation_of_training(finished, say):
     last = read_metrics(finished)[-1]
     expected = {key: value for key, value in last.items() if key.startswith("validation/")}
     assert len(expected) == 5
-    assert json.loads(say("--mode=evaluate", f"--workdir={finished}")) == pytest.approx(expected, rel=1e-5)
+    assert json.loads(say("evaluate", f"--workdir={finished}")) == pytest.approx(expected, rel=1e-5)
 
 
 def test_generate_goes_on_from_the_prompt(finished, say):
-    texts = say("--mode=generate", f"--workdir={finished}", "--prompt=def f", "--config.sampling.temperature=0")
+    texts = say("generate", f"--workdir={finished}", "--prompt=def f", "--config.sampling.temperature=0")
     assert texts.startswith("def f")
     assert texts.count("def f") == 2  # num_samples of them
     sample = json.loads((finished / "artifacts/samples.jsonl").read_text().splitlines()[-1])
     assert sample["prompt"] == "\n"
     assert sample["step"] == 40
-    assert say("--mode=generate", f"--workdir={finished}").rstrip("\n").endswith(sample["text"].rstrip("\n"))
+    assert say("generate", f"--workdir={finished}").rstrip("\n").endswith(sample["text"].rstrip("\n"))
 
 
 def test_other_runs_help_to_generate(finished, say):
     """A draft that is the model itself is always right; a contrast is read and used, see `best_of`."""
-    arguments = "--mode=generate", f"--workdir={finished}", "--config.sampling.temperature=0"
+    arguments = "generate", f"--workdir={finished}", "--config.sampling.temperature=0"
     drafted = say(*arguments, f"--config.sampling.draft={finished}")
     assert drafted == say(*arguments) + "100% of the draft's tokens were accepted\n"
     several = "--config.sampling.best_of=3", "--config.sampling.temperature=1"
@@ -71,36 +78,29 @@ def test_other_runs_help_to_generate(finished, say):
 
 
 def test_describe_needs_no_training(say):
-    table = say("--mode=describe", "--config=tests/tiny.py:vit")
+    table = say("describe", "--config=tests/tiny.py:vit")
     total = 4 * 4 * 16 + 16 + 4 * 16 + 2 * (4 * (16 * 16 + 16) + 2 * 16 * 64 + 64 + 16 + 4 * 16) + 2 * 16 + 16 * 10 + 10
     assert f"{total:,}" in table
 
 
 def test_report_is_written_again(finished, say):
     (finished / "report.html").unlink()
-    assert say("--mode=report", f"--workdir={finished}").strip() == str(finished / "report.html")
+    assert say("report", f"--workdir={finished}").strip() == str(finished / "report.html")
     assert (finished / "report.html").stat().st_size > 10_000
-
-
-@pytest.mark.parametrize("more", ["--sweep", "--cluster=slurm"])
-def test_only_training_is_swept_or_submitted(more, tmp_path, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        launch.main(["--config=tests/tiny.py:gpt", f"--workdir={tmp_path}", more, "--mode=describe"])
-    assert "--mode=describe is of one run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["sweep.run_sweep", "search.run_search"])
 def test_the_runs_of_a_sweep_are_told_what_it_was_told(name, tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(f"lineage.runs.{name}", lambda command, *_: told.extend(command) or 0)
-    kind = "--sweep=optuna" if "search" in name else "--sweep"
+    kind = ["--optuna"] * ("search" in name)
     own = ["--config=tests/tiny.py:gpt", "--config.data.batch_size=4", "--force-config"]
-    assert launch.main([*own, kind, f"--workdir={tmp_path}"]) == 0
-    assert told[2:] == own
+    assert launch.main(["sweep", *own, *kind, f"--workdir={tmp_path}"]) == 0
+    assert told == [sys.executable, "-m", "lineage.launch", "train", *own]
 
 
 def test_sweep(launch, tmp_path):
-    arguments = ["--config=tests/tiny.py:vit", "--sweep", "--parallel=2", f"--workdir={tmp_path}"]
+    arguments = ["sweep", "--config=tests/tiny.py:vit", "--parallel=2", f"--workdir={tmp_path}"]
     arguments.append("--config.total_steps=3")
     code, output = launch(*arguments)
     assert code == 1, output
@@ -116,19 +116,23 @@ def test_sweep(launch, tmp_path):
     assert output.count("error: ") == 1
     page = (tmp_path / "sweep.html").read_text()
     for row in rows:
-        assert f"--config.seed={row['run'][-1]} " in page
+        assert (
+            f"python launch.py train --config=tests/tiny.py:vit --config.total_steps=3 --config.seed={row['run'][-1]} "
+            in page
+        )
     code, output = launch(*arguments)
     assert code == 1
     assert "2 of 3 runs are done already" in output
-    code, output = launch("--mode=watch", f"--workdir={tmp_path}")
+    code, output = launch("watch", f"--workdir={tmp_path}")
     assert code == 0
     assert re.search(r"^seed=1  done  step 3/3  loss [\d.]+\nseed=2  failed\nseed=3  done", output, re.MULTILINE), (
         output
     )
 
 
+@pytest.mark.thorough
 def test_search(launch, tmp_path):
-    arguments = ["--config=tests/tiny.py:vit", "--sweep=optuna", "--parallel=2", f"--workdir={tmp_path}"]
+    arguments = ["sweep", "--config=tests/tiny.py:vit", "--optuna", "--parallel=2", f"--workdir={tmp_path}"]
     code, output = launch(*arguments, "--config.total_steps=3")
     assert code == 0, output
     with (tmp_path / "sweep.csv").open(newline="") as file:

@@ -109,6 +109,7 @@ def test_twenty_killed_runs(start, run_arguments, finished, tmp_path):
     assert sum(where == "saving" for where, _, _ in all_hits) >= 5
 
 
+@pytest.mark.thorough
 def test_signals_save_and_lose_no_step(start, run_arguments, finished, tmp_path):
     workdir = tmp_path / "run"
     for number, after in ((signal.SIGTERM, 3), (signal.SIGINT, 17)):

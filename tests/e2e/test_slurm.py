@@ -130,11 +130,11 @@ def test_a_sweep_of_which_one_job_is_preempted(slurm, launch, tmp_path):
         "    yield {'seed': 1, 'total_steps': 50}\n"
         "    yield {'seed': 2}\n"
     )
-    arguments = [f"--config={config}", "--sweep", f"--workdir={work}"]
-    submitted = launch(*arguments, "--cluster=slurm")
+    arguments = ["--sweep", f"--config={config}", f"--workdir={work}"]
+    submitted = launch("slurm", "submit", *arguments)
     assert submitted.returncode == 75, submitted.stderr
     assert "2 of 2 runs submitted" in submitted.stdout
-    again = launch(*arguments, "--cluster=slurm")
+    again = launch("slurm", "submit", *arguments)
     assert "0 of 2 runs submitted" in again.stdout, again.stderr
     jobs = json.loads((work / "slurm" / "jobs.json").read_text())
     long = work / next(name for name in jobs if "seed=2" in name)
@@ -142,43 +142,45 @@ def test_a_sweep_of_which_one_job_is_preempted(slurm, launch, tmp_path):
     subprocess.run(["scontrol", "requeue", jobs[long.name]], env=slurm, check=True)
     go_on(slurm, jobs[long.name])
     assert "of 3,000, which is saved: the same command goes on from there" in (long / "log.txt").read_text()
-    assert launch(*arguments, "--cluster=status").returncode == 75
-    wait_for(lambda: launch(*arguments, "--cluster=status").returncode == 0)
+    assert launch("slurm", "status", *arguments).returncode == 75
+    wait_for(lambda: launch("slurm", "status", *arguments).returncode == 0)
     assert "going on from step" in (long / "log.txt").read_text()
     assert sorted(set(steps(long))) == steps(long)  # each step once
     assert steps(long)[-1] == 3000
-    finished = launch(*arguments)
+    finished = launch("sweep", *arguments[1:])
     assert finished.returncode == 0, finished.stderr
     assert "2 of 2 runs are done already" in finished.stdout
 
 
+@pytest.mark.thorough
 def test_a_job_whose_time_is_over_goes_on(slurm, launch, tmp_path):
     """The signal that comes before the end of its time lets its two processes save, and it is in the queue again."""
     changes = {"total_steps": 60, "mesh.data": 2, "cluster.tasks_per_node": 2, "cluster.cpus_per_task": 1}
     arguments = ["--config=tests/tiny.py:vit", *(f"--config.{key}={value}" for key, value in changes.items())]
     arguments.append(f"--workdir={tmp_path / 'run'}")
-    assert launch(*arguments, "--cluster=slurm").returncode == 75
+    assert launch("slurm", "submit", *arguments).returncode == 75
     (job,) = json.loads((tmp_path / "run" / "slurm" / "jobs.json").read_text()).values()
     wait_for(lambda: len(steps(tmp_path / "run")) > 10)
     subprocess.run(["scancel", "--signal=USR2", job], env=slurm, check=True)
     go_on(slurm, job)
     assert "of 60, which is saved" in (tmp_path / "run" / "log.txt").read_text()
-    wait_for(lambda: launch(*arguments, "--cluster=status").returncode == 0)
+    wait_for(lambda: launch("slurm", "status", *arguments).returncode == 0)
     assert sorted(set(steps(tmp_path / "run"))) == steps(tmp_path / "run")
     assert steps(tmp_path / "run")[-1] == 60
 
 
+@pytest.mark.thorough
 def test_a_job_is_cancelled(slurm, launch, tmp_path):
     arguments = ["--config=tests/tiny.py:vit", "--config.total_steps=100000", f"--workdir={tmp_path / 'run'}"]
-    assert launch(*arguments, "--cluster=slurm").returncode == 75
+    assert launch("slurm", "submit", *arguments).returncode == 75
     wait_for(lambda: steps(tmp_path / "run"))
-    assert "1 jobs cancelled" in launch(*arguments, "--cluster=cancel").stdout
+    assert "1 jobs cancelled" in launch("slurm", "cancel", *arguments).stdout
     queue = ["squeue", "--noheader"]
     wait_for(lambda: not subprocess.run(queue, env=slurm, capture_output=True, text=True).stdout.strip())
-    status = launch(*arguments, "--cluster=status")
+    status = launch("slurm", "status", *arguments)
     assert status.returncode == 1
     assert "failed" in status.stdout
     assert any(path.name.isdigit() for path in (tmp_path / "run" / "checkpoints").iterdir())  # it saved
-    refused = launch(*arguments, "--cluster=slurm", "--config.cluster.partition=none")
+    refused = launch("slurm", "submit", *arguments, "--config.cluster.partition=none")
     assert refused.returncode == 1
     assert "SLURM refuses the jobs" in refused.stderr

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from lineage.runs import live
+from lineage.runs.folder import CLAIM, held, is_locked
 
 CONFIG = """
 from lineage.configs import cli
@@ -44,7 +44,7 @@ def survives(start, tmp_path, rates, seeds, deaths, steps):
     """Kills so many runs, and then the sweep, in the middle of their training; then calls once more."""
     (tmp_path / "config.py").write_text(CONFIG.format(steps=steps, rates=rates, seeds=seeds))
     workdir = tmp_path / "sweep"
-    arguments = f"--config={tmp_path}/config.py", "--sweep", "--parallel=2", f"--workdir={workdir}"
+    arguments = "sweep", f"--config={tmp_path}/config.py", "--parallel=2", f"--workdir={workdir}"
     names = [f"learning_rate={rate},seed={seed}" for rate in rates for seed in seeds]
     names = names if len(rates) > 1 else [f"seed={seed}" for seed in seeds]
     started = {}  # by run: the checkpoints that it goes on from, none at first
@@ -53,21 +53,21 @@ def survives(start, tmp_path, rates, seeds, deaths, steps):
     def at_work():
         """A run that has begun to save and is far from its end."""
         for name in names:
-            if name not in started and 10 <= saved(workdir / name) < steps - 30 and live.held(workdir / name):
+            if name not in started and 10 <= saved(workdir / name) < steps - 30 and held(workdir / name):
                 return name
         return None
 
     try:
         for _ in range(deaths):
             name = wait_for(at_work, process)
-            os.kill(int((workdir / name / live.CLAIM).read_text().split()[1]), signal.SIGKILL)
-            wait_for(lambda name=name: not live.held(workdir / name), process)
+            os.kill(int((workdir / name / CLAIM).read_text().split()[1]), signal.SIGKILL)
+            wait_for(lambda name=name: not held(workdir / name), process)
             started[name] = [saved(workdir / name)]
         wait_for(at_work, process)
         process.kill()
         process.communicate()
         done = {name for name in names if (workdir / name / "artifacts" / "run.json").exists()}
-        left = {name for name in names if live.held(workdir / name)} - done
+        left = {name for name in names if held(workdir / name)} - done
         assert left  # which go on without the sweep
         before = {name: os.stat(workdir / name / "metrics.jsonl").st_mtime_ns for name in done}
         process = start(*arguments)
@@ -76,8 +76,8 @@ def survives(start, tmp_path, rates, seeds, deaths, steps):
     finally:
         process.kill()
         for name in names:
-            if live.locked(workdir / name / live.CLAIM):
-                os.kill(int((workdir / name / live.CLAIM).read_text().split()[1]), signal.SIGKILL)
+            if is_locked(workdir / name / CLAIM):
+                os.kill(int((workdir / name / CLAIM).read_text().split()[1]), signal.SIGKILL)
     with (workdir / "sweep.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["run"], row["state"]) for row in rows] == [(name, "done") for name in names]
@@ -94,6 +94,7 @@ def survives(start, tmp_path, rates, seeds, deaths, steps):
     return output
 
 
+@pytest.mark.thorough
 def test_a_killed_sweep(start, tmp_path):
     survives(start, tmp_path, (0.01,), (1, 2, 3), deaths=1, steps=100)
 

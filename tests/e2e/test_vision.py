@@ -49,7 +49,7 @@ def workdirs(tmp_path_factory):
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_leaves_its_report(name, workdirs):
     page = (workdirs / name / "report.html").read_text()
-    for section in ("Curves", "Confusion matrix, test", "Worst mistakes, test", "What it costs", "Configuration"):
+    for section in ("Curves", "Confusion matrix, test", "Worst mistakes, test", "Cost", "Configuration"):
         assert f"<h2>{section}</h2>" in page
     assert ("Attention over the image" in page) == (name == "deit")
     last = json.loads((workdirs / name / "metrics.jsonl").read_text().splitlines()[-1])
@@ -57,6 +57,7 @@ def test_a_run_leaves_its_report(name, workdirs):
     assert ("test/teacher_accuracy" in last) == (name == "deit")
 
 
+@pytest.mark.thorough
 def test_positions_go_on_to_another_resolution(tmp_path, monkeypatch):
     """A run at 8x8 pixels is nearly as good at 12x12 before any step, but not without its positions."""
     monkeypatch.setattr(loop, "write_report", lambda workdir: None)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as reference
 
 from lineage.metrics.classification import auroc, precision_recall_f1, spearman
-from lineage.metrics.states import Calibration, Confusion, Values
+from lineage.metrics.states import Confusion, ExpectedCalibrationError, Values
 
 LABELS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30)
 PAIRS = st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1e-3, 1.0, -2.0]), st.booleans()), max_size=30)
@@ -56,16 +56,18 @@ def test_calibration_by_hand_in_any_split():
     for low in np.arange(10) / 10:
         here = (confidence > low) & (confidence <= low + 0.1)
         expected += abs(right[here].sum() - confidence[here].sum()) / 500
-    whole = Calibration.empty(10).update(jnp.asarray(probabilities), jnp.asarray(labels))
+    whole = ExpectedCalibrationError.empty(10).update(jnp.asarray(probabilities), jnp.asarray(labels))
     assert float(whole.compute()) == pytest.approx(expected, abs=1e-6)
     parts = [slice(0, 1), slice(1, 200), slice(200, 500)]
-    states = [Calibration.empty(10).update(jnp.asarray(probabilities[p]), jnp.asarray(labels[p])) for p in parts]
+    states = [
+        ExpectedCalibrationError.empty(10).update(jnp.asarray(probabilities[p]), jnp.asarray(labels[p])) for p in parts
+    ]
     merged = states[2].to_host().merge(states[0].to_host()).merge(states[1].to_host())
     assert float(merged.compute()) == pytest.approx(expected, abs=1e-6)
     mask = jnp.arange(500) < 200
-    masked = Calibration.empty(10).update(jnp.asarray(probabilities), jnp.asarray(labels), mask)
+    masked = ExpectedCalibrationError.empty(10).update(jnp.asarray(probabilities), jnp.asarray(labels), mask)
     assert float(masked.compute()) == pytest.approx(float(states[0].merge(states[1]).compute()), abs=1e-6)
-    sure = Calibration.empty().update(jnp.eye(4), jnp.arange(4))
+    sure = ExpectedCalibrationError.empty().update(jnp.eye(4), jnp.arange(4))
     assert float(sure.compute()) == 0
 
 

@@ -1,4 +1,4 @@
-"""COCO's numbers beside pycocotools', VOC's beside a reading of its definition, and what bad input is told."""
+"""COCO's metrics equal pycocotools', VOC's equal a direct implementation of the definition; errors of bad input."""
 
 import contextlib
 import io
@@ -17,7 +17,7 @@ CLASSES = 3
 
 @st.composite
 def scenes(draw):
-    """Images with few boxes on a coarse grid, so that overlaps and scores are often equal."""
+    """Generate images with few boxes on a coarse grid, so that overlaps and scores are often equal."""
     side, place = st.integers(0, 5).map(lambda n: 30.0 * n), st.integers(0, 4).map(lambda n: 20.0 * n)
     box = st.tuples(place, place, side, side)
     truth = st.tuples(box, st.integers(0, CLASSES - 1), st.booleans(), st.floats(0, 1))
@@ -43,7 +43,7 @@ def ours(scene, **options):
 
 
 def theirs(scene):
-    """pycocotools' precision, recall and twelve numbers."""
+    """Return pycocotools' precision and recall, with its -1 replaced by nan, and its twelve numbers."""
     annotations, results = [], []
     for image, (truths, found) in enumerate(scene):
         for box, label, crowd, part in truths:
@@ -63,7 +63,8 @@ def theirs(scene):
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
-    return evaluation.eval["precision"][..., 2], evaluation.eval["recall"], evaluation.stats
+    results = evaluation.eval["precision"][..., 2], evaluation.eval["recall"], evaluation.stats
+    return [np.where(values == -1, np.nan, values) for values in results]
 
 
 @settings(max_examples=300)
@@ -73,15 +74,14 @@ def test_coco_is_pycocotools(scene):
     precision, recall, stats = theirs(scene)
     np.testing.assert_allclose(result.precision, precision, atol=1e-12)
     np.testing.assert_allclose(result.recall, recall, atol=1e-12)
-    summary = [-1 if np.isnan(value) else value for value in result.summary().values()]
-    np.testing.assert_allclose(summary, stats, atol=1e-12)
-    curves, known = result.curves(), precision[..., 0] > -1
+    np.testing.assert_allclose([*result.summary().values()], stats, atol=1e-12)
+    curves, known = result.curves(), ~np.isnan(precision[..., 0])
     means = [precision[n, ..., 0][known[n]].mean() if known.any() else np.nan for n in (0, 5)]
     np.testing.assert_allclose(curves[[0, 5]].mean(axis=1), means, atol=1e-12)
 
 
 def test_many_detections_in_an_image():
-    """Only the surest 100 of a class count."""
+    """Only the 100 detections with the highest scores of a class count."""
     random = np.random.default_rng(0)
     boxes = [tuple(row) for row in np.concatenate([random.integers(0, 200, (120, 2)), np.full((120, 2), 40)], 1) * 1.0]
     scene = [([(box, 0, False, 1.0) for box in boxes[:30]], [(box, 0, float(random.random())) for box in boxes * 2])]
@@ -103,7 +103,7 @@ def test_any_split_in_any_order_is_the_whole(scene, random):
 
 
 def by_definition(scene, label, points):
-    """VOC's average precision of a class, detection by detection."""
+    """Compute VOC's average precision of a class, detection by detection."""
     found = [(score, n, box) for n, (_, some) in enumerate(scene) for box, c, score in some if c == label]
     truths = {n: [(box, hard) for box, c, hard, _ in some if c == label] for n, (some, _) in enumerate(scene)}
     count = sum(not hard for some in truths.values() for _, hard in some)
@@ -164,8 +164,8 @@ def test_forms_of_boxes():
     boxes = np.array([[10.0, 20, 30, 40], [0, 0, 8, 8]])
     corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
     centres = np.concatenate([boxes[:, :2] + boxes[:, 2:] / 2, boxes[:, 2:]], axis=1)
-    for form, these in (("xywh", boxes), ("xyxy", corners), ("cxcywh", centres)):
-        state = Detections.empty(2).update(0, these, [0.5, 0.6], [0, 1], these, [0, 1], form=form)
+    for box_format, these in (("xywh", boxes), ("xyxy", corners), ("cxcywh", centres)):
+        state = Detections.empty(2).update(0, these, [0.5, 0.6], [0, 1], these, [0, 1], box_format=box_format)
         assert state.compute()["ap"] == pytest.approx(1)
         assert state.images[0].areas.tolist() == [1200, 64]
 
@@ -175,7 +175,12 @@ def test_nothing():
     none = np.zeros((0, 4))
     one = np.array([[0.0, 0, 9, 9]])
     assert np.isnan(Detections.empty(2).update(0, one, [0.5], [1], none, []).compute()["ap"])
-    assert Detections.empty(2).update(0, none, [], [], one, [1]).compute()["ap"] == 0
+    state = Detections.empty(2).update(0, none, [], [], one, [1])
+    assert state.compute()["ap"] == 0
+    result = coco(state)  # class 0 has no objects: nan, as in `compute`
+    assert np.isnan(result.precision[:, :, 0]).all()
+    assert np.isnan(result.recall[:, 0]).all()
+    np.testing.assert_array_equal(result.by_class(), [np.nan, 0])
     assert np.isnan(voc(Detections.empty(2))).all()
 
 
@@ -185,18 +190,18 @@ BOX = np.array([[0.0, 0, 9, 9]])
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"scores": [0.1, 0.2]}, r"image 0: scores is \(2,\), for 1 boxes or masks"),
-        ({"scores": [np.nan]}, "image 0: a score is not finite"),
-        ({"classes": [2]}, "image 0: the class 2 must be 0 to 1"),
-        ({"true_classes": [-1]}, "image 0: the class -1 must be 0 to 1"),
-        ({"true_boxes": BOX * np.nan}, "image 0: a box is not finite"),
-        ({"boxes": np.array([[9.0, 9, 0, 0]]), "form": "xyxy"}, "image 0: a box has a negative width or height"),
-        ({"form": "yxyx"}, "form='yxyx' must be xywh, xyxy or cxcywh"),
+        ({"scores": [0.1, 0.2]}, r"Image 0: scores has shape \(2,\), but must have shape \(1,\)"),
+        ({"scores": [np.nan]}, "Image 0: a score is not finite"),
+        ({"classes": [2]}, "Image 0: a class is 2, but must be from 0 to 1"),
+        ({"true_classes": [-1]}, "Image 0: a class is -1, but must be from 0 to 1"),
+        ({"true_boxes": BOX * np.nan}, "Image 0: a box is not finite"),
+        ({"boxes": np.array([[9.0, 9, 0, 0]]), "box_format": "xyxy"}, "Image 0: a box has a negative width or height"),
+        ({"box_format": "yxyx"}, "box_format is 'yxyx', but must be xywh, xyxy or cxcywh"),
         (
             {"boxes": np.ones((1, 4, 6)), "true_boxes": np.ones((1, 6, 4))},
-            r"image 0: masks are \(1, 4, 6\), beside \(6, 4\): all must be of one size",
+            r"Image 0: masks have shape \(1, 4, 6\), but must have the size \(6, 4\) of the others",
         ),
-        ({"true_crowd": [True, False]}, r"image 0: true_crowd is \(2,\), for 1 boxes or masks"),
+        ({"true_crowd": [True, False]}, r"Image 0: true_crowd has shape \(2,\), but must have shape \(1,\)"),
     ],
 )
 def test_bad_input(changes, message):
@@ -207,9 +212,9 @@ def test_bad_input(changes, message):
 
 def test_an_image_counts_once():
     state = Detections.empty(2).update(3, BOX, [0.5], [0], BOX, [0])
-    with pytest.raises(ValueError, match="image 3 was there before"):
+    with pytest.raises(ValueError, match="Image 3 was added before"):
         state.update(3, BOX, [0.5], [0], BOX, [0])
-    with pytest.raises(ValueError, match="image 3 is in both"):
+    with pytest.raises(ValueError, match="Image 3 is in both"):
         state.merge(state)
-    with pytest.raises(ValueError, match="2 classes and of 4"):
+    with pytest.raises(ValueError, match="have 2 and 4 classes"):
         state.merge(Detections.empty(4))

@@ -45,10 +45,10 @@ def test_burstiness_of_known_processes():
     assert burstiness([1] * 999 + [10**6]) > 0.9
     assert burstiness([1, 3]) == pytest.approx((1 - 2) / (1 + 2))
     for values in ([], [0, 0]):
-        with pytest.raises(ValueError, match="burstiness needs at least one value, and not zeros alone"):
+        with pytest.raises(ValueError, match="Burstiness needs at least one value that is not 0"):
             burstiness(values)
     for values in ([1, -2], [1, np.nan]):
-        with pytest.raises(ValueError, match=f"values that are not negative, not of {float(values[1])}"):
+        with pytest.raises(ValueError, match=f"A value is {float(values[1])}, but burstiness needs"):
             burstiness(values)
 
 
@@ -67,7 +67,7 @@ def test_distinct_and_repetition():
     assert math.isnan(distinct(texts, 5))
     assert math.isnan(repetition(texts, 5))
     for score in (distinct, repetition):
-        with pytest.raises(ValueError, match="n is 0: it must be at least 1"):
+        with pytest.raises(ValueError, match="n is 0, but must be at least 1"):
             score(texts, 0)
 
 
@@ -76,5 +76,5 @@ def test_self_bleu():
     assert self_bleu(["a b c d e", "f g h i j"]) == 0
     mixed = self_bleu(["a b c d e", "a b c d f", "u v w x y"])
     assert 0 < mixed < 100
-    with pytest.raises(ValueError, match="self-BLEU needs at least 2 texts, not 1"):
+    with pytest.raises(ValueError, match="There are 1 texts, but self-BLEU needs at least 2"):
         self_bleu(["a"])

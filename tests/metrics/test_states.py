@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lineage.metrics import states
 from lineage.metrics.classification import auroc, correct, correct_top_k, spearman
-from lineage.metrics.states import F1, Calibration, Confusion, Correlation, Matthews, Mean, Total, Values
+from lineage.metrics.states import F1, Confusion, Correlation, ExpectedCalibrationError, Matthews, Mean, Total, Values
 
 CLASSES, SIZE = 3, 24
 RANDOM = np.random.default_rng(0)
@@ -28,14 +28,20 @@ def mean(some):
     return Mean.empty().update(jnp.asarray(X), some & MASK)
 
 
-UPDATED = {  # state -> that of some of the examples, given which
+def calibration(some):
+    return ExpectedCalibrationError.empty(5).update(jnp.asarray(PROBABILITIES), jnp.asarray(LABELS), some)
+
+
+UPDATED = {  # state -> function from a mask of the examples to the state of those
     Mean: jax.jit(mean),
     Total: jax.jit(lambda some: Total((mean(some), mean(some & (Y > 0))))),
     Confusion: confusion(Confusion),
     F1: confusion(F1),
     Matthews: confusion(Matthews),
     Correlation: jax.jit(lambda some: Correlation.empty().update(jnp.asarray(X), jnp.asarray(Y), some & MASK)),
-    Calibration: jax.jit(lambda s: Calibration.empty(5).update(jnp.asarray(PROBABILITIES), jnp.asarray(LABELS), s)),
+    ExpectedCalibrationError: jax.jit(
+        lambda s: ExpectedCalibrationError.empty(5).update(jnp.asarray(PROBABILITIES), jnp.asarray(LABELS), s)
+    ),
     Values: lambda some: Values.empty(2).update(X[some], Y[some]),
 }
 
@@ -93,7 +99,7 @@ def test_what_is_no_class_makes_no_number(kind, guess, label):
     state = kind.empty(CLASSES).update(*columns)
     for each in (state, state.to_host().merge(masked.to_host())):
         if kind is Confusion:
-            with pytest.raises(ValueError, match=r"1 labels or predictions are not from 0 to 2\."):
+            with pytest.raises(ValueError, match=r"1 examples have a class that is not from 0 to 2\."):
                 each.compute()
         else:
             assert np.isnan(each.compute())
@@ -105,12 +111,12 @@ def test_what_is_no_class_makes_no_number(kind, guess, label):
 )
 def test_no_calibration_of_what_is_no_probability(probabilities, label):
     rows, labels = jnp.array([[0.5, 0.5], probabilities]), jnp.array([0, label])
-    assert np.isnan(Calibration.empty().update(rows, labels).compute())
-    assert Calibration.empty().update(rows, labels, jnp.array([True, False])).compute() == 0.5
+    assert np.isnan(ExpectedCalibrationError.empty().update(rows, labels).compute())
+    assert ExpectedCalibrationError.empty().update(rows, labels, jnp.array([True, False])).compute() == 0.5
 
 
 def test_nothing():
-    for state in (Mean.empty(), Calibration.empty()):
+    for state in (Mean.empty(), ExpectedCalibrationError.empty()):
         assert np.isnan(state.compute())
         assert np.isnan(state.to_host().compute())
     for state in (F1.empty(2), F1.empty(3), Matthews.empty(2), Correlation.empty()):
@@ -128,12 +134,15 @@ def test_nan_is_never_right():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: auroc([0.1, np.nan], [True, False]), "value 1 is nan: it must be a number"),
-        (lambda: auroc([0.1, 0.2], [1, 0]), "labels are int64: they must be True or False"),
-        (lambda: auroc([0.1, 0.2], [True]), r"values of the shapes \(2,\) and \(1,\): there must be as many of each"),
-        (lambda: spearman([0.1, 0.2], [np.nan, 1.0]), "value 0 is nan"),
-        (lambda: spearman(*np.zeros((2, 1, 2))), r"values of the shapes \(1, 2\) and \(1, 2\)"),
-        (lambda: Values.empty(2).update(np.zeros(2), np.zeros(3)), "the columns have 2 and 3 values: as many of each"),
+        (lambda: auroc([0.1, np.nan], [True, False]), "Value 1 is nan"),
+        (lambda: auroc([0.1, 0.2], [1, 0]), "The labels have type int64, but must be boolean"),
+        (lambda: auroc([0.1, 0.2], [True]), r"The values have shapes \(2,\) and \(1,\), but must have the same shape"),
+        (lambda: spearman([0.1, 0.2], [np.nan, 1.0]), "Value 0 is nan"),
+        (lambda: spearman(*np.zeros((2, 1, 2))), r"The values have shapes \(1, 2\) and \(1, 2\)"),
+        (
+            lambda: Values.empty(2).update(np.zeros(2), np.zeros(3)),
+            r"The columns have lengths \[2, 3\]",
+        ),
     ],
 )
 def test_errors(call, message):

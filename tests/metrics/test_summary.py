@@ -136,11 +136,11 @@ def test_a_corpus_has_the_mean_and_an_interval():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="there is no reference"):
+    with pytest.raises(ValueError, match="There is no reference"):
         rouge("a", [])
-    with pytest.raises(ValueError, match="unknown kind of ROUGE 'X'"):
+    with pytest.raises(ValueError, match="The kind of ROUGE is 'X', but must be"):
         rouge("a", "a", ["X"])
-    with pytest.raises(ValueError, match=r"beta is 0\.0: it must be above 0"):
+    with pytest.raises(ValueError, match=r"beta is 0\.0, but must be above 0"):
         rouge("a", "a", beta=0.0)
     with pytest.raises(ValueError, match="2 outputs and 1 references"):
         corpus_rouge(["a", "b"], ["a"])

@@ -40,7 +40,7 @@ def test_scores_are_seqevals(case):
         if not state.types and average == "macro":
             theirs = (0, 0, 0, 0)  # seqeval's is nan where nobody has a span
         np.testing.assert_allclose(np.array(state.compute(average)), np.array(theirs[:3]), atol=1e-12)
-    np.testing.assert_array_equal([state.true[kind] for kind in state.types], strict_support(truths, tags, scheme))
+    np.testing.assert_array_equal([state.actual[kind] for kind in state.types], strict_support(truths, tags, scheme))
 
 
 def strict_support(truths, tags, scheme):
@@ -78,16 +78,16 @@ def test_any_split_in_any_order_is_the_whole():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match=r"'E-X' is no tag of the scheme IOB2, such as O or B-PER\."):
+    with pytest.raises(ValueError, match=r"The tag 'E-X' is not valid in the scheme IOB2, which has OIB\."):
         spans(["O", "E-X"], "IOB2")
     for tag in ("NOUN", "", "O-X", "Q"):
-        with pytest.raises(ValueError, match=f"'{tag}' is no tag of the scheme of CoNLL"):
+        with pytest.raises(ValueError, match=f"The tag '{tag}' is not valid in the scheme CoNLL"):
             spans([tag])
-    with pytest.raises(ValueError, match=r"scheme is 'IOB': it must be one of IOB1, IOB2, IOE2, IOBES, BILOU, or None"):
+    with pytest.raises(ValueError, match=r"scheme is 'IOB', but must be None or one of IOB1, IOB2, IOE2, IOBES, BILOU"):
         spans([], "IOB")
-    with pytest.raises(ValueError, match="sentence 1 has 1 tags, and 2 true ones"):
+    with pytest.raises(ValueError, match="Sentence 1 has 1 predicted and 2 true tags"):
         Spans.empty().update([["O"], ["O"]], [["O"], ["O", "O"]])
-    with pytest.raises(ValueError, match="1 sentences of tags, and 2 of true ones"):
+    with pytest.raises(ValueError, match="Got 1 predicted and 2 true sentences"):
         Spans.empty().update([["O"]], [["O"], ["O"]])
-    with pytest.raises(ValueError, match="average is 'makro': it must be None, micro, macro or weighted"):
+    with pytest.raises(ValueError, match="average is 'makro', but must be None, micro, macro or weighted"):
         Spans.empty().compute("makro")

@@ -7,6 +7,7 @@ import pytest
 
 from lineage import models
 from lineage.models.bart import BART
+from tests.tolerance import assert_close
 
 TINY = BART(vocab_size=17, max_length=10, depth=1, decoder_depth=2, width=16, num_heads=2, logits_bias=True)
 RNG = np.random.default_rng(0)
@@ -44,12 +45,12 @@ def test_cached_equals_uncached_in_rows_of_different_lengths(variables):
     decode = jax.jit(lambda tokens, cache: TINY.apply(params, tokens, cache, memory, method="decode"))
     cache = TINY.apply(params, 2, 10, method="init_cache")
     logits, cache = decode(TOKENS[:, :5], cache)
-    np.testing.assert_allclose(logits, expected[:, :5], atol=1e-5)
+    assert_close(logits, expected[:, :5])
     lengths = jnp.array([3, 5])
     cache = cache.rewind(lengths)
     for _ in range(3):
         logits, cache = decode(jnp.take_along_axis(TOKENS, lengths[:, None], axis=1), cache)
-        np.testing.assert_allclose(logits[:, 0], expected[jnp.arange(2), lengths], atol=1e-5)
+        assert_close(logits[:, 0], expected[jnp.arange(2), lengths])
         lengths = lengths + 1
 
 
@@ -59,7 +60,7 @@ def test_padded_equals_unpadded(variables):
     pad = partial(jnp.pad, pad_width=[(0, 0), (0, 2)])
     masks = {"inputs_mask": pad(jnp.ones(INPUTS.shape, bool)), "mask": pad(jnp.ones(TOKENS.shape, bool))}
     logits = apply(params, pad(INPUTS, constant_values=9), pad(TOKENS, constant_values=9), **masks)
-    np.testing.assert_allclose(logits[:, :8], expected, atol=1e-5)
+    assert_close(logits[:, :8], expected)
 
 
 def test_dropout_only_with_its_rng():

@@ -111,6 +111,12 @@ def test_the_example_of_hidden_states():
     assert doctest.DocTestRunner().run(example[0]) == (0, 5)
 
 
+def test_layers_of_groups():
+    model = models.build("albert", num_groups=2, **TEXT)
+    states = models.hidden_states(model, model.init(jax.random.key(0), TOKENS), TOKENS)
+    assert (model.num_layers, len(states.layers["encoder"]), len(states.attention["encoder"])) == (2, 3, 3)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_every_parameter_has_a_layer_and_every_layer_has_parameters(name):
     settings, inputs, _, _ = CASES[name]
@@ -284,5 +290,5 @@ def test_activations_are_those_that_there_are():
 def test_portable():
     plain = models.build("gpt", **TEXT)
     assert plain.portable() is plain
-    assert models.build("gpt", implementation="cudnn", **TEXT).portable() == plain
+    assert models.build("gpt", attend="cudnn", **TEXT).portable() == plain
     assert isinstance(models.build("resnet").portable(), nn.Module)

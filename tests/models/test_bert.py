@@ -14,6 +14,7 @@ from lineage.models.bert import BERT
 from lineage.models.distilbert import DistilBERT
 from lineage.models.electra import ELECTRA
 from lineage.models.roberta import RoBERTa
+from tests.tolerance import assert_close
 
 SIZES = {"vocab_size": 17, "max_length": 10, "depth": 2, "width": 16, "num_heads": 2}
 TINY = BERT(**SIZES, head="tagging", num_classes=5)
@@ -89,7 +90,7 @@ def test_a_choice_scores_each_text_by_itself(variables):
     scores = apply(params, texts, segments=segments)
     assert scores.shape == (1, 2)
     alone = [apply(params, texts[:, n : n + 1], segments=segments[:, n : n + 1])[:, 0] for n in range(2)]
-    np.testing.assert_allclose(scores, jnp.stack(alone, axis=1), atol=1e-5)
+    assert_close(scores, jnp.stack(alone, axis=1))
 
 
 def test_words_are_predicted_at_the_given_places_alone(variables):
@@ -97,8 +98,8 @@ def test_words_are_predicted_at_the_given_places_alone(variables):
     params, places = variables(model, TOKENS), jnp.array([[1, 6, 2], [0, 7, 7]])
     words, following = jax.jit(model.apply)(params, TOKENS)
     chosen, again = jax.jit(model.apply)(params, TOKENS, places=places)
-    np.testing.assert_allclose(chosen, words[jnp.arange(2)[:, None], places], atol=1e-5)
-    np.testing.assert_allclose(again, following, atol=1e-5)
+    assert_close(chosen, words[jnp.arange(2)[:, None], places])
+    assert_close(again, following)
 
 
 def test_every_token_sees_every_other_by_gradient(variables):
@@ -119,7 +120,7 @@ def test_padded_equals_unpadded(variables):
         padded = jnp.pad(TOKENS[:, :5], [(0, 0), padding], constant_values=9)
         positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
         logits = apply(params, padded, mask=mask, positions=positions)
-        np.testing.assert_allclose(logits[mask].reshape(expected.shape), expected, atol=1e-5)
+        assert_close(logits[mask].reshape(expected.shape), expected)
 
 
 def test_the_decoder_is_the_embedding_with_a_bias_of_its_own():
@@ -177,9 +178,9 @@ def test_errors():
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (BERT(**SIZES, num_segments=0), "num_segments is 0: BERT has at least one"),
+        (BERT(**SIZES, num_segments=0), "num_segments is 0: `transformers` has BERT with at least 1"),
         (DistilBERT(**SIZES, epsilon=1e-5), "num_segments is 0 and epsilon 1e-05: .* DistilBERT with 0 and 1e-12"),
-        (ELECTRA(**SIZES, embed_width=16), "width and embed_width are 16: .* no projection from one width to the same"),
+        (ELECTRA(**SIZES, embed_width=16), "width and embed_width are 16: they must differ"),
     ],
 )
 def test_models_that_transformers_has_not(model, message, variables, tmp_path):

@@ -7,9 +7,11 @@ import pytest
 
 from lineage.models import bigbird, convert
 from lineage.models.bert import BERT
-from lineage.models.bigbird import BigBird
-from lineage.models.layers.attention import attend
-from lineage.models.layers.sparse import BlockSparse, other_blocks
+from lineage.models.bigbird import BigBird, random_blocks
+from lineage.models.layers.attend import Mask, dense
+from lineage.models.layers.sparse import BlockSparse
+from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 SIZES = {"vocab_size": 17, "max_length": 64, "depth": 2, "width": 16, "num_heads": 2, "head": "none"}
 TINY = BigBird(**SIZES, block_size=4, num_random_blocks=1)
@@ -26,40 +28,40 @@ def seen(others, size, length):
     return np.kron(allowed, np.ones((size, size), bool))[:length, :length]
 
 
-@pytest.mark.parametrize(("length", "size", "count", "kv_heads"), [(32, 4, 1, 4), (29, 4, 3, 2), (28, 3, 2, 1)])
+@tiered(("length", "size", "count", "kv_heads"), [(32, 4, 1, 4), (29, 4, 3, 2), (28, 3, 2, 1)])
 def test_blocks_are_masked_attention(length, size, count, kv_heads, normal):
     query, key, value = normal(2, length, 4, 5), normal(2, length, kv_heads, 5), normal(2, length, kv_heads, 3)
-    others = other_blocks(2, -(-length // size), count, seed=3)[1]
+    others = random_blocks(2, -(-length // size), count, seed=3)[1]
     padding = jnp.arange(length) < jnp.array([[length], [length - 6]])
 
-    def run(attention, mask, **options):
+    def run(attention, mask):
         def loss(*inputs):
-            out = attention(*inputs, mask=mask, **options) * padding[:, :, None, None]
+            out = attention(*inputs, mask) * padding[:, :, None, None]
             return jnp.sin(out).sum(), out
 
         return jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))(query, key, value)
 
-    found = run(BlockSparse(others, size), padding[:, None, None])
-    expected = run(attend, padding[:, None, None] & seen(others, size, length))
+    found = run(BlockSparse(others, size), Mask(keys=padding))
+    expected = run(dense, Mask(keys=padding, allowed=jnp.asarray(seen(others, size, length))[None, None]))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), found, expected)
 
 
-def test_other_blocks_are_random_and_not_seen_already():
-    others = other_blocks(3, 12, 4, seed=0)
+def test_random_blocks_are_random_and_not_seen_already():
+    others = random_blocks(3, 12, 4, seed=0)
     assert others.shape == (3, 10, 4)
     for layer in others:
         for i, row in enumerate(layer, start=1):
             assert len(set(row)) == 4
             assert set(row) <= set(range(12)) - {0, i - 1, i, i + 1, 11}
-    np.testing.assert_array_equal(others, other_blocks(3, 12, 4, seed=0))
-    for different in (others[[1, 2, 0]], other_blocks(3, 12, 4, seed=1)):
+    np.testing.assert_array_equal(others, random_blocks(3, 12, 4, seed=0))
+    for different in (others[[1, 2, 0]], random_blocks(3, 12, 4, seed=1)):
         assert (np.sort(others) != np.sort(different)).any()
     # Every other block is as likely as any.
-    counts = np.bincount(other_blocks(4000, 9, 1, seed=0)[:, 3, 0], minlength=9)
+    counts = np.bincount(random_blocks(4000, 9, 1, seed=0)[:, 3, 0], minlength=9)
     assert set(np.flatnonzero(counts)) == {1, 2, 6, 7}
     assert counts[[1, 2, 6, 7]].min() > 900
     with pytest.raises(ValueError, match="8 blocks leave no 4 others for each: there must be at least 9"):
-        other_blocks(1, 8, 4, seed=0)
+        random_blocks(1, 8, 4, seed=0)
 
 
 def test_each_layer_has_its_own_pattern_in_every_run(variables, monkeypatch):
@@ -69,9 +71,9 @@ def test_each_layer_has_its_own_pattern_in_every_run(variables, monkeypatch):
         state = jax.jit(lambda: TINY.apply(params, TOKENS, mutable=["intermediates"])[1])()
         return np.asarray(state["intermediates"]["stack"]["layers"]["hidden"][0])
 
-    others, first = other_blocks(2, 10, 1, TINY.seed), hidden()
+    others, first = random_blocks(2, 10, 1, TINY.seed), hidden()
     np.testing.assert_array_equal(hidden(), first)
-    monkeypatch.setattr(bigbird, "other_blocks", lambda *_: others[[0, 0]])
+    monkeypatch.setattr(bigbird, "random_blocks", lambda *_: others[[0, 0]])
     second = hidden()
     np.testing.assert_array_equal(second[0], first[0])
     assert np.abs(second[1] - first[1]).max() > 1e-3
@@ -85,7 +87,7 @@ def test_who_reaches_whom_by_gradient(variables):
         return model.apply({"params": params | {"position": {"table": table}}}, TOKENS[:1, :38])[0].sum(-1)
 
     reached = np.abs(jax.jit(jax.jacfwd(out))(params["position"]["table"])).max(-1) > 0
-    np.testing.assert_array_equal(reached[:, :38], seen(other_blocks(1, 10, 1, model.seed)[0], 4, 38))
+    np.testing.assert_array_equal(reached[:, :38], seen(random_blocks(1, 10, 1, model.seed)[0], 4, 38))
 
 
 def test_short_sequences_are_seen_whole(variables):
@@ -97,12 +99,22 @@ def test_short_sequences_are_seen_whole(variables):
         assert (difference < 1e-5) == same
 
 
+def test_full_attention_is_that_of_bert(variables):
+    """In sequences of any length."""
+    params = variables(TINY, TOKENS)
+    full = TINY.clone(attention_type="original_full")
+    np.testing.assert_array_equal(
+        full.apply(params, TOKENS), BERT(**SIZES, activation="gelu_tanh").apply(params, TOKENS)
+    )
+    assert np.abs(full.apply(params, TOKENS) - TINY.apply(params, TOKENS)).max() > 1e-3
+
+
 def test_padded_equals_unpadded(variables):
     """In as many blocks: the last one, which all see, is the same."""
     params, apply = variables(TINY, TOKENS), jax.jit(TINY.apply)
     expected = apply(params, TOKENS[:, :37])
     mask = jnp.broadcast_to(jnp.arange(40) < 37, (2, 40))
-    np.testing.assert_allclose(apply(params, TOKENS, mask=mask)[:, :37], expected, atol=1e-5)
+    assert_close(apply(params, TOKENS, mask=mask)[:, :37], expected)
 
 
 def test_dropout_comes_before_the_embeddings_norm(variables):
@@ -136,12 +148,12 @@ def test_work_and_memory_grow_with_the_length_alone():
 
 def test_what_the_reference_does_not_evaluate_with_is_not_written_for_it(variables, tmp_path):
     params = variables(TINY, TOKENS)
-    with pytest.raises(ValueError, match="random_blocks is 'seeded': the reference evaluates with 'first'"):
+    with pytest.raises(ValueError, match="random_blocks is 'seeded': it must be 'first', as in the reference"):
         convert.save(tmp_path, TINY, params)
     convert.save(tmp_path, TINY.clone(random_blocks="first"), params)
 
 
 def test_flash_attention_has_no_blocks():
-    model = TINY.clone(implementation="cudnn")
-    with pytest.raises(ValueError, match="cuDNN attention has no patterns of blocks: set implementation to 'xla'"):
+    model = TINY.clone(attend="cudnn")
+    with pytest.raises(ValueError, match="attend is 'cudnn', which has no block-sparse attention: it must be 'auto'"):
         jax.eval_shape(model.init, jax.random.key(0), TOKENS)

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from lineage.models import budget, build
+from tests.tiers import tiered
 
 TOKENS = jax.ShapeDtypeStruct((2, 128), jnp.int32)
 IMAGES = jax.ShapeDtypeStruct((2, 64, 64, 3), jnp.float32)
@@ -69,7 +70,7 @@ def test_parameters_by_part():
     assert parts["stack/mlp_norm"] == parts["stack/attention_norm"] == 3 * norm
 
 
-@pytest.mark.parametrize(
+@tiered(
     ("settings", "inputs"), [(GPT, TOKENS), (LLAMA, TOKENS), (VIT, IMAGES), (VIT | {"position": "relative"}, IMAGES)]
 )
 def test_forward_flops_are_xlas_of_the_unrolled_model(settings, inputs):
@@ -112,7 +113,7 @@ def test_training_flops_are_xlas_of_the_unrolled_step():
     assert cost.flops["training"]["model"] == 3 * cost.flops["forward"]["matmul"]
 
 
-@pytest.mark.parametrize("remat", ["dots", "full"])
+@tiered("remat", ["dots", "full"])
 def test_recomputation_is_no_model_flops_and_saves_memory(remat):
     plain, light = (budget.budget(build(**GPT, remat=r), (TOKENS,)) for r in (None, remat))
     assert light.flops["training"]["model"] == plain.flops["training"]["model"] == plain.flops["training"]["matmul"]
@@ -124,7 +125,7 @@ def test_recomputation_is_no_model_flops_and_saves_memory(remat):
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@tiered("padding", ["SAME", "VALID"])
 def test_convolutions_and_their_gradients(stride, groups, padding):
     image, kernel = (
         jax.ShapeDtypeStruct((2, 9, 12, 4), jnp.float32),
@@ -233,8 +234,7 @@ def test_cudnn_attention_counts_as_plain_attention(monkeypatch):
     monkeypatch.setattr(fused, "check_compute_capability", lambda capability: True)
     monkeypatch.setattr(fused, "is_cuda_compute_capability_equal", lambda capability: False)
     costs = [
-        budget.budget(build(**GPT, implementation=how), (TOKENS,), compute_dtype=jnp.bfloat16)
-        for how in ("xla", "cudnn")
+        budget.budget(build(**GPT, attend=how), (TOKENS,), compute_dtype=jnp.bfloat16) for how in ("auto", "cudnn")
     ]
     assert costs[0].flops["forward"]["model"] == costs[1].flops["forward"]["model"]
     assert costs[0].flops["training"]["model"] == costs[1].flops["training"]["model"]

@@ -8,6 +8,7 @@ from lineage import models
 from lineage.models.elmo import ELMo, ScalarMix
 from lineage.models.layers.linear import Linear
 from lineage.tasks.objectives import bidirectional_lm
+from tests.tolerance import assert_close
 
 TINY = ELMo(vocab_size=11, depth=2, width=6, cell_dim=8, dropout=0.0)
 TOKENS = jnp.asarray(np.random.default_rng(0).permutation(11)[None, :5], jnp.int32)
@@ -92,7 +93,7 @@ def test_a_task_learns_its_mix_of_a_frozen_model(params):
     share = np.exp(weights) / np.exp(weights).sum()
     mixed = 1.5 * sum(part * layer for part, layer in zip(share, features(params, TOKENS)[:, 0]))
     expected = mixed @ made["head"]["kernel"] + made["head"]["bias"]
-    np.testing.assert_allclose(logits(made)[0], expected, atol=1e-5)
+    assert_close(logits(made)[0], expected)
 
     grads = jax.jit(jax.grad(lambda params: jnp.square(logits(params)).sum()))(made)
     assert not any(leaf.any() for leaf in jax.tree.leaves(grads["elmo"]))

@@ -16,6 +16,8 @@ from scipy import stats
 from lineage.models.decoding.generate import best_of, generate, log_likelihood
 from lineage.models.decoding.logits_processors import no_repeat_ngrams, repetition_penalty, top_k, top_p
 from lineage.models.gpt import GPT
+from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 VOCAB = 11
 
@@ -107,7 +109,7 @@ def test_cached_and_uncached_logits_agree(gpt):
         logits, cache = apply(model, variables, tokens[:, start : start + count], cache, method="decode")
         parts.append(logits)
         start += count
-    np.testing.assert_allclose(jnp.concatenate(parts, axis=1), expected, atol=1e-5)
+    assert_close(jnp.concatenate(parts, axis=1), expected)
 
 
 def test_greedy_takes_the_likeliest_token_of_the_uncached_model(gpt, prompts):
@@ -237,7 +239,7 @@ def chi_square(counts, probabilities):
     return stats.chisquare(counts[expected > 0], expected[expected > 0]).pvalue
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@tiered("temperature", [0.5, 1.0, 2.0])
 def test_sampling_frequencies(bigram, temperature):
     logits = np.asarray(bigram[1]["params"]["table"][2])
     counts = first_tokens(bigram, temperature=temperature)
@@ -245,14 +247,14 @@ def test_sampling_frequencies(bigram, temperature):
     assert chi_square(counts, jax.nn.softmax(logits / temperature / 1.3)) < 0.01  # it would tell
 
 
-@pytest.mark.parametrize("k", [1, 3, 11, 50])
+@tiered("k", [1, 3, 11, 50], first=2)
 def test_top_k_frequencies(bigram, k):
     probabilities = np.array(jax.nn.softmax(bigram[1]["params"]["table"][2]))
     probabilities[np.argsort(-probabilities)[k:]] = 0
     assert not chi_square(first_tokens(bigram, top_k=k), probabilities) < 0.01  # NaN if but one token is left
 
 
-@pytest.mark.parametrize("p", [1e-6, 0.5, 0.8, 1.0])
+@tiered("p", [1e-6, 0.5, 0.8, 1.0], first=2)
 def test_top_p_frequencies(bigram, p):
     probabilities = np.array(jax.nn.softmax(bigram[1]["params"]["table"][2]))
     order = np.argsort(-probabilities)
@@ -295,7 +297,7 @@ def test_ngrams_are_those_of_the_row_alone():
     assert [np.flatnonzero(row).tolist() for row in banned[3]] == [[2], [], [], []]
 
 
-@pytest.mark.parametrize("num_beams", [1, 3])
+@tiered("num_beams", [1, 3])
 def test_where_every_token_is_forbidden_none_is(gpt, num_beams):
     out = generate(
         *gpt, np.array([[1]]), max_new_tokens=14, temperature=0.0, no_repeat_ngram_size=1, num_beams=num_beams
@@ -341,7 +343,7 @@ def test_the_best_of_several_samples(bigram):
     np.testing.assert_allclose(log_likelihood(model, variables, every, np.repeat(lengths, 4)), every.scores, rtol=1e-5)
 
 
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
+@tiered("length_penalty", [0.0, 1.0, 2.0])
 def test_a_wide_beam_finds_the_best_of_all_continuations(length_penalty):
     model = Bigram(4)
     variables = model.init(jax.random.key(3), jnp.zeros((1, 1), jnp.int32))
@@ -384,7 +386,7 @@ def test_cache_rewinds_and_gathers(gpt):
     texts = np.pad(tokens[rows], ((0, 0), (0, 1)))
     texts[np.arange(3), kept] = 7
     expected = apply(model, variables, texts)[np.arange(3), kept]
-    np.testing.assert_allclose(logits[:, 0], expected, atol=1e-5)
+    assert_close(logits[:, 0], expected)
 
 
 @pytest.mark.parametrize(

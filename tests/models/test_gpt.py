@@ -8,6 +8,7 @@ from flax.traverse_util import flatten_dict
 
 from lineage import models
 from lineage.models.gpt import GPT
+from tests.tolerance import assert_close
 
 TINY = GPT(vocab_size=17, max_length=10, depth=2, width=16, num_heads=2)
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 17, (2, 8)), jnp.int32)
@@ -51,12 +52,12 @@ def test_cached_equals_uncached_in_rows_of_different_lengths(variables):
     cache = TINY.apply(params, 2, 10, method="init_cache")
     assert cache.key.dtype == jnp.float32
     logits, cache = decode(TOKENS[:, :5], cache)
-    np.testing.assert_allclose(logits, expected[:, :5], atol=1e-5)
+    assert_close(logits, expected[:, :5])
     lengths = jnp.array([3, 5])
     cache = cache.replace(length=jnp.broadcast_to(lengths, cache.length.shape))
     for _ in range(3):
         logits, cache = decode(jnp.take_along_axis(TOKENS, lengths[:, None], axis=1), cache)
-        np.testing.assert_allclose(logits[:, 0], expected[jnp.arange(2), lengths], atol=1e-5)
+        assert_close(logits[:, 0], expected[jnp.arange(2), lengths])
         lengths = lengths + 1
 
 
@@ -68,7 +69,7 @@ def test_padded_equals_unpadded(variables):
         positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
         padded = jnp.pad(TOKENS[:, :5], [(0, 0), padding], constant_values=9)
         logits = apply(params, padded, mask=mask, positions=positions)
-        np.testing.assert_allclose(logits[mask].reshape(expected.shape), expected, atol=1e-5)
+        assert_close(logits[mask].reshape(expected.shape), expected)
 
 
 def test_bfloat16_parameters_give_bfloat16_logits(variables):

@@ -8,6 +8,7 @@ import pytest
 from lineage import models
 from lineage.models import convert
 from lineage.models.llama import Llama
+from tests.tolerance import assert_close
 
 TINY = Llama(vocab_size=17, max_length=14, depth=2, width=16, num_heads=4, num_kv_heads=2, mlp_dim=24)
 WINDOW = TINY.clone(window=3)
@@ -65,12 +66,12 @@ def test_cached_equals_uncached_in_rows_of_different_lengths(model, variables):
     decode = jax.jit(lambda tokens, cache: model.apply(params, tokens, cache, method="decode"))
     cache = model.apply(params, 2, 14, method="init_cache")
     logits, cache = decode(TOKENS[:, :7], cache)
-    np.testing.assert_allclose(logits, expected[:, :7], atol=1e-5)
+    assert_close(logits, expected[:, :7])
     lengths = jnp.array([3, 7])
     cache = cache.rewind(lengths)
     for _ in range(3):
         logits, cache = decode(jnp.take_along_axis(TOKENS, lengths[:, None], axis=1), cache)
-        np.testing.assert_allclose(logits[:, 0], expected[jnp.arange(2), lengths], atol=1e-5)
+        assert_close(logits[:, 0], expected[jnp.arange(2), lengths])
         lengths = lengths + 1
 
 
@@ -83,7 +84,7 @@ def test_padded_equals_unpadded(model, variables):
         positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
         padded = jnp.pad(TOKENS[:, :8], [(0, 0), padding], constant_values=9)
         logits = apply(params, padded, mask=mask, positions=positions)
-        np.testing.assert_allclose(logits[mask].reshape(expected.shape), expected, atol=1e-5)
+        assert_close(logits[mask].reshape(expected.shape), expected)
 
 
 def test_positions_are_what_they_are_said_to_be(variables):
@@ -95,7 +96,7 @@ def test_positions_are_what_they_are_said_to_be(variables):
     positions = jnp.cumsum(mask[:1], axis=1) - 1
     expected = apply(params, TOKENS[:, :6])
     logits = apply(params, holed, mask=mask, positions=positions)[:, places]
-    np.testing.assert_allclose(logits, expected, atol=1e-5)
+    assert_close(logits, expected)
     assert np.abs(apply(params, holed, mask=mask)[:, places] - expected).max() > 1e-3
 
 

@@ -10,6 +10,7 @@ from lineage.models.budget import flops
 from lineage.models.layers.position import resample, sincos_2d
 from lineage.models.mae import MAE
 from lineage.models.vit import ViT
+from tests.tolerance import assert_close
 
 SIZES = {"image_size": 8, "patch_size": 2, "channels": 1, "depth": 2, "width": 16, "num_heads": 2}
 TINY = MAE(**SIZES, decoder_depth=1, decoder_width=8, decoder_num_heads=2)
@@ -89,8 +90,8 @@ def test_pictures(normalised, painted):
     masked, painting = jax.jit(partial(model.apply, method="pictures"))(variables, image, noise)
     (predicted, hidden), _ = run(image, noise)
     unseen = pixels_of(hidden)
-    np.testing.assert_allclose(masked, np.where(unseen, 0, image), atol=1e-5)
-    np.testing.assert_allclose(np.where(unseen, 0, painting), np.where(unseen, 0, image), atol=1e-5)
+    assert_close(masked, np.where(unseen, 0, image))
+    assert_close(np.where(unseen, 0, painting), np.where(unseen, 0, image))
     row = int(np.flatnonzero(hidden[0])[0])
     y, x = 2 * (row // 4), 2 * (row % 4)
     patch, expected = image[0, y : y + 2, x : x + 2, 0], np.asarray(predicted[0, row])

@@ -8,6 +8,8 @@ import pytest
 from lineage import models
 from lineage.models.decoding.generate import generate
 from lineage.models.seq2seq import Seq2Seq
+from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 VOCAB = 13
 RNG = np.random.default_rng(0)
@@ -54,26 +56,26 @@ def test_cached_equals_uncached_and_rewinds(model):
     cache = module.apply(params, 2, 6, method="init_cache")
     for start, stop in ((0, 3), (3, 4)):
         logits, cache = decode(TOKENS[:, start:stop], cache, memory)
-        np.testing.assert_allclose(logits, expected[:, start:stop], atol=1e-5)
+        assert_close(logits, expected[:, start:stop])
     starts = jnp.array([3, 0])  # each row goes on from a place of its own
     logits, _ = decode(TOKENS[jnp.arange(2)[:, None], starts[:, None] + jnp.arange(3)], cache.rewind(starts), memory)
     for row, start in enumerate(starts):
-        np.testing.assert_allclose(logits[row], expected[row, start : start + 3], atol=1e-5)
+        assert_close(logits[row], expected[row, start : start + 3])
 
 
 def test_padding_changes_nothing(model):
     """Of the inputs at their end, of the outputs anywhere."""
     module, params, expected = model
     apply = jax.jit(module.apply)
-    np.testing.assert_allclose(apply(params, INPUTS[1:, :4], TOKENS[1:]), expected[1:], atol=1e-5)
+    assert_close(apply(params, INPUTS[1:, :4], TOKENS[1:]), expected[1:])
     places = jnp.array([1, 2, 4, 5, 6, 8])
     padded = jnp.zeros((2, 9), jnp.int32).at[:, places].set(TOKENS)
     mask = jnp.zeros((2, 9), bool).at[:, places].set(True)
     logits = apply(params, INPUTS, padded, inputs_mask=MASK, mask=mask)
-    np.testing.assert_allclose(logits[:, places], expected, atol=1e-5)
+    assert_close(logits[:, places], expected)
 
 
-@pytest.mark.parametrize("model", ["fixed", "additive", "general"], indirect=True)
+@tiered("model", ["fixed", "additive", "general"], indirect=True)
 def test_logits_are_causal_in_the_tokens_and_see_all_inputs_by_gradient(model):
     """Each input and each output token is one of a kind, so that its vector in the table is its own."""
     module, params, _ = model
@@ -119,7 +121,7 @@ def test_a_model_that_reads_its_own_predictions_writes_as_it_does_freely(model):
         return module.apply(sharp, INPUTS, TOKENS, inputs_mask=MASK, own_rate=rate, rngs=rngs)
 
     given, own = logits(0.0), logits(1.0)
-    np.testing.assert_allclose(given * 1e-4, expected, atol=1e-5)
+    assert_close(given * 1e-4, expected)
     options = {"max_new_tokens": 6, "temperature": 0.0}
     free = generate(module, sharp, TOKENS[:, :1], inputs=(INPUTS, MASK), **options)
     np.testing.assert_array_equal(own.argmax(-1), free.tokens[:, 1:])

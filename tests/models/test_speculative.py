@@ -13,6 +13,7 @@ from lineage.models.decoding.logits_processors import top_k, top_p
 from lineage.models.decoding.speculative import speculate, verify
 from lineage.models.gpt import GPT
 from lineage.models.transformer import Transformer
+from tests.tiers import tiered
 
 VOCAB = 5
 TARGET = GPT(vocab_size=VOCAB, max_length=32, depth=2, width=16, num_heads=2)
@@ -25,7 +26,7 @@ def weights(model, seed, *args, scale=0.6):
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(scale=scale, size=x.shape), x.dtype), shapes)
 
 
-@pytest.mark.parametrize("noise", [None, 0.1], ids=["any draft", "good draft"])
+@tiered("noise", [None, 0.1], ids=["any draft", "good draft"])
 def test_greedy_tokens_are_the_targets(noise):
     """Ragged prompts, one of them a single token, rows that stop and rows that do not; good drafts are the target's
     weights with noise, or without: those are always right.
@@ -128,9 +129,7 @@ def by_the_likelier(key, p, q, drafted):
     return accepted, jax.random.categorical(key, jnp.log(p[accepted]))
 
 
-@pytest.mark.parametrize(
-    ("rule", "right"), [(verify, True), (always, False), (not_the_rest, False), (by_the_likelier, False)]
-)
+@tiered(("rule", "right"), [(verify, True), (always, False), (not_the_rest, False), (by_the_likelier, False)], first=2)
 def test_the_rule_gives_the_targets_distribution_and_wrong_ones_are_seen(rule, right):
     """Two tokens are drafted; the first two that come out are counted."""
     rng = np.random.default_rng(0)

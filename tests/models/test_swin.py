@@ -9,6 +9,7 @@ from lineage import models
 from lineage.models import budget
 from lineage.models.layers.attention import Attention
 from lineage.models.swin import ContinuousBias, Swin, WindowAttention
+from tests.tiers import tiered
 
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # to compile takes longer than to run
 TINY = Swin(5, image_size=8, patch_size=1, channels=1, depths=(2, 1), width=8, num_heads=(2, 2), window=4)
@@ -35,7 +36,7 @@ def test_parameters_and_flops_are_the_papers(variant, size, parameters, multiply
     assert round(budget.flops(model.apply, variables, image)["model"] / 2e9, 1) == multiply_adds
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
+@tiered("version", ["v1", "v2"])
 def test_work_grows_as_the_area_alone(version):
     model = TINY.clone(version=version, image_size=16)
     costs = []
@@ -49,7 +50,7 @@ def test_work_grows_as_the_area_alone(version):
     assert costs == [costs[0], 4 * costs[0], 16 * costs[0]]
 
 
-@pytest.mark.parametrize("shift", [None, 0, 1, 2])
+@tiered("shift", [None, 0, 1, 2], first=2)
 def test_tokens_see_those_in_their_window(shift, variables, normal):
     """Neither those that are moved in from the other end of the map, nor any twice because of the padding."""
     rows, columns, window = 5, 7, 3
@@ -110,7 +111,7 @@ def test_dropout_only_with_its_rng_and_no_opinion_untrained(variables, normal):
     assert (jit(partial(model.apply, rngs={"dropout": jax.random.key(0)}))(params, image) != plain).any()
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
+@tiered("version", ["v1", "v2"])
 def test_bfloat16_parameters_and_images_give_bfloat16_logits(version, variables, normal):
     image, model = normal(2, 8, 8, 1), TINY.clone(version=version)
     params = variables(model, image, std=0.1)

@@ -7,6 +7,7 @@ import pytest
 
 from lineage import models
 from lineage.models.t5 import T5
+from tests.tolerance import assert_close
 
 TINY = T5(vocab_size=17, depth=1, decoder_depth=2, width=16, num_heads=2, head_size=4, mlp_dim=24, buckets=8)
 RNG = np.random.default_rng(0)
@@ -59,12 +60,12 @@ def test_cached_equals_uncached_in_rows_of_different_lengths(variables):
     decode = jax.jit(lambda tokens, cache: TINY.apply(params, tokens, cache, memory, method="decode"))
     cache = TINY.apply(params, 2, 10, method="init_cache")
     logits, cache = decode(TOKENS[:, :5], cache)
-    np.testing.assert_allclose(logits, expected[:, :5], atol=1e-5)
+    assert_close(logits, expected[:, :5])
     lengths = jnp.array([3, 5])
     cache = cache.rewind(lengths)
     for _ in range(3):
         logits, cache = decode(jnp.take_along_axis(TOKENS, lengths[:, None], axis=1), cache)
-        np.testing.assert_allclose(logits[:, 0], expected[jnp.arange(2), lengths], atol=1e-5)
+        assert_close(logits[:, 0], expected[jnp.arange(2), lengths])
         lengths = lengths + 1
 
 
@@ -76,7 +77,7 @@ def test_padded_equals_unpadded(variables):
         pad = partial(jnp.pad, pad_width=[(0, 0), sides])
         masks = {"inputs_mask": pad(jnp.ones(INPUTS.shape, bool)), "mask": pad(jnp.ones(TOKENS.shape, bool))}
         logits = apply(params, pad(INPUTS, constant_values=9), pad(TOKENS, constant_values=9), **masks)
-        np.testing.assert_allclose(logits[masks["mask"]].reshape(expected.shape), expected, atol=1e-5)
+        assert_close(logits[masks["mask"]].reshape(expected.shape), expected)
 
 
 def test_dropout_only_with_its_rng():

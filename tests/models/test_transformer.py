@@ -6,6 +6,8 @@ import pytest
 from lineage import models
 from lineage.models.decoding.generate import generate
 from lineage.models.transformer import Transformer
+from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 TINY = Transformer(vocab_size=17, max_length=10, depth=2, width=16, num_heads=2)
 RNG = np.random.default_rng(0)
@@ -38,18 +40,18 @@ def test_logits_are_causal_in_the_tokens_and_see_all_inputs_by_gradient(variable
     np.testing.assert_array_equal(encoder, np.tile(np.arange(10) < 7, (6, 1)))
 
 
-@pytest.mark.parametrize("placement", ["post", "pre"])
+@tiered("placement", ["post", "pre"])
 @pytest.mark.parametrize("position", ["sinusoidal", "learned", "relative", "rotary"])
 def test_cached_equals_uncached_and_padded_equals_unpadded(position, placement, variables):
     model = TINY.clone(position=position, placement=placement, norm="rms" if placement == "pre" else "layer")
     params = variables(model, INPUTS, TOKENS)
     apply = jax.jit(model.apply, static_argnames="method")
     expected = apply(params, INPUTS, TOKENS, inputs_mask=MASK)
-    np.testing.assert_allclose(apply(params, INPUTS[1:, :4], TOKENS[1:]), expected[1:], atol=1e-5)
+    assert_close(apply(params, INPUTS[1:, :4], TOKENS[1:]), expected[1:])
     memory, cache = apply(params, (INPUTS, MASK), method="encode"), model.apply(params, 2, 10, method="init_cache")
     for start, stop in ((0, 3), (3, 4), (4, 6)):
         logits, cache = apply(params, TOKENS[:, start:stop], cache, memory, method="decode")
-        np.testing.assert_allclose(logits, expected[:, start:stop], atol=1e-5)
+        assert_close(logits, expected[:, start:stop])
 
 
 def test_only_positions_tell_the_order(variables):

@@ -8,6 +8,7 @@ import pytest
 from lineage import models
 from lineage.models.decoding.generate import generate
 from lineage.models.transformer_xl import TransformerXL, shifted
+from tests.tolerance import assert_close
 
 TINY = TransformerXL(vocab_size=17, max_length=4, memory_length=6, depth=2, width=16, num_heads=2)
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 17, (3, 20)), jnp.int32)
@@ -48,8 +49,8 @@ def test_a_text_in_segments_is_read_like_a_text_at_once(params):
     """As long as the memory holds all that was before."""
     whole = TINY.clone(memory_length=20)
     expected = jax.jit(whole.apply)(params, TOKENS)
-    np.testing.assert_allclose(read(whole, params, TOKENS, 4), expected, atol=1e-5)
-    np.testing.assert_allclose(read(whole, params, TOKENS, 5), expected, atol=1e-5)
+    assert_close(read(whole, params, TOKENS, 4), expected)
+    assert_close(read(whole, params, TOKENS, 5), expected)
 
 
 def test_how_far_back_it_sees(params):
@@ -88,12 +89,12 @@ def test_cached_equals_uncached_in_rows_of_different_lengths(params):
     decode = jax.jit(lambda tokens, cache: TINY.apply(params, tokens, cache, method="decode"))
     cache = TINY.apply(params, 2, 14, method="init_cache")
     logits, cache = decode(TOKENS[:2, :5], cache)
-    np.testing.assert_allclose(logits, expected[:, :5], atol=1e-5)
+    assert_close(logits, expected[:, :5])
     lengths = jnp.array([3, 5])
     cache = cache.rewind(lengths)
     for _ in range(4):
         logits, cache = decode(jnp.take_along_axis(TOKENS[:2], lengths[:, None], axis=1), cache)
-        np.testing.assert_allclose(logits[:, 0], expected[jnp.arange(2), lengths], atol=1e-5)
+        assert_close(logits[:, 0], expected[jnp.arange(2), lengths])
         lengths = lengths + 1
 
 
@@ -104,7 +105,7 @@ def test_cached_equals_segments_of_one_token(params):
     cache = TINY.apply(params, 3, 20, method="init_cache")
     for t in range(20):
         logits, cache = decode(TOKENS[:, t : t + 1], cache)
-        np.testing.assert_allclose(logits[:, 0], expected[:, t], atol=1e-5)
+        assert_close(logits[:, 0], expected[:, t])
 
 
 def test_generation_whatever_the_memory_of_training(params):

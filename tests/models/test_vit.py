@@ -8,6 +8,8 @@ import pytest
 from lineage import models
 from lineage.models.resnet import ResNet
 from lineage.models.vit import ViT
+from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 TINY = ViT(5, image_size=8, patch_size=2, channels=1, depth=2, width=16, num_heads=2)
 
@@ -30,7 +32,7 @@ def image_of(patches):
     return jnp.asarray(rows.reshape(len(patches), 8, 8, 1))
 
 
-@pytest.mark.parametrize("pooling", ["token", "gap", "map"])
+@tiered("pooling", ["token", "gap", "map"])
 def test_without_positions_the_order_of_patches_does_not_matter(pooling, variables, normal):
     image = normal(2, 8, 8, 1)
     order = np.random.default_rng(0).permutation(16)
@@ -44,11 +46,11 @@ def test_without_positions_the_order_of_patches_does_not_matter(pooling, variabl
         return tokens[:, -16:], model.apply(params, tokens, method="pool")
 
     before, after = run(image), run(shuffled)
-    np.testing.assert_allclose(after[0], before[0][:, order], atol=1e-5)
-    np.testing.assert_allclose(after[1], before[1], atol=1e-5)
+    assert_close(after[0], before[0][:, order])
+    assert_close(after[1], before[1])
 
 
-@pytest.mark.parametrize("position", ["1d", "2d", "relative", "sincos2d", "mae"])
+@tiered("position", ["1d", "2d", "relative", "sincos2d", "mae"], first=2)
 def test_with_positions_it_does(position, variables, normal):
     image = normal(2, 8, 8, 1)
     shuffled = image_of(patches(image)[:, np.random.default_rng(0).permutation(16)])
@@ -59,7 +61,7 @@ def test_with_positions_it_does(position, variables, normal):
 
 
 @pytest.mark.parametrize("position", ["none", "1d", "2d", "relative", "sincos2d", "mae"])
-@pytest.mark.parametrize("pooling", ["token", "gap", "map"])
+@tiered("pooling", ["token", "gap", "map"])
 def test_other_resolutions(position, pooling, variables, normal):
     model = TINY.clone(position=position, pooling=pooling)
     params = variables(model, normal(1, 8, 8, 1))
@@ -79,9 +81,9 @@ def test_pooling_and_heads_are_the_formulas(variables, normal):
         weights = params["params"]
         x = np.tanh(x @ weights["pre_logits"]["kernel"] + weights["pre_logits"]["bias"])
         features = jax.jit(model.clone(num_classes=0).apply)(params, image)
-        np.testing.assert_allclose(features, x, atol=1e-5)
+        assert_close(features, x)
         expected = x @ weights["classifier"]["kernel"] + weights["classifier"]["bias"]
-        np.testing.assert_allclose(jax.jit(model.apply)(params, image), expected, atol=1e-5)
+        assert_close(jax.jit(model.apply)(params, image), expected)
 
 
 def test_tokens_are_left_as_they_are(variables, normal):
@@ -93,7 +95,7 @@ def test_tokens_are_left_as_they_are(variables, normal):
     np.testing.assert_array_equal(jax.jit(model.clone(num_classes=0).apply)(params, image), tokens)
     weights = params["params"]["classifier"]
     expected = tokens @ weights["kernel"] + weights["bias"]
-    np.testing.assert_allclose(jax.jit(model.apply)(params, image), expected, atol=1e-5)
+    assert_close(jax.jit(model.apply)(params, image), expected)
 
 
 def test_registers_are_seen_but_do_not_come_out(variables, normal):
@@ -151,7 +153,7 @@ def test_a_hybrid_is_a_vit_of_a_feature_map(variables, normal):
     rest = {"params": {name: value for name, value in params["params"].items() if name != "backbone"}}
     plain = TINY.clone(image_size=4, patch_size=2, channels=512, depth=1)
     expected = jax.jit(plain.apply)(rest, features)
-    np.testing.assert_allclose(jax.jit(model.apply)(params, image), expected, atol=1e-5)
+    assert_close(jax.jit(model.apply)(params, image), expected)
     with pytest.raises(ValueError, match="patch_size is 12: "):
         model.clone(patch_size=12).init(jax.random.key(0), image)
 

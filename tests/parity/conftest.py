@@ -10,6 +10,7 @@ import transformers
 
 from lineage.models import convert
 from lineage.models.decoding.generate import generate
+from tests.tolerance import assert_close
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -105,12 +106,12 @@ def assert_same_encoder_decoder(ours, gradients, assert_same_gradients):
         quick = {"xla_backend_optimization_level": 0}  # to compile: it takes longer than to run
         step = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=quick)
         (value, (out, seen)), grads = step(variables["params"])
-        np.testing.assert_allclose(out[tokens_mask], logits.detach().numpy()[tokens_mask], rtol=0, atol=1e-5)
+        assert_close(out[tokens_mask], logits.detach().numpy()[tokens_mask])
         for side, real in (("encoder", mask), ("decoder", tokens_mask)):
             hidden = [seen[f"{side}_embedding"][0], *seen[f"{side}_stack"]["layers"]["hidden"][0]]
             assert len(hidden) == len(expected[side])
             for mine, theirs in zip(hidden, expected[side]):
-                np.testing.assert_allclose(mine[real], theirs.detach().numpy()[real], rtol=0, atol=1e-5)
+                assert_close(mine[real], theirs.detach().numpy()[real])
         np.testing.assert_allclose(value, expected_loss.item(), rtol=1e-5)
         assert_same_gradients(grads, gradients(reference))
 

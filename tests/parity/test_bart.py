@@ -5,17 +5,18 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
 from lineage.models import bart, convert
+from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 REAL = 3  # tokens below are special: 1, the padding, learns nothing in the reference
 
 
-def reference_of(seed, randomise, scale=0.15):
+def reference_of(seed, randomise, scale=0.15, scale_embedding=False):
     rng = np.random.default_rng(seed)
     heads = int(rng.integers(1, 5))
     width = heads * int(rng.choice([3, 8]))
@@ -30,6 +31,7 @@ def reference_of(seed, randomise, scale=0.15):
         encoder_ffn_dim=2 * width + 1,
         decoder_ffn_dim=2 * width + 1,
         activation_function=["gelu", "relu"][seed % 2],
+        scale_embedding=scale_embedding,
         forced_eos_token_id=None,
         eos_token_id=None,
         attn_implementation="eager",
@@ -42,9 +44,9 @@ def reference_of(seed, randomise, scale=0.15):
     return randomise(reference, seed, scale)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_logits_hidden_states_and_gradients(seed, randomise, assert_same_encoder_decoder):
-    reference = reference_of(seed, randomise)
+@tiered(("seed", "scale_embedding"), [(0, False), (1, False), (2, False), (3, True)])
+def test_logits_hidden_states_and_gradients(seed, scale_embedding, randomise, assert_same_encoder_decoder):
+    reference = reference_of(seed, randomise, scale_embedding=scale_embedding)
     encoder, decoder = reference.model.encoder.layers, reference.model.decoder.layers
     assert_same_encoder_decoder(reference, encoder, decoder, seed, lowest=REAL)
 
@@ -52,9 +54,10 @@ def test_logits_hidden_states_and_gradients(seed, randomise, assert_same_encoder
 BLOCKED = {"no_repeat_ngram_size": 2, "min_new_tokens": 4, "forced_first_token": 7, "repetition_penalty": 1.2}
 
 
-@pytest.mark.parametrize(
+@tiered(
     ("seed", "options"),
     [(0, {}), (1, {"num_beams": 3, "length_penalty": 0.5}), (2, BLOCKED), (3, BLOCKED | {"num_beams": 3})],
+    first=2,
 )
 def test_generation(seed, options, randomise, assert_same_generation):
     reference = reference_of(seed, randomise, scale=0.4)
@@ -77,14 +80,14 @@ def test_a_file_without_the_head_has_no_bias(randomise, tmp_path):
     assert not model.logits_bias
     args = {"input_ids": torch.tensor(tokens).long(), "decoder_input_ids": torch.tensor(tokens).long()}
     expected = (reference(**args).logits - reference.final_logits_bias).detach().numpy()
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, tokens, tokens), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, tokens, tokens), expected)
 
 
-@pytest.mark.parametrize("logits_bias", [False, True])
-def test_export_gives_the_same_model_there_and_here(logits_bias, tmp_path):
+@tiered("settings", [{}, {"logits_bias": True}, {"scale_embedding": True}], ids=str)
+def test_export_gives_the_same_model_there_and_here(settings, tmp_path):
     model = bart.BART(
         vocab_size=31, max_length=12, depth=2, decoder_depth=3, width=24, num_heads=3, mlp_dim=40, activation="gelu",
-        logits_bias=logits_bias, dropout=0.1, attention_dropout=0.2, activation_dropout=0.3,
+        dropout=0.1, attention_dropout=0.2, activation_dropout=0.3, **settings,
     )  # fmt: skip
     rng = np.random.default_rng(0)
     inputs, tokens = rng.integers(0, 31, (2, 2, 12)).astype(np.int32)
@@ -95,7 +98,7 @@ def test_export_gives_the_same_model_there_and_here(logits_bias, tmp_path):
     assert not any(info.values())
     args = {"input_ids": torch.tensor(inputs).long(), "decoder_input_ids": torch.tensor(tokens).long()}
     expected = reference.eval()(**args).logits.detach().numpy()
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, inputs, tokens), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, inputs, tokens), expected)
 
     again, restored = convert.load(tmp_path)
     assert again == model

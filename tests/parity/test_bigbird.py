@@ -11,6 +11,8 @@ import transformers
 
 from lineage import models
 from lineage.models import convert
+from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 HEADS = {
     "Model": "pooler",
@@ -29,7 +31,7 @@ CASES = [pytest.param(task, *size, seed, id=task) for seed, (task, size) in enum
 
 @pytest.fixture
 def reference_of(randomise):
-    def make(task, length, block, others, seed):
+    def make(task, length, block, others, seed, attention_type="block_sparse"):
         rng = np.random.default_rng(seed)
         heads = int(rng.integers(1, 4))
         config = transformers.BigBirdConfig(
@@ -37,7 +39,7 @@ def reference_of(randomise):
             num_attention_heads=heads, intermediate_size=int(rng.integers(5, 40)), max_position_embeddings=length + 3,
             hidden_act=["gelu_new", "relu", "gelu"][seed % 3], layer_norm_eps=float(rng.choice([1e-12, 1e-5, 1e-2])),
             type_vocab_size=3, block_size=block, num_random_blocks=others, hidden_dropout_prob=0.2,
-            attention_probs_dropout_prob=0.2, classifier_dropout=0.3,
+            attention_probs_dropout_prob=0.2, classifier_dropout=0.3, attention_type=attention_type,
             num_labels=3 if task in ("ForSequenceClassification", "ForTokenClassification") else 2,
             attn_implementation="eager",
         )  # fmt: skip
@@ -71,7 +73,7 @@ def of_real_tokens(array, mask):
     return array[mask] if array.shape[: mask.ndim] == mask.shape else array
 
 
-@pytest.mark.parametrize(("task", "length", "block", "others", "seed"), CASES)
+@tiered(("task", "length", "block", "others", "seed"), CASES, first=2)
 def test_outputs_hidden_states_and_gradients(
     task, length, block, others, seed, reference_of, ours, gradients, assert_same_gradients
 ):
@@ -97,14 +99,43 @@ def test_outputs_hidden_states_and_gradients(
         _, (found, seen) = jax.jit(loss)(variables["params"])
     for mine, theirs in zip(found, outputs, strict=True):
         theirs = theirs.detach().numpy()
-        np.testing.assert_allclose(of_real_tokens(mine, mask), of_real_tokens(theirs, mask), rtol=0, atol=1e-5)
+        assert_close(of_real_tokens(mine, mask), of_real_tokens(theirs, mask))
     layers, rows = [seen["embedding"][0], *seen["stack"]["layers"]["hidden"][0]], mask.reshape(-1, length)
     for mine, theirs in zip(layers, hidden, strict=True):
         mine, theirs = np.asarray(mine).reshape(*rows.shape, -1), theirs.detach().numpy()[:, :length]
-        np.testing.assert_allclose(mine[rows], theirs[rows], rtol=0, atol=1e-5)
+        assert_close(mine[rows], theirs[rows])
 
 
-@pytest.mark.parametrize(("task", "length", "block", "others", "seed"), CASES)
+def test_full_attention(reference_of, ours, tmp_path):
+    """In a sequence that is long enough for blocks; what is written is what was read."""
+    reference = reference_of("ForPreTraining", 40, 4, 2, 3, attention_type="original_full")
+    batch = batch_of("ForPreTraining", 40, 3)
+    model, variables = ours(reference)
+    assert model.attention_type == "original_full"
+    outputs, hidden = run(reference, batch)
+    found, seen = jax.jit(lambda batch: model.apply(variables, **batch, mutable=["intermediates"]))(batch)
+    mask = batch["mask"]
+    for mine, theirs in zip(found, outputs, strict=True):
+        theirs = theirs.detach().numpy()
+        np.testing.assert_allclose(of_real_tokens(mine, mask), of_real_tokens(theirs, mask), rtol=0, atol=1e-5)
+    layers = [seen["intermediates"]["embedding"][0], *seen["intermediates"]["stack"]["layers"]["hidden"][0]]
+    for mine, theirs in zip(layers, hidden, strict=True):
+        np.testing.assert_allclose(mine[mask], theirs.detach().numpy()[mask], rtol=0, atol=1e-5)
+    sparse = model.clone(attention_type="block_sparse").apply(variables, **batch)
+    assert np.abs(sparse[0] - found[0])[mask].max() > 1e-3
+
+    convert.save(tmp_path, model, variables)
+    exported, info = transformers.BigBirdForPreTraining.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    assert exported.config.attention_type == "original_full"
+    for name, theirs in reference.state_dict().items():
+        np.testing.assert_array_equal(exported.state_dict()[name], theirs)
+    again, restored = convert.load(tmp_path)
+    assert again == model
+    jax.tree.map(np.testing.assert_array_equal, restored, variables)
+
+
+@tiered(("task", "length", "block", "others", "seed"), CASES)
 def test_export_gives_the_same_model_there_and_here(task, length, block, others, seed, reference_of, ours, tmp_path):
     reference = reference_of(task, length, block, others, seed)
     model, variables = ours(reference)
@@ -124,7 +155,7 @@ def test_export_gives_the_same_model_there_and_here(task, length, block, others,
     jax.tree.map(np.testing.assert_array_equal, restored, variables)
 
 
-@pytest.mark.parametrize(("variant", "sizes"), [("base", (768, 12, 12)), ("large", (1024, 24, 16))])
+@tiered(("variant", "sizes"), [("base", (768, 12, 12)), ("large", (1024, 24, 16))])
 def test_parameters_are_as_many_as_the_references(variant, sizes):
     width, depth, heads = sizes
     config = transformers.BigBirdConfig(

@@ -3,15 +3,16 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import torch
 import transformers
 
 from lineage.models import convert
 from lineage.models.deit import DeiT
+from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 
-def reference_of(seed, randomise):
+def reference_of(seed, randomise, teacher="WithTeacher"):
     rng = np.random.default_rng(seed)
     heads, patch = int(rng.integers(1, 4)), int(rng.choice([2, 3]))
     config = transformers.DeiTConfig(
@@ -27,7 +28,7 @@ def reference_of(seed, randomise):
         num_labels=int(rng.integers(2, 7)),
         attn_implementation="eager",
     )
-    return randomise(transformers.DeiTForImageClassificationWithTeacher(config), seed)
+    return randomise(getattr(transformers, f"DeiTForImageClassification{teacher}")(config), seed)
 
 
 def images_of(config, seed, rows=None, columns=None):
@@ -37,7 +38,7 @@ def images_of(config, seed, rows=None, columns=None):
     return jnp.asarray(images), torch.tensor(images.transpose(0, 3, 1, 2))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@tiered("seed", range(3))
 def test_both_heads_hidden_states_and_gradients(seed, randomise, ours, gradients, assert_same_gradients):
     reference = reference_of(seed, randomise)
     images, theirs = images_of(reference.config, seed)
@@ -53,12 +54,38 @@ def test_both_heads_hidden_states_and_gradients(seed, randomise, ours, gradients
     step = jax.jit(jax.grad(loss, has_aux=True), compiler_options=quick)
     grads, (out, seen) = step(variables["params"])
     for mine, other in zip(out, (expected.cls_logits, expected.distillation_logits)):
-        np.testing.assert_allclose(mine, other.detach().numpy(), rtol=0, atol=1e-5)
+        assert_close(mine, other.detach().numpy())
     hidden = [seen["embedding"][0], *seen["stack"]["layers"]["hidden"][0]]
     assert len(hidden) == len(expected.hidden_states)
     for mine, other in zip(hidden, expected.hidden_states):
-        np.testing.assert_allclose(mine, other.detach().numpy(), rtol=0, atol=1e-5)
+        assert_close(mine, other.detach().numpy())
     assert_same_gradients(grads, gradients(reference))
+
+
+def test_without_a_teacher(randomise, ours, tmp_path):
+    """There is the teacher's token, but only the class token is classified."""
+    reference = reference_of(1, randomise, teacher="")
+    images, theirs = images_of(reference.config, 1)
+    model, variables = ours(reference)
+    assert not model.distillation_head
+    expected = reference(theirs, output_hidden_states=True)
+    out, seen = jax.jit(lambda images: model.apply(variables, images, mutable=["intermediates"]))(images)
+    np.testing.assert_allclose(out, expected.logits.detach().numpy(), rtol=0, atol=1e-5)
+    seen = seen["intermediates"]
+    hidden = [seen["embedding"][0], *seen["stack"]["layers"]["hidden"][0]]
+    for mine, other in zip(hidden, expected.hidden_states, strict=True):
+        np.testing.assert_allclose(mine, other.detach().numpy(), rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match="distillation_head is False: the model has one head"):
+        model.apply(variables, images, method="heads")
+
+    convert.save(tmp_path, model, variables)
+    exported, info = transformers.DeiTForImageClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    for tensor, other in zip(exported.state_dict().values(), reference.state_dict().values(), strict=True):
+        np.testing.assert_array_equal(tensor, other)
+    again, restored = convert.load(tmp_path)
+    assert again == model
+    jax.tree.map(np.testing.assert_array_equal, restored, variables)
 
 
 def test_the_mean_of_both_at_another_resolution(randomise, ours):
@@ -66,7 +93,7 @@ def test_the_mean_of_both_at_another_resolution(randomise, ours):
     images, theirs = images_of(reference.config, 3, 3, 5)
     model, variables = ours(reference)
     expected = reference(theirs, interpolate_pos_encoding=True).logits.detach().numpy()
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, images), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, images), expected)
 
 
 def test_export_gives_the_same_model_there_and_here(tmp_path):
@@ -80,7 +107,7 @@ def test_export_gives_the_same_model_there_and_here(tmp_path):
     reference, info = cls.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values())
     expected = reference.eval()(torch.tensor(images.transpose(0, 3, 1, 2))).logits.detach().numpy()
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, images), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, images), expected)
     again, restored = convert.load(tmp_path)
     assert again == model
     jax.tree.map(np.testing.assert_array_equal, restored, variables)

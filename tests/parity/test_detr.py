@@ -15,6 +15,7 @@ from transformers.loss import loss_for_object_detection
 
 from lineage.models import convert, detr, resnet
 from lineage.tasks import matching, objectives
+from tests.tolerance import assert_close
 
 QUICK = {"xla_backend_optimization_level": 0}  # to compile: it takes longer than to run
 KINDS = 3
@@ -123,7 +124,7 @@ def test_answers_losses_matching_and_gradients(both, gradients, assert_same_grad
     jax.effects_barrier()
     real = pixels[:, [44 * i // 6 for i in range(6)]][:, :, [37 * i // 5 for i in range(5)]].reshape(3, -1)
     for mine, theirs in zip(seen["encoder_stack"]["layers"]["hidden"][0], encoded, strict=True):
-        np.testing.assert_allclose(mine[real], theirs.detach().numpy()[real], rtol=0, atol=1e-5)
+        assert_close(mine[real], theirs.detach().numpy()[real])
 
     np.testing.assert_allclose(value, expected.item(), rtol=2e-6)
     np.testing.assert_allclose(aux["loss"].compute(), expected.item(), rtol=2e-6)
@@ -153,7 +154,7 @@ def test_answers_of_every_layer(both):
         logits, boxes, *_ = asked(reference, batch, pixels)
     found = jax.jit(partial(model.apply), compiler_options=QUICK)(variables, batch["image"], pixels)
     for mine, theirs in zip(found, (logits, boxes)):
-        np.testing.assert_allclose(mine, theirs.numpy(), rtol=0, atol=1e-5)
+        assert_close(mine, theirs.numpy())
 
 
 SIZES = {"depth": 1, "decoder_depth": 2, "width": 16, "num_heads": 2, "mlp_dim": 12, "num_queries": 3}
@@ -175,14 +176,14 @@ def test_export_gives_the_same_model_there_and_here(tmp_path):
     assert not any(info.values())
     expected = reference.eval()(torch.tensor(image.transpose(0, 3, 1, 2)))
     logits, boxes = jax.jit(model.apply, compiler_options=QUICK)(variables, image)
-    np.testing.assert_allclose(logits[-1], expected.logits.detach().numpy(), rtol=0, atol=1e-5)
-    np.testing.assert_allclose(boxes[-1], expected.pred_boxes.detach().numpy(), rtol=0, atol=1e-5)
+    assert_close(logits[-1], expected.logits.detach().numpy())
+    assert_close(boxes[-1], expected.pred_boxes.detach().numpy())
     again, restored = convert.load(tmp_path)
     assert again == model
     jax.tree.map(np.testing.assert_array_equal, restored, variables)
 
     other = model.clone(placement="pre")
-    with pytest.raises(ValueError, match="placement='post' alone"):
+    with pytest.raises(ValueError, match="and placement 'post'"):
         convert.save(tmp_path, other, jax.eval_shape(other.init, jax.random.key(0), image))
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace('"layer_type"', '"hidden_act": "gelu", "layer_type"'))

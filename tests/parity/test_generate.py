@@ -8,6 +8,7 @@ import pytest
 from lineage.models.decoding.generate import generate
 from lineage.models.decoding.logits_processors import repetition_penalty, top_k, top_p
 from lineage.models.gpt import GPT
+from tests.tiers import tiered
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -118,17 +119,19 @@ def compare(seed, shape, new=14, stops=0, padded=True, **options):
     return [len(tokens) < new for tokens in expected]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@tiered("shape", SHAPES)
 def test_greedy(shape):
     for seed in range(8):
         compare(seed, shape)
 
 
+@pytest.mark.thorough
 def test_greedy_without_padding():
     for seed in range(8):
         compare(seed, "deep", padded=False)
 
 
+@pytest.mark.thorough
 def test_greedy_with_repetition_penalty():
     for seed in range(10):
         compare(seed, "deep", repetition_penalty=1.6 if seed % 2 else 0.7)
@@ -139,7 +142,7 @@ def test_greedy_with_stop_tokens():
     assert 0 < sum(early) < len(early)
 
 
-@pytest.mark.parametrize(("shape", "num_beams", "stops"), [("deep", 3, 0), ("deep", 4, 1), ("wide", 2, 3)])
+@tiered(("shape", "num_beams", "stops"), [("deep", 3, 0), ("deep", 4, 1), ("wide", 2, 3)])
 def test_beam_search(shape, num_beams, stops):
     early = []
     for seed in range(12):
@@ -149,6 +152,7 @@ def test_beam_search(shape, num_beams, stops):
     assert not all(early)
 
 
+@pytest.mark.thorough
 def test_beam_search_with_repetition_penalty():
     for seed in range(8):
         compare(seed, "deep", stops=2, num_beams=3, repetition_penalty=1.5)
@@ -157,7 +161,7 @@ def test_beam_search_with_repetition_penalty():
 BLOCKS = [{"no_repeat_ngram_size": 1}, {"no_repeat_ngram_size": 3}, {"no_repeat_ngram_size": 2, "min_new_tokens": 6}]
 
 
-@pytest.mark.parametrize("options", [*BLOCKS, BLOCKS[2] | {"num_beams": 3}], ids=str)
+@tiered("options", [*BLOCKS, BLOCKS[2] | {"num_beams": 3}], ids=str, first=lambda options: len(options) > 2)
 def test_ngram_blocking_and_minimum_length(options):
     """Rows of one length: of padding, too, the reference blocks what repeats it."""
     for seed in range(6):

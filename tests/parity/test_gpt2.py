@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 import torch
 import transformers
 
 from lineage.models import convert, gpt
+from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 LENGTH = 9
 SEEDS = range(4)
@@ -60,7 +61,7 @@ def run(reference, tokens, mask, positions):
     return out.logits, [value.detach().numpy() for value in hidden], out.hidden_states[-1].detach().numpy()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@tiered("seed", SEEDS)
 def test_logits_hidden_states_and_gradients(seed, randomise, ours, gradients, assert_same_gradients):
     reference = reference_of(seed, randomise)
     tokens, mask, positions = batch_of(reference, seed)
@@ -82,13 +83,13 @@ def test_logits_hidden_states_and_gradients(seed, randomise, ours, gradients, as
         return (losses * mask).sum() / mask.sum(), (out, state["intermediates"])
 
     (value, (out, seen)), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(variables["params"])
-    np.testing.assert_allclose(out[mask], logits.detach().numpy()[mask], rtol=0, atol=1e-5)
+    assert_close(out[mask], logits.detach().numpy()[mask])
     ours_hidden = [seen["embedding"][0], *seen["stack"]["layers"]["hidden"][0]]
     assert len(ours_hidden) == len(hidden) == reference.config.n_layer + 1
     for mine, theirs in zip(ours_hidden, hidden):
-        np.testing.assert_allclose(mine[mask], theirs[mask], rtol=0, atol=1e-5)
+        assert_close(mine[mask], theirs[mask])
     final = model.bind(variables).norm(ours_hidden[-1])
-    np.testing.assert_allclose(final[mask], normalised[mask], rtol=0, atol=1e-5)
+    assert_close(final[mask], normalised[mask])
     np.testing.assert_allclose(value, counted.item(), rtol=1e-5)
     assert_same_gradients(grads, gradients(reference))
 
@@ -98,7 +99,7 @@ def test_plain_tokens_have_default_positions(randomise, ours):
     tokens = batch_of(reference, 0)[0]
     model, variables = ours(reference)
     expected = reference(torch.tensor(tokens, dtype=torch.long)).logits.detach().numpy()
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected)
 
 
 def test_export_gives_the_same_model_there_and_here(tmp_path):
@@ -109,7 +110,7 @@ def test_export_gives_the_same_model_there_and_here(tmp_path):
     reference, info = transformers.GPT2LMHeadModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values())
     expected = reference.eval()(torch.tensor(tokens, dtype=torch.long)).logits.detach().numpy()
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected)
 
     again, restored = convert.load(tmp_path)
     assert again == model

@@ -16,6 +16,8 @@ from lineage.models import convert
 from lineage.models.decoding.generate import generate
 from lineage.models.layers.position import rotary, stretched, yarn_magnitude
 from lineage.models.llama import Llama
+from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 LENGTH = 14
 ROPE = {
@@ -93,7 +95,7 @@ def run(reference, tokens, mask, positions):
     return out.logits, [value.detach().numpy() for value in hidden], out.hidden_states[-1].detach().numpy()
 
 
-@pytest.mark.parametrize("case", CASES)
+@tiered("case", CASES, first=lambda case: case in ("grouped", "blocks"))
 def test_logits_hidden_states_and_gradients(case, randomise, ours, gradients, assert_same_gradients):
     reference = reference_of(case, randomise)
     tokens, mask, positions = batch_of(reference)
@@ -115,24 +117,24 @@ def test_logits_hidden_states_and_gradients(case, randomise, ours, gradients, as
         return (losses * mask).sum() / mask.sum(), (out, state["intermediates"])
 
     (value, (out, seen)), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(variables["params"])
-    np.testing.assert_allclose(out[mask], logits.detach().numpy()[mask], rtol=0, atol=1e-5)
+    assert_close(out[mask], logits.detach().numpy()[mask])
     ours_hidden = [seen["embedding"][0], *seen["stack"]["layers"]["hidden"][0]]
     assert len(ours_hidden) == len(hidden) == reference.config.num_hidden_layers + 1
     for mine, theirs in zip(ours_hidden, hidden):
-        np.testing.assert_allclose(mine[mask], theirs[mask], rtol=0, atol=1e-5)
+        assert_close(mine[mask], theirs[mask])
     final = model.bind(variables).norm(ours_hidden[-1])
-    np.testing.assert_allclose(final[mask], normalised[mask], rtol=0, atol=1e-5)
+    assert_close(final[mask], normalised[mask])
     np.testing.assert_allclose(value, counted.item(), rtol=1e-5)
     assert_same_gradients(grads, gradients(reference))
 
 
-@pytest.mark.parametrize("case", ["grouped", "blocks"])
+@tiered("case", ["grouped", "blocks"])
 def test_plain_tokens_have_default_positions(case, randomise, ours):
     reference = reference_of(case, randomise)
     tokens = batch_of(reference)[0]
     model, variables = ours(reference)
     expected = reference(torch.tensor(tokens, dtype=torch.long)).logits.detach().numpy()
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected)
 
 
 YARN = {"rope_scaling": "yarn", "rope_factor": 4.0, "rope_length": 32, "rope_turns": (0.5, 9.0)}
@@ -141,7 +143,7 @@ EXPORTED = Llama(
 )
 
 
-@pytest.mark.parametrize(
+@tiered(
     ("name", "model"),
     [
         ("Llama", EXPORTED),
@@ -160,7 +162,7 @@ def test_export_gives_the_same_model_there_and_here(name, model, tmp_path):
     reference, info = getattr(transformers, f"{name}ForCausalLM").from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values())
     expected = reference.eval()(torch.tensor(tokens, dtype=torch.long)).logits.detach().numpy()
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected)
 
     again, restored = convert.load(tmp_path)
     assert again == model
@@ -184,7 +186,7 @@ def test_older_configs(randomise, tmp_path):
     expected = reference.eval()(torch.tensor(tokens, dtype=torch.long)).logits.detach().numpy()
     model, variables = convert.load(tmp_path)
     assert (model.window, model.rope_scaling, model.rope_base) == (None, "yarn", 10_000.0)
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected)
 
 
 def test_published_yarn_frequencies_are_transformers():
@@ -206,7 +208,11 @@ def test_published_yarn_frequencies_are_transformers():
     np.testing.assert_allclose(turned, np.concatenate([cos[:, :64], sin[:, :64]], axis=-1), atol=1e-6)
 
 
-@pytest.mark.parametrize(("case", "num_beams"), [("grouped", 1), ("grouped", 3), ("blocks", 1), ("blocks", 3)])
+@tiered(
+    ("case", "num_beams"),
+    [("grouped", 1), ("grouped", 3), ("blocks", 1), ("blocks", 3)],
+    first=lambda case, num_beams: (case == "grouped") == (num_beams == 1),
+)
 def test_generation(case, num_beams, randomise, ours):
     """Prompts of different lengths, greedy and by beam search: the tokens of `transformers`, and the beams' scores."""
     reference = reference_of(case, randomise, scale=0.5)

@@ -10,6 +10,8 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import save
 
 from lineage.models import convert, resnet
+from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 KINDS = {"bottleneck": "resnet", "basic": "resnet", "preactivation": "bit", "same": "bit"}
 
@@ -49,7 +51,7 @@ def images_of(reference, size=(45, 38)):
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind in KINDS for seed in range(2)])
+@tiered(("kind", "seed"), [(kind, seed) for kind in KINDS for seed in range(2)], first=lambda kind, seed: seed == 0)
 def test_maps_logits_gradients_and_statistics(kind, seed, training, randomise, ours, gradients, assert_same_gradients):
     if training and KINDS[kind] == "bit":
         pytest.skip("it has no statistics")
@@ -69,7 +71,7 @@ def test_maps_logits_gradients_and_statistics(kind, seed, training, randomise, o
     quick = {"xla_backend_optimization_level": 0}  # to compile: it takes longer than to run
     grads, (out, state) = jax.jit(jax.grad(loss, has_aux=True), compiler_options=quick)(variables["params"])
     maps = state["intermediates"]["features"][0]
-    np.testing.assert_allclose(out, expected.logits.detach().numpy(), rtol=0, atol=1e-5)
+    assert_close(out, expected.logits.detach().numpy())
     assert len(maps) == len(model.depths)
     for mine, other in zip(maps, expected.hidden_states[1:], strict=True):
         other = other.detach().numpy().transpose(0, 2, 3, 1)
@@ -86,11 +88,11 @@ def test_frozen_statistics_are_used_and_kept(randomise, ours):
     images, theirs = images_of(reference)
     model, variables = ours(reference, frozen=True)
     out, state = jax.jit(lambda v: model.apply(v, images, mutable=["statistics"]))(variables)
-    np.testing.assert_allclose(out, reference(theirs).logits.detach().numpy(), rtol=0, atol=1e-5)
+    assert_close(out, reference(theirs).logits.detach().numpy())
     jax.tree.map(np.testing.assert_array_equal, state["statistics"], variables["statistics"])
 
 
-@pytest.mark.parametrize(
+@tiered(
     "settings",
     [
         {"bottleneck": False, "num_classes": 3},
@@ -123,9 +125,9 @@ def test_export_gives_the_same_model_there_and_here(settings, tmp_path):
 def test_what_the_reference_has_not(tmp_path):
     model = resnet.ResNet(stem="small", depths=(1,), widths=(8,))
     variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
-    with pytest.raises(ValueError, match="stem and the epsilon"):
+    with pytest.raises(ValueError, match="the stem 'imagenet' and epsilon 1e-5"):
         convert.save(tmp_path, model, variables)
     transformers.BitConfig(global_padding="VALID").save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(save({}))
-    with pytest.raises(ValueError, match=r"knows no BiT with .*'VALID'"):
+    with pytest.raises(ValueError, match=r"BiT with .*'VALID'.* is not supported"):
         convert.load(tmp_path)

@@ -3,11 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import torch
 
 from lineage.models.layers.recurrent import CELLS
 from lineage.models.seq2seq import Seq2Seq
+from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 VOCAB, WIDTH, EMBED, WINDOW = 11, 8, 6, 2
 LENGTHS = (7, 4)
@@ -142,7 +143,7 @@ def gradient(parameter):
     return parameter.grad.numpy()
 
 
-@pytest.mark.parametrize(
+@tiered(
     ("kind", "depth", "bidirectional", "attention", "span"),
     [
         ("gru", 1, False, "fixed", "global"),
@@ -154,6 +155,7 @@ def gradient(parameter):
         ("gru", 1, False, "general", "global"),
         ("rnn", 2, True, "concat", "monotonic"),
     ],
+    first=lambda kind, *others: kind == "gru",
 )
 def test_logits_weights_and_gradients(kind, depth, bidirectional, attention, span):
     torch.manual_seed(0)
@@ -180,16 +182,16 @@ def test_logits_weights_and_gradients(kind, depth, bidirectional, attention, spa
     ours = reference.ours(value)
     grads, (logits, sown) = jax.jit(jax.grad(loss, has_aux=True))(ours)
     for i, (expected, weights) in enumerate(rows):
-        np.testing.assert_allclose(logits[i], expected.detach(), atol=1e-5)
+        assert_close(logits[i], expected.detach())
         if attention != "fixed":
             found = sown["attention"][0][i, 0]
-            np.testing.assert_allclose(found[:, : LENGTHS[i]], weights.detach(), atol=1e-5)
+            assert_close(found[:, : LENGTHS[i]], weights.detach())
             assert not found[:, LENGTHS[i] :].any()
     expected = reference.ours(gradient)
     assert jax.tree.structure(grads) == jax.tree.structure(expected)
 
     def compare(path, found, expected):
         scale = np.abs(expected).max() + 1e-3
-        np.testing.assert_allclose(found / scale, expected / scale, atol=1e-5, err_msg=jax.tree_util.keystr(path))
+        assert_close(found / scale, expected / scale, err_msg=jax.tree_util.keystr(path))
 
     jax.tree_util.tree_map_with_path(compare, grads, expected)

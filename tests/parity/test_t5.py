@@ -10,10 +10,12 @@ from safetensors.numpy import load_file, save_file
 
 from lineage.models import convert, t5
 from lineage.models.layers.position import RelativeBuckets
+from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 
-def reference_of(seed, randomise, scale=0.15):
-    """Even seeds are version 1.0, odd ones 1.1."""
+def reference_of(seed, randomise, scale=0.15, tied=False):
+    """Even seeds are version 1.0, odd ones 1.1, whose embeddings may be tied."""
     rng = np.random.default_rng(seed)
     config = transformers.T5Config(
         vocab_size=int(rng.integers(11, 50)),
@@ -32,14 +34,14 @@ def reference_of(seed, randomise, scale=0.15):
         attn_implementation="eager",
     )
     reference = transformers.T5ForConditionalGeneration(config)
-    if seed % 2:  # `transformers` 5 ties what it makes; what it loads it leaves untied
+    if seed % 2 and not tied:  # `transformers` 5 ties what it makes; what it loads it leaves untied
         reference.lm_head.weight = torch.nn.Parameter(reference.lm_head.weight.clone())
     return randomise(reference, seed, scale)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_logits_hidden_states_and_gradients(seed, randomise, assert_same_encoder_decoder):
-    reference = reference_of(seed, randomise)
+@tiered(("seed", "tied"), [(0, True), (1, False), (1, True), (2, True)])
+def test_logits_hidden_states_and_gradients(seed, tied, randomise, assert_same_encoder_decoder):
+    reference = reference_of(seed, randomise, tied=tied)
     assert_same_encoder_decoder(reference, reference.encoder.block, reference.decoder.block, seed)
 
 
@@ -49,8 +51,11 @@ def test_settings(randomise, ours):
         model, config = ours(reference)[0], reference.config
         assert (model.depth, model.decoder_depth) == (config.num_layers, config.num_decoder_layers)
         assert (model.tied, model.gated) == (seed == 0, seed == 1)
+        assert model.scale_decoder_outputs is None
         assert model.activation == ["relu", "gelu_tanh"][seed]
         assert model.epsilon == config.layer_norm_epsilon
+    model = ours(reference_of(1, randomise, tied=True))[0]
+    assert (model.tied, model.gated, model.scale_decoder_outputs) == (True, True, False)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -65,14 +70,17 @@ def test_buckets(bidirectional, buckets, max_distance):
     np.testing.assert_array_equal(module.apply(table, jnp.array([[300]]), 601)[0, 0, 0], expected)
 
 
-@pytest.mark.parametrize(("seed", "options"), [(0, {}), (1, {"num_beams": 3, "length_penalty": 0.5})])
+@tiered(("seed", "options"), [(0, {}), (1, {"num_beams": 3, "length_penalty": 0.5})])
 def test_generation(seed, options, randomise, assert_same_generation):
     reference = reference_of(seed, randomise, scale=0.4)
     written = assert_same_generation(reference, start=0, stop_tokens=(3, 5), **options)
     assert len({tuple(row) for row in written}) > 4
 
 
-@pytest.mark.parametrize("version", [{}, {"gated": True, "tied": False, "activation": "gelu_tanh"}])
+V1_1 = {"gated": True, "tied": False, "activation": "gelu_tanh"}
+
+
+@tiered("version", [{}, V1_1, V1_1 | {"tied": True, "scale_decoder_outputs": False}], ids=str)
 def test_export_gives_the_same_model_there_and_here(version, tmp_path):
     model = t5.T5(
         vocab_size=31, depth=2, decoder_depth=3, width=20, num_heads=3, head_size=4, mlp_dim=40, buckets=12,
@@ -87,11 +95,17 @@ def test_export_gives_the_same_model_there_and_here(version, tmp_path):
     assert not any(info.values())
     args = {"input_ids": torch.tensor(inputs).long(), "decoder_input_ids": torch.tensor(tokens).long()}
     expected = reference.eval()(**args).logits.detach().numpy()
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, inputs, tokens), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, inputs, tokens), expected)
 
     again, restored = convert.load(tmp_path)
     assert again == model
     jax.tree.map(np.testing.assert_array_equal, restored, {"params": variables["params"]})
+
+
+def test_an_output_projection_of_its_own_is_not_scaled_there():
+    model = t5.T5(tied=False, scale_decoder_outputs=True)
+    with pytest.raises(ValueError, match="`transformers` scales tied outputs alone"):
+        convert.t5.FAMILY.config(model)
 
 
 def test_old_files_repeat_the_embedding(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lineage.models.transformer import Transformer
+from tests.tiers import tiered
 
 DEPTH, WIDTH, HEADS, HIDDEN, VOCAB = 2, 12, 3, 20, 13
 
@@ -43,7 +44,7 @@ def stack(layers, cross):
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize("placement", ["post", "pre"])
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@tiered("activation", ["relu", "gelu"])
 def test_logits_and_hidden_states(placement, activation, randomise):
     torch.manual_seed(0)
     options = {"norm_first": placement == "pre", "activation": activation, "batch_first": True, "dropout": 0.0}

@@ -5,11 +5,12 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import torch
 import transformers
 
 from lineage.models import convert, vit
+from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 SEEDS = range(4)
 
@@ -43,7 +44,7 @@ def images_of(reference, seed, rows=None, columns=None):
     return jnp.asarray(images), torch.tensor(images.transpose(0, 3, 1, 2))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@tiered("seed", SEEDS)
 def test_logits_hidden_states_and_gradients(seed, randomise, ours, gradients, assert_same_gradients):
     reference = reference_of(seed, randomise)
     images, theirs = images_of(reference, seed)
@@ -61,24 +62,24 @@ def test_logits_hidden_states_and_gradients(seed, randomise, ours, gradients, as
         return (jnp.tanh(out) * weights).sum(), (out, state["intermediates"])
 
     grads, (out, seen) = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
-    np.testing.assert_allclose(out, expected.logits.detach().numpy(), rtol=0, atol=1e-5)
+    assert_close(out, expected.logits.detach().numpy())
     hidden = [seen["embedding"][0], *seen["stack"]["layers"]["hidden"][0]]
     assert len(hidden) == len(expected.hidden_states)
     for mine, other in zip(hidden, expected.hidden_states):
-        np.testing.assert_allclose(mine, other.detach().numpy(), rtol=0, atol=1e-5)
+        assert_close(mine, other.detach().numpy())
     assert_same_gradients(grads, gradients(reference))
 
 
-@pytest.mark.parametrize("grid", [(6, 6), (1, 2), (3, 5)])
+@tiered("grid", [(6, 6), (1, 2), (3, 5)])
 def test_another_resolution(grid, randomise, ours):
     reference = reference_of(1, randomise)
     images, theirs = images_of(reference, 1, *grid)
     model, variables = ours(reference)
     expected = reference(theirs, interpolate_pos_encoding=True).logits.detach().numpy()
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, images), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, images), expected)
 
 
-@pytest.mark.parametrize("pooler", [True, False])
+@tiered("pooler", [True, False])
 def test_model_without_a_classifier(pooler, randomise, ours, tmp_path):
     reference = reference_of(2, randomise, transformers.ViTModel, add_pooling_layer=pooler)
     images, theirs = images_of(reference, 2)
@@ -86,9 +87,9 @@ def test_model_without_a_classifier(pooler, randomise, ours, tmp_path):
     expected = reference(theirs)
     tokens = expected.last_hidden_state.detach().numpy()
     features = expected.pooler_output.detach().numpy() if pooler else tokens[:, 0]
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, images), features, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, images), features)
     encoded = jax.jit(partial(model.apply, method="encode"))(variables, images)
-    np.testing.assert_allclose(encoded, tokens, rtol=0, atol=1e-5)
+    assert_close(encoded, tokens)
 
     convert.save(tmp_path, model, variables)
     cls = transformers.ViTModel if pooler else transformers.ViTForImageClassification
@@ -96,10 +97,10 @@ def test_model_without_a_classifier(pooler, randomise, ours, tmp_path):
     assert not any(info.values())
     out = exported.eval()(theirs)
     out = (out.pooler_output if pooler else out.logits).detach().numpy()
-    np.testing.assert_allclose(out, features, rtol=0, atol=1e-5)
+    assert_close(out, features)
 
 
-@pytest.mark.parametrize("num_classes", [2, 5])
+@tiered("num_classes", [2, 5])
 def test_export_gives_the_same_model_there_and_here(num_classes, tmp_path):
     model = vit.ViT(
         num_classes, image_size=12, patch_size=3, channels=2, depth=2, width=24, num_heads=3, activation="gelu_tanh"
@@ -115,7 +116,7 @@ def test_export_gives_the_same_model_there_and_here(num_classes, tmp_path):
     assert not any(info.values())
     expected = reference.eval()(torch.tensor(images.transpose(0, 3, 1, 2))).logits.detach().numpy()
     assert expected.shape == (2, num_classes)
-    np.testing.assert_allclose(jax.jit(model.apply)(variables, jnp.asarray(images)), expected, rtol=0, atol=1e-5)
+    assert_close(jax.jit(model.apply)(variables, jnp.asarray(images)), expected)
 
     again, restored = convert.load(tmp_path)
     assert again == model.clone(mlp_dim=96)
@@ -159,4 +160,4 @@ def test_registers_and_layer_scale(randomise):
     model = vit.ViT(0, **sizes, num_registers=3, layer_scale=1.0)
     found = jax.jit(partial(model.apply, method="encode"))({"params": params}, images)
     expected = reference(theirs).last_hidden_state.detach().numpy()
-    np.testing.assert_allclose(found, np.delete(expected, [1, 2, 3], axis=1), rtol=0, atol=1e-5)
+    assert_close(found, np.delete(expected, [1, 2, 3], axis=1))

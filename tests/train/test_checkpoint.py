@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lineage.train.checkpoint import Checkpoints, read_saved
+from lineage.train.checkpoint import Checkpoints, read_newest
 from lineage.train.state import TrainState
+from tests.tiers import tiered
 
 # Orbax leaves reads of the other arrays behind when one of them fails.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -140,10 +141,10 @@ def test_a_damaged_one_is_refused(damage, tmp_path):
 def test_the_parameters_alone_are_what_was_saved(tmp_path):
     """What another run starts from: the average where there is one, checked like all else."""
     save(tmp_path, state().replace(ema=state(4).params))
-    averages, params = read_saved(tmp_path), state(4).params
-    assert_equal([averages.pop("params"), averages], [params, state().collections])
+    found = read_newest(tmp_path)
+    assert_equal([found.params, found.collections], [state(4).params, state().collections])
     save(tmp_path / "none", state().replace(ema=None))
-    assert_equal(read_saved(tmp_path / "none")["params"], state().params)
+    assert_equal(read_newest(tmp_path / "none").params, state().params)
 
 
 @pytest.mark.parametrize("damage", [flip, lambda data: data[:99], None])
@@ -156,10 +157,10 @@ def test_no_run_starts_from_a_damaged_one(damage, tmp_path):
     else:
         shutil.rmtree(tmp_path / "checkpoints" / "3" / "state")
     with pytest.raises(ValueError, match=r"the checkpoint .*/checkpoints/3 is damaged: "):
-        read_saved(tmp_path)
+        read_newest(tmp_path)
 
 
-@pytest.mark.parametrize("at", [0.1, 0.3, 0.7, 0.9])
+@tiered("at", [0.1, 0.3, 0.7, 0.9])
 def test_no_flipped_bit_goes_unseen(at, tmp_path):
     save(tmp_path, state())
     path = largest_file(tmp_path)

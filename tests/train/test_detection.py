@@ -122,6 +122,7 @@ def test_models_and_objectives_that_are_not_for_each_other(tiny):
         jax.eval_shape(DETR(ResNet(), width=18).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
 
 
+@pytest.mark.thorough
 def test_the_backbone_starts_from_a_classifiers(tiny, tmp_path):
     like = {"norm": "batch", "num_classes": 5, "channels": 3}
     classifier = models.build("resnet", **BACKBONE | like)

@@ -12,11 +12,10 @@ import pytest
 
 from lineage import launch, models
 from lineage.evaluation.evaluators import restore
+from lineage.runs.folder import locked, read_metrics
 from lineage.tasks.objectives import OBJECTIVES
 from lineage.train import loop
 from lineage.train.experiment import Experiment
-from lineage.train.preemption import locked
-from lineage.train.writers import read_metrics
 
 pytestmark = pytest.mark.usefixtures("no_report")
 GPT, VIT = "--config=tests/tiny.py:gpt", "--config=tests/tiny.py:vit"
@@ -54,6 +53,11 @@ def trained(tiny, tmp_path_factory):
             [GPT, "--config.optimizer.learning_rat=1"],
             "unknown config key 'optimizer.learning_rat': did you mean 'optimizer.learning_rate'?",
         ),
+        (
+            [GPT, "--config.optimizer.lr=1"],
+            "unknown config key 'optimizer.lr': the keys of optimizer are b1, b2, clip_norm, ",
+        ),
+        ([GPT, "--config.batch_size=1"], "unknown config key 'batch_size': did you mean 'data.batch_size'?"),
         ([GPT, "--config.modle.width=1"], "unknown config key 'modle.width': did you mean 'model.width'?"),
         ([GPT, "--config.data.batch_size=many"], "data.batch_size is 'many', but must be of type int."),
         (
@@ -165,8 +169,33 @@ def test_settings(arguments, sentence, error, tmp_path):
 
 def test_out_of_memory_says_what_to_change(error, tmp_path):
     said = error(GPT, f"--workdir={tmp_path}", "--config.model.mlp_dim=1099511627776")
-    for key in ("data.batch_size", "grad_accum_steps", "model.remat", "mesh.fsdp", "--mode=describe"):
+    for key in ("data.batch_size", "grad_accum_steps", "model.remat", "mesh.fsdp", "lineage describe"):
         assert key in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("tarin", "unknown command 'tarin': did you mean 'train'?"),
+        ("xyz", "unknown command 'xyz': use one of train, evaluate, "),
+        ("--config.wandb --config.seed=1", "--config.wandb has no value: write --config.wandb=VALUE."),
+        ("train --config.seed", "--config.seed has no value: write --config.seed=VALUE."),
+        ("train --workdir", "argument --workdir: expected one argument."),
+        ("train --workdri=x", "unknown argument '--workdri=x': did you mean '--workdir'?"),
+        ("train --optuna", "unknown argument '--optuna'."),
+        ("train more", "unknown argument 'more'."),
+        ("sweep --parallel=two", "argument --parallel: invalid int value: 'two'."),
+        ("slurm start", "argument action: invalid choice: 'start' (choose from "),
+        ("report --config.seed=1", "--config.seed is not an argument of report, which reads no config."),
+    ],
+)
+def test_arguments(arguments, sentence, capsys):
+    with pytest.raises(SystemExit) as stop:
+        launch.main(arguments.split())
+    assert stop.value.code == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"error: {sentence}")
+    assert said.endswith("--help` explains the arguments.)")
 
 
 @pytest.mark.parametrize(
@@ -184,39 +213,33 @@ def test_data(content, sentence, error, tmp_path):
     assert sentence in error(GPT, *arguments, validation, f"--workdir={tmp_path}/run")
 
 
-def test_modes(error, trained, capsys):
+def test_commands(error, trained):
     for mode in ("evaluate", "generate"):
-        said = error(f"--mode={mode}", GPT, "--workdir=absent")
+        said = error(mode, GPT, "--workdir=absent")
         assert said == "there is no trained model in absent: give the --workdir of a run."
-    assert error("--mode=generate", f"--workdir={trained}/vit") == (
+    assert error("generate", f"--workdir={trained}/vit") == (
         "only a decoder of texts writes: leave sampling.num_samples at 0."
     )
-    assert "empty" in error("--mode=generate", f"--workdir={trained}/gpt", "--prompt=")
-    long = error(
-        "--mode=generate", f"--workdir={trained}/gpt", "--prompt=twelve bytes", "--config.sampling.max_new_tokens=8"
-    )
+    assert "empty" in error("generate", f"--workdir={trained}/gpt", "--prompt=")
+    long = error("generate", f"--workdir={trained}/gpt", "--prompt=twelve bytes", "--config.sampling.max_new_tokens=8")
     assert "20 tokens" in long
     assert "16" in long
-    drafted = "--mode=generate", f"--workdir={trained}/gpt"
+    drafted = "generate", f"--workdir={trained}/gpt"
     assert "its tokens are not those of" in error(*drafted, f"--config.sampling.draft={trained}/vit")
     beams = "--config.sampling.num_beams=2", "--config.sampling.temperature=0"
     assert "a draft is for one sample" in error(*drafted, *beams, f"--config.sampling.draft={trained}/gpt")
-    assert error("--mode=evaluate", f"--workdir={trained}/gpt", "--checkpoint=best").startswith(
+    assert error("evaluate", f"--workdir={trained}/gpt", "--checkpoint=best").startswith(
         "there is no best checkpoint in"
     )
-    assert error("--mode=report", "--workdir=absent")
-    assert "has no sweep()" in error("--sweep", "--config=gpt_shakespeare_char", "--workdir=absent")
-    with pytest.raises(SystemExit) as stop:
-        launch.main(["--mode=tarin"])
-    assert stop.value.code == 2
-    assert "invalid choice: 'tarin' (choose from" in capsys.readouterr().err
+    assert error("report", "--workdir=absent")
+    assert "has no sweep()" in error("sweep", "--config=gpt_shakespeare_char", "--workdir=absent")
 
 
 def test_a_prompt_of_unknown_characters(error, tiny, tmp_path):
     (tmp_path / "input.txt").write_text("to be or not to be, that is the question. " * 20)
     changes = {"data.source": f"text:{tmp_path}/input.txt", "data.tokenizer": "characters", "data.max_bytes": 0}
     loop.train(tiny("gpt", changes | {"total_steps": 1}), tmp_path / "run")
-    said = error("--mode=generate", f"--workdir={tmp_path}/run", "--prompt=to be €")
+    said = error("generate", f"--workdir={tmp_path}/run", "--prompt=to be €")
     assert "€" in said
 
 
@@ -232,11 +255,11 @@ def test_another_models_checkpoint(change, trained, tiny):
 
 @pytest.mark.parametrize("mode", ["evaluate", "generate"])
 def test_a_trained_model_is_asked_with_its_own_config(mode, error, trained):
-    said = error(f"--mode={mode}", f"--workdir={trained}/gpt", "--config.model.activation=relu")
+    said = error(mode, f"--workdir={trained}/gpt", "--config.model.activation=relu")
     assert said.startswith(f"{trained}/gpt holds a run of another config (model.activation: 'gelu_tanh' there")
-    said = error(f"--mode={mode}", VIT, f"--workdir={trained}/gpt")
+    said = error(mode, VIT, f"--workdir={trained}/gpt")
     assert said.startswith(f"{trained}/gpt holds a run of another config (")
-    assert error(f"--mode={mode}", f"--workdir={trained}/x") == (
+    assert error(mode, f"--workdir={trained}/x") == (
         f"there is no trained model in {trained}/x: give the --workdir of a run."
     )
 

@@ -14,6 +14,7 @@ import transformers
 
 from lineage.train import export
 from lineage.train.experiment import Experiment
+from tests.tiers import tiered
 
 # A process that cannot have anything of the project.
 ALONE = """
@@ -67,7 +68,7 @@ def exported(tiny, tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [1, 3])
+@tiered("size", [1, 3])
 def test_a_program_needs_nothing_of_ours(kind, size, exported):
     """The same logits, for any number of examples; of bfloat16 as far as it goes."""
     folder, said, *_ = exported[kind]

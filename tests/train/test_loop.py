@@ -12,10 +12,11 @@ import optax
 import pytest
 
 from lineage.evaluation.evaluators import Evaluator, restore
-from lineage.train import loop, preemption
+from lineage.runs.folder import read_metrics
+from lineage.train import loop
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
-from lineage.train.writers import read_metrics
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("no_report")
 ONE = jax.devices()[:1]
@@ -140,7 +141,7 @@ def test_a_signal_while_the_step_is_compiled_is_heard(tiny, tmp_path, monkeypatc
         return whole(*args)
 
     monkeypatch.setattr(loop, "compile_step", told)
-    with pytest.raises(preemption.Preempted, match="stopped at step 1 of 40, which is saved"):
+    with pytest.raises(loop.Preempted, match="stopped at step 1 of 40, which is saved"):
         loop.train(tiny("vit"), tmp_path, devices=ONE)
 
 
@@ -183,7 +184,7 @@ def test_updates_that_are_not_finite_are_left_out(poison, tiny, tmp_path):
         run(config, tmp_path)
 
 
-@pytest.mark.parametrize("poisoned", [7, 8])
+@tiered("poisoned", [7, 8])
 def test_a_loss_that_is_not_finite_stops_the_run(poisoned, poison, tiny, tmp_path, monkeypatch):
     poison((poisoned,))
     config = tiny("vit", {"total_steps": 12, "save_every_steps": 4, "log_every_steps": 5})

@@ -21,6 +21,7 @@ from lineage.train.checkpoint import read_variables
 from lineage.train.experiment import Experiment
 from lineage.train.loop import jit_step
 from lineage.train.state import TrainState
+from tests.tiers import tiered
 
 ONE = {"devices": jax.devices()[:1]}
 MASKED = {
@@ -82,7 +83,7 @@ def test_a_linear_probe_trains_the_classifier_alone(pretrained, tiny):
 
 
 @pytest.mark.parametrize(("old", "new"), [(8, 12), (12, 8)])
-@pytest.mark.parametrize("kind", [ViT, DeiT])
+@tiered("kind", [ViT, DeiT])
 def test_positions_of_another_grid_are_resampled(kind, old, new, tmp_path):
     """As PyTorch does without antialiasing; those of the tokens in front stay."""
     models = [kind(3, image_size=size, patch_size=2, channels=1, depth=1, width=8, num_heads=2) for size in (old, new)]
@@ -158,7 +159,7 @@ class Heads(nn.Module):
         return self.logits
 
 
-@pytest.mark.parametrize("temperature", [0.0, 3.0])
+@tiered("temperature", [0.0, 3.0])
 def test_both_losses_by_hand(temperature):
     rng = np.random.default_rng(0)
     ours, told, theirs = rng.standard_normal((3, 5, 4)).astype(np.float32)

@@ -11,12 +11,12 @@ from jax.sharding import PartitionSpec
 
 from lineage.evaluation.evaluators import restore
 from lineage.evaluation.sampling import Sampler
+from lineage.runs.folder import read_metrics
 from lineage.train import experiment as experiment_module
 from lineage.train import loop, step
 from lineage.train.experiment import Experiment
 from lineage.train.sharding import shardings
 from lineage.train.step import make_train_step
-from lineage.train.writers import read_metrics
 
 ONE = jax.devices()[:1]
 # The parameters stay as they were, so that a loss depends on the text alone.
@@ -114,6 +114,7 @@ def test_a_run_goes_on_with_its_memory(run, tmp_path):
     assert losses(read_metrics(tmp_path / "run")) == losses(history)
 
 
+@pytest.mark.thorough
 def test_each_device_keeps_the_memory_of_its_rows(run, tiny, tmp_path):
     config, _, history = run
     config = tiny("transformer_xl", CHANGES | {"mesh.data": 2, "mesh.fsdp": 2})

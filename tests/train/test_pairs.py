@@ -13,6 +13,7 @@ from lineage.evaluation.evaluators import Evaluator, restore
 from lineage.evaluation.sampling import Sampler
 from lineage.train import loop
 from lineage.train.experiment import Experiment
+from tests.tiers import tiered
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def test_what_was_written_is_kept_and_reported(trained, files):
     assert (workdir / "report" / "written_test.png").is_file()
 
 
-@pytest.mark.parametrize("size", [1, 4, 64])
+@tiered("size", [1, 4, 64])
 def test_every_pair_counts_once_whatever_the_batch_size(size, trained, files):
     """A split whose last targets are wrong: 2 of 7."""
     config, workdir, _ = trained
@@ -142,6 +143,7 @@ def test_a_decoder_alone_writes_too(files, tiny, tmp_path):
     assert metrics["test/accuracy"] == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("norm", [pytest.param("batch", marks=pytest.mark.slow), "power"])
 def test_running_statistics_are_resumed_exactly(norm, files, tiny, tmp_path, no_report):
     """PowerNorm changes from the batch's statistics to the running ones on the way."""

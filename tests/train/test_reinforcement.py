@@ -12,6 +12,7 @@ import pytest
 
 from lineage import models
 from lineage.tasks.objectives import policy_loss, reinforcement
+from lineage.train.adapters import SVF
 from lineage.train.pretrained import with_variables
 from lineage.train.step import init_state, make_train_step
 
@@ -53,7 +54,7 @@ def test_the_gradient_is_right_in_expectation(policies):
 
     def estimate(key):
         def loss(params):
-            variables = {"params": params, "base": base}
+            variables = {"params": params, "reference": base}
             total, weight, _ = nn.apply(lambda *a: reinforcement(*a, kl=kl), GPT)(
                 variables, BATCH, rngs={"dropout": key}
             )
@@ -87,11 +88,11 @@ def test_a_loss_that_others_do_not_count_in():
     np.testing.assert_allclose(policy_loss(likelihood, gained, jnp.array([True] * 3)), -gained)
 
 
-def step_of(kl, params, **adapt):
+def step_of(kl, params, **options):
     """A training step, and the state before it, of factors for a policy's singular values."""
     objective, optimizer = partial(reinforcement, kl=kl), optax.adam(0.05)
-    adapt |= {"name": "svf", "patterns": ("layers/",)}
-    state = jax.jit(lambda: init_state(GPT, optimizer, objective, BATCH, seed=0, adapt=adapt))()
+    adapter = SVF(**options)
+    state = jax.jit(lambda: init_state(GPT, optimizer, objective, BATCH, seed=0, adapter=adapter))()
     return with_variables(state, {"params": params}), make_train_step(GPT, objective, optimizer, seed=0)
 
 
@@ -117,5 +118,5 @@ def test_the_divergence_is_from_the_base(policies):
     assert abs(near["loss"] - (1 - 2 * near["accuracy"])) < 1e-5
     assert far["loss"] - (1 - 2 * far["accuracy"]) > 1e-3
     state, step = step_of(0.5, policies[0], trained=("^embed",))
-    with pytest.raises(ValueError, match=r"objective\.kl is 0\.5: it is for an adaptation \(adapt\.name\) without"):
+    with pytest.raises(ValueError, match=r"objective\.kl is 0\.5: it is for a run with an adapter without"):
         jax.eval_shape(step, state, BATCH)

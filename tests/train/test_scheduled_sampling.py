@@ -35,11 +35,13 @@ def told(loss):
     ("decay", "rates"),
     [("linear", [0, 0.4, 0.8]), ("exponential", [0, 1 - 0.2**0.5, 0.8]), ("inverse_sigmoid", [1 / 101, 1 / 6, 0.8])],
 )
-def test_the_rate_follows_the_steps_of_the_run_in_training_alone(decay, rates, accumulate):
+def test_the_rate_follows_the_steps_of_the_run_in_training_alone(decay, rates, grad_accum_steps):
     objective = partial(sequence_to_sequence, scheduled_sampling=0.8, decay=decay)
     optimizer = optax.sgd(0.0)
     state = init_state(Tell(), optimizer, objective, BATCH, seed=0)
-    step = jax.jit(make_train_step(Tell(), objective, optimizer, seed=0, grad_accum_steps=accumulate, total_steps=10))
+    step = jax.jit(
+        make_train_step(Tell(), objective, optimizer, seed=0, grad_accum_steps=grad_accum_steps, total_steps=10)
+    )
     for at, rate in zip((0, 5, 10), rates):
         after, metrics = step(state.replace(step=jnp.asarray(at, jnp.int32)), BATCH)
         np.testing.assert_allclose(told(metrics["loss"]), rate, atol=1e-4)

@@ -1,4 +1,4 @@
-"""`launch.py --mode=score`: what the metrics give, from files and back, and what is told about wrong ones."""
+"""The command `score`: what the metrics give, from files and back, and what is told about wrong ones."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ def scored(tmp_path, capsys):
         out = put(f"out.{suffix}", predictions)
         files = [f"--references={put(f'{number}.{suffix}', lines)}" for number, lines in enumerate(references)]
         options = [f"--option={option}" for option in options]
-        arguments = ["--mode=score", f"--metric={metric}", f"--predictions={out}", *files, *options]
+        arguments = ["score", f"--metric={metric}", f"--predictions={out}", *files, *options]
         code = launch.main(arguments)
         printed = capsys.readouterr()
         assert code == 0, printed.err
@@ -61,7 +61,7 @@ def test_texts_beside_references_of_two_files(scored):
     assert rest["signature"] == str(theirs.get_signature())
     assert rest["options"]["smooth_method"] == "exp"
     assert rest["options"]["tokenize"] == "char"
-    assert rest["command"].startswith("python launch.py --mode=score --metric=bleu --predictions=")
+    assert rest["command"].startswith("python launch.py score --metric=bleu --predictions=")
     assert rest["versions"]["sacrebleu"] == sacrebleu.__version__
     path = next(iter(rest["files"]))
     assert len(rest["files"]) == 3
@@ -237,7 +237,7 @@ def test_boxes_of_coco(scored):
             ["--metric=ter", "--predictions=P", "--references=P", "--option=baseline=R"],
             "R has 1 texts and the predictions 2: as many of each.",
         ),
-        (["--metric=tagging", "--predictions=P", "--references=P"], "'b' is no tag of the scheme of CoNLL"),
+        (["--metric=tagging", "--predictions=P", "--references=P"], "The tag 'b' is not valid in the scheme CoNLL"),
         (
             ["--metric=rouge", "--predictions=P", "--references=P", "--option=tokenize=x"],
             "tokenize is 'x', stem False: it",
@@ -258,7 +258,7 @@ def test_errors(arguments, sentence, tmp_path, capsys, monkeypatch):
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert launch.main(["--mode=score", *arguments]) == 1
+    assert launch.main(["score", *arguments]) == 1
     assert capsys.readouterr().err.splitlines()[1].startswith(f"error: {sentence}")
     assert {path.name for path in tmp_path.iterdir()} == {*files}
 
@@ -275,5 +275,5 @@ def test_options_have_the_types_of_the_defaults():
 def test_scores_go_into_a_new_folder(tmp_path):
     (texts := tmp_path / "texts").write_text("a b\n")
     output = tmp_path / "new" / "folder" / "scores.json"
-    assert launch.main(["--mode=score", "--metric=distinct", f"--predictions={texts}", f"--output={output}"]) == 0
+    assert launch.main(["score", "--metric=distinct", f"--predictions={texts}", f"--output={output}"]) == 0
     assert json.loads(output.read_text())["metric"] == "distinct"

@@ -8,10 +8,11 @@ from jax.sharding import PartitionSpec
 
 from lineage.models.budget import ACCELERATORS
 from lineage.train.checkpoint import Checkpoints
-from lineage.train.costs import describe, experiment_budget, on_each_device
 from lineage.train.experiment import Experiment
 from lineage.train.loop import compile_step, device_batches
+from lineage.train.profiling import describe, experiment_budget, memory_per_device
 from lineage.train.sharding import abstract_mesh, check_batch, make_mesh, part_of, shardings, share
+from tests.tiers import tiered
 
 STEPS = 20
 MESHES = {
@@ -54,7 +55,7 @@ def assert_same_trajectory(losses, expected):
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@tiered("mesh", MESHES, first=lambda mesh: mesh in ("fsdp", "mixed"))
 def test_a_mesh_gives_the_trajectory_of_one_device(single, mesh, tiny, tmp_path):
     model, changes, expected = single
     losses, state = train(tiny(model, changes | MESHES[mesh]), jax.devices(), tmp_path)
@@ -71,7 +72,7 @@ def test_a_mesh_gives_the_trajectory_of_one_device(single, mesh, tiny, tmp_path)
     assert here < {"data": 1.01, "fsdp": 0.3, "tensor": 0.8, "mixed": 0.45, "sequence": 0.45}[mesh]
 
 
-@pytest.mark.parametrize("model", ["gpt", "vit"])
+@tiered("model", ["gpt", "vit"])
 def test_accumulation_gives_the_trajectory_of_whole_batches(model, tiny, tmp_path):
     changes = {"optimizer.learning_rate": 3e-3}
     expected, _ = train(tiny(model, changes), jax.devices()[:1], tmp_path / "whole")
@@ -81,7 +82,7 @@ def test_accumulation_gives_the_trajectory_of_whole_batches(model, tiny, tmp_pat
         assert_same_trajectory(losses, expected)
 
 
-@pytest.mark.parametrize("model", ["gpt", "vit"])
+@tiered("model", ["gpt", "vit"])
 def test_a_checkpoint_moves_from_eight_devices_to_one_and_back(model, tiny, tmp_path):
     def save(state, folder):
         with Checkpoints(folder) as checkpoints:
@@ -138,14 +139,14 @@ def test_described_is_what_each_device_holds(tiny, tmp_path):
     experiment, state = start(config, jax.devices(), tmp_path)
     real = [leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state) if leaf.ndim]
     total = experiment_budget(experiment)
-    found = on_each_device(experiment, total, abstract_mesh(**config.mesh))
+    found = memory_per_device(experiment, total, abstract_mesh(**config.mesh))
     assert found["weights"] + found["optimizer"] == pytest.approx(sum(real), abs=8)  # the optimizer counts its steps
     assert found["weights"] == 2 * found["gradients"] < total.memory["training"]["weights"]
-    alone = on_each_device(experiment, total, abstract_mesh(data=-1))
+    alone = memory_per_device(experiment, total, abstract_mesh(data=-1))
     # A quarter of the examples; 24 of 34 parts are spread over the tensor axis, and with the tokens all are.
     assert found["activations"] == pytest.approx(alone["activations"] / 4 * (10 + 24 / 2) / 34, abs=1)
     config.sequence_sharding = True
-    tokens = on_each_device(Experiment(config), total, abstract_mesh(**config.mesh))
+    tokens = memory_per_device(Experiment(config), total, abstract_mesh(**config.mesh))
     assert tokens["activations"] == pytest.approx(alone["activations"] / 8, abs=1)
     config.sequence_sharding = False
     assert alone["total"] >= total.memory["training"]["total"]

@@ -16,6 +16,7 @@ from lineage.tasks.objectives import causal_lm, classification, sequence_to_sequ
 from lineage.train.optimizer import AdamW
 from lineage.train.sharding import make_mesh, to_mesh
 from lineage.train.step import init_state, make_evaluation_step, make_train_step
+from tests.tiers import tiered
 
 
 def setting(name):
@@ -65,7 +66,7 @@ def test_losses_of_the_first_steps(name):
     np.testing.assert_allclose([values["loss"] for values in metrics], GOLDEN[name], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", GOLDEN)
+@tiered("name", GOLDEN)
 def test_a_masked_example_changes_nothing(name):
     batch = setting(name)[2]
     other = {key: value if key == "mask" else value.at[3].set(value[0]) for key, value in batch.items()}
@@ -131,7 +132,7 @@ def test_frozen_parameters_stay():
         assert (np.asarray(leaves[0]).tobytes() == np.asarray(leaves[1]).tobytes()) == frozen, path
 
 
-@pytest.mark.parametrize("name", GOLDEN)
+@tiered("name", GOLDEN)
 def test_bfloat16_computes_so_and_keeps_float32(name):
     model, objective, batch = setting(name)
     states, metrics = steps(compiled(name, ema=True, precision="bfloat16", ema_decay=0.9), batch, 5)
@@ -176,7 +177,7 @@ class Normed(nn.Module):
         return nn.Dense(5)(self.norm(nn.Dense(4)(image.reshape(len(image), -1))))
 
 
-@pytest.mark.parametrize("norm", [BatchNorm(1e-3), PowerNorm(1e-3, warmup=1)])
+@tiered("norm", [BatchNorm(1e-3), PowerNorm(1e-3, warmup=1)])
 def test_running_statistics_follow_the_batch_on_all_devices_and_the_parts_in_turn(norm):
     model, rng = Normed(norm), np.random.default_rng(0)
     batch = {"image": rng.normal(size=(8, 2, 2, 1)).astype(np.float32), "label": rng.integers(0, 5, 8)}
@@ -203,7 +204,7 @@ def test_running_statistics_follow_the_batch_on_all_devices_and_the_parts_in_tur
     jax.tree.map(close, accumulated.collections, one_by_one.collections)
 
 
-@pytest.mark.parametrize("norm", ["batch", "power"])
+@tiered("norm", ["batch", "power"])
 def test_padding_does_not_count_in_running_statistics(norm):
     sizes = {"vocab_size": 11, "max_length": 6, "depth": 1, "width": 8, "num_heads": 2, "dropout": 0.0}
     model, rng = models.build("transformer", norm=norm, norm_warmup=1, **sizes), np.random.default_rng(0)

@@ -16,6 +16,7 @@ from lineage.train import pretrained as initial
 from lineage.train.checkpoint import Checkpoints, read_variables
 from lineage.train.experiment import Experiment
 from tests.data.test_questions import squad
+from tests.tiers import tiered
 
 pytestmark = pytest.mark.usefixtures("no_report")
 MASKED = {
@@ -108,7 +109,7 @@ def test_answers_are_learned(tasks, tiny, tmp_path):
     assert found["validation/f1"] == 1.0
 
 
-@pytest.mark.parametrize("objective", ["classification", "regression", "tagging", "span_extraction"])
+@tiered("objective", ["classification", "regression", "tagging", "span_extraction"], first=2)
 def test_padding_changes_nothing(objective, tasks, tiny):
     """The loss, its weight and the gradient are those of shorter rows."""
     experiment = Experiment(tiny("bert", tasks[objective]), **ONE)
@@ -196,6 +197,7 @@ def test_a_run_starts_from_another(pretrained, tasks, tiny, tmp_path, capsys):
         assert (np.asarray(stack["mlp_norm"]["bias"]) != other["mlp_norm"]["bias"]).any()
 
 
+@pytest.mark.thorough
 def test_going_on_does_not_start_again(pretrained, tasks, tiny, tmp_path, monkeypatch):
     changes = tasks["tagging"] | {"init.path": str(pretrained)}
     config = tiny("bert", changes | {"total_steps": 1})
@@ -300,6 +302,7 @@ def test_a_student_of_itself_has_nothing_to_learn(pretrained, tiny, tmp_path):
     assert set(restore(Experiment(config, tmp_path / "run", **ONE)).params) == set(read_variables(pretrained)["params"])
 
 
+@pytest.mark.thorough
 def test_a_student_of_half_the_depth_learns(pretrained, tiny, tmp_path):
     changes = {"init.path": str(pretrained), "init.layers": (1,), "model.name": "distilbert", "model.depth": 1}
     config = tiny(

@@ -5,19 +5,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lineage.models.layers.attention import (
+from lineage.models import build
+from lineage.models.kernels.attention import cudnn
+from lineage.models.layers.attend import (
     Additive,
-    Attention,
-    Cosine,
-    attend,
-    attend_in_window,
+    Mask,
+    dense,
     dot_product,
     gaussian,
     masked_softmax,
     scaled_dot_product,
 )
+from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.cache import Cache
 from lineage.models.layers.position import RelativeKeys, rotary
+from lineage.models.layers.sparse import windowed
+from lineage.models.swin import Cosine
+from tests.tiers import tiered
 
 KEYS = np.array([[51, 70], [56, 82], [58, 88]], np.float64)
 VALUES = np.array([[40, 155], [43, 159], [48, 162]], np.float64)
@@ -36,7 +40,7 @@ def weighted_mean(scores, values):
 
 def test_worked_example_of_a_gaussian_kernel():
     keys, values, query = KEYS[:, :1], VALUES[:, :1], QUERIES[:1, :1]
-    out = attend(one_head(query), one_head(keys), one_head(values), score=gaussian)
+    out = dense(one_head(query), one_head(keys), one_head(values), score=gaussian)
     assert out.item() == pytest.approx(45.5, abs=1e-4)
 
 
@@ -50,7 +54,7 @@ def test_worked_example_of_a_gaussian_kernel():
 )
 @pytest.mark.parametrize("unit", [1, 0.05])  # in small units the weights are far from one-hot
 def test_worked_example_in_two_dimensions(score, expected, unit):
-    out = attend(one_head(QUERIES * unit), one_head(KEYS * unit), one_head(VALUES), score=score)
+    out = dense(one_head(QUERIES * unit), one_head(KEYS * unit), one_head(VALUES), score=score)
     np.testing.assert_allclose(out[0, :, 0], weighted_mean(expected * unit**2, VALUES), rtol=1e-5)
 
 
@@ -61,7 +65,7 @@ def test_worked_example_with_additive_scores(unit):
     params = {"query": {"kernel": w_query}, "key": {"kernel": w_key}, "score": {"kernel": v}}
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
     score = partial(Additive(6).apply, {"params": params})
-    out = attend(one_head(QUERIES * unit), one_head(KEYS * unit), one_head(VALUES), score=score)
+    out = dense(one_head(QUERIES * unit), one_head(KEYS * unit), one_head(VALUES), score=score)
     scores = (np.tanh((QUERIES @ w_query)[:, None] * unit + (KEYS @ w_key) * unit) @ v)[..., 0]
     np.testing.assert_allclose(out[0, :, 0], weighted_mean(scores, VALUES), rtol=1e-5)
 
@@ -86,13 +90,13 @@ def test_variance_of_dot_products_grows_with_the_size_unless_scaled(size):
     assert scaled_dot_product(query, key).var() == pytest.approx(1, rel=0.1)
 
 
-def test_attend_is_masked_and_biased_softmax(normal):
+def test_dense_attention_is_masked_and_biased_softmax(normal):
     query, key, value = normal(2, 3, 4, 5), normal(2, 6, 2, 5), normal(2, 6, 2, 7)
     bias = normal(1, 4, 3, 6)
     mask = np.random.default_rng(0).random((2, 1, 3, 6)) < 0.6
     mask[..., 0] = True
     seen = []
-    out = attend(query, key, value, mask=jnp.asarray(mask), bias=bias, transform=lambda w: seen.append(w) or w)
+    out = dense(query, key, value, Mask(allowed=jnp.asarray(mask), bias=bias), sow=seen.append)
     for head in range(4):
         group = head // 2
         scores = np.einsum("btc,bsc->bts", query[:, :, head], key[:, :, group]) / np.sqrt(5) + bias[0, head]
@@ -104,7 +108,7 @@ def test_attend_is_masked_and_biased_softmax(normal):
 
 def test_a_query_without_keys_gets_the_mean(normal):
     value = normal(1, 4, 1, 3)
-    out = attend(normal(1, 2, 1, 5), normal(1, 4, 1, 5), value, mask=jnp.zeros((1, 1, 2, 4), bool))
+    out = dense(normal(1, 2, 1, 5), normal(1, 4, 1, 5), value, Mask(keys=jnp.zeros((1, 4), bool)))
     np.testing.assert_allclose(out[0, 0, 0], value[0, :, 0].mean(axis=0), atol=1e-6)
 
 
@@ -130,7 +134,7 @@ def test_causal_by_gradient(variables, normal):
     np.testing.assert_array_equal(reached, np.tril(np.ones((5, 5), bool)))
 
 
-@pytest.mark.parametrize("window", [1, 3, 4, 6, 12])
+@tiered("window", [1, 3, 4, 6, 12], first=2)
 def test_windows_in_blocks_are_masked_attention(window, variables, normal):
     """Inputs of 11, in blocks where they are longer than two windows, with padding; a window of 12 is none."""
     x = normal(2, 11, 16)
@@ -138,7 +142,7 @@ def test_windows_in_blocks_are_masked_attention(window, variables, normal):
     module = Attention(4, num_kv_heads=2, causal=True, window=window, rotary=rotary)
     params = variables(module, x)
     distance = jnp.arange(11)[:, None] - jnp.arange(11)
-    mask = padding[:, None, None] & (distance < window) & (distance >= 0)
+    mask = Mask(allowed=padding[:, None, None] & (distance < window) & (distance >= 0))
 
     def run(module, mask):
         def loss(x):
@@ -150,9 +154,11 @@ def test_windows_in_blocks_are_masked_attention(window, variables, normal):
         return out, slope, weights
 
     expected = run(module.clone(window=None, causal=False), mask)
-    found = run(module, padding[:, None, None])
+    found = run(module, Mask(keys=padding))
     np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
     np.testing.assert_allclose(found[1], expected[1], atol=1e-5)
+    plain = run(module.clone(attend=dense), Mask(keys=padding))
+    np.testing.assert_allclose(plain[0], expected[0], atol=1e-6)
     count = -(-11 // window)
     assert found[2].shape == ((2 * count, 4, window, 2 * window) if 2 * window < 11 else (2, 4, 11, 11))
 
@@ -162,7 +168,7 @@ def test_work_in_windows_grows_with_the_length_alone(normal):
 
     def work(length):
         query, key = normal(1, length, 2, 4), normal(1, length, 1, 4)
-        attention = jax.jit(partial(attend_in_window, window=16))
+        attention = jax.jit(partial(windowed, mask=Mask(causal=True, window=16)))
         return attention.lower(query, key, key).compile().cost_analysis()["flops"]
 
     assert work(1024) == pytest.approx(4 * work(256), rel=0.02)
@@ -175,40 +181,43 @@ def test_a_window_with_a_bias_or_a_whole_mask(with_bias, variables, normal):
     params = variables(module, x)
     distance = jnp.arange(9)[:, None] - jnp.arange(9)
     window = ((distance < 3) & (distance >= 0))[None, None]
-    options = {"bias": bias} if with_bias else {"mask": (bias > 0) | (distance == 0)}
-    found, _ = module.apply(params, x, **options)
-    expected, _ = module.clone(window=None).apply(params, x, **options | {"mask": options.get("mask", True) & window})
+    mask = Mask(bias=bias) if with_bias else Mask(allowed=(bias > 0) | (distance == 0))
+    found, _ = module.apply(params, x, mask=mask)
+    mask = mask.replace(allowed=window if with_bias else mask.allowed & window)
+    expected, _ = module.clone(window=None).apply(params, x, mask=mask)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_flash_attentions_window_is_ours(normal):
     """What is asked of cuDNN, computed by JAX without it."""
     query, key, value = normal(1, 7, 4, 5), normal(1, 7, 2, 5), normal(1, 7, 2, 5)
-    expected = attend_in_window(query, key, value, 3)
+    expected = windowed(query, key, value, Mask(causal=True, window=3))
     theirs = jax.nn.dot_product_attention(query, key, value, is_causal=True, local_window_size=(2, 0))
     np.testing.assert_allclose(theirs, expected, atol=1e-5)
 
 
 def test_cross_attention_reads_the_context(variables, normal):
     x, context = normal(2, 3, 8), normal(2, 5, 6)
-    mask = jnp.arange(5)[None, None, None] < jnp.array([5, 2])[:, None, None, None]
+    mask = jnp.arange(5) < jnp.array([[5], [2]])
     module = Attention(2, head_size=5)
     params = variables(module, x, context)["params"]
-    out, cache = module.apply({"params": params}, x, context, mask=mask)
+    out, cache = module.apply({"params": params}, x, context, mask=Mask(keys=mask))
     assert cache is None
 
     def project(part, inputs):
         return np.einsum("btd,dhc->bhtc", inputs, params[part]["kernel"]) + params[part]["bias"][:, None]
 
     scores = project("query", x) @ project("key", context).transpose(0, 1, 3, 2) / np.sqrt(5)
-    heads = weighted_mean(np.where(mask, scores, -np.inf), project("value", context))
+    heads = weighted_mean(np.where(mask[:, None, None], scores, -np.inf), project("value", context))
     expected = np.einsum("bhtc,hcd->btd", heads, params["out"]["kernel"]) + params["out"]["bias"]
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("chunks", [(6,), (3, 1, 2)])
-@pytest.mark.parametrize(
-    ("relative", "window"), [(None, None), (partial(RelativeKeys, max_distance=3), None), (None, 2)]
+@tiered(
+    ("relative", "window"),
+    [(None, None), (partial(RelativeKeys, max_distance=3), None), (None, 2)],
+    first=lambda relative, window: relative is None,
 )
 def test_cached_equals_uncached(chunks, relative, window, variables, normal):
     x = normal(2, 6, 16)
@@ -229,9 +238,9 @@ def test_a_mask_over_the_cache(variables, normal):
     x, hidden = normal(1, 5, 8), jnp.arange(7) == 1
     module = Attention(2, causal=True)
     params = variables(module, x)
-    expected, _ = module.apply(params, x, mask=~hidden[None, None, None, :5])
+    expected, _ = module.apply(params, x, mask=Mask(keys=~hidden[None, :5]))
     cache = Cache.empty(1, 1, 7, 2, 4)
-    out, _ = module.apply(params, x, mask=~hidden[None, None, None], cache=cache)
+    out, _ = module.apply(params, x, mask=Mask(keys=~hidden[None]), cache=cache)
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
@@ -279,14 +288,45 @@ def test_bfloat16_parameters_and_inputs_give_bfloat16(variables, normal):
     [
         ({"num_heads": 3}, "width 8, 3 heads and 3 key/value heads do not fit"),
         ({"num_heads": 4, "num_kv_heads": 3}, "4 heads and 3 key/value heads do not fit"),
-        ({"num_heads": 2, "window": 0}, "an attention window of 0 tokens is none: it must be at least 1"),
-        ({"num_heads": 2, "implementation": "fast"}, "implementation 'fast' is unknown: it is 'xla' or 'cudnn'"),
-        ({"num_heads": 2, "implementation": "cudnn", "score": gaussian}, "computes the scaled dot product"),
+        ({"num_heads": 2, "window": 0}, "the attention window is 0 tokens: it must be at least 1"),
     ],
 )
 def test_errors_say_what_is_wrong(settings, message, normal):
     with pytest.raises(ValueError, match=message):
         Attention(**settings).init(jax.random.key(0), normal(1, 3, 8))
+
+
+@pytest.mark.parametrize("settings", [{"score": gaussian}, {"dropout": 0.5}])
+def test_cudnn_computes_scaled_dot_products_without_dropout(settings, variables, normal):
+    x, module = normal(1, 3, 8), Attention(2, attend=cudnn, **settings)
+    params = variables(module, x)
+    with pytest.raises(ValueError, match="computes the scaled dot product without dropout"):
+        module.apply(params, x, rngs={"dropout": jax.random.key(0)})
+
+
+def test_parameters_do_not_depend_on_the_strategy(normal):
+    """Parameters are made in float32 anywhere, also for a kernel that is not there or takes no float32."""
+    x = normal(1, 9, 8)
+    made = [Attention(2, causal=True, attend=attend).init(jax.random.key(0), x) for attend in STRATEGIES.values()]
+    for others in made[1:]:
+        jax.tree.map(np.testing.assert_array_equal, others, made[0])
+
+
+def test_strategies_of_models_are_chosen_by_name():
+    with pytest.raises(ValueError, match=r"Unknown attend 'fast'\. Available: auto, dense, cudnn"):
+        build("gpt", attend="fast")
+    assert build("gpt", attend="cudnn").portable() == build("gpt")
+    assert build("t5").portable() == build("t5")
+
+
+def test_segments_see_themselves_alone(variables, normal):
+    x, segments = normal(1, 6, 8), jnp.array([[0, 0, 1, 0, 1, 1]])
+    module = Attention(2, causal=True)
+    params = variables(module, x)
+    found, _ = module.apply(params, x, mask=Mask(segments=segments))
+    for segment in (0, 1):
+        rows = np.flatnonzero(segments[0] == segment)
+        np.testing.assert_allclose(found[:, rows], module.apply(params, x[:, rows])[0], atol=1e-5)
 
 
 def test_the_softmaxs_derivative_is_that_of_what_it_computes(normal):
@@ -303,7 +343,7 @@ def test_the_softmaxs_derivative_is_that_of_what_it_computes(normal):
 
 
 def test_attention_to_a_context_is_not_causal(normal):
-    with pytest.raises(ValueError, match="attention to a context is not causal"):
+    with pytest.raises(ValueError, match="attention to a context cannot be causal"):
         Attention(2, causal=True).init(jax.random.key(0), normal(1, 3, 4), normal(1, 5, 4))
 
 

@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.cache import Cache
 from lineage.models.layers.mlp import Mlp
 from lineage.models.layers.norm import LayerNorm
+from tests.tiers import tiered
 
 BLOCK = partial(
     Block,
@@ -35,7 +37,7 @@ COUNTER = partial(Block, attention=partial(AddOne, True), mlp=AddOne, norm=Layer
 
 
 @pytest.mark.parametrize("placement", ["pre", "post", "branch", "none"])
-@pytest.mark.parametrize("cross", [False, True])
+@tiered("cross", [False, True], first=lambda cross: cross)
 def test_placement_is_the_formula(placement, cross, variables, normal):
     x, context = normal(2, 4, 8), normal(2, 3, 6)
     attend = partial(Attention, num_heads=2)
@@ -66,7 +68,7 @@ def test_placement_is_the_formula(placement, cross, variables, normal):
 
 @pytest.mark.parametrize("unroll", [1, 3])
 def test_stack_is_a_loop(unroll, variables, normal):
-    x, mask = normal(2, 4, 8), jnp.array([[[[True, True, False, True]]]])
+    x, mask = normal(2, 4, 8), Mask(keys=jnp.array([[True, True, False, True]]))
     stack = Stack(BLOCK, 3, unroll=unroll)
     params = variables(stack, x)["params"]["layers"]
     (out, _), state = stack.apply({"params": {"layers": params}}, x, mask=mask, mutable=["intermediates"])
@@ -113,7 +115,7 @@ def test_memory_equals_the_context_it_is_made_of(use_bias, variables, normal):
     x, context, mask = normal(2, 3, 8), normal(2, 5, 12), jnp.arange(5) < jnp.array([[5], [2]])
     cross = partial(Attention, num_heads=4, num_kv_heads=2, use_bias=use_bias)
     stack = Stack(partial(BLOCK, cross_attention=cross), 3)
-    inputs = {"context_mask": mask[:, None, None]}
+    inputs = {"context_mask": Mask(keys=mask)}
     params = variables(stack, x, context=context, **inputs)
     expected, _ = stack.apply(params, x, context=context, **inputs)
     memory = stack.apply(params, context, mask, method="memory")
@@ -121,7 +123,7 @@ def test_memory_equals_the_context_it_is_made_of(use_bias, variables, normal):
     found, _ = stack.apply(params, x, context=memory, **inputs)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     rows = jnp.array([1, 0, 1])
-    found, _ = stack.apply(params, x[rows], context=memory.gather(rows), context_mask=inputs["context_mask"][rows])
+    found, _ = stack.apply(params, x[rows], context=memory.gather(rows), context_mask=Mask(keys=mask[rows]))
     np.testing.assert_allclose(found, expected[rows], atol=1e-5)
 
 

@@ -6,22 +6,22 @@ import signal
 import subprocess
 import sys
 
-import jax
 import pytest
 
 from lineage.configs import cli
 from lineage.data.fingerprint import fingerprint
-from lineage.train import preemption
+from lineage.runs import folder
+from lineage.train import run_folder
 
 
 def test_one_run_at_a_time(tmp_path):
     with (
-        preemption.locked(tmp_path),
+        folder.locked(tmp_path),
         pytest.raises(ValueError, match=f"another run is at work in {tmp_path}"),
-        preemption.locked(tmp_path),
+        folder.locked(tmp_path),
     ):
         pass
-    with preemption.locked(tmp_path):  # free again
+    with folder.locked(tmp_path):  # free again
         pass
 
 
@@ -30,18 +30,18 @@ def test_the_lock_of_a_killed_run_is_free(tmp_path):
 import sys
 sys.path.insert(0, ".")
 from pathlib import Path
-from lineage.train.preemption import locked
+from lineage.runs.folder import locked
 with locked(Path({str(tmp_path)!r})):
     print("held", flush=True)
     sys.stdin.read()
 """
     holder = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(ValueError, match="another run is at work"), preemption.locked(tmp_path):
+    with pytest.raises(ValueError, match="another run is at work"), folder.locked(tmp_path):
         pass
     holder.kill()
     holder.communicate()
-    with preemption.locked(tmp_path):
+    with folder.locked(tmp_path):
         pass
 
 
@@ -50,7 +50,7 @@ def test_a_signal_is_noted_and_only_the_second_ctrl_c_ends(number):
     caught = []
     before = signal.signal(number, lambda *_: caught.append(number))
     try:
-        with preemption.StopSignal() as stop:
+        with folder.StopSignal() as stop:
             assert not stop.received
             os.kill(os.getpid(), number)
             assert stop.received
@@ -58,7 +58,7 @@ def test_a_signal_is_noted_and_only_the_second_ctrl_c_ends(number):
             os.kill(os.getpid(), number)
             assert caught == [number] * (number == signal.SIGINT)
         caught.clear()
-        with preemption.StopSignal() as stop:
+        with folder.StopSignal() as stop:
             pass
         os.kill(os.getpid(), number)
         assert not stop.received
@@ -68,25 +68,25 @@ def test_a_signal_is_noted_and_only_the_second_ctrl_c_ends(number):
 
 
 def test_a_workdir_keeps_its_config(tiny, tmp_path):
-    preemption.keep_config(tiny(), tmp_path)
+    run_folder.keep_config(tiny(), tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     other = tiny("gpt", {"model.width": 32, "seed": 1})
-    preemption.keep_config(other, tmp_path)  # nothing was saved yet: this is the run
+    run_folder.keep_config(other, tmp_path)  # nothing was saved yet: this is the run
     assert json.loads((tmp_path / "config.json").read_text())["model"]["width"] == 32
     assert not (tmp_path / "tokenizer.json").exists()  # which belonged to the other
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"another config \(seed: 1 there, 0 here; model.width: 32 there, 16 here\)"):
-        preemption.keep_config(tiny(), tmp_path)
+        run_folder.keep_config(tiny(), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["model"]["width"] == 32
     longer = {"total_steps": 80, "log_every_steps": 7, "checkpoint.keep": 3, "sampling.temperature": 0.5}
-    preemption.keep_config(tiny("gpt", {"model.width": 32, "seed": 1} | longer), tmp_path)
+    run_folder.keep_config(tiny("gpt", {"model.width": 32, "seed": 1} | longer), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["total_steps"] == 80
     assert (tmp_path / "tokenizer.json").exists()
 
 
 def test_what_an_older_version_lacked_does_not_differ_if_it_is_off(tiny, tmp_path):
-    preemption.keep_config(tiny(), tmp_path)
+    run_folder.keep_config(tiny(), tmp_path)
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
     path = tmp_path / "config.json"
     older = json.loads(path.read_text())
@@ -96,15 +96,15 @@ def test_what_an_older_version_lacked_does_not_differ_if_it_is_off(tiny, tmp_pat
     with pytest.raises(
         ValueError, match=r"\(model.dropout: None there, 0.0 here; optimizer.b1: None there, 0.9 here\)"
     ):
-        preemption.check_config(tiny(), tmp_path)
+        run_folder.check_config(tiny(), tmp_path)
     config, _ = cli.load(str(path))
     assert (config.skip_nonfinite, config.teacher, config.optimizer.b1) == (0, "", 0.9)
     assert config.model.dropout is None
     path.write_text(path.read_text()[:-9])
     with pytest.raises(ValueError, match=r"config.json is damaged \(.*\): delete it, and the run writes it anew"):
-        preemption.keep_config(tiny(), tmp_path)
-    preemption.keep_config(tiny("gpt", {"seed": 1}), tmp_path, force=True)
-    preemption.check_config(tiny("gpt", {"seed": 1}), tmp_path)
+        run_folder.keep_config(tiny(), tmp_path)
+    run_folder.keep_config(tiny("gpt", {"seed": 1}), tmp_path, force=True)
+    run_folder.check_config(tiny("gpt", {"seed": 1}), tmp_path)
 
 
 def test_a_run_goes_on_with_the_data_that_it_began_with(tmp_path):
@@ -113,32 +113,16 @@ def test_a_run_goes_on_with_the_data_that_it_began_with(tmp_path):
     for name in ("a.txt", "more/b.txt", "c.txt"):
         (data / name).write_text(f"text {name}")
     places = f"pairs:{data}/*.txt", str(data / "more"), "", "train[:9%]", "digits"
-    preemption.keep_data(fingerprint(places[:1]), tmp_path)
-    preemption.keep_data(fingerprint(places), tmp_path)  # nothing was saved yet
+    run_folder.keep_data(fingerprint(places[:1]), tmp_path)
+    run_folder.keep_data(fingerprint(places), tmp_path)  # nothing was saved yet
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
-    preemption.keep_data(fingerprint(places), tmp_path)
+    run_folder.keep_data(fingerprint(places), tmp_path)
     for change in (lambda path: path.write_text("next more/b.txt"), lambda path: path.unlink()):
         change(data / "more" / "b.txt")
         with pytest.raises(
             ValueError, match=r"/more/b.txt changed since the run in .* began \(1 of 3 files\): restore"
         ):
-            preemption.keep_data(fingerprint(places), tmp_path)
-    preemption.keep_data(fingerprint(places), tmp_path, force=True)
-    preemption.keep_data(fingerprint(places), tmp_path)
+            run_folder.keep_data(fingerprint(places), tmp_path)
+    run_folder.keep_data(fingerprint(places), tmp_path, force=True)
+    run_folder.keep_data(fingerprint(places), tmp_path)
     assert fingerprint(places, limit=8) == {str(data / name): [10, 0] for name in ("a.txt", "c.txt")}
-
-
-def test_memory_is_explained_with_what_a_step_needs():
-    needed = r"Estimated for a step, on all devices together: weights 2 GiB, total 3.5 GiB\.$"
-    with pytest.raises(MemoryError, match=needed), preemption.explained({"weights": 2**31, "total": 7 * 2**29}):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
-
-
-def test_only_memory_is_explained_as_memory():
-    with (
-        pytest.raises(MemoryError, match=r"^out of memory \(RESOURCE_EXHAUSTED: Out of memory\): make data.batch_size"),
-        preemption.explained(),
-    ):
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmore lines")
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"^INTERNAL"), preemption.explained():
-        raise jax.errors.JaxRuntimeError("INTERNAL: something else")

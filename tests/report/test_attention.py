@@ -64,7 +64,7 @@ def test_the_recurrent_models_attention_is_one_layer(tmp_path):
 
 
 def test_of_too_many_weights_some_layers_and_heads_stay(monkeypatch):
-    monkeypatch.setattr(attention, "MOST", 12 * 25)
+    monkeypatch.setattr(attention, "MAX_WEIGHTS", 12 * 25)
     view = attention.view("x", weights_of(6, 4, 5, 5), "abcde")
     assert view["layers"] == [1, 3, 5]
     assert view["heads"] == [1, 2, 3, 4]

@@ -1,30 +1,34 @@
-"""How fast a run goes, and what an experiment costs."""
+"""Throughput of a run, and estimates of the memory and the time that an experiment needs."""
 
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from operator import mul
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from lineage.models.budget import ACCELERATORS, Budget, aligned, budget, human, peak_flops
+from lineage.train.adapters import NO_ADAPTER
 from lineage.train.experiment import Experiment
 from lineage.train.sharding import abstract_mesh, shardings
 from lineage.train.step import compute_dtype
 
-WHOLE = 10 / 34  # of a block's activations, that the tensor axis does not spread (arXiv 2205.05198, section 4.2.1)
-UTILISATION = 0.4  # of the peak, that the expected time of a step assumes
+# Fraction of a block's activations that tensor parallelism does not shard (arXiv 2205.05198, section 4.2.1).
+REPLICATED = 10 / 34
+UTILISATION = 0.4  # fraction of the peak FLOP/s that the estimated time of a step assumes
+RESOURCE_EXHAUSTED = 8  # status code, see https://abseil.io/docs/cpp/guides/status-codes
 
 
-class Clock:
-    """Steps, examples and model FLOP/s by the second, without the time that evaluating and saving take.
+class Throughput:
+    """Steps, examples and model FLOPs per second, without the time that evaluations and saves take.
 
     Attributes:
-        budget: of the experiment.
+        budget: FLOPs and memory of the experiment.
     """
 
     def __init__(self, experiment: Experiment):
@@ -41,18 +45,18 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """Since the clock was made."""
+        """Seconds since the object was created."""
         return time.monotonic() - self._start
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What happens inside does not count in the rates."""
+        """Leave the time that the block takes out of the rates."""
         start = time.monotonic()
         yield
         self._pause += time.monotonic() - start
 
     def rates(self, step: int) -> dict[str, float]:
-        """Rates since the last call; nothing at the first one."""
+        """Return the rates since the last call; nothing at the first one."""
         now = time.monotonic() - self._pause
         last, self._last = self._last, (now, step)
         if last is None or now <= last[0]:
@@ -66,7 +70,7 @@ class Clock:
 
 
 def measured_peak(size: int = 1024) -> float:
-    """FLOP/s of this machine's float32 matrix products, timed: for devices whose peak no data sheet gives."""
+    """Measure the FLOP/s of float32 matrix products, for devices whose peak is not in `ACCELERATORS`."""
     a = jnp.ones((size, size))
     product = jax.jit(jnp.matmul).lower(a, a).compile()
     times = []
@@ -78,32 +82,40 @@ def measured_peak(size: int = 1024) -> float:
 
 
 def experiment_budget(experiment: Experiment, length: int | None = None) -> Budget:
-    """What the experiment's model costs with its batch, objective, optimizer and precision, on all devices together.
+    """Return FLOPs and memory of a model with its batch, objective and optimizer, on all devices together.
 
-    `length` of the texts in the batch; None is the config's.
+    Args:
+        length: number of tokens of the texts in the batch; None stands for the config's.
     """
     config = experiment.config
     batch = jax.eval_shape(partial(experiment.zeros, length=length))
-    length = getattr(experiment.model, "max_length", config.data.sequence_length)  # of the cache
-    state = experiment.abstract_state if config.adapt.name else None
+    length = getattr(experiment.model, "max_length", config.data.sequence_length)  # length of the cache
+    adapted = {}
+    if experiment.adapter != NO_ADAPTER:
+        state = experiment.abstract_state
+        variables = {"params": state.params, "frozen": state.frozen, **state.collections}
+        adapted = {"adapter": experiment.adapter, "variables": variables}
     return budget(
         experiment.model,
         tuple(batch[name] for name in ("image", "noise", "inputs", "tokens") if name in batch),
         objective=experiment.objective,
         batch=batch,
-        optimizer=experiment.optimizer_by(lambda step: 0.0).init,  # an epoch's length may need data that are not here
-        variables=state and {"params": state.params, **state.collections},
+        optimizer=experiment.optimizer_by(lambda step: 0.0).init,  # the schedule may need the size of the data
+        **adapted,
         compute_dtype=config.precision,
         cache_length=length if hasattr(experiment.model, "init_cache") else None,
     )
 
 
 def describe(experiment: Experiment) -> str:
-    """The budget as text, and what each device of the config's mesh has of it: bytes, whether they fit into known
-    accelerators, and the time of a step at 40% model FLOP/s utilisation. Such devices need not be there."""
+    """Return the budget as text, with the memory of each device of the config's mesh.
+
+    For known accelerators, which need not be present, it says whether this memory suffices and how long a step takes at
+    40% model FLOPs utilisation.
+    """
     total, config = experiment_budget(experiment), experiment.config
     mesh = abstract_mesh(**config.mesh)
-    memory = on_each_device(experiment, total, mesh)
+    memory = memory_per_device(experiment, total, mesh)
     axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     rows = [(f"on each of {mesh.size} devices ({axes})", ""), *((f"  {k}", human(v, 1024)) for k, v in memory.items())]
     devices = [("accelerator", "memory", "needed", "step")]
@@ -118,11 +130,13 @@ def describe(experiment: Experiment) -> str:
     return "\n\n".join([total.table(), aligned(rows), f"{aligned(devices)}\n{note}"])
 
 
-def on_each_device(experiment: Experiment, total: Budget, mesh: Mesh | AbstractMesh) -> dict[str, int]:
-    """Bytes of the training step on a device: "weights" (with averages and statistics), "gradients" and "optimizer" as
-    the config's rules spread them, "activations" (all else that the step needs, an estimate) as the batch is spread and
-    accumulated, and "total". It is of a compiled loop over layers: the models here with theirs unrolled take 0.7 to
-    1.6 times as much on a CPU."""
+def memory_per_device(experiment: Experiment, total: Budget, mesh: Mesh | AbstractMesh) -> dict[str, int]:
+    """Return the bytes that a training step needs on each device.
+
+    The keys are "weights" (with moving averages and statistics), "gradients" and "optimizer", sharded by the config's
+    rules, "activations" (an estimate of all else), divided as the batch is, and "total". The estimate assumes a scan
+    over layers: unrolled, models take 0.7 to 1.6 times as much on a CPU.
+    """
     state, memory = experiment.abstract_state, total.memory["training"]
 
     def size(*trees):
@@ -130,12 +144,33 @@ def on_each_device(experiment: Experiment, total: Budget, mesh: Mesh | AbstractM
         return sum(math.prod(place.shard_shape(x.shape)) * x.dtype.itemsize for x, place in zip(*leaves))
 
     rest = max(0, memory["total"] - memory["weights"] - memory["gradients"] - memory["optimizer"])
-    whole = 0 if experiment.config.sequence_sharding else WHOLE
+    whole = 0 if experiment.config.sequence_sharding else REPLICATED
     rest *= (whole + (1 - whole) / mesh.shape["tensor"]) / experiment.config.grad_accum_steps
     found = {
-        "weights": size(state.params, state.collections, state.ema),
+        "weights": size(state.params, state.collections, state.ema, state.frozen),
         "gradients": size(state.params) * min(experiment.config.grad_accum_steps, 2),
         "optimizer": size(state.opt_state),
         "activations": int(rest / (mesh.shape["data"] * mesh.shape["fsdp"])),
     }
     return found | {"total": sum(found.values())}
+
+
+@contextlib.contextmanager
+def out_of_memory_explained(memory: Mapping[str, int] = MappingProxyType({})) -> Iterator[None]:
+    """Raise MemoryError, with what to change, if a device runs out of memory in the block.
+
+    Args:
+        memory: estimated bytes that a step needs, by part; may be filled inside the block.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if error.error_code != RESOURCE_EXHAUSTED:
+            raise
+        parts = ", ".join(f"{name} {size / 2**30:.3g} GiB" for name, size in memory.items())
+        raise MemoryError(
+            f"out of memory ({str(error).splitlines()[0]}): make data.batch_size smaller or grad_accum_steps larger, "
+            "set model.remat, or spread the parameters over mesh.fsdp; `lineage describe` prints what the model needs."
+            + f" Estimated for a step, on all devices together: {parts}."
+            * bool(parts)
+        ) from error

@@ -9,7 +9,7 @@ import time
 import pytest
 from rich.console import Console
 
-from lineage.runs import devices, live
+from lineage.runs import devices, folder
 from lineage.runs.live import Run, Table, watch
 
 
@@ -121,9 +121,9 @@ def test_shares_of_the_devices(monkeypatch):
 
 
 def test_what_is_held(tmp_path):
-    assert not live.held(tmp_path)
-    with (tmp_path / live.CLAIM).open("w") as file:
-        assert not live.held(tmp_path)
+    assert not folder.held(tmp_path)
+    with (tmp_path / folder.CLAIM).open("w") as file:
+        assert not folder.held(tmp_path)
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert live.held(tmp_path)
-    assert not live.held(tmp_path)
+        assert folder.held(tmp_path)
+    assert not folder.held(tmp_path)

@@ -1,13 +1,15 @@
 """What an experiment is said to cost, beside what XLA plans for its training step."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from lineage.configs import cli
-from lineage.train import costs, loop
+from lineage.train import loop, profiling
 from lineage.train.experiment import Experiment
+from tests.tiers import tiered
 
-ADAPTED = {"init.path": "there", "adapt.name": "lora", "objective.name": "causal_lm"}
+ADAPTED = {"init.path": "there", "adapter.name": "lora", "objective.name": "causal_lm"}
 ZOO = {
     "gpt_stdlib": {},
     "vit_digits": {},
@@ -49,8 +51,10 @@ def experiment(name, changes):
     return Experiment(config, devices=jax.devices()[: max(config.mesh.data, 1) * config.mesh.fsdp * config.mesh.tensor])
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"), [*ZOO.items(), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW.items())]
+@tiered(
+    ("name", "changes"),
+    [*ZOO.items(), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW.items())],
+    first=2,
 )
 def test_the_memory_of_a_training_step_is_near_what_xla_plans(name, changes):
     check_memory(name, changes)
@@ -59,14 +63,14 @@ def test_the_memory_of_a_training_step_is_near_what_xla_plans(name, changes):
 @pytest.mark.parametrize(
     "name", ["gpt_stdlib", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert_stdlib", "t5_stdlib"))]
 )
-@pytest.mark.parametrize("mesh", SPREAD)
+@tiered("mesh", SPREAD)
 def test_the_memory_of_each_device_is_near_what_xla_plans(mesh, name):
     check_memory(name, SPREAD[mesh])
 
 
 def check_memory(name, changes):
     its = experiment(name, changes)
-    estimate = costs.on_each_device(its, costs.experiment_budget(its), its.mesh)["total"]
+    estimate = profiling.memory_per_device(its, profiling.experiment_budget(its), its.mesh)["total"]
     plan = loop.jit_step(its).lower(its.abstract_state, jax.eval_shape(its.zeros)).compile().memory_analysis()
     planned = plan.argument_size_in_bytes + plan.temp_size_in_bytes
     planned += plan.output_size_in_bytes - plan.alias_size_in_bytes
@@ -74,7 +78,7 @@ def check_memory(name, changes):
 
 
 def test_an_adaptation_costs_less_than_training_everything():
-    whole, adapted = (costs.experiment_budget(experiment("gpt_stdlib", changes)) for changes in ({}, ADAPTED))
+    whole, adapted = (profiling.experiment_budget(experiment("gpt_stdlib", changes)) for changes in ({}, ADAPTED))
     assert whole.parameters == adapted.parameters
     assert whole.flops["forward"] == adapted.flops["forward"]
     forward = whole.flops["forward"]["model"]
@@ -85,3 +89,25 @@ def test_an_adaptation_costs_less_than_training_everything():
         assert adapted.memory["training"][name] < 0.2 * whole.memory["training"][name]
     assert adapted.memory["training"]["weights"] > whole.memory["training"]["weights"]
     assert adapted.memory["inference"] == whole.memory["inference"]
+
+
+def exhaust():
+    """Ask for more memory than any device has."""
+    jnp.zeros(1 << 45).block_until_ready()
+
+
+def test_memory_is_explained_with_what_a_step_needs():
+    needed = r"Estimated for a step, on all devices together: weights 2 GiB, total 3.5 GiB\.$"
+    memory = {"weights": 2**31, "total": 7 * 2**29}
+    with pytest.raises(MemoryError, match=needed), profiling.out_of_memory_explained(memory):
+        exhaust()
+
+
+def test_only_memory_is_explained_as_memory():
+    with (
+        pytest.raises(MemoryError, match=r"^out of memory \(RESOURCE_EXHAUSTED: .*\): make data.batch_size.* needs\.$"),
+        profiling.out_of_memory_explained(),
+    ):
+        exhaust()
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"^INTERNAL"), profiling.out_of_memory_explained():
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")

@@ -20,8 +20,9 @@ from lineage.evaluation import artifacts
 from lineage.evaluation.evaluators import Evaluator
 from lineage.models.budget import Budget
 from lineage.report import figures
+from lineage.report.artifacts import image_attention
 from lineage.report.figures import smooth
-from lineage.report.run import _amount, _image_attention, write_report
+from lineage.report.run import _amount, write_report
 from lineage.train.experiment import Experiment
 
 
@@ -187,7 +188,7 @@ def test_a_vision_run_shows_every_part(vision):
         "Confusion matrix, validation",
         "Worst mistakes, validation",
         "Attention over the image",
-        "What it costs",
+        "Cost",
         "Configuration",
     ]
     assert page.tags.count("svg") == 6 + 1 + 1
@@ -323,7 +324,7 @@ def test_attention_without_a_class_token_is_the_mean_over_queries(tmp_path, monk
         "grid": np.array([2, 3]),
         "has_class_token": np.array(False),
     }
-    _image_attention(data, tmp_path)
+    image_attention(data, tmp_path)
     image, rollout, first = seen[:3]
     assert image is None
     np.testing.assert_allclose(first, weights[0, 0].mean((0, 1)).reshape(2, 3), rtol=1e-6)
@@ -342,7 +343,7 @@ def test_the_class_token_looks_at_the_patches_in_their_order(tmp_path, monkeypat
         "grid": np.array([2, 3]),
         "has_class_token": np.array(True),
     }
-    _image_attention(data, tmp_path)
+    image_attention(data, tmp_path)
     assert seen[2].tolist() == [[1, 2, 3], [4, 5, 6]]
 
 

@@ -1,9 +1,8 @@
-"""Experts, each a run of singular-value fine-tuning: which one, or what mixture, a task needs (arXiv 2501.06252)."""
+"""Mixtures of experts fine-tuned by SVF, chosen for a task by examples or by a prompt (arXiv 2501.06252)."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +11,8 @@ from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Float
 
 from lineage.models.decoding.generate import Generation, log_likelihood
-from lineage.train.adapters import merged, mixture
-from lineage.train.checkpoint import read_saved
+from lineage.train.adapters import SVF
+from lineage.train.checkpoint import read_newest
 from lineage.train.experiment import Experiment
 from lineage.train.pretrained import with_variables
 from lineage.train.sharding import to_mesh
@@ -24,25 +23,26 @@ CHOICES = ("few_shot", "prompt")
 
 
 def choose(experiment: Experiment, state: TrainState, prompt: str | None = None) -> tuple[TrainState, str]:
-    """The state with its model changed by the experts of the config's `experts`, and a sentence that says how.
+    """Return the state with the parameters of the mixture that `config.experts` asks for, and a message about it.
 
     Args:
-        experiment: whose training data have the examples.
-        state: of its model.
-        prompt: the text to choose by, in the place of the examples where the choice is by a prompt.
+        experiment: its training data provide the examples.
+        state: of the experiment's model.
+        prompt: the text to choose by, instead of examples, if the choice is by prompt.
 
     Raises:
-        FileNotFoundError: an expert is not there.
-        ValueError: one is no expert, or of another base or model than the others.
+        FileNotFoundError: an expert does not exist.
+        ValueError: an option is wrong, a run is not an expert, or it has another frozen model than the others.
     """
     settings = experiment.config.experts
     if settings.choice not in CHOICES:
         raise ValueError(f"experts.choice is {settings.choice!r}: it must be one of {', '.join(CHOICES)}.")
     if not settings.paths:
         raise ValueError("experts.paths is empty: it must name the workdirs of the experts to choose from.")
-    base, experts = load(settings.paths)
+    experts = load(settings.paths)
     names = list(experts)
-    changed = jax.tree_util.Partial(_changed, base, list(experts.values()))
+    base = next(iter(experts.values()))
+    changed = jax.tree_util.Partial(_mixed, base.adapter, base.frozen, [one.params for one in experts.values()])
     theirs, ours = jax.eval_shape(changed, np.zeros(len(names))), jax.eval_shape(TrainState.variables, state)["params"]
     if jax.tree.map(_shape, theirs) != jax.tree.map(_shape, ours):
         raise ValueError(f"experts.paths: {names[0]} is of another model than the config's.")
@@ -50,8 +50,10 @@ def choose(experiment: Experiment, state: TrainState, prompt: str | None = None)
         score = _scorer(experiment, changed, state.collections)
         weights = cross_entropy_search(score, len(names), seed=experiment.config.seed)
     else:
-        judges = list(load([settings.classifier], base)[1].values()) if settings.classifier else []
-        reader = _changed(base, judges, np.ones(len(judges)))
+        judges = load([settings.classifier], base).values() if settings.classifier else ()
+        reader = base.adapter.apply(base.frozen, {})
+        for judge in judges:
+            reader = _mixed(judge.adapter, judge.frozen, [judge.params], np.ones(1))
         weights = np.eye(len(names))[_answer(experiment, reader, names, prompt)]
     said = ", ".join(f"{name} {weight:.2f}" for name, weight in zip(names, weights))
     return with_variables(state, {"params": changed(weights)}), f"experts: {said}"
@@ -61,30 +63,34 @@ def _shape(array):
     return array.shape
 
 
-def _changed(base, factors, weights):
-    """The parameters of a base with a mixture of experts."""
-    own = mixture(jnp.asarray(weights, jnp.float32), factors) if factors else {}
-    return merged({"params": {"svf": own}, "base": base})["params"]
+def _mixed(adapter, frozen, experts, weights):
+    """Return the parameters of the model with a mixture of experts."""
+    return adapter.apply(frozen, adapter.mixture(jnp.asarray(weights, jnp.float32), experts))
 
 
-def load(
-    paths: Sequence[str | os.PathLike], base: Mapping[str, Any] | None = None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The base of some experts, which may be given, and the factors of each by the name of its folder; raises as
-    `choose`."""
+def load(paths: Sequence[str | os.PathLike], base: TrainState | None = None) -> dict[str, TrainState]:
+    """Return the states of experts, by the names of their folders.
+
+    Args:
+        paths: workdirs of the experts.
+        base: an expert that they must share the frozen model with; None stands for the first one.
+
+    Raises:
+        FileNotFoundError: an expert does not exist.
+        ValueError: a run is not an expert, or its frozen model is not that of the others.
+    """
     found = {}
     for path in map(Path, paths):
-        saved = read_saved(path)
-        if "svf" not in saved.get("base", {}) or saved["params"].keys() != {"svf"}:
-            raise ValueError(f"experts: {path} is no run of adapt.name='svf' without adapt.trained.")
+        state = read_newest(path)
+        if not isinstance(state.adapter, SVF) or state.adapter.trained:
+            raise ValueError(f"experts: {path} is not a run of adapter.name='svf' without adapter.trained.")
         if path.name in found:
             raise ValueError(f"experts.paths: two folders are called {path.name}: each needs a name of its own.")
-        base = base or saved["base"]
-        alike = jax.tree.structure(base) == jax.tree.structure(saved["base"])
-        if not alike or not all(jax.tree.leaves(jax.tree.map(np.array_equal, base["svf"], saved["base"]["svf"]))):
+        base = base or state
+        if not state.adapter.same_base(state.frozen, base.frozen):
             raise ValueError(f"experts: {path} is of another base than the others.")
-        found[path.name] = saved["params"]["svf"]
-    return base, found
+        found[path.name] = state
+    return found
 
 
 def cross_entropy_search(
@@ -96,9 +102,14 @@ def cross_entropy_search(
     population: int = 24,
     elite: int = 6,
 ) -> Float[np.ndarray, "K"]:
-    """The `size` numbers for which the cross-entropy method finds the highest score: the mean of a normal distribution,
-    from which a population is drawn, and which is fitted to its elite in each round (Rubinstein & Kroese 2004), wider
-    at first so that it does not settle too soon (Szita & Lőrincz 2006)."""
+    """Maximise a score over `size` numbers by the cross-entropy method (Rubinstein & Kroese 2004).
+
+    In each round a population is drawn from a normal distribution, which is then fitted to the elite of the population.
+    Noise added to its standard deviation, less in each round, prevents premature convergence (Szita & Lőrincz 2006).
+
+    Returns:
+        The mean of the last distribution.
+    """
     random, mean, spread = np.random.default_rng(seed), np.full(size, 1 / size), np.full(size, 0.5)
     for done in range(rounds):
         drawn = random.normal(mean, spread, (population, size))
@@ -109,7 +120,7 @@ def cross_entropy_search(
 
 
 def _scorer(experiment, changed, collections):
-    """Minus the loss of the examples, by the experts' weights."""
+    """Return the function from the weights of the experts to minus the loss of the examples."""
     batch = dict(experiment.data.train[0])
     count = experiment.config.experts.examples
     if not 1 <= count <= experiment.config.data.batch_size:
@@ -118,7 +129,7 @@ def _scorer(experiment, changed, collections):
     batch["mask"] = batch["mask"] & rows.reshape(-1, *[1] * (batch["mask"].ndim - 1))
     batch = experiment.taught(to_mesh(batch, experiment.mesh))
     step = make_evaluation_step(experiment.model, experiment.objective, experiment.config.precision)
-    collections = {name: value for name, value in collections.items() if name not in ("base", "memory")}
+    collections = {name: value for name, value in collections.items() if name != "memory"}
 
     @experiment.jit
     def loss(changed, weights, batch):
@@ -128,7 +139,7 @@ def _scorer(experiment, changed, collections):
 
 
 def _answer(experiment, params, names, prompt):
-    """The place of the name that is likeliest where the question of the prompt, or of all examples, has one."""
+    """Return the index of the name that the model finds likeliest as the answer about the prompt, or all examples."""
     settings, tokenizer = experiment.config.experts, experiment.data.tokenizer
     if tokenizer is None or not hasattr(experiment.model, "decode"):
         raise ValueError("experts.choice is 'prompt': only a decoder of texts answers.")
@@ -145,7 +156,7 @@ def _answer(experiment, params, names, prompt):
         rows = [tokenizer.encode(settings.question.format(text=text, name=name)) for name in names]
         longest = max(map(len, rows))
         limit = getattr(experiment.model, "max_length", longest)
-        rows = [row[max(longest - limit, 0) :] for row in rows]  # the end of a long text
+        rows = [row[max(longest - limit, 0) :] for row in rows]  # keep the end of a long text
         start = next((place for place, found in enumerate(zip(*rows)) if len(set(found)) > 1), min(map(len, rows)) - 1)
         tokens = np.stack([np.pad(row, (0, limit - len(row))) for row in rows]).astype(np.int32)
         written = Generation(jnp.asarray(tokens), jnp.array(list(map(len, rows))), jnp.zeros(len(rows)))

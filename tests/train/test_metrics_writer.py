@@ -13,9 +13,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from lineage.train import progress
-from lineage.train.progress import Progress, clock, number
-from lineage.train.writers import MetricsWriter, read_metrics
+from lineage.runs.folder import clock, number, read_metrics
+from lineage.train import metrics_writer
+from lineage.train.metrics_writer import MetricsWriter, ProgressBar
 
 
 def _history(workdir):
@@ -122,7 +122,7 @@ def test_a_new_run_starts_empty(tmp_path):
 def test_a_process_killed_without_warning_loses_no_line(tmp_path):
     code = f"""
 import os, signal
-from lineage.train.writers import MetricsWriter
+from lineage.train.metrics_writer import MetricsWriter
 writer = MetricsWriter({str(tmp_path)!r})
 for step in range(100):
     writer.write(step, {{"train/loss": 0.5}})
@@ -188,11 +188,12 @@ def test_a_resumed_run_continues_its_wandb_run(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **kw: calls.append(kw) or run))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     for resume_step in (0, 5, 0):
-        with MetricsWriter(tmp_path, resume_step=resume_step, wandb="lineage") as writer:
+        with MetricsWriter(tmp_path, resume_step=resume_step, wandb="lineage", config={"seed": 1}) as writer:
             writer.write(6, {"train/loss": 1.0})
             writer.flush()
     starts = [call for call in calls if isinstance(call, dict)]
     assert all(call["project"] == "lineage" and call["resume"] == "allow" for call in starts)
+    assert all(call["config"] == {"seed": 1} and call["name"] == tmp_path.name for call in starts)
     ids = [call["id"] for call in starts]
     assert ids[0] == ids[1] != ids[2]
     assert calls[1:3] == [(({"train/loss": 1.0},), {"step": 6}), "finish"]
@@ -217,11 +218,11 @@ METRICS = {
 def second(monkeypatch):
     """A clock that moves on by a second for each call, and a terminal whose width the test sets."""
     ticks = iter(range(10**6))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr(metrics_writer.time, "monotonic", lambda: float(next(ticks)))
     monkeypatch.setenv("TERM", "xterm")
 
     def width(columns):
-        monkeypatch.setattr(progress.shutil, "get_terminal_size", lambda: types.SimpleNamespace(columns=columns))
+        monkeypatch.setattr(metrics_writer.shutil, "get_terminal_size", lambda: types.SimpleNamespace(columns=columns))
 
     return width
 
@@ -233,7 +234,7 @@ def _last_line(stream):
 @pytest.mark.parametrize("columns", range(20, 160, 7))
 def test_the_bar_fits_any_width_and_says_more_the_wider_it_is(second, columns):
     second(columns)
-    bar = Progress(2000, stream=_Terminal())
+    bar = ProgressBar(2000, stream=_Terminal())
     bar.update(1100, METRICS)
     bar.update(1200)
     line = _last_line(bar._stream)
@@ -247,7 +248,7 @@ def test_the_bar_fits_any_width_and_says_more_the_wider_it_is(second, columns):
 def test_the_bar_is_as_long_as_the_run_is_far(second, monkeypatch, step, filled):
     monkeypatch.setenv("NO_COLOR", "1")
     second(200)
-    bar = Progress(2000, stream=_Terminal())
+    bar = ProgressBar(2000, stream=_Terminal())
     bar.update(step)
     assert "\x1b[36m" not in bar._stream.getvalue()
     assert re.search(r"[━╸]*$", _last_line(bar._stream).rstrip())[0] == filled
@@ -255,8 +256,8 @@ def test_the_bar_is_as_long_as_the_run_is_far(second, monkeypatch, step, filled)
 
 def test_the_time_left_leaves_out_the_first_step(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    bar = Progress(110, stream=io.StringIO(), log_seconds=0)
+    monkeypatch.setattr(metrics_writer.time, "monotonic", lambda: now[0])
+    bar = ProgressBar(110, stream=io.StringIO(), log_seconds=0)
     for step, now[0] in ((11, 100.0), (60, 149.0)):  # resumed at 10; compiled for 100 s; then a step a second
         bar.update(step, {"train/loss": 1.0})
     assert bar._stream.getvalue().splitlines()[-1] == "step 60/110   55%  loss 1.00  0:50 left".replace(
@@ -266,7 +267,7 @@ def test_the_time_left_leaves_out_the_first_step(monkeypatch):
 
 def test_results_stand_above_the_bar(second):
     second(100)
-    with Progress(2000, stream=_Terminal()) as bar:
+    with ProgressBar(2000, stream=_Terminal()) as bar:
         bar.update(1200, METRICS)
         bar.evaluation(
             1200, {"validation/loss": 0.5, "validation/top_5": 1.0, "test/loss": 2e-6, "time/evaluation_seconds": 9}
@@ -278,7 +279,7 @@ def test_results_stand_above_the_bar(second):
 
 
 def test_without_a_terminal_there_are_plain_lines_now_and_then(second):
-    bar = Progress(100, stream=io.StringIO(), log_seconds=10)
+    bar = ProgressBar(100, stream=io.StringIO(), log_seconds=10)
     for step in range(1, 101):
         bar.update(step, METRICS if step % 3 == 0 else None)
     bar.evaluation(100, {"validation/loss": 0.5})
@@ -300,7 +301,7 @@ def test_without_a_terminal_there_are_plain_lines_now_and_then(second):
 def test_the_other_processes_show_nothing(second):
     second(80)
     for stream in (io.StringIO(), _Terminal()):
-        with Progress(10, stream=stream, primary=False) as bar:
+        with ProgressBar(10, stream=stream, primary=False) as bar:
             bar.update(5, METRICS)
             bar.message("text")
         assert stream.getvalue() == ""
@@ -313,7 +314,7 @@ def test_numbers_and_times():
 
 
 def test_importing_them_is_light():
-    code = "import sys, lineage.train.writers, lineage.train.progress\n"
+    code = "import sys, lineage.train.metrics_writer\n"
     code += "print(*{'jax', 'torch', 'tensorboardX'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == ""

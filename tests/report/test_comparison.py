@@ -64,7 +64,7 @@ def test_every_run_is_on_the_page(runs, tmp_path):
         charts = page.count(f"<title>{run.name}</title>")
         assert charts == 4 + (run.state == "done")  # train/loss and three metrics; the overview has what is done
     assert "3 done" in page
-    assert "The best by validation/loss is rate=0.001" in page
+    assert "The best run by validation/loss is rate=0.001" in page
     assert not re.search(r"(?:src|href)=.?https?:", page)
     assert (tmp_path / "sweep" / "parallel.png").stat().st_size > 1000
 
@@ -94,7 +94,7 @@ def test_any_runs_are_compared(runs, tmp_path, capsys):
         facts = {"config": run.config, "command": f"python launch.py --workdir={run.name}", "seconds": 1.0}
         (run.folder / "artifacts" / "run.json").write_text(json.dumps(facts))
     first, *rest = (str(run.folder) for run in runs[:3])
-    assert launch.main(["--mode=report", f"--workdir={first}", *rest]) == 0
+    assert launch.main(["report", f"--workdir={first}", *rest]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "compare.html")
     page = (tmp_path / "compare.html").read_text()
     assert re.findall(r"<tr class='run run\d'><td><i[^>]*></i>rate=([^<]+)<td>done<td>([^<]+)", page) == [
@@ -109,15 +109,15 @@ def test_any_runs_are_compared(runs, tmp_path, capsys):
     for run in runs[:3]:
         config = run.config | {"data": {f"key{n}": f"{n}{run.name}" for n in range(13)}}
         (run.folder / "config.json").write_text(json.dumps(config))
-    assert launch.main(["--mode=report", str(tmp_path)]) == 0
+    assert launch.main(["report", str(tmp_path)]) == 0
     page = (tmp_path / "compare.html").read_text()
     assert page.count("<tr class='run") == 3
     assert "<tr><td>data.key12<td>12rate=" in page
     assert "3 stopped" in page  # the facts are another config's
-    assert launch.main(["--mode=report", str(tmp_path / "none"), first]) == 1
+    assert launch.main(["report", str(tmp_path / "none"), first]) == 1
     assert "there is no run in" in capsys.readouterr().err
     (runs[0].folder / "config.json").write_text("{")
-    assert launch.main(["--mode=report", str(tmp_path), first]) == 1
+    assert launch.main(["report", str(tmp_path), first]) == 1
     assert f"{runs[0].folder / 'config.json'} is damaged" in capsys.readouterr().err
 
 

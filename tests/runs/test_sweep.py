@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from lineage.report import figures
-from lineage.runs import live
+from lineage.runs.folder import CLAIM, held, is_locked
 from lineage.runs.sweep import plan, run_names, run_sweep
+from tests.tiers import tiered
 
 # In a run's place: takes steps, saves every other one, goes on from there, stops by SIGTERM, fails when told to, and
 # leaves what a finished run leaves.
@@ -92,8 +93,8 @@ def start(tmp_path):
     for process in started:
         process.kill()
         process.communicate()
-    for path in tmp_path.rglob(live.CLAIM):  # what outlives its sweep
-        if live.locked(path):
+    for path in tmp_path.rglob(CLAIM):  # what outlives its sweep
+        if is_locked(path):
             os.kill(int(path.read_text().split()[1]), signal.SIGKILL)
 
 
@@ -115,7 +116,7 @@ def trained(folder):
 
 
 def pid(folder):
-    return int((folder / live.CLAIM).read_text().split()[1])
+    return int((folder / CLAIM).read_text().split()[1])
 
 
 def table(workdir):
@@ -201,7 +202,7 @@ def test_survives_the_death_of_runs_and_of_its_own(start, tmp_path):
 
     def at_work():
         """A run in the middle of its steps."""
-        return [f for f in folders if f not in killed and 3 <= len(trained(f)) < 12 and live.held(f)]
+        return [f for f in folders if f not in killed and 3 <= len(trained(f)) < 12 and held(f)]
 
     first = start(tmp_path, overrides, 20, 2)
     for _ in range(3):
@@ -210,7 +211,7 @@ def test_survives_the_death_of_runs_and_of_its_own(start, tmp_path):
     wait_for(at_work)
     first.kill()
     first.wait()
-    left = {folder: pid(folder) for folder in folders if live.held(folder)}
+    left = {folder: pid(folder) for folder in folders if held(folder)}
     assert left  # which outlive it
     second = start(tmp_path, overrides, 20, 2)
     output = second.communicate(timeout=300)[0]
@@ -231,7 +232,7 @@ def test_survives_the_death_of_runs_and_of_its_own(start, tmp_path):
     assert ran(tmp_path) == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@tiered("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_all_runs_which_save(number, start, tmp_path):
     overrides = [{"seed": seed, "sleep": 0.1} for seed in (1, 2, 3)]
     process = start(tmp_path, overrides, 50, 2)
@@ -245,6 +246,7 @@ def test_a_signal_stops_all_runs_which_save(number, start, tmp_path):
         assert int((folder / "saved").read_text()) == trained(folder)[-1] < 50
 
 
+@pytest.mark.thorough
 def test_the_signal_of_a_terminal_reaches_the_runs_through_the_sweep(start, tmp_path):
     """It is for the whole group of processes, of which the runs are none: the second one would end them unsaved."""
     process = start(tmp_path, [{"seed": 1, "sleep": 0.1}], 50, 1)
@@ -255,6 +257,7 @@ def test_the_signal_of_a_terminal_reaches_the_runs_through_the_sweep(start, tmp_
     assert int((tmp_path / "base" / "saved").read_text()) == trained(tmp_path / "base")[-1] < 50
 
 
+@pytest.mark.thorough
 def test_a_signal_stops_what_an_earlier_sweep_left(start, tmp_path):
     first = start(tmp_path, [{"seed": 1, "sleep": 0.1}], 500, 1)
     wait_for(lambda: trained(tmp_path / "base"))
@@ -265,7 +268,7 @@ def test_a_signal_stops_what_an_earlier_sweep_left(start, tmp_path):
     second.terminate()
     assert second.communicate(timeout=300)[0]
     assert second.returncode == 75
-    assert not live.held(tmp_path / "base")
+    assert not held(tmp_path / "base")
     assert ran(tmp_path) == ["1"]
     assert int((tmp_path / "base" / "saved").read_text()) == trained(tmp_path / "base")[-1]
 
@@ -280,6 +283,7 @@ def test_waits_for_a_run_that_somebody_started_by_hand(tmp_path):
     assert trained(tmp_path / "seed=1") == [1, 2, 3, 4]
 
 
+@pytest.mark.thorough
 def test_goes_on_with_what_somebody_left_unfinished(start, tmp_path):
     command = [sys.executable, "-c", RUN, "--config.seed=1", "--config.sleep=1000", f"--workdir={tmp_path}/base"]
     with subprocess.Popen(command) as other:
@@ -293,6 +297,7 @@ def test_goes_on_with_what_somebody_left_unfinished(start, tmp_path):
     assert trained(tmp_path / "base") == [1, 2, 3, 4]
 
 
+@pytest.mark.thorough
 def test_what_an_earlier_sweep_left_has_its_devices_to_the_end(start, tmp_path):
     first = start(tmp_path, [{"seed": 2, "sleep": 0.1}], 20)
     wait_for(lambda: trained(tmp_path / "base"))
@@ -303,6 +308,7 @@ def test_what_an_earlier_sweep_left_has_its_devices_to_the_end(start, tmp_path):
     assert ended.stat().st_mtime_ns <= began.stat().st_mtime_ns
 
 
+@pytest.mark.thorough
 def test_what_an_earlier_sweep_left_may_end_before_its_turn_comes(start, tmp_path):
     overrides = [{"seed": 1, "sleep": 0.1}, {"seed": 2, "sleep": 0.1}]
     first = start(tmp_path, overrides, 20, 2)

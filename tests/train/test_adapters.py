@@ -1,5 +1,6 @@
 """LoRA and singular-value fine-tuning: on the parameters of any model."""
 
+import json
 import re
 
 import flax.linen as nn
@@ -10,7 +11,11 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from lineage import models
-from lineage.train.adapters import begin, merged, mixture, moved, noting
+from lineage.configs import schema
+from lineage.train import adapters
+from lineage.train.adapters import ADAPTERS, SVF, LoRA, NoAdapter, recording
+from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 20, (2, 6)))
 GPT = models.build("gpt", vocab_size=20, max_length=8, depth=2, width=8, num_heads=2)
@@ -34,21 +39,21 @@ ZOO = {
 def started(model, inputs):
     """The model's parameters and statistics, and the axes of its kernels."""
     axes = {}
-    with nn.intercept_methods(noting(axes)):
+    with nn.intercept_methods(recording(axes)):
         variables = jax.eval_shape(model.init, jax.random.key(0), *inputs)
     random = np.random.default_rng(3)
     return jax.tree.map(lambda a: random.normal(size=a.shape).astype(np.float32), variables["params"]), axes
 
 
-def adapted(params, axes, change=0.0, **settings):
+def adapted(adapter, params, axes, change=0.0):
     """What is trained, changed by random numbers of a size, and the parameters that this makes, in one compilation."""
 
     @jax.jit
     def compute(params):
-        own, base = moved(*begin(params, axes, jax.random.key(1), **settings), params)
+        own, frozen = adapter.rebase(*adapter.init(params, axes, jax.random.key(1)), params)
         random = np.random.default_rng(7)
         own = jax.tree.map(lambda a: a + np.float32(change) * random.normal(size=a.shape).astype(np.float32), own)
-        return own, merged({"params": own, "base": base})["params"]
+        return own, adapter.apply(frozen, own)
 
     return jax.device_get(compute(params))
 
@@ -58,16 +63,15 @@ def gpt():
     return started(GPT, (TOKENS,))
 
 
-@pytest.mark.parametrize("kind", ZOO)
+@tiered("kind", ZOO, first=3)
 def test_it_begins_as_the_model_and_changes_it(kind):
     """Exactly as the model; then every matrix that was chosen by a change of the right rank, and nothing else."""
     model, inputs, pattern = ZOO[kind]
     params, axes = started(model, inputs)
     assert any(re.search(pattern, path) for path in axes)
-    for name in ("lora", "svf"):
-        settings = {"name": name, "patterns": (pattern,), "rank": 1}
-        jax.tree.map(np.testing.assert_array_equal, adapted(params, axes, **settings)[1], params)
-        after = flatten_dict(adapted(params, axes, 0.3, **settings)[1], sep="/")
+    for adapter in (LoRA(patterns=(pattern,), rank=1), SVF(patterns=(pattern,))):
+        jax.tree.map(np.testing.assert_array_equal, adapted(adapter, params, axes)[1], params)
+        after = flatten_dict(adapted(adapter, params, axes, 0.3)[1], sep="/")
         for path, before in flatten_dict(params, sep="/").items():
             change = after[path] - before
             if not (path in axes and re.search(pattern, path)):
@@ -76,7 +80,7 @@ def test_it_begins_as_the_model_and_changes_it(kind):
             inputs_, outputs = axes[path]
             layers, rows = change.shape[: change.ndim - inputs_ - outputs], before.shape[-inputs_ - outputs : -outputs]
             change = change.reshape(*layers, np.prod(rows), -1)
-            rank = 1 if name == "lora" else min(change.shape[-2:])
+            rank = 1 if isinstance(adapter, LoRA) else min(change.shape[-2:])
             assert (np.linalg.matrix_rank(change, tol=1e-4) == rank).all(), path
 
 
@@ -85,9 +89,8 @@ def test_a_projection_into_heads_is_one_matrix(gpt):
     params, axes = gpt
     assert axes["stack/layers/attention/query/kernel"] == (1, 2)
     assert axes["stack/layers/attention/out/kernel"] == (2, 1)
-    own, _ = jax.eval_shape(
-        lambda: begin(params, axes, jax.random.key(1), name="lora", patterns=("query|out",), rank=3, trained=("norm",))
-    )
+    adapter = LoRA(patterns=("query|out",), rank=3, trained=("norm",))
+    own, _ = jax.eval_shape(lambda: adapter.init(params, axes, jax.random.key(1)))
     shapes = {path: value.shape for path, value in flatten_dict(own, sep="/").items() if "norm" not in path}
     assert shapes == {
         "lora/stack/layers/attention/query/a": (2, 8, 3),
@@ -104,26 +107,27 @@ def test_merged_is_unmerged(gpt):
     kernel = params["stack"]["layers"]["attention"]["query"]["kernel"][1].reshape(8, 8)
     x = np.random.default_rng(2).normal(size=(5, 8))
 
-    def query(name, **options):
-        own, found = adapted(params, axes, 0.3, name=name, patterns=("query",), **options)
+    def query(adapter):
+        own, found = adapted(adapter, params, axes, 0.3)
         found = found["stack"]["layers"]["attention"]["query"]["kernel"][1].reshape(8, 8)
-        return own[name]["stack"]["layers"]["attention"]["query"], found
+        return next(iter(own.values()))["stack"]["layers"]["attention"]["query"], found
 
-    own, found = query("lora", rank=2, alpha=6.0)
-    np.testing.assert_allclose(x @ found, x @ kernel + 3 * (x @ own["a"][1]) @ own["b"][1].reshape(2, 8), atol=1e-5)
-    own, found = query("svf")
+    own, found = query(LoRA(patterns=("query",), rank=2, alpha=6.0))
+    assert_close(x @ found, x @ kernel + 3 * (x @ own["a"][1]) @ own["b"][1].reshape(2, 8))
+    own, found = query(SVF(patterns=("query",)))
     u, s, v = np.linalg.svd(kernel.astype(np.float64))
-    np.testing.assert_allclose(found, u @ np.diag(s * own["scale"][1]) @ v, atol=1e-5)
+    assert_close(found, u @ np.diag(s * own["scale"][1]) @ v)
 
 
 def test_the_gradient_of_the_factors(gpt):
     """Of a function of U diag(z s) V^T with gradient G it is diag(U^T G V) s."""
     params, axes = gpt
-    own, base = moved(*begin(params, axes, jax.random.key(1), name="svf", patterns=("up",)), params)
+    adapter = SVF(patterns=("up",))
+    own, frozen = adapter.rebase(*adapter.init(params, axes, jax.random.key(1)), params)
     goal = np.random.default_rng(4).normal(size=(2, 8, 32))
 
     def loss(own):
-        kernel = merged({"params": own, "base": base})["params"]["stack"]["layers"]["mlp"]["up"]["kernel"]
+        kernel = adapter.apply(frozen, own)["stack"]["layers"]["mlp"]["up"]["kernel"]
         return jnp.sum(kernel**2 * goal)
 
     found = jax.jit(jax.grad(loss))(own)["svf"]["stack"]["layers"]["mlp"]["up"]["scale"]
@@ -134,21 +138,43 @@ def test_the_gradient_of_the_factors(gpt):
 
 def test_a_mixture():
     experts = [{"a": jnp.array([1.0, 2.0])}, {"a": jnp.array([0.5, 1.0])}]
-    np.testing.assert_allclose(mixture(jnp.array([0.5, 2.0]), experts)["a"], [0.0, 1.5])
-    np.testing.assert_array_equal(mixture(jnp.array([0.0, 0.0]), experts)["a"], [1, 1])
-    np.testing.assert_array_equal(mixture(jnp.array([0.0, 1.0]), experts)["a"], [0.5, 1])
+    np.testing.assert_allclose(SVF().mixture(jnp.array([0.5, 2.0]), experts)["a"], [0.0, 1.5])
+    np.testing.assert_array_equal(SVF().mixture(jnp.array([0.0, 0.0]), experts)["a"], [1, 1])
+    np.testing.assert_array_equal(SVF().mixture(jnp.array([0.0, 1.0]), experts)["a"], [0.5, 1])
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": "dora"}, "adapt.name is 'dora': it must be one of lora, svf"),
-        ({"patterns": ("querry",)}, "adapt.patterns: 'querry' finds no matrix; one is stack/layers/"),
-        ({"trained": ("clasifier",)}, "adapt.trained: 'clasifier' finds no parameter; one is "),
-        ({"rank": 9}, "adapt.rank is 9: for stack/layers/attention/key/kernel it must be 1 to 8"),
+        ({"name": "dora"}, "Unknown adapter 'dora'. Did you mean 'lora'"),
+        ({"patterns": ("querry",)}, "adapter.patterns: 'querry' matches no matrix; one is stack/layers/"),
+        ({"trained": ("clasifier",)}, "adapter.trained: 'clasifier' matches no parameter; one is "),
+        ({"patterns": ("[",)}, r"adapter.patterns has '\[', which is not a regular expression"),
+        ({"rank": 9}, "adapter.rank is 9: for stack/layers/attention/key/kernel it must be 1 to 8"),
     ],
 )
 def test_errors(changes, message, gpt):
     params, axes = gpt
+    options = {"name": "lora"} | changes
+
+    def start():
+        adapter = schema.build(ADAPTERS, schema.section(ADAPTERS, options.pop("name"), **options))
+        adapter.init(params, axes, jax.random.key(0))
+
     with pytest.raises(ValueError, match=message):
-        begin(params, axes, jax.random.key(0), **{"name": "lora", "patterns": ("layers/",)} | changes)
+        start()
+
+
+def test_without_an_adapter_everything_is_trained(gpt):
+    params, axes = gpt
+    trained, frozen = NoAdapter().init(params, axes, jax.random.key(0))
+    assert frozen is None
+    assert NoAdapter().reference(frozen) is None
+    assert NoAdapter().apply(frozen, trained) is params
+    assert NoAdapter().rebase(trained, frozen, {"other": 1}) == ({"other": 1}, None)
+
+
+@pytest.mark.parametrize("adapter", [NoAdapter(), LoRA(("up",), ("norm",), 3, 2.0), SVF(("up",))], ids=repr)
+def test_an_adapter_is_described_by_its_options(adapter):
+    assert adapters.from_json(json.loads(json.dumps(adapters.to_json(adapter)))) == adapter
+    assert not jax.tree.leaves(adapter)

@@ -1,4 +1,4 @@
-"""Durations in the unit that a config gives them in."""
+"""Durations of a config in steps, whatever the unit they are given in."""
 
 import math
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ def steps(
     total_steps: int | None = None,
     default: int | None = None,
 ) -> int:
-    """The duration `name` in steps, from whichever of `name_steps`, `_epochs`, `_examples` and `_percent` is set.
+    """Return the duration `name` in steps, from whichever of `name_steps`, `_epochs`, `_examples`, `_percent` is set.
 
-    Fractions round up, so that a duration never falls short. Percent are of `total_steps`.
+    Fractions of a step are rounded up. Percentages are of `total_steps`.
 
     Raises:
-        ValueError: two units are set, none is and there is no default, or it cannot be told in steps.
+        ValueError: several units are set, none is set and there is no default, or the duration cannot be converted.
     """
     given = {unit: section.get(f"{name}_{unit}") for unit in UNITS}
     given = {unit: value for unit, value in given.items() if value is not None}
@@ -48,5 +48,5 @@ def steps(
 
 
 def _up(number: float) -> int:
-    """The next whole number; one that is whole but for rounding (7 / 100 * 100) stays."""
+    """Round up to an integer, except for floating-point noise (7 / 100 * 100 is 7)."""
     return math.ceil(round(number, 6))

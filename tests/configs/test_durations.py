@@ -2,7 +2,7 @@
 
 import pytest
 
-from lineage.train.durations import steps
+from lineage.configs.durations import steps
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,21 @@ from flax.traverse_util import flatten_dict
 from lineage.models.layers.position import resample
 from lineage.models.swin import Swin
 from lineage.models.vit import ViT
-from lineage.train import experts, loop, pretrained
-from lineage.train.checkpoint import Checkpoints, read_saved, read_variables
+from lineage.train import expert_mixture, loop, pretrained
+from lineage.train.checkpoint import Checkpoints, read_newest, read_variables
 from lineage.train.experiment import Experiment
-from lineage.train.experts import cross_entropy_search
+from lineage.train.expert_mixture import cross_entropy_search
 from lineage.train.state import TrainState
 
 ONE = {"devices": jax.devices()[:1]}
 SMALL = {"model.depth": 1, "data.max_bytes": 8_000, "optimizer.schedule": "constant", "checkpoint.keep": 9}
-LORA = {"adapt.name": "lora", "adapt.rank": 2, "adapt.trained": ("^norm/",), "ema_decay": 0.5, "grad_accum_steps": 2}
+LORA = {
+    "adapter.name": "lora",
+    "adapter.rank": 2,
+    "adapter.trained": ("^norm/",),
+    "ema_decay": 0.5,
+    "grad_accum_steps": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +70,8 @@ def flat(tree):
 
 def test_only_the_adapters_change(lora, base):
     """A base parameter is, to the bit, what it was; the optimizer has nothing of it; what is read is merged."""
-    before, saved = flat(read_variables(base)["params"]), read_saved(lora)
-    kept, own = flat(saved["base"]["params"]), flat(saved["params"])
+    before, saved = flat(read_variables(base)["params"]), read_newest(lora)
+    kept, own = flat(saved.frozen["params"]), flat(saved.params)
     assert kept.keys() | {"norm/scale", "norm/bias"} == before.keys()
     for path, value in kept.items():
         assert value.tobytes() == before[path].tobytes(), path
@@ -87,27 +93,28 @@ def test_the_optimizer_has_nothing_of_the_base(tiny, base):
 
 def test_a_run_goes_on_bit_for_bit(learned, lora, base):
     halves = learned(LORA | {"init.path": str(base)}, 2, 4)
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), *map(read_saved, (halves, lora)))
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), *map(read_newest, (halves, lora)))
 
 
+@pytest.mark.thorough
 def test_a_run_of_singular_values_goes_on_bit_for_bit(learned, tiny, base):
     """From its own base, whatever has become of the run that it began with."""
-    svf = {"adapt.name": "svf", "init.path": str(base)}
+    svf = {"adapter.name": "svf", "init.path": str(base)}
     whole, halves = learned(svf, 4), learned(svf, 2)
     config = tiny("gpt", SMALL | svf | {"total_steps": 4, "evaluate_every_steps": 9})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrained, "start_from", lambda *args, **options: pytest.fail("started anew"))
         loop.train(config, halves, **ONE)
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), *map(read_saved, (halves, whole)))
-    before = flat(read_saved(base)["params"])
-    saved = read_saved(halves)
-    assert all(value.tobytes() == before[path].tobytes() for path, value in flat(saved["base"]["params"]).items())
-    assert all((value != 1).any() for value in flat(saved["params"]).values())
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), *map(read_newest, (halves, whole)))
+    before = flat(read_newest(base).params)
+    saved = read_newest(halves)
+    assert all(value.tobytes() == before[path].tobytes() for path, value in flat(saved.frozen["params"]).items())
+    assert all((value != 1).any() for value in flat(saved.params).values())
 
 
 def expert(tiny, base, folder, size, **changes):
     """The workdir of what could be an expert: random factors of a size."""
-    state = adapted(tiny, base, {"adapt.name": "svf"} | changes)[1]
+    state = adapted(tiny, base, {"adapter.name": "svf"} | changes)[1]
     random = np.random.default_rng(list(folder.name.encode()))
     factors = jax.tree.map(lambda a: a + jnp.float32(size * random.normal(size=a.shape)), state.params)
     with Checkpoints(folder) as checkpoints:
@@ -125,7 +132,7 @@ def test_the_mixture_that_examples_need(tiny, base, crowd):
     """Their loss is lower than the base's and than each expert's; it is the loss of the model that comes out."""
     changes = {"experts.paths": tuple(crowd), "experts.examples": 8}
     experiment, state = adapted(tiny, base, changes)
-    found, said = experts.choose(experiment, state)
+    found, said = expert_mixture.choose(experiment, state)
     assert said.startswith("experts: one ")
     batch = jax.tree.map(jnp.asarray, experiment.data.train[0])
 
@@ -155,22 +162,24 @@ ASKED = {"experts.choice": "prompt", "experts.question": "{text} ({name})"}
 
 def test_the_expert_that_the_model_names(tiny, base, crowd):
     experiment, state = adapted(tiny, base, ASKED | {"experts.paths": tuple(crowd)})
-    found, said = experts.choose(experiment, state, "def")
+    found, said = expert_mixture.choose(experiment, state, "def")
     best = likelier(experiment, state.variables(), "def")
     assert said == ONE_OF_TWO[best]
     theirs = read_variables(Path(crowd[best]))["params"]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found.params, theirs)
 
 
+@pytest.mark.thorough
 def test_of_a_long_text_the_end_is_asked_about(tiny, base, crowd):
     experiment, state = adapted(tiny, base, ASKED | {"experts.paths": tuple(crowd)})
     kept = experiment.model.max_length - len(" (one)")
     ends = (letters * kept for letters in ("def", "a", "e", "in", "s", "t", "(", "\n", "="))
     found = (end for end in ends if likelier(experiment, state.variables(), end[-kept:]))  # the second, not the first
     text = next(found)
-    assert experts.choose(experiment, state, 9 * "x" + text)[1] == ONE_OF_TWO[1]
+    assert expert_mixture.choose(experiment, state, 9 * "x" + text)[1] == ONE_OF_TWO[1]
 
 
+@pytest.mark.thorough
 def test_the_expert_that_a_classifier_names(tiny, base, crowd, lora, tmp_path):
     """Which is not the one that the base would name; its folder may be called as an expert's is."""
     judge = expert(tiny, base, tmp_path / "one", 3.0)
@@ -178,10 +187,10 @@ def test_the_expert_that_a_classifier_names(tiny, base, crowd, lora, tmp_path):
     models = [jax.tree.map(jnp.asarray, read_variables(Path(folder))) for folder in (judge, base)]
     answers = {text: [likelier(experiment, of, text) for of in models] for text in ("def", "a", "e", "in", "s", "t")}
     text, expected = next((text, ours) for text, (ours, others) in answers.items() if ours != others)
-    assert experts.choose(experiment, state, text)[1] == ONE_OF_TWO[expected]
+    assert expert_mixture.choose(experiment, state, text)[1] == ONE_OF_TWO[expected]
     experiment.config.experts.classifier = expert(tiny, lora, tmp_path / "stranger", 0.1)
     with pytest.raises(ValueError, match="stranger is of another base than the others"):
-        experts.choose(experiment, state, text)
+        expert_mixture.choose(experiment, state, text)
 
 
 @pytest.mark.parametrize(
@@ -197,19 +206,19 @@ def test_the_expert_that_a_classifier_names(tiny, base, crowd, lora, tmp_path):
 def test_what_experts_cannot_be_told(changes, message, tiny, base, crowd):
     experiment = Experiment(tiny("gpt", SMALL | {"experts.paths": tuple(crowd)} | changes), **ONE)
     with pytest.raises(ValueError, match=message):
-        experts.choose(experiment, experiment.abstract_state)
+        expert_mixture.choose(experiment, experiment.abstract_state)
 
 
 def test_what_is_no_expert(base, lora, crowd, tmp_path, tiny):
-    with pytest.raises(ValueError, match=r"is no run of adapt\.name='svf' without adapt\.trained"):
-        experts.load([crowd[0], lora])
-    with pytest.raises(ValueError, match="is no run of"):
-        experts.load([base])
+    with pytest.raises(ValueError, match=r"is not a run of adapter\.name='svf' without adapter\.trained"):
+        expert_mixture.load([crowd[0], lora])
+    with pytest.raises(ValueError, match="is not a run of"):
+        expert_mixture.load([base])
     with pytest.raises(FileNotFoundError, match="there is no checkpoint in"):
-        experts.load([tmp_path])
+        expert_mixture.load([tmp_path])
     other = expert(tiny, lora, tmp_path / "other", 0.1)
     with pytest.raises(ValueError, match="other is of another base than the others"):
-        experts.load([crowd[0], other])
+        expert_mixture.load([crowd[0], other])
 
 
 def test_the_search_finds_the_best_mix():
@@ -244,8 +253,10 @@ def test_what_does_not_fit_is_said_before_anything_is_made(tiny, base):
         pretrained.start_from(
             experiment.abstract_state, experiment.model, **experiment.config.init, make=lambda: pytest.fail("made")
         )
-    with pytest.raises(ValueError, match=r"adapt\.name is 'lora': init\.path must say what is adapted"):
-        Experiment(tiny("gpt", {"adapt.name": "lora"}))
+    with pytest.raises(
+        ValueError, match=r"adapter\.name is 'lora' and init\.path is empty: it must name the model to adapt"
+    ):
+        Experiment(tiny("gpt", {"adapter.name": "lora"}))
 
 
 @pytest.mark.parametrize(

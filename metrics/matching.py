@@ -1,0 +1,113 @@
+"""Matching of detections to annotated objects over a whole data set, for `metrics.detection`."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+THRESHOLDS = np.linspace(0.5, 0.95, 10)  # of IoU
+AREAS = {"all": (0, 1e10), "small": (0, 32**2), "medium": (32**2, 96**2), "large": (96**2, 1e10)}  # in square pixels
+
+
+class Image(NamedTuple):
+    """The N detections and M annotated objects of an image, and their overlaps."""
+
+    scores: Float[np.ndarray, "N"]
+    classes: Int[np.ndarray, "N"]
+    areas: Float[np.ndarray, "N"]
+    true_classes: Int[np.ndarray, "M"]
+    true_areas: Float[np.ndarray, "M"]
+    true_crowd: Bool[np.ndarray, "M"]
+    true_ignored: Bool[np.ndarray, "M"]
+    overlaps: Float[np.ndarray, "N M"]
+
+
+class Found(NamedTuple):
+    """N detections, grouped by image and class, in descending order of their scores."""
+
+    scores: np.ndarray
+    classes: np.ndarray
+    areas: np.ndarray
+    keys: np.ndarray  # one number per image and class
+    ranks: np.ndarray  # position within its image and class
+    overlaps: np.ndarray  # those of all images, flattened
+    rows: np.ndarray  # index into `overlaps` where its row begins
+
+
+class Truths(NamedTuple):
+    """M annotated objects, grouped by image and class."""
+
+    classes: np.ndarray
+    areas: np.ndarray
+    crowd: np.ndarray
+    ignored: np.ndarray
+    keys: np.ndarray  # one number per image and class
+    columns: np.ndarray  # column among the overlaps of a detection
+
+
+def flatten(images: Mapping[int, Image], num_classes: int, limit: int | float) -> tuple[Found, Truths]:
+    """Concatenate images; at most `limit` detections per image and class are kept, those with the highest scores."""
+    kinds = (float, int, float, int, float, bool, bool)
+    nothing = Image._make([*(np.zeros(0, kind) for kind in kinds), np.zeros((0, 0))])
+    ordered = [*(images[number] for number in sorted(images)), nothing]
+    whole = Image(*(np.concatenate([part.ravel() for part in parts]) for parts in zip(*ordered)))
+    counts = np.array([image.overlaps.shape for image in ordered])
+    of_found, of_truth = (np.repeat(np.arange(len(ordered)), column) for column in counts.T)
+    within, columns = (
+        np.arange(len(of)) - (np.cumsum(column) - column)[of] for of, column in zip((of_found, of_truth), counts.T)
+    )
+    rows = (np.cumsum(counts.prod(axis=1)) - counts.prod(axis=1))[of_found] + within * counts[of_found, 1]
+
+    keys = of_found * num_classes + whole.classes
+    order = np.lexsort((-whole.scores, keys))
+    ranks = np.arange(len(keys)) - np.searchsorted(keys[order], keys[order])
+    kept, ranks = order[ranks < limit], ranks[ranks < limit]
+    parts = (part[kept] for part in (whole.scores, whole.classes, whole.areas, keys))
+    found = Found._make([*parts, ranks, whole.overlaps, rows[kept]])
+    keys = of_truth * num_classes + whole.true_classes
+    order = np.argsort(keys, kind="stable")
+    parts = (whole.true_classes, whole.true_areas, whole.true_crowd, whole.true_ignored, keys, columns)
+    return found, Truths(*(part[order] for part in parts))
+
+
+def match(
+    found: Found, truths: Truths, ignore: Bool[np.ndarray, "A M"]
+) -> tuple[Bool[np.ndarray, "A T N"], Bool[np.ndarray, "A T N"]]:
+    """Match detections to annotated objects by COCO's rules, for A area ranges and T IoU thresholds.
+
+    Detections choose in descending order of their scores. An object is matched once, a crowd any number of times.
+    Ignored objects (`ignore`) are chosen only by detections that match no other object.
+
+    Returns:
+        Which detections matched an object, and which of these matched an ignored one.
+    """
+    thresholds = np.minimum(THRESHOLDS, 1 - 1e-10)[:, None, None]
+    matched, ignored = np.zeros((2, len(AREAS), len(THRESHOLDS), len(found.keys)), bool)
+    first, last = (np.searchsorted(truths.keys, found.keys, side) for side in ("left", "right"))
+    sizes = last - first
+    for width in 2 ** np.arange(int(sizes.max(initial=0)).bit_length() + 1):  # group by number of candidates
+        here = np.flatnonzero((sizes > width // 2) & (sizes <= width))
+        group = np.unique(found.keys[here], return_inverse=True)[1]
+        taken = np.zeros((len(AREAS), len(THRESHOLDS), group.max(initial=-1) + 1, width), bool)
+        places = np.arange(width)
+        for rank in range(found.ranks[here].max(initial=-1) + 1):
+            now = found.ranks[here] == rank
+            own, key = here[now], group[now]
+            real = places < sizes[own, None]
+            columns = np.where(real, first[own, None] + places, 0)
+            overlaps = np.where(real, found.overlaps[found.rows[own, None] + truths.columns[columns] * real], -1)
+            free = (overlaps >= thresholds) & (~taken[:, :, key] | truths.crowd[columns])
+            counts = ~ignore[:, columns][:, None]
+            counted, taking = _best(overlaps, free & counts)
+            other, taking_other = _best(overlaps, free & ~counts)
+            chosen = np.where(counted, taking, taking_other)
+            taken[:, :, key] |= (places == chosen[..., None]) & (counted | other)[..., None]
+            matched[..., own], ignored[..., own] = counted | other, ~counted & other
+    return matched, ignored
+
+
+def _best(overlaps, allowed):
+    """Return whether any object is allowed, and the allowed one of largest overlap, the last in ties: [A, T, N]."""
+    values = np.where(allowed, overlaps, -1)[..., ::-1]
+    return allowed.any(axis=-1), allowed.shape[-1] - 1 - values.argmax(axis=-1)

@@ -1,0 +1,1 @@
+"""Fast implementations, for some platforms, of what `models.layers` computes everywhere."""

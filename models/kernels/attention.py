@@ -1,0 +1,44 @@
+"""Strategies of attention that are kernels of a platform, see `models.layers.attend`."""
+
+from collections.abc import Callable
+
+import jax
+from jaxtyping import Array, Float
+
+from lineage.models.layers.attend import Mask, Score, scaled_dot_product
+
+
+def cudnn(
+    query: Float[Array, "B T H C"],
+    key: Float[Array, "B S K C"],
+    value: Float[Array, "B S K C"],
+    mask: Mask,
+    *,
+    score: Score = scaled_dot_product,
+    transform: Callable[[Array], Array] | None = None,
+    sow: Callable[[Array], object] | None = None,
+) -> Float[Array, "B T H C"]:
+    """Attend with cuDNN's flash attention, on an NVIDIA GPU in bfloat16 or float16.
+
+    The weights never exist as a whole: they cannot be transformed, and `sow` is not called.
+
+    Raises:
+        ValueError: the score is not the scaled dot product, or the weights are to be transformed.
+    """
+    if score is not scaled_dot_product or transform is not None:
+        raise ValueError(
+            "cuDNN attention computes the scaled dot product without dropout on the weights: "
+            "set attention dropout to 0 or attend to 'auto'."
+        )
+    causal = mask.causal and mask.positions is None
+    rest = mask.replace(causal=False) if causal else mask
+    return jax.nn.dot_product_attention(
+        query,
+        key,
+        value,
+        bias=mask.bias,
+        mask=rest.materialise(query.shape[1], key.shape[1]),
+        is_causal=causal,
+        local_window_size=(mask.window - 1, 0) if causal and mask.window else None,
+        implementation="cudnn",
+    )

@@ -1,0 +1,208 @@
+"""Sections of a run's page that show the files in its `artifacts` folder: examples, generated texts, attention."""
+
+import base64
+import io
+import json
+import math
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from matplotlib.image import imsave
+
+from lineage.report import attention, figures
+from lineage.report.html import card, file_name, note, section, text, words
+from lineage.runs.folder import read_json
+
+Arrays = Mapping[str, np.ndarray]
+# The most of each kind that a page shows.
+MOST = {"mistakes": 36, "images": 6, "layers": 6, "explored": 3, "samples": 30, "confused": 12, "written": 30}
+OBJECTS_IN_A_ROW = 6
+
+
+def sections(files: Path, arrays: Mapping[str, Arrays], folder: Path) -> list[str]:
+    """Return the sections for the files that are there, in the order of the page.
+
+    Args:
+        files: the `artifacts` folder of a run.
+        arrays: the contents of its .npz files, by their names without the suffix.
+        folder: where the figures are saved.
+    """
+    parts = [
+        draw(key, data, folder)
+        for kind, draw in SECTIONS.items()
+        for key, data in arrays.items()
+        if key.startswith(f"{kind}_")
+    ]
+    parts.append(_reconstructions({key: data for key, data in arrays.items() if key.startswith("painted_")}, folder))
+    parts.append(section("Samples", _samples(files / "samples.jsonl")))
+    parts += [_generated_texts(path, folder) for path in sorted(files.glob("written_*.json"))]
+    if "attention_image" in arrays:
+        parts.append(image_attention(arrays["attention_image"], folder))
+    if "attention_text" in arrays:
+        parts.append(_text_attention(arrays["attention_text"]))
+    return parts
+
+
+def _confusion(key: str, data: Arrays, folder: Path) -> str:
+    """Return the confusion matrix of a split, and a table of the pairs that are confused most often."""
+    counts, names = data["counts"], data["class_names"].tolist()
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    wrong = counts - np.diag(np.diag(counts))
+    worst = [divmod(int(k), len(names)) for k in np.argsort(-wrong, axis=None, kind="stable")[: MOST["confused"]]]
+    rows = "".join(
+        f"<tr><td>{text(names[i])}<td>{text(names[j])}<td class=n>{wrong[i, j]:,}<td class=n>{share[i, j]:.1%}"
+        for i, j in worst
+        if wrong[i, j]
+    )
+    head = "<h3>Confused most often</h3><table><tr><th>true<th>predicted<th class=n>count<th class=n>of the class"
+    table = f"<div class=card>{head}{rows}</table></div>" if rows else ""
+    about = f"{np.trace(counts):,} of {counts.sum():,} correct. Colours show the share of the true class."
+    body = card(figures.confusion, counts, names, name=file_name(key), folder=folder)
+    return section(f"Confusion matrix, {_split(key)}", f"{note(about)}<div class=split>{body}{table}</div>")
+
+
+def _mistakes(key: str, data: Arrays, folder: Path) -> str:
+    """Return the misclassified images of a split with the highest confidence."""
+    tiles, names = [], data["class_names"]
+    for i, image in enumerate(data["image"][: MOST["mistakes"]]):
+        truth, guess = (text(names[data[kind][i]]) for kind in ("label", "prediction"))
+        scale = max(1, 128 // max(image.shape[:2]))  # enlarge small images, such as digits of 8 by 8 pixels
+        picture = _png(image.repeat(scale, 0).repeat(scale, 1))
+        (folder / f"{file_name(key)}_{i + 1:02}.png").write_bytes(picture)
+        source = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+        caption = f"<b>{truth}</b> → {guess} <small>{data['probability'][i]:.0%}</small>"
+        tiles.append(f'<figure><img alt="{truth}" src="{source}"><figcaption>{caption}</figcaption></figure>')
+    body = f"{note('True class → predicted class and its probability.')}<div class=gallery>{''.join(tiles)}</div>"
+    return section(f"Worst mistakes, {_split(key)}", body if tiles else "")
+
+
+def _objects(key: str, data: Arrays, folder: Path) -> str:
+    """Return images with their true boxes, dotted, and the detected ones."""
+    pictures = []
+    for n, image in enumerate(data["image"]):
+        boxes = {name: data[name][data[name][:, 0] == n][:, 1:] for name in ("truth", "found")}
+        pictures.append(partial(figures.objects, image=image, names=data["class_names"].tolist(), **boxes))
+    rows = [pictures[start : start + OBJECTS_IN_A_ROW] for start in range(0, len(pictures), OBJECTS_IN_A_ROW)]
+    about = note("True boxes are dotted; detected ones have their class and its probability.")
+    body = about + card(partial(figures.grid, side=2.0), rows, name=file_name(key), folder=folder)
+    return section(f"Objects, {_split(key)}", body)
+
+
+def _precision(key: str, data: Arrays, folder: Path) -> str:
+    """Return the precision-recall curves of a detector."""
+    about = note("Mean over all classes, by the IoU from which a box is correct. The area under a curve is the AP.")
+    body = about + card(figures.precision, data["precision"], name=file_name(key), folder=folder)
+    return section(f"Precision and recall, {_split(key)}", body)
+
+
+SECTIONS = {"confusion": _confusion, "mistakes": _mistakes, "objects": _objects, "precision": _precision}
+
+
+def _reconstructions(steps: Mapping[str, Arrays], folder: Path) -> str:
+    """Return images, their visible patches, and a masked autoencoder's reconstructions at some steps."""
+    if not steps:
+        return ""
+    names, first = list(steps), next(iter(steps.values()))
+    columns = {"original": first["image"], "masked": first["masked"]}
+    for i in _spread(len(names), MOST["layers"]):
+        columns[f"step {int(names[i].partition('_')[2]):,}"] = steps[names[i]]["painted"]
+    rows = [
+        [partial(figures.overlay, image=images[n].squeeze(), heat=None) for images in columns.values()]
+        for n in range(len(first["image"]))
+    ]
+    return section("Masked images", card(figures.grid, rows, list(columns), name="painted", folder=folder))
+
+
+def _samples(path: Path) -> str:
+    """Return the samples of the last step, unfolded, and those of earlier steps, folded."""
+    steps: dict[int, str] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            sample = json.loads(line)
+        except json.JSONDecodeError:  # torn because the process was killed while it wrote
+            continue
+        prompt = sample.get("prompt", "")
+        block = f"<pre class=sample><b>{text(prompt)}</b>{text(sample['text'].removeprefix(prompt))}</pre>"
+        steps[sample["step"]] = steps.get(sample["step"], "") + block
+    newest = sorted(steps, reverse=True)[: MOST["samples"]]
+    return "".join(
+        f"<details{' open' * (step == newest[0])}><summary>Step {step:,}</summary>{steps[step]}</details>"
+        for step in newest
+    )
+
+
+def _generated_texts(path: Path, folder: Path) -> str:
+    """Return BLEU by the length of the input, and the first generated texts beside their references."""
+    written = read_json(path)
+    rows = "".join(f"<tr><td>{'<td>'.join(map(text, row))}" for row in written["rows"][: MOST["written"]])
+    table = f"<div class='card scroll'><table><tr><th>input<th>generated<th>reference{rows}</table></div>"
+    about = note(f"BLEU {written['bleu']:.2f}, {text(written['signature'])}.")
+    chart = card(figures.bleu_by_length, {"": written["by_length"]}, name=file_name(path.stem), folder=folder)
+    return section(f"Generated texts, {_split(path.stem)}", about + chart + table)
+
+
+def image_attention(data: Arrays, folder: Path) -> str:
+    """Return the attention of the class token, or of the mean patch if there is none: rollout, and each layer.
+
+    Rollout is the product over the layers of the mean head, mixed with the identity (Abnar and Zuidema, 2020,
+    section 3).
+    """
+    weights, size = data["weights"].astype(np.float64), tuple(map(int, data["grid"]))
+    images, from_class = data["image"][: MOST["images"]].mean(-1), bool(data["has_class_token"])
+
+    def draw(n: int, matrix: np.ndarray) -> figures.Drawing:
+        heat = (matrix[0] if from_class else matrix.mean(0))[-math.prod(size) :]
+        return partial(figures.overlay, image=images[n], heat=heat.reshape(size))
+
+    rollout = np.eye(weights.shape[-1])
+    for layer in weights.mean(2):
+        rollout = (layer + np.eye(len(layer[0]))) / 2 @ rollout
+    layers = _spread(len(weights), MOST["layers"])
+    rows = [
+        [
+            partial(figures.overlay, image=image, heat=None),
+            draw(n, rollout[n]),
+            *(draw(n, weights[i][n].mean(0)) for i in layers),
+        ]
+        for n, image in enumerate(images)
+    ]
+    columns = ["image", "rollout", *(f"layer {i + 1}" for i in layers)]
+    special = [f"token {i + 1}" for i in range(weights.shape[-1] - math.prod(size))]
+    views = [
+        attention.view(f"image {n + 1}", weights[:, n], special, image=_png(image), grid=size)
+        for n, image in enumerate(data["image"][: MOST["explored"]])
+    ]
+    query = "the class token" if from_class else "the mean patch"
+    body = note(f"Attention of {query}: yellow is the maximum, each picture on its own scale.")
+    body += card(figures.grid, rows, columns, name="attention_image", folder=folder)
+    body += note("Point at a patch to see its attention weights; red is the maximum.") + attention.explorer(views)
+    return section("Attention over the image", body)
+
+
+def _text_attention(data: Arrays) -> str:
+    """Return the attention explorer of a text, or of an input and its target."""
+    shown = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣"})
+    tokens, inputs = ([str(token).translate(shown) for token in data.get(key, ())] for key in ("tokens", "inputs"))
+    sides = {"attention": (tokens,), "encoder": (inputs,), "decoder": (tokens,), "cross": (tokens, inputs)}
+    views = [attention.view(name, data[name], *side) for name, side in sides.items() if name in data]
+    about = note("Point at a token to see its attention weights; red is the maximum.")
+    return section("Attention over the text", about + attention.explorer(views) if views else "")
+
+
+def _split(key: str) -> str:
+    """Return the split in a file's name: "mistakes_test" is of "test"."""
+    return words(key.partition("_")[2])
+
+
+def _png(image: np.ndarray) -> bytes:
+    """Return an image [h, w, c] in 0..1 as a PNG file."""
+    buffer = io.BytesIO()
+    imsave(buffer, np.clip(np.broadcast_to(image, (*image.shape[:2], 3)), 0, 1), format="png")
+    return buffer.getvalue()
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Return at most `most` evenly spaced indices below `count`, with the first and the last."""
+    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})

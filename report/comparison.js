@@ -1,0 +1,15 @@
+const main = document.querySelector("main");
+document.addEventListener("mouseover", ({target}) => {
+  const run = target.closest(".run");
+  document.querySelectorAll(".run.on").forEach(other => other.classList.remove("on"));
+  main.classList.toggle("chosen", run !== null);
+  if (run) document.querySelectorAll("." + run.classList[1]).forEach(part => part.classList.add("on"));
+});
+const cell = (row, column) => row.cells[column].textContent.replaceAll(",", "");
+const order = (a, b) => a - b || a.localeCompare(b, "en", {numeric: true});
+document.querySelectorAll(".runs th").forEach((head, column) => head.addEventListener("click", () => {
+  const rows = [...document.querySelectorAll("tr.run")];
+  head.sign = -(head.sign || -1);
+  rows.sort((a, b) => head.sign * order(cell(a, column), cell(b, column)));
+  rows.forEach(row => row.parentNode.append(row));
+}));

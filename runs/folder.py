@@ -1,0 +1,198 @@
+"""The folder of a run: its files, its lock, and the signals and exit codes of its process. Standard library only."""
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, SupportsFloat
+
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+ARTIFACTS = "artifacts"
+FACTS = "run.json"  # in ARTIFACTS, written at the end of a run
+START = "run.json"  # in the folder itself, written at the start of a run
+LOCK = ".lock"  # locked while a run uses the folder
+CLAIM = ".sweep"  # locked from the moment a sweep starts a run until the run's process has ended
+
+LAUNCH = (sys.executable, "-m", "lineage.launch")  # starts the command line from any folder
+PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was told to stop and has saved: start it again
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # sent by clusters before they take a machine
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike) -> Iterator[Path]:
+    """Yield a temporary path whose file replaces `path` when the block ends, atomically.
+
+    A reader sees the old file or the new one, never a part. If the block raises, the old file stays. Processes on
+    several machines may write the same file at the same time; the last one to finish wins.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.partial")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomic(path: str | os.PathLike, content: str | bytes) -> Path:
+    """Write a text (UTF-8) or bytes to a file, see `replacing`; return its path."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+    return Path(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file of a run, {} if the file does not exist.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}): delete it, and the run writes it anew.") from None
+
+
+def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
+    """Return the lines of `workdir/metrics.jsonl` in order, without a torn last line.
+
+    null, which stands for a number that is not finite, is returned as NaN.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is damaged; the message names the line.
+    """
+    lines = parse_metrics(Path(workdir) / METRICS)
+    return [{key: math.nan if value is None else value for key, value in line.items()} for line in lines]
+
+
+def parse_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a metrics file as they are; see `read_metrics`."""
+    lines = []
+    pieces = path.read_bytes().splitlines()
+    for number, piece in enumerate(pieces, start=1):
+        try:
+            line = json.loads(piece)
+            line["step"] + 0
+        except (ValueError, TypeError, KeyError):
+            if number == len(pieces):  # torn because the process was killed while it wrote
+                break
+            raise ValueError(
+                f"{path}, line {number}, is not a JSON object with a number `step`: {piece[:60]!r}."
+            ) from None
+        lines.append(line)
+    return lines
+
+
+def has_saved(workdir: Path) -> bool:
+    """Return whether a run has saved a checkpoint."""
+    return any(folder.name.isdigit() for folder in (workdir / "checkpoints").glob("*"))
+
+
+@contextlib.contextmanager
+def locked(workdir: Path) -> Iterator[None]:
+    """Keep other runs out of the folder; the lock ends with the process, however it ends.
+
+    Raises:
+        ValueError: another run uses the folder.
+    """
+    with (workdir / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another run is at work in {workdir}: wait for it, stop it, or choose another workdir."
+            ) from None
+        yield
+
+
+def held(workdir: Path) -> bool:
+    """Return whether a run is in progress in the folder, or a sweep has just started one there."""
+    return any(is_locked(workdir / name) for name in (CLAIM, LOCK))
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a file."""
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """Return a `ConfigDict` as `config.json` holds it."""
+    return json.loads(config.to_json_best_effort())
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the dotted keys whose values differ, with both values (None where there is none).
+
+    A key that only the new config has does not count while it is off (0, False, "" or None).
+    """
+    for key in {**old, **new}:
+        was, now = old.get(key), new.get(key)
+        if isinstance(was, dict) and isinstance(now, dict):
+            yield from differences(was, now, f"{prefix}{key}.")
+        elif was != now and (key in old or now):
+            yield f"{prefix}{key}", was, now
+
+
+class StopSignal(contextlib.AbstractContextManager):
+    """Note in `received` that the process was told to stop.
+
+    The signals are `STOP_SIGNALS`, of which a cluster may send several, and SIGINT. A second SIGINT has the effect that
+    it had before.
+    """
+
+    def __init__(self):
+        self.received = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self):
+        if threading.current_thread() is threading.main_thread():
+            for number in (*STOP_SIGNALS, signal.SIGINT):
+                # signal.signal returns None for a handler that was not installed from Python.
+                self._before[number] = signal.signal(number, self._receive) or signal.SIG_DFL
+        return self
+
+    def _receive(self, number, frame):
+        self.received = True
+        if number == signal.SIGINT:
+            signal.signal(number, self._before.pop(number))
+
+    def __exit__(self, *_):
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def displayed(command: Sequence[str]) -> str:
+    """Return a command line as a user types it: `python launch.py` in the checkout, `lineage` elsewhere."""
+    if tuple(command[: len(LAUNCH)]) == LAUNCH:
+        program = ("python", "launch.py") if Path("launch.py").is_file() else ("lineage",)
+        command = [*program, *command[len(LAUNCH) :]]
+    return shlex.join(command)
+
+
+def number(value: SupportsFloat) -> str:
+    """Return a number with three digits, or whole from 1,000 on: 18,400, 0.990, 0.0312, 3.10e-05."""
+    value = float(value)
+    return f"{value:,.0f}" if 999.5 <= abs(value) < float("inf") else f"{value:#.3g}".rstrip(".")
+
+
+def clock(seconds: int | float) -> str:
+    """Return a duration as 0:12, 3:05, 1:02:03 or 2d 4:00:00."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    text = f"{hours}:{minutes:02}:{seconds:02}" if hours or days else f"{minutes}:{seconds:02}"
+    return f"{days}d {text}" if days else text

@@ -1,0 +1,60 @@
+"""Where the numbers of a run come from: the commits of its code and the versions of its packages."""
+
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parent.parent
+PACKAGES = (
+    *("lineage", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy", "ml-collections"),
+    *("grain", "tensorflow-datasets", "tokenizers", "safetensors", "sacrebleu"),
+)
+
+
+def provenance(folder: Path) -> dict[str, Any]:
+    """Return facts about the code of a run.
+
+    Args:
+        folder: of the config's file.
+
+    Returns:
+        `git`: the commit of the project's checkout, and whether it has changes (`dirty`); `config_git`: the same of
+        another repository that holds the config; `packages`: versions by name. What does not apply is left out.
+    """
+    found: dict[str, Any] = {"packages": versions()}
+    project, config = checkout(PROJECT), checkout(folder)
+    if project and project["root"] == str(PROJECT):  # not a repository around an installed package
+        found["git"] = {key: project[key] for key in ("commit", "dirty")}
+    if config and config["root"] != str(PROJECT):
+        found["config_git"] = config
+    return found
+
+
+def checkout(folder: Path) -> dict[str, Any]:
+    """Return `root`, `commit` and `dirty` (with changes or new files) of the git repository around a folder, or {}."""
+    try:
+        root, commit = _git(folder, "rev-parse", "--show-toplevel", "HEAD").splitlines()
+        return {
+            "root": str(Path(root).resolve()),
+            "commit": commit,
+            "dirty": bool(_git(folder, "status", "--porcelain")),
+        }
+    except (OSError, subprocess.SubprocessError):  # no git, no repository, no commit
+        return {}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the installed packages that determine a run's numbers."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout

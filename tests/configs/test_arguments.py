@@ -1,0 +1,64 @@
+"""The command line's help, its overrides, and the commands that print experiments and configs."""
+
+import re
+
+import pytest
+
+from lineage import launch
+from lineage.configs import cli, schema
+from lineage.configs.arguments import COMMANDS, parse
+
+
+def test_every_command_has_a_handler_help_and_an_example(capsys):
+    assert launch.HANDLERS.keys() == COMMANDS.keys()
+    for name in COMMANDS:
+        with pytest.raises(SystemExit, match="0"):
+            launch.main([name, "--help"])
+        said = capsys.readouterr().out
+        assert COMMANDS[name].summary in said
+        for example in COMMANDS[name].examples:
+            assert f" {example}\n" in said
+            parse([part.strip('"') for part in re.findall(r'(?:[^ "]|"[^"]*")+', example)], "lineage")
+    with pytest.raises(SystemExit, match="0"):
+        launch.main(["--help"])
+    said = capsys.readouterr().out
+    assert all(f"  {name} " in said for name in COMMANDS)
+
+
+def test_overrides_are_those_of_the_config():
+    options, changes = parse(["--config=a", "--config.b.c=1", "--config.d", "-1", "--workdir", "w"], "lineage")
+    assert (options.command, options.config, options.workdir) == ("train", "a", "w")
+    assert changes == {"b.c": "1", "d": "-1"}
+    assert parse(["train", "--config.a=--x=y"], "lineage")[1] == {"a": "--x=y"}
+    assert parse([], "lineage")[0].command == "train"
+
+
+def test_list_has_every_experiment_with_a_line(capsys):
+    assert launch.main(["list"]) == 0
+    small, paper = capsys.readouterr().out.split("\npaper:\n")
+    for name, path in cli.experiments().items():
+        group = small if path.parent.name == "small" else paper
+        assert re.search(rf"^  {name} +{re.escape(cli.summary(path))}$", group, re.MULTILINE)
+        assert cli.summary(path)
+
+
+def test_config_has_every_key(capsys):
+    assert launch.main(["config", "vit_digits", "--config.seed=3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    config, _ = cli.load("vit_digits")
+    shown = [line.split(" = ")[0] for line in lines if not line.startswith(" ")]
+    assert shown == list(cli.keys(config))
+    assert "seed = 3  [int]" in lines
+    assert "model.position = '1d'  ['none' | '1d' | '2d' | 'relative' | 'sincos2d' | 'mae']" in lines
+    assert "model.patch_size = 2  [int, default 16]" in lines
+    documented = schema.documentation(cli.classes(config)["model"])["pooling"].split()[:4]
+    assert "    " + " ".join(documented) in "\n".join(lines)
+    for arguments in (["config", "vit_digits", "mesh"], ["config", "mesh", "--config=vit_digits"]):
+        assert launch.main(arguments) == 0
+        assert [line.split(" = ")[0] for line in capsys.readouterr().out.splitlines()] == [
+            "mesh.data",
+            "mesh.fsdp",
+            "mesh.tensor",
+        ]
+    assert launch.main(["config", "vit_digits", "mash"]) == 1
+    assert "the config has no section 'mash': its sections are " in capsys.readouterr().err

@@ -1,0 +1,63 @@
+"""The installed package runs from any folder, also from one with a `models/` of the user's own in it."""
+
+import json
+import os
+import site
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """installed(*arguments) -> the output of the console command, run from a folder of the user's own."""
+    pytest.importorskip("setuptools", minversion="77")
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
+    for name in filter(None, map(os.fsdecode, names)):
+        if (ROOT / name).is_file() and not name.startswith("tests/"):
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*build, f"--wheel-dir={folder}", str(source)], check=True)
+    (wheel,) = folder.glob("lineage-*.whl")
+    venv.create(folder / "env", with_pip=False)
+    python = folder / "env" / "bin" / "python"
+    install = [sys.executable, "-m", "pip", f"--python={python}", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*install, str(wheel)], check=True)
+    # The dependencies are those of this environment: its packages, but not the checkout that it may be an install of.
+    (packages,) = (folder / "env" / "lib").glob("python3*/site-packages")
+    (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    (folder / "empty" / "models").mkdir(parents=True)
+    (folder / "empty" / "models" / "__init__.py").write_text("raise AssertionError('not the project')\n")
+
+    def run(*arguments):
+        environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "XLA_FLAGS")}
+        command = [str(folder / "env" / "bin" / "lineage"), *arguments]
+        done = subprocess.run(command, cwd=folder / "empty", env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run.folder = folder / "empty"
+    return run
+
+
+def test_digits_are_trained(installed):
+    installed("train", "--config.model.depth=1", "--config.total_steps=3", "--workdir=digits")
+    lines = (installed.folder / "digits" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["step"] == 3
+    assert (installed.folder / "digits" / "report.html").exists()
+
+
+def test_experiments_are_listed_and_described(installed):
+    listed = installed("list")
+    assert "vit_digits" in listed
+    assert "gpt2_openwebtext" in listed
+    assert "model.patch_size" in installed("config", "vit_digits")
+    assert "124,475,904" in installed("describe", "gpt2_openwebtext")

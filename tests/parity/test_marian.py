@@ -1,0 +1,84 @@
+"""Marian is BART with fixed positions: it computes what `transformers` computes, from its weights."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from lineage.models import bart, convert
+
+REAL = 3  # tokens below are special
+
+
+def reference_of(seed, randomise, scale=0.15):
+    rng = np.random.default_rng(seed)
+    heads = int(rng.integers(1, 4))
+    width = heads * int(rng.choice([3, 8]))
+    vocab_size = int(rng.integers(21, 50))
+    config = transformers.MarianConfig(
+        vocab_size=vocab_size,
+        max_position_embeddings=int(rng.integers(13, 17)),
+        d_model=width,
+        encoder_layers=int(rng.integers(1, 4)),
+        decoder_layers=int(rng.integers(1, 4)),
+        encoder_attention_heads=heads,
+        decoder_attention_heads=heads,
+        encoder_ffn_dim=2 * width + 1,
+        decoder_ffn_dim=2 * width + 1,
+        activation_function="swish",
+        scale_embedding=seed % 2 == 0,
+        pad_token_id=1,
+        decoder_start_token_id=1,
+        eos_token_id=None,
+        forced_eos_token_id=None,
+        attn_implementation="eager",
+    )
+    reference = transformers.MarianMTModel(config)
+    for side in (reference.model.encoder, reference.model.decoder):  # a fixed table, not a parameter
+        table = side.embed_positions.create_weight()
+        del side.embed_positions.weight
+        side.embed_positions.register_buffer("weight", table)
+    del reference.final_logits_bias  # a constant of zeros there
+    reference.final_logits_bias = torch.nn.Parameter(torch.zeros(1, vocab_size))
+    return randomise(reference, seed, scale)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_logits_hidden_states_and_gradients(seed, randomise, assert_same_encoder_decoder):
+    reference = reference_of(seed, randomise)
+    encoder, decoder = reference.model.encoder.layers, reference.model.decoder.layers
+    assert_same_encoder_decoder(reference, encoder, decoder, seed, lowest=REAL)
+
+
+def test_generation(randomise, assert_same_generation):
+    reference = reference_of(2, randomise, scale=0.4)
+    reference.generation_config.forced_eos_token_id = None
+    assert_same_generation(reference, start=1, stop_tokens=(3, 5), new=11, lowest=REAL, num_beams=3)
+
+
+def test_export_gives_the_same_model_there_and_here(tmp_path):
+    model = bart.BART(
+        vocab_size=31, max_length=12, depth=2, decoder_depth=3, width=24, num_heads=3, mlp_dim=40, activation="silu",
+        logits_bias=True, dropout=0.1, scale_embedding=True, position="sinusoidal", embed_norm=False,
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    inputs, tokens = rng.integers(0, 30, (2, 2, 12)).astype(np.int32)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), inputs, tokens)
+    variables = jax.tree.map(lambda x: jnp.asarray(0.2 * rng.standard_normal(x.shape), x.dtype), shapes)
+    convert.save(tmp_path, model, variables)
+    reference, info = transformers.MarianMTModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    args = {"input_ids": torch.tensor(inputs).long(), "decoder_input_ids": torch.tensor(tokens).long()}
+    expected = reference.eval()(**args).logits.detach().numpy()
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, inputs, tokens), expected, rtol=0, atol=1e-5)
+
+    again, restored = convert.load(tmp_path)
+    assert again == model
+    jax.tree.map(np.testing.assert_array_equal, restored, {"params": variables["params"]})
+
+
+def test_a_mixture_of_bart_and_marian_is_not_written(tmp_path):
+    with pytest.raises(ValueError, match="a BART cannot be written for `transformers`"):
+        convert.save(tmp_path, bart.BART(position="sinusoidal"), {"params": {}})

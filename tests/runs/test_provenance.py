@@ -1,0 +1,36 @@
+"""The commits and versions that a run records."""
+
+import subprocess
+
+import jax
+
+from lineage.runs.provenance import PROJECT, checkout, provenance
+
+
+def git(folder, *arguments):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
+
+
+def test_a_repository_and_its_changes(tmp_path):
+    assert checkout(tmp_path) == {}
+    assert checkout(tmp_path / "absent") == {}
+    git(tmp_path, "init")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.py").write_text("1")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "first")
+    clean = checkout(tmp_path / "a")
+    assert (clean["root"], clean["dirty"], len(clean["commit"])) == (str(tmp_path), False, 40)
+    (tmp_path / "new").write_text("")
+    assert checkout(tmp_path) == clean | {"dirty": True}
+    found = provenance(tmp_path / "a")
+    assert found["config_git"] == clean | {"dirty": True}
+    assert found["packages"]["jax"] == jax.__version__
+
+
+def test_the_project_is_its_own_repository(tmp_path):
+    found = provenance(PROJECT / "configs" / "small")
+    assert "config_git" not in found
+    if (PROJECT / ".git").exists():
+        assert len(found["git"]["commit"]) == 40

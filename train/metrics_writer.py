@@ -1,0 +1,268 @@
+"""Metrics of a running experiment: `metrics.jsonl`, TensorBoard, Weights & Biases and the progress bar."""
+
+import importlib.util
+import json
+import math
+import os
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any, SupportsFloat
+
+import numpy as np
+
+from lineage.runs import folder
+from lineage.runs.folder import clock, number
+
+
+class MetricsWriter(AbstractContextManager):
+    """Write scalars by step, so that the history of a killed and resumed run equals that of an uninterrupted one.
+
+    A line of `metrics.jsonl` survives the death of the process once `write` has returned. JSON has no NaN or infinity:
+    such a number is written as null (TensorBoard gets the number itself).
+
+    Args:
+        workdir: the folder of the run; created if it does not exist.
+        resume_step: the step that the run resumes from. 0 starts a new run and deletes the lines of an earlier one.
+            Otherwise lines of later steps are deleted, and lines of this step that exist already are not written
+            twice, such as an evaluation repeated after a kill.
+        wandb: the Weights & Biases project to write to as well; "" = none. A resumed run continues its W&B run.
+        config: the config of the run, for Weights & Biases, where the run is named after the workdir.
+        primary: whether this process writes, `jax.process_index() == 0`; the others touch no file.
+
+    Raises:
+        ModuleNotFoundError: Weights & Biases is asked for but not installed.
+        ValueError: `metrics.jsonl` is damaged.
+    """
+
+    def __init__(
+        self,
+        workdir,
+        *,
+        resume_step: int = 0,
+        wandb: str = "",
+        config: Mapping[str, Any] | None = None,
+        primary: bool = True,
+    ):
+        self._file = self._wandb = None
+        if not primary:
+            return
+        if wandb and importlib.util.find_spec("wandb") is None:
+            raise ModuleNotFoundError(
+                "Weights & Biases is asked for but not installed: `pip install wandb`, or turn it off."
+            )
+        # Imported here because it is slow: it imports torch if that is installed. Its `SummaryWriter` is not used: it
+        # writes from a thread, which dies on a full disk, and the run would wait for it forever.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2, summary_pb2
+
+        workdir = Path(workdir)
+        workdir.mkdir(parents=True, exist_ok=True)
+        self._path = workdir / folder.METRICS
+        lines = _cut(self._path, resume_step)
+        self._rewritten = {_identity(line) for line in lines if line["step"] == resume_step}
+        self._file, self._left = self._path.open("ab", buffering=0), b""
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        # Two runs that start in the same second must not share a file.
+        self._events = EventsWriter(str(workdir / "events"), f".{uuid.uuid4().hex[:8]}")
+        # TensorBoard hides the events of earlier files from this step on.
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._write_event(resume_step + 1 if resume_step else 0, session_log=start)
+        if wandb:
+            from wandb import init
+
+            id_file = workdir / "wandb_id.txt"
+            if resume_step == 0 or not id_file.exists():
+                id_file.write_text(uuid.uuid4().hex[:12])
+            # W&B ignores steps that it has already; those of a resumed run have the same values.
+            self._wandb = init(
+                project=wandb,
+                dir=str(workdir),
+                name=workdir.name,
+                config=config,
+                id=id_file.read_text(),
+                resume="allow",
+            )
+
+    def write(self, step: int | np.integer, metrics: Mapping[str, Any]) -> None:
+        """Write one line: `step`, then the metrics (`split/name` to a Python, numpy or JAX scalar).
+
+        Raises:
+            ValueError: a value is not a scalar.
+            OSError: the disk is full; the line is written by the next `write` or `flush`.
+        """
+        if self._file is None:
+            return
+        scalars = {key: _scalar(key, value) for key, value in metrics.items()}
+        line = {"step": int(step)} | {key: value if math.isfinite(value) else None for key, value in scalars.items()}
+        if _identity(line) in self._rewritten:
+            return
+        self._left += json.dumps(line).encode() + b"\n"
+        try:
+            self._write_left()
+            values = [self._summary.Value(tag=key, simple_value=value) for key, value in scalars.items()]
+            self._write_event(line["step"], summary=self._summary(value=values))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from None
+        if self._wandb is not None:
+            self._wandb.log(scalars, step=line["step"])
+
+    def flush(self) -> None:
+        """Force `metrics.jsonl` to the disk; called before a checkpoint is saved, whose history must exist too."""
+        if self._file is not None:
+            self._write_left()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Write what is pending and close all files; closing twice is harmless."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            with suppress(OSError):  # the disk is full, which `write` has raised already
+                self._events.close()
+            if self._wandb is not None:
+                self._wandb.finish()
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def _write_left(self):
+        while self._left:
+            self._left = self._left[self._file.write(self._left) :]
+
+    def _write_event(self, step, **content):
+        self._events.write_event(self._event(wall_time=time.time(), step=step, **content))
+        self._events.flush()
+
+
+class ProgressBar(AbstractContextManager):
+    """Show step, loss, accuracy, examples/s, MFU and the time left: a bar on a terminal, elsewhere a line now and then.
+
+    What does not fit the terminal's width is left out.
+
+    Args:
+        total: number of steps of the run.
+        stream: where to write; None stands for standard error.
+        log_seconds: seconds between two lines if the stream is not a terminal.
+        primary: whether this process shows anything, `jax.process_index() == 0`.
+    """
+
+    def __init__(self, total: int, *, stream=None, log_seconds: int | float = 10, primary: bool = True):
+        self._total, self._step, self._primary = total, 0, primary
+        self._stream = stream or sys.stderr
+        self._terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._colours = (
+            ("\x1b[36m", "\x1b[90m", "\x1b[0m") if self._terminal and not os.environ.get("NO_COLOR") else None
+        )
+        self._unicode = "utf" in (self._stream.encoding or "").lower()
+        self._interval = 0.1 if self._terminal else log_seconds
+        self._metrics: dict[str, SupportsFloat] = {}
+        self._first: tuple[float, int] | None = None  # time and step; the clock starts after the first step
+        self._drawn = -float("inf")
+
+    def update(self, step: int, metrics: Mapping[str, SupportsFloat] | None = None) -> None:
+        """Report that `step` steps are done; the newest value of each metric (keys as in `metrics.jsonl`) is shown.
+
+        Cheap enough for every step: it draws at most ten times a second.
+        """
+        self._step = step
+        self._metrics.update(metrics or {})
+        now = time.monotonic()
+        self._first = self._first or (now, step)
+        if now - self._drawn >= self._interval and (self._terminal or self._metrics):
+            self._draw()
+
+    def message(self, text: str) -> None:
+        """Print a line above the bar."""
+        if self._primary:
+            self._stream.write(f"\r\x1b[2K{text}\n" if self._terminal else f"{text}\n")
+            self._draw(only_bar=True)
+
+    def evaluation(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
+        """Print a line for each split of an evaluation: `step 1,200  validation  loss 0.0312  accuracy 0.991`."""
+        splits: dict[str, list[str]] = {}
+        for key, value in metrics.items():
+            split, _, name = key.rpartition("/")
+            if split != "time":
+                splits.setdefault(split, []).append(f"{name.replace('_', ' ')} {number(value)}")
+        for split, values in splits.items():
+            self.message("  ".join([f"step {step:,}", split, *values]))
+
+    def close(self) -> None:
+        """Draw the last state and end the line; closing twice is harmless."""
+        self._draw()
+        if self._primary and self._terminal:
+            self._stream.write("\n")
+        self._primary = False
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def _draw(self, only_bar: bool = False) -> None:
+        if self._primary and self._terminal:
+            self._stream.write("\r\x1b[2K" + self._line(shutil.get_terminal_size().columns - 1))
+        elif self._primary and not only_bar:
+            self._stream.write(self._line(None) + "\n")
+        self._stream.flush()
+        self._drawn = time.monotonic()
+
+    def _line(self, width: int | None) -> str:
+        get, fraction = self._metrics.get, min(self._step / max(self._total, 1), 1.0)
+        head = f"{self._step:,}/{self._total:,} {fraction:4.0%}"
+        fields = []  # (long form, short form)
+        for name, brief in (("loss", "loss"), ("accuracy", "acc")):
+            if (value := get(f"train/{name}")) is not None:
+                fields.append((f"{name} {number(value)}", f"{brief} {number(value)}"))
+        if (rate := get("time/examples_per_second")) is not None:
+            fields.append((f"{number(rate)} examples/s", f"{number(rate)}/s"))
+        if (mfu := get("time/mfu")) is not None:
+            fields.append((f"MFU {float(mfu):.0%}" if mfu >= 0.1 else f"MFU {float(mfu):.1%}",) * 2)
+        if self._first and self._first[1] < self._step < self._total:
+            # The mean over the run, not over the last steps: it includes evaluations and checkpoints, which recur.
+            seconds = (time.monotonic() - self._first[0]) / (self._step - self._first[1]) * (self._total - self._step)
+            fields.append((f"{clock(seconds)} left",) * 2)
+        long, short = ([field[i] for field in fields] for i in (0, 1))
+        if width is None:
+            return "  ".join([f"step {head}", *long])
+        for start, parts, least in ((f"step {head}", long, 16), (head, short, 5)):
+            room = width - len("  ".join([start, *parts])) - 1
+            if room >= least:
+                return "  ".join([f"{start} {self._bar(fraction, min(room, 40))}", *parts])
+        while len(short) > 1 and len("  ".join([head, *short])) > width:
+            del short[-2]  # the loss and the time left are dropped last
+        return "  ".join([head, *short])[:width]
+
+    def _bar(self, fraction: float, width: int) -> str:
+        halves = round(fraction * width * 2)
+        whole, half, rest = "━╸━" if self._unicode else "#  "
+        done = whole * (halves // 2) + half * (halves % 2)
+        if self._colours is None:
+            return done.ljust(width)
+        bright, dim, end = self._colours
+        return f"{bright}{done}{dim}{rest * (width - len(done))}{end}"
+
+
+def _scalar(key: str, value: Any) -> int | float:
+    array = np.asarray(value)
+    if array.ndim:
+        raise ValueError(f"The metric {key!r} must be a scalar but has the shape {array.shape}.")
+    return int(array) if array.dtype.kind in "iub" else float(array)
+
+
+def _identity(line: Mapping[str, Any]) -> tuple:
+    return line["step"], frozenset(key for key in line if not key.startswith("time/"))
+
+
+def _cut(path: Path, resume_step: int) -> list[dict[str, Any]]:
+    """Delete a torn last line and the lines after `resume_step` (all for 0), atomically; return the rest."""
+    lines = folder.parse_metrics(path) if path.exists() and resume_step else []
+    kept = [line for line in lines if line["step"] <= resume_step]
+    with folder.replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in kept)
+        file.flush()
+        os.fsync(file.fileno())
+    return kept

@@ -1,0 +1,114 @@
+"""Checks of a run's folder before it is used: it must belong to a run of this config, with these data."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from lineage.runs.folder import differences, has_saved, plain, read_json, write_atomic
+
+# Keys that may change when a run is resumed: its length, when it evaluates and saves, and the devices it runs on.
+MAY_CHANGE = (
+    "checkpoint.",
+    "cluster.",
+    "data.cache_dir",
+    "data.evaluation_batch_size",
+    "data.threads",
+    "data.workers",
+    "evaluate_every_",
+    "experts.",
+    "grad_accum_steps",
+    "log_every_",
+    "mesh.",
+    "model.attend",
+    "model.remat",
+    "model.unroll",
+    "sampling.",
+    "save_every_",
+    "sharding",
+    "total_",
+    "wandb",
+)
+
+
+def keep_config(config: ConfigDict, workdir: Path, force: bool = False) -> None:
+    """Write `config.json`, and delete what an earlier run left that never saved.
+
+    Args:
+        config: of this run.
+        workdir: of this run.
+        force: accept a folder that holds a run of another config.
+
+    Raises:
+        ValueError: the folder holds a run of another config; the message names the keys that differ.
+    """
+    path, saved = workdir / "config.json", has_saved(workdir)
+    if not saved:
+        for name in ("tokenizer.json", "artifacts/samples.jsonl"):
+            (workdir / name).unlink(missing_ok=True)
+    if saved and path.exists() and not force:
+        check_config(config, workdir)
+    write_atomic(path, _text(config))
+
+
+def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
+    """Write `data.json`, the fingerprints of the files that the run reads.
+
+    Args:
+        files: fingerprint of each file, by its path.
+        workdir: of this run.
+        force: accept files that have changed.
+
+    Raises:
+        ValueError: the files are not those that the run in the folder started with.
+    """
+    path = workdir / "data.json"
+    if has_saved(workdir) and path.exists() and not force:
+        before = read_json(path)
+        changed = [name for name in {**before, **files} if before.get(name) != files.get(name)]
+        if changed:
+            raise ValueError(
+                f"{', '.join(changed[:3])} changed since the run in {workdir} began ({len(changed)} of {len(before)} "
+                "files): restore the data, choose another workdir, or --force-config."
+            )
+    write_atomic(path, json.dumps(files, indent=2))
+
+
+def check_shared(config: ConfigDict, workdir: Path) -> None:
+    """Check that this process has the config and the folder of process 0, which has written `config.json`.
+
+    Raises:
+        ValueError: it has not.
+    """
+    path = workdir / "config.json"
+    if not path.exists() or path.read_text(encoding="utf-8") != _text(config):
+        raise ValueError(
+            f"{path} of process {jax.process_index()} is not that of process 0: every process must be given the same "
+            "command, and a workdir on storage that all share."
+        )
+
+
+def check_config(config: ConfigDict, workdir: Path) -> None:
+    """Check that the run in the folder has this config, apart from the keys of `MAY_CHANGE`.
+
+    Raises:
+        ValueError: it has another config; the message names the keys that differ.
+    """
+    there = read_json(workdir / "config.json")
+    changed = [
+        f"{key}: {was!r} there, {now!r} here"
+        for key, was, now in differences(there, plain(config))
+        if not key.startswith(MAY_CHANGE)
+    ]
+    if changed:
+        raise ValueError(
+            f"{workdir} holds a run of another config ({'; '.join(changed)}): choose another workdir, or "
+            "--force-config."
+        )
+
+
+def _text(config):
+    return json.dumps(plain(config), indent=2)
