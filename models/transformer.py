@@ -42,7 +42,8 @@ class Transformer(EncoderDecoder):
             included.
         norm_warmup: number of steps in which "power" uses the batch's statistics, see `PowerNorm`.
         epsilon: of every norm.
-        position: "sinusoidal", "learned", "relative" (to `max_distance`) or "rotary".
+        position: "sinusoidal", "learned", "relative" or "rotary".
+        max_distance: largest distance that relative positions tell apart.
         dropout: rate on embeddings, attention weights and the output of each sublayer.
         remat, unroll: see `Stack`.
         attend: name of the strategy of attention, see `STRATEGIES`.

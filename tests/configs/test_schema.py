@@ -93,7 +93,11 @@ def test_empty_keys_have_types():
         ({"variant": "large"}, {}, Whole(Part(3.0), depth=4)),
         ({"variant": "small"}, {"classes": 3, "depth": 5, "colour": "red"}, Whole(Part(2.0), classes=3, depth=5)),
         ({"variant": "small", "classes": 7, "depth": 1}, {"classes": 3, "depth": 5}, Whole(Part(2.0), 7, 1)),
-        ({"variant": "small", "tied": False, "width": 0}, {"tied": True, "width": 3}, Whole(Part(2.0), depth=2, width=0)),
+        (
+            {"variant": "small", "tied": False, "width": 0},
+            {"tied": True, "width": 3},
+            Whole(Part(2.0), depth=2, width=0),
+        ),
         ({"variant": "large", "part": {"size": 0.0, "kind": "square"}}, {}, Whole(Part(0.0, "square"), depth=4)),
     ],
 )

@@ -3,6 +3,7 @@
 import doctest
 import re
 import typing
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -74,6 +75,14 @@ def paths(model, *inputs):
     return {path: leaf.shape for path, leaf in flatten_dict(shapes, sep="/").items()}
 
 
+@partial(jax.jit, static_argnums=0)
+def states_of(model, *inputs):
+    """Hidden states of a model with new parameters."""
+    variables = model.init(jax.random.key(0), *inputs)
+    variables.pop("intermediates", None)
+    return models.hidden_states(model, variables, *inputs)
+
+
 def test_every_architecture_has_a_case():
     assert set(CASES) == set(models.MODELS)
 
@@ -81,10 +90,7 @@ def test_every_architecture_has_a_case():
 @pytest.mark.parametrize("name", CASES)
 def test_hidden_states_of_every_architecture(name):
     settings, inputs, (encoder, decoder), attention = CASES[name]
-    model = models.build(name, **settings)
-    variables = jax.jit(model.init)(jax.random.key(0), *inputs)
-    variables = {kind: tree for kind, tree in variables.items() if kind != "intermediates"}
-    states = models.hidden_states(model, variables, *inputs)
+    states = states_of(models.build(name, **settings), *inputs)
     assert {side: len(layers) for side, layers in states.layers.items()} == {
         side: count for side, count in {"encoder": encoder, "decoder": decoder}.items() if count
     }
@@ -95,25 +101,27 @@ def test_hidden_states_of_every_architecture(name):
             np.testing.assert_allclose(layer.sum(axis=-1), 1, rtol=1e-5)
     for side, layers in states.layers.items():
         assert not np.array_equal(states.embedding[side], layers[0])
-        assert len({layer.shape for layer in (states.embedding[side], *layers)}) == 1 or name in ("swin", "resnet")
+        assert len({layer.shape for layer in (states.embedding[side], *layers)}) == 1 or name in ("swin", "resnet", "seq2seq")
 
 
 def test_the_last_hidden_state_is_the_encoders_output():
     model = models.build("bert", head="none", **TEXT)
-    variables = model.init(jax.random.key(0), TOKENS)
-    states = models.hidden_states(model, {"params": variables["params"]}, TOKENS)
-    np.testing.assert_array_equal(states.layers["encoder"][-1], model.apply({"params": variables["params"]}, TOKENS))
+    params = {"params": jax.jit(model.init)(jax.random.key(0), TOKENS)["params"]}
+    states, output = jax.jit(lambda params: (models.hidden_states(model, params, TOKENS), model.apply(params, TOKENS)))(
+        params
+    )
+    np.testing.assert_array_equal(states.layers["encoder"][-1], output)
 
 
 def test_the_example_of_hidden_states():
     names = {"jax": jax, "jnp": jnp, "build": models.build, "hidden_states": models.hidden_states}
     example = doctest.DocTestFinder().find(models.hidden_states, "hidden_states", globs=names)
-    assert doctest.DocTestRunner().run(example[0]) == (0, 5)
+    assert doctest.DocTestRunner().run(example[0]) == (0, 6)
 
 
 def test_layers_of_groups():
     model = models.build("albert", num_groups=2, **TEXT)
-    states = models.hidden_states(model, model.init(jax.random.key(0), TOKENS), TOKENS)
+    states = jax.eval_shape(partial(states_of, model), TOKENS)
     assert (model.num_layers, len(states.layers["encoder"]), len(states.attention["encoder"])) == (2, 3, 3)
 
 
@@ -134,9 +142,9 @@ def test_every_parameter_has_a_layer_and_every_layer_has_parameters(name):
 def timm_layers(names, matcher):
     """timm's layer of each parameter: groups in the order of what their expressions find, numbered without gaps.
 
-    A matcher is a list of (expression, number of the group, ending): parameters that match are ordered by the number, by
-    what the expression's groups find, and by the ending. The ending 99999 joins the group before. What nothing matches
-    comes last. See `group_with_matcher` in timm/models/_manipulate.py.
+    A matcher is a list of (expression, number of the group, ending). Parameters that match are ordered by the
+    number, by what the expression finds, and by the ending; 99999 joins the group before. Other parameters come last.
+    See `group_with_matcher` in timm/models/_manipulate.py.
     """
 
     def key(name):
