@@ -18,7 +18,7 @@ from lineage.data.examples.base import Examples, Transform
 from lineage.data.facts import Facts
 from lineage.data.loader import Batch, EvaluationBatches, ExampleSource, Loader, TrainBatches
 from lineage.data.sources import SOURCES, Source
-from lineage.data.tokenizers import TOKENIZERS, Tokenizer, TokenizerKind, find
+from lineage.data.tokenizers import TOKENIZERS, Bytes, Tokenizer, TokenizerKind, find
 
 __all__ = [
     "SOURCES",
@@ -116,22 +116,17 @@ def load(
     """
     task.check_loader(loader)
     content = source.read(task.reads)
-    texts = task.texts(content)
-    if texts and tokenizer is None:
-        raise ValueError("The task reads text: it needs a tokenizer.")
     found = None
-    if texts:
+    if texts := task.texts(content):
+        if tokenizer is None:
+            raise ValueError("The task reads texts: it needs a tokenizer.")
         roles, optional = task.special_tokens, task.optional_tokens
         found = find(tokenizer, texts, roles, optional=optional, workdir=workdir, save=process_index == 0)
+    elif tokenizer not in (None, Bytes()):
+        raise ValueError(f"The task reads no texts, so the tokenizer must be left at its default: it is {tokenizer}.")
     examples = task.examples(content, found, seed)
-    facts = replace(examples.facts, examples={name: len(part) for name, part in examples.splits.items()})
-    reading = {
-        "order": loader.order,
-        "process_index": process_index,
-        "process_count": process_count,
-        "workers": loader.workers,
-        "threads": loader.threads,
-    }
+    reading = {"order": loader.order, "workers": loader.workers, "threads": loader.threads}
+    reading |= {"process_index": process_index, "process_count": process_count}
     train = TrainBatches(
         source=examples.splits["train"],
         batch_size=loader.batch_size,
@@ -141,12 +136,11 @@ def load(
         repeats=loader.repeats,
         **reading,
     )
-    transforms = examples.evaluation_transform
-    transforms = transforms if isinstance(transforms, Mapping) else dict.fromkeys(examples.splits, transforms)
     size = loader.evaluation_batch_size or loader.batch_size
     splits = {
-        name: EvaluationBatches(source=part, batch_size=size, transform=transforms[name], **reading)
+        name: EvaluationBatches(source=part, batch_size=size, transform=examples.transform_of(name), **reading)
         for name, part in examples.splits.items()
         if name != "train"
     }
+    facts = replace(examples.facts, examples={name: len(part) for name, part in examples.splits.items()})
     return Data(train, splits, examples.tokenizer, facts)

@@ -21,39 +21,51 @@ _ALPHABET = 1000  # wordpiece and bpe_words know so many characters, the commone
 
 @dataclass(frozen=True)
 class TokenizerKind:
-    """Base class of the kinds of tokenizers. Training on the same texts always gives the same tokenizer."""
+    """Base class of the kinds of tokenizers. Training on the same texts always gives the same tokenizer.
+
+    A subclass implements `backend`. Where the size of the vocabulary is limited, it has a field `vocab_size`.
+    """
 
     unknown: ClassVar[bool] = True  # whether there is a token for what is not in the vocabulary
     style: ClassVar[str] = "<"  # the first character of the names of special tokens
+    vocab_size: ClassVar[int] = 0
 
     @property
     def name(self) -> str:
         """The name that the kind is registered under."""
         return next((name for name, cls in TOKENIZERS.items() if cls is type(self)), type(self).__name__)
 
+    def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
+        """Train a tokenizer of the library with special tokens of some names."""
+        raise NotImplementedError
+
     def train(self, texts: Iterable[str], special_tokens: Sequence[str] = ("end_of_text",)) -> Tokenizer:
         """Train a tokenizer on texts.
 
         Args:
             texts: the texts.
-            special_tokens: the roles of `SPECIAL`, or "sentinels", that get tokens.
+            special_tokens: the roles of `SPECIAL`, or "sentinels", that get tokens; one token may have two roles.
 
         Raises:
             ValueError: the vocabulary is too small.
         """
-        raise NotImplementedError
+        roles = (*special_tokens, "unknown") if self.unknown else special_tokens
+        names = (SENTINELS if role == "sentinels" else [self.special_name(role)] for role in roles)
+        names = list(dict.fromkeys(chain(*names)))
+        backend = self.backend(texts, names)
+        if self.vocab_size and backend.get_vocab_size() > self.vocab_size:
+            raise ValueError(
+                f"tokenizer.vocab_size is {self.vocab_size}: it must be at least {backend.get_vocab_size()}, the "
+                "number of characters and special tokens."
+            )
+        backend.add_special_tokens(names)
+        return Tokenizer(backend)
 
     def train_on_splits(
         self, texts: Mapping[str, Collection[str]], special_tokens: Sequence[str], optional: Collection[str]
     ) -> Tokenizer:
         """Train a tokenizer on the training split of some texts; a kind may also use the others."""
         return self.train(texts["train"], special_tokens)
-
-    def special_names(self, roles: Sequence[str]) -> list[str]:
-        """Return the names of the special tokens for some roles; one token may have two roles."""
-        roles = (*roles, "unknown") if self.unknown else roles
-        names = (SENTINELS if role == "sentinels" else [self.special_name(role)] for role in roles)
-        return list(dict.fromkeys(chain(*names)))
 
     def special_name(self, role: str) -> str:
         """Return the name of the special token for a role."""
@@ -72,20 +84,13 @@ class SubwordKind(TokenizerKind):
 
     alphabet: ClassVar[int] = 1  # the fewest tokens that are not special
 
-    def settings(self, roles: Sequence[str]) -> dict[str, Any]:
-        """Return the settings of the library's trainers."""
-        names = self.special_names(roles)
+    def settings(self, names: list[str]) -> dict[str, Any]:
+        """Return the settings of the library's trainers. Raises ValueError if the vocabulary is too small."""
         least = len(names) + self.alphabet
         if self.vocab_size < least:
-            raise ValueError(
-                f"tokenizer.vocab_size is {self.vocab_size}: {self.name} needs at least {least}, "
-                "special tokens included."
-            )
+            needed = f"{self.name} needs at least {least}, special tokens included"
+            raise ValueError(f"tokenizer.vocab_size is {self.vocab_size}: {needed}.")
         return {"special_tokens": names, "vocab_size": self.vocab_size, "show_progress": False}
-
-    def finish(self, backend: tokenizers.Tokenizer, names: list[str]) -> Tokenizer:
-        """Return the tokenizer, if its vocabulary is not larger than allowed."""
-        return _finish(backend, names, self.vocab_size)
 
 
 @TOKENIZERS.register("bytes")
@@ -95,11 +100,11 @@ class Bytes(TokenizerKind):
 
     unknown = False
 
-    def train(self, texts: Iterable[str], special_tokens: Sequence[str] = ("end_of_text",)) -> Tokenizer:
+    def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer(models.BPE(vocab=BYTES, merges=[]))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.decoder = decoders.ByteLevel()
-        return _finish(backend, self.special_names(special_tokens))
+        return backend
 
 
 @TOKENIZERS.register("characters")
@@ -109,12 +114,12 @@ class Characters(TokenizerKind):
 
     unknown = False
 
-    def train(self, texts: Iterable[str], special_tokens: Sequence[str] = ("end_of_text",)) -> Tokenizer:
+    def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
         alphabet = sorted(set(chain.from_iterable(texts)))
         backend = tokenizers.Tokenizer(models.WordLevel({character: i for i, character in enumerate(alphabet)}))
         backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(ANY_CHARACTER), "isolated")
         backend.decoder = decoders.Fuse()
-        return _finish(backend, self.special_names(special_tokens))
+        return backend
 
     def train_on_splits(
         self, texts: Mapping[str, Collection[str]], special_tokens: Sequence[str], optional: Collection[str]
@@ -138,14 +143,13 @@ class Words(TokenizerKind):
     vocab_size: int = 0
     lowercase: bool = False
 
-    def train(self, texts: Iterable[str], special_tokens: Sequence[str] = ("end_of_text",)) -> Tokenizer:
-        names = self.special_names(special_tokens)
+    def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer(models.WordLevel(unk_token=self.special_name("unknown")))
         backend.normalizer = _lower(self.lowercase)
         backend.pre_tokenizer = pre_tokenizers.Whitespace()
         settings = {"special_tokens": names, "vocab_size": self.vocab_size or 2**31, "show_progress": False}
         backend.train_from_iterator(texts, trainers.WordLevelTrainer(**settings))
-        return _finish(backend, names, self.vocab_size)
+        return backend
 
 
 @TOKENIZERS.register("bpe")
@@ -156,13 +160,13 @@ class BPE(SubwordKind):
     unknown = False
     alphabet = 256
 
-    def train(self, texts: Iterable[str], special_tokens: Sequence[str] = ("end_of_text",)) -> Tokenizer:
-        settings = self.settings(special_tokens)
+    def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()
-        backend.train_from_iterator(texts, trainers.BpeTrainer(initial_alphabet=list(BYTES), **settings))
-        return self.finish(backend, settings["special_tokens"])
+        trainer = trainers.BpeTrainer(initial_alphabet=list(BYTES), **self.settings(names))
+        backend.train_from_iterator(texts, trainer)
+        return backend
 
 
 @TOKENIZERS.register("bpe_words")
@@ -178,18 +182,14 @@ class WordBPE(SubwordKind):
 
     lowercase: bool = False
 
-    def train(self, texts: Iterable[str], special_tokens: Sequence[str] = ("end_of_text",)) -> Tokenizer:
-        settings = self.settings(special_tokens)
-        names = settings["special_tokens"]
-        backend = tokenizers.Tokenizer(
-            models.BPE(unk_token=self.special_name("unknown"), end_of_word_suffix=_END_OF_WORD)
-        )
+    def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
+        settings = self.settings(names) | {"end_of_word_suffix": _END_OF_WORD}
+        model = models.BPE(unk_token=self.special_name("unknown"), end_of_word_suffix=_END_OF_WORD)
+        backend = tokenizers.Tokenizer(model)
         backend.normalizer = _lower(self.lowercase)
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         backend.decoder = decoders.BPEDecoder(_END_OF_WORD)
-        settings["end_of_word_suffix"] = _END_OF_WORD
-        backend = _train_merges(backend, texts, trainers.BpeTrainer, f"{{}}{_END_OF_WORD}", settings)
-        return self.finish(backend, names)
+        return _train_merges(backend, texts, trainers.BpeTrainer, f"{{}}{_END_OF_WORD}", settings)
 
 
 @TOKENIZERS.register("wordpiece")
@@ -207,15 +207,13 @@ class WordPiece(SubwordKind):
 
     style = "["
 
-    def train(self, texts: Iterable[str], special_tokens: Sequence[str] = ("end_of_text",)) -> Tokenizer:
-        settings = self.settings(special_tokens)
-        names = settings["special_tokens"]
+    def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
+        settings = self.settings(names)
         backend = tokenizers.Tokenizer(models.WordPiece(unk_token=self.special_name("unknown")))
         backend.normalizer = normalizers.BertNormalizer(lowercase=self.lowercase)
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         backend.decoder = decoders.WordPiece(cleanup=False)
-        backend = _train_merges(backend, texts, trainers.WordPieceTrainer, "##{}", settings)
-        return self.finish(backend, names)
+        return _train_merges(backend, texts, trainers.WordPieceTrainer, "##{}", settings)
 
 
 @TOKENIZERS.register("unigram")
@@ -231,9 +229,8 @@ class Unigram(SubwordKind):
 
     lowercase: bool = False
 
-    def train(self, texts: Iterable[str], special_tokens: Sequence[str] = ("end_of_text",)) -> Tokenizer:
-        settings = self.settings(special_tokens)
-        names = settings["special_tokens"]
+    def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
+        settings = self.settings(names)
         backend = tokenizers.Tokenizer(models.Unigram())
         backend.normalizer = normalizers.Sequence([normalizers.NFKC(), _lower(self.lowercase)])
         # Without the last split, the name of a special token in a text would become that token.
@@ -242,7 +239,7 @@ class Unigram(SubwordKind):
         backend.decoder = decoders.Metaspace()
         trainer = trainers.UnigramTrainer(unk_token=self.special_name("unknown"), **settings)
         backend.train_from_iterator(texts, trainer)
-        return self.finish(_in_order(backend, len(names)), names)
+        return _in_order(backend, len(names))
 
 
 @TOKENIZERS.register("file")
@@ -298,16 +295,6 @@ def find(
 
 def _lower(lowercase: bool) -> normalizers.Normalizer:
     return normalizers.Lowercase() if lowercase else normalizers.Sequence([])
-
-
-def _finish(backend: tokenizers.Tokenizer, names: list[str], vocab_size: int = 0) -> Tokenizer:
-    if vocab_size and backend.get_vocab_size() > vocab_size:
-        raise ValueError(
-            f"tokenizer.vocab_size is {vocab_size}: it must be at least {backend.get_vocab_size()}, the number of "
-            "characters and special tokens."
-        )
-    backend.add_special_tokens(names)
-    return Tokenizer(backend)
 
 
 def _train_merges(

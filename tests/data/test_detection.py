@@ -110,9 +110,9 @@ def test_what_training_and_evaluation_do_with_crowds_and_many_objects():
     assert "crowd" not in seen
     seen = make(1, True)
     assert seen["classes"][seen["boxes_mask"]].tolist() == [0]
-    with pytest.raises(ValueError, match="task.max_boxes is 2: an image has 3 objects"):
+    with pytest.raises(ValueError, match=r"task.max_boxes is 2: an image has 3 objects"):
         make(2, False)
-    with pytest.raises(ValueError, match="does not fit in task.image_size, which is 32"):
+    with pytest.raises(ValueError, match=r"does not fit in task.image_size, which is 32"):
         detection.Transform([], 32, 3, (0.5,), (0.5,), True)(batch, keys)
 
 
@@ -174,7 +174,7 @@ def test_load():
         load(Shapes(), ObjectDetection(augment="crop(9, 3)"))
     with pytest.raises(ValueError, match="need 1 or 3 numbers each"):
         load(Shapes(), ObjectDetection(mean=(0.5, 0.5)))
-    with pytest.raises(ValueError, match="task.std is .* above 0"):
+    with pytest.raises(ValueError, match=r"task.std is .* above 0"):
         load(Shapes(), ObjectDetection(std=(0.0,)))
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lineage.data import shuffle
+from lineage.data import Arrays, shuffle
 from lineage.data.loader import EvaluationBatches, TrainBatches
-from lineage.data.sources.images import Arrays
 
 
 def source(n):
@@ -106,7 +105,7 @@ def test_a_worker_ends_when_its_run_does_and_not_before():
     """Not by the signals that a cluster sends to all processes of a job; and when its run is killed."""
     script = """
 import multiprocessing, os, signal, sys
-from tests.data.test_pipeline import TrainBatches, source
+from tests.data.test_loader import TrainBatches, source
 if __name__ == "__main__":
     batches = TrainBatches(source=source(100), batch_size=16, seed=4, workers=1).iterate()
     next(batches)
@@ -179,12 +178,12 @@ def test_indices_outside():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 10, "process_count": 4}, "batch size 10 does not divide over 4 processes"),
+        ({"batch_size": 10, "process_count": 4}, "batch size 10 cannot be divided among 4 processes"),
         ({"batch_size": 0}, "batch size 0"),
-        ({"batch_size": 4, "process_index": 2, "process_count": 2}, "process_index=2 must be in 0..1"),
+        ({"batch_size": 4, "process_index": 2, "process_count": 2}, "process_index is 2: it must be in 0..1"),
         ({"batch_size": 4, "workers": -1}, "workers=-1"),
-        ({"batch_size": 4, "source": source(0)}, "the data set is empty"),
-        ({"batch_size": 4, "order": "sorted"}, "order=.sorted. must be .stream. or ..$"),
+        ({"batch_size": 4, "source": source(0)}, "The data set is empty"),
+        ({"batch_size": 4, "order": "sorted"}, "order is .sorted.: it must be .stream. or ...$"),
     ],
 )
 def test_errors(options, message):
