@@ -18,7 +18,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from lineage.configs import cli, schema
+from lineage.configs import schema
 from lineage.configs.arguments import DEFAULT, parse
 from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, displayed, plain
 
@@ -65,6 +65,8 @@ def configured(options: Options, changes: Changes) -> tuple[ConfigDict, list[dic
         FileNotFoundError: the command needs a trained model and the folder has none.
         ValueError: see `cli.load` and `cli.override`.
     """
+    from lineage.configs import cli
+
     file, path = config_file(options), workdir(options) / CONFIG
     trained = options.command in TRAINED
     if trained and not path.is_file():
@@ -94,6 +96,8 @@ def default_workdir(file: str) -> str:
 
 def changed(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
     """Return a copy of the config with some overrides."""
+    from lineage.configs import cli
+
     config = config.copy_and_resolve_references()
     cli.override(config, overrides)
     return config
@@ -108,6 +112,7 @@ def child(options: Options, changes: Changes) -> list[str]:
 def train(options: Options, changes: Changes) -> int:
     """Train a model, or continue an interrupted run."""
     config, _ = configured(options, changes)
+    from lineage.configs import cli
     from lineage.runs.provenance import provenance
     from lineage.train import loop
 
@@ -172,6 +177,7 @@ def helpers(experiment: Any) -> dict[str, tuple[Any, Any]]:
     Raises:
         ValueError: the tokens of such a model are not those of the experiment.
     """
+    from lineage.configs import cli
     from lineage.train.experiment import Experiment
 
     found = {}
@@ -234,6 +240,7 @@ def watch(options: Options, changes: Changes) -> None:
 def sweep(options: Options, changes: Changes) -> int:
     """Train the runs of a sweep or of a search."""
     config, overrides = configured(options, changes)
+    from lineage.configs import cli
     from lineage.runs.search import run_search
     from lineage.runs.sweep import run_sweep
 
@@ -275,6 +282,8 @@ def score(options: Options, changes: Changes) -> None:
 
 def list_experiments(options: Options, changes: Changes) -> None:
     """Print the experiments with a line each, grouped by their folder."""
+    from lineage.configs import cli
+
     width = max(map(len, cli.experiments()))
     for folder in ("small", "paper"):
         print(f"{folder}:")
@@ -287,6 +296,8 @@ def list_experiments(options: Options, changes: Changes) -> None:
 
 def show_config(options: Options, changes: Changes) -> None:
     """Print the keys of a config with values, types, defaults and documentation."""
+    from lineage.configs import cli
+
     if options.config and options.experiment:  # config --config=NAME SECTION
         options.section = options.section or options.experiment
     config, _ = configured(options, changes)

@@ -171,7 +171,7 @@ def out_of_memory_explained(memory: Mapping[str, int] = MappingProxyType({})) ->
         parts = ", ".join(f"{name} {size / 2**30:.3g} GiB" for name, size in memory.items())
         raise MemoryError(
             f"out of memory ({str(error).splitlines()[0]}): make loader.batch_size smaller or grad_accum_steps larger, "
-            "set model.remat, or spread the parameters over mesh.fsdp; `lineage describe` prints what the model needs."
+            "set model.remat, or spread the parameters over mesh.fsdp; see `lineage describe`."
             + f" Estimated for a step, on all devices together: {parts}."
             * bool(parts)
         ) from error

@@ -155,7 +155,7 @@ def trained(tiny, tmp_path_factory):
             "a sequence of 91 tokens is longer than the model's 16.",
         ),
         (["--config=configs/base.py"], "get_config() of configs/base.py needs an argument, FILE:ARGUMENT."),
-        (["--config=vit_digits:x"], "get_config() of configs/small/vit_digits.py takes no argument."),
+        (["--config=vit_digits:x"], "/configs/small/vit_digits.py takes no argument."),
         # A device memory that no machine has: the array is refused, none of it is touched.
         ([GPT, "--config.model.mlp_dim=1099511627776"], "out of memory (RESOURCE_EXHAUSTED: "),
     ],
