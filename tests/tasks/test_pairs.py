@@ -94,6 +94,7 @@ def test_writing(trained):
         sampler.write(variables, "1" * 80)
 
 
+@pytest.mark.thorough
 def test_training_goes_through_buckets(files, tiny, tmp_path):
     """Pairs of three and of four numbers in batches of their own, and the same run when it is stopped between."""
     (tmp_path / "train.tsv").write_text(

@@ -13,6 +13,7 @@ from lineage.models.transformer import Transformer
 from lineage.tasks import TASKS
 from lineage.tasks.sequence_to_sequence import DECAYS, SequenceToSequence
 from lineage.train.step import init_state, make_evaluation_step, make_train_step
+from tests.tiers import tiered
 
 TOKENS = jnp.zeros((4, 3), jnp.int32)
 BATCH = dict.fromkeys(("inputs", "tokens", "targets"), TOKENS) | dict.fromkeys(("inputs_mask", "mask"), TOKENS == 0)
@@ -33,7 +34,7 @@ def told(loss):
     return -np.log(np.expm1(loss))
 
 
-@pytest.mark.parametrize("grad_accum_steps", [1, 2])
+@tiered("grad_accum_steps", [1, 2])
 @pytest.mark.parametrize(
     ("decay", "rates"),
     [("linear", [0, 0.4, 0.8]), ("exponential", [0, 1 - 0.2**0.5, 0.8]), ("inverse_sigmoid", [1 / 101, 1 / 6, 0.8])],

@@ -200,7 +200,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(poisoned, poison, tiny, tmp_pat
     assert np.isfinite(loop.train(config, tmp_path, devices=ONE)["test/loss"])  # it goes on from there
 
 
-@pytest.mark.parametrize("on_error", ["stop", "continue"])
+@tiered("on_error", ["stop", "continue"], first=lambda on_error: on_error == "continue")
 def test_a_disk_without_room_for_what_is_shown(on_error, tiny, no_report, tmp_path, monkeypatch, capsys):
     """Of a run that is to go on, what did not fit is written when there is room again."""
 
@@ -227,6 +227,7 @@ def test_a_disk_without_room_for_what_is_shown(on_error, tiny, no_report, tmp_pa
     assert capsys.readouterr().err.count("The run goes on.") == 1
 
 
+@pytest.mark.thorough
 def test_a_rate_that_explodes_stops_the_run(tiny, tmp_path):
     config = tiny("gpt", {"schedule.learning_rate": 1e38, "save_every_steps": 1, "checkpoint.keep": 9})
     with pytest.raises(FloatingPointError, match=r"train/(loss|gradient_norm) is (nan|inf) at step \d+: the run stops"):

@@ -41,7 +41,7 @@ def train(config, devices, folder):
     return np.array(losses), state
 
 
-@pytest.fixture(scope="module", params=["gpt", "vit"])
+@pytest.fixture(scope="module", params=["gpt", pytest.param("vit", marks=pytest.mark.thorough)])
 def single(request, tiny, tmp_path_factory):
     """A model's name, and the losses of one device. Dropout draws the same numbers on every mesh."""
     changes = {"model.dropout": 0.1, "schedule.learning_rate": 3e-3}
