@@ -13,7 +13,7 @@ RULES = {
     "metrics": (set(), ARRAYS | {"nltk", "sacrebleu", "ot"}),
     "models.layers": ({"models.kernels"}, ARRAYS),
     "models.kernels": ({"models.layers"}, ARRAYS),
-    "models.convert": ({"models"}, ARRAYS | {"safetensors", "ml_dtypes"}),
+    "models.convert": ({"models", "models.layers"}, ARRAYS | {"safetensors", "ml_dtypes"}),
     "models": ({"models.layers", "models.kernels", "configs.registry"}, ARRAYS),
     "data": (
         {"configs.registry"},
@@ -25,7 +25,7 @@ RULES = {
         ARRAYS | {"sklearn"},
     ),
     "train": (
-        {"evaluation", "tasks", "models", "data", "metrics", "report", "runs.folder", "configs"},
+        {"evaluation", "tasks", "models", "models.convert", "data", "metrics", "report", "runs.folder", "configs"},
         ARRAYS | {"optax", "orbax", "ml_collections", "tensorboardX", "wandb", "rich"},
     ),
     "report": ({"runs", "runs.folder"}, {"numpy", "scipy", "matplotlib"}),
