@@ -141,7 +141,7 @@ def _scorer(experiment, changed, collections):
 def _answer(experiment, params, names, prompt):
     """Return the index of the name that the model finds likeliest as the answer about the prompt, or all examples."""
     settings, tokenizer = experiment.config.experts, experiment.data.tokenizer
-    if tokenizer is None or not hasattr(experiment.model, "decode"):
+    if tokenizer is None or not experiment.model.is_decoder:
         raise ValueError("experts.choice is 'prompt': only a decoder of texts answers.")
     if not all(field in settings.question for field in ("{text}", "{name}")):
         raise ValueError(f"experts.question is {settings.question!r}: it must have {{text}} and {{name}}.")
@@ -155,7 +155,7 @@ def _answer(experiment, params, names, prompt):
     for text in texts:
         rows = [tokenizer.encode(settings.question.format(text=text, name=name)) for name in names]
         longest = max(map(len, rows))
-        limit = getattr(experiment.model, "max_length", longest)
+        limit = experiment.model.max_length or longest
         rows = [row[max(longest - limit, 0) :] for row in rows]  # keep the end of a long text
         start = next((place for place, found in enumerate(zip(*rows)) if len(set(found)) > 1), min(map(len, rows)) - 1)
         tokens = np.stack([np.pad(row, (0, limit - len(row))) for row in rows]).astype(np.int32)

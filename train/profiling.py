@@ -89,7 +89,7 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
     """
     config = experiment.config
     batch = jax.eval_shape(partial(experiment.zeros, length=length))
-    length = getattr(experiment.model, "max_length", config.data.sequence_length)  # length of the cache
+    length = experiment.model.max_length or config.data.sequence_length  # length of the cache
     adapted = {}
     if experiment.adapter != NO_ADAPTER:
         state = experiment.abstract_state
@@ -103,7 +103,7 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
         optimizer=experiment.optimizer_by(lambda step: 0.0).init,  # the schedule may need the size of the data
         **adapted,
         compute_dtype=config.precision,
-        cache_length=length if hasattr(experiment.model, "init_cache") else None,
+        cache_length=length if experiment.model.is_decoder else None,
     )
 
 
