@@ -187,7 +187,7 @@ class Model(nn.Module):
     def states_from(self, sown: Mapping[str, tuple[Any, ...]]) -> HiddenStates:
         """Return the hidden states among what a forward pass has sown, by path; see `hidden_states`."""
         found = HiddenStates({}, {}, {})
-        for group in self.layer_groups:
+        for group in [group for group in self.layer_groups if group.side != "backbone"]:
             for name in (f"{group.side}_embedding", "embedding"):
                 if name in sown:
                     found.embedding.setdefault(group.side, sown[name][0])

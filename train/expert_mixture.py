@@ -156,7 +156,7 @@ def _answer(experiment, params, names, prompt):
         rows = [tokenizer.encode(settings.question.format(text=text, name=name)) for name in names]
         longest = max(map(len, rows))
         limit = experiment.model.max_length or longest
-        rows = [row[max(longest - limit, 0) :] for row in rows]  # the end of a long text
+        rows = [row[max(longest - limit, 0) :] for row in rows]  # keep the end of a long text
         start = next((place for place, found in enumerate(zip(*rows)) if len(set(found)) > 1), min(map(len, rows)) - 1)
         tokens = np.stack([np.pad(row, (0, limit - len(row))) for row in rows]).astype(np.int32)
         written = Generation(jnp.asarray(tokens), jnp.array(list(map(len, rows))), jnp.zeros(len(rows)))

@@ -55,9 +55,7 @@ def start_from(
     depth = next((len(value) for name, value in theirs.items() if isinstance(model.layer_of(name), range)), 0)
     if layers and not 0 <= min(layers) <= max(layers) < depth:
         raise ValueError(f"init.layers is {tuple(layers)}: the model in {path} has layers 0 to {depth - 1}.")
-    for pattern in skip:
-        if not any(re.search(pattern, name) for name in ours):
-            raise ValueError(f"init.skip: {pattern!r} is in no parameter of the model, which has {_parts(ours)}.")
+    _check_skipped(skip, ours)
     taken = {}
     for name in ours.keys() & theirs.keys():
         if not any(re.search(pattern, name) for pattern in skip):
@@ -84,6 +82,12 @@ def start_from(
     if state.frozen is not None:
         message += f"; trained: {sum(a.size for a in jax.tree.leaves(state.params)):,} numbers"
     return with_variables(state, variables), message
+
+
+def _check_skipped(skip, names):
+    for pattern in skip:
+        if not any(re.search(pattern, name) for name in names):
+            raise ValueError(f"init.skip: {pattern!r} is in no parameter of the model, which has {_parts(names)}.")
 
 
 def with_variables(state: TrainState, variables: Mapping[str, Any]) -> TrainState:

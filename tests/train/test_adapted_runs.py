@@ -9,6 +9,8 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from lineage.models.layers.position import resample
+from lineage.models.swin import Swin
+from lineage.models.vit import ViT
 from lineage.train import expert_mixture, loop, pretrained
 from lineage.train.checkpoint import Checkpoints, read_newest, read_variables
 from lineage.train.experiment import Experiment
