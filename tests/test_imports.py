@@ -124,6 +124,7 @@ def test_packages_are_imported_from_the_project_alone(path):
         ("configs.schema", "from lineage.models import MODELS"),
         ("train.loop", "import torch"),
         ("train.loop", "from lineage import launch"),
+        ("evaluation.loss", "from lineage.train import loop"),
     ],
 )
 def test_the_check_sees_a_violation(module, source):
