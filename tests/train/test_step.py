@@ -28,7 +28,8 @@ def setting(name):
         tokens = jnp.asarray(rng.integers(0, 17, (4, 9)), jnp.int32)
         mask = jnp.broadcast_to(mask[:, None], (4, 8))
         return model, causal_lm, {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "mask": mask}
-    model = models.build("vit", num_classes=5, image_size=8, patch_size=4, channels=1, depth=2, width=16, num_heads=2)
+    sizes = {"image_size": 8, "patch_size": 4, "channels": 1, "depth": 2, "width": 16, "num_heads": 2}
+    model = models.build("vit", num_classes=5, epsilon=1e-12, **sizes)
     image = jnp.asarray(rng.normal(size=(4, 8, 8, 1)), jnp.float32)
     label = jnp.asarray(rng.integers(0, 5, 4), jnp.int32)
     return model, classification, {"image": image, "label": label, "mask": mask}
