@@ -59,9 +59,16 @@ class ALBERT(BERT):
     }
 
     vocab_size: int = 30_000
-    head: Literal["none", "pooler", "masked_lm", "pretraining", "classification", "tagging", "span", "choice"] = (
-        "pretraining"
-    )
+    head: Literal[
+        "none",
+        "pooler",
+        "masked_lm",
+        "pretraining",
+        "classification",
+        "token_classification",
+        "question_answering",
+        "choice",
+    ] = "pretraining"
     activation: Activation = "gelu_tanh"
     embed_width: int = 128
     num_groups: int = 1

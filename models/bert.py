@@ -26,7 +26,7 @@ from lineage.models.registry import MODELS
 # Heads that predict words, heads that read the pooled first token, and how many outputs their classifiers have.
 WORDS = ("masked_lm", "pretraining")
 POOLED = ("pooler", "pretraining", "next_sentence", "classification", "choice")
-OUTPUTS = {"none": 0, "pooler": 0, "masked_lm": 0, "pretraining": 2, "next_sentence": 2, "span": 2}
+OUTPUTS = {"none": 0, "pooler": 0, "masked_lm": 0, "pretraining": 2, "next_sentence": 2, "question_answering": 2}
 OUTPUTS |= {"choice": 1, "replaced": 1}
 
 
@@ -40,8 +40,8 @@ class BERT(Model):
     - "pretraining": these and logits [B, 2] of the second segment following the first (0) or not (1).
     - "next_sentence": the latter alone.
     - "classification": logits of the text's or the pair's class [B, V].
-    - "tagging": logits of each token's class [B, T, V].
-    - "span": logits of the answer's first and last token [B, T, 2].
+    - "token_classification": logits of each token's class [B, T, V].
+    - "question_answering": logits of the answer's first and last token [B, T, 2].
     - "choice": a logit for each of N texts [B, N].
 
     Attributes:
@@ -49,11 +49,11 @@ class BERT(Model):
         max_length: the longest sequence.
         num_segments: kinds of segments; 0 leaves their vectors out.
         depth, width, num_heads, mlp_dim: L, D, H and F; mlp_dim None is 4 D.
-        head, num_classes: the task, and V of "classification" and "tagging".
+        head, num_classes: the task, and V of "classification" and "token_classification".
         activation: a name of `ACTIVATIONS`.
         epsilon: of every LayerNorm.
         dropout: rate on embeddings, attention weights and what each part adds.
-        head_dropout: rate on what "classification", "tagging" and "choice" read; None is `dropout`.
+        head_dropout: rate on what "classification", "token_classification" and "choice" read; None is `dropout`.
         remat, unroll: see `Stack`.
         attend: name of the strategy of attention, see `STRATEGIES`.
     """
@@ -66,7 +66,7 @@ class BERT(Model):
         "base": {"depth": 12, "width": 768, "num_heads": 12},
         "large": {"depth": 24, "width": 1024, "num_heads": 16},
     }
-    FROM_DATA = ("vocab_size", "max_length")
+    FROM_DATA = ("vocab_size", "max_length", "head")
 
     vocab_size: int = 30_522
     max_length: int = 512
@@ -76,7 +76,15 @@ class BERT(Model):
     num_heads: int = 12
     mlp_dim: int | None = None
     head: Literal[
-        "none", "pooler", "masked_lm", "pretraining", "next_sentence", "classification", "tagging", "span", "choice"
+        "none",
+        "pooler",
+        "masked_lm",
+        "pretraining",
+        "next_sentence",
+        "classification",
+        "token_classification",
+        "question_answering",
+        "choice",
     ] = "pretraining"
     num_classes: int = 2
     activation: Activation = "gelu"
@@ -207,7 +215,7 @@ class BERT(Model):
             words = self.masked_lm(chosen, self.embed)
             return words if self.head == "masked_lm" else (words, self.classifier(self.pool(x)))
         x = self.pool(x) if self.head in POOLED else x
-        if self.head not in ("next_sentence", "span"):
+        if self.head not in ("next_sentence", "question_answering"):
             x = self.classifier_dropout(x, deterministic=not self.has_rng("dropout"))
         logits = self.classifier(x)
         return logits[..., 0] if self.head == "choice" else logits

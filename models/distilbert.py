@@ -16,6 +16,13 @@ class DistilBERT(BERT):
 
     num_segments: int = 0
     depth: int = 6
-    head: Literal["none", "masked_lm", "classification", "tagging", "span", "choice"] = "masked_lm"
+    head: Literal[
+        "none",
+        "masked_lm",
+        "classification",
+        "token_classification",
+        "question_answering",
+        "choice",
+    ] = "masked_lm"
 
     pooler_activation = staticmethod(jax.nn.relu)

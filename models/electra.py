@@ -32,7 +32,15 @@ class ELECTRA(BERT):
         "large_generator": {"depth": 24, "width": 256, "num_heads": 4, "embed_width": 1024, "head": "masked_lm"},
     }
 
-    head: Literal["none", "masked_lm", "replaced", "classification", "tagging", "span", "choice"] = "replaced"
+    head: Literal[
+        "none",
+        "masked_lm",
+        "replaced",
+        "classification",
+        "token_classification",
+        "question_answering",
+        "choice",
+    ] = "replaced"
     embed_width: int | None = None
 
     pooler_activation = words_activation = staticmethod(gelu)

@@ -25,7 +25,15 @@ class RoBERTa(BERT):
 
     vocab_size: int = 50_265
     num_segments: int = 1
-    head: Literal["none", "pooler", "masked_lm", "classification", "tagging", "span", "choice"] = "masked_lm"
+    head: Literal[
+        "none",
+        "pooler",
+        "masked_lm",
+        "classification",
+        "token_classification",
+        "question_answering",
+        "choice",
+    ] = "masked_lm"
     epsilon: float = 1e-5
     pad_id: int = 1
 

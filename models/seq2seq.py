@@ -79,6 +79,7 @@ class Seq2Seq(Model):
 
     outputs = ("target_tokens",)
     is_decoder = True
+    takes_own_rate = True
     input_parameters = "^encoder_embed/"
 
     @property

@@ -13,16 +13,19 @@ RULES = {
     "metrics": (set(), ARRAYS | {"nltk", "sacrebleu", "ot"}),
     "models.layers": ({"models.kernels"}, ARRAYS),
     "models.kernels": ({"models.layers"}, ARRAYS),
-    "models.convert": ({"models"}, ARRAYS | {"safetensors", "ml_dtypes"}),
+    "models.convert": ({"models", "models.layers"}, ARRAYS | {"safetensors", "ml_dtypes"}),
     "models": ({"models.layers", "models.kernels", "configs.registry"}, ARRAYS),
     "data": (
-        set(),
+        {"configs.registry"},
         {"numpy", "grain", "tensorflow_datasets", "etils", "tokenizers", "sklearn", "PIL", "absl", "babel"},
     ),
-    "tasks": ({"models", "data", "metrics"}, ARRAYS | {"optax"}),
-    "evaluation": ({"tasks", "models", "data", "metrics", "train", "runs.folder"}, ARRAYS | {"sklearn"}),
+    "tasks": ({"models", "data", "metrics", "configs.registry"}, ARRAYS | {"optax"}),
+    "evaluation": (
+        {"tasks", "models", "models.convert", "data", "metrics", "runs.folder", "configs.registry"},
+        ARRAYS | {"sklearn"},
+    ),
     "train": (
-        {"evaluation", "tasks", "models", "data", "metrics", "report", "runs.folder", "configs"},
+        {"evaluation", "tasks", "models", "models.convert", "data", "metrics", "report", "runs.folder", "configs"},
         ARRAYS | {"optax", "orbax", "ml_collections", "tensorboardX", "wandb", "rich"},
     ),
     "report": ({"runs", "runs.folder"}, {"numpy", "scipy", "matplotlib"}),
@@ -30,7 +33,10 @@ RULES = {
     "runs": ({"report", "runs.folder"}, {"numpy", "rich", "optuna", "submitit"}),
     "configs.registry": (set(), {"ml_collections"}),
     "configs.schema": ({"configs.registry"}, {"ml_collections"}),
-    "configs": ({"configs.registry", "configs.schema", "models"}, {"ml_collections"}),
+    "configs": (
+        {"configs.registry", "configs.schema", "models", "tasks", "data", "evaluation", "train"},
+        {"ml_collections"},
+    ),
 }
 PROJECT = "lineage"
 ROOMS = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"launch", "tests", "benchmarks"}

@@ -123,12 +123,12 @@ def _scorer(experiment, changed, collections):
     """Return the function from the weights of the experts to minus the loss of the examples."""
     batch = dict(experiment.data.train[0])
     count = experiment.config.experts.examples
-    if not 1 <= count <= experiment.config.data.batch_size:
-        raise ValueError(f"experts.examples is {count}: it must be 1 to data.batch_size.")
+    if not 1 <= count <= experiment.loader.batch_size:
+        raise ValueError(f"experts.examples is {count}: it must be 1 to loader.batch_size.")
     rows = np.arange(len(batch["mask"])) < -(-count // jax.process_count())
     batch["mask"] = batch["mask"] & rows.reshape(-1, *[1] * (batch["mask"].ndim - 1))
     batch = experiment.taught(to_mesh(batch, experiment.mesh))
-    step = make_evaluation_step(experiment.model, experiment.objective, experiment.config.precision)
+    step = make_evaluation_step(experiment.model, experiment.task.loss, experiment.config.precision)
     collections = {name: value for name, value in collections.items() if name != "memory"}
 
     @experiment.jit

@@ -16,7 +16,7 @@ from lineage.train.expert_mixture import cross_entropy_search
 from lineage.train.state import TrainState
 
 ONE = {"devices": jax.devices()[:1]}
-SMALL = {"model.depth": 1, "data.max_bytes": 8_000, "optimizer.schedule": "constant", "checkpoint.keep": 9}
+SMALL = {"model.depth": 1, "source.max_bytes": 8_000, "schedule": "constant", "checkpoint.keep": 9}
 LORA = {
     "adapter.name": "lora",
     "adapter.rank": 2,
@@ -136,7 +136,7 @@ def test_the_mixture_that_examples_need(tiny, base, crowd):
 
     @jax.jit
     def loss(params):
-        total, weight, _ = experiment.objective(experiment.model.bind({"params": params}), batch)
+        total, weight, _ = experiment.task.loss(experiment.model.bind({"params": params}), batch)
         return total / weight
 
     alone = [float(loss(read_variables(Path(folder))["params"])) for folder in (base, *crowd)]
