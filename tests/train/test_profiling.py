@@ -107,7 +107,7 @@ def test_only_memory_is_explained_as_memory():
     with (
         pytest.raises(
             MemoryError,
-            match=r"^out of memory \(RESOURCE_EXHAUSTED: .*\): make loader.batch_size.*`lineage describe`\.$",
+            match=r"^out of memory \(RESOURCE_EXHAUSTED: .*\): make loader.*`lineage describe`\.$",
         ),
         profiling.out_of_memory_explained(),
     ):
