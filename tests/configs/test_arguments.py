@@ -50,7 +50,7 @@ def test_config_has_every_key(capsys):
     config, _ = cli.load("vit_digits")
     shown = [line.split(" = ")[0] for line in lines if not line.startswith(" ")]
     assert shown == list(cli.keys(config))
-    assert "seed = 3  [int]" in lines
+    assert "seed = 3  [int, default 0]" in lines
     assert "model.position = '1d'  ['none' | '1d' | '2d' | 'relative' | 'sincos2d' | 'mae']" in lines
     assert "model.patch_size = 2  [int, default 16]" in lines
     documented = schema.documentation(cli.classes(config)["model"])["pooling"].split()[:4]
