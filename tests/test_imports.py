@@ -34,6 +34,7 @@ RULES = {
             "metrics",
             "report",
             "runs.folder",
+            "configs",
             "configs.registry",
             "configs.schema",
         },
@@ -122,7 +123,7 @@ def test_packages_are_imported_from_the_project_alone(path):
         ("data.loader", "import jax"),
         ("configs.schema", "from lineage.models import MODELS"),
         ("train.loop", "import torch"),
-        ("train.loop", "from lineage.configs import cli"),
+        ("train.loop", "from lineage.runs import sweep"),
     ],
 )
 def test_the_check_sees_a_violation(module, source):

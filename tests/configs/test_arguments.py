@@ -57,11 +57,8 @@ def test_config_has_every_key(capsys):
     assert "    " + " ".join(documented) in "\n".join(lines)
     for arguments in (["config", "vit_digits", "mesh"], ["config", "mesh", "--config=vit_digits"]):
         assert launch.main(arguments) == 0
-        assert [line.split(" = ")[0] for line in capsys.readouterr().out.splitlines()] == [
-            "mesh.data",
-            "mesh.fsdp",
-            "mesh.tensor",
-        ]
+        lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
+        assert [line.split(" = ")[0] for line in lines] == ["mesh.data", "mesh.fsdp", "mesh.tensor"]
     assert launch.main(["config", "vit_digits", "mash"]) == 1
     assert "the config has no section 'mash': its sections are " in capsys.readouterr().err
 
