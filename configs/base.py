@@ -57,7 +57,7 @@ def get_config(
     parts = {part: schema.parse(REGISTRIES[part], shorthand(part, name)) for part, name in names.items()}
     config = ConfigDict(parts | schema.plain(Run).to_dict(preserve_field_references=True))
     config.evaluators = default_evaluators(config)
-    return config
+    return config.lock()
 
 
 def shorthand(part: str, text: str) -> str:

@@ -37,7 +37,7 @@ class Split:
 
 @dataclass(eq=False)
 class Context:
-    """What evaluators work with. An experiment makes it, so that evaluation does not depend on training.
+    """Inputs of evaluators. An experiment provides them, so that evaluation does not depend on training.
 
     Attributes:
         model: the model; variables come with each call.

@@ -54,7 +54,8 @@ class BERT(Model):
         activation: a name of `ACTIVATIONS`.
         epsilon: of every LayerNorm.
         dropout: rate on embeddings, attention weights and the output of each sublayer.
-        head_dropout: rate before the classifier of "classification", "token_classification" and "choice"; None is `dropout`.
+        head_dropout: rate before the classifier of "classification", "token_classification" and "choice"; None is
+            `dropout`.
         remat, unroll: see `Stack`.
         attend: name of the strategy of attention, see `STRATEGIES`.
     """

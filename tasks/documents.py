@@ -1,4 +1,4 @@
-"""What tasks of documents have in common: one stream of tokens, seen through windows."""
+"""Base class of tasks on documents: one stream of tokens, seen through windows."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What tasks of encoders of texts have in common."""
+"""Base class of tasks for text encoders."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

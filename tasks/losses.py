@@ -1,4 +1,4 @@
-"""What the losses of several tasks have in common."""
+"""Building blocks of the losses."""
 
 from collections.abc import Mapping, Sequence
 from operator import mul

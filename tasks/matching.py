@@ -119,9 +119,8 @@ def match(cost: Float[Array, "B N Q"], real: Bool[Array, "B N"]) -> Int[Array, "
         state = jax.lax.while_loop(lambda state: (state[-1] < 0).any(), visit, state)
         distance, nearest, before, visited, end = state[5:]
         price = price - jnp.where(visited, distance[:, None] - nearest, 0)
-        state = jax.lax.while_loop(
-            lambda state: (state[-1] < queries).any(), reassign, (owner, taken, start, before, end)
-        )
+        state = owner, taken, start, before, end
+        state = jax.lax.while_loop(lambda state: (state[-1] < queries).any(), reassign, state)
         return price, *state[:2]
 
     # In float32 a price must stay far below infinity. NaN becomes a cost above that of every number.

@@ -123,7 +123,9 @@ def test_packages_are_imported_from_the_project_alone(path):
         ("data.loader", "import jax"),
         ("configs.schema", "from lineage.models import MODELS"),
         ("train.loop", "import torch"),
+        ("train.loop", "from lineage import launch"),
         ("train.loop", "from lineage.runs import sweep"),
+        ("evaluation.loss", "from lineage.train import loop"),
     ],
 )
 def test_the_check_sees_a_violation(module, source):

@@ -1,4 +1,4 @@
-"""Where the norms of a Transformer stand, and what a warm-up is for (arXiv 2002.04745), on dates of twelve locales.
+"""Post-norm and pre-norm Transformers with and without warm-up (arXiv 2002.04745), on dates in twelve locales.
 
     python launch.py sweep --config=placement_cldr
 

@@ -200,9 +200,9 @@ def test_overrides_are_typed(config):
     ("key", "value", "message"),
     [
         (
-            "optimizer.learning_rat",
+            "schedule.learning_rat",
             "1",
-            "unknown config key 'optimizer.learning_rat': did you mean 'optimizer.learning_rate'",
+            "unknown config key 'schedule.learning_rat': did you mean 'schedule.learning_rate'",
         ),
         ("learning_rate", "1", "unknown config key 'learning_rate'"),
         ("optimizer.learning_rate.x", "1", "unknown config key"),
@@ -210,7 +210,7 @@ def test_overrides_are_typed(config):
         ("seed", "many", "seed is 'many', but must be of type int."),
         ("model.depth", "deep", "model.depth is 'deep', but must be of type int."),
         ("task.in_memory", "1", "task.in_memory is '1', but must be of type bool."),
-        ("schedule.learning_rate", "fast", "optimizer.learning_rate is 'fast', but must be of type float."),
+        ("schedule.learning_rate", "fast", "schedule.learning_rate is 'fast', but must be of type float."),
         ("mesh", "1", "'mesh' is a section of the config, not a value"),
         ("optimizer", "adamv", "Unknown optimizer 'adamv'. Did you mean 'adamw'?"),
         ("total_steps", "None2", "total_steps is 'None2'"),

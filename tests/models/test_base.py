@@ -101,7 +101,8 @@ def test_hidden_states_of_every_architecture(name):
             np.testing.assert_allclose(layer.sum(axis=-1), 1, rtol=1e-5)
     for side, layers in states.layers.items():
         assert not np.array_equal(states.embedding[side], layers[0])
-        assert len({layer.shape for layer in (states.embedding[side], *layers)}) == 1 or name in ("swin", "resnet", "seq2seq")
+        shapes = {layer.shape for layer in (states.embedding[side], *layers)}
+        assert len(shapes) == 1 or name in ("swin", "resnet", "seq2seq")
 
 
 def test_the_last_hidden_state_is_the_encoders_output():
