@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from lineage.data.sources.rows import read_lines
-from lineage.metrics import answers, diversity, embedding, summary, translation
-from lineage.metrics.detection import Detections, coco
-from lineage.metrics.tagging import Spans
+from lineage.evaluation import structured_scores as structured
+from lineage.metrics import diversity, embedding, summary, translation
 
 PREDICTIONS, REFERENCES = ("prediction", "text"), ("references", "reference", "text")  # keys of objects in a .jsonl
 PACKAGES = ("lineage", "numpy", "scipy", "sacrebleu", "nltk")
@@ -75,7 +74,7 @@ def score_files(
     given = read(predictions, () if boxes else PREDICTIONS)
     columns = [read(path, () if boxes else REFERENCES) for path in references]
     if name == "squad" and isinstance(given, dict):
-        given, columns = _by_question(given, _one(columns))
+        given, columns = structured.by_question(given, structured.one(columns))
     for path, column in [] if boxes else [(predictions, given), *zip(references, columns)]:
         if isinstance(column, dict):
             raise ValueError(f"{path} must be a list of texts.")
@@ -172,34 +171,15 @@ def _versions() -> Iterator[tuple[str, str | None]]:
             yield name, None
 
 
-def _texts(entries: Entries) -> list[str]:
-    """Of each entry its one text."""
-    if wrong := [entry for entry in entries if not isinstance(entry, str) and len(entry) != 1]:
-        raise ValueError(f"{wrong[0]!r} are several texts: one of each is compared.")
-    return [entry if isinstance(entry, str) else entry[0] for entry in entries]
-
-
-def _several(columns: Sequence[Entries]) -> list[list[str]]:
-    """Of each text the references of all files."""
-    return [[text for entry in row for text in ([entry] if isinstance(entry, str) else entry)] for row in zip(*columns)]
-
-
-def _one(columns: Sequence[Any]) -> Any:
-    """The references of the only file."""
-    if len(columns) > 1:
-        raise ValueError(f"there are {len(columns)} files of references: this metric has one.")
-    return columns[0]
-
-
 def _sacrebleu(name, predictions, references, *, samples=0, baseline="", test="bs", **settings):
     """With a `baseline`, a file, the probability of so large a difference from it if both were equally good."""
-    outputs, rows = _texts(predictions), _several(references)
+    outputs, rows = structured.texts(predictions), structured.several(references)
     score = translation.corpus_score(name, outputs, rows, samples=samples, **settings)
     found = {name: score.score, "signature": score.signature}
     if samples > 1:
         found |= {"mean": score.mean, "interval": score.interval}
     if baseline:
-        systems = {"baseline": _texts(read(baseline, PREDICTIONS)), "this": outputs}
+        systems = {"baseline": structured.texts(read(baseline, PREDICTIONS)), "this": outputs}
         if len(systems["baseline"]) != len(outputs):
             count = len(systems["baseline"])
             raise ValueError(f"{baseline} has {count} texts and the predictions {len(outputs)}: as many of each.")
@@ -209,7 +189,9 @@ def _sacrebleu(name, predictions, references, *, samples=0, baseline="", test="b
 
 
 def _d2l_bleu(predictions, references, *, order=2):
-    ours, theirs = ([text.split() for text in _texts(some)] for some in (predictions, _several(references)))
+    ours, theirs = (
+        [text.split() for text in structured.texts(some)] for some in (predictions, structured.several(references))
+    )
     return {"d2l_bleu": translation.d2l_bleu(ours, theirs, order)}
 
 
@@ -234,7 +216,7 @@ def _rouge(
     if not 0 < confidence < 1:
         raise ValueError(f"confidence is {confidence}: it must be between 0 and 1.")
     options = {"beta": beta, "tokenize": tokenizers[tokenize], "confidence": confidence, "seed": seed}
-    texts, rows = _texts(predictions), _several(references)
+    texts, rows = structured.texts(predictions), structured.several(references)
     found = {}
     for kind, ends in summary.corpus_rouge(texts, rows, kinds, samples=samples, **options).items():
         found |= {f"rouge{kind}_{part}": value for part, value in ends["mean"]._asdict().items()}
@@ -243,86 +225,30 @@ def _rouge(
 
 
 def _distinct(predictions, *, orders=(1, 2, 3)):
-    tokens = [summary.words(text) for text in _texts(predictions)]
+    tokens = [summary.words(text) for text in structured.texts(predictions)]
     return {f"distinct_{order}": diversity.distinct(tokens, order) for order in orders}
 
 
 def _repetition(predictions, *, order=4):
-    return {"repetition": diversity.repetition(map(summary.words, _texts(predictions)), order)}
+    return {"repetition": diversity.repetition(map(summary.words, structured.texts(predictions)), order)}
 
 
 def _self_bleu(predictions, *, order=4):
-    return {"self_bleu": diversity.self_bleu(_texts(predictions), order)}
+    return {"self_bleu": diversity.self_bleu(structured.texts(predictions), order)}
 
 
 def _burstiness(predictions, *, least=3):
-    """Of the lengths of all sentences; and the mean of the words that come up `least` times or more."""
-    text = "\n".join(_texts(predictions))
+    """Return the burstiness of sentence lengths, and the mean of that of words that occur `least` times or more."""
+    text = "\n".join(structured.texts(predictions))
     words = diversity.word_burstiness(summary.words(text), least)
     mean = float(np.mean(list(words.values()))) if words else math.nan
     return {"sentence_burstiness": diversity.sentence_burstiness(text), "word_burstiness": mean}
 
 
-def _by_question(predictions, truth):
-    """Answers, and one column of references, from SQuAD's documents: {id: answer}, and the data set."""
-    try:
-        asked = [item for article in truth["data"] for paragraph in article["paragraphs"] for item in paragraph["qas"]]
-        found = {item["id"]: [answer["text"] for answer in item["answers"]] for item in asked}
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"the references are not a file of SQuAD's: {type(error).__name__} {error}") from None
-    if missing := found.keys() - predictions.keys():
-        raise ValueError(f"{len(missing)} of {len(found)} questions have no prediction, such as {min(missing)}.")
-    return [predictions[number] for number in found], [list(found.values())]
-
-
-def _squad(predictions, references):
-    """Shares; where some questions have no answer, of those that have one and of those that have none too."""
-    rows = list(zip(_texts(predictions), _several(references)))
-    groups = {"": rows}
-    if not all(truth for _, truth in rows):
-        groups |= {"answered_": [row for row in rows if row[1]], "unanswerable_": [row for row in rows if not row[1]]}
-    return {
-        prefix + score.__name__: float(np.mean([score(*row) for row in group]))
-        for prefix, group in groups.items()
-        for score in (answers.exact_match, answers.f1)
-        if group
-    }
-
-
-def _tagging(predictions, references, *, scheme=""):
-    tags, truths = ([e.split() if isinstance(e, str) else e for e in some] for some in (predictions, _one(references)))
-    state = Spans.empty().update(tags, truths, scheme or None)
-    found = state.compute()._asdict() | {f"{how}_f1": state.compute(how).f1 for how in ("macro", "weighted")}
-    return found | {f"f1 {kind}": value for kind, value in zip(state.types, state.compute(None).f1)}
-
-
-def _coco(predictions, references):
-    """Boxes: COCO's twelve numbers, and the average precision of each category."""
-    truth = _one(references)
-    try:
-        names = {each["id"]: each["name"] for each in sorted(truth["categories"], key=lambda each: each["id"])}
-        numbers = {category: number for number, category in enumerate(names)}
-        images = {image["id"]: ([], []) for image in truth["images"]}
-        for which, entries in enumerate((predictions, truth["annotations"])):
-            for entry in entries:
-                rest = (entry["iscrowd"], entry["area"]) if which else (entry["score"],)
-                images[entry["image_id"]][which].append((entry["bbox"], numbers[entry["category_id"]], *rest))
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"the files are not COCO's results and instances: {type(error).__name__} {error}") from None
-    state = Detections.empty(len(names))
-    for image, (found, true) in images.items():
-        boxes, classes, scores = map(np.array, zip(*found) if found else ((), (), ()))
-        true_boxes, true_classes, crowd, areas = map(np.array, zip(*true) if true else ((), (), (), ()))
-        sizes = {"true_crowd": crowd, "true_areas": areas}
-        state = state.update(image, boxes, scores, classes, true_boxes, true_classes, **sizes)
-    result = coco(state)
-    return result.summary() | {f"ap {name}": value for name, value in zip(names.values(), result.by_class())}
-
-
 def _bert_score(predictions, references, *, model="", layer=-1, idf=False, baseline=""):
     """`model` is a folder, see `Encoder`, and `baseline` a file of bert-score's."""
     zero = embedding.read_baseline(baseline, layer) if baseline else None
-    texts, rows, encoder = _texts(predictions), _several(references), _encoder(model, layer)
+    texts, rows, encoder = structured.texts(predictions), structured.several(references), _encoder(model, layer)
     scores = embedding.bert_score(texts, rows, encoder, idf=idf, baseline=zero)
     return {f"bert_score_{part}": float(values.mean()) for part, values in scores._asdict().items()}
 
@@ -331,7 +257,7 @@ def _mover_score(predictions, references, *, model="", version=1, size=1, idf=Tr
     """`model` is a folder, see `Encoder`; without punctuation and what goes on a word."""
     encoder = _encoder(model, tuple(range(-5, 0)) if version == 1 else -1)
     options = {"version": version, "size": size, "idf": idf, "skip": encoder.skip(), "entropy": entropy}
-    scores = embedding.mover_score(_texts(predictions), _several(references), encoder, **options)
+    scores = embedding.mover_score(structured.texts(predictions), structured.several(references), encoder, **options)
     return {"mover_score": float(scores.mean())}
 
 
@@ -355,7 +281,7 @@ METRICS: dict[str, Callable[..., dict[str, Any]]] = {
     "self_bleu": _self_bleu,
     "repetition": _repetition,
     "burstiness": _burstiness,
-    "squad": _squad,
-    "tagging": _tagging,
-    "coco": _coco,
+    "squad": structured.squad,
+    "tagging": structured.tagging,
+    "coco": structured.boxes,
 }

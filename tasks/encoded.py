@@ -1,4 +1,4 @@
-"""What tasks of encoders of texts have in common."""
+"""The base class of tasks of encoders of texts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What tasks of images have in common: examples, features and pictures."""
+"""Base classes of tasks of images: examples, features and pictures."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the losses of several tasks have in common."""
+"""Functions for the losses of several tasks."""
 
 from collections.abc import Mapping, Sequence
 from operator import mul

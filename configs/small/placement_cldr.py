@@ -1,4 +1,4 @@
-"""Where the norms of a Transformer stand, and what a warm-up is for (arXiv 2002.04745), on dates of twelve locales.
+"""Placement of the norms of a Transformer, with and without a warm-up (arXiv 2002.04745), on dates of twelve locales.
 
     python launch.py sweep --config=placement_cldr
 

@@ -1,4 +1,4 @@
-"""What the ViT paper (arXiv 2010.11929) finds out about its design, at small scale, on Fashion-MNIST.
+"""Ablations of the ViT paper (arXiv 2010.11929) at small scale, on Fashion-MNIST.
 
     python launch.py sweep --config=vit_ablations:WHAT,PATH --workdir=outputs/vit_WHAT
 
