@@ -91,7 +91,7 @@ def match(cost: Float[Array, "B N Q"], real: Bool[Array, "B N"]) -> Int[Array, "
         )
         state = price, owner, taken, start, start, jnp.zeros(batch), *unseen, jnp.where(here, -1, queries)
         state = jax.lax.while_loop(lambda state: (state[-1] < 0).any(), partial(_visit, cost), state)
-        distance, nearest, before, visited, end = state[5:]
+        _, owner, taken, _, _, distance, nearest, before, visited, end = state
         price = price - jnp.where(visited, distance[:, None] - nearest, 0)
         state = jax.lax.while_loop(
             lambda state: (state[-1] < queries).any(), _reassign, (owner, taken, start, before, end)
