@@ -11,7 +11,7 @@ from lineage.models.convert.vit import FIELDS, encoder, layers, make_square, ref
 from lineage.models.layers.position import sincos_2d
 
 DECODER = {
-    "decoder_mlp_dim_size": ("decoder_width", 512),
+    "decoder_hidden_size": ("decoder_width", 512),
     "decoder_num_attention_heads": ("decoder_num_heads", 16),
     "decoder_intermediate_size": ("decoder_mlp_dim", 2048),
     "mask_ratio": ("mask_rate", 0.75),

@@ -37,7 +37,7 @@ def attention(part, h, memory):
                     scores.append((q @ k + q @ r + part["u"][n] @ k + part["v"][n] @ r) / size**0.5)
                 weights = torch.softmax(torch.stack(scores), dim=0)
                 out = sum(w * value[b, j, n] for j, w in enumerate(weights)) @ part["out"]["kernel"][n]
-                result = result.index_put((torch.tensor(b), torch.tensor(t)), out, grad_accum_steps=True)
+                result = result.index_put((torch.tensor(b), torch.tensor(t)), out, accumulate=True)
     return result
 
 
