@@ -18,7 +18,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from lineage.configs import cli, schema
+from lineage.configs import schema
 from lineage.configs.arguments import DEFAULT, parse
 from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, displayed, plain
 
@@ -65,6 +65,8 @@ def configured(options: Options, changes: Changes) -> tuple[ConfigDict, list[dic
         FileNotFoundError: the command needs a trained model and the folder has none.
         ValueError: see `cli.load` and `cli.override`.
     """
+    from lineage.configs import cli
+
     file, path = config_file(options), workdir(options) / CONFIG
     trained = options.command in TRAINED
     if trained and not path.is_file():
@@ -94,6 +96,8 @@ def default_workdir(file: str) -> str:
 
 def changed(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
     """Return a copy of the config with some overrides."""
+    from lineage.configs import cli
+
     config = config.copy_and_resolve_references()
     cli.override(config, overrides)
     return config
@@ -108,6 +112,7 @@ def child(options: Options, changes: Changes) -> list[str]:
 def train(options: Options, changes: Changes) -> int:
     """Train a model, or continue an interrupted run."""
     config, _ = configured(options, changes)
+    from lineage.configs import cli
     from lineage.runs.provenance import provenance
     from lineage.train import loop
 
@@ -127,7 +132,6 @@ def train(options: Options, changes: Changes) -> int:
 def restored(options: Options, changes: Changes) -> tuple[Any, Any]:
     """Return the experiment of a trained model and its state, with the experts that the command line asks for."""
     config, _ = configured(options, changes)
-    from lineage.evaluation.evaluators import restore
     from lineage.train import expert_mixture, run_folder
     from lineage.train.experiment import Experiment
 
@@ -135,7 +139,7 @@ def restored(options: Options, changes: Changes) -> tuple[Any, Any]:
     if not options.force_config:
         run_folder.check_config(config, folder)
     experiment = Experiment(config, folder)
-    state = restore(experiment, options.checkpoint)
+    state = experiment.restore(options.checkpoint)
     if any(key.startswith("experts.") for key in changes):
         state, said = expert_mixture.choose(experiment, state, prompt(options, config))
         print(said, file=sys.stderr)
@@ -152,9 +156,7 @@ def prompt(options: Options, config: ConfigDict) -> str | None:
 def evaluate(options: Options, changes: Changes) -> None:
     """Print the metrics of a trained model."""
     experiment, state = restored(options, changes)
-    from lineage.evaluation.evaluators import Evaluator
-
-    print(json.dumps(Evaluator(experiment).evaluate(state), indent=2))
+    print(json.dumps(experiment.evaluation()(state.variables(average=True)), indent=2))
 
 
 def generate(options: Options, changes: Changes) -> None:
@@ -162,7 +164,7 @@ def generate(options: Options, changes: Changes) -> None:
     experiment, state = restored(options, changes)
     from lineage.evaluation.sampling import Sampler
 
-    text, sampler = prompt(options, experiment.config), Sampler(experiment, helpers(experiment))
+    text, sampler = prompt(options, experiment.config), Sampler(experiment.context(), helpers(experiment))
     for continuation in sampler.write(state.variables(average=True), text):
         print(sampler.lead(text) + continuation)
     if sampler.acceptance_rate is not None:
@@ -175,7 +177,7 @@ def helpers(experiment: Any) -> dict[str, tuple[Any, Any]]:
     Raises:
         ValueError: the tokens of such a model are not those of the experiment.
     """
-    from lineage.evaluation.evaluators import restore
+    from lineage.configs import cli
     from lineage.train.experiment import Experiment
 
     found = {}
@@ -185,7 +187,7 @@ def helpers(experiment: Any) -> dict[str, tuple[Any, Any]]:
             tokens = [one.data.tokenizer and one.data.tokenizer.to_str() for one in (experiment, other)]
             if tokens[0] != tokens[1]:
                 raise ValueError(f"sampling.{role} is {folder}: its tokens are not those of {experiment.workdir}.")
-            found[role] = other.model, restore(other).variables(average=True)
+            found[role] = other.model, other.restore().variables(average=True)
     return found
 
 
@@ -238,6 +240,7 @@ def watch(options: Options, changes: Changes) -> None:
 def sweep(options: Options, changes: Changes) -> int:
     """Train the runs of a sweep or of a search."""
     config, overrides = configured(options, changes)
+    from lineage.configs import cli
     from lineage.runs.search import run_search
     from lineage.runs.sweep import run_sweep
 
@@ -279,6 +282,8 @@ def score(options: Options, changes: Changes) -> None:
 
 def list_experiments(options: Options, changes: Changes) -> None:
     """Print the experiments with a line each, grouped by their folder."""
+    from lineage.configs import cli
+
     width = max(map(len, cli.experiments()))
     for folder in ("small", "paper"):
         print(f"{folder}:")
@@ -291,6 +296,8 @@ def list_experiments(options: Options, changes: Changes) -> None:
 
 def show_config(options: Options, changes: Changes) -> None:
     """Print the keys of a config with values, types, defaults and documentation."""
+    from lineage.configs import cli
+
     if options.config and options.experiment:  # config --config=NAME SECTION
         options.section = options.section or options.experiment
     config, _ = configured(options, changes)

@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 
 from lineage.configs import cli
-from lineage.evaluation.evaluators import restore
 from lineage.launch import keep_freed_memory
 from lineage.models.decoding.generate import generate
 from lineage.models.decoding.speculative import speculate
@@ -86,7 +85,7 @@ def speculation(options) -> None:
     pairs = []
     for folder in (options.target, options.draft):
         experiment = Experiment(cli.load(f"{folder}/config.json")[0], Path(folder))
-        pairs.append((experiment.model, restore(experiment).variables(average=True)))
+        pairs.append((experiment.model, experiment.restore().variables(average=True)))
     tokens = experiment.data.splits["validation"][0]["tokens"][: options.batch or 1, :32]
     settings = {"max_new_tokens": options.new, "temperature": options.temperature}
     ways = {"target alone": partial(generate, *pairs[0], tokens, **settings)}

@@ -30,7 +30,7 @@ def main() -> None:
     config, _ = cli.load("configs/small/transformer_cldr.py")
     base = {"depth": 6, "width": 512, "num_heads": 8, "mlp_dim": 2048, "unroll": 1}
     config = changed(config, {f"model.{key}": value for key, value in base.items()})
-    config = changed(config, {"data.batch_size": options.batch})
+    config = changed(config, {"loader.batch_size": options.batch})
     means = {placement: gradient_norms(config, placement, options.seeds) for placement in PLACEMENTS}
     columns = [(placement, matrix) for placement in PLACEMENTS for matrix in MATRICES]
     print(f"{'layer':12s}" + "".join(f"{placement}-norm {matrix:8s}" for placement, matrix in columns))
@@ -52,7 +52,7 @@ def gradient_norms(config, placement: str, seeds: int) -> dict[tuple[str, str], 
     @jax.jit
     def norms(seed, batch):
         def loss(params):
-            total, weight, _ = experiment.objective(model.bind({"params": params}), batch)
+            total, weight, _ = experiment.task.loss(model.bind({"params": params}), batch)
             return total / weight
 
         params = model.init(jax.random.key(seed), batch["inputs"], batch["tokens"])["params"]

@@ -38,7 +38,7 @@ def main() -> None:
     keep_freed_memory()
     config, _ = cli.load(options.config)
     if options.source:
-        config.data.source = options.source
+        config.source.name = options.source
     options.steps = 10 * options.save_every or options.steps
     many = 2 * (options.rounds + 2) * options.steps
     changes = {"total_steps": many + 1, "evaluate_every_steps": many + 1, "save_every_steps": many + 1}

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from lineage import models
-from lineage.models.budget import flops
+from lineage.models.jaxpr_costs import flops
 from lineage.models.vit import ViT
 
 

@@ -69,7 +69,7 @@ def ours(file, text):
 
     keep_freed_memory()
     config, _ = cli.load(file)
-    cli.override(config, {"data.source": f"text:{text}"})
+    cli.override(config, {"source": f"text:{text}"})
     experiment = Experiment(config)
     state = jax.jit(experiment.make_state, out_shardings=experiment.state_shardings)()
     function, batches = compile_step(experiment, state), device_batches(experiment, 0)
@@ -86,7 +86,7 @@ def ours(file, text):
     sizes = {
         name: getattr(model, name) for name in ("depth", "width", "num_heads", "vocab_size", "dropout", "use_bias")
     }
-    sizes |= {"batch": config.data.batch_size, "length": config.data.sequence_length}
+    sizes |= {"batch": config.loader.batch_size, "length": config.task.sequence_length}
     return step, sizes
 
 

@@ -2,7 +2,6 @@
 
 import ast
 import difflib
-import importlib.util
 import inspect
 import json
 from collections.abc import Iterator, Mapping
@@ -11,10 +10,9 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from lineage.configs import schema
-from lineage.configs.base import MODELS, UNITS, get_config
+from lineage.configs import base, modules
+from lineage.configs.base import UNITS
 from lineage.configs.sweeps import Search
-from lineage.train.adapters import ADAPTERS
 
 
 def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
@@ -30,10 +28,8 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
     """
     path, argument = find(file)
     if path.endswith(".json"):
-        config = ConfigDict(_tuples(json.loads(Path(path).read_text(encoding="utf-8"))))
-        _complete(config, get_config(config.model.name))
-        return config, []
-    module = _module(path)
+        return base.from_json(json.loads(Path(path).read_text(encoding="utf-8"))).lock(), []
+    module = modules.execute(Path(path))
     if not hasattr(module, "get_config"):
         raise ValueError(f"{path} has no get_config(): it is not a config.")
     arguments = [argument] if argument else []
@@ -43,6 +39,8 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
         wants = "takes no argument" if argument else "needs an argument, FILE:ARGUMENT"
         raise ValueError(f"get_config() of {path} {wants}.") from None
     config = module.get_config(*arguments)
+    if base.registers(module.__name__):  # its own model, task, source or evaluator, which a trained run needs again
+        config.imports = (*config.imports, str(Path(path).resolve()))
     sweep = getattr(module, "sweep", lambda: [])
     arguments = arguments if inspect.signature(sweep).parameters else []
     return config.lock(), list(sweep(*arguments))
@@ -80,23 +78,14 @@ def summary(path: Path) -> str:
 
 def classes(config: ConfigDict) -> dict[str, type]:
     """Return the dataclass behind each section of a config, by the section's dotted key."""
-    from lineage.models import MODELS as MODEL_CLASSES
-
-    return {"model": MODEL_CLASSES[config.model.name][0]}
+    return base.classes(config)
 
 
 def search(file: str) -> Search | None:
     """Return the result of a config file's `search()`, called as `sweep()` is; None if there is none."""
     path, argument = find(file)
-    function = getattr(_module(path), "search", lambda: None) if path.endswith(".py") else lambda: None
+    function = getattr(modules.execute(Path(path)), "search", lambda: None) if path.endswith(".py") else lambda: None
     return function(argument) if argument and inspect.signature(function).parameters else function()
-
-
-def _module(path):
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
@@ -106,19 +95,18 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
         ValueError: a key is unknown (the message names the nearest one, or lists the keys of its section), or a value
             has the wrong type.
     """
+    # Other parts come first, so that the order of the overrides does not matter.
+    chosen = {key for key, value in changes.items() if isinstance(value, str) and base.choose(config, key, value)}
     for key, value in changes.items():
+        if key in chosen:
+            continue
         section, name = _place(config, key)
         field = dict(section.items(preserve_field_references=True))[name]
         value = _typed(key, value, section.get_type(name), optional=isinstance(field, FieldReference))
         duration, _, unit = name.rpartition("_")
-        if unit in UNITS and f"{duration}_epochs" in section:  # grad_accum_steps is not a duration
+        if unit in UNITS and f"{duration}_steps" in section:
             for other in UNITS:  # a duration has one unit
                 section[f"{duration}_{other}"] = None
-        if key == "model.name" and value in MODELS:
-            section = _other_model(config, value)
-        if key == "adapter.name":
-            with config.unlocked():
-                config.adapter = section = schema.section(ADAPTERS, value)
         section[name] = value
 
 
@@ -144,25 +132,6 @@ def _place(config, key):
 
 def _listed(name, section):
     return f": the keys of {name} are {', '.join(section)}."
-
-
-def _complete(config, defaults):
-    """Add the keys that a saved config lacks."""
-    for key, value in defaults.items():
-        if key not in config:
-            config[key] = value
-        elif isinstance(value, ConfigDict):
-            _complete(config[key], value)
-
-
-def _other_model(config, name):
-    """Replace the section of the model; keys that both models have keep their values."""
-    section = ConfigDict(MODELS[name]())
-    section.update({key: value for key, value in config.model.items() if key in section and value is not None})
-    section.variant = MODELS[name]()["variant"]
-    with config.unlocked():
-        config.model = section
-    return config.model
 
 
 def keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:
@@ -198,9 +167,3 @@ def _typed(key, value, kind, optional):
 def _nearest(name, known):
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f": did you mean {nearest[0]!r}?" if nearest else ""
-
-
-def _tuples(value):
-    if isinstance(value, dict):
-        return {key: _tuples(item) for key, item in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
-from lineage.configs.registry import INHERITED, Registry, choices, field_types, from_data, variants
+from lineage.configs.registry import INHERITED, Registry, choices, field_types, from_data, nearest, variants
 
 VARIANT = "Named settings of the class; the keys that it sets are empty, and a value given to one of them wins."
 
@@ -42,6 +42,68 @@ def keys(cls: type) -> list[Key]:
         if field.name not in INHERITED
     ]
     return [Key("variant", " | ".join(map(repr, variants(cls))), None, VARIANT), *found] if variants(cls) else found
+
+
+def plain(cls: type) -> ConfigDict:
+    """Return the config section of a dataclass that is not registered; a field that is a dataclass is a section too.
+
+    `construct` is its inverse.
+    """
+    hints, values = field_types(cls), {}
+    for key in keys(cls):
+        if dataclasses.is_dataclass(hints[key.name]):
+            values[key.name] = plain(hints[key.name])
+        else:
+            values[key.name] = placeholder(_plain_type(hints[key.name])) if key.default is None else key.default
+    return ConfigDict(values)
+
+
+def construct(cls: type, values: Mapping[str, Any], prefix: str = "") -> Any:
+    """Construct a dataclass from a section as `plain` makes it, or from one that has further keys.
+
+    Raises:
+        ValueError: a choice that the type does not allow, or what the class's `__post_init__` refuses.
+    """
+    found = {}
+    for name, hint in field_types(cls).items():
+        value = values[name]
+        if dataclasses.is_dataclass(hint):
+            value = construct(hint, value, f"{prefix}{name}.")
+        elif value is not None and (allowed := choices(hint)) and value not in allowed:
+            raise ValueError(f"{prefix}{name} is {value!r}.{nearest(value, allowed)}")
+        found[name] = value
+    return cls(**found)
+
+
+def parse(registry: Registry, text: str) -> ConfigDict:
+    """Return the section that a shorthand stands for: a name, or a name and its first option, such as "text:PATH"."""
+    name, colon, option = text.partition(":")
+    made = section(registry, name)
+    if colon:
+        known = keys(registry[name])
+        if not known:
+            raise ValueError(f"The {registry.kind} {name!r} has no options: {text!r} must be {name!r}.")
+        made[known[0].name] = option
+    return made
+
+
+def swapped(registry: Registry, old: ConfigDict, text: str) -> ConfigDict:
+    """Return the section of another class, with the values of common keys that differ from the old class's defaults.
+
+    Args:
+        registry: of both classes.
+        old: the section so far.
+        text: the name of the other class, or a shorthand as for `parse`.
+    """
+    new = parse(registry, text)
+    if old.name == new.name:
+        return new if ":" in text else old
+    defaults, given = section(registry, old.name), section(registry, new.name)
+    for key, value in old.items():
+        changed = key in defaults and value != defaults[key]
+        if changed and key in new and key not in ("name", "variant") and new[key] == given[key]:
+            new[key] = value
+    return new
 
 
 def section(registry: Registry, name: str, **changes: Any) -> ConfigDict:
@@ -139,9 +201,31 @@ def _known(key: str, cls: type) -> str:
     names = [one.name for one in keys(cls)]
     if key in names:
         return key
-    nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.7)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.7)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
     raise ValueError(f"{cls.__name__} has no key {key!r}.{hint} Keys: {', '.join(names)}.")
+
+
+def update(config: ConfigDict, values: Mapping[str, Any], prefix: str = "") -> None:
+    """Set the values of a nested dictionary, as JSON has them, in a config that has all their keys.
+
+    Raises:
+        ValueError: the config has no such key.
+    """
+    for key, value in values.items():
+        if key not in config:
+            raise ValueError(f"Unknown config key {prefix + key!r}.{nearest(key, config)}")
+        if isinstance(config[key], ConfigDict):
+            update(config[key], value, f"{prefix}{key}.")
+        else:
+            config[key] = tuples(value)
+
+
+def tuples(value: Any) -> Any:
+    """Return a value of JSON with tuples for lists, as configs have them."""
+    if isinstance(value, Mapping):
+        return {key: tuples(item) for key, item in value.items()}
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
 class Row(NamedTuple):

@@ -1,92 +1,146 @@
-"""Data: `data.load` makes the batches of a run from a source's name. Imports neither JAX nor TensorFlow.
+"""Data: sources, examples, transforms, tokenizers and batches. Imports neither JAX nor TensorFlow."""
 
-digits                          scikit-learn's handwritten digits
-shapes                          drawn circles, squares, triangles and crosses, to be found
-stdlib                          the source text of the running Python's standard library
-text:PATH                       a file, a glob or a folder of UTF-8 text
-cldr                            dates as twelve locales write them, and as ISO 8601 has them
-pairs:PATH                      inputs and targets, a .tsv, a .jsonl or two parallel files "a.en,a.de", also gzipped
-labels:PATH                     texts or pairs of texts and a label each, a .tsv or a .jsonl, also gzipped
-conllu:PATH                     tagged words, a .conllu or a folder of Universal Dependencies, also gzipped
-squad:PATH                      questions and answers in texts, a .json as SQuAD has it, also gzipped
-folder:PATH                     images, PATH/<train|validation|test>/<class>/<file>
-idx:PATH                        MNIST, Fashion-MNIST and their relatives, a folder of the four files, also gzipped
-cifar:PATH                      CIFAR-10 or CIFAR-100, a folder of the binary version or of the one for Python
-tfds:NAME[/CONFIG][:VERSION]    any prepared TensorFlow data set of images, of images with boxes or of texts
-
-`data.tasks` has what they can be made into.
-"""
-
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from lineage.data.loader import Batch, EvaluationBatches, Source, TrainBatches
-from lineage.data.options import Options
-from lineage.data.sources import opening
-from lineage.data.tasks import TASKS
-from lineage.data.tokenizers import Tokenizer
+from lineage.data.content import (
+    Arrays,
+    Documents,
+    Images,
+    LabelledTexts,
+    PairedTexts,
+    Question,
+    TaggedSentence,
+)
+from lineage.data.examples.base import Examples, Transform
+from lineage.data.facts import Facts
+from lineage.data.loader import Batch, EvaluationBatches, ExampleSource, Loader, TrainBatches
+from lineage.data.sources import SOURCES, Source
+from lineage.data.tokenizers import TOKENIZERS, Bytes, Tokenizer, TokenizerKind, find
 
-__all__ = ["Batch", "Data", "EvaluationBatches", "Options", "Source", "Tokenizer", "TrainBatches", "load"]
+__all__ = [
+    "SOURCES",
+    "TOKENIZERS",
+    "Arrays",
+    "Batch",
+    "Data",
+    "Documents",
+    "EvaluationBatches",
+    "ExampleSource",
+    "Examples",
+    "Facts",
+    "Images",
+    "LabelledTexts",
+    "Loader",
+    "PairedTexts",
+    "Question",
+    "Source",
+    "TaggedSentence",
+    "Task",
+    "Tokenizer",
+    "TokenizerKind",
+    "TrainBatches",
+    "Transform",
+    "load",
+]
+
+
+class Task(Protocol):
+    """The part of a task (see `lineage.tasks`) that makes examples.
+
+    Attributes:
+        reads: the kind of content that the source must offer, the name of a method of `Source`.
+        special_tokens: the roles of the special tokens that a tokenizer must have.
+        optional_tokens: those of them that a tokenizer may lack.
+    """
+
+    reads: str
+    special_tokens: tuple[str, ...]
+    optional_tokens: tuple[str, ...]
+
+    def texts(self, content: Any) -> Mapping[str, Collection[str]]:
+        """Return the texts of each split, for training a tokenizer; empty if the task needs no tokenizer."""
+
+    def check_loader(self, loader: Loader) -> None:
+        """Raise ValueError for options of the loader that do not apply to the examples."""
+
+    def examples(self, content: Any, tokenizer: Tokenizer | None, seed: int) -> Examples:
+        """Return the examples of the content."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """What a run reads.
+    """The data of a run.
 
-    `train` has endless batches, `splits` one exact pass by name; `tokenizer` is None for images. `info` has `kind`,
-    `task` and, by split, `examples`; for images (with boxes too) `num_classes`, `class_names`, `image_size` (h, w),
-    `channels`, `mean` and `std` (picture in 0..1 = image * std + mean); for texts and pairs `vocab_size` and
-    `sequence_length`; for texts, by split, `tokens`, `characters_per_token` and `bytes_per_token`; for texts that are
-    told apart `num_classes` and `class_names`; where outputs are written for inputs, `start`, their token before the
-    first.
+    Attributes:
+        train: endless training batches.
+        splits: the batches of one pass over each evaluation split.
+        tokenizer: the tokenizer; None for images.
+        facts: what is known about the data.
     """
 
     train: TrainBatches
     splits: dict[str, EvaluationBatches]
     tokenizer: Tokenizer | None
-    info: dict[str, Any]
+    facts: Facts
 
 
-def load(source: str = "digits", **options: Any) -> Data:
-    """Opens a source and makes its batches; `Options` has all that it can be told.
+def load(
+    source: Source,
+    task: Task,
+    tokenizer: TokenizerKind | None,
+    loader: Loader,
+    *,
+    seed: int = 0,
+    process_index: int = 0,
+    process_count: int = 1,
+    workdir: str | Path | None = None,
+) -> Data:
+    """Read a source and make the batches of a task.
 
-    Raises ValueError or FileNotFoundError, in one sentence, for what cannot be read or does not fit together.
+    Args:
+        source: where content comes from.
+        task: what content is turned into.
+        tokenizer: the kind of tokenizer, for tasks on text; one in the workdir takes precedence.
+        loader: the options of batches.
+        seed: of the order of the training examples, of their augmentation and of their noise.
+        process_index: the process that reads its part of each global batch.
+        process_count: the number of processes.
+        workdir: the folder of the run, which keeps its tokenizer; None keeps none.
+
+    Raises:
+        ValueError: the data cannot be read or do not fit together.
+        FileNotFoundError: a file does not exist.
     """
-    options = Options(source=source, **options)
-    opening.check(options)
-    default = opening.KINDS[options.kind]
-    if options.kind == "tfds" and options.sequence_length:
-        default = "next_token"
-    options = replace(options, task=options.task or default)
-    if options.task not in TASKS:
-        raise ValueError(f"task={options.task!r} must be one of {', '.join(TASKS)}")
-    task = TASKS[options.task]
-    if options.kind not in task.kinds:
-        raise ValueError(f"task={options.task!r} is for {', '.join(task.kinds)}, not for source={source!r}")
-    options.refuse_all_but(task.options)
-    examples = task.make(options)
-    info = examples.info | {
-        "task": options.task,
-        "examples": {name: len(part) for name, part in examples.splits.items()},
-    }
-    reading = {
-        name: getattr(options, name) for name in ("order", "process_index", "process_count", "workers", "threads")
-    }
+    task.check_loader(loader)
+    content = source.read(task.reads)
+    found = None
+    if texts := task.texts(content):
+        if tokenizer is None:
+            raise ValueError("The task reads texts: it needs a tokenizer.")
+        roles, optional = task.special_tokens, task.optional_tokens
+        found = find(tokenizer, texts, roles, optional=optional, workdir=workdir, save=process_index == 0)
+    elif tokenizer not in (None, Bytes()):
+        raise ValueError(f"The task reads no texts, so the tokenizer must be left at its default: it is {tokenizer}.")
+    examples = task.examples(content, found, seed)
+    reading = {"order": loader.order, "workers": loader.workers, "threads": loader.threads}
+    reading |= {"process_index": process_index, "process_count": process_count}
     train = TrainBatches(
         source=examples.splits["train"],
-        batch_size=options.batch_size,
-        transform=examples.in_training,
-        seed=options.seed,
-        buckets=tuple(options.buckets),
-        repeats=options.repeats,
+        batch_size=loader.batch_size,
+        transform=examples.train_transform,
+        seed=seed,
+        buckets=tuple(loader.buckets),
+        repeats=loader.repeats,
         **reading,
     )
-    size = options.evaluation_batch_size or options.batch_size
-    changes = examples.in_evaluation
-    changes = changes if isinstance(changes, dict) else dict.fromkeys(examples.splits, changes)
+    size = loader.evaluation_batch_size or loader.batch_size
     splits = {
-        name: EvaluationBatches(source=part, batch_size=size, transform=changes[name], **reading)
+        name: EvaluationBatches(source=part, batch_size=size, transform=examples.transform_of(name), **reading)
         for name, part in examples.splits.items()
         if name != "train"
     }
-    return Data(train, splits, examples.tokenizer, info)
+    facts = replace(examples.facts, examples={name: len(part) for name, part in examples.splits.items()})
+    return Data(train, splits, examples.tokenizer, facts)

@@ -1,32 +1,32 @@
-"""What the files of a data set hold, so that a run that goes on notices when they have changed."""
+"""Fingerprints of files, by which a resumed run notices that its data have changed."""
 
 import glob
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-LIMIT = 1 << 30  # bytes that are read through at most; files that are larger together are known by their sizes alone
+LIMIT = 1 << 30
 
 
-def fingerprint(places: Iterable[str], limit: int = LIMIT) -> dict[str, list[int]]:
-    """The size and the CRC-32 (0 where they are not read) of each file in places as `data.load` takes them.
+def fingerprint(paths: Iterable[str], limit: int = LIMIT) -> dict[str, list[int]]:
+    """Return the size and the CRC-32 of each file.
 
-    What is not a file, such as a source without a path or a split of TFDS, whose files have checksums of their own, has
-    none.
+    Args:
+        paths: files, folders and globs, as `Source.files` returns them.
+        limit: if the files have more bytes together, they are not read and their CRC-32 is 0.
     """
-    files = sorted({file for place in places for file in _files(place.partition(":")[2] or place)})
+    files = sorted({file for path in paths for file in _files(path)})
     sizes = [file.stat().st_size for file in files]
     read = sum(sizes) <= limit
     return {str(file): [size, _crc(file) if read else 0] for file, size in zip(files, sizes)}
 
 
-def _files(places: str) -> Iterator[Path]:
-    for place in filter(None, places.split(",")):
-        for path in map(Path, glob.glob(place, recursive=True)):
-            yield from (file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+def _files(path: str) -> Iterator[Path]:
+    for found in map(Path, glob.glob(path, recursive=True)):
+        yield from (file for file in found.rglob("*") if file.is_file()) if found.is_dir() else [found]
 
 
-def _crc(file):
+def _crc(file: Path) -> int:
     value = 0
     with file.open("rb") as content:
         while part := content.read(1 << 20):

@@ -1,4 +1,4 @@
-"""Batches as functions of (seed, step): any step costs the same to reach, however the run got there."""
+"""Batches as functions of (seed, step), so that any step can be reached at the same cost."""
 
 import multiprocessing
 import os
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -17,23 +17,58 @@ from lineage.data import shuffle
 Batch = dict[str, np.ndarray]
 
 
-class Source(Protocol):
+@dataclass(frozen=True)
+class Loader:
+    """Options of batches and of how they are read.
+
+    Attributes:
+        batch_size: the examples of a training step, on all devices together.
+        evaluation_batch_size: the same for evaluation; 0 = batch_size.
+        order: "" = shuffle the training examples; "stream" = each row of a batch continues where the same row of the
+            previous batch ended, for windows of text.
+        buckets: lengths in rising order. A training batch then has sequences of about one length, and is padded to the
+            shortest bucket that they fit in, or to the full length.
+        repeats: the copies of each training example in a batch, each augmented differently (arXiv 1901.09335).
+        workers: the processes that read ahead.
+        threads: the threads in each process that read ahead; without workers and threads, batches are read when they
+            are needed.
+    """
+
+    batch_size: int = 128
+    evaluation_batch_size: int = 0
+    order: Literal["", "stream"] = ""
+    buckets: tuple[int, ...] = ()
+    repeats: int = 1
+    workers: int = 0
+    threads: int = 0
+
+    def __post_init__(self):
+        for key, least in (("batch_size", 1), ("evaluation_batch_size", 0)):
+            if getattr(self, key) < least:
+                raise ValueError(f"loader.{key} is {getattr(self, key)}: it must be at least {least}.")
+
+
+@runtime_checkable
+class ExampleSource(Protocol):
     """Random access to examples, many at a time."""
 
     def __len__(self) -> int:
-        """The number of examples."""
+        """Return the number of examples."""
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
-        """The examples of `indices` int64 [N], each feature stacked on a leading axis (or a list, if shapes differ)."""
+        """Return the examples of `indices` int64 [N].
+
+        Each feature is stacked on a leading axis, or is a list if shapes differ.
+        """
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """One example."""
+        """Return one example."""
         return {name: value[0] for name, value in self.take(np.array([index])).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Batches:
-    source: Source
+    source: ExampleSource
     batch_size: int
     order: str = ""
     transform: Callable[[dict[str, Any], np.ndarray], Batch] | None = None
@@ -45,36 +80,36 @@ class _Batches:
     def __post_init__(self):
         if self.batch_size < 1 or self.batch_size % self.process_count:
             raise ValueError(
-                f"batch size {self.batch_size} does not divide over {self.process_count} processes: "
-                "it must be a positive multiple of their number"
+                f"The batch size {self.batch_size} cannot be divided among {self.process_count} processes: "
+                "it must be a positive multiple of their number."
             )
         if not 0 <= self.process_index < self.process_count:
-            raise ValueError(f"process_index={self.process_index} must be in 0..{self.process_count - 1}")
+            raise ValueError(f"process_index is {self.process_index}: it must be in 0..{self.process_count - 1}.")
         if min(self.workers, self.threads) < 0:
-            raise ValueError(f"workers={self.workers} and threads={self.threads} must not be negative")
+            raise ValueError(f"loader.workers={self.workers} and loader.threads={self.threads} must not be negative.")
         if self.order not in ("", "stream"):
-            raise ValueError(f"order={self.order!r} must be 'stream' or ''")
+            raise ValueError(f"loader.order is {self.order!r}: it must be 'stream' or ''.")
         if not len(self.source):
-            raise ValueError("the data set is empty: at least one example is needed")
+            raise ValueError("The data set is empty: at least one example is needed.")
 
     def _rows(self) -> np.ndarray:
-        """This process's rows of a global batch: a contiguous part, so that parts concatenate."""
+        """Return this process's rows of a global batch: a contiguous part, so that parts concatenate."""
         rows = self.batch_size // self.process_count
         return self.process_index * rows + np.arange(rows)
 
     def _positions(self, number: int) -> np.ndarray:
-        """Positions of this process's rows of global batch `number`, batch after batch."""
+        """Return the positions of this process's rows of global batch `number` in the stream of examples."""
         return number * self.batch_size + self._rows()
 
     def _ahead(self, start: int, stop: int) -> Iterator[Batch]:
-        """Batches start..stop-1 in order, made ahead by Grain's worker processes and threads if asked for."""
+        """Yield batches start..stop-1; Grain's worker processes and threads, if any, read ahead."""
         if not self.workers and not self.threads:
             yield from map(self.__getitem__, range(start, stop))
             return
-        import grain  # Here, because it imports JAX where that is installed.
+        import grain  # imported here because it imports JAX where that is installed
         from absl import flags
 
-        if not flags.FLAGS.is_parsed():  # Grain's workers read its flags, which only an absl main has parsed.
+        if not flags.FLAGS.is_parsed():  # Grain's workers read its flags, which only absl's main parses
             flags.FLAGS.mark_as_parsed()
         options = grain.ReadOptions(num_threads=self.threads, prefetch_buffer_size=2 * self.threads)
         batches = grain.MapDataset.range(start, stop).map(self.__getitem__).to_iter_dataset(options)
@@ -89,8 +124,11 @@ class _Batches:
 
 
 def _depend(index, count):
-    """Makes a worker end when its run does, and not before: a signal to all processes of a run is the run's to answer,
-    which still needs batches; of a run that was killed nobody else would end the workers."""
+    """Make a worker process end when its run ends, and not before.
+
+    A signal to all processes of a run is handled by the run itself, which still needs batches. If the run is killed,
+    the worker must end by itself.
+    """
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     run = multiprocessing.parent_process()
@@ -101,17 +139,17 @@ def _depend(index, count):
 class TrainBatches(_Batches):
     """Endless training batches; `batches[n]` is this process's part of the batch of step n (0-based).
 
-    The stream is the source in a new order in each epoch, epoch after epoch without a gap, so a batch may straddle two.
-    The global batch of a step is the same for any number of processes, workers and threads. In the order "stream" each
-    row goes through the source in its own order, over and over, the rows starting evenly spread: row b of a batch goes
-    on where row b of the batch before ended.
+    The examples come in a new order in each epoch; a batch may contain the end of one epoch and the beginning of the
+    next. The global batch of a step is the same for any number of processes, workers and threads. With order
+    "stream", the rows start evenly spread over the source, and row b of a batch continues where row b of the previous
+    batch ended.
 
-    With `buckets`, rising lengths, a batch has examples of about one length, and its sequences are cut to the shortest
-    bucket that they fit in: each bucket is a stream of its own, and in every round of steps, in a new order, it has as
-    many batches as its part of the source is.
+    With `buckets`, a batch has examples of about one length, and its sequences are cut to the shortest bucket that they
+    fit in. Each bucket is a stream of its own. Its share of the batches in each round of steps is its share of the
+    examples; the order of the batches in a round is random.
 
-    With `repeats`, a batch has as many copies of each of its examples, which are not neighbours in it, each with a key
-    of its own for the transform: repeated augmentation (arXiv 1901.09335). A pass takes so many epochs then.
+    With `repeats`, a batch has that many copies of each of its examples, each with its own key for the transform
+    (repeated augmentation, arXiv 1901.09335). A pass over the source then takes `repeats` epochs.
     """
 
     seed: int
@@ -121,18 +159,18 @@ class TrainBatches(_Batches):
     def __post_init__(self):
         super().__post_init__()
         if list(self.buckets) != sorted(set(self.buckets)) or any(bound < 1 for bound in self.buckets):
-            raise ValueError(f"buckets={self.buckets} must be rising lengths")
+            raise ValueError(f"loader.buckets is {self.buckets}: it must be lengths in rising order.")
         if self.repeats < 1:
-            raise ValueError(f"repeats={self.repeats} must be at least 1")
+            raise ValueError(f"loader.repeats is {self.repeats}: it must be at least 1.")
 
     @property
     def examples_per_epoch(self) -> int:
-        """The number of examples in one pass over the source; with buckets, in one round."""
+        """The number of examples in one pass over the source, or with buckets in one round."""
         return self.batch_size * int(self._rounds[-1]) if self.buckets else len(self.source)
 
     @property
     def lengths(self) -> dict[int | None, float]:
-        """The part of the batches that each bucket has, by its length; None is whole sequences."""
+        """The fraction of the batches in each bucket, by its length; None stands for the full length."""
         shares = np.diff(self._rounds, prepend=0) / self._rounds[-1] if self.buckets else [1.0]
         return {length: float(share) for length, share in zip((*self.buckets, None), shares) if share}
 
@@ -168,32 +206,32 @@ class TrainBatches(_Batches):
 
     @cached_property
     def _members(self) -> list[np.ndarray]:
-        """The examples of each bucket that has any."""
+        """The indices of the examples of each bucket."""
         bucket = np.searchsorted(self.buckets, self.source.lengths)
         return [np.flatnonzero(bucket == number) for number in range(len(self.buckets) + 1)]
 
     @cached_property
     def _rounds(self) -> np.ndarray:
-        """How many batches of a round are of the buckets up to each."""
+        """The cumulative number of batches of the buckets in a round."""
         counts = np.array([len(members) for members in self._members])
         return np.cumsum(np.maximum(np.rint(counts / self.batch_size).astype(int), counts > 0))
 
     def iterate(self, start: int = 0) -> Iterator[Batch]:
-        """The batches of steps start, start + 1, ... without end."""
+        """Yield the batches of steps start, start + 1, ... without end."""
         return self._ahead(start, sys.maxsize)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationBatches(_Batches):
-    """One pass over the source in its own order, every example once; the last batch is padded with `mask` False.
+    """One pass over the source in its own order; the last batch is padded with examples whose `mask` is False.
 
-    Every process yields the same number of batches. It can be iterated again and again. In the order "stream" each row
-    has a part of the source for itself: row b of a batch goes on where row b of the batch before ended.
+    Every process yields the same number of batches. With order "stream", each row has a contiguous part of the source:
+    row b of a batch continues where row b of the previous batch ended.
     """
 
     @property
     def num_examples(self) -> int:
-        """The number of examples, padding not counted."""
+        """The number of examples without padding."""
         return len(self.source)
 
     def __len__(self) -> int:

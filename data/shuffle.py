@@ -1,7 +1,7 @@
-"""Counter-based randomness: every number is a function of its position, so any position costs the same to reach.
+"""Counter-based random numbers: each is a function of its position, so that any position is reached at the same cost.
 
-Grain's own shuffle maps one index at a time (about 50 microseconds each) and stops at 2^32 examples; this one maps
-those of a whole batch at once and has no such limit.
+Grain's shuffle maps one index at a time (about 50 microseconds each) and is limited to 2^32 examples; this one maps the
+indices of a whole batch at once and has no such limit.
 """
 
 import numpy as np
@@ -11,38 +11,38 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mix(values: np.ndarray) -> np.ndarray:
-    """Hashes uint64 [...] to uint64 [...], one to one: the finaliser of SplitMix64 (Steele et al., 2014)."""
+    """Hash uint64 [...] to uint64 [...] one to one, by the finaliser of SplitMix64 (Steele et al., 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 def keys(positions: np.ndarray, seed: int) -> np.ndarray:
-    """One uint64 key for each of the positions [N] of the stream that `seed` names."""
+    """Return a uint64 key for each of the positions [N] of the stream that `seed` names."""
     return mix(positions.astype(np.uint64) * _GOLDEN + mix(np.array([seed % 2**64], np.uint64)))
 
 
 def fold(parent: np.ndarray, number: int) -> np.ndarray:
-    """Independent keys [N] derived from the keys `parent` [N] for the use called `number`."""
+    """Derive independent keys [N] from the keys `parent` [N] for use number `number`."""
     return mix(parent + _GOLDEN * np.arange(number + 1, number + 2, dtype=np.uint64))
 
 
 def draw(parent: np.ndarray, count: int) -> np.ndarray:
-    """Random uint64 [N, `count`] of the keys `parent` [N]."""
+    """Draw random uint64 [N, count] from the keys `parent` [N]."""
     return mix(parent[:, None] + _GOLDEN * np.arange(1, count + 1, dtype=np.uint64))
 
 
 def generator(key: np.uint64) -> np.random.Generator:
-    """NumPy's random numbers for one example."""
+    """Return NumPy's generator of random numbers for one key."""
     return np.random.Generator(np.random.Philox(key=int(key)))
 
 
 def permute(positions: np.ndarray, length: int, seed: int) -> np.ndarray:
-    """Indices int64 [N] of the examples at `positions` int64 [N] of an endless stream over `length` examples, in which
-    each epoch is a permutation of its own.
+    """Return the indices int64 [N] at `positions` int64 [N] of an endless stream, in which each epoch permutes `length`
+    examples anew.
 
-    An alternating Feistel network over Z_a x Z_b with ab >= length; results past the end walk on along their cycle
-    (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+    It is an alternating Feistel network over Z_a x Z_b with ab >= length, applied again to results that are `length` or
+    more (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
     """
     epoch, index = np.divmod(positions, length)
     round_keys = keys(epoch, seed)

@@ -1,6 +1,6 @@
-"""ALBERT (arXiv 1909.11942): BERT whose layers share their parameters, and whose word vectors are small.
+"""ALBERT (arXiv 1909.11942): BERT with shared layers and factorised embeddings.
 
-The second task of "pretraining" tells whether two segments are in order (0) or swapped (1).
+The second task of "pretraining" is to tell whether two segments are in order (0) or swapped (1).
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class GroupedStack(nn.Module):
     """Consecutive groups of layers; the layers of a group share their parameters (section 4.4 of the paper).
 
     Attributes:
-        stack: makes a stack of so many layers that share their parameters.
+        stack: makes a stack of a number of layers that share their parameters.
         depth: number of layers, L.
         num_groups: number of groups, of sizes that are as equal as possible.
     """
@@ -44,10 +44,10 @@ class GroupedStack(nn.Module):
 
 @MODELS.register("albert")
 class ALBERT(BERT):
-    """BERT with L applications of one layer, or of a few: width costs parameters, depth does not.
+    """BERT with L applications of one layer, or of a few.
 
     Attributes:
-        embed_width: E, width of the word, position and segment vectors, which are then projected to D.
+        embed_width: E, the size of the embeddings, which are projected to D.
         num_groups: number of groups of consecutive layers that share their parameters.
     """
 
@@ -59,9 +59,16 @@ class ALBERT(BERT):
     }
 
     vocab_size: int = 30_000
-    head: Literal["none", "pooler", "masked_lm", "pretraining", "classification", "tagging", "span", "choice"] = (
-        "pretraining"
-    )
+    head: Literal[
+        "none",
+        "pooler",
+        "masked_lm",
+        "pretraining",
+        "classification",
+        "token_classification",
+        "question_answering",
+        "choice",
+    ] = "pretraining"
     activation: Activation = "gelu_tanh"
     embed_width: int = 128
     num_groups: int = 1

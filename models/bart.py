@@ -20,28 +20,28 @@ from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import Learned, sinusoidal
 from lineage.models.registry import MODELS
 
-# The first rows of its position tables are never read: fairseq counts positions from the padding token's id on.
+# The first rows of its position tables are unused: fairseq counts positions from the padding token's id on.
 UNUSED = 2
 
 
 @MODELS.register("bart")
 class BART(EncoderDecoder):
-    """Text to text: tokens of the input and of the output so far in, logits of the next token out.
+    """An encoder-decoder: logits of the next token from the input and the output so far.
 
     The decoder starts with token 2, the end of text.
 
     Attributes:
         vocab_size: V, of the input and the output.
-        max_length: the longest sequence on either side.
+        max_length: length of the longest input and of the longest output.
         depth, decoder_depth: L, of the encoder and of the decoder; `decoder_depth` None is `depth`.
         width, num_heads, mlp_dim: D, H and F; mlp_dim None is 4 D.
         activation: a name of `ACTIVATIONS`.
-        scale_embedding: multiply token vectors by sqrt(D), as Marian and mBART do.
+        scale_embedding: whether token embeddings are multiplied by sqrt(D), as in Marian and mBART.
         position: "learned" positions, or Marian's fixed "sinusoidal" ones.
-        embed_norm: normalise the embeddings, as Marian does not.
-        logits_bias: add a bias to the logits, as checkpoints of `transformers` may.
-        dropout: rate on embeddings and what each part adds.
-        attention_dropout, activation_dropout: on attention weights and hidden layers.
+        embed_norm: whether the embeddings are normalised; Marian's are not.
+        logits_bias: whether a bias is added to the logits, as in checkpoints of `transformers`.
+        dropout: rate on embeddings and the output of each sublayer.
+        attention_dropout, activation_dropout: rates on attention weights and on hidden layers.
         remat, unroll: see `Stack`.
         attend: name of the strategy of attention, see `STRATEGIES`.
     """

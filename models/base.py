@@ -77,6 +77,8 @@ class Model(nn.Module):
         has_patch_attention: whether attention weights are between all patches of an image, in row order.
         has_class_token: whether a class token comes before the patches.
         uses_batch_statistics: whether norms average over all tokens of a batch, so that padding must be masked.
+        takes_own_rate: whether the call takes `own_rate`, the fraction of the tokens that the model replaces by its own
+            predictions (scheduled sampling).
         depth, width, patch_size: L, D, and the side of a patch in pixels, where there is one.
         max_length: length of the longest sequence; None is unlimited.
         attend: name of the strategy of attention, see `layers.attention.STRATEGIES`.
@@ -94,6 +96,7 @@ class Model(nn.Module):
     has_patch_attention = False
     has_class_token = False
     uses_batch_statistics = False
+    takes_own_rate = False
     depth = 0
     width = 0
     patch_size = 1
@@ -184,7 +187,7 @@ class Model(nn.Module):
     def states_from(self, sown: Mapping[str, tuple[Any, ...]]) -> HiddenStates:
         """Return the hidden states among what a forward pass has sown, by path; see `hidden_states`."""
         found = HiddenStates({}, {}, {})
-        for group in self.layer_groups:
+        for group in [group for group in self.layer_groups if group.side != "backbone"]:
             for name in (f"{group.side}_embedding", "embedding"):
                 if name in sown:
                     found.embedding.setdefault(group.side, sown[name][0])

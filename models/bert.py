@@ -1,4 +1,4 @@
-"""BERT (arXiv 1810.04805): a bidirectional, post-norm Transformer encoder, and a small head for each task.
+"""BERT (arXiv 1810.04805): a bidirectional, post-norm Transformer encoder with a small head for each task.
 
 Its descendants are the same encoder with other settings: `roberta.py`, `distilbert.py`, `albert.py`, `electra.py`,
 `bigbird.py`.
@@ -23,37 +23,39 @@ from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import Learned
 from lineage.models.registry import MODELS
 
-# Heads that predict words, heads that read the pooled first token, and how many outputs their classifiers have.
+# Heads that predict tokens, heads that read the pooled first token, and the numbers of outputs of their classifiers.
 WORDS = ("masked_lm", "pretraining")
 POOLED = ("pooler", "pretraining", "next_sentence", "classification", "choice")
-OUTPUTS = {"none": 0, "pooler": 0, "masked_lm": 0, "pretraining": 2, "next_sentence": 2, "span": 2}
+OUTPUTS = {"none": 0, "pooler": 0, "masked_lm": 0, "pretraining": 2, "next_sentence": 2, "question_answering": 2}
 OUTPUTS |= {"choice": 1, "replaced": 1}
 
 
 @MODELS.register("bert")
 class BERT(Model):
-    """Tokens in, what the head says out:
+    """An encoder of token sequences. The output depends on the head:
 
-    - "none": the last layer's vectors [B, T, D].
+    - "none": the last hidden states [B, T, D].
     - "pooler": these and the pooled vector of the first token [B, D].
-    - "masked_lm": logits of each word [B, T, V].
+    - "masked_lm": logits of each token [B, T, V].
     - "pretraining": these and logits [B, 2] of the second segment following the first (0) or not (1).
-    - "next_sentence": the latter alone.
-    - "classification": logits of the text's or the pair's class [B, V].
-    - "tagging": logits of each token's class [B, T, V].
-    - "span": logits of the answer's first and last token [B, T, 2].
+    - "next_sentence": the logits [B, 2] alone.
+    - "classification": logits of the class of the text or of the pair [B, V].
+    - "token_classification": logits of each token's class [B, T, V].
+    - "question_answering": logits of the answer's first and last token [B, T, 2].
     - "choice": a logit for each of N texts [B, N].
 
     Attributes:
-        vocab_size: how many tokens there are.
-        max_length: the longest sequence.
-        num_segments: kinds of segments; 0 leaves their vectors out.
+        vocab_size: number of different tokens.
+        max_length: length of the longest sequence.
+        num_segments: number of segments that embeddings tell apart; 0 leaves the segment embeddings out.
         depth, width, num_heads, mlp_dim: L, D, H and F; mlp_dim None is 4 D.
-        head, num_classes: the task, and V of "classification" and "tagging".
+        head: task, see above.
+        num_classes: V of "classification" and "token_classification".
         activation: a name of `ACTIVATIONS`.
         epsilon: of every LayerNorm.
-        dropout: rate on embeddings, attention weights and what each part adds.
-        head_dropout: rate on what "classification", "tagging" and "choice" read; None is `dropout`.
+        dropout: rate on embeddings, attention weights and the output of each sublayer.
+        head_dropout: rate before the classifier of "classification", "token_classification" and "choice"; None is
+            `dropout`.
         remat, unroll: see `Stack`.
         attend: name of the strategy of attention, see `STRATEGIES`.
     """
@@ -66,7 +68,7 @@ class BERT(Model):
         "base": {"depth": 12, "width": 768, "num_heads": 12},
         "large": {"depth": 24, "width": 1024, "num_heads": 16},
     }
-    FROM_DATA = ("vocab_size", "max_length")
+    FROM_DATA = ("vocab_size", "max_length", "head")
 
     vocab_size: int = 30_522
     max_length: int = 512
@@ -76,7 +78,15 @@ class BERT(Model):
     num_heads: int = 12
     mlp_dim: int | None = None
     head: Literal[
-        "none", "pooler", "masked_lm", "pretraining", "next_sentence", "classification", "tagging", "span", "choice"
+        "none",
+        "pooler",
+        "masked_lm",
+        "pretraining",
+        "next_sentence",
+        "classification",
+        "token_classification",
+        "question_answering",
+        "choice",
     ] = "pretraining"
     num_classes: int = 2
     activation: Activation = "gelu"
@@ -92,10 +102,10 @@ class BERT(Model):
     # The descendants differ in these.
     attention = Attention
     embed_width = None  # E; None is D, without a projection
-    first_position = 0  # the position table's row of the first token
+    first_position = 0  # row of the position table for the first token
     pooler_activation = staticmethod(jnp.tanh)
     words_activation = None  # between the two projections of "masked_lm"; None is `activation`
-    dropout_first = False  # on the embeddings, before their norm
+    dropout_first = False  # dropout on the embeddings comes before their norm
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -142,14 +152,14 @@ class BERT(Model):
         positions: Int[Array, "*#B T"] | None = None,
         places: Int[Array, "*B M"] | None = None,
     ) -> Float[Array, "..."] | tuple[Float[Array, "..."], Float[Array, "..."]]:
-        """What the head says, see the class.
+        """Return the output of the head, see the class.
 
         Args:
-            tokens: at most `max_length` in a row, the first of which stands for all; [B, N, T] for "choice".
-            segments: which text of a pair a token is of; the first when None.
-            mask: True = a real token; nothing attends to the others.
+            tokens: at most `max_length` in a row, of which the first represents the text; [B, N, T] for "choice".
+            segments: number of the text of a pair that a token belongs to; 0 when None.
+            mask: True for real tokens; nothing attends to the others.
             positions: of the tokens; 0 to T-1 when None.
-            places: of the only words to predict, which makes logits [B, M, V].
+            places: positions of the only tokens to predict, which makes the logits [B, M, V].
 
         Raises:
             ValueError: the sequence is longer than the model's.
@@ -165,7 +175,7 @@ class BERT(Model):
         mask: Bool[Array, "*B T"] | None = None,
         positions: Int[Array, "*#B T"] | None = None,
     ) -> Float[Array, "*B T D"]:
-        """The last layer's vectors."""
+        """Return the last hidden states."""
         *batch, length = tokens.shape
         if length > self.max_length:
             raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}.")
@@ -182,24 +192,24 @@ class BERT(Model):
         return x.reshape(*batch, length, self.width)
 
     def make_stack(self, stack: Callable[..., nn.Module]) -> nn.Module:
-        """Return the encoder's layers; `stack` makes some from their number."""
+        """Return the encoder's layers; `stack` makes a stack of a number of layers."""
         return stack(self.depth)
 
     def each_layer(self, length: int) -> dict[str, Any] | None:
-        """What each layer is given of its own for a sequence of so many tokens, with a layer axis."""
+        """Return inputs that differ between layers, with a leading layer axis, for sequences of a length."""
 
     def positions(self, tokens: Int[Array, "*B T"]) -> Int[Array, "*#B T"]:
-        """Where tokens stand unless told."""
+        """Return the default positions of tokens."""
         return jnp.arange(tokens.shape[-1]).reshape(*[1] * (tokens.ndim - 1), -1)
 
     def pool(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B D"]:
-        """One vector of a text from its first token's."""
+        """Return a vector of each text, made of its first token's."""
         return self.pooler_activation(self.pooler(x[..., 0, :]))
 
     def read(
         self, x: Float[Array, "*B T D"], places: Int[Array, "*B M"] | None = None
     ) -> Float[Array, "..."] | tuple[Float[Array, "..."], Float[Array, "..."]]:
-        """What the head says of the encoder's vectors."""
+        """Return the output of the head for the last hidden states."""
         if self.head in ("none", "pooler"):
             return x if self.head == "none" else (x, self.pool(x))
         if self.head in WORDS:
@@ -207,14 +217,14 @@ class BERT(Model):
             words = self.masked_lm(chosen, self.embed)
             return words if self.head == "masked_lm" else (words, self.classifier(self.pool(x)))
         x = self.pool(x) if self.head in POOLED else x
-        if self.head not in ("next_sentence", "span"):
+        if self.head not in ("next_sentence", "question_answering"):
             x = self.classifier_dropout(x, deterministic=not self.has_rng("dropout"))
         logits = self.classifier(x)
         return logits[..., 0] if self.head == "choice" else logits
 
 
 class MaskedLM(nn.Module):
-    """Logits of words: a layer, then the product with the words' own vectors, and a bias for each word."""
+    """Head of masked language modelling: a layer, the product with the token embeddings, and a bias for each token."""
 
     activation: Callable
     norm: Callable[..., nn.Module]

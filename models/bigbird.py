@@ -59,7 +59,15 @@ class BigBird(BERT):
 
     vocab_size: int = 50_358
     max_length: int = 4096
-    head: Literal["none", "pooler", "masked_lm", "pretraining", "classification", "tagging", "choice"] = "pretraining"
+    head: Literal[
+        "none",
+        "pooler",
+        "masked_lm",
+        "pretraining",
+        "classification",
+        "token_classification",
+        "choice",
+    ] = "pretraining"
     activation: Activation = "gelu_tanh"
     attention_type: Literal["block_sparse", "original_full"] = "block_sparse"
     block_size: int = 64

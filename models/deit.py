@@ -1,4 +1,4 @@
-"""DeiT (arXiv 2012.12877): a ViT with a token that learns from a teacher, as the class token does from labels."""
+"""DeiT (arXiv 2012.12877): a ViT with a distillation token, whose classifier learns from a teacher."""
 
 from typing import ClassVar
 
@@ -11,21 +11,22 @@ from lineage.models.vit import ViT
 
 @MODELS.register("deit")
 class DeiT(ViT):
-    """A ViT with pooling "token" and two heads; its output tokens are the class's, the teacher's and the patches'.
+    """A ViT with pooling "token" and two classifiers, of the class token and of the distillation token.
 
-    Attributes (beside those of a ViT):
-        distillation_head: False leaves out the head that learns from the teacher.
+    Attributes:
+        distillation_head: whether there is a classifier of the distillation token, which learns from a teacher.
     """
 
-    distillation_head: bool = True
-
     VARIANTS: ClassVar = {name: ViT.VARIANTS[name] for name in ("mu", "Ti", "S", "B")}
+
+    distillation_head: bool = True
 
     SPECIAL = ("class_token", "distillation_token")
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        return ("classes", "distilled_classes") if self.num_classes else ("features",)
+        distilled = ("distilled_classes",) if self.distillation_head else ()
+        return ("classes", *distilled) if self.num_classes else ("features",)
 
     def setup(self):
         super().setup()

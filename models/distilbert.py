@@ -1,4 +1,4 @@
-"""DistilBERT (arXiv 1910.01108): BERT at half its depth, taught by BERT, without segments and pooler."""
+"""DistilBERT (arXiv 1910.01108): BERT at half its depth, without segments and pooler, trained by distillation."""
 
 from typing import ClassVar, Literal
 
@@ -10,12 +10,19 @@ from lineage.models.registry import MODELS
 
 @MODELS.register("distilbert")
 class DistilBERT(BERT):
-    """BERT without segments. The classifiers' extra layer, which takes the pooler's place, has a ReLU."""
+    """BERT without segments. The classifiers have a layer with a ReLU in the place of the pooler."""
 
     VARIANTS: ClassVar = {"base": {"depth": 6, "width": 768, "num_heads": 12}}
 
     num_segments: int = 0
     depth: int = 6
-    head: Literal["none", "masked_lm", "classification", "tagging", "span", "choice"] = "masked_lm"
+    head: Literal[
+        "none",
+        "masked_lm",
+        "classification",
+        "token_classification",
+        "question_answering",
+        "choice",
+    ] = "masked_lm"
 
     pooler_activation = staticmethod(jax.nn.relu)

@@ -1,6 +1,6 @@
-"""ELECTRA (arXiv 2003.10555): a small generator fills in words, and a discriminator finds the wrong ones.
+"""ELECTRA (arXiv 2003.10555): a discriminator detects the tokens that a small generator has replaced.
 
-The generator is the model with the head "masked_lm" and the discriminator the one with "replaced".
+The generator is the model with the head "masked_lm", the discriminator the one with "replaced".
 """
 
 from typing import ClassVar, Literal
@@ -16,11 +16,11 @@ from lineage.models.registry import MODELS
 
 @MODELS.register("electra")
 class ELECTRA(BERT):
-    """BERT with one more head, "replaced": the logit [B, T] of each token being another than in the text.
+    """BERT with one more head, "replaced": the logit [B, T] of each token being a replaced one.
 
     Attributes:
-        embed_width: E, of the words', positions' and segments' vectors, which are then projected to D; None is D,
-            without a projection. The generator has its discriminator's vectors.
+        embed_width: E, the size of the embeddings, which are projected to D; None is D, without a projection. The
+            generator's embeddings are its discriminator's.
     """
 
     VARIANTS: ClassVar = {
@@ -32,7 +32,15 @@ class ELECTRA(BERT):
         "large_generator": {"depth": 24, "width": 256, "num_heads": 4, "embed_width": 1024, "head": "masked_lm"},
     }
 
-    head: Literal["none", "masked_lm", "replaced", "classification", "tagging", "span", "choice"] = "replaced"
+    head: Literal[
+        "none",
+        "masked_lm",
+        "replaced",
+        "classification",
+        "token_classification",
+        "question_answering",
+        "choice",
+    ] = "replaced"
     embed_width: int | None = None
 
     pooler_activation = words_activation = staticmethod(gelu)
@@ -43,7 +51,7 @@ class ELECTRA(BERT):
             self.detector = Linear((self.width,), kernel_init=nn.initializers.truncated_normal(0.02))
 
     def read(self, x: Float[Array, "*B T D"], places: Int[Array, "*B M"] | None = None) -> Float[Array, "..."]:
-        """What the head says of the encoder's vectors."""
+        """Return the output of the head for the last hidden states."""
         if self.head != "replaced":
             return super().read(x, places)
         return self.classifier(ACTIVATIONS[self.activation](self.detector(x)))[..., 0]

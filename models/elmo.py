@@ -20,14 +20,14 @@ from lineage.models.registry import MODELS
 class ELMo(Model):
     """Two stacks of LSTMs over the same tokens' vectors, one reading forward and one backward, with one output layer.
 
-    What the published models clip, memories and outputs to -3..3, is left free.
+    The published models clip memories and outputs to -3..3; this one does not.
 
     Attributes:
         vocab_size: V.
-        depth: L, the LSTMs of each direction; what one adds to its input goes to the next.
-        width: D, of the tokens' vectors and of what comes out of each LSTM.
-        cell_dim: F, of the LSTMs' memories.
-        dropout: rate on what goes into each LSTM and into the output layer.
+        depth: L, LSTMs of each direction, with residual connections.
+        width: D, of the embeddings and of the output of each LSTM.
+        cell_dim: F, size of the LSTMs' memories.
+        dropout: rate on the inputs of each LSTM and of the output layer.
     """
 
     VARIANTS: ClassVar = {  # as published, but for the characters that the first layer was made of
@@ -64,11 +64,11 @@ class ELMo(Model):
     def __call__(
         self, tokens: Int[Array, "B T"], *, mask: Bool[Array, "B T"] | None = None
     ) -> tuple[Float[Array, "B T V"], Float[Array, "B T V"]]:
-        """Logits of the token after each one, from it and those before; and of the one before, from it and those after.
+        """Return logits of the token after each one and of the one before, given the tokens on the other side.
 
         Args:
-            tokens: what is read.
-            mask: True = a real token; the others change no state.
+            tokens: the text.
+            mask: True for real tokens; the others change no state.
         """
         ahead, back = jnp.split(self.features(tokens, mask=mask)[-1], 2, axis=-1)
         return self.head(self._dropped(ahead)), self.head(self._dropped(back))
@@ -76,7 +76,7 @@ class ELMo(Model):
     def features(
         self, tokens: Int[Array, "B T"], *, mask: Bool[Array, "B T"] | None = None
     ) -> Float[Array, "layers B T features"]:
-        """All L + 1 layers, the tokens' vectors first: of each the forward and the backward half, side by side."""
+        """Return the embeddings and the outputs of the L layers, both directions concatenated."""
         ahead = back = self.embed(tokens)
         layers = [jnp.concatenate([ahead, back], axis=-1)]
         for i, (forward, backward) in enumerate(zip(self.forward, self.backward)):
@@ -95,7 +95,7 @@ class ELMo(Model):
 
 
 class ScalarMix(nn.Module):
-    """gamma times the mean of a model's layers, weighted by a softmax: both are learned with the task (equation 1)."""
+    """Learned mixture of a model's layers: gamma times their mean, weighted by a softmax (equation 1)."""
 
     @nn.compact
     def __call__(self, layers: Float[Array, "L *B D"]) -> Float[Array, "*B D"]:

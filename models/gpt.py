@@ -21,16 +21,16 @@ from lineage.models.registry import MODELS
 
 @MODELS.register("gpt")
 class GPT(DecoderOnly):
-    """A language model: tokens in, logits of the next token out.
+    """A language model: logits of the next token from the tokens so far.
 
     Attributes:
         vocab_size: V.
-        max_length: the longest sequence, the size of the position table.
+        max_length: length of the longest sequence, the size of the position table.
         depth, width, num_heads, mlp_dim: L, D, H and F; mlp_dim None is 4 D.
         activation: a name of `ACTIVATIONS`.
         epsilon: of every LayerNorm.
-        use_bias: GPT-2's projections and norms have biases; nanoGPT's recipes leave them out.
-        dropout: rate on embeddings, attention weights and what each part adds.
+        use_bias: whether projections and norms have biases, as in GPT-2; nanoGPT's recipes leave them out.
+        dropout: rate on embeddings, attention weights and the output of each sublayer.
         remat, unroll: see `Stack`.
         attend: name of the strategy of attention, see `STRATEGIES`.
     """

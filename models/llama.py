@@ -1,7 +1,7 @@
 """Llama (Touvron et al. 2023, arXiv 2302.13971, 2307.09288, 2407.21783) and Mistral (arXiv 2310.06825).
 
-GPT's decoder with four changes: RMSNorm, rotary positions, a gated feed-forward layer and no biases. Heads may share
-keys and values in groups, and with `window` a layer sees the last tokens alone (L layers still see L times as far).
+GPT's decoder with four changes: RMSNorm, rotary positions, a gated MLP and no biases. Heads may share keys and values
+in groups (grouped-query attention), and `window` limits how far a layer looks back (sliding-window attention).
 """
 
 import math
@@ -28,23 +28,23 @@ LLAMA3 = {"vocab_size": 128_256, "max_length": 8192, "rope_base": 500_000.0}
 
 @MODELS.register("llama")
 class Llama(DecoderOnly):
-    """A language model: tokens in, logits of the next token out.
+    """A language model: logits of the next token from the tokens so far.
 
     Attributes:
         vocab_size: V.
-        max_length: the longest sequence.
+        max_length: length of the longest sequence.
         depth, width, num_heads: L, D and H.
         num_kv_heads: key/value heads, K; None is H. The cache is smaller by H / K.
         head_size: C; None is D / H.
         mlp_dim: F; None is 8/3 D, rounded up to a multiple of 256: as many weights as GPT's two matrices of 4 D.
-        window: each token sees itself and the window - 1 before it; None is all.
-        tied: logits are inner products with the embedding's own table.
+        window: number of tokens that each one attends to, itself included; None is all.
+        tied: whether the embedding is the output projection too.
         rope_base: the slowest rotary frequency is about 1 / base.
         rope_scaling, rope_factor, rope_length, rope_turns: how the frequencies are slowed for sequences `rope_factor`
             times as long as the training's `rope_length`, see `stretched`; "default" leaves them.
         activation: a name of `ACTIVATIONS`.
         epsilon: of every RMSNorm.
-        dropout: rate on embeddings, attention weights and what each part adds.
+        dropout: rate on embeddings, attention weights and the output of each sublayer.
         remat, unroll: see `Stack`.
         attend: name of the strategy of attention, see `STRATEGIES`.
     """

@@ -1,4 +1,4 @@
-"""The masked autoencoder (arXiv 2111.06377): a ViT that sees some patches, and a small one that paints the rest."""
+"""The masked autoencoder (arXiv 2111.06377): a ViT encodes some patches, and a small decoder predicts the others."""
 
 from typing import ClassVar, Literal
 
@@ -15,11 +15,11 @@ from lineage.models.vit import ViT
 
 @MODELS.register("mae")
 class MAE(ViT):
-    """A ViT's encoder, whose parameters a `ViT` with position "mae" can go on with, and a decoder.
+    """A ViT with a decoder. A `ViT` with position "mae" can start from the parameters of its encoder.
 
-    Attributes (beside those of a ViT):
-        mask_rate: the part of the patches that the encoder does not see: it sees int(P (1 - mask_rate)).
-        normalised: what is to be predicted of a patch is its pixels less their mean, over their deviation.
+    Attributes:
+        mask_rate: fraction of the patches that is masked: the encoder is given int(P (1 - mask_rate)) patches.
+        normalised: whether the target of a patch is normalised by the mean and standard deviation of its pixels.
         decoder_depth, decoder_width, decoder_num_heads, decoder_mlp_dim: L, D, H and F of the decoder; mlp_dim None is
             4 D; depth 0 leaves the decoder out.
     """
@@ -62,13 +62,13 @@ class MAE(ViT):
     def __call__(
         self, image: Float[Array, "B height width channels"], noise: Real[Array, "B P"] | None = None
     ) -> tuple[Float[Array, "B Q F"], Bool[Array, "B P"]] | Float[Array, "B *P V"]:
-        """What the model predicts of each patch, and True where it did not see it. It sees those with the least noise.
+        """Return the prediction of each patch, and True where it was masked. Patches with the least noise are kept.
 
-        Without a decoder, the first is what the encoder says of the class token and of what it sees, by its noise.
-        Without noise, what a `ViT` says that sees everything.
+        Without a decoder, the first is the encoder's output for the class token and the kept patches, in the order of
+        their noise. Without noise, return the output of a `ViT`, which is given all patches.
 
         Raises:
-            ValueError: no patch would be seen, or as `ViT` does.
+            ValueError: no patch would be kept, or as `ViT` does.
         """
         if noise is None:
             return super().__call__(image)
@@ -85,9 +85,12 @@ class MAE(ViT):
     def decode(
         self, tokens: Float[Array, "B S D"], rank: Int[Array, "B P"], grid: tuple[int, int]
     ) -> Float[Array, "B P F"]:
-        """What is predicted of the patches of a grid (rows, columns) from the encoder's output tokens.
+        """Return the predictions of all patches.
 
-        `rank` is the place of each patch among these, the class token apart; those that have none are hidden.
+        Args:
+            tokens: the encoder's output.
+            rank: index of each patch among the tokens, without the class token; masked patches have larger ones.
+            grid: rows and columns of patches.
         """
         x = self.decoder_embed(tokens)
         special, side = len(self.special), self.image_size // self.patch_size
@@ -102,15 +105,15 @@ class MAE(ViT):
         return self.decoder_head(x[:, special:])
 
     def target(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B P F"]:
-        """What is to be predicted of each patch."""
+        """Return the target of each patch."""
         return self._normalised(image)[0]
 
     def pictures(
         self, image: Float[Array, "B height width channels"], noise: Real[Array, "B P"]
     ) -> tuple[Float[Array, "B height width channels"], Float[Array, "B height width channels"]]:
-        """The image with the hidden patches at 0, and with them as the model predicts them.
+        """Return the image with the masked patches at 0, and with the predictions in their place.
 
-        If it predicts normalised patches, these get the mean and the deviation that they have in the image.
+        Normalised predictions get the mean and the standard deviation that the patches have in the image.
         """
         predicted, hidden = self(image, noise)
         target, mean, deviation = self._normalised(image)
@@ -119,7 +122,7 @@ class MAE(ViT):
         return tuple(self._image(x, image.shape) for x in found)
 
     def _normalised(self, image):
-        """Patches [B P F] in float32, and the mean and the deviation [B P 1] that they were normalised by."""
+        """Return patches [B P F] in float32, and the mean and standard deviation [B P 1] that normalise them."""
         x = patches(image.astype(jnp.float32), self.patch_size)
         x = x.reshape(len(x), -1, x.shape[-1])
         if not self.normalised:

@@ -1,7 +1,7 @@
-"""Residual networks (arXiv 1512.03385), and Big Transfer's (arXiv 1912.11370): the ViT paper's baseline.
+"""Residual networks (arXiv 1512.03385), and those of Big Transfer (BiT, arXiv 1912.11370).
 
-The stride is in the 3x3 convolution of a bottleneck, as in everyone's code, not in the first 1x1 as in the paper. Big
-Transfer's have group norm, standardised kernels (arXiv 1903.10520) and come after their norms (arXiv 1603.05027).
+The stride of a bottleneck is in its 3x3 convolution, as in common implementations, not in the first 1x1 as in the
+paper. BiT has group norm, standardised kernels (arXiv 1903.10520) and pre-activation (arXiv 1603.05027).
 """
 
 from collections.abc import Mapping
@@ -27,15 +27,17 @@ class ResNet(Model):
 
     Attributes:
         num_classes: V; 0 leaves the classifier out and returns the features that it would see.
-        image_size, channels: of the images, in pixels; the size is only what it is trained with.
+        image_size: of the images in training, in pixels.
+        channels: of the images.
         depths, widths: blocks and channels of each stage; each but the first halves the resolution.
-        stem, stem_width: "imagenet" is a 7x7 convolution and a pooling that leave a quarter of the resolution, "small"
-            a 3x3 one that leaves it whole; and its channels.
+        stem: "imagenet" is a 7x7 convolution and a pooling, to a quarter of the resolution; "small" is a 3x3
+            convolution at the whole resolution.
+        stem_width: channels of the stem.
         bottleneck: blocks are 1x1, 3x3 and 1x1 convolutions with a quarter of the channels inside, or two 3x3.
-        preactivation: norm and activation come before each convolution, or after it.
+        preactivation: whether norm and activation come before each convolution instead of after it.
         norm: "batch", or "group" with standardised kernels.
         groups: of the group norm.
-        frozen: the batch norm uses its running statistics in training too, and leaves them as they are.
+        frozen: whether the batch norm uses its running statistics in training too, without updating them.
         padding: "symmetric" as PyTorch's, or "same" as TensorFlow's, whose extra pixel is on the right and the bottom.
         epsilon: of every norm.
     """
@@ -100,17 +102,17 @@ class ResNet(Model):
             self.classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.normal(0.01))
 
     def __call__(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B V"]:
-        """Logits of the classes (or the features [B, D] without a classifier)."""
+        """Return logits of the classes, or features [B, D] without a classifier."""
         x = self.encode(image).mean(axis=(1, 2))
         return self.classifier(x) if self.num_classes else x
 
     def encode(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B h w D"]:
-        """The last stage's map, activated."""
+        """Return the last stage's map, after the activation."""
         x = self.features(image)[-1]
         return nn.relu(self.outer_norm(x)) if self.preactivation else x
 
     def features(self, image: Float[Array, "B height width channels"]) -> tuple[Float[Array, "B _ _ _"], ...]:
-        """Each stage's map.
+        """Return the map of each stage.
 
         Raises:
             ValueError: the image has other channels than the model.
@@ -158,7 +160,7 @@ class Conv(nn.Module):
 
 
 def _pads(x, size, stride, padding):
-    """How many pixels of zeros come before and after each axis of x [B, h, w, c]."""
+    """Return the numbers of zeros before and after each axis of x [B, h, w, c]."""
     pads = [(size // 2, size // 2)] * 2
     if padding == "same":
         pads = jax.lax.padtype_to_pads(x.shape[1:3], (size,) * 2, (stride,) * 2, "SAME")
@@ -166,11 +168,12 @@ def _pads(x, size, stride, padding):
 
 
 class Residual(nn.Module):
-    """A few convolutions, added to the input, which is projected where the shape changes; see `ResNet`.
+    """A residual block: convolutions added to the input, which is projected where the shape changes; see `ResNet`.
 
     Attributes:
-        conv, norm: what makes the parts.
-        width, stride: of the output.
+        conv, norm: factories of the parts.
+        width: channels of the output.
+        stride: of the block.
     """
 
     conv: partial

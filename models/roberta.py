@@ -1,4 +1,4 @@
-"""RoBERTa (arXiv 1907.11692): BERT trained longer, on words alone; and XLM-R (arXiv 1911.02116): in 100 languages."""
+"""RoBERTa (arXiv 1907.11692) and XLM-R (arXiv 1911.02116): BERT trained longer, on masked tokens alone."""
 
 from typing import ClassVar, Literal
 
@@ -12,10 +12,10 @@ from lineage.models.registry import MODELS
 
 @MODELS.register("roberta")
 class RoBERTa(BERT):
-    """BERT without a second kind of segment, which counts only real tokens' positions.
+    """BERT with one segment; positions count real tokens only.
 
     Attributes:
-        pad_id: of the padding token, whose position is `pad_id` too: that of the first real token is the one after.
+        pad_id: id and position of the padding token; the first real token's position is the one after.
     """
 
     VARIANTS: ClassVar = {
@@ -25,7 +25,15 @@ class RoBERTa(BERT):
 
     vocab_size: int = 50_265
     num_segments: int = 1
-    head: Literal["none", "pooler", "masked_lm", "classification", "tagging", "span", "choice"] = "masked_lm"
+    head: Literal[
+        "none",
+        "pooler",
+        "masked_lm",
+        "classification",
+        "token_classification",
+        "question_answering",
+        "choice",
+    ] = "masked_lm"
     epsilon: float = 1e-5
     pad_id: int = 1
 
@@ -36,13 +44,13 @@ class RoBERTa(BERT):
         return self.pad_id + 1
 
     def positions(self, tokens: Int[Array, "*B T"]) -> Int[Array, "*B T"]:
-        """The number of real tokens before each one; padding is at -1."""
+        """Return the number of real tokens before each one, and -1 for padding."""
         real = tokens != self.pad_id
         return jnp.where(real, jnp.cumsum(real, axis=-1) - 1, -1)
 
 
 @MODELS.register("xlmr")
 class XLMR(RoBERTa):
-    """RoBERTa with a vocabulary of 100 languages."""
+    """RoBERTa with a vocabulary for 100 languages."""
 
     vocab_size: int = 250_002

@@ -1,8 +1,8 @@
-"""Sequence to sequence with recurrent networks: the way from one fixed vector to attention.
+"""Recurrent sequence-to-sequence models, without attention (arXiv 1409.3215, 1406.1078) and with it.
 
-Without attention the decoder starts from the encoder's last state, and reads it with every token (arXiv 1409.3215,
-1406.1078). Attention lets it read, instead, a mean of the encoder's states, weighted anew for each token: Bahdanau's by
-the decoder's last state (arXiv 1409.0473), Luong's by its present one, after which it is fed on (arXiv 1508.04025).
+Without attention the decoder starts from the encoder's last state and reads it with every token. With attention it
+reads a weighted mean of the encoder's states: Bahdanau's weights depend on the decoder's previous state (arXiv
+1409.0473), Luong's on its present one, and their result is an input of the next step (arXiv 1508.04025).
 """
 
 from collections.abc import Mapping
@@ -28,34 +28,34 @@ LUONG = {"cell": "lstm", "depth": 4, "width": 1000, "bidirectional": False, "dro
 
 @struct.dataclass
 class Annotations:
-    """What the decoder sees of the input, computed once: the encoder's states, as keys and as they are."""
+    """Memory of the decoder, computed once: the encoder's states as keys and as values."""
 
     key: Float[Array, "B S C"]
     value: Float[Array, "B S E"]
     mask: Bool[Array, "B S"]
-    state: Any  # the decoder's first
+    state: Any  # initial state of the decoder
 
     def gather(self, rows: Int[Array, "N"]) -> "Annotations":
-        """The annotations whose row n is this one's row `rows[n]`."""
+        """Return the annotations whose row n is this one's row `rows[n]`."""
         return jax.tree.map(lambda a: a[rows], self)
 
 
 @MODELS.register("seq2seq")
 class Seq2Seq(Model):
-    """A recurrent encoder-decoder: input tokens and the output's first ones in, logits of the output's next ones out.
+    """A recurrent encoder-decoder.
 
     Attributes:
         vocab_size: V, of inputs and outputs.
         cell: "rnn", "gru" or "lstm".
         depth: L, of the encoder and of the decoder.
         width: D, of each state.
-        embed_width: of the tokens' vectors; None is D.
-        bidirectional: the encoder reads from the last token to the first too; from those states the decoder starts.
+        embed_width: size of the embeddings; None is D.
+        bidirectional: whether the encoder also reads backwards; the decoder starts from the backward states.
         attention: "additive" (Bahdanau's), "dot", "general", "concat" (Luong's), or "fixed": none.
-        span: where attention looks: "global" everywhere, "monotonic" around the place of the output token in the input,
-            "predictive" around a place that is predicted (Luong's local-m and local-p).
-        window: how far from its centre a span reaches, in tokens on each side.
-        dropout: rate on the tokens' vectors, between layers and before the logits.
+        span: tokens that attention covers: "global" all, "monotonic" those around the output token's own position,
+            "predictive" those around a predicted position (Luong's local-m and local-p).
+        window: half the width of a local span, in tokens.
+        dropout: rate on embeddings, between layers and before the logits.
     """
 
     VARIANTS: ClassVar = {
@@ -79,6 +79,7 @@ class Seq2Seq(Model):
 
     outputs = ("target_tokens",)
     is_decoder = True
+    takes_own_rate = True
     input_parameters = "^encoder_embed/"
 
     @property
@@ -149,13 +150,13 @@ class Seq2Seq(Model):
         mask: Bool[Array, "B T"] | None = None,
         own_rate: Float[Array, ""] | float | None = None,
     ) -> Float[Array, "B T V"]:
-        """Logits of the token after each of `tokens`, given the whole of `inputs`.
+        """Return logits of the token after each of `tokens`, given the whole of `inputs`.
 
         Args:
-            inputs, tokens: what the encoder and the decoder read.
-            inputs_mask, mask: True = a real token; the others change no state, and nothing attends to them.
-            own_rate: with this probability the decoder reads, in place of a token (not of the first one), one that is
-                drawn from its own prediction (scheduled sampling, arXiv 1506.03099), by the "dropout" rng; None: never.
+            inputs, tokens: tokens of the encoder and of the decoder.
+            inputs_mask, mask: True for real tokens; the others change no state, and nothing attends to them.
+            own_rate: probability of replacing a token of the decoder (but the first) by a sample from its prediction
+                (scheduled sampling, arXiv 1506.03099), with the "dropout" rng; None is never.
         """
         inputs_mask = jnp.ones(inputs.shape, bool) if inputs_mask is None else inputs_mask
         memory = self.encode((inputs, inputs_mask))
@@ -166,7 +167,7 @@ class Seq2Seq(Model):
         return self._decode(tokens, jnp.broadcast_to(positions, tokens.shape), memory.state, memory, mask, given)[0]
 
     def encode(self, inputs: tuple[Int[Array, "B S"], Bool[Array, "B S"]]) -> Annotations:
-        """What the decoder sees of the input tokens, of which the second part of the pair tells the real ones."""
+        """Return the decoder's memory of input tokens, given with a mask that is True where they are real."""
         tokens, mask = inputs
         x = self._dropped(self.encoder_embed(tokens))
         self.sow("intermediates", "encoder_embedding", x)
@@ -184,24 +185,24 @@ class Seq2Seq(Model):
         return Annotations(key, value, mask, self._first(cells))
 
     def init_cache(self, batch_size: int, max_length: int) -> States:
-        """An empty cache of the parameters' dtype with room for `max_length` tokens in each row."""
+        """Return an empty cache of the parameters' dtype with room for `max_length` tokens in each row."""
         row = jnp.zeros((batch_size, self.width), self.encoder_embed.table.dtype)
         return States.empty(self._first([cell.zeros(row) for cell in self.cells]), max_length)
 
     def decode(
         self, tokens: Int[Array, "B T"], cache: States, memory: Annotations
     ) -> tuple[Float[Array, "B T V"], States]:
-        """Logits after each of T more tokens in every row, and the cache with them in it."""
+        """Return the logits after each of T more tokens in every row, and the cache with these tokens appended."""
         positions = cache.positions(tokens.shape[1])
         logits, states = self._decode(tokens, positions, cache.last(memory.state), memory)
         return logits, cache.append(states)
 
     def _first(self, cells):
-        """The decoder's first state: that of the cells and, of Luong's kinds, what is fed on."""
+        """Return the decoder's initial state: the cells', and in Luong's models an attentional state of zeros."""
         return cells, jnp.zeros_like(cells[0][0]) if self.luong else None
 
     def _decode(self, tokens, positions, state, memory, mask=None, given=None):
-        """Logits, and the state after each token; the tokens that are not `given` are drawn, one after the other."""
+        """Return logits and the state after each token; tokens that are not `given` are sampled one by one."""
 
         def step(self, carry, now):
             state, drawn = carry
@@ -230,7 +231,7 @@ class Seq2Seq(Model):
         return self._logits(seen, vectors), states
 
     def _step(self, state, x, position, memory):
-        """The state after one more token, of which x is the first cell's projection; what tells the next; weights."""
+        """Return the state after a token whose projection by the first cell is x, the readout's input, and weights."""
         cells, fed = state
         if not self.luong:
             fed, weights = self._read(cells[-1][0], position, memory)
@@ -246,7 +247,7 @@ class Seq2Seq(Model):
         return (new, fed), fed, weights
 
     def _read(self, query, position, memory):
-        """The context of a query, which is the weighted mean of the encoder's states, and the weights [B, 1, S]."""
+        """Return a query's context, the weighted mean of the encoder's states, and the weights [B, 1, S]."""
         if self.attention == "fixed":
             return memory.value[:, 0], None
         mask, factor = memory.mask, 1.0
@@ -272,7 +273,7 @@ class Seq2Seq(Model):
         return out[:, 0, 0], looked[0][:, :, 0]
 
     def _logits(self, seen, vectors):
-        """Of the attentional state alone (Luong), or of state, context and token by maxout (arXiv 1302.4389)."""
+        """Return logits from the attentional state (Luong), or from state, context and token by maxout (1302.4389)."""
         if not self.luong:
             seen = self.readout(jnp.concatenate([seen, vectors], axis=-1)).max(axis=-1)
         return self.head(self._dropped(seen))

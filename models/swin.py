@@ -1,6 +1,7 @@
-"""Swin Transformers: attention within windows, which every other block shifts, on ever coarser maps.
+"""Swin Transformers, versions 1 (arXiv 2103.14030) and 2 (arXiv 2111.09883).
 
-Versions 1 (arXiv 2103.14030) and 2 (arXiv 2111.09883). The cost grows as the number of pixels, not as its square.
+Attention is within windows, which every other block shifts, on maps of decreasing resolution. The cost is linear in the
+number of pixels.
 """
 
 import math
@@ -36,24 +37,26 @@ SIZES = {
 class Swin(Model):
     """An image classifier, and a backbone: see `features`.
 
-    Images of any size are welcome: maps that do not divide are padded with zeros, which are attended to, as the
-    reference does. Where a map is not larger than a window, nothing is shifted and the window is as wide as the shorter
-    side; of version 1's table it has the offsets that are in it. (`transformers` fails if the map is smaller.) In
-    version 2, whose biases are measured in windows, it is the map of an image of image_size that counts.
+    Images may have any size: maps that do not divide into windows are padded with zeros, which are attended to, as in
+    the reference. If a map is not larger than a window, windows are not shifted, and the window is as wide as the
+    shorter side of the map (`transformers` fails if the map is smaller). Version 2 compares the window with the map of
+    an image of `image_size`, for its biases depend on the size of the window.
 
     Attributes:
         num_classes: V; 0 leaves the classifier out and returns the features that it would see.
         image_size, patch_size, channels: of the images, in pixels.
         depths, num_heads: of each stage; a stage has half the rows and columns of the one before, and twice its width.
         width: D of the first stage.
-        window: the side of a window, in tokens.
-        version: "v2" has attention by cosines, biases that are a function of the logarithms of the offsets, and norms
-            of what the parts add.
-        trained_windows: of version 2, the sides of the windows, in each stage, that the biases were trained with; 0 or
-            none are as now.
+        window: side of a window, in tokens.
+        version: "v2" has cosine attention, biases computed from the logarithms of the offsets, and norms of the
+            sublayers' outputs.
+        trained_windows: sides of the windows that version 2's biases were trained with, by stage; 0, or (), stands for
+            the present ones.
         mlp_ratio: F / D.
-        activation, epsilon: of the blocks; the norms of patches, and of merged ones, have 1e-5.
-        dropout, stochastic_depth: rates on what the parts add, and of skipping them.
+        activation: a name of `ACTIVATIONS`.
+        epsilon: of the LayerNorms of the blocks; those of patches and of merged patches have 1e-5.
+        dropout: rate on embeddings, attention weights, hidden layers and the output of each sublayer.
+        stochastic_depth: rate of skipping a sublayer, in the last layer; it grows linearly from 0.
         remat, unroll: see `Stack`.
     """
 
@@ -141,7 +144,7 @@ class Swin(Model):
             self.classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)
 
     def __call__(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B V"]:
-        """Logits of the classes (or the features [B, D] without a classifier).
+        """Return logits of the classes, or features [B, D] without a classifier.
 
         Raises:
             ValueError: the image has other channels than the model.
@@ -150,11 +153,11 @@ class Swin(Model):
         return self.classifier(x) if self.num_classes else x
 
     def encode(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B rows columns D"]:
-        """The last stage's map, normalised."""
+        """Return the last stage's map, normalised."""
         return self.norm(self.features(image)[-1])
 
     def features(self, image: Float[Array, "B height width channels"]) -> tuple[Float[Array, "B _ _ _"], ...]:
-        """The maps [B, rows, columns, D] of all stages, from the finest to the coarsest."""
+        """Return the maps [B, rows, columns, D] of all stages, from the finest to the coarsest."""
         if image.shape[-1] != self.channels:
             raise ValueError(f"the image has {image.shape[-1]} channels, the model {self.channels}.")
         x = self.embed_norm(self.patch_embed(pad(image, self.patch_size)))
@@ -192,9 +195,15 @@ class WindowAttention(nn.Module):
         shift: Int[Array, ""] | None = None,
         **inputs,
     ) -> tuple[Float[Array, "B T D"], None]:
-        """`grid` is the map's rows and columns; `shift`, how far the windows are moved down and to the right.
+        """Return the output for each token, and None in place of a cache.
 
-        The map is rolled under them instead. What meets in a window only because of that does not see each other.
+        Args:
+            x: tokens of the map, in row order.
+            grid: rows and columns of the map.
+            window: side of a window.
+            shift: displacement of the windows down and to the right. The map is rolled instead, and tokens that are in
+                one window only because of that do not attend to each other.
+            inputs: further inputs of the attention.
         """
         batch, _, width = x.shape
         x = pad(x.reshape(batch, *grid, width), window)
@@ -238,10 +247,10 @@ class RelativeTable(nn.Module):
 
 
 class ContinuousBias(nn.Module):
-    """A bias of each head that a small network makes of the logarithm of the offset (arXiv 2111.09883, section 3.3).
+    """A bias of each head, a small network's function of the logarithm of the offset (arXiv 2111.09883, section 3.3).
 
     Attributes:
-        trained_window: the side of the window that offsets are measured by; 0 is the present one.
+        trained_window: side of the window that normalises the offsets; 0 is the present one.
     """
 
     trained_window: int = 0
@@ -259,7 +268,7 @@ class ContinuousBias(nn.Module):
 
 
 class PatchMerge(nn.Module):
-    """Each square of four tokens becomes one of twice the width; the norm is before or after the projection."""
+    """Merging of 2x2 tokens into one of twice the width, with a norm before or after the projection."""
 
     norm_first: bool
 
@@ -275,25 +284,25 @@ class PatchMerge(nn.Module):
 
 
 def _resampled_offsets(tables, shape):
-    """Tables of offsets [L, N, H] for another window, unless there are other layers or heads."""
+    """Return tables of offsets [L, N, H] for another window; unchanged if the numbers of layers or heads differ."""
     same = (len(tables), tables.shape[2]) == (shape[0], shape[2])
     return jnp.stack([resample_grid(table, shape[1:]) for table in tables]) if same else tables
 
 
 def pad(x: Float[Array, "B rows columns D"], multiple: int) -> Float[Array, "B _ _ D"]:
-    """Zeros below and to the right, up to a multiple of rows and columns."""
+    """Return a map padded with zeros below and to the right, so that rows and columns are multiples of a number."""
     return jnp.pad(x, [(0, 0), *((0, -size % multiple) for size in x.shape[1:3]), (0, 0)])
 
 
 def windows(x: Array, side: int) -> Array:
-    """A map [B, rows, columns, D] as the tokens of its windows, [B x windows, side x side, D]."""
+    """Return the tokens of the windows of a map [B, rows, columns, D], [B x windows, side x side, D]."""
     batch, rows, columns, width = x.shape
     x = x.reshape(batch, rows // side, side, columns // side, side, width)
     return x.swapaxes(2, 3).reshape(-1, side * side, width)
 
 
 def between_tokens(values: Float[Array, "N H"], window: int) -> Float[Array, "1 H T T"]:
-    """Of the values of all offsets up to some number of rows and columns, that of each pair of a window's tokens."""
+    """Return the value of the offset between each pair of tokens of a window, from a table of all offsets."""
     side = math.isqrt(len(values))
     place = np.mgrid[:window, :window].reshape(2, -1)
     row, column = place[:, :, None] - place[:, None] + side // 2

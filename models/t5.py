@@ -1,6 +1,6 @@
-"""T5 (Raffel et al. 2019, arXiv 1910.10683): an encoder-decoder without biases that knows distances, not positions.
+"""T5 (Raffel et al. 2019, arXiv 1910.10683): an encoder-decoder without biases, with relative positions.
 
-Version 1.1 has a gated feed-forward layer and an output projection of its own.
+Version 1.1 has a gated MLP and an output projection of its own.
 """
 
 from functools import partial
@@ -28,21 +28,22 @@ V1_1 = {"activation": "gelu_tanh", "gated": True, "tied": False}
 
 @MODELS.register("t5")
 class T5(EncoderDecoder):
-    """Text to text: tokens of the input and of the output so far in, logits of the next token out.
+    """An encoder-decoder: logits of the next token from the input and the output so far.
 
-    Sequences have no longest length. The decoder starts with token 0, the padding.
+    Sequences may have any length. The decoder starts with token 0, the padding.
 
     Attributes:
         vocab_size: V, of the input and the output.
         depth, decoder_depth: L, of the encoder and of the decoder; `decoder_depth` None is `depth`.
         width, num_heads, head_size, mlp_dim: D, H, C and F; H x C need not be D.
         activation: a name of `ACTIVATIONS`.
-        gated: multiply the hidden layer by a second projection.
-        tied: the embedding is the output projection too.
-        scale_decoder_outputs: multiply the decoder's output by 1 / sqrt(D) before the projection; None is `tied`.
+        gated: whether the hidden layer is multiplied by a second projection.
+        tied: whether the embedding is the output projection too.
+        scale_decoder_outputs: whether the decoder's output is multiplied by 1 / sqrt(D) before the projection; None is
+            `tied`.
         buckets, max_distance: of the relative positions, see `RelativeBuckets`.
         epsilon: of every norm.
-        dropout: rate on embeddings, attention weights, hidden layers, what each part adds and what comes out.
+        dropout: rate on embeddings, attention weights, hidden layers, the output of each sublayer and of each stack.
         remat, unroll: see `Stack`.
     """
 

@@ -1,8 +1,8 @@
-"""The Transformer (arXiv 1706.03762): an encoder, and a decoder that attends to what came out of it.
+"""The Transformer (arXiv 1706.03762): an encoder-decoder with attention only.
 
-As published: normalisation after each addition, sinusoidal positions, one table for the inputs, the outputs and the
-last projection. Switches: normalisation before each part (arXiv 2002.04745), RMSNorm, batch norm and PowerNorm (arXiv
-2003.07845), learned positions, relative ones (arXiv 1803.02155) and rotary ones (arXiv 2104.09864).
+As published it has post-norm, sinusoidal positions, and one table for inputs, outputs and the output projection.
+Options: pre-norm (arXiv 2002.04745), RMSNorm, batch norm and PowerNorm (arXiv 2003.07845), and learned, relative (arXiv
+1803.02155) or rotary positions (arXiv 2104.09864).
 """
 
 from functools import partial
@@ -29,20 +29,22 @@ NORMS = {"layer": LayerNorm, "rms": RMSNorm, "batch": BatchNorm, "power": PowerN
 
 @MODELS.register("transformer")
 class Transformer(EncoderDecoder):
-    """An encoder-decoder: input tokens and the output's first ones in, logits of the output's next ones out.
+    """An encoder-decoder: logits of the next token from the input and the output so far.
 
     Attributes:
         vocab_size: V, of inputs and outputs together.
-        max_length: the longest input and the longest output.
+        max_length: length of the longest input and of the longest output.
         depth: L, of the encoder and of the decoder.
         width, num_heads, mlp_dim: D, H and F; mlp_dim None is 4 D.
         activation: a name of `ACTIVATIONS`.
-        placement: normalise the sum after each part ("post") or what goes into it ("pre", and the stack's output).
-        norm: "layer", "rms", "batch" or "power"; the last two, over tokens, count all of the output's, also padding.
-        norm_warmup: steps in which "power" uses the batch's statistics, see `PowerNorm`.
+        placement: norm after each residual addition ("post"), or before each sublayer and after each stack ("pre").
+        norm: "layer", "rms", "batch" or "power"; the last two have statistics over tokens, padding of the output
+            included.
+        norm_warmup: number of steps in which "power" uses the batch's statistics, see `PowerNorm`.
         epsilon: of every norm.
-        position: "sinusoidal", "learned", "relative" (to `max_distance`) or "rotary".
-        dropout: rate on embeddings, attention weights and what each part adds.
+        position: "sinusoidal", "learned", "relative" or "rotary".
+        max_distance: largest distance that relative positions tell apart.
+        dropout: rate on embeddings, attention weights and the output of each sublayer.
         remat, unroll: see `Stack`.
         attend: name of the strategy of attention, see `STRATEGIES`.
     """

@@ -1,8 +1,8 @@
-"""Transformer-XL (arXiv 1901.02860): a language model that reads a text segment by segment and remembers the last ones.
+"""Transformer-XL (arXiv 1901.02860): a language model with segment-level recurrence and relative positions.
 
-Each layer keeps its inputs of the last tokens; the next segment attends to them too, without gradient. Positions that
-start again in every segment would not tell these apart, so attention depends on distances alone. Without a memory it is
-the vanilla model of segments that know nothing of each other (section 3.1).
+Each layer keeps its inputs of the last tokens, and the next segment attends to them too, without gradient. Attention
+depends on distances instead of positions, which would repeat in every segment. Without a memory it is the vanilla model
+of independent segments (section 3.1).
 """
 
 from functools import partial
@@ -29,15 +29,15 @@ from lineage.models.registry import MODELS
 class RecurrentAttention(nn.Module):
     """Causal attention to a segment and to the hidden states before it, by content and distance (section 3.3).
 
-    The score of query i and key j is ((q_i + u) . k_j + (q_i + v) . W_R R_(i-j)) / sqrt(C), R being sinusoids. What is
-    worth seeing, and how far away, whatever is asked, say u and v: each layer's own, as in the published models.
+    The score of query i and key j is ((q_i + u) . k_j + (q_i + v) . W_R R_(i-j)) / sqrt(C), with sinusoids R. The
+    biases u and v are each layer's own, as in the published models.
 
-    Where the collection "memory" may change, the last `memory_length` inputs are kept there for the next call.
+    If the collection "memory" is mutable, the last `memory_length` inputs are kept there for the next call.
 
     Attributes:
         num_heads: H; C is width / H.
-        memory_length: M, hidden states before the segment.
-        window: how many tokens one sees at most of a cache, itself among them.
+        memory_length: M, number of hidden states before the segment.
+        window: largest number of tokens of a cache that one attends to, itself included.
         dropout: rate on the attention weights.
         kernel_init: of the projections, u and v.
     """
@@ -52,7 +52,7 @@ class RecurrentAttention(nn.Module):
     def __call__(
         self, x: Float[Array, "B T D"], *, cache: Cache | None = None, **_
     ) -> tuple[Float[Array, "B T D"], Cache | None]:
-        """Returns the output and the cache with this call's keys and values appended (None when none was given)."""
+        """Return the output, and the cache with this call's keys and values appended (None if none was given)."""
         length, width = x.shape[1:]
         if width % self.num_heads:
             raise ValueError(f"width {width} and {self.num_heads} heads do not fit: the width must be a multiple.")
@@ -85,7 +85,7 @@ class RecurrentAttention(nn.Module):
         return Linear((width,), axes=2, use_bias=False, kernel_init=self.kernel_init, name="out")(out), cache
 
     def _remembered(self, x):
-        """Memory and segment [B, M + T, D], and which of them are real [M + T]; their end is the next memory."""
+        """Return memory and segment [B, M + T, D], and a mask [M + T] of real tokens; keep their end as next memory."""
         if not self.memory_length or not self.is_mutable_collection("memory"):
             return x, jnp.ones(x.shape[1], bool)
         shape = (len(x), self.memory_length, x.shape[-1])
@@ -106,10 +106,10 @@ class RecurrentAttention(nn.Module):
 
 
 def shifted(scores: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
-    """Of scores by distance 0 to S - 1, those by key, the queries being the last T of S tokens (appendix B).
+    """Return scores by key from scores by distance 0 to S - 1; queries are the last T of S tokens (appendix B).
 
-    Row t of the reversed scores belongs T - 1 - t places to the left: a row that is longer by one moves each by one
-    more than the row before. What comes in from the right belongs to later keys.
+    Row t of the reversed scores is to be moved T - 1 - t places to the left: with rows that are longer by one, each
+    moves by one more than the row before. Values that enter from the right belong to later keys.
     """
     *batch, length, keys = scores.shape
     scores = jnp.pad(scores[..., ::-1], [(0, 0)] * len(batch) + [(0, 0), (1, 0)])
@@ -119,16 +119,16 @@ def shifted(scores: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
 
 @MODELS.register("transformer_xl")
 class TransformerXL(DecoderOnly):
-    """A language model: a segment's tokens in, logits of the next token out.
+    """A language model: logits of the next token from a segment and the memory of earlier ones.
 
     Attributes:
         vocab_size: V.
-        max_length: tokens of a segment in training.
-        memory_length: M, tokens before the segment whose hidden states each layer sees; 0 is the vanilla model.
+        max_length: length of a segment in training.
+        memory_length: M, number of tokens before the segment that each layer attends to; 0 is the vanilla model.
         depth, width, num_heads, mlp_dim: L, D, H and F; mlp_dim None is 4 D.
         activation: a name of `ACTIVATIONS`.
         epsilon: of every LayerNorm.
-        dropout: rate on embeddings, the stack's output and what each part adds.
+        dropout: rate on embeddings, the output of each sublayer and of the stack.
         attention_dropout: rate on the attention weights.
         remat, unroll: see `Stack`.
     """
@@ -175,17 +175,17 @@ class TransformerXL(DecoderOnly):
         self.stack = Stack(block, self.depth, remat=self.remat, unroll=self.unroll)
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
-        """Logits of the token after each one of a segment.
+        """Return logits of the token after each one of a segment.
 
-        Each row goes on where it ended in the last call if that left its memory: apply(..., mutable=["memory"]).
+        Each row continues the segment of the last call if its memory was kept: apply(..., mutable=["memory"]).
         """
         return self.logits(tokens)[0]
 
     def check_length(self, length: int) -> None:
-        """Of a cache any: each token sees as many as the last one of a segment in training, and itself."""
+        """Allow caches of any length: each token attends to at most `max_length` + `memory_length` tokens."""
 
     def logits(self, tokens, positions=None, **kwargs):
-        """Logits of the token after each one, and the cache with them in it; where they are does not matter."""
+        """Return logits of the token after each one, and the cache with the tokens appended, wherever they are."""
         drop = partial(self.drop, deterministic=not self.has_rng("dropout"))
         x = drop(self.embed(tokens))
         self.sow("intermediates", "embedding", x)

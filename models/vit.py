@@ -23,24 +23,26 @@ from lineage.models.resnet import WIDTHS, ResNet
 class ViT(Model):
     """An image classifier.
 
-    An image of another size than `image_size` is welcome: learned position tables are resampled to its grid.
+    Images may have another size than `image_size`: position tables are resampled to their grid.
 
     Attributes:
         num_classes: V; 0 leaves the classifier out and returns the features that it would see.
         image_size, patch_size, channels: of the images, in pixels; tables are made for image_size.
         depth, width, num_heads, mlp_dim: L, D, H and F; mlp_dim None is 4 D.
         position: the paper's choices "none", "1d" (learned), "2d" (learned rows and columns) and "relative" (appendix
-            D.4), or fixed: "sincos2d" (arXiv 2205.01580) or "mae" (arXiv 2111.06377, resampled as learned ones are).
-        pooling: "token" reads a class token, "gap" averages the patches, "map" attends to them (arXiv 2106.04560),
-            "tokens" leaves each of them as it is.
+            D.4), or fixed ones: "sincos2d" (arXiv 2205.01580) or "mae" (arXiv 2111.06377, resampled as learned ones).
+        pooling: "token" takes a class token, "gap" averages the patches, "map" attends to them (arXiv 2106.04560),
+            "tokens" does not pool.
         head: "linear", for fine-tuning, "mlp" with a tanh layer before it, for pre-training, or "probe" with a batch
             norm without scale and bias before it, for a linear probe (arXiv 2111.06377, appendix A.1).
         hybrid: blocks of each stage of a ResNet, such as (3, 4, 9), whose map is cut into patches (section 3.1);
             () is none, and cuts the image. `patch_size` is in pixels of the image, here too.
-        num_registers: learned tokens without a position that are left out of what comes out (arXiv 2309.16588).
+        num_registers: number of learned tokens without a position that are left out of the output (arXiv 2309.16588).
         layer_scale, qk_norm: see `Block` and `Attention`; with `qk_norm`, LayerNorm.
-        activation, epsilon: of the blocks; the paper's checkpoints have 1e-6, `transformers` 1e-12.
-        dropout, stochastic_depth: rates on what the parts add, and of skipping them.
+        activation: a name of `ACTIVATIONS`.
+        epsilon: of every LayerNorm; the paper's checkpoints have 1e-6, `transformers` 1e-12.
+        dropout: rate on embeddings, attention weights, hidden layers and the output of each sublayer.
+        stochastic_depth: rate of skipping a sublayer, in the last layer; it grows linearly from 0.
         remat, unroll: see `Stack`.
         attend: name of the strategy of attention, see `STRATEGIES`.
     """
@@ -151,7 +153,7 @@ class ViT(Model):
         return Stack(block, depth, stochastic_depth=self.stochastic_depth, remat=self.remat, unroll=self.unroll)
 
     def __call__(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B *P V"]:
-        """Logits of the classes, or the features [B, D] without a classifier; of each token if they are not pooled.
+        """Return logits of the classes, or features [B, D] without a classifier; of each token if they are not pooled.
 
         Raises:
             ValueError: the image does not divide into patches, or has other channels than the model.
@@ -166,9 +168,11 @@ class ViT(Model):
     def encode(
         self, image: Float[Array, "B height width channels"], seen: Int[Array, "B S"] | None = None
     ) -> Float[Array, "B P D"]:
-        """The normalised output tokens: the class token first, if there is one, then the patches in row order.
+        """Return the normalised output tokens: the class token, if there is one, then the patches in row order.
 
-        Or, of the patches, those alone that are `seen`, in that order.
+        Args:
+            image: of any size that divides into patches.
+            seen: indices of the only patches to encode, in this order; None is all.
         """
         if image.shape[-1] != self.channels:
             raise ValueError(f"the image has {image.shape[-1]} channels, the model {self.channels}.")
@@ -190,13 +194,13 @@ class ViT(Model):
         return jnp.concatenate([special, patches], axis=1) if self.num_registers else x
 
     def pool(self, tokens: Float[Array, "B P D"]) -> Float[Array, "B *P D"]:
-        """One vector of an image from its output tokens, unless `pooling` leaves them."""
+        """Return a vector of each image from its output tokens, unless `pooling` is "tokens"."""
         if self.pooling in ("token", "tokens"):
             return tokens[:, 0] if self.pooling == "token" else tokens
         return tokens.mean(axis=1) if self.pooling == "gap" else self.attention_pool(tokens)
 
     def _positions(self, grid):
-        """What is added to the special tokens [n, D], and to the patches of a grid (rows, columns)."""
+        """Return the positions of the special tokens [n, D], and of the patches of a grid (rows, columns)."""
         special = len(self.special)
         places = np.zeros((special, self.width), np.float32)
         if self.position in ("none", "relative"):
@@ -210,13 +214,13 @@ class ViT(Model):
         return places, self._resampled(table, grid)
 
     def _resampled(self, table, grid):
-        """A table of the grid of `image_size` for another grid."""
+        """Return a table of the grid of `image_size` for another grid."""
         side = self.image_size // self.patch_size
         return table if tuple(grid) == (side, side) else resample(jnp.asarray(table), (side, side), tuple(grid))
 
 
 class AttentionPool(nn.Module):
-    """A learned query attends to the tokens, then a residual feed-forward layer: the MAP head of arXiv 2106.04560."""
+    """Pooling by the attention of a learned query and a residual MLP: the MAP head of arXiv 2106.04560."""
 
     attention: partial
     mlp: partial

@@ -1,1 +1,1 @@
-"""Sweeps, searches and cluster jobs."""
+"""Sweeps, searches, cluster jobs and the folders of runs; nothing here imports JAX."""

@@ -1,22 +1,21 @@
-"""The shares of a machine's devices for runs that are at work at the same time, without a look through JAX, which would
-take them."""
+"""The division of a machine's devices among runs, found without JAX, which would reserve them."""
 
 import os
 from collections.abc import Sequence
 from glob import glob
 
 Share = tuple[set[int], dict[str, str]]
-BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1"}  # of a TPU's chips by their number
+BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1"}  # TPU_CHIPS_PER_PROCESS_BOUNDS by the number of chips
 
 
 def shares(count: int) -> list[Share]:
-    """For each of so many runs: the CPUs that it may use, and what its environment has besides.
+    """Return for each of `count` runs its CPUs and additional environment variables.
 
-    XLA has as many threads as it has CPUs. Of GPUs and TPU chips each run sees its own; GPUs that are fewer than the
-    runs are shared, each run with its part of the memory.
+    XLA starts as many threads as it has CPUs. Each run sees its own GPUs or TPU chips only. If there are more runs than
+    GPUs, runs share a GPU, each with a part of its memory.
 
     Raises:
-        ValueError: there are less than one run or fewer TPU chips than runs, or they cannot be divided.
+        ValueError: `count` is below 1, or the TPU chips cannot be divided by it.
     """
     if count < 1:
         raise ValueError(f"parallel is {count}: it must be 1 or more.")
@@ -40,7 +39,7 @@ def shares(count: int) -> list[Share]:
 
 
 def split(devices: Sequence, count: int) -> list[Sequence]:
-    """Neighbours together; where there are too few, each of the runs has one that others have too."""
+    """Divide devices into `count` contiguous parts; if there are fewer devices than parts, parts share devices."""
     if 0 < len(devices) < count:
         return [[devices[i % len(devices)]] for i in range(count)]
     return [devices[i * len(devices) // count : (i + 1) * len(devices) // count] for i in range(count)]

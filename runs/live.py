@@ -1,4 +1,4 @@
-"""Following runs from outside: what their folders tell, as one table."""
+"""The live table: the progress of runs, read from their folders."""
 
 import math
 import os
@@ -15,30 +15,30 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table as Grid
 
-from lineage.runs.folder import METRICS, clock, held, number, read_json, read_metrics
+from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, clock, held, number, read_json, read_metrics
 
-LOG = "log.txt"  # what a run of a sweep prints
-PROMPT = "$ "  # there, before the command of each start
+LOG = "log.txt"  # the output of a run that a sweep or a job started
+PROMPT = "$ "  # comes before the command of each start in the log
 COLOURS = {"running": "cyan", "done": "green", "failed": "red", "pruned": "yellow", "stopped": "yellow"}
 LOG_SECONDS = 30
 
 
 def task(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a config makes a run do, wherever that is done."""
+    """Return the part of a config that determines a run's result: all but the cluster it runs on."""
     return {key: value for key, value in config.items() if key != "cluster"}
 
 
 @dataclass(eq=False)
 class Run:
-    """A run and how it goes.
+    """A run and its state.
 
     Attributes:
-        name: what it is called in tables.
-        folder: its workdir.
-        changes: the config's keys that it overrides, with their values.
-        config: the whole config, as its `config.json` has it.
-        state: waiting, running, done, stopped (it goes on when it is started again), pruned or failed (CODE).
-        metrics: the lines of its `metrics.jsonl`.
+        name: name in tables.
+        folder: workdir of the run.
+        changes: config keys that the run overrides, with their values.
+        config: the whole config, as in `config.json`.
+        state: waiting, running, done, stopped (continues when it is started again), pruned or failed (EXIT_CODE).
+        metrics: the lines of `metrics.jsonl`.
     """
 
     name: str
@@ -47,11 +47,11 @@ class Run:
     config: Mapping[str, Any] = field(default_factory=dict)
     state: str = "waiting"
     metrics: Sequence[Mapping[str, Any]] = ()
-    _read: tuple = ()  # size and time of the file that was read
-    _first: tuple[float, int] | None = None  # when it was first seen at work, and at which step
+    _read: tuple = ()  # size and modification time of the file when it was read
+    _first: tuple[float, int] | None = None  # time and step when the run was first seen in progress
 
     def look(self) -> bool:
-        """Reads `metrics.jsonl`; whether there is anything new."""
+        """Read `metrics.jsonl`; return whether it has changed."""
         with suppress(FileNotFoundError):
             facts = (self.folder / METRICS).stat()
             if (read := (facts.st_size, facts.st_mtime_ns)) != self._read:
@@ -63,48 +63,49 @@ class Run:
 
     @property
     def step(self) -> int | None:
+        """Last step with metrics; None if there is none."""
         return self.metrics[-1]["step"] if self.metrics else None
 
     @property
     def total(self) -> int | None:
-        """Of its steps, where the config or what it prints tells it."""
+        """Total number of steps, from the config or the run's output; None if unknown."""
         if (steps := self.config.get("total_steps")) is not None:
             return steps
         shown = re.findall(r"^step [\d,]+/([\d,]+)", self.tail(), re.MULTILINE)
         return int(shown[-1].replace(",", "")) if shown else None
 
     def last(self, key: str) -> float:
-        """The newest value of a metric; NaN if there is none."""
+        """Return the last value of a metric, NaN if there is none."""
         return next((line[key] for line in reversed(self.metrics) if key in line), math.nan)
 
     def tail(self) -> str:
-        """The end of what it printed, if that is kept."""
+        """Return the end of the log, "" if there is none."""
         with suppress(FileNotFoundError), (self.folder / LOG).open("rb") as file:
             file.seek(max(file.seek(0, os.SEEK_END) - 4096, 0))
             return file.read().decode(errors="replace")
         return ""
 
     def error(self) -> str:
-        """The error that it ended with, or else the last that it said, since it was started last."""
+        """Return the error message, or else the last line, of the log since the last start."""
         lines = self.tail().rpartition(f"\n{PROMPT}")[2].strip().splitlines() or [""]
         return next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1])
 
     def is_done(self) -> bool:
-        """Whether the run of this config came to its end: the facts that it wrote have the config."""
+        """Return whether a run with this config has finished: its facts hold the config."""
         facts = self.facts()
         return "config" in facts and task(facts["config"]) == task(self.config)
 
     def facts(self) -> Mapping[str, Any]:
-        """What it wrote of itself at its end."""
-        return read_json(self.folder / "artifacts" / "run.json")
+        """Return the facts that the run wrote when it finished, {} before."""
+        return read_json(self.folder / ARTIFACTS / FACTS)
 
     def command(self, start: Sequence[str]) -> list[str]:
-        """Its command line, after what all runs of a sweep have in common."""
+        """Return the command line: `start`, which all runs of a sweep share, the overrides and the workdir."""
         settings = [f"--config.{key}={value}" for key, value in self.changes.items()]
         return [*start, *settings, f"--workdir={self.folder}"]
 
     def row(self) -> tuple[str, ...]:
-        """Name, state, step, loss and time left, as a table shows them."""
+        """Return name, state, step, loss and time left as text."""
         step, total, loss, left = self.step, self.total, self.last("train/loss"), ""
         if self.state == "running" and self._first and total and step > self._first[1]:
             seconds = (time.monotonic() - self._first[0]) / (step - self._first[1]) * (total - step)
@@ -114,14 +115,17 @@ class Run:
 
 
 def labels(keys: Sequence[str]) -> list[str]:
-    """The last part of each dotted key, or all of it where others end alike."""
+    """Return the last part of each dotted key, or the whole key where last parts coincide."""
     ends = [key.rpartition(".")[2] for key in keys]
     return [end if ends.count(end) == 1 else key for key, end in zip(keys, ends)]
 
 
 class Table(AbstractContextManager):
-    """Shows runs: on a terminal a table that stays in its place; elsewhere a line for each change of a state, and now
-    and then one for each run at work."""
+    """A table of runs.
+
+    On a terminal the table is updated in place. Elsewhere a line is printed for each change of a state, and every
+    `LOG_SECONDS` one for each run in progress.
+    """
 
     COLUMNS = ("run", "state", "step", "loss", "left")
 
@@ -140,7 +144,7 @@ class Table(AbstractContextManager):
             self.live.stop()
 
     def show(self, runs: Sequence[Run]) -> None:
-        """The runs as they are now; those at work and failed come first where the terminal has not room for all."""
+        """Show the runs; if the terminal is too small, those that are in progress or failed take precedence."""
         if self.live:
             self.live.update(self._grid(runs), refresh=True)
             return
@@ -171,40 +175,45 @@ class Table(AbstractContextManager):
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The workdirs of a folder that is one, or that has some."""
-    if (folder / "config.json").exists():
+    """Return the folder itself if it is a run's, else the run folders in it."""
+    if (folder / CONFIG).exists():
         return [folder]
-    return [path.parent for path in sorted(folder.glob("*/config.json"))]
+    return [path.parent for path in sorted(folder.glob(f"*/{CONFIG}"))]
 
 
 def watch(folders: Iterable[Path], seconds: float = 1.0) -> None:
-    """Shows the runs of folders, each a run's workdir or one of several, until none is at work.
+    """Show the runs in some folders, each of a run or of several, until none is in progress.
 
     Raises:
         FileNotFoundError: there is no run.
     """
-    folders, runs = list(folders), {}
+    folders = list(folders)
+    runs: dict[Path, Run] = {}
     with Table() as table:
         while True:
-            busy = False
             for folder in folders:
-                busy |= held(folder)  # the sweep's own too, which may be about to start a run
                 for path in runs_in(folder):
                     if path not in runs:
                         name = str(path.relative_to(folder.parent if len(folders) > 1 else folder))
                         runs[path] = Run(folder.name if name == "." else name, path)
-                    run = runs[path]
-                    run.config = read_json(path / "config.json")
-                    if held(run.folder):
-                        run.state, busy = "running", True
-                    elif run.is_done():
-                        run.state = "done"
-                    else:
-                        run.state = "failed" if run.error().startswith("error: ") else "stopped"
-                    run.look()
+                    refresh(runs[path])
+            # A sweep holds its own folder, and may be about to start a run.
+            busy = any(map(held, folders)) or any(run.state == "running" for run in runs.values())
             if not runs and not busy:
                 raise FileNotFoundError(f"there is no run in {', '.join(map(str, folders))}.")
             table.show(list(runs.values()))
             if not busy:
                 return
             time.sleep(seconds)
+
+
+def refresh(run: Run) -> None:
+    """Read the config, the state and the metrics of a run that another process may have started."""
+    run.config = read_json(run.folder / CONFIG)
+    if held(run.folder):
+        run.state = "running"
+    elif run.is_done():
+        run.state = "done"
+    else:
+        run.state = "failed" if run.error().startswith("error: ") else "stopped"
+    run.look()

@@ -1,4 +1,4 @@
-"""A search: Optuna chooses what the runs of a sweep change, from what the ones before came to."""
+"""Hyperparameter search: Optuna chooses the overrides of each run from the results of earlier ones."""
 
 import importlib.util
 import math
@@ -14,7 +14,7 @@ from lineage.runs.live import Run
 from lineage.runs.sweep import Launcher, exit_code
 
 STORAGE = "optuna.journal"
-HOPELESS = re.compile(r"\b(nan|inf|out of memory)\b")  # errors that are the values' fault, and will come again
+HOPELESS = re.compile(r"\b(nan|inf|out of memory)\b")  # errors that the same values would cause again
 
 
 def run_search(
@@ -24,30 +24,30 @@ def run_search(
     workdir: Path,
     parallel: int = 1,
 ) -> int:
-    """Runs `command` with values that TPE (Bergstra et al., 2011) chooses, in `workdir/trial_N`, so many at once.
+    """Run `command` in `workdir/trial_N` with values chosen by TPE (Bergstra et al., 2011).
 
-    A run whose metric is worse, at one of its evaluations, than the median of those before at that step is stopped.
-    What is known is in `workdir/optuna.journal`: a search that was stopped or killed goes on, its runs too. Trials that
-    failed are tried again by the next call, unless with a loss that is not finite or out of memory.
+    A run is stopped if its metric at an evaluation is worse than the median of the earlier runs at that step. The state
+    of the search is in `workdir/optuna.journal`: after an interruption, the search and its runs continue. The next call
+    repeats failed trials, unless they failed because of a loss that is not finite or for lack of memory.
 
     Args:
-        command: the command line of a run without its workdir.
-        search: what is looked for, a `configs.sweeps.Search`.
-        config_of: the whole config of a run with some overrides.
-        workdir: of the search.
-        parallel: how many runs are at work at the same time.
+        command: the command line of a run without its overrides and its workdir.
+        search: the objective, a `configs.sweeps.Search`.
+        config_of: returns the whole config of a run for its overrides.
+        workdir: folder of the search.
+        parallel: number of runs at a time.
 
     Returns:
         The exit code, see `run_sweep`.
 
     Raises:
         ModuleNotFoundError: Optuna is not installed.
-        ValueError: the config has no search, an evaluation has no such metric, or another sweep is at work here.
+        ValueError: the config has no search, its metric is not evaluated, or another sweep uses the folder.
     """
     if search is None:
-        raise ValueError("this config has no search(): it must return a Search, see configs/sweeps.py.")
+        raise ValueError("this config has no search(), which returns a Search (see configs/sweeps.py).")
     if importlib.util.find_spec("optuna") is None:
-        raise ModuleNotFoundError("--sweep=optuna needs Optuna, which is not installed: `pip install optuna`.")
+        raise ModuleNotFoundError("sweep --optuna needs Optuna, which is not installed: `pip install optuna`.")
     workdir.mkdir(parents=True, exist_ok=True)
     with locked(workdir):
         trials = Trials(search, config_of, workdir)
@@ -58,7 +58,7 @@ def run_search(
 
 
 class Trials:
-    """Optuna's trials and the runs that they are."""
+    """Optuna's trials and their runs."""
 
     def __init__(self, search: Any, config_of: Callable, workdir: Path):
         import optuna
@@ -67,7 +67,8 @@ class Trials:
         self.search, self.config_of, self.workdir = search, config_of, workdir
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         path = workdir / STORAGE
-        path.with_name(f"{STORAGE}.lock").unlink(missing_ok=True)  # of a search that was killed: only one is here
+        # A lock that is there was left by a killed search: `locked` excludes another one.
+        path.with_name(f"{STORAGE}.lock").unlink(missing_ok=True)
         storage = JournalStorage(JournalFileBackend(str(path)))
         self.study = optuna.create_study(
             study_name="sweep",
@@ -77,13 +78,13 @@ class Trials:
             pruner=optuna.pruners.MedianPruner(search.startup) if search.prune else optuna.pruners.NopPruner(),
         )
         known = self.study.get_trials()
-        # Others than those that were drawn before; and values that are tried at the moment are not tried twice.
+        # A new seed gives other values than before; constant_liar avoids the values of runs in progress.
         self.study.sampler = optuna.samplers.TPESampler(
             n_startup_trials=search.startup, seed=search.seed + len(known), constant_liar=True
         )
         self.states = optuna.trial.TrialState
         self.trials: dict[Run, optuna.trial.Trial] = {}
-        self.reported: dict[Run, set[int]] = defaultdict(set)  # the steps whose values Optuna has
+        self.reported: dict[Run, set[int]] = defaultdict(set)  # steps whose values were reported
         self.runs: list[Run] = []
         for one in known:
             ended, keys = one.state.is_finished(), one.params.keys()
@@ -98,7 +99,7 @@ class Trials:
                 run.look()
 
     def add(self, trial: Any) -> Run:
-        """The run of a trial; a trial that has its values keeps them."""
+        """Return the run of a trial; a trial that already has its values keeps them."""
         changes = {key: values.suggest(trial, key) for key, values in self.search.space.items()}
         name = f"trial_{trial.number:03}"
         run = Run(name, self.workdir / name, changes, self.config_of(changes))
@@ -107,13 +108,13 @@ class Trials:
         return run
 
     def todo(self) -> Iterator[Run]:
-        """The runs that have not ended, those at work first, and then new ones."""
+        """Yield the runs that have not ended, those in progress first, and then new ones."""
         yield from sorted((run for run in self.runs if run.state == "waiting"), key=lambda run: not held(run.folder))
         while len(self.runs) < self.search.trials:
             yield self.add(self.study.ask())
 
     def observe(self, run: Run) -> bool:
-        """Tells Optuna what a run has come to; whether it should stop."""
+        """Report a run's new values to Optuna; return whether the run should stop."""
         trial, metric = self.trials[run], self.search.metric
         values = {line["step"]: line[metric] for line in run.metrics if metric in line}
         for step in sorted(values.keys() - self.reported[run]):
@@ -124,7 +125,7 @@ class Trials:
         if run.state == "done":
             if not values:
                 evaluated = ", ".join(sorted({key for line in run.metrics for key in line if "/" in key}))
-                raise ValueError(f"search() looks at {metric!r}, which is no metric of the runs: {evaluated}.")
+                raise ValueError(f"search() has the metric {metric!r}; the metrics of the runs are {evaluated}.")
             value = list(values.values())[-1]
             self.study.tell(trial, value if math.isfinite(value) else None, skip_if_finished=True)
         elif run.state == "pruned" or (run.state.startswith("failed") and HOPELESS.search(run.error())):

@@ -1,11 +1,10 @@
-"""Runs as jobs of a SLURM cluster, through submitit: submitted, requeued when the cluster takes the machines, followed,
+"""Runs as jobs of a SLURM cluster, through submitit: they are submitted, requeued after a preemption, followed and
 cancelled."""
 
 import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,14 @@ from typing import Any
 from lineage.runs.folder import PREEMPTED, STOP_SIGNALS, write_atomic
 from lineage.runs.live import LOG, Run, Table
 
-JOBS = "jobs.json"  # of the folder `slurm` in a workdir: run's name -> SLURM's number of its job
+JOBS = "jobs.json"  # in the folder `slurm` of a workdir: SLURM's job number by the name of the run
 
 
 class Task:
-    """A run as submitit has it: it calls it in every task of the job, and `checkpoint` before the time is over.
+    """A run as submitit calls it in every task of a job; `checkpoint` is called before the time limit.
 
-    What tells the task to end goes on to the run: a cluster tells it itself as well, or does not, as it tracks
-    processes, and to the run it does not matter how often it is told.
+    The signal to terminate is passed on to the run. Depending on how it tracks processes, the cluster may signal the
+    run as well; repeated signals do no harm.
     """
 
     def __init__(self, command: Sequence[str], folder: str):
@@ -28,7 +27,7 @@ class Task:
         self.process: subprocess.Popen | None = None
 
     def __call__(self) -> None:
-        """Runs the command until it has ended, or was told to and has saved; raises RuntimeError if it failed."""
+        """Run the command until it ends, by itself or after a signal; raise RuntimeError if it failed."""
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         with (Path(self.folder) / LOG).open("ab") as log:
             self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -43,7 +42,7 @@ class Task:
             raise RuntimeError(f"exit code {code}: {Path(self.folder) / LOG} has what it said.")
 
     def checkpoint(self) -> Any:
-        """Lets the run save and end; submitit then requeues the job with this."""
+        """Let the run save and end; return what submitit requeues."""
         from submitit.helpers import DelayedSubmission
 
         self.process.terminate()
@@ -51,7 +50,7 @@ class Task:
         return DelayedSubmission(Task(self.command, self.folder))
 
     def _wait(self):
-        """Waits until the run has ended; Popen's own wait cannot be called in a signal's handler while it waits."""
+        """Wait until the run has ended. `Popen.wait` cannot be called in a signal handler while it waits already."""
         os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
 
     def __getstate__(self):
@@ -59,13 +58,13 @@ class Task:
 
 
 def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings: Mapping[str, Any]) -> int:
-    """Submits runs as an array of jobs, but for those that are done, or whose jobs wait or run; returns the exit code.
+    """Submit runs as an array of jobs, without those that are done or in the queue; return the exit code of `status`.
 
     Args:
         runs: of a sweep, or one.
-        command: what their command lines have in common.
-        workdir: where `slurm/` goes: SLURM's scripts and logs, and `jobs.json`.
-        settings: the config's `cluster`.
+        command: the part of the command line that the runs share.
+        workdir: folder in which `slurm/` gets the scripts and logs of SLURM, and `jobs.json`.
+        settings: the config's section `cluster`.
 
     Raises:
         ModuleNotFoundError: submitit is not installed.
@@ -76,21 +75,20 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
     executor = _executor(folder, settings)
     jobs, queue = _jobs(folder), _queue()
     todo = [run for run in runs if not run.is_done() and jobs.get(run.name) not in queue]
-    tasks = [Task([sys.executable, *run.command(command[1:])], str(run.folder.absolute())) for run in todo]
+    tasks = [Task(run.command(command), str(run.folder.absolute())) for run in todo]
     if tasks:
         try:
             numbers = [job.job_id for job in executor.submit_array(tasks)]
-        except Exception as error:  # submitit's own and subprocess's
+        except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # submitit's errors are RuntimeErrors
             raise ValueError(f"SLURM refuses the jobs: {' '.join(str(error).split())[:300]}") from error
         jobs |= {run.name: number for run, number in zip(todo, numbers)}
         write_atomic(folder / JOBS, json.dumps(jobs, indent=2))
-    print(f"{len(tasks)} of {len(runs)} runs submitted; the others are done, or in the queue")
+    print(f"{len(tasks)} of {len(runs)} runs submitted; the others are done or in the queue")
     return status(runs, workdir)
 
 
 def status(runs: Sequence[Run], workdir: Path) -> int:
-    """Prints how runs are, with their jobs' numbers and states; 0 when all are done, 75 when some are in the queue, 1
-    otherwise."""
+    """Print the states of runs; return 0 if all are done, 75 if some are in the queue, and 1 otherwise."""
     jobs, queue = _jobs(workdir / "slurm"), _queue()
     for run in runs:
         number = jobs.get(run.name)
@@ -106,7 +104,7 @@ def status(runs: Sequence[Run], workdir: Path) -> int:
 
 
 def cancel(workdir: Path) -> int:
-    """Cancels the jobs of a workdir that wait or run: those that run save first."""
+    """Cancel the waiting and running jobs of a workdir; running jobs save first."""
     queue = _queue()
     found = [number for number in _jobs(workdir / "slurm").values() if number in queue]
     for running in (False, True):
@@ -121,7 +119,7 @@ def _executor(folder, settings):
     try:
         import submitit
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("--cluster=slurm needs submitit: pip install submitit.") from None
+        raise ModuleNotFoundError("slurm needs submitit: pip install submitit.") from None
     limits = {key: settings[key] for key in ("nodes", "cpus_per_task", "gpus_per_node") if settings[key]}
     limits |= {key: settings[key] for key in ("partition", "account", "qos", "constraint") if settings[key]}
     if settings["memory_gb"]:
@@ -149,7 +147,7 @@ def _jobs(folder):
 
 
 def _queue() -> dict[str, str]:
-    """SLURM's state of each job of this user that waits or runs, by its number, NUMBER_PLACE in an array."""
+    """Return the states of this user's waiting and running jobs by number, NUMBER_INDEX in an array."""
     command = ["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i %T"]
     try:
         lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -1,4 +1,4 @@
-"""A sweep: the runs of a config's overrides, several at once, each a process of its own on its share of the devices."""
+"""Sweeps: a run for each of a config's overrides, several at a time, each a process with its share of the devices."""
 
 import fcntl
 import hashlib
@@ -30,23 +30,23 @@ def run_sweep(
     workdir: Path,
     parallel: int = 1,
 ) -> int:
-    """Runs `command` with each of the overrides, in `workdir/<what differs>`, so many at once.
+    """Run `command` with each of the overrides, in folders of `workdir` that are named by what differs.
 
-    What is done is skipped, what was interrupted goes on; a run that fails does not keep the others from running, and
-    one that an earlier sweep left at work is waited for. What comes of them is told by `compare.finish`.
+    Finished runs are skipped, interrupted runs are resumed, and runs that an earlier sweep left in progress are waited
+    for. A run that fails does not stop the others. At the end `report.comparison.finish` writes the results.
 
     Args:
-        command: the command line of a run without its workdir.
+        command: the command line of a run without its overrides and its workdir.
         overrides: config keys and values of each run.
-        configs: the whole config of each run, as its `config.json` will have it.
-        workdir: of the sweep.
-        parallel: how many runs are at work at the same time.
+        configs: the whole config of each run, as in its `config.json`.
+        workdir: folder of the sweep.
+        parallel: number of runs at a time.
 
     Returns:
-        The exit code: 0 when every run is done, 75 when the sweep or a run was told to stop, 1 otherwise.
+        The exit code: 0 if every run is done, 75 if the sweep or a run was told to stop, 1 otherwise.
 
     Raises:
-        ValueError: there is nothing to run, two runs have the same overrides, or another sweep is at work here.
+        ValueError: there is nothing to run, two runs are the same, or another sweep uses the folder.
     """
     runs = plan(overrides, configs, workdir)
     workdir.mkdir(parents=True, exist_ok=True)
@@ -59,27 +59,25 @@ def run_sweep(
         if len(todo) < len(runs):
             print(f"{len(runs) - len(todo)} of {len(runs)} runs are done already", flush=True)
         if todo:
-            # Those at work already come first, so that no other run is given their devices.
+            # Runs in progress come first, so that their devices are not given to other runs.
             todo.sort(key=lambda run: not held(run.folder))
             Launcher(command, min(parallel, len(todo))).run(todo, runs)
-        from lineage.report.comparison import (
-            finish,  # here because the launcher should start soon, and this brings matplotlib
-        )
+        from lineage.report.comparison import finish  # imports matplotlib, which would delay the first run
 
         finish(runs, command, workdir)
     return exit_code(runs)
 
 
 def plan(overrides: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, Any]], workdir: Path) -> list[Run]:
-    """The runs of a sweep, in folders of `workdir`; raises as `run_sweep`."""
+    """Return the runs of a sweep, in folders of `workdir`; raise as `run_sweep`."""
     if not overrides:
-        raise ValueError("this config has no sweep(): it must yield a dict of overrides for each run.")
+        raise ValueError("this config has no sweep(), which yields a dictionary of overrides for each run.")
     texts = [json.dumps(task(config), sort_keys=True) for config in configs]
     most, count = Counter(texts).most_common(1)[0]
     if count > 1:
         alike = [dict(changes) for changes, text in zip(overrides, texts) if text == most]
         raise ValueError(f"two runs of the sweep are the same: {alike[0]} and {alike[1]}.")
-    # A run may be there under another name, of a sweep in which other keys differed.
+    # The same run may have another name, from a sweep in which other keys differed.
     there = [(read_json(path), path.parent.name) for path in workdir.glob("*/config.json")]
     runs = []
     for name, changes, config in zip(run_names(overrides), overrides, configs):
@@ -89,9 +87,9 @@ def plan(overrides: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, 
 
 
 def run_names(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Folders' names: "learning_rate=0.001,seed=1", the keys that tell the runs apart.
+    """Return names of folders from the keys that distinguish the runs, such as "learning_rate=0.001,seed=1".
 
-    A key that says no more than those before it (the width that goes with a model's name) is left out.
+    A key that the keys before it determine (such as a width that is set together with a model's name) is left out.
     """
     keys: list[str] = []
     kinds = 1
@@ -116,7 +114,14 @@ def _values(changes: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass
 class Job:
-    """A run at work: its share of the devices, and its process, if this one started it."""
+    """A run in progress.
+
+    Attributes:
+        slot: index of its share of the devices; None if it was started by hand.
+        pid: its process; None if it was started by hand.
+        process: the same, if this sweep started it.
+        pruned: whether it was told to stop because its results are bad.
+    """
 
     slot: int | None = None
     pid: int | None = None
@@ -124,7 +129,7 @@ class Job:
     pruned: bool = False
 
     def stop(self) -> None:
-        """Tells it to save and end, if it is a sweep's."""
+        """Tell the run to save and end, if a sweep started it."""
         if self.process:
             self.process.terminate()
         elif self.pid is not None:
@@ -133,15 +138,15 @@ class Job:
 
 
 class Launcher:
-    """Starts runs, so many at once, follows them and says how they ended.
+    """Starts runs, several at a time, and follows them to their end.
 
-    A run's process keeps a lock in the run's folder, which it inherits and which so outlives the launcher: whoever
-    comes after a launcher that was killed sees which of its runs are still at work, and on which share of the devices.
+    The process of a run inherits a lock in the run's folder, which outlives the launcher: after a launcher was killed,
+    the next one sees which runs are still in progress, and on which share of the devices.
 
     Args:
         command: the command line of a run without its overrides and its workdir.
-        parallel: how many runs are at work at the same time.
-        observe: is told of every run that has new metrics or has ended; True ends it, as pruned.
+        parallel: number of runs at a time.
+        observe: called with every run that has new metrics or has ended; if it returns True, the run is pruned.
     """
 
     def __init__(self, command: Sequence[str], parallel: int, observe: Callable[[Run], bool] = lambda run: False):
@@ -151,9 +156,9 @@ class Launcher:
         self.again: deque[Run] = deque()
 
     def run(self, todo: Iterable[Run], shown: Sequence[Run]) -> None:
-        """Runs what `todo` yields, which it is asked for when a share of the devices is free; shows `shown`.
+        """Run what `todo` yields, asking for the next run when a share of the devices is free; show `shown`.
 
-        SIGTERM and SIGINT stop all of them, which save.
+        On SIGTERM and SIGINT all runs save and end.
         """
         todo, stopping = iter(todo), False
         with StopSignal() as stop, Table() as table:
@@ -178,12 +183,12 @@ class Launcher:
                 raise
 
     def stop(self) -> None:
-        """Tells all runs to save and end."""
+        """Tell all runs to save and end."""
         for job in self.jobs.values():
             job.stop()
 
     def begin(self, run: Run) -> None:
-        """Starts a run, or follows it where it is at work already, or has come to its end by itself."""
+        """Start a run, or follow it if it is already in progress or has ended."""
         run.look()
         if not held(run.folder) and run.is_done():
             run.state = "done"
@@ -204,7 +209,7 @@ class Launcher:
             before = os.sched_getaffinity(0) if cpus else None
             try:
                 if cpus:
-                    os.sched_setaffinity(0, cpus)  # which the process inherits
+                    os.sched_setaffinity(0, cpus)  # inherited by the process
                 process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -212,7 +217,7 @@ class Launcher:
                     stderr=log,
                     env=os.environ | environment,
                     pass_fds=[claim.fileno()],
-                    start_new_session=True,  # the terminal's ^C is for the launcher, which tells the runs
+                    start_new_session=True,  # a terminal's Ctrl-C reaches the launcher only, which stops the runs
                 )
             finally:
                 if cpus:
@@ -221,12 +226,12 @@ class Launcher:
         self.jobs[run] = Job(slot, process.pid, process)
 
     def poll(self, run: Run, stopping: bool) -> None:
-        """Looks how a run is doing."""
+        """Update the state of a run in progress."""
         job = self.jobs[run]
         code = job.process.poll() if job.process else None
         ended = code is not None if job.process else not held(run.folder)
         new = run.look()
-        if stopping and job.process is None and job.pid is None:  # somebody else's
+        if stopping and job.process is None and job.pid is None:  # started by hand
             ended = True
         if ended:
             del self.jobs[run]
@@ -236,7 +241,7 @@ class Launcher:
                 run.state = "pruned"
             elif stopping or code == PREEMPTED:
                 run.state = "stopped"
-            elif job.process is None:  # another one's, that ended before its end
+            elif job.process is None:  # another process's run, which was interrupted
                 run.state = "waiting"
                 self.again.append(run)
                 return
@@ -248,14 +253,14 @@ class Launcher:
 
 
 def found(folder: Path) -> Job:
-    """The run at work that an earlier launcher started in the folder, or that somebody else did."""
+    """Return the run in progress that an earlier launcher, or a user, started in the folder."""
     path = folder / CLAIM
     numbers = path.read_text().split() if path.exists() and is_locked(path) else []
     return Job(*map(int, numbers)) if len(numbers) == 2 else Job()
 
 
 def exit_code(runs: Sequence[Run]) -> int:
-    """0 when all came to their end, 75 when one was told to stop before, 1 otherwise."""
+    """Return 0 if all runs are done or pruned, 75 if one was told to stop, 1 otherwise."""
     states = {run.state for run in runs}
     if "stopped" in states:
         return PREEMPTED

@@ -1,5 +1,4 @@
-"""DETR's loss of a set (arXiv 2005.12872, section 3.1): the cheapest assignment of targets to predictions, on the
-device, and what it costs."""
+"""DETR's set loss (arXiv 2005.12872, section 3.1), with the assignment of targets to predictions on the device."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +10,7 @@ from lineage.metrics.boxes import generalised_iou, to_corners
 from lineage.metrics.likelihood import cross_entropy
 from lineage.metrics.states import Mean, State, Total
 
-NO_OBJECT = 0.1  # how much a query without an object counts in the cross-entropy
+NO_OBJECT = 0.1  # weight of a query without an object in the cross-entropy
 
 
 def set_loss(
@@ -21,17 +20,19 @@ def set_loss(
     weights: Sequence[float],
     whole: Mapping[str, Array],
 ) -> tuple[Float[Array, ""], Float[Array, ""], dict[str, State]]:
-    """Of each decoder layer's answer, `(loss_sum, weight, aux)` as an objective has them; aux is the last layer's.
+    """Return `(loss_sum, weight, metric states)`, as a task's loss does, of the predictions of all decoder layers.
 
-    The objects of an image, `boxes` [B, N, 4] and `classes` [B, N] where `boxes_mask` is True, go to different queries,
-    so that the costs (- probability of the class, distance of the boxes, - generalised IoU) are the least. The losses
-    are the weighted mean of the queries' cross-entropies, and the means of distance and 1 - IoU over all objects.
+    The objects of an image, `boxes` [B, N, 4] and `classes` [B, N] where `boxes_mask` is True, are assigned to
+    different queries so that the sum of the costs (- probability of the class, distance, - generalised IoU) is minimal.
+    The losses are the weighted mean of the cross-entropies of queries, and the means of the distances and of
+    1 - IoU over all objects. Those of layer i but the last are reported as `class_loss_layer_i` and so on.
 
     Args:
-        logits, boxes: what each query says in each layer; the last class is "no object".
-        batch: the truth.
-        weights: of the three, as costs and as losses.
-        whole: how many images (`mask`) and objects (`boxes_mask`) the whole batch has, of which this may be a part.
+        logits: of the classes of each query in each layer; the last class is "no object".
+        boxes: of each query in each layer.
+        batch: the true objects.
+        weights: of the three costs and losses.
+        whole: the number of images (`mask`) and objects (`boxes_mask`) of the whole batch, of which this may be a part.
     """
     kinds, real = batch["classes"], batch["boxes_mask"] & batch["mask"][:, None]
     queries, nothing = logits.shape[2], logits.shape[3] - 1
@@ -53,8 +54,10 @@ def set_loss(
     }
     losses = {name: value.reshape(len(value), -1).sum(axis=1) for name, value in losses.items()}  # [L]
     objects, weight = real.sum().astype(jnp.float32), share[-1].sum()
-    aux = {name: Mean(value[-1], objects) for name, value in losses.items()}
-    aux["class_loss"] = Mean(losses["class_loss"][-1], weight)
+    divisors = {"class_loss": weight, "box_loss": objects, "giou_loss": objects}
+    aux = {name: Mean(value[-1], divisors[name]) for name, value in losses.items()}
+    for layer in range(len(logits) - 1):
+        aux |= {f"{name}_layer_{layer + 1}": Mean(value[layer], divisors[name]) for name, value in losses.items()}
     counted = (logits[-1].argmax(axis=-1) != nothing).sum(axis=-1)
     aux["cardinality_error"] = Mean.empty().update(jnp.abs(counted - real.sum(axis=-1)), batch["mask"])
 
@@ -66,17 +69,17 @@ def set_loss(
 
 
 def match(cost: Float[Array, "B N Q"], real: Bool[Array, "B N"]) -> Int[Array, "B N"]:
-    """The query of each real target, all different, so that the sum of their costs is the least; of others Q.
+    """Return the query assigned to each real target, so that the sum of the costs is minimal; Q for other targets.
 
-    One target after the other finds its way: the shortest augmenting path (Crouse, "On implementing 2D rectangular
-    assignment algorithms", 2016), of all examples at once. A query's price makes the reduced cost of each target's own
-    query its least one. There must be as many queries as real targets.
+    Targets are added one by one along the shortest augmenting path (Crouse, "On implementing 2D rectangular assignment
+    algorithms", 2016), for all examples at once. The price of a query makes the reduced cost of each target's own query
+    minimal. There must be at least as many queries as real targets.
     """
     batch, targets, queries = cost.shape
     every, numbers = jnp.arange(batch), jnp.arange(queries)
 
     def visit(state):
-        """Goes on from `target`, reached at `distance`, to the nearest query that was not visited."""
+        """Extend the path from `target`, reached at `distance`, to the nearest query that was not visited."""
         price, owner, taken, start, target, distance, nearest, before, visited, end = state
         own = taken[every, target]
         at_own = cost[every, target, own] - price[every, own]
@@ -94,7 +97,7 @@ def match(cost: Float[Array, "B N Q"], real: Bool[Array, "B N"]) -> Int[Array, "
         return price, owner, taken, start, target, distance, nearest, before, visited, end
 
     def reassign(state):
-        """Gives the query to the target before it, which gives its own to the one before."""
+        """Assign the query to the target before it on the path, whose own query goes to the target before that."""
         owner, taken, start, before, query = state
         going = query < queries
         target = before[every, jnp.minimum(query, queries - 1)]
@@ -116,12 +119,11 @@ def match(cost: Float[Array, "B N Q"], real: Bool[Array, "B N"]) -> Int[Array, "
         state = jax.lax.while_loop(lambda state: (state[-1] < 0).any(), visit, state)
         distance, nearest, before, visited, end = state[5:]
         price = price - jnp.where(visited, distance[:, None] - nearest, 0)
-        state = jax.lax.while_loop(
-            lambda state: (state[-1] < queries).any(), reassign, (owner, taken, start, before, end)
-        )
+        state = owner, taken, start, before, end
+        state = jax.lax.while_loop(lambda state: (state[-1] < queries).any(), reassign, state)
         return price, *state[:2]
 
-    # In float32 a price must stay far below infinity; what is not a number is never chosen before what is.
+    # In float32 a price must stay far below infinity. NaN becomes a cost above that of every number.
     cost = jnp.nan_to_num(cost.astype(jnp.float32), nan=1e9, posinf=1e9, neginf=-1e9)
     last = jnp.where(real, jnp.arange(1, targets + 1), 0).max(initial=0)
     state = jnp.zeros((batch, queries)), jnp.full((batch, queries), -1), jnp.full((batch, targets), queries)

@@ -1,4 +1,4 @@
-"""Mixup and CutMix: each image with the next one's pixels in it, each label with as much of the next one's."""
+"""Mixup and CutMix: each image is mixed with the next one of the batch, and so is its label."""
 
 from functools import partial
 
@@ -10,17 +10,17 @@ from jaxtyping import Array, Float, Key
 def kept(
     key: Key[Array, ""], size: tuple[int, int], mixup: float, cutmix: float
 ) -> tuple[Float[Array, "height width 1"], Float[Array, ""]]:
-    """The part of each pixel that an image keeps, one draw for a whole batch, and their mean: what its label keeps.
+    """Return the fraction of each pixel that an image keeps, drawn once for a batch, and its mean, which labels keep.
 
-    Where both are above 0, either one happens as often, as in DeiT (arXiv 2012.12877).
+    If both `mixup` and `cutmix` are above 0, either one is applied, with the same probability (DeiT, arXiv 2012.12877).
 
     Args:
         key: of the draw.
         size: height and width.
-        mixup: a of the Beta(a, a) that the kept part of every pixel is drawn from (arXiv 1710.09412), the larger of the
-            two parts; 0 = none.
-        cutmix: a of the Beta(a, a) that the part outside a box is drawn from, whose centre may be anywhere and whose
-            pixels are lost (arXiv 1905.04899, section 3.1); 0 = none.
+        mixup: a of the Beta(a, a) from which the fraction of all pixels is drawn, the larger of x and 1 - x
+            (arXiv 1710.09412); 0 is none.
+        cutmix: a of the Beta(a, a) from which the fraction outside of a box is drawn. The box has its centre anywhere,
+            and its pixels are replaced (arXiv 1905.04899, section 3.1); 0 is none.
     """
     share, inside = jnp.float32(1), jnp.zeros((*size, 1), bool)
     if mixup:
@@ -45,7 +45,7 @@ def kept(
 def mixed(
     key: Key[Array, ""], batch: dict[str, Array], num_classes: int, mixup: float, cutmix: float
 ) -> dict[str, Array]:
-    """A batch with its `image` [B, h, w, c] mixed, and with the probabilities of the classes then, `target` [B, V]."""
+    """Return the batch with mixed images `image` [B, h, w, c] and the probabilities `target` [B, V] of classes."""
     image = batch["image"]
     pixels, share = kept(key, image.shape[1:3], mixup, cutmix)
     target = mix(jax.nn.one_hot(batch["label"], num_classes), share)
@@ -53,5 +53,5 @@ def mixed(
 
 
 def mix(values: Float[Array, "B *N"], part: Float[Array, "..."]) -> Float[Array, "B *N"]:
-    """That part of each example's values, and the rest of the next one's."""
+    """Return the weighted mean of each example's values and the next one's."""
     return part * values + (1 - part) * jnp.roll(values, 1, axis=0)

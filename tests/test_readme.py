@@ -1,4 +1,4 @@
-"""README's section on metrics does what it says."""
+"""The examples of README's section on metrics run and give the numbers in their comments."""
 
 import json
 import re

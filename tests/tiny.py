@@ -5,34 +5,37 @@ from ml_collections import ConfigDict
 from lineage.configs import base
 from lineage.configs.sweeps import Floats, Search
 
+TASKS = {
+    "gpt": ("causal_lm", "stdlib"),
+    "transformer_xl": ("causal_lm", "stdlib"),
+    "transformer": ("sequence_to_sequence", "cldr"),
+}
+
 
 def get_config(model: str = "gpt") -> ConfigDict:
-    config = base.get_config(model)
+    task, source = TASKS.get(model, ("image_classification", "digits"))
+    config = base.get_config(model, task, source)
     config.model.depth = 2
     config.model.width = 16
     config.model.num_heads = 2
-    config.data.batch_size = 8
-    config.data.evaluation_batch_size = 64
+    config.loader.batch_size = 8
+    config.loader.evaluation_batch_size = 64
     if model in ("gpt", "transformer_xl"):
-        config.data.source = "stdlib"
-        config.data.max_bytes = 20_000
-        config.data.sequence_length = 16
-        config.objective.name = "causal_lm"
+        config.source.max_bytes = 20_000
+        config.task.sequence_length = 16
         config.sampling.max_new_tokens = 8
         if model == "transformer_xl":
             config.model.memory_length = 24
-            config.data.order = "stream"
+            config.loader.order = "stream"
     elif model == "transformer":
-        config.data.source = "cldr"
-        config.data.sequence_length = 48
-        config.objective.name = "sequence_to_sequence"
+        config.task.sequence_length = 48
         config.sampling.max_new_tokens = 12
         config.sampling.temperature = 0.0
         config.model.max_length = 64
     elif model == "vit":
         config.model.patch_size = 4
         config.model.pooling = "gap"
-    config.optimizer.learning_rate = 1e-2
+    config.schedule.learning_rate = 1e-2
     config.total_steps = 40
     config.log_every_steps = 1
     config.evaluate_every_steps = 20
@@ -47,4 +50,4 @@ def sweep():
 
 
 def search():
-    return Search({"optimizer.learning_rate": Floats(1e-4, 1e-2, log=True)}, metric="test/loss", trials=2)
+    return Search({"schedule.learning_rate": Floats(1e-4, 1e-2, log=True)}, metric="test/loss", trials=2)

@@ -123,12 +123,12 @@ def _scorer(experiment, changed, collections):
     """Return the function from the weights of the experts to minus the loss of the examples."""
     batch = dict(experiment.data.train[0])
     count = experiment.config.experts.examples
-    if not 1 <= count <= experiment.config.data.batch_size:
-        raise ValueError(f"experts.examples is {count}: it must be 1 to data.batch_size.")
+    if not 1 <= count <= experiment.loader.batch_size:
+        raise ValueError(f"experts.examples is {count}: it must be 1 to loader.batch_size.")
     rows = np.arange(len(batch["mask"])) < -(-count // jax.process_count())
     batch["mask"] = batch["mask"] & rows.reshape(-1, *[1] * (batch["mask"].ndim - 1))
     batch = experiment.taught(to_mesh(batch, experiment.mesh))
-    step = make_evaluation_step(experiment.model, experiment.objective, experiment.config.precision)
+    step = make_evaluation_step(experiment.model, experiment.task.loss, experiment.config.precision)
     collections = {name: value for name, value in collections.items() if name != "memory"}
 
     @experiment.jit
@@ -141,7 +141,7 @@ def _scorer(experiment, changed, collections):
 def _answer(experiment, params, names, prompt):
     """Return the index of the name that the model finds likeliest as the answer about the prompt, or all examples."""
     settings, tokenizer = experiment.config.experts, experiment.data.tokenizer
-    if tokenizer is None or not hasattr(experiment.model, "decode"):
+    if tokenizer is None or not experiment.model.is_decoder:
         raise ValueError("experts.choice is 'prompt': only a decoder of texts answers.")
     if not all(field in settings.question for field in ("{text}", "{name}")):
         raise ValueError(f"experts.question is {settings.question!r}: it must have {{text}} and {{name}}.")
@@ -155,7 +155,7 @@ def _answer(experiment, params, names, prompt):
     for text in texts:
         rows = [tokenizer.encode(settings.question.format(text=text, name=name)) for name in names]
         longest = max(map(len, rows))
-        limit = getattr(experiment.model, "max_length", longest)
+        limit = experiment.model.max_length or longest
         rows = [row[max(longest - limit, 0) :] for row in rows]  # keep the end of a long text
         start = next((place for place, found in enumerate(zip(*rows)) if len(set(found)) > 1), min(map(len, rows)) - 1)
         tokens = np.stack([np.pad(row, (0, limit - len(row))) for row in rows]).astype(np.int32)

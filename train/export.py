@@ -3,21 +3,18 @@
 import json
 from pathlib import Path
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import export
 
 from lineage.data import tokenizers
 from lineage.models import convert
-from lineage.tasks.objectives import Batch, read
 from lineage.train.experiment import Experiment
 from lineage.train.state import TrainState
 from lineage.train.step import make_forward_step
 
 FORMATS = ("safetensors", "stablehlo")
 PLATFORMS = ("cpu", "cuda", "tpu")
-INPUTS = ("image", "extent", "inputs", "inputs_mask", "tokens", "segments", "tokens_mask")
 
 
 def write(experiment: Experiment, state: TrainState, kind: str, folder: Path) -> list[Path]:
@@ -59,22 +56,12 @@ def _write_roles(words, path):
 
 def _write_program(experiment, variables, folder):
     model = experiment.model.portable()
-    step = make_forward_step(model, forward, experiment.config.precision)
+    step = make_forward_step(model, experiment.task.forward, experiment.config.precision)
     (size,) = export.symbolic_shape("b")
     zeros = jax.eval_shape(experiment.zeros)
-    inputs = {n: jax.ShapeDtypeStruct((size, *zeros[n].shape[1:]), zeros[n].dtype) for n in INPUTS if n in zeros}
+    inputs = {n: jax.ShapeDtypeStruct((size, *zeros[n].shape[1:]), zeros[n].dtype) for n in experiment.task.inputs}
     program = export.export(jax.jit(lambda batch: step(variables, batch)), platforms=PLATFORMS)(inputs)
     (folder / "model.stablehlo").write_bytes(program.serialize())
     arrays = {name: {"shape": ["b", *a.shape[1:]], "dtype": str(a.dtype)} for name, a in inputs.items()}
     about = {"inputs": arrays, "platforms": PLATFORMS}
     (folder / "model.json").write_text(json.dumps(about, indent=2), encoding="utf-8")
-
-
-def forward(model: nn.Module, batch: Batch) -> jax.Array | tuple[jax.Array, ...]:
-    """Return the outputs of a model for the `INPUTS` of a batch."""
-    if "inputs" in batch:
-        return model(batch["inputs"], batch["tokens"], inputs_mask=batch["inputs_mask"])
-    if "image" in batch or "segments" in batch:
-        return read(model, batch)
-    masks = {"mask": batch["tokens_mask"]} if "tokens_mask" in batch else {}
-    return model(batch["tokens"], **masks)

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from lineage.data.fingerprint import fingerprint
 from lineage.evaluation import artifacts
-from lineage.evaluation.evaluators import Evaluator
+from lineage.evaluation.sampling import Sampler
 from lineage.report.run import write_report
 from lineage.runs.folder import START, StopSignal, locked, plain, write_atomic
 from lineage.train import distributed, expert_mixture, pretrained, run_folder
@@ -63,20 +63,20 @@ def train(
     memory: dict[str, int] = {}
     with contextlib.ExitStack() as kept, out_of_memory_explained(memory):
         with distributed.agreed():
+            experiment = Experiment(config, workdir, devices)
             if jax.process_index() == 0:
                 kept.enter_context(locked(workdir))
                 run_folder.keep_config(config, workdir, force_config)
                 write_atomic(workdir / START, json.dumps(dict(about), indent=2))
-                places = (config.data[name] for name in ("source", "validation_split", "test_split"))
-                run_folder.keep_data(fingerprint(places), workdir, force_config)
+                run_folder.keep_data(fingerprint(experiment.source.files()), workdir, force_config)
                 clean(workdir)
         with distributed.agreed():
             run_folder.check_shared(config, workdir)
-            experiment = Experiment(config, workdir, devices)
-            check_batch(config.data.batch_size, experiment.mesh, config.grad_accum_steps)
-            check_batch(config.data.evaluation_batch_size or config.data.batch_size, experiment.mesh)
+            loader = experiment.loader
+            check_batch(loader.batch_size, experiment.mesh, config.grad_accum_steps)
+            check_batch(loader.evaluation_batch_size or loader.batch_size, experiment.mesh)
             known = experiment.data.tokenizer
-        distributed.check_same("data.tokenizer", known.to_str() if known else "")
+        distributed.check_same("tokenizer", known.to_str() if known else "")
         throughput = Throughput(experiment)
         memory |= throughput.budget.memory["training"]
         with contextlib.ExitStack() as stack:
@@ -117,7 +117,7 @@ class TrainingLoop:
         self.log_every = interval(experiment, "log_every", 10)
         self.evaluate_every = interval(experiment, "evaluate_every", self.total)
         self.save_every = interval(experiment, "save_every", self.total)
-        self.evaluator = Evaluator(experiment)
+        self.evaluation = experiment.evaluation()
         self._check()
         self.evaluated: dict[str, float] = {}
         self.batches = device_batches(experiment, self.start)
@@ -130,9 +130,9 @@ class TrainingLoop:
     def _check(self):
         """Raise ValueError if the data, the samples or the best checkpoint's metric do not fit the config."""
         experiment = self.experiment
-        experiment.check_data()
+        experiment.check()
         if experiment.config.sampling.num_samples:
-            self.evaluator.sampler.check(self.state.variables(average=True))
+            Sampler(self.evaluation.context).check(self.state.variables(average=True))
         best = experiment.config.checkpoint.best
         split = best.partition("/")[0]
         if split and split not in experiment.data.splits:
@@ -170,20 +170,26 @@ class TrainingLoop:
     def finish(self, about: Mapping[str, str]) -> dict[str, float]:
         """Write the artifacts and the report; return the last evaluation."""
         if not self.evaluated:  # the run was complete before
-            self.evaluated = self.evaluator.evaluate(self.state)
-        about = dict(about) | {"seconds": self.throughput.seconds}
-        artifacts.write_all(self.evaluator, self.state, self.throughput.budget, about)
+            self.evaluated = self.evaluation(self.state.variables(average=True))
+        experiment, about = self.experiment, dict(about)
+        about |= {"seconds": self.throughput.seconds, "steps": int(self.state.step)}
+        about |= {"config": plain(experiment.config), "device_count": experiment.mesh.size}
+        variables, budget = experiment.gathered(self.state), self.throughput.budget
+        artifacts.write_all(self.evaluation.context, variables, experiment.workdir, budget, about)
         if jax.process_index() == 0:
             write_report(self.experiment.workdir)
         return self.evaluated
 
     def _evaluate(self, step: int) -> None:
-        self.evaluated = self.evaluator.evaluate(self.state)
+        context, workdir = self.evaluation.context, self.experiment.workdir
+        variables = self.state.variables(average=True)
+        self.evaluated = self.evaluation(variables, None if step == self.total else step // self.evaluate_every)
         self.progress.evaluation(step, self.evaluated)
         with self._disk_errors():
             self.writer.write(step, self.evaluated)
-            artifacts.write_samples(self.evaluator, self.state, step)
-            artifacts.write_pictures(self.evaluator, self.state, step)
+            artifacts.write_samples(context, variables, workdir, step)
+            if context.task.has_snapshots:
+                artifacts.write_snapshot(context, self.experiment.gathered(self.state), workdir, step)
 
     @contextlib.contextmanager
     def _disk_errors(self) -> Iterator[None]:
@@ -251,7 +257,7 @@ def jit_step(experiment: Experiment):
     config, places = experiment.config, experiment.state_shardings
     step = make_train_step(
         experiment.model,
-        experiment.objective,
+        experiment.task.loss,
         experiment.optimizer,
         seed=config.seed,
         grad_accum_steps=config.grad_accum_steps,
@@ -266,7 +272,7 @@ def jit_step(experiment: Experiment):
 def compile_step(experiment: Experiment, state: TrainState):
     """Return the compiled training step; with buckets of lengths, it is compiled for each when it first occurs."""
     step = jit_step(experiment)
-    if experiment.config.data.buckets:
+    if experiment.loader.buckets:
         return step
     return step.lower(state, jax.eval_shape(experiment.zeros)).compile()
 
@@ -275,7 +281,7 @@ def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax
     """Yield training batches on the devices, from step `start`; each is transferred while the one before is used."""
     batches = experiment.data.train.iterate(start)
     first = next(batches)
-    length = first["tokens"].shape[1] if experiment.config.data.buckets else None
+    length = first["tokens"].shape[1] if experiment.loader.buckets else None
     for name, like in jax.eval_shape(lambda: experiment.zeros(1, length)).items():
         if name in first and first[name].shape[1:] != like.shape[1:]:
             raise ValueError(f"{name} of the data is {first[name].shape[1:]}, but the model is for {like.shape[1:]}.")

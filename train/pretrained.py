@@ -13,12 +13,11 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lineage import models
-from lineage.configs import schema
+from lineage.configs import modules, schema
 from lineage.data import Tokenizer
-from lineage.models import Model, convert
+from lineage.models import MODELS, Model, convert
 from lineage.runs.folder import read_json
-from lineage.tasks.objectives import Batch, read, read_masked
+from lineage.tasks import TASKS, Batch
 from lineage.train.checkpoint import read_variables
 from lineage.train.state import TrainState
 
@@ -56,9 +55,7 @@ def start_from(
     depth = next((len(value) for name, value in theirs.items() if isinstance(model.layer_of(name), range)), 0)
     if layers and not 0 <= min(layers) <= max(layers) < depth:
         raise ValueError(f"init.layers is {tuple(layers)}: the model in {path} has layers 0 to {depth - 1}.")
-    for pattern in skip:
-        if not any(re.search(pattern, name) for name in ours):
-            raise ValueError(f"init.skip: {pattern!r} is in no parameter of the model, which has {_parts(ours)}.")
+    _check_skipped(skip, ours)
     taken = {}
     for name in ours.keys() & theirs.keys():
         if not any(re.search(pattern, name) for pattern in skip):
@@ -87,6 +84,12 @@ def start_from(
     return with_variables(state, variables), message
 
 
+def _check_skipped(skip, names):
+    for pattern in skip:
+        if not any(re.search(pattern, name) for name in names):
+            raise ValueError(f"init.skip: {pattern!r} is in no parameter of the model, which has {_parts(names)}.")
+
+
 def with_variables(state: TrainState, variables: Mapping[str, Any]) -> TrainState:
     """Return a state before the first step with other parameters, and perhaps statistics, of the model."""
     collections = state.collections | {kind: value for kind, value in variables.items() if kind != "params"}
@@ -99,26 +102,19 @@ def with_variables(state: TrainState, variables: Mapping[str, Any]) -> TrainStat
     return state.replace(params=params, ema=ema, collections=collections, frozen=frozen)
 
 
-def load_teacher(path: str, mesh: Mesh, student: Model) -> Callable[[Batch], Batch]:
+def load_teacher(
+    path: str, mesh: Mesh, student: Model, teach: Callable[[Model, Batch], Batch]
+) -> Callable[[Batch], Batch]:
     """Return a function that gives the outputs of a trained model for a batch, for its student to learn.
-
-    They are the logits `teacher_logits` [B, V] of images; of batches with masked tokens, the last hidden states
-    `teacher_hidden` [B, T, D] and the logits of the masked tokens `teacher_logits` [B, M, V], without dropout.
 
     Args:
         path: a run's workdir, or a folder in `transformers`' layout.
         mesh: devices, each of which holds all of the teacher's parameters.
         student: model whose sizes the teacher has where its run left them to the data.
+        teach: returns the arrays that a bound model adds to a batch, without dropout; see `Task.teach`.
     """
     model, variables = _load(path, student)
-
-    @jax.jit
-    def outputs(variables, batch):
-        if model.reads == "images":
-            return {"teacher_logits": nn.apply(read, model)(variables, batch)}
-        hidden, logits = nn.apply(read_masked, model)(variables, batch)
-        return {"teacher_hidden": hidden, "teacher_logits": logits}
-
+    outputs = jax.jit(nn.apply(teach, model))
     return partial(outputs, jax.device_put(variables, NamedSharding(mesh, PartitionSpec())))
 
 
@@ -126,13 +122,16 @@ def _load(path: str, student: Model) -> tuple[Model, dict[str, Any]]:
     if not _is_run(path):
         return convert.load(path)
     config = read_json(Path(path) / "config.json")
-    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in config["model"].items()}
+    for module in config["imports"]:
+        modules.import_module(module)
+    settings, task = (schema.tuples(config[part]) for part in ("model", "task"))
     known = {key: student.settings.get(key) for key in ("num_classes", "image_size", "channels")}
-    known["image_size"] = config["data"]["image_size"] or known["image_size"]
-    known["max_length"] = config["data"]["sequence_length"]
+    known |= schema.build(TASKS, task).model_options()
+    known["image_size"] = task.get("image_size") or known["image_size"]
+    known["max_length"] = task.get("sequence_length")
     if settings.get("vocab_size", 0) is None:
         known["vocab_size"] = Tokenizer.load(path).vocab_size
-    return schema.build(models.MODELS, settings, **known), read_variables(Path(path))
+    return schema.build(MODELS, settings, **known), read_variables(Path(path))
 
 
 def _flat(variables):

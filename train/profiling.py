@@ -39,7 +39,7 @@ class Throughput:
         flops = [experiment_budget(experiment, length).flops["training"]["model"] for length in lengths if length]
         flops += [self.budget.flops["training"]["model"]] if None in lengths else []
         self._flops = sum(map(mul, flops, lengths.values())) / (peak * experiment.mesh.size)
-        self._batch_size = experiment.config.data.batch_size
+        self._batch_size = experiment.loader.batch_size
         self._start, self._pause = time.monotonic(), 0.0
         self._last: tuple[float, int] | None = None
 
@@ -82,14 +82,15 @@ def measured_peak(size: int = 1024) -> float:
 
 
 def experiment_budget(experiment: Experiment, length: int | None = None) -> Budget:
-    """Return FLOPs and memory of a model with its batch, objective and optimizer, on all devices together.
+    """Return FLOPs and memory of a model with its batch, task and optimizer, on all devices together.
 
     Args:
         length: number of tokens of the texts in the batch; None stands for the config's.
     """
     config = experiment.config
     batch = jax.eval_shape(partial(experiment.zeros, length=length))
-    length = getattr(experiment.model, "max_length", config.data.sequence_length)  # length of the cache
+    model = experiment.model
+    length = (model.max_length or experiment.task.sequence_length) if model.is_decoder else None  # length of the cache
     adapted = {}
     if experiment.adapter != NO_ADAPTER:
         state = experiment.abstract_state
@@ -97,13 +98,13 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
         adapted = {"adapter": experiment.adapter, "variables": variables}
     return budget(
         experiment.model,
-        tuple(batch[name] for name in ("image", "noise", "inputs", "tokens") if name in batch),
-        objective=experiment.objective,
+        tuple(batch[name] for name in experiment.task.arguments),
+        objective=experiment.task.loss,
         batch=batch,
         optimizer=experiment.optimizer_by(lambda step: 0.0).init,  # the schedule may need the size of the data
         **adapted,
         compute_dtype=config.precision,
-        cache_length=length if hasattr(experiment.model, "init_cache") else None,
+        cache_length=length,
     )
 
 
@@ -169,8 +170,8 @@ def out_of_memory_explained(memory: Mapping[str, int] = MappingProxyType({})) ->
             raise
         parts = ", ".join(f"{name} {size / 2**30:.3g} GiB" for name, size in memory.items())
         raise MemoryError(
-            f"out of memory ({str(error).splitlines()[0]}): make data.batch_size smaller or grad_accum_steps larger, "
-            "set model.remat, or spread the parameters over mesh.fsdp; `lineage describe` prints what the model needs."
+            f"out of memory ({str(error).splitlines()[0]}): make loader.batch_size smaller or grad_accum_steps larger, "
+            "set model.remat, or spread the parameters over mesh.fsdp; see `lineage describe`."
             + f" Estimated for a step, on all devices together: {parts}."
             * bool(parts)
         ) from error

@@ -12,11 +12,12 @@ from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from optax.tree_utils import tree_get
 
 from lineage.metrics.states import State
-from lineage.tasks.objectives import Batch, Objective
+from lineage.tasks import Batch, Result
 from lineage.train.adapters import NO_ADAPTER, Adapter, Kernels, recording
 from lineage.train.state import TrainState
 
 Metrics = dict[str, jax.Array]
+Objective = Callable[[Any, Batch], Result]  # of a bound model and a batch, see `Task.loss`
 
 
 def init_state(
@@ -35,7 +36,7 @@ def init_state(
         batch: only its shapes and dtypes matter.
         ema: whether an exponential moving average of the parameters is kept.
     """
-    model = model.portable()  # parameters are float32, which some attention kernels do not take
+    model = model.portable()  # flash attention does not take float32, the dtype of new parameters
     key, kernels = jax.random.key(seed), Kernels()
     with nn.intercept_methods(recording(kernels)):
         variables = nn.init(objective, model)(key, batch)

@@ -1,8 +1,8 @@
 """BART from scratch: text infilling and sentence permutation, after arXiv 1910.13461. It has not been run.
 
-    python launch.py --config=bart_pretrain:large --config.data.data_dir=DIR
+    python launch.py --config=bart_pretrain:large --config.source.data_dir=DIR
 
-`base` or `large`. The data are a TFDS data set with the feature `text`, prepared under data.data_dir; the README says
+`base` or `large`. The data are a TFDS data set with the feature `text`, prepared under source.data_dir; the README says
 how to store one. The tokenizer is the published one of bart-large. The paper says neither the learning rate nor the
 warm-up: these are RoBERTa's of the same sizes (arXiv 1907.11692), whose batch it follows, and whose 160 GB of text
 OpenWebText stands for here. Windows of 512 tokens take no notice of where a text ends.
@@ -15,16 +15,20 @@ from lineage.configs import base
 
 def get_config(variant: str = "large") -> ConfigDict:
     """The recipe for a size."""
-    config = base.get_config("bart")
+    config = base.get_config(
+        "bart", "denoising", "tfds:openwebtext", tokenizer="bart-large/tokenizer.json", schedule="linear"
+    )
     config.model.update(variant=variant, vocab_size=50_265, max_length=1024, dropout=0.1, attention_dropout=0.1)
     config.model.remat = "full"
-    config.data.update(source="tfds:openwebtext", train_split="train[:99%]", validation_split="train[99%:]")
-    config.data.update(task="denoising", noise="permute_sentences | infill(0.3, 3)")
-    config.data.update(tokenizer="bart-large/tokenizer.json", sequence_length=512, batch_size=8000)
-    config.data.update(evaluation_batch_size=256, cache_dir="outputs/openwebtext_tokens_bart", workers=8)
-    config.objective.name = "sequence_to_sequence"
-    config.optimizer.update(learning_rate=4e-4 if variant == "large" else 6e-4, schedule="linear")
-    config.optimizer.update(warmup_steps=30_000 if variant == "large" else 24_000, b2=0.98, epsilon=1e-6)
+    config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
+    config.task.noise = "permute_sentences | infill(0.3, 3)"
+    config.task.sequence_length = 512
+    config.loader.batch_size = 8000
+    config.loader.update(evaluation_batch_size=256, workers=8)
+    config.task.cache_dir = "outputs/openwebtext_tokens_bart"
+    config.schedule.learning_rate = 4e-4 if variant == "large" else 6e-4
+    config.schedule.warmup_steps = 30_000 if variant == "large" else 24_000
+    config.optimizer.update(b2=0.98, epsilon=1e-6)
     config.optimizer.weight_decay = 0.01
     config.update(precision="bfloat16", grad_accum_steps=20, total_steps=500_000, log_every_steps=100)
     config.update(evaluate_every_steps=5000, save_every_steps=1000)

@@ -29,16 +29,18 @@ def get_config(task: str = "mrpc") -> ConfigDict:
     if task not in TASKS:
         raise ValueError(f"{task!r} is not a task of GLUE: it is one of {', '.join(TASKS)}.")
     text_key, num_classes, metric = TASKS[task]
-    config = base.get_config("bert")
-    config.model.update(head="classification", num_classes=num_classes, max_length=512)
+    kind = "text_regression" if num_classes == 1 else "text_classification"
+    config = base.get_config("bert", kind, f"tfds:glue/{task}", schedule="linear")
+    config.model.update(num_classes=num_classes, max_length=512)
     config.init.skip = ("^classifier",)
-    config.data.source = f"tfds:glue/{task}"
-    config.data.task = config.objective.name = "regression" if num_classes == 1 else "classification"
-    config.data.text_key = text_key
+    config.source.text_key = text_key
     if task == "mnli":
-        config.data.update(validation_split="validation_matched", test_split="validation_mismatched")
-    config.data.update(sequence_length=128, batch_size=32, threads=2)
-    config.optimizer.update(learning_rate=2e-5, schedule="linear", warmup_percent=10.0, epsilon=1e-6)
+        config.source.update(validation_split="validation_matched", test_split="validation_mismatched")
+    config.task.sequence_length = 128
+    config.loader.update(batch_size=32, threads=2)
+    config.schedule.learning_rate = 2e-5
+    config.optimizer.epsilon = 1e-6
+    config.schedule.warmup_percent = 10.0
     config.optimizer.weight_decay = 0.01
     config.update(total_epochs=3.0, log_every_steps=50, evaluate_every_epochs=1.0, save_every_epochs=1.0)
     config.checkpoint.update(best=f"validation/{metric}", best_is_highest=True)

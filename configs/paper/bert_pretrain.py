@@ -1,10 +1,11 @@
 """BERT from scratch: hidden words and next sentences, after the recipe of arXiv 1810.04805. It has not been run.
 
-    python launch.py --config=bert_pretrain:base --config.data.data_dir=DIR
+    python launch.py --config=bert_pretrain:base --config.source.data_dir=DIR
 
-`base` or `large`. The text is English Wikipedia (the paper also has BooksCorpus), prepared under data.data_dir. The
-tokenizer is the published one of bert-base-uncased; data.tokenizer=wordpiece with data.vocab_size and data.lowercase
-trains one instead. The paper has sequences of 128 tokens in the first 90% of the steps: run these first, then go on.
+`base` or `large`. The text is English Wikipedia (the paper also has BooksCorpus), prepared under source.data_dir. The
+tokenizer is the published one of bert-base-uncased; tokenizer=wordpiece with tokenizer.vocab_size and
+tokenizer.lowercase trains one instead. The paper has sequences of 128 tokens in the first 90% of the steps: run these
+first, then go on.
 """
 
 from ml_collections import ConfigDict
@@ -14,12 +15,19 @@ from lineage.configs import base
 
 def get_config(variant: str = "base") -> ConfigDict:
     """The recipe for a size."""
-    config = base.get_config("bert")
-    config.model.update(variant=variant, head="pretraining", vocab_size=30_522, max_length=512, remat="dots")
-    config.data.update(source="tfds:wiki40b/en", task="next_sentence", tokenizer="bert-base-uncased/tokenizer.json")
-    config.data.update(sequence_length=512, batch_size=256, cache_dir="outputs/wiki40b_tokens", workers=4)
-    config.objective.name = "pretraining"
-    config.optimizer.update(learning_rate=1e-4, schedule="linear", warmup_steps=10_000, epsilon=1e-6)
+    config = base.get_config(
+        "bert",
+        "sentence_pair_pretraining",
+        "tfds:wiki40b/en",
+        tokenizer="bert-base-uncased/tokenizer.json",
+        schedule="linear",
+    )
+    config.model.update(variant=variant, vocab_size=30_522, max_length=512, remat="dots")
+    config.task.update(sequence_length=512, cache_dir="outputs/wiki40b_tokens")
+    config.loader.update(batch_size=256, workers=4)
+    config.schedule.learning_rate = 1e-4
+    config.optimizer.epsilon = 1e-6
+    config.schedule.warmup_steps = 10_000
     config.optimizer.update(weight_decay=0.01, clip_norm=1.0)
     config.update(precision="bfloat16", total_steps=1_000_000, log_every_steps=100, evaluate_every_steps=10_000)
     config.save_every_steps = 5000

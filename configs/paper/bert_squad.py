@@ -5,7 +5,7 @@
 
 FOLDER holds `config.json`, `model.safetensors` and `tokenizer.json` of google-bert/bert-base-uncased, or is the workdir
 of a run; `bert_squad.py:v2.0` has questions without answers too, with the paper's recipe for these. The files of
-SQuAD's own page are `--config.data.source=squad:train-v1.1.json --config.data.validation_split=dev-v1.1.json`. It has
+SQuAD's own page are `--config.source=squad:train-v1.1.json --config.source.validation_path=dev-v1.1.json`. It has
 not been run.
 """
 
@@ -15,13 +15,15 @@ from lineage.configs import base
 
 
 def get_config(version: str = "v1.1") -> ConfigDict:
-    config = base.get_config("bert")
-    config.model.update(head="span", max_length=512)
+    config = base.get_config("bert", "question_answering", f"tfds:squad/{version}", schedule="linear")
+    config.model.update(max_length=512)
     config.init.skip = ("^classifier",)
-    config.data.update(source=f"tfds:squad/{version}", task="spans", sequence_length=384, stride=128, threads=2)
-    config.data.batch_size = 48 if version == "v2.0" else 32
-    config.objective.name = "span_extraction"
-    config.optimizer.update(learning_rate=5e-5, schedule="linear", warmup_percent=10.0, epsilon=1e-6)
+    config.task.update(sequence_length=384, stride=128)
+    config.loader.threads = 2
+    config.loader.batch_size = 48 if version == "v2.0" else 32
+    config.schedule.learning_rate = 5e-5
+    config.optimizer.epsilon = 1e-6
+    config.schedule.warmup_percent = 10.0
     config.optimizer.weight_decay = 0.01
     config.update(total_epochs=2.0 if version == "v2.0" else 3.0, log_every_steps=50, evaluate_every_epochs=1.0)
     config.save_every_epochs = 1.0

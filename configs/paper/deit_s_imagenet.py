@@ -5,7 +5,7 @@
 
 The paper reports 79.9% top-1 on the validation split, and 81.2% from a RegNetY-16GF's likeliest classes. FOLDER is
 the workdir of a run, or has `config.json` and `model.safetensors` as transformers has them.
-The data are TFDS's imagenet2012, prepared under data.data_dir.
+The data are TFDS's imagenet2012, prepared under source.data_dir.
 """
 
 from ml_collections import ConfigDict
@@ -16,18 +16,21 @@ from lineage.configs import base
 def get_config(kind: str = "alone") -> ConfigDict:
     if kind not in ("alone", "distilled"):
         raise ValueError(f"{kind!r} is no kind of DeiT: it is alone or distilled.")
-    config = base.get_config("deit" if kind == "distilled" else "vit")
+    distilled = "deit", "distilled_image_classification"
+    parts = distilled if kind == "distilled" else ("vit", "image_classification")
+    config = base.get_config(*parts, "tfds:imagenet2012")
     config.model.update(variant="S", num_classes=1000, image_size=224, channels=3, stochastic_depth=0.1)
-    config.data.update(source="tfds:imagenet2012", train_split="train[:99%]", validation_split="train[99%:]")
-    config.data.update(test_split="validation", image_size=224, evaluation_crop=0.875, resample="bicubic")
-    config.data.repeats = 3
-    config.data.augment = "crop(0.08) | flip | randaugment(2, 9, 0.5, 0.5, True) | erase(0.25)"
-    config.data.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), batch_size=1024, workers=8)
-    config.objective.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)
-    if kind == "distilled":
-        config.objective.name = "distilled_classification"
-    config.optimizer.learning_rate = 1e-3  # 5e-4 for every 512 examples
-    config.optimizer.update(end_factor=0.01, warmup_percent=100 * 5 / 300, weight_decay=0.05, clip_norm=0.0)
+    config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
+    config.source.test_split = "validation"
+    config.task.update(image_size=224, evaluation_crop=0.875, resample="bicubic")
+    config.loader.repeats = 3
+    config.task.augment = "crop(0.08) | flip | randaugment(2, 9, 0.5, 0.5, True) | erase(0.25)"
+    config.task.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    config.loader.update(batch_size=1024, workers=8)
+    config.task.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)
+    config.schedule.learning_rate = 1e-3  # 5e-4 for every 512 examples
+    config.schedule.update(end_factor=0.01, warmup_percent=100 * 5 / 300)
+    config.optimizer.update(weight_decay=0.05, clip_norm=0.0)
     config.update(precision="bfloat16", total_epochs=300.0, log_every_steps=50, evaluate_every_epochs=5.0)
     config.save_every_epochs = 1.0
     config.checkpoint.update(best="validation/accuracy", best_is_highest=True)

@@ -1,12 +1,12 @@
 """DETR with a ResNet-50 on COCO 2017 in 500 epochs (arXiv 2005.12872, section 4 and appendix A.4).
 
 The paper reports 42.0 AP on the validation split, which is `test` here, for COCO's own has no boxes; the best
-checkpoint is chosen on a hundredth of the training split. The data are TFDS's coco/2017, prepared under data.data_dir;
-the backbone starts from an ImageNet classifier's, a folder in transformers' layout or a run of resnet50_imagenet.
-Images lie in squares of 1333 pixels; the paper's are as large as the largest of their batch, and its learning rate
-falls by 10 once, after 400 epochs.
+checkpoint is chosen on a hundredth of the training split. The data are TFDS's coco/2017, prepared under
+source.data_dir; the backbone starts from an ImageNet classifier's, a folder in transformers' layout or a run of
+resnet50_imagenet. Images lie in squares of 1333 pixels; the paper's are as large as the largest of their batch, and its
+learning rate falls by 10 once, after 400 epochs.
 
-    python launch.py --config=detr_coco --config.data.data_dir=DIR --config.init.path=RESNET50
+    python launch.py --config=detr_coco --config.source.data_dir=DIR --config.init.path=RESNET50
 """
 
 from ml_collections import ConfigDict
@@ -15,17 +15,19 @@ from lineage.configs import base
 
 
 def get_config() -> ConfigDict:
-    config = base.get_config("detr")
-    config.model.variant = "r50"
+    config = base.get_config("detr", "object_detection", "tfds:coco/2017", schedule="constant")
+    config.model.update(variant="r50", dropout=0.0)
     config.model.num_classes = 91  # COCO's numbers of classes, of which 80 are used
     config.model.image_size = 1333
-    config.data.update(source="tfds:coco/2017", train_split="train[:99%]", validation_split="train[99%:]")
-    config.data.update(test_split="validation", task="detection", image_size=1333, shorter_side=800)
-    config.data.update(augment="flip | crop(384, 600) | resize(480, 800)", mean=(0.485, 0.456, 0.406))
-    config.data.update(std=(0.229, 0.224, 0.225), batch_size=64, workers=16)
-    config.objective.name = "detection"
+    config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
+    config.source.test_split = "validation"
+    config.task.update(image_size=1333, shorter_side=800)
+    config.task.update(augment="flip | crop(384, 600) | resize(480, 800)", mean=(0.485, 0.456, 0.406))
+    config.task.std = (0.229, 0.224, 0.225)
+    config.loader.update(batch_size=64, workers=16)
     config.init.rename = (("^", "backbone/"),)
-    config.optimizer.update(learning_rate=1e-4, schedule="constant", weight_decay=1e-4, clip_norm=0.1)
+    config.schedule.learning_rate = 1e-4
+    config.optimizer.update(weight_decay=1e-4, clip_norm=0.1)
     config.optimizer.frozen = ("backbone/stem", "backbone/stages_0", "backbone/.*norm")
     config.optimizer.lr_multipliers = (("backbone", 0.1),)
     config.update(total_epochs=500.0, log_every_steps=50, evaluate_every_epochs=5.0, save_every_epochs=1.0)

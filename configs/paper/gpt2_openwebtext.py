@@ -1,6 +1,6 @@
 """GPT-2 small (124M parameters) from scratch on OpenWebText, after nanoGPT's recipe.
 
-The data are a TFDS data set with the feature `text`, prepared under data.data_dir; the README says how to store one.
+The data are a TFDS data set with the feature `text`, prepared under source.data_dir; the README says how to store one.
 """
 
 from ml_collections import ConfigDict
@@ -9,16 +9,19 @@ from lineage.configs import base
 
 
 def get_config() -> ConfigDict:
-    config = base.get_config("gpt")
+    config = base.get_config("gpt", "causal_lm", "tfds:openwebtext", tokenizer="bpe")
     config.model.variant = "small"
     config.model.vocab_size = 50_304  # 50,257 rounded up to a multiple of 128
     config.model.update(max_length=1024, remat="dots")
-    config.data.update(source="tfds:openwebtext", train_split="train[:99%]", validation_split="train[99%:]")
-    config.data.update(tokenizer="bpe", vocab_size=50_257, sequence_length=1024)
-    config.data.batch_size = 480  # half a million tokens
-    config.data.update(cache_dir="outputs/openwebtext_tokens", workers=4)
-    config.objective.name = "causal_lm"
-    config.optimizer.update(learning_rate=6e-4, end_factor=0.1, warmup_steps=2000, b2=0.95, weight_decay=0.1)
+    config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
+    config.tokenizer.vocab_size = 50_257
+    config.task.sequence_length = 1024
+    config.loader.batch_size = 480  # half a million tokens
+    config.task.cache_dir = "outputs/openwebtext_tokens"
+    config.loader.workers = 4
+    config.schedule.learning_rate = 6e-4
+    config.optimizer.update(b2=0.95, weight_decay=0.1)
+    config.schedule.update(end_factor=0.1, warmup_steps=2000)
     config.optimizer.clip_norm = 1.0
     config.update(precision="bfloat16", total_steps=600_000, log_every_steps=100, evaluate_every_steps=2000)
     config.save_every_steps = 2000

@@ -1,7 +1,7 @@
 """Llama of the size of Llama 3.2 1B from scratch on a tenth of C4. It has not been run.
 
-The data are a TFDS data set with the feature `text`, prepared under data.data_dir; the README says how to store one.
-The tokenizer is trained on them; data.tokenizer may be the path of a published `tokenizer.json` instead.
+The data are a TFDS data set with the feature `text`, prepared under source.data_dir; the README says how to store one.
+The tokenizer is trained on them; tokenizer may be the path of a published `tokenizer.json` instead.
 """
 
 from ml_collections import ConfigDict
@@ -10,16 +10,19 @@ from lineage.configs import base
 
 
 def get_config() -> ConfigDict:
-    config = base.get_config("llama")
+    config = base.get_config("llama", "causal_lm", "tfds:c4/en", tokenizer="bpe")
     config.model.update(variant="llama3.2-1b", vocab_size=32_000, max_length=2048)
     config.model.rope_scaling = "default"  # it never trained on shorter sequences
     config.model.remat = "full"
-    config.data.update(source="tfds:c4/en", train_split="train[:10%]", validation_split="validation[:1%]")
-    config.data.update(tokenizer="bpe", vocab_size=32_000, sequence_length=2048)
-    config.data.batch_size = 512  # a million tokens
-    config.data.update(evaluation_batch_size=64, cache_dir="outputs/c4_tokens", workers=4)
-    config.objective.name = "causal_lm"
-    config.optimizer.update(learning_rate=3e-4, end_factor=0.1, warmup_steps=2000, b2=0.95, weight_decay=0.1)
+    config.source.update(train_split="train[:10%]", validation_split="validation[:1%]")
+    config.tokenizer.vocab_size = 32_000
+    config.task.sequence_length = 2048
+    config.loader.batch_size = 512  # a million tokens
+    config.loader.update(evaluation_batch_size=64, workers=4)
+    config.task.cache_dir = "outputs/c4_tokens"
+    config.schedule.learning_rate = 3e-4
+    config.optimizer.update(b2=0.95, weight_decay=0.1)
+    config.schedule.update(end_factor=0.1, warmup_steps=2000)
     config.optimizer.clip_norm = 1.0
     config.update(precision="bfloat16", grad_accum_steps=4)
     config.mesh.update(data=1, fsdp=-1)

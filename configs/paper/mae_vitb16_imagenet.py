@@ -6,7 +6,7 @@
 
 The paper reports 83.6% top-1 on the validation split after fine-tuning, and 68.0% of the linear probe, after 1,600
 epochs of pre-training: --config.total_epochs=1600. --config.optimizer.frozen_layers=8 fine-tunes the last four layers
-alone. The data are TFDS's imagenet2012, prepared under data.data_dir. The authors' code trains the positions too in
+alone. The data are TFDS's imagenet2012, prepared under source.data_dir. The authors' code trains the positions too in
 fine-tuning.
 """
 
@@ -20,18 +20,22 @@ TASKS = ("pretrain", "finetune", "probe")
 def get_config(task: str = "pretrain") -> ConfigDict:
     if task not in TASKS:
         raise ValueError(f"{task!r} is nothing to do with MAE: it is one of {', '.join(TASKS)}.")
-    config = base.get_config("mae" if task == "pretrain" else "vit")
+    config = base.get_config("mae" if task == "pretrain" else "vit", "image_classification", "tfds:imagenet2012")
     config.model.update(variant="B", image_size=224, channels=3)
-    config.data.update(source="tfds:imagenet2012", train_split="train[:99%]", validation_split="train[99%:]")
-    config.data.update(test_split="validation", image_size=224, evaluation_crop=0.875, resample="bicubic")
-    config.data.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), workers=8)
+    config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
+    config.source.test_split = "validation"
+    config.task.update(image_size=224, evaluation_crop=0.875, resample="bicubic")
+    config.task.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    config.loader.workers = 8
     config.optimizer.clip_norm = 0.0
     config.update(precision="bfloat16", log_every_steps=50, evaluate_every_epochs=10.0, save_every_epochs=1.0)
     if task == "pretrain":
-        config.data.update(task="masked_images", mask_rate=0.75, augment="crop(0.2) | flip", batch_size=4096)
-        config.objective.name = "masked_reconstruction"
-        config.optimizer.learning_rate = 2.4e-3  # 1.5e-4 for every 256 examples
-        config.optimizer.update(warmup_percent=5.0, b2=0.95, weight_decay=0.05)
+        base.choose(config, "task", "masked_autoencoding")
+        config.task.update(mask_rate=0.75, augment="crop(0.2) | flip")
+        config.loader.batch_size = 4096
+        config.schedule.learning_rate = 2.4e-3  # 1.5e-4 for every 256 examples
+        config.schedule.warmup_percent = 5.0
+        config.optimizer.update(b2=0.95, weight_decay=0.05)
         config.total_epochs = 800.0
         return config
 
@@ -39,16 +43,20 @@ def get_config(task: str = "pretrain") -> ConfigDict:
     config.checkpoint.update(best="validation/accuracy", best_is_highest=True)
     if task == "finetune":
         config.model.stochastic_depth = 0.1
-        config.data.update(augment="crop(0.08) | flip | randaugment(2, 9, 0.5, 0.5, True)", batch_size=1024)
-        config.objective.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)
-        config.optimizer.learning_rate = 4e-3  # 1e-3 for every 256 examples
-        config.optimizer.update(layer_decay=0.75, warmup_percent=5.0, weight_decay=0.05)
+        config.task.augment = "crop(0.08) | flip | randaugment(2, 9, 0.5, 0.5, True)"
+        config.loader.batch_size = 1024
+        config.task.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)
+        config.schedule.learning_rate = 4e-3  # 1e-3 for every 256 examples
+        config.optimizer.update(layer_decay=0.75, weight_decay=0.05)
+        config.schedule.warmup_percent = 5.0
         config.total_epochs = 100.0
     else:
         config.model.head = "probe"
-        config.data.update(augment="crop(0.08) | flip", batch_size=16_384)
-        config.optimizer.name = "lars"
-        config.optimizer.learning_rate = 6.4  # 0.1 for every 256 examples
-        config.optimizer.update(frozen=("^(?!classifier)",), warmup_percent=100 * 10 / 90)
+        config.task.augment = "crop(0.08) | flip"
+        config.loader.batch_size = 16_384
+        base.choose(config, "optimizer", "lars")
+        config.schedule.learning_rate = 6.4  # 0.1 for every 256 examples
+        config.optimizer.frozen = ("^(?!classifier)",)
+        config.schedule.warmup_percent = 100 * 10 / 90
         config.total_epochs = 90.0
     return config

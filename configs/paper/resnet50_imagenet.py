@@ -1,7 +1,7 @@
 """ResNet-50 on ImageNet-1k in 90 epochs: "Accurate, Large Minibatch SGD" (arXiv 1706.02677), with batches of 256.
 
 The paper reports 23.6% top-1 error on the validation split. The data are TFDS's imagenet2012, prepared under
-data.data_dir. Its learning rate falls by 10 every 30 epochs, ours as a cosine, without momentum correction.
+source.data_dir. Its learning rate falls by 10 every 30 epochs, ours as a cosine, without momentum correction.
 
     python launch.py --config=resnet50_imagenet
 """
@@ -12,13 +12,15 @@ from lineage.configs import base
 
 
 def get_config() -> ConfigDict:
-    config = base.get_config("resnet")
+    config = base.get_config("resnet", "image_classification", "tfds:imagenet2012", optimizer="sgd")
     config.model.update(variant="50", num_classes=1000, image_size=224, channels=3)
-    config.data.update(source="tfds:imagenet2012", train_split="train[:99%]", validation_split="train[99%:]")
-    config.data.update(test_split="validation", image_size=224, evaluation_crop=0.875, augment="crop | flip")
-    config.data.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), batch_size=256, workers=8)
-    config.optimizer.update(name="sgd", learning_rate=0.1)
-    config.optimizer.warmup_percent = 5.6  # 5 epochs
+    config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
+    config.source.test_split = "validation"
+    config.task.update(image_size=224, evaluation_crop=0.875, augment="crop | flip")
+    config.task.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    config.loader.update(batch_size=256, workers=8)
+    config.schedule.learning_rate = 0.1
+    config.schedule.warmup_percent = 5.6  # 5 epochs
     config.optimizer.weight_decay = 1e-3  # the 1e-4 of the paper goes through the momentum of 0.9, ours does not
     config.optimizer.clip_norm = 0.0
     config.update(precision="bfloat16", total_epochs=90.0, log_every_steps=50, evaluate_every_epochs=1.0)

@@ -16,12 +16,15 @@ from lineage.configs import base
 
 def get_config(variant: str = "rnnsearch") -> ConfigDict:
     """The data and the recipe for a variant of `models.seq2seq`."""
-    config = base.get_config("seq2seq")
+    config = base.get_config("seq2seq", "sequence_to_sequence", "tfds:wmt14_translate/de-en", tokenizer="bpe")
     config.model.update(variant=variant, vocab_size=32_000)
-    config.data.update(source="tfds:wmt14_translate/de-en", task="pairs", text_key="en,de", tokenizer="bpe")
-    config.data.update(vocab_size=32_000, sequence_length=50, batch_size=80 if variant.startswith("rnn") else 128)
-    config.objective.name = "sequence_to_sequence"
-    config.optimizer.update(learning_rate=5e-4, warmup_steps=4000, clip_norm=1.0)
+    config.source.text_key = "en,de"
+    config.tokenizer.vocab_size = 32_000
+    config.task.sequence_length = 50
+    config.loader.batch_size = 80 if variant.startswith("rnn") else 128
+    config.schedule.learning_rate = 5e-4
+    config.optimizer.clip_norm = 1.0
+    config.schedule.warmup_steps = 4000
     config.update(precision="bfloat16", total_epochs=6.0, log_every_steps=100, evaluate_every_epochs=1.0)
     config.save_every_steps = 5000
     config.checkpoint.update(best="validation/bleu", best_is_highest=True)

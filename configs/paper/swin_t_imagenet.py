@@ -1,6 +1,6 @@
 """Swin-T on ImageNet-1k in 300 epochs (arXiv 2103.14030, section 4.1 and the authors' code).
 
-The paper reports 81.3% top-1 on the validation split. The data are TFDS's imagenet2012, prepared under data.data_dir;
+The paper reports 81.3% top-1 on the validation split. The data are TFDS's imagenet2012, prepared under source.data_dir;
 unlike the paper's, a hundredth of the training images is held out, to choose a checkpoint by.
 """
 
@@ -10,14 +10,18 @@ from lineage.configs import base
 
 
 def get_config() -> ConfigDict:
-    config = base.get_config("swin")
+    config = base.get_config("swin", "image_classification", "tfds:imagenet2012")
     config.model.update(variant="T", num_classes=1000, image_size=224, channels=3, stochastic_depth=0.2)
-    config.data.update(source="tfds:imagenet2012", train_split="train[:99%]", validation_split="train[99%:]")
-    config.data.update(test_split="validation", image_size=224, evaluation_crop=0.875, resample="bicubic")
-    config.data.augment = "crop(0.08) | flip | randaugment(2, 9, 0.5, 0.5, True) | erase(0.25)"
-    config.data.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), batch_size=1024, workers=8)
-    config.objective.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)
-    config.optimizer.update(learning_rate=1e-3, end_factor=0.01, warmup_percent=100 * 20 / 300, weight_decay=0.05)
+    config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
+    config.source.test_split = "validation"
+    config.task.update(image_size=224, evaluation_crop=0.875, resample="bicubic")
+    config.task.augment = "crop(0.08) | flip | randaugment(2, 9, 0.5, 0.5, True) | erase(0.25)"
+    config.task.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    config.loader.update(batch_size=1024, workers=8)
+    config.task.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)
+    config.schedule.learning_rate = 1e-3
+    config.optimizer.weight_decay = 0.05
+    config.schedule.update(end_factor=0.01, warmup_percent=100 * 20 / 300)
     config.optimizer.update(no_decay=("bias$", "scale$", "relative/table$"), clip_norm=5.0)
     config.update(precision="bfloat16", total_epochs=300.0, log_every_steps=50, evaluate_every_epochs=5.0)
     config.save_every_epochs = 1.0

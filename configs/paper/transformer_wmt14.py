@@ -1,8 +1,8 @@
 """The Transformer from English to German on WMT 2014, after the recipe of arXiv 1706.03762. It has not been run.
 
-    python launch.py --config=transformer_wmt14:base --config.data.data_dir=DIR
+    python launch.py --config=transformer_wmt14:base --config.source.data_dir=DIR
 
-`base` or `big`. The data are TFDS's wmt14_translate/de-en, prepared under data.data_dir; one vocabulary of 37,000 for
+`base` or `big`. The data are TFDS's wmt14_translate/de-en, prepared under source.data_dir; one vocabulary of 37,000 for
 both languages, all embeddings shared. The paper's batches have about 25,000 tokens on either side, and it reports 27.3
 and 28.4 BLEU on newstest2014 (tokenised, which is not sacreBLEU's), of an average of the last checkpoints; here it is
 a moving average.
@@ -16,14 +16,24 @@ from lineage.configs import base
 def get_config(variant: str = "base") -> ConfigDict:
     """The recipe for a size."""
     big = variant == "big"
-    config = base.get_config("transformer")
+    config = base.get_config(
+        "transformer",
+        "sequence_to_sequence",
+        "tfds:wmt14_translate/de-en",
+        tokenizer="bpe_words",
+        schedule="transformer",
+    )
     config.model.update(variant=variant, vocab_size=37_000, max_length=256, dropout=0.3 if big else 0.1)
-    config.data.update(source="tfds:wmt14_translate/de-en", task="pairs", text_key="en,de", tokenizer="bpe_words")
-    config.data.update(vocab_size=37_000, sequence_length=256, buckets=(16, 24, 32, 48, 64, 96, 128))
-    config.data.batch_size = 896  # of 28 tokens on average
-    config.data.update(evaluation_batch_size=64, workers=4)
-    config.objective.update(name="sequence_to_sequence", label_smoothing=0.1)
-    config.optimizer.update(learning_rate=1.0, schedule="transformer", warmup_steps=4000, b2=0.98, epsilon=1e-9)
+    config.source.text_key = "en,de"
+    config.tokenizer.vocab_size = 37_000
+    config.task.sequence_length = 256
+    config.loader.buckets = (16, 24, 32, 48, 64, 96, 128)
+    config.loader.batch_size = 896  # of 28 tokens on average
+    config.loader.update(evaluation_batch_size=64, workers=4)
+    config.task.label_smoothing = 0.1
+    config.schedule.learning_rate = 1.0
+    config.optimizer.update(b2=0.98, epsilon=1e-9)
+    config.schedule.warmup_steps = 4000
     config.optimizer.clip_norm = 0.0
     config.update(ema_decay=0.999, precision="bfloat16", total_steps=300_000 if big else 100_000, log_every_steps=100)
     config.update(evaluate_every_steps=5000, save_every_steps=1000)

@@ -1,6 +1,6 @@
 """ViT on ImageNet-21k in 90 epochs, as the paper pre-trains it (arXiv 2010.11929, table 3). It has not been run.
 
-    python launch.py --config=vit_imagenet21k:B --config.data.source=folder:DIR
+    python launch.py --config=vit_imagenet21k:B --config.source=folder:DIR
 
 The argument is a variant of models/vit.py: B, L or H. DIR has the images in train/<class>/ and validation/<class>/.
 """
@@ -11,11 +11,14 @@ from lineage.configs import base
 
 
 def get_config(variant: str = "B") -> ConfigDict:
-    config = base.get_config("vit")
+    config = base.get_config("vit", "image_classification", "folder:imagenet21k", schedule="linear")
     config.model.update(variant=variant, patch_size=14 if variant == "H" else 16, num_classes=21_843, image_size=224)
     config.model.update(channels=3, head="mlp", dropout=0.1, remat="dots")
-    config.data.update(source="folder:imagenet21k", image_size=224, augment="crop | flip", batch_size=4096, workers=8)
-    config.optimizer.update(learning_rate=1e-3, schedule="linear", warmup_steps=10_000, weight_decay=0.03)
+    config.task.update(image_size=224, augment="crop | flip")
+    config.loader.update(batch_size=4096, workers=8)
+    config.schedule.learning_rate = 1e-3
+    config.optimizer.weight_decay = 0.03
+    config.schedule.warmup_steps = 10_000
     config.optimizer.clip_norm = 1.0
     config.update(precision="bfloat16", total_epochs=90.0, log_every_steps=50, evaluate_every_steps=10_000)
     config.save_every_steps = 1000

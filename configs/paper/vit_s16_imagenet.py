@@ -1,6 +1,6 @@
 """ViT-S/16 on ImageNet-1k in 90 epochs: "Better plain ViT baselines for ImageNet-1k" (arXiv 2205.01580).
 
-The paper reports 76.5% top-1 on the validation split. The data are TFDS's imagenet2012, prepared under data.data_dir.
+The paper reports 76.5% top-1 on the validation split. The data are TFDS's imagenet2012, prepared under source.data_dir.
 """
 
 from ml_collections import ConfigDict
@@ -9,14 +9,17 @@ from lineage.configs import base
 
 
 def get_config() -> ConfigDict:
-    config = base.get_config("vit")
+    config = base.get_config("vit", "image_classification", "tfds:imagenet2012")
     config.model.update(variant="S", num_classes=1000, image_size=224, channels=3, position="sincos2d", pooling="gap")
     config.model.head = "mlp"
-    config.data.update(source="tfds:imagenet2012", train_split="train[:99%]", validation_split="train[99%:]")
-    config.data.update(test_split="validation", image_size=224, evaluation_crop=0.875)
-    config.data.update(augment="crop | flip | randaugment(2, 10)", batch_size=1024, workers=8)
-    config.objective.mixup = 0.2
-    config.optimizer.update(learning_rate=1e-3, warmup_steps=10_000)
+    config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
+    config.source.test_split = "validation"
+    config.task.update(image_size=224, evaluation_crop=0.875)
+    config.task.augment = "crop | flip | randaugment(2, 10)"
+    config.loader.update(batch_size=1024, workers=8)
+    config.task.mixup = 0.2
+    config.schedule.learning_rate = 1e-3
+    config.schedule.warmup_steps = 10_000
     config.optimizer.weight_decay = 0.1  # the paper's 1e-4 is not multiplied by the learning rate of 1e-3, ours is
     config.optimizer.update(no_decay=("bias$", "scale$"), clip_norm=1.0)
     config.update(precision="bfloat16", total_epochs=90.0, log_every_steps=50, evaluate_every_steps=2500)

@@ -13,7 +13,8 @@ from lineage.configs.small import t5_stdlib
 
 def get_config() -> ConfigDict:
     config = t5_stdlib.get_config()
-    config.model = ConfigDict(base.MODELS["bart"]())
+    base.replace(config, model="bart", task="denoising")
     config.model.update(depth=2, width=128, num_heads=4, unroll=2)
-    config.data.update(task="denoising", noise="permute_sentences | infill(0.3, 3)")
+    config.task.sequence_length = 64
+    config.task.noise = "permute_sentences | infill(0.3, 3)"
     return config

@@ -5,9 +5,8 @@
 
 RUN is the workdir of a BERT that has guessed hidden words: of bert_stdlib.py, or of one on texts that are nearer:
 
-    python launch.py --config=bert_stdlib --workdir=RUN --config.data.source=conllu:PATH \\
-      --config.data.max_bytes=0 --config.data.task=masked_tokens --config.objective.name=masked_lm \\
-      --config.model.head=masked_lm
+    python launch.py --config=bert_stdlib --workdir=RUN --config.source=conllu:PATH \\
+      --config.task.name=masked_lm
 """
 
 import json
@@ -20,15 +19,17 @@ from lineage.configs import base
 
 def get_config(paths: str = "ud_english_ewt") -> ConfigDict:
     path, _, run = paths.partition(",")
-    config = base.get_config("bert")
-    config.model.update(depth=4, num_heads=4, width=128, num_segments=0, head="tagging", num_classes=17, unroll=4)
+    config = base.get_config("bert", "token_classification", f"conllu:{path}", tokenizer="bpe", schedule="linear")
+    config.model.update(depth=4, num_heads=4, width=128, num_segments=0, num_classes=17, unroll=4)
     if run:
         start_from(config, run)
 
-    config.data.update(source=f"conllu:{path}", tokenizer="bpe", vocab_size=4096, sequence_length=64)
-    config.data.update(buckets=(16, 32), batch_size=32, evaluation_batch_size=128)
-    config.objective.name = "tagging"
-    config.optimizer.update(learning_rate=1e-3, schedule="linear", warmup_percent=10.0, weight_decay=0.01)
+    config.tokenizer.vocab_size = 4096
+    config.task.sequence_length = 64
+    config.loader.update(buckets=(16, 32), batch_size=32, evaluation_batch_size=128)
+    config.schedule.learning_rate = 1e-3
+    config.optimizer.weight_decay = 0.01
+    config.schedule.warmup_percent = 10.0
     config.update(total_epochs=5.0, log_every_steps=20, evaluate_every_epochs=1.0, save_every_epochs=1.0)
     config.checkpoint.update(best="validation/accuracy", best_is_highest=True)
     return config
@@ -40,4 +41,4 @@ def start_from(config: ConfigDict, run: str) -> None:
     trained = json.loads(Path(run, "config.json").read_text(encoding="utf-8"))
     for key in ("variant", "depth", "num_heads", "width", "mlp_dim", "num_segments", "activation"):
         config.model[key] = trained["model"][key]
-    config.model.max_length = trained["model"]["max_length"] or trained["data"]["sequence_length"]
+    config.model.max_length = trained["model"]["max_length"] or trained["task"]["sequence_length"]

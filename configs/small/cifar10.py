@@ -21,17 +21,22 @@ def get_config(argument: str = "vit,cifar10") -> ConfigDict:
     name, _, path = argument.partition(",")
     if name not in MODELS:
         raise ValueError(f"{name!r} is not a model for CIFAR-10: it is one of {', '.join(MODELS)}.")
-    config = base.get_config(name)
+    config = base.get_config(name, "image_classification", f"cifar:{path}")
     config.model.update(MODELS[name])
-    config.data.update(source=f"cifar:{path}", batch_size=128, augment="shift(4) | flip")
-    config.data.update(mean=(0.4914, 0.4822, 0.4465), std=(0.247, 0.2435, 0.2616), evaluation_batch_size=500)
+    config.loader.batch_size = 128
+    config.task.augment = "shift(4) | flip"
+    config.task.update(mean=(0.4914, 0.4822, 0.4465), std=(0.247, 0.2435, 0.2616))
+    config.loader.evaluation_batch_size = 500
     config.optimizer.clip_norm = 0.0
     if name == "resnet":
-        config.optimizer.update(name="sgd", learning_rate=0.1)
+        base.choose(config, "optimizer", "sgd")
+        config.schedule.learning_rate = 0.1
         config.optimizer.weight_decay = 5e-3  # the usual 5e-4 goes through the momentum of 0.9, ours does not
     else:
-        config.data.augment += " | randaugment(2, 9, 0.5, 0.5, True) | erase(0.25)"
-        config.objective.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)
-        config.optimizer.update(learning_rate=5e-4, warmup_percent=5.0, end_factor=0.01, weight_decay=0.05)
+        config.task.augment += " | randaugment(2, 9, 0.5, 0.5, True) | erase(0.25)"
+        config.task.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)
+        config.schedule.learning_rate = 5e-4
+        config.optimizer.weight_decay = 0.05
+        config.schedule.update(warmup_percent=5.0, end_factor=0.01)
     config.update(total_epochs=200.0, log_every_steps=50, evaluate_every_epochs=5.0, save_every_epochs=5.0)
     return config

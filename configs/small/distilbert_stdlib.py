@@ -12,10 +12,9 @@ from lineage.configs.small import bert_stdlib
 
 def get_config(teacher: str = "outputs/bert_stdlib") -> ConfigDict:
     config = bert_stdlib.get_config()
-    config.model = base.bert("distilbert")
-    config.model.update(depth=1, num_heads=2, width=128, num_segments=0, head="masked_lm", dropout=0.0)
-    config.data.task = "masked_tokens"
-    config.objective.name = "distillation"
+    base.replace(config, model="distilbert", task="masked_lm_distillation")
+    config.task.sequence_length = 64
+    config.model.update(depth=1, num_heads=2, width=128, num_segments=0, dropout=0.0)
     config.teacher = teacher
     config.init.path = teacher
     config.init.layers = (0,)  # every other one

@@ -11,12 +11,15 @@ from lineage.configs import base
 
 
 def get_config() -> ConfigDict:
-    config = base.get_config("elmo")
+    config = base.get_config("elmo", "bidirectional_lm", "stdlib", tokenizer="bpe")
     config.model.update(variant="small", cell_dim=256, dropout=0.0)
-    config.data.update(source="stdlib", tokenizer="bpe", vocab_size=2048, sequence_length=64, batch_size=32)
-    config.data.update(evaluation_batch_size=64, max_bytes=4_000_000)
-    config.objective.name = "bidirectional_lm"
-    config.optimizer.update(learning_rate=4e-3, warmup_percent=5.0)
+    config.tokenizer.vocab_size = 2048
+    config.task.sequence_length = 64
+    config.loader.batch_size = 32
+    config.loader.evaluation_batch_size = 64
+    config.source.max_bytes = 4_000_000
+    config.schedule.learning_rate = 4e-3
+    config.schedule.warmup_percent = 5.0
     config.update(total_steps=1000, log_every_steps=10, evaluate_every_steps=500, save_every_steps=500)
     config.checkpoint.best = "validation/loss"
     return config

@@ -22,14 +22,19 @@ from lineage.configs import base
 
 
 def get_config(path: str = "genres") -> ConfigDict:
-    config = base.get_config("bert")
+    config = base.get_config(
+        "bert", "text_classification", f"labels:{path}/train.tsv", tokenizer="bpe", schedule="linear"
+    )
     config.model.depth = config.model.unroll = 4
-    config.model.update(width=128, num_heads=4, head="classification", num_classes=5, dropout=0.1, max_length=80)
-    config.data.update(source=f"labels:{path}/train.tsv", validation_split=f"{path}/validation.tsv")
-    config.data.update(test_split=f"{path}/test.tsv", task="classification", tokenizer="bpe", vocab_size=4096)
-    config.data.update(sequence_length=64, buckets=(16, 32), batch_size=32, evaluation_batch_size=256)
-    config.objective.name = "classification"
-    config.optimizer.update(learning_rate=5e-4, schedule="linear", warmup_percent=10.0, weight_decay=0.01)
+    config.model.update(width=128, num_heads=4, num_classes=5, dropout=0.1, max_length=80)
+    config.source.validation_path = f"{path}/validation.tsv"
+    config.source.test_path = f"{path}/test.tsv"
+    config.tokenizer.vocab_size = 4096
+    config.task.sequence_length = 64
+    config.loader.update(buckets=(16, 32), batch_size=32, evaluation_batch_size=256)
+    config.schedule.learning_rate = 5e-4
+    config.optimizer.weight_decay = 0.01
+    config.schedule.warmup_percent = 10.0
     config.update(total_epochs=3.0, log_every_steps=20, evaluate_every_epochs=3.0, save_every_epochs=3.0)
     config.sampling.update(temperature=0.0, max_new_tokens=6)
     return config
@@ -37,11 +42,10 @@ def get_config(path: str = "genres") -> ConfigDict:
 
 def sweep() -> Iterator[dict]:
     yield {"model.name": "bert"}
-    yield {"model.name": "gpt", "data.task": "continuations", "objective.name": "causal_lm"}
+    yield {"model.name": "gpt", "model.dropout": 0.1, "task.name": "conditional_lm"}
     yield {
         "model.name": "transformer",
         "model.depth": 2,  # of each side; a decoder's layer has 16 D^2 + 2 D F parameters, an encoder's 8 less
         "model.mlp_dim": 384,
-        "data.task": "pairs",
-        "objective.name": "sequence_to_sequence",
+        "task.name": "sequence_to_sequence",
     }

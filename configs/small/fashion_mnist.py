@@ -5,7 +5,7 @@
 
 MODEL is vit, swin, resnet or mae; finetune is a ViT that goes on from the autoencoder's encoder. PATH is a folder of
 the four idx files; the set that TFDS has prepared in DIR gives the same batches, with
---config.data.source=tfds:fashion_mnist --config.data.data_dir=DIR --config.data.in_memory=true.
+--config.source=tfds:fashion_mnist --config.source.data_dir=DIR --config.task.in_memory=true.
 """
 
 from ml_collections import ConfigDict
@@ -33,17 +33,20 @@ def get_config(argument: str = "vit,fashion_mnist") -> ConfigDict:
     name, _, path = argument.partition(",")
     if name not in MODELS:
         raise ValueError(f"{name!r} is not a model for Fashion-MNIST: it is one of {', '.join(MODELS)}.")
-    config = base.get_config("vit" if name == "finetune" else name)
+    config = base.get_config("vit" if name == "finetune" else name, "image_classification", f"idx:{path}")
     config.model.update(MODELS[name])
-    config.data.update(source=f"idx:{path}", augment="flip | shift(2)", mean=(0.286,), std=(0.353,), batch_size=128)
-    config.data.evaluation_batch_size = 1000
-    config.optimizer.update(learning_rate=2e-3, warmup_percent=5.0, weight_decay=0.1)
+    config.task.update(augment="flip | shift(2)", mean=(0.286,), std=(0.353,))
+    config.loader.batch_size = 128
+    config.loader.evaluation_batch_size = 1000
+    config.schedule.learning_rate = 2e-3
+    config.optimizer.weight_decay = 0.1
+    config.schedule.warmup_percent = 5.0
     config.update(total_epochs=10.0, log_every_steps=50, evaluate_every_epochs=2.0, save_every_epochs=2.0)
     if name == "mae":
-        config.data.update(task="masked_images", mask_rate=0.75)
-        config.objective.name = "masked_reconstruction"
+        base.choose(config, "task", "masked_autoencoding")
+        config.task.mask_rate = 0.75
         config.optimizer.update(b2=0.95, weight_decay=0.05)
-        config.probes = "linear"
+        base.choose(config, "evaluators.linear", "linear_probe")
     else:
-        config.objective.label_smoothing = 0.1
+        config.task.label_smoothing = 0.1
     return config

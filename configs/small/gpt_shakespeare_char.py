@@ -1,6 +1,6 @@
 """nanoGPT's character-level Shakespeare, on the text that nanoGPT calls input.txt (1,115,394 characters).
 
-    python launch.py --config=gpt_shakespeare_char --config.data.source=text:PATH/input.txt
+    python launch.py --config=gpt_shakespeare_char --config.source=text:PATH/input.txt
 
 On 2 CPU cores (x86-64 with AVX-512): loss 1.878 (2.709 bits per character) over the whole last tenth of the text, 1 min
 45 s in all. It differs from nanoGPT's CPU recipe where that helps so short a run: gradients are not clipped, b2 is
@@ -18,16 +18,16 @@ def get_config(recipe: str = "cpu") -> ConfigDict:
     if recipe not in ("cpu", "gpu"):
         raise ValueError(f"gpt_shakespeare_char has the recipes cpu and gpu, not {recipe!r}.")
     gpu = recipe == "gpu"
-    config = base.get_config("gpt")
+    config = base.get_config("gpt", "causal_lm", "text:data/tinyshakespeare.txt", tokenizer="characters")
     config.model.update(depth=6 if gpu else 4, num_heads=6 if gpu else 4, width=384 if gpu else 128)
     config.model.update(dropout=0.2 if gpu else 0.0, use_bias=False)
     config.model.unroll = config.model.depth
-    config.data.update(source="text:data/tinyshakespeare.txt", tokenizer="characters", validation_fraction=0.1)
-    config.data.sequence_length = 256 if gpu else 64
-    config.data.stride = 1  # windows at every offset
-    config.data.update(batch_size=64 if gpu else 12, evaluation_batch_size=64 if gpu else 128)
-    config.objective.name = "causal_lm"
-    config.optimizer.update(learning_rate=1e-3, end_factor=0.1, warmup_steps=100 if gpu else 50)
+    config.source.validation_fraction = 0.1
+    config.task.sequence_length = 256 if gpu else 64
+    config.task.stride = 1  # windows at every offset
+    config.loader.update(batch_size=64 if gpu else 12, evaluation_batch_size=64 if gpu else 128)
+    config.schedule.learning_rate = 1e-3
+    config.schedule.update(end_factor=0.1, warmup_steps=100 if gpu else 50)
     config.optimizer.update(b2=0.99 if gpu else 0.999, weight_decay=0.1)
     config.optimizer.no_decay = ("bias$", "scale$") if gpu else ("bias$", "scale$", "table$")
     config.optimizer.clip_norm = 1.0 if gpu else 0.0
@@ -35,5 +35,5 @@ def get_config(recipe: str = "cpu") -> ConfigDict:
     config.update(evaluate_every_steps=250, save_every_steps=250)
     config.checkpoint.best = "validation/loss"
     config.precision = "bfloat16" if gpu else "float32"
-    config.sampling.update(num_samples=1, max_new_tokens=config.data.sequence_length - 1, temperature=0.8)
+    config.sampling.update(num_samples=1, max_new_tokens=config.task.sequence_length - 1, temperature=0.8)
     return config

@@ -14,12 +14,16 @@ from lineage.configs.sweeps import Floats, Search
 
 
 def get_config() -> ConfigDict:
-    config = base.get_config("gpt")
+    config = base.get_config("gpt", "causal_lm", "stdlib", tokenizer="bpe")
     config.model.update(depth=4, num_heads=4, width=192, unroll=4)
-    config.data.update(source="stdlib", tokenizer="bpe", vocab_size=2048, sequence_length=128, batch_size=16)
-    config.data.update(evaluation_batch_size=64, max_bytes=8_000_000)
-    config.objective.name = "causal_lm"
-    config.optimizer.update(learning_rate=2e-3, end_factor=0.1, warmup_percent=5.0, b2=0.99, weight_decay=0.1)
+    config.tokenizer.vocab_size = 2048
+    config.task.sequence_length = 128
+    config.loader.batch_size = 16
+    config.loader.evaluation_batch_size = 64
+    config.source.max_bytes = 8_000_000
+    config.schedule.learning_rate = 2e-3
+    config.optimizer.update(b2=0.99, weight_decay=0.1)
+    config.schedule.update(end_factor=0.1, warmup_percent=5.0)
     config.update(total_steps=1500, log_every_steps=10, evaluate_every_steps=500, save_every_steps=500)
     config.checkpoint.best = "validation/loss"
     config.sampling.update(prompt="def ", num_samples=2, max_new_tokens=96, temperature=0.8)
@@ -29,7 +33,7 @@ def get_config() -> ConfigDict:
 def search() -> Search:
     """The learning rate, the weight decay and the dropout, stopped early where they do not help."""
     space = {
-        "optimizer.learning_rate": Floats(3e-4, 1e-2, log=True),
+        "schedule.learning_rate": Floats(3e-4, 1e-2, log=True),
         "optimizer.weight_decay": Floats(0.01, 0.3, log=True),
         "model.dropout": Floats(0.0, 0.2),
     }

@@ -13,6 +13,6 @@ from lineage.configs.small import gpt_stdlib
 
 def get_config() -> ConfigDict:
     config = gpt_stdlib.get_config()
-    config.model = ConfigDict(base.MODELS["llama"]())
+    base.replace(config, model="llama")
     config.model.update(depth=4, num_heads=4, num_kv_heads=2, width=192, mlp_dim=512, tied=True, unroll=4)
     return config

@@ -11,10 +11,12 @@ from lineage.configs import base
 
 
 def get_config() -> ConfigDict:
-    config = base.get_config("mae")
+    config = base.get_config("mae", "masked_autoencoding", "digits")
     config.model.update(variant="mu", patch_size=2, unroll=4)
-    config.data.update(source="digits", task="masked_images", mask_rate=0.75, augment="shift(1)", batch_size=128)
-    config.objective.name = "masked_reconstruction"
-    config.optimizer.update(learning_rate=3e-3, b2=0.95, warmup_percent=10.0, weight_decay=0.05)
+    config.task.update(mask_rate=0.75, augment="shift(1)")
+    config.loader.batch_size = 128
+    config.schedule.learning_rate = 3e-3
+    config.optimizer.update(b2=0.95, weight_decay=0.05)
+    config.schedule.warmup_percent = 10.0
     config.update(total_epochs=240.0, log_every_steps=10, evaluate_every_epochs=24.0, save_every_epochs=24.0)
     return config

@@ -1,4 +1,4 @@
-"""Where the norms of a Transformer stand, and what a warm-up is for (arXiv 2002.04745), on dates of twelve locales.
+"""Post-norm and pre-norm Transformers with and without warm-up (arXiv 2002.04745), on dates in twelve locales.
 
     python launch.py sweep --config=placement_cldr
 
@@ -13,6 +13,7 @@ and loss on the validation dates, on 2 CPU cores shared with other work:
 
 from ml_collections import ConfigDict
 
+from lineage.configs import base
 from lineage.configs.small import transformer_cldr
 from lineage.configs.sweeps import axis, product
 
@@ -20,9 +21,10 @@ from lineage.configs.sweeps import axis, product
 def get_config() -> ConfigDict:
     config = transformer_cldr.get_config()
     config.model.update(depth=6, width=32, mlp_dim=128)
-    config.data.batch_size = 32
+    config.loader.batch_size = 32
     config.model.unroll = 1
-    config.optimizer.update(learning_rate=5e-3, schedule="linear")
+    config.schedule.learning_rate = 5e-3
+    base.choose(config, "schedule", "linear")
     config.update(total_steps=300, evaluate_every_steps=300, save_every_steps=300)
     config.checkpoint.best = ""
     config.sampling.num_samples = 0
@@ -30,4 +32,4 @@ def get_config() -> ConfigDict:
 
 
 def sweep():
-    return product(axis("optimizer.warmup_percent", (0.0, 25.0)), axis("model.placement", ("post", "pre")))
+    return product(axis("schedule.warmup_percent", (0.0, 25.0)), axis("model.placement", ("post", "pre")))

@@ -11,8 +11,7 @@ matrices, learn by REINFORCE, and the factors by likelihood. RESULTS.md has what
 
 from ml_collections import ConfigDict
 
-from lineage.configs import base, schema
-from lineage.train.adapters import ADAPTERS
+from lineage.configs import base
 
 
 def get_config(argument: str = "base") -> ConfigDict:
@@ -20,21 +19,24 @@ def get_config(argument: str = "base") -> ConfigDict:
     stage, _, run = argument.partition(",")
     if stage not in ("base", "svf", "lora", "likelihood") or (stage == "base") == bool(run):
         raise ValueError(f"reinforce_cldr takes base, or svf|lora|likelihood,RUN, not {argument!r}.")
-    config = base.get_config("gpt")
+    config = base.get_config("gpt", "conditional_lm", "cldr", tokenizer="characters")
     config.model.update(depth=2, num_heads=4, width=96, max_length=64, unroll=2)
-    config.data.update(source="cldr", task="continuations", tokenizer="characters", sequence_length=48)
-    config.data.update(batch_size=64, evaluation_batch_size=256)
-    config.objective.name = "causal_lm"
-    config.optimizer.update(learning_rate=2e-3, warmup_percent=10.0, b2=0.98)
+    config.task.sequence_length = 48
+    config.loader.update(batch_size=64, evaluation_batch_size=256)
+    config.schedule.learning_rate = 2e-3
+    config.optimizer.b2 = 0.98
+    config.schedule.warmup_percent = 10.0
     config.update(total_steps=1000, log_every_steps=10, evaluate_every_steps=250, save_every_steps=250)
     config.sampling.update(max_new_tokens=11, temperature=0.0)
     if run:
         config.init.path = run
-        config.adapter = schema.section(ADAPTERS, "lora" if stage == "lora" else "svf")
-        config.optimizer.update(learning_rate=2e-3 if stage == "lora" else 1e-2, warmup_percent=5.0, b2=0.999)
+        base.replace(config, adapter="lora" if stage == "lora" else "svf")
+        config.schedule.learning_rate = 2e-3 if stage == "lora" else 1e-2
+        config.optimizer.b2 = 0.999
+        config.schedule.warmup_percent = 5.0
         config.total_steps = 300
     if stage in ("svf", "lora"):
-        config.objective.name = "reinforcement"
-        config.data.batch_size = 128
+        base.choose(config, "task", "reinforcement")
+        config.loader.batch_size = 128
         config.total_steps = 1500
     return config

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from lineage.configs import base, schema
-from lineage.train.adapters import ADAPTERS
+from lineage.configs import base
 
 
 def get_config(argument: str = "base,texts") -> ConfigDict:
@@ -26,19 +25,23 @@ def get_config(argument: str = "base,texts") -> ConfigDict:
     stage, *names = argument.split(",")
     if (stage, len(names)) not in (("base", 1), ("svf", 2), ("lora", 2), ("mixture", 2)):
         raise ValueError(f"self_adaptive takes base,FOLDER or svf|lora|mixture,TEXT,RUN, not {argument!r}.")
-    config = base.get_config("gpt")
+    text = f"{names[0]}/mix_train.txt" if stage == "base" else names[0]
+    config = base.get_config("gpt", "causal_lm", f"text:{text}", tokenizer="bpe")
     config.model.update(depth=4, num_heads=4, width=128, unroll=4)
-    config.data.update(tokenizer="bpe", vocab_size=1024, sequence_length=128, batch_size=16, evaluation_batch_size=64)
-    config.objective.name = "causal_lm"
-    config.optimizer.update(learning_rate=3e-3, end_factor=0.1, warmup_percent=5.0, b2=0.99, weight_decay=0.1)
+    config.tokenizer.vocab_size = 1024
+    config.task.sequence_length = 128
+    config.loader.update(batch_size=16, evaluation_batch_size=64)
+    config.schedule.learning_rate = 3e-3
+    config.optimizer.update(b2=0.99, weight_decay=0.1)
+    config.schedule.update(end_factor=0.1, warmup_percent=5.0)
     config.update(total_steps=1000, log_every_steps=10, evaluate_every_steps=500, save_every_steps=500)
     if stage == "base":
-        config.data.update(source=f"text:{names[0]}/mix_train.txt", validation_split=f"{names[0]}/mix_valid.txt")
+        config.source.validation_path = f"{names[0]}/mix_valid.txt"
         return config
-    config.data.source = f"text:{names[0]}"
     config.init.path = names[1]
-    config.adapter = schema.section(ADAPTERS, "none" if stage == "mixture" else stage)
-    config.optimizer.update(learning_rate=1e-2 if stage == "svf" else 2e-3, weight_decay=0.0)
+    base.replace(config, adapter="none" if stage == "mixture" else stage)
+    config.schedule.learning_rate = 1e-2 if stage == "svf" else 2e-3
+    config.optimizer.weight_decay = 0.0
     config.total_steps = 0 if stage == "mixture" else 100
     return config
 

@@ -22,14 +22,16 @@ from lineage.configs.sweeps import axis, product
 
 def get_config() -> ConfigDict:
     config = transformer_cldr.get_config()
-    config.model = ConfigDict(base.MODELS["seq2seq"]())
+    base.replace(config, model="seq2seq")
     config.model.update(cell="gru", width=64, embed_width=32, attention="additive")
-    config.optimizer.update(learning_rate=5e-3, warmup_percent=5.0, b2=0.999)
+    config.schedule.learning_rate = 5e-3
+    config.optimizer.b2 = 0.999
+    config.schedule.warmup_percent = 5.0
     config.total_steps = 1000
     return config
 
 
 def sweep() -> Iterator[dict]:
-    """How far a model's accuracy falls when it reads its own predictions, with more and more of them in training."""
+    """Return scheduled sampling rates, to compare teacher-forced with free-running accuracy."""
     small = [{"model.attention": "fixed", "model.width": 32, "total_steps": 600}]
-    return product(small, axis("objective.scheduled_sampling", (0.0, 0.5, 0.9)))
+    return product(small, axis("task.scheduled_sampling", (0.0, 0.5, 0.9)))

@@ -17,10 +17,10 @@ from lineage.configs.small import transformer_multi30k
 
 
 def get_config(argument: str = "data/multi30k") -> ConfigDict:
-    """For the captions in a folder, perhaps with a comma and a kind of attention."""
+    """Return the config for the captions in a folder: "PATH", or "PATH,ATTENTION" for a kind of attention."""
     folder, _, attention = argument.partition(",")
     config = transformer_multi30k.get_config(folder)
-    config.model = ConfigDict(base.MODELS["seq2seq"]())
+    base.replace(config, model="seq2seq")
     config.model.update(cell="gru", width=256, embed_width=256, attention=attention or "additive", dropout=0.3)
     config.update(total_epochs=8.0, evaluate_every_epochs=4.0)
     return config

@@ -13,6 +13,6 @@ from lineage.configs.small import vit_digits
 
 def get_config() -> ConfigDict:
     config = vit_digits.get_config()
-    config.model = ConfigDict(base.MODELS["swin"]())
+    base.replace(config, model="swin")
     config.model.update(variant="mu", patch_size=1, stochastic_depth=0.1, unroll=2)
     return config

@@ -13,8 +13,8 @@ from lineage.configs.small import bert_stdlib
 
 def get_config() -> ConfigDict:
     config = bert_stdlib.get_config()
-    config.model = ConfigDict(base.MODELS["t5"]())
+    base.replace(config, model="t5", task="span_corruption", tokenizer="bpe")
     config.model.update(depth=2, width=128, num_heads=4, head_size=32, mlp_dim=512, unroll=2)
-    config.data.update(task="span_corruption", tokenizer="bpe", vocab_size=2048)
-    config.objective.name = "sequence_to_sequence"
+    config.task.sequence_length = 64
+    config.tokenizer.vocab_size = 2048
     return config

@@ -11,12 +11,14 @@ from lineage.configs import base
 
 
 def get_config() -> ConfigDict:
-    config = base.get_config("transformer")
+    config = base.get_config("transformer", "sequence_to_sequence", "cldr", tokenizer="characters")
     config.model.update(depth=2, width=64, num_heads=4, mlp_dim=256, dropout=0.0, unroll=2)
-    config.data.update(source="cldr", tokenizer="characters", sequence_length=40, batch_size=64)
-    config.data.evaluation_batch_size = 256
-    config.objective.name = "sequence_to_sequence"
-    config.optimizer.update(learning_rate=2e-3, warmup_percent=10.0, b2=0.98)
+    config.task.sequence_length = 40
+    config.loader.batch_size = 64
+    config.loader.evaluation_batch_size = 256
+    config.schedule.learning_rate = 2e-3
+    config.optimizer.b2 = 0.98
+    config.schedule.warmup_percent = 10.0
     config.update(total_steps=1500, log_every_steps=10, evaluate_every_steps=500, save_every_steps=500)
     config.checkpoint.update(best="validation/exact_match", best_is_highest=True)
     config.sampling.update(prompt="21 novembre 2026", num_samples=1, max_new_tokens=11, temperature=0.0)

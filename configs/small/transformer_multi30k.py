@@ -16,13 +16,17 @@ from lineage.configs import base
 def get_config(folder: str = "data/multi30k") -> ConfigDict:
     """The recipe for the captions in a folder."""
     pair = f"{folder}/{{0}}.en.gz,{folder}/{{0}}.de.gz"
-    config = base.get_config("transformer")
+    config = base.get_config("transformer", "sequence_to_sequence", f"pairs:{pair.format('train')}", tokenizer="bpe")
     config.model.update(variant="tiny", depth=3, width=256, mlp_dim=512, placement="pre", dropout=0.2, unroll=3)
-    config.data.update(source=f"pairs:{pair.format('train')}", validation_split=pair.format("val"))
-    config.data.update(test_split=pair.format("test_2016_flickr"), tokenizer="bpe", vocab_size=4000)
-    config.data.update(sequence_length=64, buckets=(14, 16, 18, 21, 25, 32), batch_size=128)
-    config.objective.update(name="sequence_to_sequence", label_smoothing=0.1)
-    config.optimizer.update(learning_rate=1.5e-3, schedule="cosine", warmup_steps=400, b2=0.98)
+    config.source.validation_path = pair.format("val")
+    config.source.test_path = pair.format("test_2016_flickr")
+    config.tokenizer.vocab_size = 4000
+    config.task.sequence_length = 64
+    config.loader.update(buckets=(14, 16, 18, 21, 25, 32), batch_size=128)
+    config.task.label_smoothing = 0.1
+    config.schedule.learning_rate = 1.5e-3
+    config.optimizer.b2 = 0.98
+    config.schedule.warmup_steps = 400
     config.update(ema_decay=0.995, total_epochs=20.0, log_every_steps=50, evaluate_every_epochs=5.0)
     config.save_every_epochs = 1.0
     config.checkpoint.update(best="validation/bleu", best_is_highest=True)

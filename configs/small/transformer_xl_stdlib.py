@@ -14,12 +14,16 @@ from lineage.configs.sweeps import axis
 
 
 def get_config() -> ConfigDict:
-    config = base.get_config("transformer_xl")
+    config = base.get_config("transformer_xl", "causal_lm", "stdlib", tokenizer="bpe")
     config.model.update(depth=4, num_heads=4, width=128, mlp_dim=512, memory_length=64, unroll=4)
-    config.data.update(source="stdlib", tokenizer="bpe", vocab_size=2048, sequence_length=64, order="stream")
-    config.data.update(batch_size=32, max_bytes=8_000_000)
-    config.objective.name = "causal_lm"
-    config.optimizer.update(learning_rate=1e-3, end_factor=0.1, warmup_percent=10.0, b2=0.99)
+    config.tokenizer.vocab_size = 2048
+    config.task.sequence_length = 64
+    config.loader.order = "stream"
+    config.loader.batch_size = 32
+    config.source.max_bytes = 8_000_000
+    config.schedule.learning_rate = 1e-3
+    config.optimizer.b2 = 0.99
+    config.schedule.update(end_factor=0.1, warmup_percent=10.0)
     config.update(total_steps=1500, log_every_steps=10, evaluate_every_steps=500, save_every_steps=500)
     config.checkpoint.best = "validation/loss"
     config.sampling.update(prompt="def ", num_samples=2, max_new_tokens=96, temperature=0.8)

@@ -1,4 +1,4 @@
-"""What the ViT paper (arXiv 2010.11929) finds out about its design, at small scale, on Fashion-MNIST.
+"""Ablations of the ViT paper (arXiv 2010.11929) at small scale, on Fashion-MNIST.
 
     python launch.py sweep --config=vit_ablations:WHAT,PATH --workdir=outputs/vit_WHAT
 
@@ -35,5 +35,5 @@ def sweep(argument: str = "position,fashion_mnist") -> Iterator[dict]:
             {"model.name": name} | {f"model.{key}": value for key, value in fashion_mnist.MODELS[name].items()}
             for name in ("vit", "resnet")
         ]
-        return product(axis("data.max_examples", (500, 5000, 60_000)), models)
+        return product(axis("task.max_examples", (500, 5000, 60_000)), models)
     raise ValueError(f"{what!r} is not an ablation of ViT: it is one of position, pooling, size.")

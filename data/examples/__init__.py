@@ -1,1 +1,1 @@
-"""Examples: what content is turned into."""
+"""Examples: the NumPy code that turns content into the arrays that models are trained on."""

@@ -1,31 +1,31 @@
-"""Texts as an encoder reads them: `[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]`, and padding."""
+"""Input of encoders: `[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]`, and padding."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from lineage.data.loader import Source
+from lineage.data.loader import ExampleSource
 from lineage.data.tokenizers import Tokenizer
 
 ROLES = ("cls", "sep", "pad", "mask")
 
 
 @dataclass(frozen=True)
-class Encoded(Source):
-    """Rows of token ids, with what belongs to each row and to each of its tokens.
+class Encoded(ExampleSource):
+    """Rows of token ids, with further arrays for each row or each token.
 
-    An example has `tokens`, `segments` int32 [T] (which text a token is of: 0 or 1), `tokens_mask` bool [T] (True = a
-    token), and one entry of everything else.
+    An example has `tokens` int32 [T], `segments` int32 [T] (0 for the first text and 1 for the second), `tokens_mask`
+    bool [T] (True for tokens), and the entries of `per_row` and `per_token`.
 
     Attributes:
-        tokens: of each row.
-        seconds: of each row, where its second text starts.
-        origins: of each row, the number of the text, sentence or question that it is of: the long ones have several.
+        tokens: the token ids of each row.
+        seconds: where the second text starts in each row.
+        origins: the index of the text, sentence or question of each row; a long one has several rows.
         length: T.
-        pad: the token that fills a row up.
-        per_row: name -> what every row has.
-        per_token: name -> an array as long as each row; 0 or False where there is no token.
+        pad: the token that fills rows up.
+        per_row: name -> an array with an entry for each row.
+        per_token: name -> for each row, an array with an entry for each token; it is padded with 0 or False.
     """
 
     tokens: Sequence[np.ndarray]
@@ -41,12 +41,12 @@ class Encoded(Source):
 
     @property
     def is_cut(self) -> bool:
-        """Whether a text has several rows."""
+        """True if some text has several rows."""
         return len(set(self.origins.tolist())) < len(self)
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens int64 [N] of each row."""
+        """The number of tokens int64 [N] of each row."""
         return np.array([len(row) for row in self.tokens])
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -65,13 +65,13 @@ class Encoded(Source):
 
 
 def check(length: int, least: int = 4) -> None:
-    """Raises ValueError for too short a row."""
+    """Raise ValueError if rows are too short."""
     if length < least:
-        raise ValueError(f"sequence_length={length} must be at least {least}")
+        raise ValueError(f"task.sequence_length is {length}: it must be at least {least}.")
 
 
 def join(tokenizer: Tokenizer, *texts: np.ndarray) -> tuple[np.ndarray, int]:
-    """One row of one or two texts' tokens, and where the second starts in it."""
+    """Return the row of one or two texts, and where the second text starts in it."""
     row = [tokenizer.cls, *(token for text in texts for token in (*text, tokenizer.sep))]
     return np.array(row, np.int32), len(texts[0]) + 2
 
@@ -79,24 +79,25 @@ def join(tokenizer: Tokenizer, *texts: np.ndarray) -> tuple[np.ndarray, int]:
 def rows(
     joined: Sequence[tuple[np.ndarray, int]], origins: Sequence[int], length: int, tokenizer: Tokenizer, **others
 ) -> Encoded:
-    """The rows that `join` made, as a source. Raises ValueError where there is none."""
+    """Return the rows that `join` made as a source of examples. Raises ValueError if there is none."""
     if not joined:
-        raise ValueError("the data set is empty: at least one example is needed")
+        raise ValueError("The data set is empty: at least one example is needed.")
     tokens, seconds = zip(*joined)
     return Encoded(tokens, np.array(seconds), np.array(origins), length, tokenizer.pad, **others)
 
 
 def starts(count: int, room: int, stride: int) -> range:
-    """Where windows of `room` tokens start that together have all `count`: `stride` apart; 0 = without overlap.
+    """Return the starts of windows of `room` tokens over `count` tokens, `stride` apart (0 = without overlap).
 
-    Raises ValueError for a stride that leaves tokens out.
+    Raises:
+        ValueError: the stride leaves tokens out.
     """
     if not 0 <= stride <= room:
-        raise ValueError(f"stride={stride} must be from 0 (no overlap) to {room}, the tokens of a text in a window")
+        raise ValueError(f"task.stride is {stride}: it must be from 0 (no overlap) to {room}, the tokens of a window.")
     return range(0, max(count - room, 0) + (stride or room), stride or room)
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of two texts stay when the longer one loses its last until both fit (arXiv 1810.04805)."""
+    """Return how many tokens of two texts stay if the longer one loses tokens until both fit (arXiv 1810.04805)."""
     first = min(first, max(room - second, (room + 1) // 2))
     return first, min(second, room - first)

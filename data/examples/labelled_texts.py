@@ -1,47 +1,27 @@
-"""Labelled texts and pairs of texts, and what becomes of those that are longer than a model's sequences."""
+"""Labelled texts and pairs of texts as token ids, and rules for texts that are too long."""
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 from math import log
 
 import numpy as np
 
+from lineage.data.content import LabelledTexts
 from lineage.data.examples import encoded
 from lineage.data.examples.encoded import Encoded
-from lineage.data.examples.pairs import read_rows
 from lineage.data.examples.sentence_pairs import ENDS
 from lineage.data.tokenizers import Tokenizer
 
 LONG = ("head", "tail", "head_tail", "key_sentences", "segments")
 
 
-@dataclass(frozen=True)
-class Labelled:
-    """Texts, or pairs of them, and a label for each, as it is written; `names` of all labels where they are known."""
+def names(splits: dict[str, LabelledTexts]) -> list[str]:
+    """Return the class names: those that the source knows, or the sorted labels of the training split.
 
-    texts: Sequence[tuple[str, ...]]
-    labels: Sequence[str]
-    names: Sequence[str] = ()
+    Labels that are numbers are sorted by their value, and precede the others.
 
-
-def read(path: str) -> Labelled:
-    """The labelled texts in a file, which may be gzipped (.gz): a `.tsv` whose last column is the label of the one or
-    two texts before it, or a `.jsonl` of objects with `text`, `label` and possibly `second`.
-
-    Raises FileNotFoundError, and ValueError, naming the line, for what is no labelled text.
-    """
-    rows = read_rows(path, ("text", "second", "label"), optional="second", columns="one or two texts and a label")
-    if len({len(row) for row in rows}) > 1:
-        raise ValueError(f"{path} has some texts alone and some in pairs: it must have one or the other")
-    return Labelled([row[:-1] for row in rows], [row[-1] for row in rows])
-
-
-def names(splits: dict[str, Labelled]) -> list[str]:
-    """The classes, in order: as the source has them, or the labels of the training split, numbers by their size.
-
-    Raises ValueError for a label of another split that is not among them.
+    Raises:
+        ValueError: another split has a label that is not among them.
     """
     found = list(splits["train"].names) or sorted(
         set(splits["train"].labels), key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
@@ -49,12 +29,12 @@ def names(splits: dict[str, Labelled]) -> list[str]:
     for split, part in splits.items():
         unknown = sorted(set(part.labels) - set(found))
         if unknown:
-            raise ValueError(f"the label {unknown[0]!r} of the {split} split is not one of {', '.join(found[:20])}")
+            raise ValueError(f"The label {unknown[0]!r} of the {split} split is not one of {', '.join(found[:20])}.")
     return found
 
 
-def encode(part: Labelled, labels: np.ndarray, tokenizer: Tokenizer, length: int, fit: "Fit") -> Encoded:
-    """Rows of texts with the `label` of each."""
+def encode(part: LabelledTexts, labels: np.ndarray, tokenizer: Tokenizer, length: int, fit: "Fit") -> Encoded:
+    """Encode texts, which have one `label` each; `fit` may turn a text into several rows."""
     ids = zip(*map(tokenizer.encode_batch, zip(*part.texts)))
     made = [(parts, origin) for origin, row in enumerate(zip(part.texts, ids)) for parts in fit(*row)]
     origins = [origin for _, origin in made]
@@ -63,24 +43,30 @@ def encode(part: Labelled, labels: np.ndarray, tokenizer: Tokenizer, length: int
 
 
 class Fit:
-    """Makes texts fit a row of `length` tokens, as `long_text` says:
+    """Rule that makes texts fit into rows of a fixed number of tokens.
 
-    head, tail, head_tail    the first tokens, the last, or a quarter first and the others last (arXiv 1905.05583);
-                             of a pair, the longer text loses tokens first
-    key_sentences            the sentences nearest to what the text is about, in their order
-    segments                 all of it, in rows that start `stride` tokens after each other
+    Args:
+        long_text: the rule for texts that are too long:
+            "head", "tail", "head_tail": keep the first tokens, the last tokens, or a quarter of them from the beginning
+            and the rest from the end (arXiv 1905.05583); of a pair, the longer text loses tokens first;
+            "key_sentences": keep the sentences that are closest to the centroid of the text, in their order;
+            "segments": make several rows, which start `stride` tokens after each other.
+        tokenizer: encodes sentences.
+        length: the tokens of a row.
+        stride: the tokens from one segment to the next; 0 = without overlap.
+        train: the training texts.
 
     Raises:
-        ValueError: the rule is unknown, or not for these texts.
+        ValueError: the rule is unknown, or does not apply to pairs.
     """
 
-    def __init__(self, long_text: str, tokenizer: Tokenizer, length: int, stride: int, train: Labelled):
+    def __init__(self, long_text: str, tokenizer: Tokenizer, length: int, stride: int, train: LabelledTexts):
         encoded.check(length)
         if long_text not in LONG:
-            raise ValueError(f"long_text={long_text!r} must be one of {', '.join(LONG)}")
+            raise ValueError(f"task.long_text is {long_text!r}: it must be one of {', '.join(LONG)}.")
         pairs = any(len(texts) > 1 for texts in train.texts)
         if pairs and long_text in ("key_sentences", "segments"):
-            raise ValueError(f"long_text={long_text!r} is for texts alone, not for pairs")
+            raise ValueError(f"task.long_text is {long_text!r}, which applies to single texts, not to pairs.")
         self.rule, self.encode = long_text, tokenizer.encode
         self.room = length - (3 if pairs else 2)
         self.stride = stride
@@ -88,7 +74,7 @@ class Fit:
         self.spread = Counter(word for (text,) in spread for word in set(_words(text)))
 
     def __call__(self, texts: tuple[str, ...], ids: tuple[np.ndarray, ...]) -> list[list[np.ndarray]]:
-        """The parts of each row of one or two texts, given and made as token ids."""
+        """Return the token ids of the one or two texts of each row, given the texts and their token ids."""
         if sum(map(len, ids)) <= self.room:
             return [list(ids)]
         if self.rule == "segments":
@@ -106,7 +92,7 @@ class Fit:
         return np.concatenate([ids[:head], ids[len(ids) - size + head :]])
 
     def _key_sentences(self, text):
-        """Sentences by the weight of their words in the text's tf-idf centroid (Radev et al. 2004, section 3.1)."""
+        """Choose sentences by the weights of their words in the tf-idf centroid (Radev et al. 2004, section 3.1)."""
         sentences = ENDS.split(text)
         idf = {word: log((1 + self.count) / (1 + self.spread[word])) for word in _words(text)}
         centroid = {word: times * idf[word] for word, times in Counter(_words(text)).items()}

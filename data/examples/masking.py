@@ -1,5 +1,4 @@
-"""Masked words: what BERT learns to guess (arXiv 1810.04805, section 3.1 and appendix A.1). Masked patches: what MAE
-learns to paint (arXiv 2111.06377)."""
+"""Masked tokens (BERT, arXiv 1810.04805, section 3.1 and appendix A.1) and masked patches (MAE, arXiv 2111.06377)."""
 
 import math
 from collections.abc import Callable
@@ -11,33 +10,33 @@ from lineage.data import shuffle
 from lineage.data.loader import Batch
 from lineage.data.tokenizers import Tokenizer
 
-_LAST = np.uint64(2**64 - 1)  # in the order in which tokens are chosen
+_LAST = np.uint64(2**64 - 1)  # sorts tokens that must not be chosen behind all others
 
 
 def count_masked(rate: float, length: int) -> int:
-    """M, how many tokens of a sequence are chosen: the whole number next to rate x length, at least 1."""
+    """Return M, the number of tokens of a sequence that are chosen: rate * length rounded, at least 1."""
     return max(round(rate * length), 1)
 
 
 def present(batch: Batch) -> np.ndarray:
-    """Of windows: bool [B, T], True where there is a token and no padding."""
+    """Return bool [B, T], True for the tokens of windows that are not padding."""
     real = np.roll(batch["mask"], 1, axis=1)  # a token is real if it is the target of the one before
     real[:, 0] = batch["mask"][:, 0]
     return real
 
 
 class MaskTokens:
-    """Chooses tokens of each window of text: 80% become the mask, 10% a random token, 10% stay; all are to be guessed.
+    """Transform that masks tokens of windows: of the chosen tokens, 80% become the mask, 10% a random token, 10% stay.
 
-    Other ones each time that a window comes up in training, the same ones in every evaluation, never special tokens.
-    The batch then has `tokens` int32 [B, T] and `tokens_mask` bool [B, T] (True = a token, not padding), and of the
-    chosen ones `places` int32 [B, M], where they are, `targets` int32 [B, M], what they were, and `mask` bool [B, M],
-    True where there was one to choose.
+    Training chooses different tokens each time, evaluation always the same; special tokens are never chosen. The batch
+    then has `tokens` int32 [B, T] and `tokens_mask` bool [B, T] (True for tokens, False for padding), and for the
+    chosen tokens `places` int32 [B, M], their positions, `targets` int32 [B, M], the original tokens, and `mask`
+    bool [B, M], False where fewer tokens could be chosen.
 
     Args:
-        rate: the part of a window's tokens that is chosen, see `count_masked`.
-        tokenizer: of the texts, with a mask.
-        whole_words: all or none of a word's tokens are chosen, as long as whole words fit.
+        rate: the fraction of a window's tokens that is chosen, see `count_masked`.
+        tokenizer: must have a mask token.
+        whole_words: choose all tokens of a word, or none, as long as whole words fit.
 
     Raises:
         ValueError: the rate is not between 0 and 1, or the tokenizer has no mask.
@@ -45,19 +44,19 @@ class MaskTokens:
 
     def __init__(self, rate: float, tokenizer: Tokenizer, whole_words: bool = False):
         if not 0 < rate < 1:
-            raise ValueError(f"mask_rate={rate} must be between 0 and 1")
+            raise ValueError(f"task.mask_rate is {rate}: it must be between 0 and 1.")
         if tokenizer.mask is None:
-            raise ValueError("mask_rate needs a tokenizer with a mask: this one has none")
+            raise ValueError("Masking needs a tokenizer with a mask token: this one has none.")
         self.rate, self.mask_token, self.vocab_size = rate, tokenizer.mask, tokenizer.vocab_size
         self.special = tokenizer.special
         self.word_marks = tokenizer.word_marks if whole_words else None
 
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
-        """Of a batch of windows; `keys` uint64 [B] draw."""
+        """Mask a batch of windows, given a random key uint64 [B] for each."""
         return self.hide(batch["tokens"], present(batch), keys)
 
     def hide(self, tokens: np.ndarray, real: np.ndarray, keys: np.ndarray) -> Batch:
-        """Of tokens int32 [B, T], of which `real` bool [B, T] are no padding."""
+        """Mask tokens int32 [B, T], of which `real` bool [B, T] are not padding."""
         free = real & ~self.special[tokens]
         count = count_masked(self.rate, tokens.shape[1])
         share = np.clip(np.rint(self.rate * real.sum(axis=1)), 1, count)[:, None]
@@ -83,7 +82,7 @@ class MaskTokens:
         }
 
     def _in_words(self, tokens, free, draws, share):
-        """True in some whole words with at most `share` [B] free tokens: in random order, each one that still fits."""
+        """Choose whole words with at most `share` [B] free tokens together: in random order, each that still fits."""
         begins, ends = self.word_marks
         starts = begins[tokens]
         starts[:, 1:] |= ends[tokens[:, :-1]]
@@ -100,15 +99,15 @@ class MaskTokens:
 
 @dataclass(frozen=True)
 class MaskPatches:
-    """Says of the patches of each image in which order they are hidden: `noise` int32 [B, P], from 0 to P - 1.
+    """Transform that orders the patches of each image by `noise` int32 [B, P], a permutation of 0 to P - 1.
 
-    A model sees the int(P (1 - rate)) patches with the least. Other ones each time that an image comes up in training,
-    the same ones in every evaluation.
+    A model sees the int(P (1 - rate)) patches with the smallest noise. Training draws a new order each time, evaluation
+    always the same.
 
     Attributes:
-        images: what a batch goes through first.
-        patch_size: pixels.
-        rate: the part of the patches that is hidden.
+        images: the transform that batches go through first.
+        patch_size: the height and width of a patch in pixels.
+        rate: the fraction of the patches that is hidden.
         kind: a name of `PATTERNS`.
 
     Raises:
@@ -122,11 +121,11 @@ class MaskPatches:
 
     def __post_init__(self):
         if not 0 < self.rate < 1:
-            raise ValueError(f"mask_rate={self.rate} must be between 0 and 1")
+            raise ValueError(f"task.mask_rate is {self.rate}: it must be between 0 and 1.")
         if self.kind not in PATTERNS:
-            raise ValueError(f"masking={self.kind!r} must be one of {', '.join(PATTERNS)}")
+            raise ValueError(f"task.masking is {self.kind!r}: it must be one of {', '.join(PATTERNS)}.")
         if not self.patch_size:
-            raise ValueError("masked images need a patch_size")
+            raise ValueError("Masked images need a patch size: set task.patch_size.")
 
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
         batch = self.images(batch, keys)
@@ -142,7 +141,7 @@ def _anywhere(rows: int, columns: int, hidden: int, random: np.random.Generator)
 
 
 def _blocks(rows: int, columns: int, hidden: int, random: np.random.Generator) -> np.ndarray:
-    """Rectangles one after another until enough is hidden, the last one cut (arXiv 2106.08254, algorithm 1)."""
+    """Hide rectangles until enough patches are hidden, and cut the last one (arXiv 2106.08254, algorithm 1)."""
     values = random.random((rows, columns))
     chosen = np.zeros((rows, columns), bool)
     last = rows * columns
@@ -160,7 +159,7 @@ def _blocks(rows: int, columns: int, hidden: int, random: np.random.Generator) -
 
 
 def _grid(rows: int, columns: int, hidden: int, random: np.random.Generator) -> np.ndarray:
-    """Of each four patches in a square, the one at some place is hidden last."""
+    """Keep one patch of each square of four, at the same place in all squares."""
     values = random.random((rows, columns)) + 1
     row, column = random.integers(2, size=2)
     values[row::2, column::2] -= 1

@@ -1,79 +1,42 @@
-"""Questions about texts, whose answers are parts of them (SQuAD, arXiv 1606.05250), as windows of tokens, and back."""
+"""Questions about contexts (SQuAD, arXiv 1606.05250) as windows of tokens, and answers back from logits."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from lineage.data.content import Question
 from lineage.data.examples import encoded
 from lineage.data.examples.encoded import Encoded
-from lineage.data.examples.pairs import read_lines
 from lineage.data.tokenizers import Tokenizer
 
-MAX_QUESTION, MAX_ANSWER = 64, 30  # tokens, as in arXiv 1810.04805's recipe
-
-
-@dataclass(frozen=True)
-class Question:
-    """A question about a context; answers are (first character, text), and there is none where the context has none."""
-
-    text: str
-    context: str
-    answers: Sequence[tuple[int, str]]
-
-    @property
-    def references(self) -> list[str]:
-        """The texts of the answers."""
-        return [text for _, text in self.answers]
-
-
-def read(path: str) -> list[Question]:
-    """The questions of a JSON file of SQuAD's, version 1.1 or 2.0; it may be gzipped (.gz).
-
-    Raises FileNotFoundError, and ValueError for another file and for an answer that is not where it should be.
-    """
-    content = "\n".join(read_lines(path))
-    try:
-        return [
-            ask(
-                item["question"],
-                paragraph["context"],
-                [(answer["answer_start"], answer["text"]) for answer in item["answers"]],
-            )
-            for article in json.loads(content)["data"]
-            for paragraph in article["paragraphs"]
-            for item in paragraph["qas"]
-        ]
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not a file of SQuAD's: {type(error).__name__} {error}") from None
-
-
-def ask(text: str, context: str, answers: Sequence[tuple[int, str]]) -> Question:
-    """A question. Raises ValueError for an answer that is not where it should be."""
-    for start, answer in answers:
-        if context[start : start + len(answer)] != answer:
-            raise ValueError(f"the answer {answer!r} to {text!r} is not at character {start} of its context")
-    return Question(text, context, answers)
+MAX_QUESTION, MAX_ANSWER = 64, 30  # tokens, as in BERT's recipe (arXiv 1810.04805)
 
 
 @dataclass(frozen=True)
 class Windows(Encoded):
-    """Rows of `[CLS] question [SEP] part of the context [SEP]`, with `start` and `end` int32, the answer's first and
-    last token, or 0, [CLS], where the part does not have it all.
+    """Rows `[CLS] question [SEP] part of the context [SEP]`.
 
-    `questions` are what the rows are of, and `offsets` [T, 2] of each row where its tokens are in the context, in
-    characters; -1 for those that are not of the context.
+    Each row has `start` and `end` int32, the positions of the first and last token of the answer, or 0, the position of
+    [CLS], if the part does not contain the whole answer.
+
+    Attributes:
+        questions: the questions; `origins` has the index of each row's question.
+        offsets: for each row, the characters [T, 2] of the context that its tokens stand for; -1 for other tokens.
     """
 
     questions: Sequence[Question] = ()
     offsets: Sequence[np.ndarray] = ()
 
     def answers(self, start: np.ndarray, end: np.ndarray) -> list[str]:
-        """The best answer to each question, given logits [N, T] of its first and last token in all windows.
+        """Return the best answer to each question.
 
-        That is the span of at most `MAX_ANSWER` tokens with the highest sum of both in any window. Where questions
-        without an answer are among these, "" unless that sum is above the lowest of [CLS] (arXiv 1810.04805, 4.3).
+        The best answer is the span of at most `MAX_ANSWER` tokens with the highest sum of both logits in any window. If
+        some questions have no answer, it is "" unless that sum exceeds the lowest sum of [CLS] (arXiv 1810.04805, 4.3).
+
+        Args:
+            start: logits [N, T] of the first token of the answer in each row.
+            end: logits [N, T] of the last token.
         """
         best = np.full(len(self.questions), -np.inf)
         nothing = np.full(len(self.questions), np.inf)
@@ -95,9 +58,16 @@ class Windows(Encoded):
 
 
 def encode(questions: Sequence[Question], tokenizer: Tokenizer, length: int, stride: int) -> Windows:
-    """Windows over all contexts, each `stride` tokens after the one before; 0 = without overlap.
+    """Encode questions in windows over their contexts.
 
-    Raises ValueError for a stride that leaves tokens out.
+    Args:
+        questions: the questions.
+        tokenizer: must have the tokens of `encoded.ROLES`.
+        length: the tokens of a row.
+        stride: the tokens from one window to the next; 0 = without overlap.
+
+    Raises:
+        ValueError: the length is too short, or the stride leaves tokens out.
     """
     encoded.check(length, least=16)
     joined, origins, placed, starts, ends = [], [], [], [], []
@@ -124,7 +94,7 @@ def encode(questions: Sequence[Question], tokenizer: Tokenizer, length: int, str
 
 
 def _span(question, offsets):
-    """The first and the last of the tokens that the first answer has characters of, if it is inside them."""
+    """Return the first and last token of the first answer, or None if the tokens do not contain it."""
     if not question.answers or not len(offsets):
         return None
     start, text = question.answers[0]

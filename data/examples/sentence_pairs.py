@@ -1,5 +1,5 @@
-"""Two texts in a row: does the second follow the first? BERT's next sentence (arXiv 1810.04805, section 3.1 and
-appendix A.2) and ALBERT's sentence order (arXiv 1909.11942, section 3.1)."""
+"""Pairs of runs of sentences, for next-sentence prediction (BERT, arXiv 1810.04805, section 3.1 and appendix A.2) and
+sentence-order prediction (ALBERT, arXiv 1909.11942, section 3.1)."""
 
 import re
 from collections.abc import Iterator
@@ -8,18 +8,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from lineage.data import shuffle
+from lineage.data.content import Documents
 from lineage.data.examples.masking import MaskTokens
-from lineage.data.examples.windows import Documents, Tokens
-from lineage.data.loader import Batch, Source
+from lineage.data.examples.windows import Tokens
+from lineage.data.loader import Batch, ExampleSource
 from lineage.data.tokenizers import Tokenizer
 
-# what ends a sentence in a text
+# The ends of sentences in a text.
 ENDS = re.compile(r"(?<=[.!?])(?=[^\S\n])|(?<=\n)")
 
 
 class Sentences(Documents):
-    """The lines of texts, and within a line what ends with . ! or ? before white space, which the next one begins with;
-    after a text an empty one."""
+    """Sentences of documents, and an empty sentence after each document.
+
+    A sentence ends with a line, or with . ! or ? before white space, which belongs to the next sentence.
+    """
 
     always_ended = True
 
@@ -29,22 +32,24 @@ class Sentences(Documents):
             yield ""
 
     def fingerprint(self) -> str:
-        """A digest of the texts."""
+        """Return a string that changes when the texts change."""
         return f"{self._texts.fingerprint()} in sentences"
 
 
-class Chunks(Tokens, Source):
-    """Runs of sentences in a document, of about `length` tokens and of two sentences at least: example i has the number
-    of its first sentence as `first`. Together they go through each document once, but for a last sentence left alone.
+class Chunks(Tokens, ExampleSource):
+    """Runs of at least two sentences of a document, of about `length` tokens.
+
+    Example i has the index of its first sentence as `first`. Together the runs contain each document once, except for a
+    last sentence that is left alone.
 
     Args:
-        tokens: [N], each sentence followed by `end`, and each document by one more.
-        end: the token.
-        length: of the two texts of an example together.
+        tokens: the tokens [N]; `end` follows each sentence, and another `end` each document.
+        end: the end of text.
+        length: the number of tokens of both parts of an example together.
 
     Attributes:
-        starts, lengths: of each sentence, [S].
-        stops: [S], the number of the first sentence that is not of its document any more.
+        starts, lengths: the first token and the number of tokens of each sentence, [S].
+        stops: for each sentence [S], the index of the first sentence of the next document.
 
     Raises:
         ValueError: no document has two sentences.
@@ -63,11 +68,13 @@ class Chunks(Tokens, Source):
             stop = int(self.stops[first])
             if first + 1 < stop:
                 firsts.append(first)
-            fits = int(np.searchsorted(total, total[first] + length, side="right")) - 1  # up to this sentence
+            fits = (
+                int(np.searchsorted(total, total[first] + length, side="right")) - 1
+            )  # the first sentence that does not fit
             first = min(max(fits, first + 2), stop)
         self.firsts = np.array(firsts, np.int64)
         if not len(self.firsts):
-            raise ValueError("pairs of sentences need texts of several: none has two")
+            raise ValueError("Pairs of sentences need texts of at least two sentences: there is none.")
 
     def __len__(self) -> int:
         return len(self.firsts)
@@ -76,12 +83,12 @@ class Chunks(Tokens, Source):
         return {"first": self.firsts[indices]}
 
     def whole(self, first: int, size: int) -> int:
-        """How many sentences from the one numbered `first` have `size` tokens together at the most, in its document."""
+        """Return how many sentences of a document, from sentence `first` on, have at most `size` tokens together."""
         lengths = self.lengths[first : min(self.stops[first], first + size)]
         return int(np.searchsorted(np.cumsum(lengths), size, side="right"))
 
     def read(self, first: int, count: int) -> np.ndarray:
-        """The tokens of so many sentences."""
+        """Return the tokens of `count` sentences from sentence `first` on."""
         last = first + count - 1
         part = self.tokens[self.starts[first] : self.starts[last] + self.lengths[last]]
         return part[np.delete(np.arange(len(part)), self.starts[first + 1 : last + 1] - 1 - self.starts[first])]
@@ -89,13 +96,17 @@ class Chunks(Tokens, Source):
 
 @dataclass(frozen=True)
 class PairSentences:
-    """Makes [CLS] A [SEP] B [SEP] of chunks, with words hidden, and a `label` int32 [B] to be told.
+    """Transform that makes `[CLS] A [SEP] B [SEP]` of chunks, with masked tokens and a `label` int32 [B].
 
-    A chunk is cut in two between sentences. In half of the examples, drawn anew each time, B is what follows A (label
-    0); in the others (label 1) it begins at any sentence of another document, or with `order` the two change places.
-    What is too long loses the beginning of A and the end of B, the longer one more; a tenth of the examples is shorter.
+    A chunk is split between two sentences. In half of the examples, drawn anew each time, B follows A (label 0); in the
+    others (label 1), B begins at a random sentence of another document or, with `order`, A and B are swapped. If A and
+    B are too long together, the longer one loses tokens first, A at its beginning and B at its end. A tenth of the
+    examples is shorter.
 
-    The batch also has `segments` int32 [B, T] (0 up to the first [SEP], then 1) and what `MaskTokens` makes.
+    The batch also has `segments` int32 [B, T] (0 up to the first [SEP], then 1) and the arrays of `MaskTokens`.
+
+    Raises:
+        ValueError: next-sentence prediction has only one document.
     """
 
     chunks: Chunks
@@ -105,10 +116,12 @@ class PairSentences:
 
     def __post_init__(self):
         if not self.order and self.chunks.stops[0] == len(self.chunks.stops):
-            raise ValueError("next_sentence needs several texts in each split: what does not follow is of another one")
+            raise ValueError(
+                "Next-sentence prediction needs several documents in each split: false pairs come from two documents."
+            )
 
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
-        """Of a batch of chunks; `keys` uint64 [B] draw."""
+        """Make pairs of a batch of chunks, given a random key uint64 [B] for each."""
         length, coder = self.chunks.length, self.tokenizer
         tokens = np.full((len(keys), length + 3), coder.pad, np.int32)
         segments, real = np.zeros(tokens.shape, np.int32), np.zeros(tokens.shape, bool)
@@ -132,7 +145,7 @@ class PairSentences:
             stop = int(chunks.stops[first])
             begin = int(np.searchsorted(chunks.stops, stop))
             start = start % (len(chunks.starts) - (stop - begin))
-            start += (stop - begin) * (start >= begin)  # past the document that A is of
+            start += (stop - begin) * (start >= begin)  # skips the document of A
             b = chunks.read(start, max(chunks.whole(start, size - len(a)), 1))
         else:
             b = chunks.read(first + middle, count - middle)

@@ -1,4 +1,4 @@
-"""Span corruption: what T5 learns to fill in (arXiv 1910.10683, section 3.1.4)."""
+"""Span corruption (T5, arXiv 1910.10683, section 3.1.4)."""
 
 from dataclasses import dataclass
 
@@ -13,19 +13,24 @@ MEAN_SPAN = 3
 
 
 def count_noise(rate: float, length: int) -> tuple[int, int]:
-    """Of `length` tokens, how many are noise, and in how many spans; at least one token is not."""
+    """Return how many of `length` tokens are noise, and in how many spans; at least one token is kept."""
     noise = min(max(round(rate * length), 1), length - 1)
     return noise, min(max(round(noise / MEAN_SPAN), 1), length - noise)
 
 
 def lengths(rate: float, inputs_length: int) -> tuple[int, int]:
-    """How many tokens of a text make inputs of at most `inputs_length`, sentinels and end included, and targets of how
-    many.
+    """Return the number of tokens of a window, and of its targets.
 
-    Raises ValueError for a rate that is not between 0 and 1, and for inputs too short for any text.
+    The window is the longest whose inputs have at most `inputs_length` tokens, sentinels and end included.
+
+    Raises:
+        ValueError: the rate is not between 0 and 1, or the inputs are too short for any text.
     """
     if not 0 < rate < 1 or inputs_length < 3:
-        raise ValueError(f"mask_rate={rate} must be between 0 and 1, and sequence_length={inputs_length} at least 3")
+        raise ValueError(
+            f"task.mask_rate is {rate} and task.sequence_length {inputs_length}: "
+            "the rate must be between 0 and 1, and the length at least 3."
+        )
     length = 2
     while _sizes(rate, length + 1)[0] <= inputs_length:
         length += 1
@@ -38,22 +43,28 @@ def _sizes(rate, length):
 
 
 def draw_spans(sizes: np.ndarray, counts: np.ndarray, length: int, keys: np.ndarray) -> np.ndarray:
-    """Lengths int64 [B, N] of spans, all such lists alike likely: `counts` [B] spans of at least one token, the others
-    of none, `sizes` [B] tokens together, of at most `length`."""
+    """Draw the lengths int64 [B, N] of spans, uniformly over all partitions.
+
+    Args:
+        sizes: the number of tokens [B] of all spans together.
+        counts: the number of spans [B], of at least one token each; the others have none.
+        length: the most tokens.
+        keys: a random key uint64 [B] for each row.
+    """
     places = np.arange(length)
     draws = shuffle.draw(keys, length)
     draws = np.where((places > 0) & (places < sizes[:, None]), draws, np.uint64(2**64 - 1))
     rank = np.argsort(np.argsort(draws, axis=1), axis=1)
-    span = np.cumsum(rank < counts[:, None] - 1, axis=1)  # which the token at a place is of
+    span = np.cumsum(rank < counts[:, None] - 1, axis=1)  # the span of each token
     spans = np.zeros((len(keys), max(counts.max(), 1)), np.int64)
     np.add.at(spans, (np.arange(len(keys))[:, None], span), places < sizes[:, None])
     return spans
 
 
 def draw_noise(rate: float, real: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Which of the `real` tokens [B, T], the first of each row, are noise: bool [B, T].
+    """Draw which of the `real` tokens [B, T], the first ones of each row, are noise: bool [B, T].
 
-    Spans of tokens to keep and of noise by turns, the former first, as many as `count_noise` says.
+    Spans of kept tokens and of noise alternate, beginning with kept tokens; `count_noise` gives their number.
     """
     size, length = real.sum(axis=1), real.shape[1]
     noise, spans = np.array([count_noise(rate, n) if n > 1 else (0, 0) for n in size]).T
@@ -65,7 +76,7 @@ def draw_noise(rate: float, real: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 
 def replace_spans(tokens: np.ndarray, spans: np.ndarray, sentinels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens [B, T] with the sentinel of each span at its first token, and which of them are left: bool [B, T]."""
+    """Return tokens [B, T] with a sentinel at the first token of each span, and which of them are left, bool [B, T]."""
     first = spans.copy()
     first[:, 1:] &= ~spans[:, :-1]
     number = np.minimum(np.cumsum(first, axis=1) - 1, len(sentinels) - 1)
@@ -73,8 +84,7 @@ def replace_spans(tokens: np.ndarray, spans: np.ndarray, sentinels: np.ndarray) 
 
 
 def pack(tokens: np.ndarray, kept: np.ndarray, length: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `kept` tokens of each row and the end, ids int32 [B, `length`] filled up with it, and where there is none of
-    the filling, bool."""
+    """Return the `kept` tokens of each row and `end`, int32 [B, length], padded with `end`, and their mask."""
     ids = np.full((len(tokens), length), end, np.int32)
     rows, columns = np.nonzero(kept)
     ids[rows, (np.cumsum(kept, axis=1) - 1)[rows, columns]] = tokens[rows, columns]
@@ -83,16 +93,15 @@ def pack(tokens: np.ndarray, kept: np.ndarray, length: int, end: int) -> tuple[n
 
 @dataclass(frozen=True)
 class CorruptSpans:
-    """Makes inputs and targets of windows: of the inputs, spans are replaced by sentinels, which the targets have with
-    what they stand for. Other ones each time that a window comes up.
+    """Transform that replaces spans of windows by sentinels; the targets are the sentinels and the spans.
 
-    The batch then has what `data.pairs.Pairs` has, `tokens` beginning with `start`; both sides have fixed lengths.
+    It draws new spans each time. The batch then has the arrays of `pairs.Pairs`.
 
     Attributes:
-        rate: the part of the tokens that is replaced.
+        rate: the fraction of the tokens that is replaced.
         inputs_length, targets_length: see `lengths`.
-        sentinels: ids in the order of the spans.
-        start, end: what outputs begin with, and what inputs and targets end with.
+        sentinels: token ids in the order of the spans.
+        start, end: the token that a decoder's input begins with, and the token that ends inputs and targets.
     """
 
     rate: float
@@ -103,7 +112,7 @@ class CorruptSpans:
     end: int
 
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
-        """Of a batch of windows; `keys` uint64 [B] draw."""
+        """Corrupt a batch of windows, given a random key uint64 [B] for each."""
         tokens, real = batch["tokens"], present(batch)
         noise = draw_noise(self.rate, real, keys)
         (inputs, left), (targets, gone) = (

@@ -1,60 +1,22 @@
-"""Texts: where they come from, and the windows of tokens that models are trained on."""
+"""Windows of tokens over a stream of documents."""
 
-import glob
 import hashlib
 import json
 import os
-import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lineage.data.loader import Source
+from lineage.data.content import Documents
+from lineage.data.loader import ExampleSource
 from lineage.data.tokenizers import Tokenizer
 
 
-class Documents:
-    """Texts in a fixed order; `fingerprint` changes when they do ("" = computed from them)."""
-
-    always_ended = False  # the last one needs an end even if it is the only one
-
-    def __init__(self, texts: Sequence[str], fingerprint: str = ""):
-        self._texts = texts
-        self._fingerprint = fingerprint
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._texts)
-
-    def chunks(self, characters: int = 1 << 22) -> Iterator[list[str]]:
-        """The texts in groups of about so many characters."""
-        group, size = [], 0
-        for text in self:
-            group.append(text)
-            size += len(text)
-            if size >= characters:
-                yield group
-                group, size = [], 0
-        if group:
-            yield group
-
-    def fingerprint(self) -> str:
-        """A digest of the texts."""
-        if not self._fingerprint:
-            digest = hashlib.sha256()
-            for text in self:
-                digest.update(f"{len(text)} {text}".encode())
-            self._fingerprint = digest.hexdigest()
-        return self._fingerprint
-
-
 class Tokens:
-    """What holds `tokens` [N], perhaps of a file, which is then mapped in worker processes too."""
+    """Base class of holders of `tokens` [N]; if these are memory-mapped, worker processes map the same file."""
 
     tokens: np.ndarray
 
@@ -70,13 +32,21 @@ class Tokens:
         self.__dict__.update(state)
 
 
-class Windows(Tokens, Source):
-    """A stream of tokens seen through windows: example i predicts the tokens after i * stride.
+class Windows(Tokens, ExampleSource):
+    """Windows over a stream of tokens; window i starts at token i * stride.
 
-    An example has `tokens` and `targets` (each token's next), int32 [T], and `mask` bool [T], False past the end of the
-    stream. With a stride of T every token but the first is a target exactly once. Every window but the last is full.
-    Of shorter strides that is true where targets count `once`: `mask` is False but in the first window that has one,
-    which then shows at least T - stride tokens before it.
+    An example has `tokens` and `targets` (the next tokens), int32 [T], and `mask` bool [T], which is False past the end
+    of the stream. All windows but the last are full.
+
+    Args:
+        tokens: the stream [N].
+        length: T.
+        stride: the tokens from one window to the next; 0 = T, so that every token but the first is a target once.
+        once: `mask` is True for each target only in the first window that contains it, which has at least T - stride
+            tokens before it (but for the beginning of the stream).
+
+    Raises:
+        ValueError: the length or the stride is out of range, or the stream is too short.
     """
 
     def __init__(self, tokens: np.ndarray, length: int, stride: int = 0, once: bool = False):
@@ -85,9 +55,11 @@ class Windows(Tokens, Source):
         self.stride = stride or length
         self.once = once
         if length < 1 or not 1 <= self.stride <= length:
-            raise ValueError(f"sequence_length={length} and stride={stride}: need 1 <= stride <= sequence_length")
+            raise ValueError(
+                f"task.sequence_length is {length} and the stride {stride}: 1 <= stride <= sequence_length must hold."
+            )
         if len(tokens) < 2:
-            raise ValueError(f"a text of {len(tokens)} tokens has nothing to predict: at least 2 are needed")
+            raise ValueError(f"A text of {len(tokens)} tokens has nothing to predict: at least 2 are needed.")
 
     def __len__(self) -> int:
         return -(-max(len(self.tokens) - 1 - self.length, 0) // self.stride) + 1
@@ -111,7 +83,7 @@ class Windows(Tokens, Source):
 
 @dataclass(frozen=True)
 class Stream:
-    """The tokens [N] of some documents, with the characters and UTF-8 bytes that they stand for."""
+    """Tokens [N] of documents, and the number of characters and of UTF-8 bytes that they stand for."""
 
     tokens: np.ndarray
     characters: int
@@ -119,9 +91,12 @@ class Stream:
 
 
 def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path = "") -> Stream:
-    """Encodes documents into one stream; where there are several, each is followed by the end of text.
+    """Encode documents into one stream; if there are several, an end of text follows each.
 
-    With a `cache_dir` the stream is kept there and read from there, memory-mapped.
+    Args:
+        documents: the documents.
+        tokenizer: encodes them.
+        cache_dir: the folder that keeps streams for later runs, which memory-map them; "" = keep none.
     """
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
     counts = {"characters": 0, "bytes": 0}
@@ -151,66 +126,3 @@ def _encode(
         counts["characters"] += sum(map(len, texts))
         counts["bytes"] += sum(len(text.encode()) for text in texts)
         yield np.concatenate([part for ids in tokenizer.encode_batch(texts) for part in (ids.astype(dtype), end)])
-
-
-def read(path: str | Path) -> str:
-    """The text of a file.
-
-    Raises ValueError with the offset of the first byte that is not UTF-8.
-    """
-    content = Path(path).read_bytes()
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not UTF-8 text: byte {content[error.start]:#04x} at offset {error.start} ({error.reason})"
-        ) from None
-
-
-def files(path: str, max_bytes: int = 0) -> list[str]:
-    """The texts of a file, of the files that match a glob, or of all files in a folder, in the order of their names."""
-    if os.path.isdir(path):
-        found = [file for file in Path(path).rglob("*") if not any(part.startswith(".") for part in file.parts[-1:])]
-    else:
-        found = [Path(path)] if os.path.exists(path) else [Path(name) for name in glob.glob(path, recursive=True)]
-    return _read_all(sorted(file for file in found if file.is_file()), path, max_bytes)
-
-
-def stdlib(max_bytes: int = 0) -> list[str]:
-    """The source text of the running Python's standard library, a document for each module, tests left out."""
-    root, found = sysconfig.get_path("stdlib"), []
-    for folder, names, modules in os.walk(root):
-        names[:] = set(names) - {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-        # _sysconfigdata is no library: it lists the paths and compiler flags of the machine that built Python.
-        found += [Path(folder, name) for name in modules if name.endswith(".py") and name[:14] != "_sysconfigdata"]
-    return _read_all(sorted(found), root, max_bytes)
-
-
-def hold_out(texts: list[str], fraction: float) -> tuple[list[str], list[str]]:
-    """Splits texts into those for training and those for validation, the same ones every time.
-
-    Of several texts, that part of them, evenly spread; of so few that none would be, and of a single one, the last
-    `fraction` of the characters of each.
-    """
-    if not 0 < fraction < 1:
-        raise ValueError(f"validation_fraction={fraction} must be between 0 and 1")
-    # As many of the first i as i x fraction has whole ones, which rounding must not take away.
-    held = np.diff(np.floor(np.arange(len(texts) + 1) * fraction + 1e-9)) > 0
-    if held.any() and not held.all():
-        return [text for text, out in zip(texts, held) if not out], [text for text, out in zip(texts, held) if out]
-    cuts = [int(len(text) * (1 - fraction)) for text in texts]
-    return [text[:cut] for text, cut in zip(texts, cuts)], [text[cut:] for text, cut in zip(texts, cuts)]
-
-
-def _read_all(found: list[Path], where: str, max_bytes: int) -> list[str]:
-    texts, size = [], 0
-    for file in found:
-        size += file.stat().st_size
-        if max_bytes and size > max_bytes:
-            break
-        texts.append(read(file))
-    if not found:
-        raise FileNotFoundError(f"there is no text file at {where}")
-    if not any(texts):
-        raise ValueError(f"there is no text in {where}" + (f" within max_bytes={max_bytes}" if max_bytes else ""))
-    return texts

@@ -1,6 +1,6 @@
-"""Image transforms, each a function of the images and of one random key for each, never of the batch around them.
+"""Image augmentation: functions of images and a random key for each.
 
-Sizes come first (to stacked uint8 [B, h, w, c]), then changes of the pixels, then the normalisation, then erasing.
+Resizing or cropping comes first (to stacked uint8 [B, h, w, c]), then changes of the pixels, normalisation, erasing.
 """
 
 import math
@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image
 
 from lineage.data import shuffle
-from lineage.data.options import called
-from lineage.data.sources.images import from_pillow, stack, to_pillow
+from lineage.data.transforms.calls import parse_calls
 from lineage.data.transforms.distortions import Jitter, RandAugment
+from lineage.data.transforms.pillow import from_pillow, stack, to_pillow
 
 Images = Sequence[np.ndarray] | np.ndarray
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -24,9 +24,9 @@ RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling
 def random_box(
     height: int, width: int, areas: tuple[float, float], max_aspect: float, random: np.random.Generator
 ) -> tuple[int, int, int, int] | None:
-    """(top, left, height, width) of a part of an image, of random relative area and aspect ratio.
+    """Draw a part (top, left, height, width) of an image, of random relative area and aspect ratio.
 
-    None if ten tries do not fit.
+    Returns None if none of ten tries fits into the image.
     """
     for _ in range(10):
         area = random.uniform(*areas) * height * width
@@ -39,7 +39,13 @@ def random_box(
 
 @dataclass(frozen=True)
 class CentreCrop:
-    """Resizes the shorter side to size / fraction (as Pillow does), then keeps the central size x size."""
+    """Resize the shorter side to size / fraction with Pillow, then keep the central size x size pixels.
+
+    Attributes:
+        size: the height and width of the result in pixels.
+        fraction: the fraction of the resized image's shorter side that is kept.
+        resample: the interpolation, a name of `RESAMPLING`.
+    """
 
     size: int
     fraction: float = 1.0
@@ -48,7 +54,7 @@ class CentreCrop:
     def __post_init__(self):
         _check_resample(self.resample)
         if not 0 < self.fraction <= 1:
-            raise ValueError(f"evaluation_crop={self.fraction} must be above 0 and at most 1")
+            raise ValueError(f"task.evaluation_crop is {self.fraction}: it must be above 0 and at most 1.")
 
     def __call__(self, images: Images, keys: np.ndarray) -> np.ndarray:
         return np.stack([self._one(image) for image in images])
@@ -65,7 +71,14 @@ class CentreCrop:
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """The "inception" crop (arXiv:1409.4842): a part of random area and aspect ratio, resized to size x size."""
+    """The "inception" crop (arXiv 1409.4842): a part of random area and aspect ratio, resized to size x size pixels.
+
+    Attributes:
+        size: the height and width of the result in pixels.
+        min_area, max_area: the range of the relative area.
+        max_aspect: the largest aspect ratio; the smallest is its inverse.
+        resample: the interpolation, a name of `RESAMPLING`.
+    """
 
     size: int
     min_area: float = 0.05
@@ -76,7 +89,7 @@ class RandomCrop:
     def __post_init__(self):
         _check_resample(self.resample)
         if not 0 < self.min_area <= self.max_area <= 1 or self.max_aspect < 1:
-            raise ValueError(f"{self}: need 0 < min_area <= max_area <= 1 and max_aspect >= 1")
+            raise ValueError(f"{self}: need 0 < min_area <= max_area <= 1 and max_aspect >= 1.")
 
     def __call__(self, images: Images, keys: np.ndarray) -> np.ndarray:
         return np.stack([self._one(image, shuffle.generator(key)) for image, key in zip(images, keys)])
@@ -87,14 +100,14 @@ class RandomCrop:
         return from_pillow(part.resize((self.size, self.size), RESAMPLING[self.resample]))
 
     def box(self, height: int, width: int, random: np.random.Generator) -> tuple[int, int, int, int]:
-        """(top, left, height, width) of the part; the whole image if ten tries do not fit."""
+        """Draw the part (top, left, height, width); the whole image if none of ten tries fits."""
         box = random_box(height, width, (self.min_area, self.max_area), self.max_aspect, random)
         return box or (0, 0, height, width)
 
 
 @dataclass(frozen=True)
 class Flip:
-    """Mirrors every other image, left to right."""
+    """Mirror each image left to right with probability 1/2."""
 
     def __call__(self, images: np.ndarray, keys: np.ndarray) -> np.ndarray:
         mirrored = shuffle.mix(keys) % np.uint64(2) == 1
@@ -105,13 +118,13 @@ class Flip:
 
 @dataclass(frozen=True)
 class Shift:
-    """Moves each image by up to `pixels` down or up and left or right; what comes in is 0."""
+    """Translate each image by up to `pixels` in each direction; the border is filled with 0."""
 
     pixels: int
 
     def __post_init__(self):
         if not isinstance(self.pixels, int) or self.pixels < 0:
-            raise ValueError(f"shift({self.pixels}) needs a whole number of pixels")
+            raise ValueError(f"shift({self.pixels}) needs a whole number of pixels, 0 or more.")
 
     def __call__(self, images: np.ndarray, keys: np.ndarray) -> np.ndarray:
         n, (batch, height, width, _) = self.pixels, images.shape
@@ -124,8 +137,13 @@ class Shift:
 
 @dataclass(frozen=True)
 class Erase:
-    """Random erasing (arXiv:1708.04896) as DeiT has it: with this probability, a box of a normalised image, of random
-    area and aspect ratio, becomes Gaussian noise."""
+    """Random erasing (arXiv 1708.04896) as in DeiT: a box of a normalised image becomes Gaussian noise.
+
+    Attributes:
+        probability: of erasing a box of an image.
+        min_area, max_area: the range of the box's relative area.
+        max_aspect: the largest aspect ratio; the smallest is its inverse.
+    """
 
     probability: float = 0.25
     min_area: float = 0.02
@@ -150,32 +168,44 @@ class Erase:
 
 def _check_resample(name):
     if name not in RESAMPLING:
-        raise ValueError(f"resample={name!r} must be {' or '.join(RESAMPLING)}")
+        raise ValueError(f"task.resample is {name!r}: it must be {' or '.join(RESAMPLING)}.")
 
 
 def parse(
     augment: str, image_size: int = 0, resample: str = "bilinear"
 ) -> list[Callable[[Images, np.ndarray], np.ndarray]]:
-    """The transforms that a string names, such as `crop | flip | randaugment(2, 10)`; `crop` is to `image_size`.
+    """Return the transforms that a text such as `crop | flip | randaugment(2, 10)` names.
 
-    Raises ValueError for what it does not know.
+    Args:
+        augment: the text.
+        image_size: the height and width that `crop` makes, in pixels.
+        resample: the interpolation of `crop`.
+
+    Raises:
+        ValueError: a transform is unknown or not in its place.
     """
     crop = partial(RandomCrop, image_size, resample=resample)
     known = {"crop": crop, "flip": Flip, "randaugment": RandAugment, "jitter": Jitter, "shift": Shift, "erase": Erase}
-    transforms = called("augment", augment, known)
+    transforms = parse_calls("task.augment", augment, known)
     if any(isinstance(transform, RandomCrop) for transform in transforms[1:]):
-        raise ValueError(f"augment={augment!r}: crop must come first")
+        raise ValueError(f"task.augment is {augment!r}: crop must come first.")
     if any(isinstance(transform, Erase) for transform in transforms[:-1]):
-        raise ValueError(f"augment={augment!r}: erase must come last")
+        raise ValueError(f"task.augment is {augment!r}: erase must come last.")
     if transforms and isinstance(transforms[0], RandomCrop) and not image_size:
-        raise ValueError(f"augment={augment!r}: crop needs image_size")
+        raise ValueError(f"task.augment is {augment!r}: crop needs task.image_size.")
     return transforms
 
 
 @dataclass(frozen=True)
 class Transform:
-    """A batch of decoded images to a batch for the model: resized if need be, changed by the steps, normalised to
-    (pixel / 255 - mean) / std in float32, and erased in part."""
+    """Transform of batches of decoded images into batches for the model.
+
+    Attributes:
+        resize: makes images of one size; None for images that have one size.
+        steps: changes of the pixels.
+        mean, std: normalisation to (pixel / 255 - mean) / std in float32.
+        erase: changes normalised images.
+    """
 
     resize: CentreCrop | RandomCrop | None
     steps: Sequence[Callable[[np.ndarray, np.ndarray], np.ndarray]]

@@ -1,8 +1,4 @@
-"""Images with boxes: the synthetic set `shapes`, and transforms that move boxes with the pixels.
-
-An example has `image` uint8 [h, w, c] and, for each of its n objects, `boxes` float32 [n, 4] (left, top, right and
-bottom edge in pixels), `classes` int32 [n] and `crowd` bool [n], which marks a box around several objects.
-"""
+"""Transforms of images with boxes, which move the boxes with the pixels; `content.Images` describes the examples."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,90 +8,21 @@ import numpy as np
 from PIL import Image
 
 from lineage.data import shuffle
-from lineage.data.options import called
-from lineage.data.sources.images import from_pillow, to_pillow
+from lineage.data.transforms.calls import parse_calls
+from lineage.data.transforms.pillow import from_pillow, to_pillow
 
 Example = dict[str, np.ndarray]
 
-SHAPES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    # what is inside, of a square from -1 to 1: x to the right, y down
-    "circle": lambda x, y: x * x + y * y <= 1,
-    "square": lambda x, y: np.maximum(abs(x), abs(y)) <= 1,
-    "triangle": lambda x, y: (2 * abs(x) <= y + 1) & (y <= 1),
-    "cross": lambda x, y: (np.minimum(abs(x), abs(y)) <= 1 / 3) & (np.maximum(abs(x), abs(y)) <= 1),
-}
-SIZES = {"train": 20_000, "validation": 500, "test": 500}
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """Coloured shapes on noise, at most `most` in an image; an example is a function of (seed, split, index)."""
-
-    split: str
-    size: int = 64
-    most: int = 6
-    seed: int = 0
-
-    def __len__(self) -> int:
-        return SIZES[self.split]
-
-    def __getitem__(self, index: int) -> Example:
-        """One example: later shapes lie over earlier ones, of which they hide little. Boxes are of whole shapes."""
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        stream = len(SIZES) * self.seed + list(SIZES).index(self.split)
-        random = shuffle.generator(shuffle.keys(np.array([index]), stream)[0])
-        size, kinds = self.size, list(SHAPES.values())
-        ground = random.uniform(0, 255, 3)
-        image = ground + random.normal(0, 20, (size, size, 3))
-        boxes, classes = [], []
-        for _ in range(random.integers(1, self.most + 1)):
-            width, height = random.uniform(size / 8, size / 2.5, 2)
-            left, top = random.uniform(0, size - width), random.uniform(0, size - height)
-            x, y = (np.arange(size) + 0.5 - left) * 2 / width - 1, (np.arange(size) + 0.5 - top) * 2 / height - 1
-            number = random.integers(len(kinds))
-            inside = kinds[number](x[None, :], y[:, None])
-            rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
-            if not len(rows):  # too small to hit the centre of a pixel
-                continue
-            box = np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1])
-            if all(_overlap(box, other) < 0.2 for other in boxes):
-                boxes.append(box)
-                classes.append(number)
-                colour = (ground + random.uniform(64, 192, 3)) % 256
-                image[inside] = colour + random.normal(0, 10, (inside.sum(), 3))
-        return {
-            "image": np.clip(image, 0, 255).astype(np.uint8),
-            "boxes": np.array(boxes, np.float32).reshape(-1, 4),
-            "classes": np.array(classes, np.int32),
-            "crowd": np.zeros(len(boxes), bool),
-        }
-
-    def take(self, indices: np.ndarray) -> dict[str, list[np.ndarray]]:
-        """The examples of `indices` int64 [N]."""
-        return gather([self[index] for index in indices])
-
-
-def _overlap(a, b):
-    """The part of the smaller box that is in the other."""
-    sides = np.clip(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0, None)
-    return sides.prod() / min((a[2:] - a[:2]).prod(), (b[2:] - b[:2]).prod())
-
-
-def gather(examples: Sequence[Example]) -> dict[str, list[np.ndarray]]:
-    """Examples as lists by feature."""
-    return {name: [example[name] for example in examples] for name in examples[0]}
-
 
 def flip(example: Example) -> Example:
-    """Mirrored, left to right."""
+    """Mirror an image left to right."""
     width = example["image"].shape[1]
     boxes = example["boxes"] * np.float32([-1, 1, -1, 1]) + np.float32([width, 0, width, 0])
     return example | {"image": example["image"][:, ::-1], "boxes": boxes[:, [2, 1, 0, 3]]}
 
 
 def resize(example: Example, height: int, width: int) -> Example:
-    """Resized (bilinear, as Pillow does)."""
+    """Resize an image with Pillow's bilinear interpolation."""
     image = example["image"]
     if image.shape[:2] == (height, width):
         return example
@@ -105,7 +32,7 @@ def resize(example: Example, height: int, width: int) -> Example:
 
 
 def crop(example: Example, top: int, left: int, height: int, width: int) -> Example:
-    """A part of the image with the parts of the boxes that are in it; objects that are not are left out."""
+    """Crop an image and its boxes; objects outside of the crop are left out."""
     boxes = np.clip(example["boxes"] - np.float32([left, top] * 2), 0, np.float32([width, height] * 2))
     kept = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
     objects = {name: example[name][kept] for name in ("classes", "crowd")}
@@ -115,7 +42,7 @@ def crop(example: Example, top: int, left: int, height: int, width: int) -> Exam
 
 @dataclass(frozen=True)
 class Flip:
-    """Mirrors every other image."""
+    """Mirror an image left to right with probability 1/2."""
 
     def __call__(self, example: Example, random: np.random.Generator) -> Example:
         return flip(example) if random.integers(2) else example
@@ -123,7 +50,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class Resize:
-    """The shorter side becomes `low` to `high` pixels long, but the longer one at most `longest` (0 = any length)."""
+    """Resize the shorter side to `low` to `high` pixels, and the longer side to at most `longest` (0 = no limit)."""
 
     low: int
     high: int
@@ -131,7 +58,7 @@ class Resize:
 
     def __post_init__(self):
         if not 0 < self.low <= self.high:
-            raise ValueError(f"resize({self.low}, {self.high}) needs 0 < low <= high")
+            raise ValueError(f"resize({self.low}, {self.high}) needs 0 < low <= high.")
 
     def __call__(self, example: Example, random: np.random.Generator) -> Example:
         height, width = example["image"].shape[:2]
@@ -143,15 +70,17 @@ class Resize:
 
 @dataclass(frozen=True)
 class Crop:
-    """Every other image is cut to a part of `low` to `high` pixels on each side, after it was resized so that its
-    shorter side is a little longer than `low` to `high`: DETR's crop (arXiv 2005.12872, appendix A.4)."""
+    """Crop an image to `low` to `high` pixels on each side with probability 1/2 (DETR, arXiv 2005.12872, appendix A.4).
+
+    The image is resized first, so that its shorter side is a little longer than `low` to `high` pixels.
+    """
 
     low: int
     high: int
 
     def __post_init__(self):
         if not 0 < self.low * 25 // 24 <= self.high:
-            raise ValueError(f"crop({self.low}, {self.high}) needs 0 < low <= 24/25 high")
+            raise ValueError(f"crop({self.low}, {self.high}) needs 0 < low <= 24/25 high.")
 
     def __call__(self, example: Example, random: np.random.Generator) -> Example:
         if random.integers(2):
@@ -164,23 +93,26 @@ class Crop:
 
 
 def parse(augment: str, longest: int) -> list[Callable[[Example, np.random.Generator], Example]]:
-    """The transforms that a string names, such as `flip | crop(384, 600) | resize(480, 800)`."""
+    """Return the transforms that a text such as `flip | crop(384, 600) | resize(480, 800)` names."""
     known = {"flip": Flip, "crop": Crop, "resize": lambda low, high: Resize(low, high, longest)}
-    return called("augment", augment, known)
+    return parse_calls("task.augment", augment, known)
 
 
 @dataclass(frozen=True)
 class Transform:
-    """A batch of examples to one for the model.
+    """Transform of batches of images with boxes into batches for the model.
 
-    Each image goes through the steps, must then fit in a square of `size` pixels, lies in its upper left corner and is
-    normalised; the rest is 0. `extent` float32 [B, 2] is the part of the rows and of the columns that it takes. `boxes`
-    float32 [B, N, 4] (centre x, centre y, width and height, relative to the image itself) and `classes` int32 [B, N]
-    are real where `boxes_mask` bool [B, N] is True, or, in evaluation, `crowd` bool [B, N].
+    Each image goes through the steps, is normalised and put into the upper left corner of a square, the rest of which
+    is 0. `extent` float32 [B, 2] is the fraction of the rows and of the columns that the image takes. `boxes` float32
+    [B, N, 4] (centre x, centre y, width and height, relative to the image) and `classes` int32 [B, N] are valid where
+    `boxes_mask` bool [B, N] is True or, in evaluation, `crowd` bool [B, N].
 
     Attributes:
-        most: N.
-        training: objects beyond N, and crowds, are left out; in evaluation N must be enough.
+        steps: the transforms of single images.
+        size: the height and width of the square in pixels.
+        most: N, the most objects in an image.
+        mean, std: normalisation, (pixel / 255 - mean) / std.
+        training: whether to leave out crowds and the objects beyond N; in evaluation, more than N are an error.
     """
 
     steps: Sequence[Callable[[Example, np.random.Generator], Example]]
@@ -216,9 +148,11 @@ class Transform:
         image, boxes = example["image"], example["boxes"]
         height, width = image.shape[:2]
         if max(height, width) > self.size:
-            raise ValueError(f"an image of {height}x{width} pixels does not fit in image_size={self.size}")
+            raise ValueError(
+                f"An image of {height}x{width} pixels does not fit in task.image_size, which is {self.size}."
+            )
         if len(boxes) > self.most and not self.training:
-            raise ValueError(f"an image has {len(boxes)} objects: max_boxes={self.most} must be at least that")
+            raise ValueError(f"task.max_boxes is {self.most}: an image has {len(boxes)} objects.")
         out["image"][row, :height, :width] = (image * np.float32(1 / 255) - mean) / std
         out["extent"][row] = height / self.size, width / self.size
         boxes = boxes / np.float32([width, height] * 2)

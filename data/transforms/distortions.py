@@ -1,4 +1,4 @@
-"""Changes of an image by Pillow, at random strengths or with random choices: RandAugment and colour jitter."""
+"""Random distortions of images with Pillow: RandAugment and colour jitter."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,18 +8,23 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 from lineage.data import shuffle
-from lineage.data.sources.images import from_pillow, to_pillow
+from lineage.data.transforms.pillow import from_pillow, to_pillow
 
 
 @dataclass(frozen=True)
 class RandAugment:
-    """RandAugment (arXiv:1909.13719): `layers` operations drawn from 16, each at `magnitude` 0..10.
+    """RandAugment (arXiv 1909.13719): operations drawn at random from 16.
 
-    Operations and strengths are those of the ImageNet recipe of arXiv:2205.01580, which are EfficientNet's: posterize
-    and solarize do less as the magnitude grows. Lengths, there in pixels of a 224 image, scale with the image.
+    The operations and their strengths are those of the ImageNet recipe of arXiv 2205.01580, which are EfficientNet's:
+    posterize and solarize do less as the magnitude grows. Lengths, there in pixels of a 224x224 image, scale with the
+    image. DeiT, Swin and MAE (arXiv 2012.12877, table 9) use `randaugment(2, 9, 0.5, 0.5, True)`.
 
-    DeiT, Swin and MAE (arXiv:2012.12877, table 9) have the magnitude 9 with the `deviation` 0.5 of a Gaussian, each
-    operation with the `probability` 0.5, and those that do less or only brighten `increasing` with the magnitude.
+    Attributes:
+        layers: the number of operations.
+        magnitude: their strength, from 0 to 10.
+        deviation: the standard deviation of the magnitude.
+        probability: of applying each operation that was drawn.
+        increasing: whether all operations do more as the magnitude grows.
     """
 
     layers: int = 2
@@ -30,9 +35,9 @@ class RandAugment:
 
     def __post_init__(self):
         if self.deviation < 0 or not 0 <= self.probability <= 1:
-            raise ValueError(f"{self} needs deviation >= 0 and probability in 0..1")
+            raise ValueError(f"{self} needs deviation >= 0 and probability in 0..1.")
         if not isinstance(self.layers, int) or self.layers < 0 or not 0 <= self.magnitude <= 10:
-            raise ValueError(f"randaugment({self.layers}, {self.magnitude}) needs layers >= 0 and magnitude in 0..10")
+            raise ValueError(f"randaugment({self.layers}, {self.magnitude}) needs layers >= 0 and magnitude in 0..10.")
 
     def __call__(self, images: np.ndarray, keys: np.ndarray) -> np.ndarray:
         return np.stack([self._one(image, shuffle.generator(key)) for image, key in zip(images, keys)])
@@ -54,8 +59,12 @@ class RandAugment:
 
 @dataclass(frozen=True)
 class Jitter:
-    """Changes brightness, contrast and saturation, each by a factor of 1 - its number to 1 + its number, and turns the
-    hue by up to that part of the circle either way; in random order."""
+    """Colour jitter, in random order.
+
+    Attributes:
+        brightness, contrast, saturation: each changes by a factor from 1 - its value to 1 + its value.
+        hue: the largest rotation of the hue in either direction, as a fraction of the circle.
+    """
 
     brightness: float = 0.4
     contrast: float = 0.4
@@ -64,7 +73,7 @@ class Jitter:
 
     def __post_init__(self):
         if min(self.brightness, self.contrast, self.saturation, self.hue) < 0 or self.hue > 0.5:
-            raise ValueError(f"{self} needs numbers of 0 or more, and hue in 0..0.5")
+            raise ValueError(f"{self} needs values of 0 or more, and hue in 0..0.5.")
 
     def __call__(self, images: np.ndarray, keys: np.ndarray) -> np.ndarray:
         return np.stack([self._one(image, shuffle.generator(key)) for image, key in zip(images, keys)])
@@ -79,7 +88,7 @@ class Jitter:
                 picture = enhancers[number](picture).enhance(max(1 + change, 0.0))
             elif most and picture.mode == "RGB":
                 hue, *others = picture.convert("HSV").split()
-                turned = np.asarray(hue) + np.uint8(int(change * 255) % 256)  # past 255 it begins again
+                turned = np.asarray(hue) + np.uint8(int(change * 255) % 256)  # wraps around at 256
                 picture = Image.merge("HSV", (Image.fromarray(turned), *others)).convert("RGB")
         return from_pillow(picture)
 
@@ -113,7 +122,7 @@ def _posterize(image: Image.Image, strength: float, random: np.random.Generator)
     return image.point(lambda value: value & mask)
 
 
-# Name -> operation(Pillow image L or RGB, strength 0..1, generator). Signs are random where both directions exist.
+# Name -> operation(Pillow image L or RGB, strength 0..1, generator); signs are random where both directions exist.
 OPERATIONS: dict[str, Callable[[Image.Image, float, np.random.Generator], Image.Image]] = {
     "autocontrast": lambda image, strength, random: ImageOps.autocontrast(image),
     "equalize": lambda image, strength, random: ImageOps.equalize(image),
@@ -140,7 +149,7 @@ OPERATIONS: dict[str, Callable[[Image.Image, float, np.random.Generator], Image.
     ),
     "cutout": _cutout,
 }
-# The strength at which an operation that is not the stronger for a greater one does more, the greater it is.
+# Strengths for `increasing`: the larger the argument, the more these operations do.
 _INCREASING: dict[str, Callable[[float, int], float]] = {
     "posterize": lambda strength, sign: 1 - int(4 * strength) / 4,
     "solarize": lambda strength, sign: 1 - strength,

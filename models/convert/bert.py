@@ -31,8 +31,8 @@ HEADS = {
     "ForMaskedLM": "masked_lm",
     "ForNextSentencePrediction": "next_sentence",
     "ForSequenceClassification": "classification",
-    "ForTokenClassification": "tagging",
-    "ForQuestionAnswering": "span",
+    "ForTokenClassification": "token_classification",
+    "ForQuestionAnswering": "question_answering",
     "ForMultipleChoice": "choice",
     "Model": "pooler",
 }
@@ -85,7 +85,8 @@ def head(model, pooler: str, predictions: tuple[str, str, str] = PREDICTIONS, **
         rules += linear(dense, "masked_lm/dense") + norm(after, "masked_lm/norm") + [Rule(bias, "masked_lm/bias")]
     if not OUTPUTS.get(model.head, model.num_classes):
         return rules
-    return rules + linear(({"span": "qa_outputs"} | classifiers).get(model.head, "classifier"), "classifier")
+    names = {"question_answering": "qa_outputs"} | classifiers
+    return rules + linear(names.get(model.head, "classifier"), "classifier")
 
 
 def head_settings(config: dict, head: str, names, *, second: str = "", dropout: str = "classifier_dropout") -> dict:

@@ -15,7 +15,7 @@ FIELDS = bert.FIELDS | {
     "block_size": ("block_size", 64),
     "num_random_blocks": ("num_random_blocks", 3),
 }
-ARCHITECTURES = bert.architectures("BigBird", "next_sentence", "span")
+ARCHITECTURES = bert.architectures("BigBird", "next_sentence", "question_answering")
 
 
 def _rules(model):

@@ -1,6 +1,8 @@
 """The command line's help, its overrides, and the commands that print experiments and configs."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -62,3 +64,13 @@ def test_config_has_every_key(capsys):
         ]
     assert launch.main(["config", "vit_digits", "mash"]) == 1
     assert "the config has no section 'mash': its sections are " in capsys.readouterr().err
+
+
+def test_reports_are_written_without_jax(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    code = "import sys; from lineage import launch; launch.main(['report', sys.argv[1]]); print('jax' in sys.modules)"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, text=True).stdout.split() == [
+        f"{tmp_path}/report.html",
+        "False",
+    ]

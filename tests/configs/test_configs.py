@@ -1,19 +1,20 @@
 """Configs: every file builds, every key is known, the command line changes them or says why not."""
 
 import dataclasses
-import inspect
 import json
+import sys
 from pathlib import Path
 
 import jax
 import pytest
+from ml_collections import ConfigDict
 
-from lineage import data, models
-from lineage.configs import base, cli
-from lineage.configs.registry import field_types
-from lineage.tasks.objectives import OBJECTIVES
+from lineage.configs import base, cli, modules, schema
+from lineage.data import SOURCES
+from lineage.evaluation import EVALUATORS
+from lineage.models import MODELS
+from lineage.tasks import TASKS
 from lineage.train.experiment import Experiment
-from lineage.train.optimizer import OPTIMIZERS, SCHEDULES
 
 ROOT = Path(__file__).parents[2]
 FILES = list(cli.experiments().values())
@@ -27,43 +28,105 @@ def config():
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_config_loads_and_has_the_keys_of_base(path):
     config, _ = cli.load(str(path))
-    assert set(cli.keys(config)) == set(cli.keys(base.get_config(config.model.name)))
+    fresh = base.get_config(**{part: config[part].name for part in base.REGISTRIES})
+    own = {key for key in cli.keys(config) if not key.startswith("evaluators.")}
+    assert own == {key for key in cli.keys(fresh) if not key.startswith("evaluators.")}
+    assert set(fresh.evaluators) <= set(config.evaluators)
     assert config.is_locked
 
 
-@pytest.mark.parametrize("name", base.MODELS)
-def test_the_models_keys_are_the_keyword_arguments(name):
-    fields = {field.name for field in dataclasses.fields(models.MODELS[name])} - {"parent", "name"}
-    assert set(base.MODELS[name]()) == fields | {"name", "variant"}
-    assert set(base.MODELS) == set(models.MODELS)
+PARTS = [(registry, name) for registry in (*base.REGISTRIES.values(), EVALUATORS) for name in registry]
 
 
-def test_the_data_keys_are_the_keyword_arguments_with_their_defaults():
-    parameters = dict(inspect.signature(data.Options).parameters)
-    for own in ("seed", "process_index", "process_count", "workdir"):
-        parameters.pop(own)
-    assert set(base.data()) == set(parameters)
-    for key, value in base.data().items():
-        if parameters[key].default is not inspect.Parameter.empty:
-            assert value == parameters[key].default, key
+@pytest.mark.parametrize(("registry", "name"), PARTS, ids=lambda part: part if isinstance(part, str) else part.kind)
+def test_a_section_equals_the_defaults_of_its_class(registry, name):
+    """And each of its keys is documented."""
+    section, cls = schema.section(registry, name), registry[name]
+    variants = {key for variant in getattr(cls, "VARIANTS", {}).values() for key in variant}
+    own = {field.name: field for field in dataclasses.fields(cls) if field.name not in ("parent", "name")}
+    assert set(section) == {"name", *own, *(["variant"] if variants else [])}
+    for key, field in own.items():
+        if section[key] is not None and not isinstance(section[key], ConfigDict):
+            assert section[key] == schema._default(field), key
+        else:
+            assert field.default is None or key in variants | set(getattr(cls, "FROM_DATA", ())), key
+    for key in schema.keys(cls):
+        assert key.documentation, f"{cls.__name__}.{key.name} is not documented"
 
 
-def test_the_optimizer_and_objective_keys_are_keyword_arguments():
-    config = base.get_config("vit")
-    classes = [*OPTIMIZERS.values(), *SCHEDULES.values()]
-    assert set(config.optimizer) == {"name", "schedule"} | {key for cls in classes for key in field_types(cls)}
-    assert set(config.objective) - {"name"} == {
-        key for objective in OBJECTIVES.values() for key in list(inspect.signature(objective).parameters)[2:]
-    }
+OPTIONS = [(name, field.name) for name, cls in TASKS.items() for field in dataclasses.fields(cls)]
 
 
-def test_another_model_has_its_own_keys(config):
-    cli.override(config, {"model.width": 24, "model.name": "gpt", "model.depth": "7"})
-    assert set(config.model) == set(base.gpt())
-    assert (config.model.name, config.model.variant, config.model.width, config.model.depth) == ("gpt", "small", 24, 7)
+@pytest.mark.parametrize(("name", "option"), OPTIONS)
+def test_an_explicit_0_is_a_value(name, option):
+    """Every option of every task accepts 0 or False, or says that it must be above 0; none takes it for "not given"."""
+    cls = TASKS[name]
+    kind = type(schema.section(TASKS, name)[option])
+    if kind not in (int, float, bool):
+        return
+    section = schema.section(TASKS, name, **{option: kind(0)})
+    if option in ("mask_rate", "max_boxes"):
+        with pytest.raises(ValueError, match=rf"task\.{option} is 0"):
+            schema.build(TASKS, section)
+    else:
+        value = getattr(schema.build(TASKS, section), option)
+        assert (value, type(value)) == (kind(0), kind)
+    assert cls
+
+
+def test_another_part_has_its_own_keys(config):
+    """Values that were changed stay where both have the key; the order of the overrides does not matter."""
+    cli.override(config, {"model.width": 24, "model.depth": "7", "model.name": "gpt"})
+    assert set(config.model) == set(schema.section(MODELS, "gpt"))
+    assert (config.model.name, config.model.variant, config.model.width, config.model.depth) == ("gpt", None, 24, 7)
+    assert config.model.activation == "gelu_tanh"  # the class's, not the other class's default
     assert config.is_locked
     with pytest.raises(ValueError, match=r"unknown config key 'model\.patch_size'"):
         cli.override(config, {"model.patch_size": 4})
+    cli.override(config, {"task.sequence_length": "9", "task": "sequence_to_sequence", "evaluators.extra": "loss"})
+    assert (config.task.name, config.task.sequence_length, config.task.label_smoothing) == (
+        "sequence_to_sequence",
+        9,
+        0.1,
+    )
+    assert set(config.evaluators) == {"loss", "generation", "extra"}
+    cli.override(config, {"task.name": "causal_lm"})
+    assert set(config.evaluators) == {"loss", "extra"}
+    with pytest.raises(ValueError, match=r"Unknown task 'causal_ml'\. Did you mean 'causal_lm'"):
+        cli.override(config, {"task.name": "causal_ml"})
+
+
+def test_shorthands(config):
+    cli.override(config, {"source": "text:a:b.txt", "tokenizer": "x/tokenizer.json", "evaluators.knn": "knn"})
+    assert (config.source.name, config.source.path) == ("text", "a:b.txt")
+    assert (config.tokenizer.name, config.tokenizer.path) == ("file", "x/tokenizer.json")
+    assert config.evaluators.knn.count == 20
+    with pytest.raises(ValueError, match="The source 'digits' has no options: 'digits:x' must be 'digits'"):
+        cli.override(config, {"source": "digits:x"})
+
+
+def test_a_config_file_registers_its_own_parts(tmp_path):
+    """The run's config.json names the file, so that the parts are found again."""
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from dataclasses import dataclass\n"
+        "from lineage.configs import base\n"
+        "from lineage.data import SOURCES, Source\n"
+        "@SOURCES.register('own_test_source')\n"
+        "@dataclass(frozen=True)\n"
+        "class Own(Source):\n"
+        "    size: int = 3\n"
+        "def get_config():\n"
+        "    return base.get_config('vit', 'image_classification', 'own_test_source')\n"
+    )
+    config, _ = cli.load(str(path))
+    assert config.imports == (str(path),)
+    del SOURCES["own_test_source"]
+    del sys.modules[modules._module_name(path)]
+    (tmp_path / "config.json").write_text(config.to_json_best_effort())
+    again, _ = cli.load(str(tmp_path / "config.json"))
+    assert again.source.size == 3
+    del SOURCES["own_test_source"]
 
 
 def test_three_families_of_one_size():
@@ -84,8 +147,8 @@ def test_cifar10():
     for name, size in {"resnet": 11_173_962, "vit": 5_362_378}.items():
         config, _ = cli.load(f"{path}:{name},folder")
         cli.override(config, {f"model.{key}": value for key, value in known.items()})
-        cli.override(config, {"data.image_size": 32, "total_steps": 1})
-        assert config.data.source == "cifar:folder"
+        cli.override(config, {"task.image_size": 32, "total_steps": 1})
+        assert (config.source.name, config.source.path) == ("cifar", "folder")
         assert sum(leaf.size for leaf in jax.tree.leaves(Experiment(config).abstract_state.params)) == size
     with pytest.raises(ValueError, match="'swin' is not a model for CIFAR-10: it is one of vit, resnet"):
         cli.load(f"{path}:swin,folder")
@@ -93,16 +156,16 @@ def test_cifar10():
 
 def test_tagging_starts_from_the_model_of_a_run(tmp_path):
     other, _ = cli.load(str(ROOT / "configs" / "small" / "bert_stdlib.py"))
-    cli.override(other, {"model.width": 64, "data.sequence_length": 96})
+    cli.override(other, {"model.width": 64, "task.sequence_length": 96})
     (tmp_path / "config.json").write_text(other.to_json_best_effort())
     config, _ = cli.load(f"{ROOT / 'configs' / 'small' / 'bert_tagging_ud.py'}:x,{tmp_path}")
-    assert (config.model.width, config.model.max_length, config.model.head) == (64, 96, "tagging")
+    assert (config.model.width, config.model.max_length, config.task.name) == (64, 96, "token_classification")
     assert (config.init.path, config.init.skip) == (str(tmp_path), ("^classifier",))
 
 
 def test_glue():
     path = ROOT / "configs" / "paper" / "bert_glue.py"
-    assert cli.load(f"{path}:stsb")[0].objective.name == "regression"
+    assert cli.load(f"{path}:stsb")[0].task.name == "text_regression"
     assert cli.load(f"{path}:mnli")[0].model.num_classes == 3
     with pytest.raises(ValueError, match="'glue' is not a task of GLUE: it is one of cola, sst2,"):
         cli.load(f"{path}:glue")
@@ -112,49 +175,50 @@ def test_overrides_are_typed(config):
     cli.override(
         config,
         {
-            "optimizer.learning_rate": "1",
+            "schedule.learning_rate": "1",
             "model.depth": "3",
-            "data.in_memory": "true",
-            "data.mean": "[0.1]",
-            "objective.name": "causal_lm",
+            "task.in_memory": "true",
+            "task.mean": "[0.1]",
+            "task.resample": "bicubic",
             "optimizer.lr_multipliers": "(('kernel', 0.5),)",
             "model.remat": "None",
-            "data.source": "1234",
+            "wandb": "1234",
         },
     )
-    assert config.optimizer.learning_rate == 1.0
-    assert isinstance(config.optimizer.learning_rate, float)
+    assert config.schedule.learning_rate == 1.0
+    assert isinstance(config.schedule.learning_rate, float)
     assert config.model.depth == 3
-    assert config.data.in_memory is True
-    assert config.data.mean == (0.1,)
-    assert config.objective.name == "causal_lm"
+    assert config.task.in_memory is True
+    assert config.task.mean == (0.1,)
+    assert config.task.resample == "bicubic"
     assert config.optimizer.lr_multipliers == (("kernel", 0.5),)
     assert config.model.remat is None
-    assert config.data.source == "1234"
+    assert config.wandb == "1234"
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
         (
-            "optimizer.learning_rat",
+            "schedule.learning_rat",
             "1",
-            "unknown config key 'optimizer.learning_rat': did you mean 'optimizer.learning_rate'",
+            "unknown config key 'schedule.learning_rat': did you mean 'schedule.learning_rate'",
         ),
         ("learning_rate", "1", "unknown config key 'learning_rate'"),
         ("optimizer.learning_rate.x", "1", "unknown config key"),
         ("seed", "1.5", "seed is '1.5', but must be of type int."),
         ("seed", "many", "seed is 'many', but must be of type int."),
         ("model.depth", "deep", "model.depth is 'deep', but must be of type int."),
-        ("data.in_memory", "1", "data.in_memory is '1', but must be of type bool."),
-        ("optimizer.learning_rate", "fast", "optimizer.learning_rate is 'fast', but must be of type float."),
-        ("optimizer", "adamw", "'optimizer' is a section of the config, not a value"),
+        ("task.in_memory", "1", "task.in_memory is '1', but must be of type bool."),
+        ("schedule.learning_rate", "fast", "schedule.learning_rate is 'fast', but must be of type float."),
+        ("mesh", "1", "'mesh' is a section of the config, not a value"),
+        ("optimizer", "adamv", "Unknown optimizer 'adamv'. Did you mean 'adamw'?"),
         ("total_steps", "None2", "total_steps is 'None2'"),
     ],
 )
 def test_a_wrong_override_is_refused_with_a_sentence(config, key, value, message):
     before = config.to_json_best_effort()
-    with pytest.raises(ValueError, match="^" + message.replace(".", r"\.").replace("(", r"\(")):
+    with pytest.raises(ValueError, match="^" + message.replace(".", r"\.").replace("(", r"\(").replace("?", r"\?")):
         cli.override(config, {key: value})
     assert config.to_json_best_effort() == before
 
@@ -196,7 +260,7 @@ def test_a_runs_config_json_loads_as_the_config_it_was(config, tmp_path):
 def test_the_sweep_is_the_arguments():
     path = ROOT / "configs" / "small" / "vit_ablations.py"
     config, sweep = cli.load(f"{path}:pooling,folder")
-    assert config.data.source == "idx:folder"
+    assert (config.source.name, config.source.path) == ("idx", "folder")
     assert {changes["model.pooling"] for changes in sweep} == {"token", "gap"}
     with pytest.raises(ValueError, match="'depth' is not an ablation of ViT: it is one of position, pooling, size"):
         cli.load(f"{path}:depth,folder")

@@ -30,7 +30,7 @@ MODELS = [
     ("bert_squad", 108_891_648, "classifier", MIXED | {"model.vocab_size": 30_522}),
     # The paper says 151M, of words, layers and an adaptive softmax. 267,735 words, a width of 410 and 60 rows divide by
     # little: 64 rows here.
-    ("transformer_xl_wikitext103", 150_850_870, None, {"mesh.data": 4, "mesh.fsdp": 2, "data.batch_size": 64}),
+    ("transformer_xl_wikitext103", 150_850_870, None, {"mesh.data": 4, "mesh.fsdp": 2, "loader.batch_size": 64}),
     # Of 32,000 words, whose vectors of 620 divide by four; the papers say no number.
     ("seq2seq_wmt14:rnnencdec", 71_065_000, None, {"mesh.data": 2, "mesh.fsdp": 4}),
     ("seq2seq_wmt14:rnnsearch", 83_933_000, None, {"mesh.data": 2, "mesh.fsdp": 4}),
@@ -47,7 +47,7 @@ MODELS = [
     ("vit_s16_imagenet", 22_122_472, None, MIXED),
     # The paper says 22M; with another token and head, as published.
     ("deit_s_imagenet", 22_050_664, None, FSDP),
-    ("deit_s_imagenet:distilled", 22_436_432, None, FSDP | {"objective.name": "classification"}),
+    ("deit_s_imagenet:distilled", 22_436_432, None, FSDP | {"task.name": "image_classification"}),
     # facebook/vit-mae-base has 111,907,840, 197 x (768 + 512) of them tables. ViT-B's 86,567,656 have a learned one.
     ("mae_vitb16_imagenet", 111_655_680, None, MIXED),
     ("mae_vitb16_imagenet:finetune", 86_567_656 - 197 * 768, None, MIXED),
@@ -88,7 +88,7 @@ def test_paper_scale(name, parameters, uncounted, mesh):
     paths = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)}
     counted = [leaf for path, leaf in paths.items() if not (uncounted and re.search(uncounted, path))]
     assert sum(math.prod(leaf.shape) for leaf in counted) == parameters
-    batch = jax.eval_shape(lambda: experiment.zeros(config.data.batch_size))
+    batch = jax.eval_shape(lambda: experiment.zeros(config.loader.batch_size))
     lowered = jit_step(experiment).lower(state, batch)
     after, metrics = lowered.out_info
     assert [leaf.shape for leaf in jax.tree.leaves(after)] == [leaf.shape for leaf in jax.tree.leaves(state)]

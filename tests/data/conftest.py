@@ -1,9 +1,26 @@
+import dataclasses
 import io
 import os
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from lineage import data
+from lineage.data.tokenizers import TOKENIZERS, Bytes
+
+
+def load(source, task, tokenizer=None, **options):
+    """`data.load` with the options of the loader among the others; texts have bytes as tokens unless told otherwise."""
+    names = {field.name for field in dataclasses.fields(data.Loader)}
+    loader = data.Loader(**{name: value for name, value in options.items() if name in names})
+    others = {name: value for name, value in options.items() if name not in names}
+    return data.load(source, task, tokenizer or Bytes(), loader, **others)
+
+
+def train(kind, texts, special_tokens=("end_of_text",), **options):
+    """A tokenizer of a registered kind."""
+    return TOKENIZERS[kind](**options).train(texts, special_tokens)
 
 
 def png(pixels):

@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 
-from lineage import data
 from lineage.data import shuffle
+from lineage.data.content import gather
+from lineage.data.sources import TFDS, Shapes
+from lineage.data.sources.shapes import SHAPES, DrawnShapes
 from lineage.data.transforms import boxes as detection
-from tests.data.conftest import png
+from lineage.tasks.object_detection import ObjectDetection
+from tests.data.conftest import load, png
 
 
 def blocks(seed):
@@ -73,7 +76,7 @@ def test_what_is_random_happens_as_often_and_as_much_as_it_should():
 
 def test_a_batch_is_in_frames_and_relative():
     examples = [blocks(seed) for seed in range(6)]
-    batch = detection.gather(examples) | {"mask": np.arange(6) < 5}
+    batch = gather(examples) | {"mask": np.arange(6) < 5}
     keys = shuffle.keys(np.arange(6), 0)
     make = detection.Transform([detection.Resize(64, 64, 64)], 64, 4, (0.5,), (0.25,), training=False)
     out = make(batch, keys)
@@ -97,7 +100,7 @@ def test_a_batch_is_in_frames_and_relative():
 
 def test_what_training_and_evaluation_do_with_crowds_and_many_objects():
     example = blocks(0) | {"crowd": np.array([False, True, False])}
-    batch, keys = detection.gather([example]) | {"mask": np.ones(1, bool)}, shuffle.keys(np.arange(1), 0)
+    batch, keys = gather([example]) | {"mask": np.ones(1, bool)}, shuffle.keys(np.arange(1), 0)
     make = lambda most, training: detection.Transform([], 96, most, (0.5,), (0.5,), training)(batch, keys)  # noqa: E731
     seen = make(3, False)
     assert seen["boxes_mask"].tolist() == [[True, False, True]]
@@ -107,19 +110,19 @@ def test_what_training_and_evaluation_do_with_crowds_and_many_objects():
     assert "crowd" not in seen
     seen = make(1, True)
     assert seen["classes"][seen["boxes_mask"]].tolist() == [0]
-    with pytest.raises(ValueError, match="an image has 3 objects: max_boxes=2 must be at least that"):
+    with pytest.raises(ValueError, match=r"task.max_boxes is 2: an image has 3 objects"):
         make(2, False)
-    with pytest.raises(ValueError, match="does not fit in image_size=32"):
+    with pytest.raises(ValueError, match=r"does not fit in task.image_size, which is 32"):
         detection.Transform([], 32, 3, (0.5,), (0.5,), True)(batch, keys)
 
 
 def test_shapes_are_functions_of_their_place():
-    train, test = detection.Shapes("train"), detection.Shapes("test")
+    train, test = DrawnShapes("train"), DrawnShapes("test")
     first = train[7]
     for name, value in train[7].items():
         np.testing.assert_array_equal(value, first[name])
         np.testing.assert_array_equal(train.take(np.array([3, 7]))[name][1], value)
-    others = [train[8], test[7], detection.Shapes("train", seed=1)[7]]
+    others = [train[8], test[7], DrawnShapes("train", seed=1)[7]]
     assert all(other["image"].tobytes() != first["image"].tobytes() for other in others)
     counts = np.array([len(train[i]["boxes"]) for i in range(300)])
     assert 1 <= counts.min() < counts.max() <= 6
@@ -136,7 +139,7 @@ def test_shapes_are_functions_of_their_place():
 
 def test_boxes_of_shapes_are_those_of_their_pixels():
     """Alone on its ground, a shape is all that is far from the ground's colour."""
-    source, seen = detection.Shapes("train"), set()
+    source, seen = DrawnShapes("train"), set()
     for index in range(200):
         example = source[index]
         if len(example["boxes"]) > 1:
@@ -156,24 +159,27 @@ def test_boxes_of_shapes_are_those_of_their_pixels():
 
 
 def test_load():
-    loaded = data.load("shapes", batch_size=4, max_boxes=6, augment="flip", image_size=32)
-    assert loaded.info["kind"] == "detection"
-    assert loaded.info["class_names"] == list(detection.SHAPES)
+    task = ObjectDetection(max_boxes=6, augment="flip", image_size=32)
+    loaded = load(Shapes(image_size=32), task, batch_size=4)
+    assert loaded.facts.class_names == tuple(SHAPES)
+    assert loaded.facts.num_classes == 4
+    assert loaded.facts.image_size == (32, 32)
     batch = loaded.train[0]
     assert batch["image"].shape == (4, 32, 32, 3)
     assert "crowd" not in batch
     assert loaded.splits["test"][0]["crowd"].shape == (4, 6)
     with pytest.raises(ValueError, match="is not one of flip, crop"):
-        data.load("shapes", batch_size=4, augment="shift(1)")
+        load(Shapes(), ObjectDetection(augment="shift(1)"))
     with pytest.raises(ValueError, match="needs 0 < low <= 24/25 high"):
-        data.load("shapes", batch_size=4, augment="crop(9, 3)")
-    for wrong in ({"mean": (0.5, 0.5)}, {"std": (0.0,)}):
-        with pytest.raises(ValueError, match="need 1 or 3 numbers each, and std above 0"):
-            data.load("shapes", batch_size=4, **wrong)
+        load(Shapes(), ObjectDetection(augment="crop(9, 3)"))
+    with pytest.raises(ValueError, match="need 1 or 3 numbers each"):
+        load(Shapes(), ObjectDetection(mean=(0.5, 0.5)))
+    with pytest.raises(ValueError, match=r"task.std is .* above 0"):
+        load(Shapes(), ObjectDetection(std=(0.0,)))
 
 
 def test_shapes_too_small_for_a_pixel_are_left_out():
-    found = [detection.Shapes("test", size=4)[index]["boxes"] for index in range(100)]
+    found = [DrawnShapes("test", size=4)[index]["boxes"] for index in range(100)]
     assert {boxes.shape[1] for boxes in found} == {4}
     assert min(map(len, found)) == 0
     assert all((boxes[:, 2:] > boxes[:, :2]).all() for boxes in found)
@@ -197,9 +203,9 @@ def test_coco_of_tfds(prepare, tmp_path):
         for image, found in zip(images, boxes)
     ]
     prepare(tmp_path, "coco", features, {"train": examples, "validation": examples})
-    options = {"task": "detection", "data_dir": str(tmp_path), "image_size": 40, "shorter_side": 20, "max_boxes": 2}
-    loaded = data.load("tfds:coco", batch_size=2, **options)
-    assert loaded.info["class_names"] == ["cat", "dog"]
+    task = ObjectDetection(image_size=40, shorter_side=20, max_boxes=2)
+    loaded = load(TFDS("coco", str(tmp_path)), task, batch_size=2)
+    assert loaded.facts.class_names == ("cat", "dog")
     batch = loaded.splits["validation"][0]
     np.testing.assert_allclose(batch["boxes"][0], [[0.4, 0.3, 0.4, 0.4], [0.5, 0.5, 1, 1]], atol=1e-6)
     assert batch["boxes_mask"].tolist() == [[True, False], [False, False]]
@@ -213,4 +219,4 @@ def test_coco_of_tfds(prepare, tmp_path):
         {"train": [{"image": png(images[0])}]},
     )
     with pytest.raises(ValueError, match="has no feature 'objects'"):
-        data.load("tfds:plain", batch_size=2, **options)
+        load(TFDS("plain", str(tmp_path)), task, batch_size=2)

@@ -3,11 +3,14 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from lineage.data.sources import images
+from lineage.data.examples.images import in_memory
+from lineage.data.sources import Digits, Folder
+from lineage.data.transforms.pillow import decode, stack
 
 
 def test_digits():
-    splits = images.digits()
+    splits, names = Digits().images()
+    assert names == list("0123456789")
     train, test = splits["train"], splits["test"]
     assert (len(train), len(test)) == (1438, 359)
     assert train.take(np.arange(3))["image"].shape == (3, 8, 8, 1)
@@ -40,14 +43,14 @@ def folder(tmp_path):
 
 
 def test_folders(folder):
-    splits, names = images.folders(str(folder))
+    splits, names = Folder(str(folder)).images()
     assert names == ["cat", "dog"]
     assert {name: len(part) for name, part in splits.items()} == {"train": 6, "test": 2}
     batch = splits["train"].take(np.array([1, 5]))
     assert batch["label"].tolist() == [0, 1]
     assert [int(image.mean()) for image in batch["image"]] == [1, 12]
     assert splits["train"][5]["image"].shape == (4, 5, 3)
-    memory = images.in_memory(splits["train"])
+    memory = in_memory(splits["train"])
     np.testing.assert_array_equal(memory.take(np.array([1, 5]))["image"], np.stack(batch["image"]))
     assert memory[5]["label"] == 1
 
@@ -55,35 +58,35 @@ def test_folders(folder):
 def test_grey_folders(tmp_path):
     write(tmp_path / "train" / "a" / "1.png", np.zeros((3, 3), np.uint8))
     write(tmp_path / "train" / "a" / "2.png", np.full((3, 3, 3), 7, np.uint8))
-    batch = images.folders(str(tmp_path))[0]["train"].take(np.arange(2))
+    batch = Folder(str(tmp_path)).images().splits["train"].take(np.arange(2))
     assert [image.shape for image in batch["image"]] == [(3, 3, 1)] * 2
     assert batch["image"][1].max() == 7
 
 
 def test_folder_errors(folder, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"there is no folder .*/train: images are read from"):
-        images.folders(str(tmp_path / "cat"))
+    with pytest.raises(FileNotFoundError, match=r"There is no folder .*/train: images are read from"):
+        Folder(str(tmp_path / "cat")).images()
     (folder / "test" / "horse").mkdir()
     with pytest.raises(ValueError, match="has the class 'horse', which"):
-        images.folders(str(folder))
+        Folder(str(folder)).images()
     (folder / "test" / "horse").rmdir()
     (folder / "train" / "cat" / "0.png").write_bytes(b"torn")
     with pytest.raises(ValueError, match=r"0\.png cannot be read as an image"):
-        images.decode(folder / "train" / "cat" / "0.png", 3)
+        decode(folder / "train" / "cat" / "0.png", 3)
 
 
 def test_hidden_folders_are_no_classes(folder):
     (folder / "train" / ".checkpoints").mkdir()
     (folder / "test" / ".checkpoints").mkdir()
-    assert images.folders(str(folder))[1] == ["cat", "dog"]
+    assert Folder(str(folder)).images().class_names == ["cat", "dog"]
 
 
 def test_pixels_of_16_bits_are_refused(tmp_path):
     Image.fromarray(np.full((4, 5), 1000, np.uint16)).save(tmp_path / "a.png")
     with pytest.raises(ValueError, match="its pixels are I;16, not of 8 bits"):
-        images.decode(tmp_path / "a.png", 1)
+        decode(tmp_path / "a.png", 1)
 
 
 def test_sizes_differ():
-    with pytest.raises(ValueError, match=r"images differ in size, such as \(2, 2, 1\) and \(3, 2, 1\): image_size"):
-        images.stack([np.zeros((2, 2, 1)), np.zeros((3, 2, 1))])
+    with pytest.raises(ValueError, match=r"Images differ in size, such as \(2, 2, 1\) and \(3, 2, 1\): .*image_size"):
+        stack([np.zeros((2, 2, 1)), np.zeros((3, 2, 1))])

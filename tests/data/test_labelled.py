@@ -8,16 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lineage import data
-from lineage.data import tokenizers
+from lineage.configs import schema
+from lineage.data import LabelledTexts
 from lineage.data.examples import encoded, labelled_texts
+from lineage.data.sources import Labels
+from lineage.data.sources.labels import read
+from lineage.data.tokenizers import TokenizerFile, Words
+from lineage.tasks import TASKS
+from lineage.tasks.text_classification import TextClassification
+from lineage.tasks.text_regression import TextRegression
+from tests.data.conftest import load, train
 
 WORDS = [f"w{i}" for i in range(40)]
-CODER = tokenizers.train("words", [" ".join(WORDS) + " . the"], special=encoded.ROLES)
+CODER = train("words", [" ".join(WORDS) + " . the"], encoded.ROLES)
 
 
 def fit(rule, length=8, stride=0, texts=(("w0",),)):
-    made = labelled_texts.Fit(rule, CODER, length, stride, labelled_texts.Labelled(list(texts), ["a"] * len(texts)))
+    made = labelled_texts.Fit(rule, CODER, length, stride, LabelledTexts(list(texts), ["a"] * len(texts)))
     return lambda row: made(row, tuple(CODER.encode_batch(row)))
 
 
@@ -35,13 +42,12 @@ def test_every_layout_of_files_gives_the_same_texts(layout, zipped, second, tmp_
     lines = ["\t".join(row) if layout == "tsv" else json.dumps(dict(zip(keys, row))) for row in rows]
     path = tmp_path / f"a.{layout}{'.gz' if zipped else ''}"
     (gzip.open if zipped else open)(path, "wt", encoding="utf-8").write("\n".join(lines) + "\n")
-    part = labelled_texts.read(str(path))
+    part = read(str(path))
     assert list(part.texts) == [row[:-1] for row in rows]
     assert list(part.labels) == ["yes", "no", "yes"]
-    loaded = data.load(
-        f"labels:{path}", batch_size=3, validation_split=str(path), tokenizer="bytes", sequence_length=20
-    )
-    assert loaded.info["class_names"] == ["no", "yes"]
+    task = TextClassification(sequence_length=20)
+    loaded = load(Labels(str(path), validation_path=str(path)), task, batch_size=3)
+    assert loaded.facts.class_names == ("no", "yes")
     (batch,) = loaded.splits["validation"]
     assert batch["label"].tolist() == [1, 0, 1]
     coder = loaded.tokenizer
@@ -59,18 +65,18 @@ def test_every_layout_of_files_gives_the_same_texts(layout, zipped, second, tmp_
 
 
 def test_classes_that_are_numbers_are_in_their_order():
-    part = labelled_texts.Labelled([("a",)] * 3, ["10", "9", "x"])
+    part = LabelledTexts([("a",)] * 3, ["10", "9", "x"])
     assert labelled_texts.names({"train": part}) == ["9", "10", "x"]
-    with pytest.raises(ValueError, match="the label 'y' of the test split is not one of 9, 10, x"):
-        labelled_texts.names({"train": part, "test": labelled_texts.Labelled([("a",)], ["y"])})
+    with pytest.raises(ValueError, match="The label 'y' of the test split is not one of 9, 10, x"):
+        labelled_texts.names({"train": part, "test": LabelledTexts([("a",)], ["y"])})
 
 
 def test_numbers(tmp_path):
     (tmp_path / "a.tsv").write_text("a\tb\t1.5\nc\td\t-0.25\n")
-    loaded = data.load(f"labels:{tmp_path}/a.tsv", batch_size=2, task="regression", sequence_length=8)
+    loaded = load(Labels(f"{tmp_path}/a.tsv"), TextRegression(sequence_length=8), batch_size=2)
     assert sorted(loaded.train[0]["label"].tolist()) == [-0.25, 1.5]
     assert loaded.train[0]["label"].dtype == np.float32
-    assert loaded.info["num_classes"] == 1
+    assert loaded.facts.num_classes == 1
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 30))
@@ -121,57 +127,60 @@ def test_key_sentences_are_those_of_the_texts_own_words():
 
 def test_rows_of_one_text_have_its_label(tmp_path):
     (tmp_path / "a.tsv").write_text(f"{' '.join(WORDS[:10])}\tyes\nw1\tno\n{' '.join(WORDS[:7])}\tno\n")
-    loaded = data.load(
-        f"labels:{tmp_path}/a.tsv",
-        batch_size=4,
-        validation_split=f"{tmp_path}/a.tsv",
-        tokenizer="words",
-        sequence_length=8,
-        long_text="segments",
-        stride=2,
-    )
+    source = Labels(f"{tmp_path}/a.tsv", validation_path=f"{tmp_path}/a.tsv")
+    loaded = load(source, TextClassification(sequence_length=8, long_text="segments", stride=2), Words(), batch_size=4)
     source = loaded.splits["validation"].source
     assert source.origins.tolist() == [0, 0, 0, 1, 2, 2]
     assert source.per_row["label"].tolist() == [1, 1, 1, 0, 0, 0]
-    assert loaded.info["examples"]["validation"] == 6
+    assert loaded.facts.examples["validation"] == 6
 
 
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
         ("a\n", {}, r"line 1 has 1 columns: it must have one or two texts and a label"),
-        ("a\tyes\na\tb\tno\n", {}, "some texts alone and some in pairs"),
-        ("a\tyes\n", {"task": "regression"}, "must be numbers: .*'yes'"),
-        ("a\t1\nb\tnan\n", {"task": "regression"}, "must be finite: one of the train split is not"),
-        ("a\tyes\n", {"long_text": "middle"}, "long_text='middle' must be one of head, tail"),
-        ("a\tb\tyes\n", {"long_text": "segments"}, "long_text='segments' is for texts alone, not for pairs"),
-        ("a\tyes\n", {"long_text": "segments", "stride": 7}, r"stride=7 must be from 0 \(no overlap\) to 6"),
-        ("a\tyes\n", {"sequence_length": 3}, "sequence_length=3 must be at least 4"),
-        ("\n", {}, "the data set is empty"),
-        ("a\tyes\n", {"mask_rate": 0.5}, "mask_rate=0.5 has no meaning"),
+        ("a\tyes\na\tb\tno\n", {}, "some single texts and some pairs"),
+        ("a\tyes\n", {"name": "text_regression"}, "must be numbers: .*'yes'"),
+        ("a\t1\nb\tnan\n", {"name": "text_regression"}, "must be finite: one of the train split is not"),
+        ("a\tyes\n", {"long_text": "middle"}, "Unknown long_text 'middle'. Available: head, tail"),
+        (
+            "a\tb\tyes\n",
+            {"long_text": "segments"},
+            "'segments', which applies to single texts, not to pairs",
+        ),
+        (
+            "a\tyes\n",
+            {"long_text": "segments", "stride": 7},
+            r"stride is 7: it must be from 0 \(no overlap\) to 6",
+        ),
+        ("a\tyes\n", {"sequence_length": 3}, "task.sequence_length is 3: it must be at least 4"),
+        ("\n", {}, "The data set is empty"),
+        ("a\tyes\n", {"mask_rate": 0.5}, "TextClassification has no key 'mask_rate'"),
     ],
 )
 def test_errors(content, options, message, tmp_path):
     (tmp_path / "a.tsv").write_text(content + ("b c d e f g h i\tyes\n" if options.get("stride") else ""))
+    options = {"name": "text_classification", "sequence_length": 8} | options
     with pytest.raises(ValueError, match=message):
-        data.load(f"labels:{tmp_path}/a.tsv", **{"batch_size": 1, "sequence_length": 8} | options)
+        load(Labels(f"{tmp_path}/a.tsv"), schema.build(TASKS, schema.section(TASKS, **options)))
     with pytest.raises(ValueError, match=r"must be a \.tsv or \.jsonl file"):
-        labelled_texts.read("a.csv")
+        read("a.csv")
     for content in ('{"text": "a"}\n', '{"text": "a", "label": null}\n'):
         (tmp_path / "a.jsonl").write_text(content)
         with pytest.raises(ValueError, match="line 1 must be a JSON object with `text` and `label`"):
-            labelled_texts.read(f"{tmp_path}/a.jsonl")
+            read(f"{tmp_path}/a.jsonl")
 
 
 def test_a_tokenizer_without_the_tokens(tmp_path):
-    tokenizers.train("bytes", []).save(tmp_path)
+    train("bytes", []).save(tmp_path)
     (tmp_path / "a.tsv").write_text("a\tyes\n")
-    with pytest.raises(ValueError, match="task='classification' needs cls, sep, pad, mask in tokenizer="):
-        data.load(f"labels:{tmp_path}/a.tsv", batch_size=1, sequence_length=8, tokenizer=f"{tmp_path}/tokenizer.json")
+    tokenizer = TokenizerFile(f"{tmp_path}/tokenizer.json")
+    with pytest.raises(ValueError, match=r"special tokens cls, sep, pad, mask, which .*tokenizer.json.* does not have"):
+        load(Labels(f"{tmp_path}/a.tsv"), TextClassification(sequence_length=8), tokenizer)
 
 
 def test_rows_of_one_text_and_of_two(tmp_path):
     (tmp_path / "a.tsv").write_text("one\tyes\n")
     (tmp_path / "b.tsv").write_text("one\ttwo\tyes\n")
-    with pytest.raises(ValueError, match="has rows of 1 and of 2 texts: give all as many"):
-        data.load(f"labels:{tmp_path}/a.tsv", validation_split=f"{tmp_path}/b.tsv", sequence_length=16, batch_size=1)
+    with pytest.raises(ValueError, match="rows of 1 and of 2 texts: all must have as many"):
+        load(Labels(f"{tmp_path}/a.tsv", f"{tmp_path}/b.tsv"), TextClassification(sequence_length=16))

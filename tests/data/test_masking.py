@@ -1,12 +1,18 @@
 import numpy as np
 import pytest
 
-from lineage import data
-from lineage.data import shuffle, tokenizers
+from lineage.configs import schema
+from lineage.data import shuffle
 from lineage.data.examples.masking import PATTERNS, MaskPatches, MaskTokens
+from lineage.data.sources import Digits, Text
+from lineage.data.tokenizers import Words
+from lineage.tasks import TASKS
+from lineage.tasks.masked_autoencoding import MaskedAutoencoding
+from lineage.tasks.masked_lm import MaskedLM
+from tests.data.conftest import load, train
 
 WORDS = [f"w{i}" for i in range(50)]
-CODER = tokenizers.train("words", [" ".join(WORDS)], special=("end_of_text", "mask"))
+CODER = train("words", [" ".join(WORDS)], ("end_of_text", "mask"))
 END, MASK = CODER.end_of_text, CODER.mask
 
 
@@ -67,10 +73,10 @@ def test_shares_of_mask_random_and_unchanged():
 
 PIECES = ["one", "two ", "three words", "a", "rewritten", "unwritten"]
 SUBWORDS = {
-    "wordpiece": tokenizers.train("wordpiece", [" ".join(PIECES)], 30, ("mask", "sep")),
-    "unigram": tokenizers.train("unigram", [" ".join(PIECES * 3)], 32, ("mask", "end_of_text")),
-    "bpe": tokenizers.train("bpe", [" ".join(PIECES)], 270, ("mask", "end_of_text")),
-    "bpe_words": tokenizers.train("bpe_words", [" ".join(PIECES)], 30, ("mask", "end_of_text")),
+    "wordpiece": train("wordpiece", [" ".join(PIECES)], ("mask", "sep"), vocab_size=30),
+    "unigram": train("unigram", [" ".join(PIECES * 3)], ("mask", "end_of_text"), vocab_size=32),
+    "bpe": train("bpe", [" ".join(PIECES)], ("mask", "end_of_text"), vocab_size=270),
+    "bpe_words": train("bpe_words", [" ".join(PIECES)], ("mask", "end_of_text"), vocab_size=30),
 }
 
 
@@ -119,16 +125,8 @@ def test_whole_words(kind):
 
 def test_training_draws_anew_in_each_epoch_and_evaluation_does_not(tmp_path):
     (tmp_path / "a.txt").write_text(" ".join(WORDS * 20))
-    loaded = data.load(
-        f"text:{tmp_path}/a.txt",
-        task="masked_tokens",
-        tokenizer="words",
-        sequence_length=10,
-        mask_rate=0.2,
-        batch_size=90,
-        seed=1,
-    )
-    assert loaded.info["kind"] == "masked text"
+    task = MaskedLM(sequence_length=10, mask_rate=0.2)
+    loaded = load(Text(f"{tmp_path}/a.txt"), task, Words(), batch_size=90, seed=1)
     assert loaded.tokenizer.special.sum() == 6
     first, second = loaded.train[0], loaded.train[1]
     assert first["targets"].shape == (90, 2)
@@ -141,10 +139,10 @@ def test_training_draws_anew_in_each_epoch_and_evaluation_does_not(tmp_path):
 
 
 def test_what_cannot_be_masked():
-    with pytest.raises(ValueError, match=r"mask_rate=1\.5 must be between 0 and 1"):
+    with pytest.raises(ValueError, match=r"task.mask_rate is 1\.5: it must be between 0 and 1"):
         MaskTokens(1.5, CODER)
-    with pytest.raises(ValueError, match="mask_rate needs a tokenizer with a mask"):
-        MaskTokens(0.15, tokenizers.train("bytes", []))
+    with pytest.raises(ValueError, match="needs a tokenizer with a mask token"):
+        MaskTokens(0.15, train("bytes", []))
 
 
 def patches(kind="random", rate=0.75, rows=6, columns=8, count=50, seed=0):
@@ -183,21 +181,14 @@ def test_a_grid_shows_one_patch_of_each_four():
 
 @pytest.mark.parametrize("size", [7, 64])
 def test_an_evaluation_hides_the_same_patches_whatever_the_batch(size):
-    options = {
-        "task": "masked_images",
-        "batch_size": 8,
-        "mask_rate": 0.75,
-        "patch_size": 2,
-        "evaluation_batch_size": size,
-    }
-    loaded = data.load("digits", **options)
+    task = MaskedAutoencoding(mask_rate=0.75, patch_size=2)
+    loaded = load(Digits(), task, batch_size=8, evaluation_batch_size=size)
     test = loaded.splits["test"]
     noise = np.concatenate([batch["noise"] for batch in test])[:100]
     keys = shuffle.keys(np.arange(100), 0)
     expected = MaskPatches(lambda batch, keys: batch, 2, 0.75)({"image": np.zeros((100, 8, 8, 1))}, keys)["noise"]
     np.testing.assert_array_equal(noise, expected)
     assert noise.dtype == np.int32
-    assert loaded.info["kind"] == "masked images"
     # In training, an image has another mask in each epoch.
     epoch = loaded.train.examples_per_epoch
     first = [loaded.train[step] for step in range(2 * epoch // 8 + 1)]
@@ -210,13 +201,29 @@ def test_an_evaluation_hides_the_same_patches_whatever_the_batch(size):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mask_rate": 1.0}, "mask_rate=1.0 must be between 0 and 1"),
-        ({"masking": "stripes"}, "masking='stripes' must be one of random, block, grid"),
-        ({"patch_size": 0}, "masked images need a patch_size"),
-        ({"task": "images"}, "mask_rate=0.5 has no meaning for source='digits', which is read for task='images'"),
+        ({"rate": 1.0}, "task.mask_rate is 1.0: it must be between 0 and 1"),
+        ({"kind": "stripes"}, "task.masking is 'stripes': it must be one of random, block, grid"),
+        ({"patch_size": 0}, "Masked images need a patch size"),
     ],
 )
 def test_errors_of_masked_images(changes, message):
-    options = {"task": "masked_images", "batch_size": 8, "mask_rate": 0.5, "patch_size": 2}
     with pytest.raises(ValueError, match=message):
-        data.load("digits", **options | changes)
+        MaskPatches(**{"images": lambda batch, keys: batch, "patch_size": 2, "rate": 0.5} | changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("masked_autoencoding", {"mask_rate": 1.0}, "task.mask_rate is 1.0: it must be between 0 and 1"),
+        (
+            "masked_autoencoding",
+            {"masking": "stripes"},
+            "Unknown masking 'stripes'. Available: random, block, grid",
+        ),
+        ("masked_autoencoding", {"patch_size": 0}, "task.patch_size is 0: it must be 1 or more"),
+        ("image_classification", {"mask_rate": 0.5}, "ImageClassification has no key 'mask_rate'"),
+    ],
+)
+def test_errors_of_the_section_of_masked_images(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        schema.build(TASKS, schema.section(TASKS, name, **options))

@@ -3,9 +3,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lineage import data
-from lineage.data import shuffle, tokenizers
+from lineage.data import shuffle
 from lineage.data.examples import denoising
+from lineage.data.sources import Text
+from lineage.data.tokenizers import BPE
+from lineage.tasks.denoising import Denoising
+from tests.data.conftest import load, train
 
 MASK = -1
 ROWS = st.integers(1, 120).map(lambda n: np.arange(n))
@@ -97,8 +100,8 @@ TEXT = "First. Second! Third? fourth\nfifth 5.6 " * 60
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "words"])
 def test_steps_one_after_the_other(kind):
-    sizes = {"bpe": 400, "unigram": 30, "wordpiece": 60}
-    coder = tokenizers.train(kind, [TEXT], sizes.get(kind, 0), ("pad", "end_of_text", "mask"))
+    sizes = {"bpe": 400, "unigram": 30, "wordpiece": 60, "words": 0}
+    coder = train(kind, [TEXT], ("pad", "end_of_text", "mask"), vocab_size=sizes[kind])
     ids = coder.encode(TEXT)[:60]
     permute, mask = denoising.parse("permute_sentences | mask(0.5)", coder)
     new = permute(ids, random())
@@ -110,13 +113,14 @@ def test_steps_one_after_the_other(kind):
 
 def test_load(tmp_path):
     (tmp_path / "a.txt").write_text(TEXT)
-    options = {"task": "denoising", "sequence_length": 33, "batch_size": 4, "tokenizer": "bpe", "vocab_size": 300}
-    loaded = data.load(f"text:{tmp_path}/a.txt", noise="permute_sentences | infill(0.3, 3)", **options)
+    source, tokenizer = Text(f"{tmp_path}/a.txt"), BPE(300)
+    task = Denoising(sequence_length=33, noise="permute_sentences | infill(0.3, 3)")
+    loaded = load(source, task, tokenizer, batch_size=4)
     coder, batch = loaded.tokenizer, loaded.train[0]
     assert {name: value.shape for name, value in batch.items()} == dict.fromkeys(
         ("inputs", "inputs_mask", "tokens", "targets", "mask"), (4, 33)
     )
-    assert loaded.info["start"] == coder.end_of_text
+    assert loaded.facts.start_token == coder.end_of_text
     for row in range(4):
         targets = batch["targets"][row][batch["mask"][row]]
         assert coder.decode(targets[:-1]) in TEXT
@@ -129,14 +133,15 @@ def test_load(tmp_path):
     assert (loaded.train[1]["inputs"] != batch["inputs"]).any()
     last = list(loaded.splits["validation"])[-1]
     assert last["mask"].any(axis=1).sum() < 4
-    every = data.load(f"text:{tmp_path}/a.txt", noise="delete(0.9) | mask(0.2) | rotate | infill(0.5)", **options)
+    task = Denoising(sequence_length=33, noise="delete(0.9) | mask(0.2) | rotate | infill(0.5)")
+    every = load(source, task, tokenizer, batch_size=4)
     assert every.train[0]["inputs_mask"].any(axis=1).all()
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "noise='': there must be some, such as infill"),
+        ("", "task.noise is '': it must name a function, such as infill"),
         ("masks(0.1)", r"'masks\(0.1\)' is not one of mask\(rate\), delete\(rate\), infill\(rate, mean\), permute"),
         ("mask", "'mask' is not one of"),
         ("infill(1.5)", "rates must be between 0 and 1"),
@@ -145,11 +150,11 @@ def test_load(tmp_path):
 )
 def test_errors(text, message):
     with pytest.raises(ValueError, match=message):
-        denoising.parse(text, tokenizers.train("bytes", [], special=("mask",)))
+        denoising.parse(text, train("bytes", [], ("mask",)))
 
 
 def test_the_keys_alone_decide(tmp_path):
-    coder = tokenizers.train("bytes", [], special=("end_of_text", "mask"))
+    coder = train("bytes", [], ("end_of_text", "mask"))
     add = denoising.AddNoise(denoising.parse("infill(0.3) | rotate", coder), 21, coder.end_of_text)
     tokens = np.tile(np.arange(20, dtype=np.int32), (3, 1))
     batch, keys = {"tokens": tokens, "mask": np.ones(tokens.shape, bool)}, shuffle.keys(np.arange(3), 0)

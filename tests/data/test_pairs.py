@@ -4,17 +4,23 @@ import json
 import numpy as np
 import pytest
 
-from lineage import data
-from lineage.data import tokenizers
+from lineage.configs import schema
 from lineage.data.examples import pairs
 from lineage.data.loader import TrainBatches
+from lineage.data.sources import Dates, Labels, Pairs
+from lineage.data.sources.pairs import read
+from lineage.data.tokenizers import Characters
+from lineage.tasks import TASKS
+from lineage.tasks.conditional_lm import ConditionalLM
+from lineage.tasks.sequence_to_sequence import SequenceToSequence
+from tests.data.conftest import load, train
 
 LEFT, RIGHT = ["ein Haus", "zwei", "drei Bäume im Wald"], ["a house", "two", "three trees"]
 
 
 @pytest.fixture
 def coder():
-    return tokenizers.train("characters", LEFT + RIGHT)
+    return train("characters", LEFT + RIGHT)
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -34,7 +40,7 @@ def test_every_layout_of_files_gives_the_same_pairs(layout, zipped, tmp_path):
         path = write("a.tsv", [f"{left}\t{right}" for left, right in zip(LEFT, RIGHT)])
     else:
         path = write("a.jsonl", [json.dumps({"input": left, "target": right}) for left, right in zip(LEFT, RIGHT)])
-    assert pairs.read(path) == (LEFT, RIGHT)
+    assert read(path) == (LEFT, RIGHT)
 
 
 def test_tokens_are_the_targets_one_place_later(coder):
@@ -64,7 +70,7 @@ def test_long_pairs_are_dropped_or_cut_and_the_reference_stays_whole(coder):
 
 
 def test_cldr_has_every_day_once_and_reads_as_babel_writes():
-    splits = pairs.cldr()
+    splits = Dates().pairs()
     days = [day for _, targets in splits.values() for day in targets]
     assert len(days) == len(set(days)) == 36_525
     sizes = {name: len(targets) for name, (_, targets) in splits.items()}
@@ -73,38 +79,43 @@ def test_cldr_has_every_day_once_and_reads_as_babel_writes():
     found = dict(zip(*(splits["test"])))
     assert found["19 gennaio 1950"] == "1950-01-19"
     assert found["May 19, 1950"] == "1950-05-19"
-    assert pairs.cldr() == splits
+    assert Dates().pairs() == splits
 
 
 def test_load(tmp_path):
     (tmp_path / "a.tsv").write_text("".join(f"{left}\t{right}\n" for left, right in zip(LEFT, RIGHT)))
     (tmp_path / "b.tsv").write_text("Haus\thouse\n")
-    source = {"source": f"pairs:{tmp_path}/a.tsv", "test_split": f"{tmp_path}/b.tsv", "tokenizer": "characters"}
-    loaded = data.load(**source, sequence_length=20, batch_size=2)
-    assert loaded.info["examples"] == {"train": 3, "test": 1}
-    assert loaded.info["kind"] == "pairs"
+    source = Pairs(f"{tmp_path}/a.tsv", test_path=f"{tmp_path}/b.tsv")
+    assert source.files() == [f"{tmp_path}/a.tsv", f"{tmp_path}/b.tsv"]
+    loaded = load(source, SequenceToSequence(sequence_length=20), Characters(), batch_size=2)
+    assert loaded.facts.examples == {"train": 3, "test": 1}
     assert loaded.train[0]["inputs"].shape == (2, 20)
     batch = loaded.splits["test"][0]
     assert batch["mask"].any(axis=1).tolist() == [True, False]
-    with pytest.raises(ValueError, match=r"image_size=8 has no meaning for source=.*, which is read for task='pairs'"):
-        data.load(**source, sequence_length=20, batch_size=2, image_size=8)
-    with pytest.raises(ValueError, match=r"no pair of 3 fits sequence_length=3"):
-        data.load(**source, sequence_length=3, batch_size=2)
-    with pytest.raises(ValueError, match=r"sequence_length=0: pairs need at least 2"):
-        data.load(**source, batch_size=2)
+    with pytest.raises(ValueError, match="SequenceToSequence has no key 'image_size'"):
+        schema.section(TASKS, "sequence_to_sequence", image_size=8)
+    with pytest.raises(ValueError, match=r"None of 3 pairs fits task.sequence_length, which is 3"):
+        load(source, SequenceToSequence(sequence_length=3), Characters())
+    with pytest.raises(ValueError, match=r"task.sequence_length is 0: pairs need at least 2"):
+        load(source, SequenceToSequence(), Characters())
+
+
+def test_the_files_of_parallel_texts():
+    assert Pairs("a.en,a.de", "b.en,b.de").files() == ["a.en", "a.de", "b.en", "b.de"]
 
 
 def test_what_outputs_begin_with(tmp_path):
     (tmp_path / "a.tsv").write_text("".join(f"{left}\t{right}\n" for left, right in zip(LEFT, RIGHT)))
-    source = {"source": f"pairs:{tmp_path}/a.tsv", "tokenizer": "characters", "sequence_length": 20, "batch_size": 3}
+    source = Pairs(f"{tmp_path}/a.tsv")
     for role in ("end_of_text", "pad"):
-        loaded = data.load(**source, start_token=role)
-        assert loaded.info["start"] == getattr(loaded.tokenizer, role) is not None
-        assert (loaded.train[0]["tokens"][:, 0] == loaded.info["start"]).all()
+        task = SequenceToSequence(sequence_length=20, start_token=role)
+        loaded = load(source, task, Characters(), batch_size=3)
+        assert loaded.facts.start_token == getattr(loaded.tokenizer, role) is not None
+        assert (loaded.train[0]["tokens"][:, 0] == loaded.facts.start_token).all()
         targets, mask = loaded.train[0]["targets"], loaded.train[0]["mask"]
         assert {row[real][-1] for row, real in zip(targets, mask)} == {loaded.tokenizer.end_of_text}
-    with pytest.raises(ValueError, match=r"start_token='cls' must be end_of_text or pad"):
-        data.load(**source, start_token="cls")
+    with pytest.raises(ValueError, match=r"Unknown start_token 'cls'. Available: end_of_text, pad"):
+        schema.build(TASKS, schema.section(TASKS, "sequence_to_sequence", start_token="cls"))
 
 
 @pytest.mark.parametrize(
@@ -113,24 +124,24 @@ def test_what_outputs_begin_with(tmp_path):
         ("a.tsv", "x\ty\nx\n", "a.tsv, line 2 has 1 columns: it must have 2"),
         ("a.jsonl", '{"input": "x"}\n', "a.jsonl, line 1 must be a JSON object with `input` and `target`"),
         ("a.jsonl", '{"input": "x", "target": null}\n', "a.jsonl, line 1 must be .* none of them null"),
-        ("a.txt", "x\n", "must be a .tsv or .jsonl file, or two files with a comma between"),
+        ("a.txt", "x\n", "must be a .tsv or .jsonl file, or two files separated by a comma"),
     ],
 )
 def test_files_that_hold_no_pairs(name, content, message, tmp_path):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
-        pairs.read(str(tmp_path / name))
+        read(str(tmp_path / name))
 
 
 def test_files_that_are_not_parallel_not_there_or_not_text(tmp_path):
     one, two, bad = tmp_path / "a", tmp_path / "b", tmp_path / "c.tsv"
     one.write_text("x\ny\n"), two.write_text("x\n"), bad.write_bytes(b"\xff\ty\n")
-    with pytest.raises(ValueError, match=r"has 2 lines and .* 1: they must be parallel"):
-        pairs.read(f"{one},{two}")
-    with pytest.raises(FileNotFoundError, match=r"there is no file .*nowhere"):
-        pairs.read(f"{one},{tmp_path}/nowhere")
+    with pytest.raises(ValueError, match=r"has 2 lines and .* 1: they must have equally many"):
+        read(f"{one},{two}")
+    with pytest.raises(FileNotFoundError, match=r"There is no file .*nowhere"):
+        read(f"{one},{tmp_path}/nowhere")
     with pytest.raises(ValueError, match=r"c\.tsv is not UTF-8 text"):
-        pairs.read(str(bad))
+        read(str(bad))
 
 
 def of_lengths(*counts):
@@ -191,15 +202,9 @@ def test_processes_share_a_bucketed_batch():
 def test_pairs_as_one_text(tmp_path):
     """What is to be guessed is the target and its end, given the input and its end; a long input makes room."""
     (tmp_path / "a.tsv").write_text("ab\txyz\nabcdefgh\txy\na\tx\n")
-    loaded = data.load(
-        f"pairs:{tmp_path}/a.tsv",
-        task="continuations",
-        batch_size=2,
-        validation_split=f"{tmp_path}/a.tsv",
-        evaluation_batch_size=3,
-        sequence_length=7,
-    )
-    assert loaded.info["examples"] == {"train": 2, "validation": 3}  # one is too long
+    source = Pairs(f"{tmp_path}/a.tsv", validation_path=f"{tmp_path}/a.tsv")
+    loaded = load(source, ConditionalLM(sequence_length=7), batch_size=2, evaluation_batch_size=3)
+    assert loaded.facts.examples == {"train": 2, "validation": 3}  # one is too long
     (batch,) = loaded.splits["validation"]
     end = loaded.tokenizer.end_of_text
     for row, text, target in zip(range(3), ["ab", "abcd", "a"], ["xyz", "xy", "x"]):
@@ -213,7 +218,7 @@ def test_pairs_as_one_text(tmp_path):
 
 def test_labels_can_be_written(tmp_path):
     (tmp_path / "a.tsv").write_text("one\ttwo\tyes\n")
-    loaded = data.load(f"labels:{tmp_path}/a.tsv", task="pairs", batch_size=1, sequence_length=10)
+    loaded = load(Labels(f"{tmp_path}/a.tsv"), SequenceToSequence(sequence_length=10), batch_size=1)
     batch = loaded.train[0]
     assert loaded.tokenizer.decode(batch["inputs"][0][batch["inputs_mask"][0]]) == "one two<|endoftext|>"
     assert loaded.tokenizer.decode(batch["targets"][0][batch["mask"][0]]) == "yes<|endoftext|>"
@@ -222,7 +227,7 @@ def test_labels_can_be_written(tmp_path):
 def test_files_that_are_cut_or_marked(tmp_path):
     whole = gzip.compress(b"ein Haus\ta house\n" * 100)
     (tmp_path / "a.tsv.gz").write_bytes(whole[:-20])
-    with pytest.raises(ValueError, match=r"a\.tsv\.gz is not a whole gzip file"):
-        pairs.read(f"{tmp_path}/a.tsv.gz")
+    with pytest.raises(ValueError, match=r"a\.tsv\.gz is not a complete gzip file"):
+        read(f"{tmp_path}/a.tsv.gz")
     (tmp_path / "b.tsv").write_text("ein Haus\ta house\n", encoding="utf-8-sig")
-    assert pairs.read(f"{tmp_path}/b.tsv") == (["ein Haus"], ["a house"])
+    assert read(f"{tmp_path}/b.tsv") == (["ein Haus"], ["a house"])

@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lineage import data
-from lineage.data import tokenizers
+from lineage.data import Question
 from lineage.data.examples import encoded, questions
-from lineage.data.examples.questions import Question
+from lineage.data.sources import SQuAD
+from lineage.data.sources.squad import read
+from lineage.tasks.question_answering import QuestionAnswering
+from tests.data.conftest import load, train
 
 CONTEXT = "In 1066, the Normans — from Normandy — conquered England. Élan vital! 漢字 too."
 CODERS = {
-    kind: tokenizers.train(kind, [CONTEXT, "Who conquered what and when?"], size, encoded.ROLES)
-    for kind, size in (("bytes", 0), ("bpe", 300), ("words", 0))
+    kind: train(kind, [CONTEXT, "Who conquered what and when?"], encoded.ROLES, **options)
+    for kind, options in (("bytes", {}), ("bpe", {"vocab_size": 300}), ("words", {}))
 }
 
 
@@ -55,7 +57,7 @@ def sure(source):
 def test_files(name, version, tmp_path):
     rows = [("When?", CONTEXT, [(3, "1066"), (0, "In 1066")]), ("Who?", CONTEXT, [(13, "Normans")])]
     rows += [("Why?", CONTEXT, [])] if version == "v2.0" else []
-    found = questions.read(squad(tmp_path / name, rows, version))
+    found = read(squad(tmp_path / name, rows, version))
     assert [(item.text, item.context, list(item.answers)) for item in found] == rows
     assert found[0].references == ["1066", "In 1066"]
 
@@ -130,8 +132,8 @@ def test_no_answer_is_one_where_there_are_questions_without():
 
 def test_loading(tmp_path):
     path = squad(tmp_path / "a.json", [("Who?", CONTEXT, [(13, "Normans")]), ("Why?", CONTEXT, [])])
-    loaded = data.load(f"squad:{path}", batch_size=4, validation_split=path, sequence_length=48, stride=16)
-    assert loaded.info["kind"] == "spans"
+    task = QuestionAnswering(sequence_length=48, stride=16)
+    loaded = load(SQuAD(path, validation_path=path), task, batch_size=4)
     batch = loaded.train[0]
     assert {name: (value.shape, value.dtype.name) for name, value in batch.items()} == {
         "tokens": ((4, 48), "int32"),
@@ -145,10 +147,10 @@ def test_loading(tmp_path):
 
 def test_errors(tmp_path):
     path = squad(tmp_path / "a.json", [("Who?", CONTEXT, [(14, "Normans")])])
-    with pytest.raises(ValueError, match="the answer 'Normans' to 'Who\\?' is not at character 14 of its context"):
-        questions.read(path)
+    with pytest.raises(ValueError, match=r"The answer 'Normans' to 'Who\?' is not at character 14 of its context"):
+        read(path)
     (tmp_path / "b.json").write_text('{"data": [{}]}')
-    with pytest.raises(ValueError, match=r"b\.json is not a file of SQuAD's: KeyError 'paragraphs'"):
-        questions.read(f"{tmp_path}/b.json")
-    with pytest.raises(ValueError, match="stride=60 must be from 0"):
+    with pytest.raises(ValueError, match=r"b\.json is not a file in SQuAD's format: KeyError 'paragraphs'"):
+        read(f"{tmp_path}/b.json")
+    with pytest.raises(ValueError, match=r"task.stride is 60: it must be from 0"):
         questions.encode([Question("Who?", CONTEXT, [])], CODERS["bytes"], 32, 60)

@@ -7,9 +7,9 @@ import struct
 import numpy as np
 import pytest
 
-from lineage import data
-from lineage.data.sources import raw_images
-from tests.data.conftest import png
+from lineage.data.sources import CIFAR, IDX, TFDS, Digits
+from lineage.tasks.image_classification import ImageClassification
+from tests.data.conftest import load, png
 
 RANDOM = np.random.default_rng(0)
 SIZES = {"train": 50, "test": 9}
@@ -54,10 +54,10 @@ def test_batches_are_those_of_tfds(prepare, drawn, tmp_path):
         lambda kinds: {"image": kinds.Image(shape=(7, 6, 1)), "label": kinds.ClassLabel(num_classes=4)},
         examples,
     )
-    options = {"batch_size": 16, "augment": "shift(1)", "seed": 3}
-    ours = data.load(f"idx:{tmp_path}", **options)
-    theirs = data.load("tfds:drawn", data_dir=str(tmp_path), in_memory=True, **options)
-    assert ours.info == theirs.info
+    options = {"batch_size": 16, "seed": 3}
+    ours = load(IDX(str(tmp_path)), ImageClassification(augment="shift(1)"), **options)
+    theirs = load(TFDS("drawn", str(tmp_path)), ImageClassification(augment="shift(1)", in_memory=True), **options)
+    assert ours.facts == theirs.facts
     for step in (0, 5):
         for name, value in theirs.train[step].items():
             np.testing.assert_array_equal(ours.train[step][name], value)
@@ -68,7 +68,7 @@ def test_batches_are_those_of_tfds(prepare, drawn, tmp_path):
 def test_every_image_keeps_its_label(drawn, tmp_path):
     image, label = drawn
     write_idx(tmp_path, image, label)
-    splits, names = raw_images.idx(str(tmp_path))
+    splits, names = IDX(str(tmp_path)).images()
     assert names == ["0", "1", "2", "3"]
     for split, part in splits.items():
         pairs = {(i.tobytes(), int(n)) for i, n in zip(part.features["image"], part.features["label"])}
@@ -108,9 +108,9 @@ def test_cifar(kind, python, tmp_path):
         (tmp_path / (file if python else f"{file}.bin")).write_bytes(content)
         split = "test" if file.startswith("test") else "train"
         written.setdefault(split, set()).update((i.tobytes(), int(n)) for i, n in zip(image, label))
-    loaded = data.load(f"cifar:{tmp_path}", batch_size=4)
-    assert loaded.info["class_names"] == ["cat", "dog", "owl"]
-    assert loaded.info["image_size"] == (32, 32)
+    loaded = load(CIFAR(str(tmp_path)), ImageClassification(), batch_size=4)
+    assert loaded.facts.class_names == ("cat", "dog", "owl")
+    assert loaded.facts.image_size == (32, 32)
     for split, source in (("train", loaded.train.source), ("test", loaded.splits["test"].source)):
         found = {(i.tobytes(), int(n)) for i, n in zip(source.features["image"], source.features["label"])}
         assert found == written[split]
@@ -118,7 +118,7 @@ def test_cifar(kind, python, tmp_path):
     first.write_bytes(b"1234")
     message = "is not one of CIFAR's files for Python" if python else "has 4 bytes, not a multiple of 307"
     with pytest.raises(ValueError, match=f"{files[0]}.* {message}"):
-        raw_images.cifar(str(tmp_path))
+        CIFAR(str(tmp_path)).images()
     if python:
         for bad, message in (
             (pickle.dumps(print), "it names builtins.print"),
@@ -126,49 +126,55 @@ def test_cifar(kind, python, tmp_path):
         ):
             first.write_bytes(bad)
             with pytest.raises(ValueError, match=message):
-                raw_images.cifar(str(tmp_path))
+                CIFAR(str(tmp_path)).images()
 
 
 def test_damaged_files(drawn, tmp_path):
     with pytest.raises(
-        FileNotFoundError, match=r"there is no file .*train-images-idx3-ubyte, and no train-images-.*gz"
+        FileNotFoundError, match=r"There is no file .*train-images-idx3-ubyte, and no train-images-.*gz"
     ):
-        raw_images.idx(str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"has none of batches\.meta\.txt, .* no folder of CIFAR-10"):
-        raw_images.cifar(str(tmp_path))
+        IDX(str(tmp_path)).images()
+    with pytest.raises(FileNotFoundError, match=r"has none of batches\.meta\.txt, .* not a folder of CIFAR-10"):
+        CIFAR(str(tmp_path)).images()
     image, label = drawn
     write_idx(tmp_path, image, label)
     for bad in (content(label["train"])[:-1], b"\0\0", b"\0\0\x0d\1\0\0\0\0", b"\0\0\x08\3\0\0"):
         (tmp_path / "train-labels-idx1-ubyte").write_bytes(bad)
-        with pytest.raises(ValueError, match="train-labels-idx1-ubyte is not an idx file of bytes, or is cut"):
-            raw_images.idx(str(tmp_path))
+        with pytest.raises(ValueError, match="train-labels-idx1-ubyte is not an idx file of bytes, or is truncated"):
+            IDX(str(tmp_path)).images()
     write_idx(tmp_path, image, label | {"test": label["test"][1:]})
     with pytest.raises(ValueError, match="has 9 images and 8 labels of 't10k'"):
-        raw_images.idx(str(tmp_path))
+        IDX(str(tmp_path)).images()
     (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"a")[:-3])
-    with pytest.raises(ValueError, match=r"t10k-images-idx3-ubyte\.gz cannot be unpacked"):
-        raw_images.idx(str(tmp_path))
+    with pytest.raises(ValueError, match=r"t10k-images-idx3-ubyte\.gz cannot be decompressed"):
+        IDX(str(tmp_path)).images()
     write_idx(tmp_path, label, label)
-    with pytest.raises(ValueError, match=r"has images \(\d+,\) and labels .* of 'train': not 3 axes and 1"):
-        raw_images.idx(str(tmp_path))
+    with pytest.raises(
+        ValueError, match=r"has images \(\d+,\) and labels .* of 'train': images must have 3 axes and labels 1"
+    ):
+        IDX(str(tmp_path)).images()
 
 
 def test_subsets():
-    whole, some, more = (
-        data.load("digits", batch_size=10, max_examples=count, seed=1).train.source for count in (0, 100, 300)
-    )
+    def drawn(count, seed):
+        return load(Digits(), ImageClassification(max_examples=count), seed=seed)
+
+    whole, some, more = (drawn(count, 1).train.source for count in (0, 100, 300))
     images = [
         {image.tobytes() for image in source.take(np.arange(len(source)))["image"]} for source in (some, more, whole)
     ]
     assert [len(part) for part in images] == [100, 300, 1438]
     assert images[0] < images[1] < images[2]
-    other = data.load("digits", batch_size=10, max_examples=100, seed=2).train.source
+    other = drawn(100, 2).train.source
     assert {image.tobytes() for image in other.take(np.arange(100))["image"]} != images[0]
     labels = some.take(np.arange(100))["label"]
     assert len(set(labels.tolist())) == 10
     assert some[5]["label"] == labels[5]
-    loaded = data.load("digits", batch_size=10, max_examples=100)
-    assert (loaded.train.examples_per_epoch, loaded.info["examples"]["test"]) == (100, 359)
-    for count in (-1, 1439):
-        with pytest.raises(ValueError, match=rf"max_examples={count} must be 0 \(all\), or at most the 1438 examples"):
-            data.load("digits", batch_size=10, max_examples=count)
+    loaded = drawn(100, 0)
+    assert (loaded.train.examples_per_epoch, loaded.facts.examples["test"]) == (100, 359)
+    with pytest.raises(
+        ValueError, match=r"task.max_examples is 1439: it must be 0 \(all\), or at most the 1438 examples"
+    ):
+        drawn(1439, 0)
+    with pytest.raises(ValueError, match=r"task.max_examples is -1: it must be 0 or more"):
+        drawn(-1, 0)

@@ -2,11 +2,14 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from lineage import data
-from lineage.data import shuffle, tokenizers
+from lineage.data import Documents, shuffle
 from lineage.data.examples.masking import MaskTokens
 from lineage.data.examples.sentence_pairs import Chunks, PairSentences, Sentences
-from lineage.data.examples.windows import Documents, tokenize
+from lineage.data.examples.windows import tokenize
+from lineage.data.sources import Text
+from lineage.data.tokenizers import TokenizerFile, WordPiece, Words
+from lineage.tasks.sentence_pair_pretraining import SentencePairPretraining
+from tests.data.conftest import load, train
 
 LENGTH = 24
 ROLES = ("pad", "cls", "sep", "mask", "end_of_text")
@@ -24,7 +27,7 @@ def corpus(documents=30, seed=0):
 @pytest.fixture(scope="module")
 def chunks():
     texts = Sentences(Documents(corpus()))
-    coder = tokenizers.train("words", texts, special=ROLES)
+    coder = train("words", texts, ROLES)
     return Chunks(tokenize(texts, coder).tokens, coder.end_of_text, LENGTH), coder
 
 
@@ -140,13 +143,10 @@ def test_sentence_order_is_right_in_half_the_examples(chunks):
 def test_other_pairs_in_each_epoch_and_the_same_in_each_evaluation(tmp_path):
     for number, document in enumerate(corpus(40)):
         (tmp_path / f"{number:02}.txt").write_text(document)
-    options = {"tokenizer": "wordpiece", "vocab_size": 60, "sequence_length": 32, "batch_size": 16, "seed": 1}
-    loaded = data.load(f"text:{tmp_path}", task="next_sentence", mask_whole_words=True, **options)
-    assert loaded.info["kind"] == "masked text"
-    first, again = (
-        loaded.train[3],
-        data.load(f"text:{tmp_path}", task="next_sentence", mask_whole_words=True, **options),
-    )
+    task = SentencePairPretraining(sequence_length=32, pairing="next_sentence", whole_words=True)
+    what, options = (Text(str(tmp_path)), task, WordPiece(60)), {"batch_size": 16, "seed": 1}
+    loaded = load(*what, **options)
+    first, again = loaded.train[3], load(*what, **options)
     shapes = {name: value.shape for name, value in first.items()}
     assert shapes == {
         **dict.fromkeys(("tokens", "tokens_mask", "segments"), (16, 32)),
@@ -154,12 +154,7 @@ def test_other_pairs_in_each_epoch_and_the_same_in_each_evaluation(tmp_path):
         "label": (16,),
     }
     copied = cloudpickle.loads(cloudpickle.dumps(loaded.train))
-    parts = [
-        data.load(
-            f"text:{tmp_path}", task="next_sentence", mask_whole_words=True, **options, process_index=i, process_count=2
-        )
-        for i in range(2)
-    ]
+    parts = [load(*what, **options, process_index=i, process_count=2) for i in range(2)]
     for name, value in first.items():
         np.testing.assert_array_equal(copied[3][name], value)
         np.testing.assert_array_equal(np.concatenate([part.train[3][name] for part in parts]), value)
@@ -176,14 +171,16 @@ def test_what_has_no_pairs(tmp_path):
     flat.mkdir()
     for number in range(20):
         (flat / str(number)).write_text(f"only {number}")
-    options = {"tokenizer": "words", "sequence_length": 16, "batch_size": 2, "validation_fraction": 0.0}
-    with pytest.raises(ValueError, match="next_sentence needs several texts in each split"):
-        data.load(f"text:{one}", task="next_sentence", **options)
-    assert data.load(f"text:{one}", task="sentence_order", **options).train[0]["label"].shape == (2,)
-    with pytest.raises(ValueError, match="pairs of sentences need texts of several: none has two"):
-        data.load(f"text:{flat}", task="next_sentence", **options)
-    with pytest.raises(ValueError, match="sequence_length=4: pairs need at least 5"):
-        data.load(f"text:{one}", task="sentence_order", **options | {"sequence_length": 4})
-    tokenizers.train("words", ["a b c"], special=("end_of_text", "mask")).save(tmp_path / "few.json")
-    with pytest.raises(ValueError, match=r"task='sentence_order' needs pad, cls, sep in tokenizer='.*few.json', which"):
-        data.load(f"text:{one}", task="sentence_order", **options | {"tokenizer": str(tmp_path / "few.json")})
+    single, several = (Text(str(path), validation_fraction=0.0) for path in (one, flat))
+    following = SentencePairPretraining(sequence_length=16, pairing="next_sentence")
+    order = SentencePairPretraining(sequence_length=16, pairing="sentence_order")
+    with pytest.raises(ValueError, match="Next-sentence prediction needs several documents in each split"):
+        load(single, following, Words())
+    assert load(single, order, Words(), batch_size=2).train[0]["label"].shape == (2,)
+    with pytest.raises(ValueError, match="Pairs of sentences need texts of at least two sentences: there is none"):
+        load(several, following, Words())
+    with pytest.raises(ValueError, match=r"task.sequence_length is 4: it must be 5 or more"):
+        load(single, SentencePairPretraining(sequence_length=4, pairing="sentence_order"), Words())
+    train("words", ["a b c"], ("end_of_text", "mask")).save(tmp_path / "few.json")
+    with pytest.raises(ValueError, match=r"needs the special tokens pad, cls, sep, which .*few.json.* does not have"):
+        load(single, order, TokenizerFile(str(tmp_path / "few.json")))

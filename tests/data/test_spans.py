@@ -3,10 +3,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lineage import data
-from lineage.data import shuffle, tokenizers
+from lineage.data import shuffle
 from lineage.data.examples import span_corruption
 from lineage.data.examples.span_corruption import CorruptSpans
+from lineage.data.sources import Text
+from lineage.data.tokenizers import TokenizerFile
+from lineage.tasks.span_corruption import SpanCorruption
+from tests.data.conftest import load, train
 
 END, START = 1, 0
 SENTINELS = np.arange(1000, 900, -1)
@@ -101,19 +104,22 @@ def test_padded_rows_count_for_nothing():
 
 def test_load(tmp_path):
     (tmp_path / "a.txt").write_text("".join(f"line {number}\n" for number in range(2000)))
-    options = {"task": "span_corruption", "sequence_length": 64, "batch_size": 4}
-    loaded = data.load(f"text:{tmp_path}/a.txt", **options)
-    assert loaded.info["sequence_length"] == 64
-    assert loaded.info["start"] == loaded.tokenizer.pad
+    source, task = Text(f"{tmp_path}/a.txt"), SpanCorruption(sequence_length=64)
+    loaded = load(source, task, batch_size=4)
+    assert loaded.facts.sequence_length == 64
+    assert loaded.facts.start_token == loaded.tokenizer.pad
     batch = loaded.train[0]
     assert batch["inputs"].shape == (4, 64)
     assert batch["tokens"].shape == (4, span_corruption.lengths(0.15, 64)[1])
     assert (batch["tokens"][:, 0] == loaded.tokenizer.pad).all()
     assert "<extra_id_0>" in loaded.tokenizer.decode(batch["inputs"][0])
-    with pytest.raises(ValueError, match=r"sequence_length=2000 needs 111 sentinels: there are 100"):
-        data.load(f"text:{tmp_path}/a.txt", **options | {"sequence_length": 2000})
-    tokenizers.train("bytes", []).save(tmp_path / "few.json")
-    with pytest.raises(ValueError, match="task='span_corruption' needs pad, sentinels in tokenizer="):
-        data.load(f"text:{tmp_path}/a.txt", **options, tokenizer=str(tmp_path / "few.json"))
-    with pytest.raises(ValueError, match=r"mask_rate=1.0 must be between 0 and 1, and sequence_length=64 at least 3"):
-        data.load(f"text:{tmp_path}/a.txt", **options, mask_rate=1.0)
+    with pytest.raises(ValueError, match=r"task.sequence_length is 2000: it needs 111 sentinels, and 100 exist"):
+        load(source, SpanCorruption(sequence_length=2000))
+    train("bytes", []).save(tmp_path / "few.json")
+    with pytest.raises(ValueError, match=r"needs the special tokens pad, sentinels, which .*few.json.* does not have"):
+        load(source, task, TokenizerFile(str(tmp_path / "few.json")))
+    with pytest.raises(ValueError, match=r"task.mask_rate is 1.0: it must be between 0 and 1"):
+        SpanCorruption(sequence_length=64, mask_rate=1.0)
+    for rate, length in ((1.0, 64), (0.15, 2)):
+        with pytest.raises(ValueError, match="the rate must be between 0 and 1, and the length at least 3"):
+            span_corruption.lengths(rate, length)

@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lineage import data
-from lineage.data import tokenizers
+from lineage.data import TaggedSentence
 from lineage.data.examples import encoded, tagged_sentences
-from lineage.data.examples.tagged_sentences import Sentence
+from lineage.data.sources import CoNLLU
+from lineage.data.sources.conllu import read
+from lineage.tasks.masked_lm import MaskedLM
+from lineage.tasks.token_classification import TokenClassification
+from tests.data.conftest import load, train
 
 CONLLU = """\
 # text = I don't vámonos (al mar).
@@ -32,37 +35,39 @@ CONLLU = """\
 
 def test_conllu(tmp_path):
     (tmp_path / "a.conllu").write_text(CONLLU)
-    first, second = tagged_sentences.read(f"{tmp_path}/a.conllu")
+    first, second = read(f"{tmp_path}/a.conllu")
     assert first.words == ["I", " do", "n't", " vámonos", " (", "a", "el", "."]
     assert first.tags == ["PRON", "AUX", "PART", "VERB", "PUNCT", "ADP", "DET", "PUNCT"]
-    assert second == Sentence(["Yes"], ["INTJ"])
+    assert second == TaggedSentence(["Yes"], ["INTJ"])
     (tmp_path / "b.conllu").write_text("1\ta\n")
     with pytest.raises(ValueError, match=r"b.conllu, line 1 has 2 columns: CoNLL-U has 10"):
-        tagged_sentences.read(f"{tmp_path}/b.conllu")
+        read(f"{tmp_path}/b.conllu")
     (tmp_path / "c.conllu").write_text(CONLLU.replace("1\tYes", "one\tYes"))
-    with pytest.raises(ValueError, match=r"c.conllu, line \d+ begins with 'one': a word has a number"):
-        tagged_sentences.read(f"{tmp_path}/c.conllu")
+    with pytest.raises(ValueError, match=r"c.conllu, line \d+ begins with 'one', not with an ID such as 1 or 1-2"):
+        read(f"{tmp_path}/c.conllu")
 
 
 def test_a_folder_of_universal_dependencies(tmp_path):
     for split in ("train", "dev", "test"):
         (tmp_path / f"xx_y-ud-{split}.conllu").write_text(CONLLU)
-    loaded = data.load(f"conllu:{tmp_path}", batch_size=2, tokenizer="bytes", sequence_length=32)
+    source, task = CoNLLU(str(tmp_path)), TokenClassification(sequence_length=32)
+    loaded = load(source, task, batch_size=2)
     assert set(loaded.splits) == {"validation", "test"}
-    assert loaded.info["class_names"] == ["ADP", "AUX", "DET", "INTJ", "PART", "PRON", "PUNCT", "VERB"]
+    assert loaded.facts.class_names == ("ADP", "AUX", "DET", "INTJ", "PART", "PRON", "PUNCT", "VERB")
     (batch,) = loaded.splits["test"]
     assert batch["mask"].sum() == 9
     assert bytes(batch["tokens"][0][batch["mask"][0]].tolist()) == b"I n  ae."  # the first byte of each word
     assert (batch["targets"][~batch["mask"]] == 0).all()
     (tmp_path / "xx_y-ud-train.conllu").unlink()
-    with pytest.raises(FileNotFoundError, match=r"there is no file \*-train\.conllu in"):
-        data.load(f"conllu:{tmp_path}", batch_size=2, sequence_length=32)
+    with pytest.raises(FileNotFoundError, match=r"There is no file \*-train\.conllu in"):
+        load(source, task)
 
 
 TAGS = ["A", "B", "C"]
 TEXTS = ["the quick brown fox", "don't do that, naïve Ünïcode 漢字 !", "a" * 30]
 CODERS = [
-    tokenizers.train(kind, TEXTS, size, encoded.ROLES) for kind, size in (("bytes", 0), ("bpe", 300), ("words", 0))
+    train(kind, TEXTS, encoded.ROLES, **options)
+    for kind, options in (("bytes", {}), ("bpe", {"vocab_size": 300}), ("words", {}))
 ]
 WORD = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
 SENTENCE = st.lists(st.tuples(WORD, st.sampled_from(TAGS)), min_size=1, max_size=12)
@@ -72,7 +77,7 @@ SENTENCE = st.lists(st.tuples(WORD, st.sampled_from(TAGS)), min_size=1, max_size
 @given(st.lists(SENTENCE, min_size=1, max_size=4), st.sampled_from(CODERS), st.integers(4, 24))
 def test_every_words_tag_comes_back(sentences, coder, length):
     """Whatever words are, spaces among them, and however they are cut and spread over rows."""
-    sentences = [Sentence(*zip(*sentence)) for sentence in sentences]
+    sentences = [TaggedSentence(*zip(*sentence)) for sentence in sentences]
     source = tagged_sentences.encode(sentences, TAGS, coder, length)
     batch = source.take(np.arange(len(source)))
     assert batch["tokens"].shape == (len(source), length)
@@ -89,7 +94,7 @@ def test_every_words_tag_comes_back(sentences, coder, length):
 def test_a_words_tokens_are_those_of_its_text(sentences, length):
     """Between the first token of a word and that of the next one is the word: bytes, so that it can be read."""
     coder = CODERS[0]
-    sentences = [Sentence(*zip(*sentence)) for sentence in sentences]
+    sentences = [TaggedSentence(*zip(*sentence)) for sentence in sentences]
     source = tagged_sentences.encode(sentences, TAGS, coder, length)
     words = []
     for row, mask in zip(source.tokens, source.per_token["mask"]):
@@ -100,7 +105,8 @@ def test_a_words_tokens_are_those_of_its_text(sentences, length):
 
 def test_words_that_the_tokenizer_makes_nothing_of():
     coder = CODERS[2]
-    source = tagged_sentences.encode([Sentence(["the", "\u200b", " \t", "fox"], ["A", "B", "C", "A"])], TAGS, coder, 8)
+    sentence = TaggedSentence(["the", "\u200b", " \t", "fox"], ["A", "B", "C", "A"])
+    source = tagged_sentences.encode([sentence], TAGS, coder, 8)
     batch = source.take(np.array([0]))
     assert batch["targets"][batch["mask"]].tolist() == [0, 1, 2, 0]
     assert source.tokens[0][3] == coder.mask
@@ -109,5 +115,5 @@ def test_words_that_the_tokenizer_makes_nothing_of():
 def test_sentences_are_texts_to_guess_words_of(tmp_path):
     (tmp_path / "a-train.conllu").write_text(CONLLU * 3)
     (tmp_path / "a-dev.conllu").write_text(CONLLU)
-    loaded = data.load(f"conllu:{tmp_path}", task="masked_tokens", batch_size=1, sequence_length=16)
-    assert loaded.info["characters_per_token"]["validation"] * loaded.info["tokens"]["validation"] == pytest.approx(24)
+    facts = load(CoNLLU(str(tmp_path)), MaskedLM(sequence_length=16), batch_size=1).facts
+    assert facts.characters_per_token["validation"] * facts.tokens["validation"] == pytest.approx(24)

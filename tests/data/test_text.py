@@ -4,11 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lineage.data import tokenizers
-from lineage.data.examples import windows as text
-from lineage.data.examples.windows import Documents, Windows, tokenize
+from lineage.data import Documents
+from lineage.data.examples import windows
+from lineage.data.examples.windows import Windows, tokenize
+from lineage.data.sources import StandardLibrary, Text
+from lineage.data.sources.text import hold_out, read
+from tests.data.conftest import train
 
-BYTES = tokenizers.train("bytes", [])
+BYTES = train("bytes", [])
+
+
+def texts(path, **options):
+    """The texts of a path, all of them for training."""
+    return list(Text(str(path), validation_fraction=0.0, **options).documents()["train"])
 
 
 @given(n=st.integers(2, 200), length=st.integers(1, 50))
@@ -55,12 +63,12 @@ def test_stride_one_is_every_offset():
 
 @pytest.mark.parametrize(("length", "stride"), [(0, 0), (4, 5), (4, -1)])
 def test_bad_strides(length, stride):
-    with pytest.raises(ValueError, match=f"sequence_length={length} and stride={stride}"):
+    with pytest.raises(ValueError, match=f"sequence_length is {length} and the stride {stride}"):
         Windows(np.arange(10), length, stride)
 
 
 def test_too_short():
-    with pytest.raises(ValueError, match="a text of 1 tokens"):
+    with pytest.raises(ValueError, match="A text of 1 tokens"):
         Windows(np.arange(1), 4)
 
 
@@ -88,11 +96,11 @@ def test_cache(tmp_path, monkeypatch):
         np.testing.assert_array_equal(kept.tokens, plain.tokens)
         assert (kept.characters, kept.bytes) == (6, 6)
         # The second time it is read, not made.
-        monkeypatch.setattr(text, "_encode", None)
+        monkeypatch.setattr(windows, "_encode", None)
     assert len(list(tmp_path.iterdir())) == 2
     monkeypatch.undo()
     assert len(tokenize(Documents(["one", "twos"]), BYTES, tmp_path).tokens) == 9
-    characters = tokenizers.train("characters", ["onetwo"])
+    characters = train("characters", ["onetwo"])
     assert tokenize(documents, characters, tmp_path).tokens[0] == characters.encode("o")[0]
     assert len(list(tmp_path.iterdir())) == 6
     assert len(tokenize(Documents([""]), BYTES, tmp_path).tokens) == 0
@@ -112,53 +120,56 @@ def test_files(tmp_path):
     for name, content in {"b.txt": "b", "a.txt": "a", "sub/c.md": "c", ".hidden": "h", "d.txt": ""}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
-    assert text.files(str(tmp_path)) == ["a", "b", "", "c"]
-    assert text.files(str(tmp_path / "*.txt")) == ["a", "b", ""]
-    assert text.files(str(tmp_path / "**/*.md")) == ["c"]
-    assert text.files(str(tmp_path / "a.txt")) == ["a"]
-    assert text.files(str(tmp_path), max_bytes=2) == ["a", "b", ""]
-    with pytest.raises(FileNotFoundError, match=r"there is no text file at .*nothing"):
-        text.files(str(tmp_path / "nothing*"))
-    with pytest.raises(ValueError, match=r"there is no text in .*d\.txt"):
-        text.files(str(tmp_path / "d.txt"))
+    assert texts(tmp_path) == ["a", "b", "", "c"]
+    assert texts(tmp_path / "*.txt") == ["a", "b", ""]
+    assert texts(tmp_path / "**/*.md") == ["c"]
+    assert texts(tmp_path / "a.txt") == ["a"]
+    assert texts(tmp_path, max_bytes=2) == ["a", "b", ""]
+    with pytest.raises(FileNotFoundError, match=r"There is no text file at .*nothing"):
+        texts(tmp_path / "nothing*")
+    with pytest.raises(ValueError, match=r"There is no text in .*d\.txt"):
+        texts(tmp_path / "d.txt")
 
 
 def test_newlines_are_kept(tmp_path):
     (tmp_path / "a").write_bytes(b"one\r\ntwo\r")
-    assert text.files(str(tmp_path / "a")) == ["one\r\ntwo\r"]
+    assert texts(tmp_path / "a") == ["one\r\ntwo\r"]
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfabc")
-    assert text.read(tmp_path / "a.txt") == "abc"
+    assert read(tmp_path / "a.txt") == "abc"
 
 
 def test_not_utf8(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait")
     with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8 text: byte 0xe9 at offset 3") as caught:
-        text.read(tmp_path / "latin.txt")
+        read(tmp_path / "latin.txt")
     assert "\n" not in str(caught.value)
 
 
 def test_stdlib():
-    texts = text.stdlib(1_000_000)
+    def stdlib(max_bytes=0):
+        return list(StandardLibrary(validation_fraction=0.0, max_bytes=max_bytes).documents()["train"])
+
+    texts = stdlib(1_000_000)
     assert 500_000 < sum(len(part.encode()) for part in texts) <= 1_000_000
-    assert texts == text.stdlib(1_000_000)
-    everything = text.stdlib()
+    assert texts == stdlib(1_000_000)
+    everything = stdlib()
     assert everything[: len(texts)] == texts
     assert any("class OrderedDict" in part for part in everything)
     assert sum(map(len, everything)) > 5_000_000
 
 
 def test_hold_out():
-    assert text.hold_out(["abcdefghij"], 0.1) == (["abcdefghi"], ["j"])
-    assert len(text.hold_out(["x" * 1115394], 0.1)[0][0]) == 1003854  # nanoGPT's split of its text.
+    assert hold_out(["abcdefghij"], 0.1) == (["abcdefghi"], ["j"])
+    assert len(hold_out(["x" * 1115394], 0.1)[0][0]) == 1003854  # nanoGPT's split of its text.
     parts = [str(i) for i in range(25)]
-    train, held = text.hold_out(parts, 0.1)
+    train, held = hold_out(parts, 0.1)
     assert held == ["9", "19"]
     assert sorted(train + held) == sorted(parts)
-    assert text.hold_out(["abcdefghij", "k" * 20], 0.1) == (["abcdefghi", "k" * 18], ["j", "kk"])
+    assert hold_out(["abcdefghij", "k" * 20], 0.1) == (["abcdefghi", "k" * 18], ["j", "kk"])
     for fraction in (0.1, 0.25, 0.3, 0.5, 0.7, 0.99):
-        assert len(text.hold_out(["x"] * 100, fraction)[1]) == round(100 * fraction)
-    with pytest.raises(ValueError, match=r"validation_fraction=1\.5"):
-        text.hold_out(parts, 1.5)
+        assert len(hold_out(["x"] * 100, fraction)[1]) == round(100 * fraction)
+    with pytest.raises(ValueError, match=r"validation_fraction is 1\.5"):
+        hold_out(parts, 1.5)

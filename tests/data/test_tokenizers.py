@@ -8,8 +8,10 @@ import tokenizers as library
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lineage.data import tokenizers
-from lineage.data.tokenizers import Tokenizer, train
+from lineage.configs import schema
+from lineage.data.tokenizers import TOKENIZERS, Bytes, Characters, Tokenizer, TokenizerFile, find
+from lineage.data.tokenizers import tokenizer as implementation
+from tests.data.conftest import train
 
 TEXT = "def one(two):\n    return two + 1\n\n\nclass Three:\n    '''It's naïve — 日本語 <|endoftext|>.'''\n" * 3
 BYTES = train("bytes", [])
@@ -19,7 +21,10 @@ WORDS = train("words", [TEXT])
 BERT = ("pad", "cls", "sep", "mask")
 SUBWORDS = {kind: train(kind, [TEXT, "xyz"], vocab_size=120) for kind in ("bpe_words", "wordpiece", "unigram")}
 ALL = {"bytes": BYTES, "bpe": BPE, "characters": CHARACTERS, "words": WORDS, **SUBWORDS}
-SIZES = {"bpe": 400, "bpe_words": 200, "wordpiece": 200, "unigram": 80}
+SIZES = {"bpe": {"vocab_size": 400}, "bpe_words": {"vocab_size": 200}, "wordpiece": {"vocab_size": 200}} | {
+    "unigram": {"vocab_size": 80}
+}
+KINDS = [kind for kind in TOKENIZERS if kind != "file"]
 LETTERS = st.text(st.sampled_from(sorted(set(TEXT + "xyz"))), max_size=60)
 
 
@@ -54,9 +59,9 @@ def test_the_look_up_of_characters_is_the_librarys():
 
 def test_unknown_characters_are_an_error():
     for text in ("onß", "\U0001f600", "Q"):
-        with pytest.raises(ValueError, match=f"the character '{text[-1]}' is not one of the"):
+        with pytest.raises(ValueError, match=f"The character '{text[-1]}' is not one of the"):
             CHARACTERS.encode(text)
-        with pytest.raises(ValueError, match=f"the character '{text[-1]}' is not one of the"):
+        with pytest.raises(ValueError, match=f"The character '{text[-1]}' is not one of the"):
             CHARACTERS.encode_with_offsets([text])
 
 
@@ -71,7 +76,7 @@ def test_sizes_and_ends():
     assert BYTES.end_of_text == 256
     assert BPE.vocab_size == 300
     assert CHARACTERS.vocab_size == len(set(TEXT + "xyz")) + 1
-    alone = train("characters", [TEXT], special=())
+    alone = train("characters", [TEXT], ())
     assert alone.end_of_text is None
     assert alone.vocab_size == len(set(TEXT))
     for tokenizer in (BYTES, BPE, CHARACTERS, WORDS):
@@ -99,25 +104,25 @@ def test_what_is_unknown_is_said_to_be(text):
 def test_lower_case():
     texts = {"wordpiece": "naive three", "unigram": "naïve three", "bpe_words": "naïve three", "words": "naïve three"}
     for kind, text in texts.items():
-        tokenizer = train(kind, ["Naïve THREE three naive"], 60 if kind != "words" else 0, lowercase=True)
+        tokenizer = train(kind, ["Naïve THREE three naive"], vocab_size=60 if kind != "words" else 0, lowercase=True)
         assert tokenizer.decode(tokenizer.encode("NAÏVE\nThree")) == text
 
 
 def test_special_tokens_come_first_and_within_the_size():
     for kind in SUBWORDS:
-        made = train(kind, [TEXT], 150 if kind != "unigram" else 60, special=BERT)
+        made = train(kind, [TEXT], BERT, vocab_size=150 if kind != "unigram" else 60)
         assert [made.pad, made.cls, made.sep, made.mask, made.unknown] == [0, 1, 2, 3, 4]
         assert np.flatnonzero(made.special).tolist() == [0, 1, 2, 3, 4]
         assert made.end_of_text == made.sep  # for want of one of its own
         assert made.encode("[MASK] <mask>").min() > 3
-    made = train("bpe", [TEXT], 400, special=("pad", "end_of_text", "sentinels"))
+    made = train("bpe", [TEXT], ("pad", "end_of_text", "sentinels"), vocab_size=400)
     assert (made.pad, made.end_of_text, made.sentinels) == (0, 1, list(range(2, 102)))
     assert made.decode([made.sentinels[7]]) == "<extra_id_7>"
 
 
 @pytest.mark.parametrize("kind", ["bpe", "bpe_words", "wordpiece", "unigram", "characters", "words"])
 def test_where_words_begin(kind):
-    tokenizer = train(kind, [TEXT, "abcdefghijklmnopqrstuvwxyz \t"], SIZES.get(kind, 0))
+    tokenizer = train(kind, [TEXT, "abcdefghijklmnopqrstuvwxyz \t"], **SIZES.get(kind, {}))
     ids = tokenizer.encode("the two rewritten\twords")
     begins, ends = tokenizer.word_marks
     starts = np.append(True, begins[ids[1:]] | ends[ids[:-1]])
@@ -177,7 +182,7 @@ def test_bpe_compresses():
     assert len(BPE.encode(TEXT)) < 0.75 * len(TEXT.encode())
 
 
-@pytest.mark.parametrize("kind", tokenizers.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_saved_and_loaded(kind, tmp_path):
     tokenizer = ALL[kind]
     tokenizer.save(tmp_path / "run")
@@ -191,42 +196,66 @@ def test_saved_and_loaded(kind, tmp_path):
         assert loaded.to_str() == tokenizer.to_str()
 
 
-@pytest.mark.parametrize("kind", tokenizers.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_training_again_gives_the_same(kind):
     texts = [f"{TEXT} {i} {i * i} word{i % 7}" for i in range(50)]
-    first = train(kind, texts, SIZES.get(kind, 0))
+    first = train(kind, texts, **SIZES.get(kind, {}))
     for _ in range(3):
-        again = train(kind, iter(texts), SIZES.get(kind, 0))
+        again = train(kind, iter(texts), **SIZES.get(kind, {}))
         assert json.loads(again.to_str()) == json.loads(first.to_str())
 
 
-@pytest.mark.parametrize("kind", tokenizers.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_long_texts_are_cut_without_a_trace(kind, monkeypatch):
     text = (TEXT + "\n\n \n\t\n a\r\n b\n'll\n x\u2028\ny\n1\u00a0\n2\ns \n\tt \nu\n") * 20
-    tokenizer = train(kind, [text], SIZES.get(kind, 0))
+    tokenizer = train(kind, [text], **SIZES.get(kind, {}))
     whole = tokenizer._backend.encode(text, add_special_tokens=False).ids
     for piece in (1, 2, 3, 50):
-        monkeypatch.setattr(tokenizers, "_PIECE", piece)
-        assert len(list(tokenizers._pieces(text))) > 10
-        assert "".join(tokenizers._pieces(text)) == text
+        monkeypatch.setattr(implementation, "_PIECE", piece)
+        assert len(list(implementation._pieces(text))) > 10
+        assert "".join(implementation._pieces(text)) == text
         assert tokenizer.encode(text).tolist() == whole
     assert [ids.tolist() for ids in tokenizer.encode_batch([text, "", text])] == [whole, [], whole]
 
 
+def test_characters_are_those_of_all_splits_and_an_end_is_left_out_where_it_may_be_and_none_is_needed():
+    texts = {"train": ["ab"], "validation": ["bc"]}
+    found = find(Characters(), texts, ("end_of_text", "mask"), optional=("end_of_text",))
+    assert found.end_of_text is None
+    assert found.vocab_size == len("abc") + 1
+    assert found.has("mask")
+    assert not found.has("sentinels")
+    assert find(Characters(), texts, ("end_of_text",)).has("end_of_text")
+    assert find(Characters(), texts | {"test": ["d", "e"]}, ("end_of_text",), optional=("end_of_text",)).vocab_size == 6
+    assert find(Bytes(), texts, ("end_of_text",), optional=("end_of_text",)).has("end_of_text")
+
+
 def test_errors(tmp_path):
     with pytest.raises(
-        ValueError, match="tokenizer='bites' is neither a file nor one of bytes, characters, words, bpe, bpe_words"
+        ValueError, match=r"Unknown tokenizer 'bites'. Did you mean 'bytes'\? Available: bpe, bpe_words,"
     ):
         train("bites", [])
-    with pytest.raises(ValueError, match="vocab_size=256: bpe needs at least 257"):
+    with pytest.raises(ValueError, match=r"tokenizer.vocab_size is 256: bpe needs at least 257"):
         train("bpe", [TEXT], vocab_size=256)
-    with pytest.raises(ValueError, match="vocab_size=0: unigram needs at least 3, special tokens among them"):
+    with pytest.raises(
+        ValueError, match=r"tokenizer.vocab_size is 0: unigram needs at least 3, special tokens included"
+    ):
         train("unigram", [TEXT])
-    with pytest.raises(ValueError, match="vocab_size=30 is too small: the characters and special tokens alone are"):
+    with pytest.raises(
+        ValueError, match=r"tokenizer.vocab_size is 30: it must be at least \d+, the number of characters"
+    ):
         train("wordpiece", [TEXT], vocab_size=30)
-    with pytest.raises(ValueError, match="lowercase is for words, bpe_words, wordpiece, unigram: tokenizer='bpe'"):
-        train("bpe", [TEXT], vocab_size=300, lowercase=True)
-    with pytest.raises(FileNotFoundError, match="there is no tokenizer at"):
+    for kind, key in (
+        ("bpe", "lowercase"),
+        ("bytes", "lowercase"),
+        ("bytes", "vocab_size"),
+        ("characters", "vocab_size"),
+    ):
+        with pytest.raises(ValueError, match=f"has no key '{key}'"):
+            schema.section(TOKENIZERS, kind, **{key: 300})
+    with pytest.raises(ValueError, match="The tokenizer 'file' needs a path"):
+        TokenizerFile().train([])
+    with pytest.raises(FileNotFoundError, match="There is no tokenizer at"):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
     with pytest.raises(ValueError, match="is not a tokenizer that the tokenizers library can read"):

@@ -278,7 +278,7 @@ def test_parse():
         ("flip | crop", "crop must come first"),
         ("erase | flip", "erase must come last"),
         ("erase(2)", "probability in 0..1"),
-        ("crop(0.1, resample='nearest')", "resample='nearest' must be bilinear or bicubic"),
+        ("crop(0.1, resample='nearest')", "task.resample is 'nearest': it must be bilinear or bicubic"),
         ("shift(2, pixel=3)", "is not one of"),
         ("randaugment(2, 9, -1)", "deviation >= 0"),
         ("jitter(0.4, hue=0.7)", "hue in 0..0.5"),
@@ -290,7 +290,7 @@ def test_parse_errors(augment, message):
 
 
 def test_crop_needs_a_size():
-    with pytest.raises(ValueError, match="crop needs image_size"):
+    with pytest.raises(ValueError, match=r"crop needs task.image_size"):
         parse("crop")
 
 

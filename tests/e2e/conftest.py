@@ -1,4 +1,4 @@
-"""Whole runs through the command line, each in a process of its own."""
+"""Fixtures that run the command line in separate processes."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory):
-    """In which a process starts soon."""
+    """Return environment variables with which a process starts quickly."""
     # A process starts sooner without torch, which TensorBoard's writer imports where it is installed, and with less
     # optimised code.
     stubs = tmp_path_factory.mktemp("stubs")
@@ -23,7 +23,7 @@ def environment(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def start(environment):
-    """start(*arguments) starts `python launch.py` on one simulated device; what it prints comes in one stream."""
+    """Return `start(*arguments)`, which runs `python launch.py` on one simulated device with merged output streams."""
 
     def start(*arguments):
         command = [sys.executable, "launch.py", *map(str, arguments)]
@@ -35,7 +35,7 @@ def start(environment):
 
 @pytest.fixture(scope="session")
 def launch(start):
-    """launch(*arguments) -> (exit code, output) of a run that is waited for."""
+    """Return `launch(*arguments)`, which runs to the end and returns (exit code, output)."""
 
     def launch(*arguments):
         process = start(*arguments)
@@ -47,7 +47,7 @@ def launch(start):
 
 @pytest.fixture(scope="session")
 def finished(launch, tmp_path_factory):
-    """The workdir of a run that nothing interrupted, of `RUN`."""
+    """Return the workdir of an uninterrupted run with the arguments `RUN`."""
     workdir = tmp_path_factory.mktemp("finished") / "run"
     code, output = launch(*RUN, f"--workdir={workdir}")
     assert code == 0, output

@@ -9,16 +9,15 @@ import jax
 import numpy as np
 
 from lineage.configs import cli
-from lineage.evaluation.evaluators import Evaluator
 from lineage.train import distributed
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
 from lineage.train.loop import compile_step, device_batches
 
-SMALL = {"model.depth": 1, "optimizer.learning_rate": 3e-3}
+SMALL = {"model.depth": 1, "schedule.learning_rate": 3e-3}
 RUNS = {  # model, steps, mesh over four devices, and what else is changed
     "fsdp": ("vit", 50, {"mesh.fsdp": 4}, {}),
-    "tensor": ("gpt", 50, {"mesh.tensor": 4}, {"model.num_heads": 4, "data.evaluation_batch_size": 56}),
+    "tensor": ("gpt", 50, {"mesh.tensor": 4}, {"model.num_heads": 4, "loader.evaluation_batch_size": 56}),
     "data": ("vit", 0, {"mesh.data": 4}, {"probes": "few_shot(2)"}),
     "mixed": ("gpt", 50, {"mesh.fsdp": 2, "mesh.tensor": 2}, {"sampling.num_samples": 2}),
     "pairs": ("transformer", 0, {"mesh.data": 2, "mesh.fsdp": 2}, {}),
@@ -44,8 +43,8 @@ def experiment(name, folder, mesh=False, devices=None):
     model, _, sizes, changes = RUNS[name]
     config, _ = cli.load(f"{Path(__file__).parents[1]}/tiny.py:{model}")
     if name == "pairs":
-        changes = {"data.source": f"pairs:{folder.parent}/train.tsv"}
-        changes |= {"data.validation_split": f"{folder.parent}/validation.tsv"}
+        changes = {"source": f"pairs:{folder.parent}/train.tsv"}
+        changes |= {"source.validation_path": f"{folder.parent}/validation.tsv"}
     cli.override(config, SMALL | changes | (sizes if mesh else {}))
     return Experiment(config, None, devices)
 

@@ -27,7 +27,7 @@ TOTAL, SAVE_EVERY = 20, 4
 def run(workdir, data):
     """Trains a small model on the texts of a folder, to the end."""
     config, _ = cli.load(f"{ROOT}/tests/tiny.py:gpt")
-    changes = {"data.source": f"text:{data}", "data.max_bytes": 0, "data.validation_fraction": 0.0, "seed": 1}
+    changes = {"source": f"text:{data}", "source.max_bytes": 0, "source.validation_fraction": 0.0, "seed": 1}
     changes |= {"total_steps": TOTAL, "save_every_steps": SAVE_EVERY, "checkpoint.keep": 2, "model.dropout": 0.1}
     cli.override(config, changes | {"model.depth": 1, "checkpoint.on_error": "continue"})
     loop.train(config, workdir, devices=jax.devices()[:1])

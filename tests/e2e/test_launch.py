@@ -94,7 +94,7 @@ def test_the_runs_of_a_sweep_are_told_what_it_was_told(name, tmp_path, monkeypat
     told = []
     monkeypatch.setattr(f"lineage.runs.{name}", lambda command, *_: told.extend(command) or 0)
     kind = ["--optuna"] * ("search" in name)
-    own = ["--config=tests/tiny.py:gpt", "--config.data.batch_size=4", "--force-config"]
+    own = ["--config=tests/tiny.py:gpt", "--config.loader.batch_size=4", "--force-config"]
     assert launch.main(["sweep", *own, *kind, f"--workdir={tmp_path}"]) == 0
     assert told == [sys.executable, "-m", "lineage.launch", "train", *own]
 
@@ -141,5 +141,5 @@ def test_search(launch, tmp_path):
     for row in rows:
         config = json.loads((tmp_path / row["run"] / "config.json").read_text())
         assert 1e-4 <= config["optimizer"]["learning_rate"] <= 1e-2
-        assert str(config["optimizer"]["learning_rate"]) == row["optimizer.learning_rate"]
-    assert rows[0]["optimizer.learning_rate"] != rows[1]["optimizer.learning_rate"]
+        assert str(config["optimizer"]["learning_rate"]) == row["schedule.learning_rate"]
+    assert rows[0]["schedule.learning_rate"] != rows[1]["schedule.learning_rate"]

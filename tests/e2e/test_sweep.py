@@ -21,7 +21,7 @@ def get_config():
     return config
 
 def sweep():
-    return product(axis("optimizer.learning_rate", {rates}), axis("seed", {seeds}))
+    return product(axis("schedule.learning_rate", {rates}), axis("seed", {seeds}))
 """
 
 

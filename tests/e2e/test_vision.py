@@ -12,8 +12,8 @@ SHORT = {
     "total_steps": 2,
     "evaluate_every_steps": 2,
     "save_every_steps": 2,
-    "data.batch_size": 8,
-    "data.evaluation_batch_size": 120,
+    "loader.batch_size": 8,
+    "loader.evaluation_batch_size": 120,
 }
 RUNS = {
     "resnet": {"model.depths": (1,), "model.widths": (8,), "model.stem_width": 8},
@@ -24,7 +24,7 @@ RUNS = {
         "model.depth": 1,
         "model.width": 16,
         "model.num_heads": 2,
-        "objective.name": "distilled_classification",
+        "task.name": "distilled_image_classification",
     },
 }
 
@@ -63,9 +63,9 @@ def test_positions_go_on_to_another_resolution(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "write_report", lambda workdir: None)
     monkeypatch.setattr(loop.artifacts, "write_all", lambda *args: None)
     sizes = {"model.depth": 2, "model.width": 32, "model.num_heads": 2, "model.stochastic_depth": 0.0, "ema_decay": 0.0}
-    short = sizes | {"objective.mixup": 0.0, "data.evaluation_batch_size": 360, "optimizer.learning_rate": 5e-3}
+    short = sizes | {"task.mixup": 0.0, "loader.evaluation_batch_size": 360, "schedule.learning_rate": 5e-3}
     learned = run(tmp_path / "small", "vit", short | {"total_steps": 250})
-    larger = {"total_steps": 0, "data.image_size": 12, "data.resample": "bicubic", "init.path": str(tmp_path / "small")}
+    larger = {"total_steps": 0, "task.image_size": 12, "task.resample": "bicubic", "init.path": str(tmp_path / "small")}
     found = run(tmp_path / "large", "vit", short | larger)
     fresh = run(tmp_path / "fresh", "vit", short | larger | {"init.skip": ("^table",)})
     assert learned["test/accuracy"] > 0.7

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough  # a wheel is built and installed, and starts with an empty cache
 ROOT = Path(__file__).parents[2]
 
 

@@ -1,4 +1,4 @@
-"""SQuAD's metrics: equal to the official definition, written out here, on random answers."""
+"""Exact match and F1 equal SQuAD's official definition, reimplemented here, on random answers."""
 
 import collections
 import re
@@ -30,7 +30,7 @@ WORDS = [
 
 
 def official(answer, references):
-    """Version 2.0's evaluation, its definition in its order: (exact match, F1)."""
+    """Return exact match and F1 by the evaluation of SQuAD 2.0, step by step."""
 
     def clean(text):
         text = "".join(c for c in text.lower() if c not in set(string.punctuation))

@@ -1,4 +1,4 @@
-"""Boxes: against counted pixels, the papers' equations, and each other's forms."""
+"""Overlaps equal counted pixels and the papers' equations; conversions between box formats."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from lineage.metrics import boxes
 
 
 def pixels(box, size=24):
-    """Which cells of a grid lie in a box of whole numbers."""
+    """Return the cells of a grid that lie in a box with integer corners."""
     left, top, right, bottom = box
     mask = np.zeros((size, size), bool)
     mask[top:bottom, left:right] = True
@@ -35,7 +35,7 @@ def test_overlaps_are_those_of_counted_pixels():
 
 
 def by_paper(a, b, complete):
-    """DIoU and CIoU of arXiv 1911.08287, box by box, in torch."""
+    """Compute DIoU and CIoU (arXiv 1911.08287) box by box in PyTorch."""
     (x1, y1, x2, y2), (u1, v1, u2, v2) = a.unbind(-1), b.unbind(-1)
     shared = (torch.min(x2, u2) - torch.max(x1, u1)).clamp(min=0) * (torch.min(y2, v2) - torch.max(y1, v1)).clamp(min=0)
     overlap = shared / ((x2 - x1) * (y2 - y1) + (u2 - u1) * (v2 - v1) - shared)

@@ -1,4 +1,4 @@
-"""Precision, recall, F1, AUROC, rank correlation and calibration, beside scikit-learn's and scipy's."""
+"""Precision, recall, F1, AUROC, rank correlation and calibration equal those of scikit-learn and SciPy."""
 
 import warnings
 

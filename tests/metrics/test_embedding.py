@@ -1,4 +1,4 @@
-"""BERTScore beside bert-score's, and MoverScore beside its authors' definition, on random weights and texts."""
+"""BERTScore equals bert-score's, and MoverScore its authors' definition, on random weights and texts."""
 
 import math
 import shutil
@@ -32,7 +32,7 @@ def sentences(seed, count):
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request, tmp_path_factory):
-    """A checkpoint with random weights, and its tokenizer."""
+    """Save a checkpoint with random weights and its tokenizer."""
     folder = tmp_path_factory.mktemp(request.param)
     config, model, special = FAMILIES[request.param]
     if request.param == "bert":
@@ -107,7 +107,7 @@ def test_rarity_baseline_and_several_references(folder, tmp_path):
 
 
 def hidden_states(folder, texts):
-    """Each text's tokens, their ids and all layers' vectors [L, T, D], by transformers."""
+    """Return the tokens, ids and hidden states [L, T, D] of each text, computed by `transformers`."""
     coder, model = (kind.from_pretrained(folder) for kind in (transformers.AutoTokenizer, transformers.AutoModel))
     for text in texts:
         ids = coder.encode(text, truncation=True, max_length=24)
@@ -117,8 +117,8 @@ def hidden_states(folder, texts):
 
 
 def transported(a, b, costs):
-    """The earth mover's distance that its authors' program has: the cheapest flow of the smaller mass, and the largest
-    cost for what is left of the other."""
+    """Return the earth mover's distance of the authors' program: the cheapest flow of the smaller mass, plus the
+    largest cost for the remainder of the other."""
     ours, theirs = costs[: len(a), len(a) :].shape
     rows, columns = np.kron(np.eye(ours), np.ones(theirs)), np.kron(np.ones(ours), np.eye(theirs))
     least = min(a.sum(), b.sum())
@@ -128,7 +128,7 @@ def transported(a, b, costs):
 
 
 def authors_score(folder, candidates, references, version, size, stop_words):
-    """Equations 1 to 4 of the paper, as in moverscore.py and moverscore_v2.py, with their small terms."""
+    """Compute equations 1 to 4 of the paper as in moverscore.py and moverscore_v2.py, with their small constants."""
     sides = []
     for texts in (references, candidates):
         found = list(hidden_states(folder, texts))
@@ -163,7 +163,7 @@ def authors_score(folder, candidates, references, version, size, stop_words):
 
 @pytest.fixture(scope="module")
 def moving():
-    """Sentences of many tokens that count: then the authors' small terms are small."""
+    """Sentences with many weighted tokens, so that the authors' small constants are negligible."""
     random = np.random.default_rng(5)
     candidates, references = ([" ".join(random.choice(WORDS, 14)) for _ in range(6)] for _ in range(2))
     return candidates, references
@@ -181,7 +181,7 @@ def test_mover_score_is_the_authors(folder, moving, version, size):
 
 
 def one_hot(texts):
-    """Letters are each as far as the next one from all others, and equal to themselves."""
+    """Embed letters as one-hot vectors, equally far from each other."""
     found = []
     for text in texts:
         ids = np.array([26, *(ord(letter) - ord("a") for letter in text), 27])
@@ -190,7 +190,7 @@ def one_hot(texts):
 
 
 def test_by_hand():
-    """Without [CLS] and [SEP] the share of letters that must move, by sqrt(2) or its square."""
+    """Without [CLS] and [SEP], the distance is the fraction of letters that move, times sqrt(2) or 2."""
     options = {"idf": False, "skip": {26, 27}}
     np.testing.assert_allclose(mover_score(["abc", "ab"], ["abd", "ab"], one_hot, **options), [1 - 2 / 3, 1])
     second = mover_score(["abc", "abc"], ["abd", ["abc", "xyz"]], one_hot, version=2, **options)
@@ -208,7 +208,7 @@ def test_by_hand():
 
 
 def test_padding_plays_no_part():
-    """Nor do the other pairs, and `embed` sees every text once."""
+    """Other pairs do not change a score either, and `embed` receives every text once."""
     asked = []
 
     def embed(texts):
@@ -242,7 +242,7 @@ def test_errors_of_mover_score():
 
 
 def test_words_of_roberta_have_a_space_before_them(folder, tmp_path):
-    """As bert-score has it, whether the tokenizer's file says so or not."""
+    """A space is put in front as by bert-score, whether or not the tokenizer's file asks for it."""
     texts = ["cat sat", " the dog ", ""]
     copy = shutil.copytree(folder, tmp_path / "copy")
     told = (copy / "tokenizer.json").read_text()

@@ -1,4 +1,4 @@
-"""Metrics: equal to scikit-learn and plain formulas; the same for any split and order of the data."""
+"""Metrics equal scikit-learn's and plain formulas, and do not depend on the split and order of the data."""
 
 import math
 
@@ -29,7 +29,7 @@ def test_accuracies_are_scikit_learns():
 
 
 def test_equal_logits_are_no_top_k_hit():
-    """A model that says the same of every class must not score."""
+    """A model with equal logits for all classes must not score."""
     assert not bool(correct_top_k(jnp.zeros((1, 10)), jnp.array([3]), 5)[0])
 
 

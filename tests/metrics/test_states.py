@@ -1,4 +1,4 @@
-"""Every state: any split of the data, merged in any order, is the whole; and what no number is made of."""
+"""Metric states give the same result for any split and merge order of the data; invalid data gives nan."""
 
 import jax
 import jax.numpy as jnp

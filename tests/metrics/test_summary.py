@@ -1,4 +1,4 @@
-"""ROUGE-N, L and Lsum beside rouge-score's; the others beside Lin's definitions; and his worked examples."""
+"""ROUGE-N, L and Lsum equal rouge-score's, the others Lin's definitions and worked examples."""
 
 import itertools
 import math
@@ -34,7 +34,7 @@ def test_n_l_and_lsum_are_rouge_scores(output, references, stem):
 
 @pytest.mark.parametrize(("output", "reference"), [("b a\nb", "b b"), ("b\nb x", "b b a"), ("a x\nb b a", "a b a")])
 def test_which_of_equal_subsequences(output, reference):
-    """Columns that match nothing decide it: after them the rows that add nothing are left out."""
+    """Columns without a match matter: after them, rows that add nothing are skipped."""
     theirs = rouge_scorer.RougeScorer(["rougeLsum"]).score(reference, output)["rougeLsum"]
     np.testing.assert_allclose(rouge(output, reference, ["Lsum"])["Lsum"], theirs, atol=1e-12)
 
@@ -50,7 +50,7 @@ def test_long_texts_are_rouge_scores():
 
 
 def test_lins_examples():
-    """Sections 3.1, 3.3 and 4 of the paper."""
+    """Examples of sections 3.1, 3.3 and 4 of the paper."""
     reference = "police killed the gunman"
     one, two, three = "police kill the gunman", "the gunman kill police", "the gunman police killed"
     assert [rouge(text, reference, ["L"])["L"].f for text in (one, two)] == [3 / 4, 2 / 4]
@@ -84,7 +84,7 @@ def test_skip_bigrams_by_definition(ours, theirs, limit, unigrams):
 @settings(max_examples=200)
 @given(SHORT, SHORT)
 def test_weighted_subsequences_by_lins_program(ours, theirs):
-    """Section 3.4's dynamic program, as it stands there."""
+    """Implement the dynamic program of section 3.4 literally."""
     score, run = np.zeros((2, len(theirs) + 1, len(ours) + 1))
     for i, j in itertools.product(range(1, len(theirs) + 1), range(1, len(ours) + 1)):
         if theirs[i - 1] == ours[j - 1]:

@@ -1,4 +1,4 @@
-"""Spans of tags: seqeval's on random tags, in its default and its strict mode."""
+"""Spans and scores equal seqeval's on random tags, in its default and its strict mode."""
 
 import warnings
 
@@ -17,7 +17,7 @@ LETTERS = {None: "BIES", "IOB1": "BI", "IOB2": "BI", "IOE2": "IE", "IOBES": "BIE
 
 @st.composite
 def corpora(draw, scheme):
-    """Sentences of tags, any after any, beside true ones that are often the same."""
+    """Generate sentences of random tags and true tags that often agree."""
     tag = st.sampled_from(["O", "O", *(f"{letter}-{kind}" for letter in LETTERS[scheme] for kind in ("X", "Y-Z"))])
     tag |= st.sampled_from(LETTERS[scheme]) if scheme is None else st.nothing()
     truths = draw(st.lists(st.lists(tag, min_size=1, max_size=9), min_size=1, max_size=4))
@@ -57,7 +57,7 @@ def test_spans_are_seqevals(corpus):
 
 
 def test_the_same_span_in_the_schemes():
-    """Two of one type side by side, then one of another."""
+    """Encode two adjacent spans of one type, then one of another."""
     expected = [("X", 1, 2), ("X", 2, 5), ("Y", 5, 6)]
     for scheme, tags in {
         "IOB1": "O I-X B-X I-X I-X I-Y",

@@ -1,4 +1,4 @@
-"""sacreBLEU's numbers with our forms of arguments, and Dive into Deep Learning's BLEU by its definition."""
+"""Scores equal sacreBLEU's, and the BLEU of Dive into Deep Learning its definition."""
 
 import math
 
@@ -108,7 +108,7 @@ def test_significance_is_sacrebleus(test):
 
 
 def test_d2l_bleu_has_the_books_examples():
-    """Section 10.7.6: precisions 4/5, 3/4, 1/3, 0; a short one; and what its models write."""
+    """Section 10.7.6: precisions 4/5, 3/4, 1/3, 0; a short output; and outputs of its models."""
     long = math.exp(1 - 6 / 5) * (4 / 5) ** 0.5 * (3 / 4) ** 0.25
     assert d2l_bleu(["ABBCD"], ["ABCDEF"]) == pytest.approx(long)
     assert d2l_bleu(["ABBCD"], ["ABCDEF"], 3) == pytest.approx(long * (1 / 3) ** 0.125)

@@ -17,7 +17,7 @@ from lineage.models.roberta import RoBERTa
 from tests.tolerance import assert_close
 
 SIZES = {"vocab_size": 17, "max_length": 10, "depth": 2, "width": 16, "num_heads": 2}
-TINY = BERT(**SIZES, head="tagging", num_classes=5)
+TINY = BERT(**SIZES, head="token_classification", num_classes=5)
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(3, 17, (2, 8)), jnp.int32)
 
 
@@ -71,8 +71,8 @@ def test_a_generator_has_its_discriminators_embeddings():
         ("pretraining", ((2, 8, 17), (2, 2))),
         ("next_sentence", (2, 2)),
         ("classification", (2, 5)),
-        ("tagging", (2, 8, 5)),
-        ("span", (2, 8, 2)),
+        ("token_classification", (2, 8, 5)),
+        ("question_answering", (2, 8, 2)),
     ],
 )
 def test_each_head_says_what_its_task_needs(head, shape):

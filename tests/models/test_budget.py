@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from lineage.models import budget, build
+from lineage.models.jaxpr_costs import flops
 from tests.tiers import tiered
 
 TOKENS = jax.ShapeDtypeStruct((2, 128), jnp.int32)
@@ -136,11 +137,11 @@ def test_convolutions_and_their_gradients(stride, groups, padding):
         how = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": groups}
         return jax.lax.conv_general_dilated(image, kernel, (stride, stride), padding, **how)
 
-    assert budget.flops(convolve, image, kernel)["matmul"] == xla(convolve, image, kernel)
+    assert flops(convolve, image, kernel)["matmul"] == xla(convolve, image, kernel)
     gradient = jax.grad(lambda *args: jnp.square(convolve(*args)).sum(), (0, 1))
     # Without groups' transposes into batch groups, which XLA counts in its own way.
     if groups == 1:
-        assert total(budget.flops(gradient, image, kernel)) == pytest.approx(xla(gradient, image, kernel), rel=0.02)
+        assert total(flops(gradient, image, kernel)) == pytest.approx(xla(gradient, image, kernel), rel=0.02)
 
 
 def test_loops_branches_and_calls_are_counted_as_often_as_they_run():
@@ -152,19 +153,13 @@ def test_loops_branches_and_calls_are_counted_as_often_as_they_run():
         return x @ x
 
     product.defvjp(lambda x: (x @ x, x), lambda x, g: (g @ x.T + x.T @ g,))
+    assert flops(lambda x: jax.lax.scan(lambda c, _: (product(c), None), x, length=5)[0], square)["matmul"] == 5 * one
+    assert flops(jax.grad(lambda x: product(x).sum()), square)["matmul"] == 3 * one
     assert (
-        budget.flops(lambda x: jax.lax.scan(lambda c, _: (product(c), None), x, length=5)[0], square)["matmul"]
-        == 5 * one
+        flops(lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: x @ x @ x, lambda x: x @ x, x), square)["matmul"] == 2 * one
     )
-    assert budget.flops(jax.grad(lambda x: product(x).sum()), square)["matmul"] == 3 * one
-    assert (
-        budget.flops(lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: x @ x @ x, lambda x: x @ x, x), square)["matmul"]
-        == 2 * one
-    )
-    assert (
-        budget.flops(lambda x: jax.lax.while_loop(lambda x: x[0, 0] > 0, lambda x: x @ x, x), square)["matmul"] == one
-    )
-    assert budget.flops(jax.jit(jax.vmap(product)), jax.ShapeDtypeStruct((3, 8, 8), jnp.float32))["matmul"] == 3 * one
+    assert flops(lambda x: jax.lax.while_loop(lambda x: x[0, 0] > 0, lambda x: x @ x, x), square)["matmul"] == one
+    assert flops(jax.jit(jax.vmap(product)), jax.ShapeDtypeStruct((3, 8, 8), jnp.float32))["matmul"] == 3 * one
 
 
 def test_activations_are_what_the_backward_pass_needs():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lineage import models
-from lineage.models.budget import flops
+from lineage.models.jaxpr_costs import flops
 from lineage.models.layers.position import resample, sincos_2d
 from lineage.models.mae import MAE
 from lineage.models.vit import ViT

@@ -1,4 +1,4 @@
-"""What the parity tests share: references with random weights, and their gradients in our layout."""
+"""Fixtures of the parity tests: references with random weights, and their gradients in our layout."""
 
 import jax
 import jax.numpy as jnp

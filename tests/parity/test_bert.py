@@ -23,8 +23,8 @@ TASKS = {
     "ForMaskedLM": "masked_lm",
     "ForNextSentencePrediction": "next_sentence",
     "ForSequenceClassification": "classification",
-    "ForTokenClassification": "tagging",
-    "ForQuestionAnswering": "span",
+    "ForTokenClassification": "token_classification",
+    "ForQuestionAnswering": "question_answering",
     "ForMultipleChoice": "choice",
 }
 # family -> its name in the reference's classes
@@ -73,7 +73,7 @@ def config_of(family, head, seed):
         "layer_norm_eps": float(rng.choice([1e-12, 1e-5, 1e-2])),
         "max_position_embeddings": LENGTH + 4,
         "type_vocab_size": 3,
-        "num_labels": 3 if head in ("classification", "tagging") else 2,
+        "num_labels": 3 if head in ("classification", "token_classification") else 2,
         "hidden_dropout_prob": 0.2,
         "attention_probs_dropout_prob": 0.2,
         **dict.fromkeys(HEAD_DROPOUTS, 0.3 + 0.1 * (seed % 2)),
@@ -215,7 +215,7 @@ def test_albert_has_at_most_as_many_groups_as_layers():
 @tiered("family", ["bert", "roberta"])
 def test_plain_tokens(family, randomise, ours):
     reference = reference_of(family, FAMILIES[family] + "ForTokenClassification", 1, randomise)
-    tokens = batch_of(reference.config, "tagging", 1)["tokens"][:1]
+    tokens = batch_of(reference.config, "token_classification", 1)["tokens"][:1]
     model, variables = ours(reference)
     expected = run(reference, {"tokens": tokens})[0][0].detach().numpy()
     assert_close(jax.jit(model.apply)(variables, tokens), expected)

@@ -19,10 +19,14 @@ HEADS = {
     "ForPreTraining": "pretraining",
     "ForMaskedLM": "masked_lm",
     "ForSequenceClassification": "classification",
-    "ForTokenClassification": "tagging",
+    "ForTokenClassification": "token_classification",
     "ForMultipleChoice": "choice",
 }
-UNPOOLED = ("masked_lm", "classification", "tagging")  # the reference has a pooler there too, which nothing reads
+UNPOOLED = (
+    "masked_lm",
+    "classification",
+    "token_classification",
+)  # the reference has a pooler there too, which nothing reads
 OUTPUTS = ("last_hidden_state", "pooler_output", "prediction_logits", "seq_relationship_logits", "logits")
 # length, block, random blocks: the last block whole or not, and a sequence that is too short for blocks
 SIZES = [(37, 4, 1), (40, 4, 2), (29, 3, 2), (26, 2, 3), (31, 4, 1), (28, 4, 1)]

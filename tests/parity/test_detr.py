@@ -91,7 +91,7 @@ def asked(reference, batch, pixels):
     return logits, boxes, loss, losses, chosen
 
 
-@pytest.fixture(params=[0, 1])
+@pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.thorough)])
 def both(request, randomise, ours):
     reference = reference_of(request.param, randomise)
     batch, pixels = batch_of(request.param)

@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from lineage.models import bart, convert
+from tests.tiers import tiered
 
 REAL = 3  # tokens below are special
 
@@ -45,7 +46,7 @@ def reference_of(seed, randomise, scale=0.15):
     return randomise(reference, seed, scale)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@tiered("seed", range(2))
 def test_logits_hidden_states_and_gradients(seed, randomise, assert_same_encoder_decoder):
     reference = reference_of(seed, randomise)
     encoder, decoder = reference.model.encoder.layers, reference.model.decoder.layers

@@ -23,7 +23,7 @@ def runs(tmp_path):
         config = {"optimizer": {"learning_rate": rate}, "model": {"name": "vit"}, "seed": 0}
         lines = [{"step": step, "train/loss": loss + 1 / step} for step in (1, 2, 3)]
         lines[-1] |= {"validation/loss": loss, "test/loss": 1 - loss, "test/accuracy": 1 - loss, "time/mfu": 0.3}
-        changes = {"model.name": "vit", "optimizer.learning_rate": rate}
+        changes = {"model.name": "vit", "schedule.learning_rate": rate}
         runs.append(Run(f"rate={rate}", folder, changes, config, "done", lines))
     runs[-1].state = "failed (1)"
     return runs
@@ -43,11 +43,11 @@ def test_the_best_first(runs):
 
 
 def test_what_differs(runs):
-    assert differing(runs) == ["optimizer.learning_rate"]
+    assert differing(runs) == ["schedule.learning_rate"]
     runs[0].changes = {}
-    assert setting(runs[0], "optimizer.learning_rate") == 1e-4  # of the config
+    assert setting(runs[0], "schedule.learning_rate") == 1e-4  # of the config
     assert setting(runs[0], "optimizer.absent") is None
-    assert differing(runs) == ["optimizer.learning_rate"]
+    assert differing(runs) == ["schedule.learning_rate"]
 
 
 def test_every_run_is_on_the_page(runs, tmp_path):

@@ -17,7 +17,6 @@ from sklearn.datasets import load_digits
 
 from lineage.configs import cli
 from lineage.evaluation import artifacts
-from lineage.evaluation.evaluators import Evaluator
 from lineage.models.budget import Budget
 from lineage.report import figures
 from lineage.report.artifacts import image_attention

@@ -76,7 +76,7 @@ def test_finds_what_is_better_and_goes_on(tmp_path, monkeypatch):
     best = min(float(row["validation/loss"]) for row in rows(tmp_path) if row["state"] == "done")
     assert best < 2.5
     page = (tmp_path / "sweep.html").read_text()
-    assert "The best by validation/loss is" in page
+    assert "The best run by validation/loss is" in page
 
 
 def test_stops_what_is_worse(tmp_path, monkeypatch):
@@ -111,7 +111,7 @@ def test_goes_on_after_a_kill(tmp_path):
 def test_what_cannot_be_searched(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"has no search\(\)"):
         run_search(COMMAND, None, dict, tmp_path)
-    with pytest.raises(ValueError, match="'test/bleu', which is no metric of the runs: train/loss, validation/loss"):
+    with pytest.raises(ValueError, match="'test/bleu'; the metrics of the runs are train/loss, validation/loss"):
         run(tmp_path / "a", metric="test/bleu")
     run(tmp_path / "b", trials=1)
     with pytest.raises(ValueError, match=r"a search over other keys \(x, depth, kind\)"):

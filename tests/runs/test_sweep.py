@@ -353,7 +353,7 @@ def test_no_figure_without_colours_for_all(tmp_path):
 
 
 def test_names_are_what_tells_the_runs_apart():
-    rates = [{"optimizer.learning_rate": rate, "seed": seed} for rate, seed in product((1e-3, 1e-4), (0, 1))]
+    rates = [{"schedule.learning_rate": rate, "seed": seed} for rate, seed in product((1e-3, 1e-4), (0, 1))]
     assert run_names(rates)[:2] == ["learning_rate=0.001,seed=0", "learning_rate=0.001,seed=1"]
     sizes = [{"model.name": name, "model.depth": depth, "model.width": 8} for name, depth in (("vit", 4), ("gpt", 2))]
     assert run_names(sizes) == ["name=vit", "name=gpt"]
@@ -365,15 +365,15 @@ def test_names_are_what_tells_the_runs_apart():
 
 
 def test_names_are_folders():
-    names = run_names([{"data.source": f"text:{letter}/b.txt"} for letter in "ab"])
+    names = run_names([{"source": f"text:{letter}/b.txt"} for letter in "ab"])
     assert names == ["source=text:a_b.txt", "source=text:b_b.txt"]
-    first, second = run_names([{"data.source": "a/b"}, {"data.source": "a_b"}])
+    first, second = run_names([{"source": "a/b"}, {"source": "a_b"}])
     assert first == "source=a_b"
     assert second.startswith("source=a_b~")
     long = run_names([{"init.path": "x" * 300 + letter} for letter in "ab"])
     assert len(set(long)) == 2
     assert all(len(name) < 120 for name in long)
-    foreign = run_names([{"data.source": "文" * 90 + letter} for letter in "ab"])
+    foreign = run_names([{"source": "文" * 90 + letter} for letter in "ab"])
     assert len(set(foreign)) == 2
     assert all(len(name.encode()) < 120 for name in foreign)
 

@@ -9,6 +9,8 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 from lineage.models.layers.position import resample
+from lineage.models.swin import Swin
+from lineage.models.vit import ViT
 from lineage.train import expert_mixture, loop, pretrained
 from lineage.train.checkpoint import Checkpoints, read_newest, read_variables
 from lineage.train.experiment import Experiment
@@ -16,7 +18,7 @@ from lineage.train.expert_mixture import cross_entropy_search
 from lineage.train.state import TrainState
 
 ONE = {"devices": jax.devices()[:1]}
-SMALL = {"model.depth": 1, "data.max_bytes": 8_000, "optimizer.schedule": "constant", "checkpoint.keep": 9}
+SMALL = {"model.depth": 1, "source.max_bytes": 8_000, "schedule": "constant", "checkpoint.keep": 9}
 LORA = {
     "adapter.name": "lora",
     "adapter.rank": 2,
@@ -136,7 +138,7 @@ def test_the_mixture_that_examples_need(tiny, base, crowd):
 
     @jax.jit
     def loss(params):
-        total, weight, _ = experiment.objective(experiment.model.bind({"params": params}), batch)
+        total, weight, _ = experiment.task.loss(experiment.model.bind({"params": params}), batch)
         return total / weight
 
     alone = [float(loss(read_variables(Path(folder))["params"])) for folder in (base, *crowd)]

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from lineage import launch, models
-from lineage.evaluation.evaluators import restore
 from lineage.runs.folder import locked, read_metrics
 from lineage.tasks.objectives import OBJECTIVES
 from lineage.train import loop
@@ -59,16 +58,16 @@ def trained(tiny, tmp_path_factory):
         ),
         ([GPT, "--config.batch_size=1"], "unknown config key 'batch_size': did you mean 'data.batch_size'?"),
         ([GPT, "--config.modle.width=1"], "unknown config key 'modle.width': did you mean 'model.width'?"),
-        ([GPT, "--config.data.batch_size=many"], "data.batch_size is 'many', but must be of type int."),
+        ([GPT, "--config.loader.batch_size=many"], "data.batch_size is 'many', but must be of type int."),
         (
-            [GPT, "--config.optimizer.learning_rate=fast"],
+            [GPT, "--config.schedule.learning_rate=fast"],
             "optimizer.learning_rate is 'fast', but must be of type float.",
         ),
         (
             ["--config=configs/vit_digit.py"],
             "there is no config 'configs/vit_digit.py': did you mean 'vit_digits'?",
         ),
-        ([GPT, "--config.data.source=text:absent.txt"], "there is no text file at absent.txt"),
+        ([GPT, "--config.source.name=text:absent.txt"], "there is no text file at absent.txt"),
         (
             [GPT, "--config.model.name=gtp"],
             f"Unknown model 'gtp'. Did you mean 'gpt'? Available: {', '.join(sorted(models.MODELS))}.",
@@ -83,20 +82,20 @@ def trained(tiny, tmp_path_factory):
             "Unknown position '3d'. Available: none, 1d, 2d, relative, sincos2d, mae.",
         ),
         (
-            [GPT, "--config.data.source=digits", "--config.data.max_bytes=0", "--config.data.sequence_length=0"],
+            [GPT, "--config.source.name=digits", "--config.source.max_bytes=0", "--config.task.sequence_length=0"],
             "the data 'digits' have no vocab_size, which the model 'gpt' needs.",
         ),
-        ([GPT, "--config.objective.name=classification"], "the objective 'classification' is not for the model 'gpt'."),
+        ([GPT, "--config.task.name=classification"], "the objective 'classification' is not for the model 'gpt'."),
         (
-            [GPT, "--config.data.task=masked_tokens"],
+            [GPT, "--config.task.name=masked_tokens"],
             "the objective 'causal_lm' is for data.task next_token or continuations: it is 'masked_tokens'.",
         ),
         (
-            [GPT, "--config.objective.name=causal"],
+            [GPT, "--config.task.name=causal"],
             f"unknown objective 'causal': it is one of {', '.join(OBJECTIVES)}.",
         ),
         (
-            [GPT, "--config.objective.mixup=0.2"],
+            [GPT, "--config.task.mixup=0.2"],
             "the objective 'causal_lm' has no 'mixup': leave objective.mixup at 0.",
         ),
         (
@@ -111,11 +110,11 @@ def trained(tiny, tmp_path_factory):
         ([GPT, "--config.precision=float12"], "precision is 'float12': it must be float32 or bfloat16."),
         ([GPT, "--config.log_every_steps=0"], "log_every is 0 steps: it must be at least 1."),
         (
-            [GPT, "--config.data.batch_size=12"],
+            [GPT, "--config.loader.batch_size=12"],
             "a batch of 12 examples does not divide over 8 devices (data x fsdp): it must be",
         ),
         (
-            [GPT, "--config.data.evaluation_batch_size=12"],
+            [GPT, "--config.loader.evaluation_batch_size=12"],
             "a batch of 12 examples does not divide over 8 devices (data x fsdp): it must be",
         ),
         (
@@ -128,20 +127,20 @@ def trained(tiny, tmp_path_factory):
         ),
         ([GPT, "--config.model.max_length=8"], "a sequence of 16 tokens is longer than the model's 8."),
         (
-            [VIT, "--config.data.source=folder:absent"],
+            [VIT, "--config.source.name=folder:absent"],
             "there is no folder absent/train: images are read from PATH/<split>/<class>/<file>",
         ),
         ([VIT, "--config.model.channels=3"], "image of the data is (8, 8, 1), but the model is for (8, 8, 3)."),
         ([VIT, "--config.wandb=project"], "Weights & Biases is asked for but not installed"),
-        ([VIT, "--config.data.max_boxes=0"], "data.max_boxes is 0: it must be 1 or more."),
-        ([VIT, "--config.data.image_size=-1"], "data.image_size is -1: it must be 0 or more."),
+        ([VIT, "--config.task.max_boxes=0"], "data.max_boxes is 0: it must be 1 or more."),
+        ([VIT, "--config.task.image_size=-1"], "data.image_size is -1: it must be 0 or more."),
         ([GPT, "--config.grad_accum_steps=0"], "grad_accum_steps is 0: it must be 1 or more."),
         (
             ["--config=swin_digits", "--config.model.depths=(2,0)"],
             "model.depths is (2, 0): it must be 1 or more.",
         ),
         ([GPT, "--config.ema_decay=1.5"], "ema_decay is 1.5: it must be 0 or more, and below 1."),
-        ([GPT, "--config.optimizer.learning_rate=-1.0"], "optimizer.learning_rate is -1.0: it must be 0 or more."),
+        ([GPT, "--config.schedule.learning_rate=-1.0"], "optimizer.learning_rate is -1.0: it must be 0 or more."),
         ([GPT, "--config.optimizer.no_decay=('[',)"], "optimizer.no_decay has '[', which is no regular expression"),
         ([GPT, "--config.sharding=(('x',),)"], "sharding has ('x',): it must be a pair of a regular expression"),
         ([GPT, "--config.model.vocab_size=100"], "model.vocab_size is 100: the data 'stdlib' have 257."),
@@ -156,7 +155,7 @@ def trained(tiny, tmp_path_factory):
             "a sequence of 91 tokens is longer than the model's 16.",
         ),
         (["--config=configs/base.py"], "get_config() of configs/base.py needs an argument, FILE:ARGUMENT."),
-        (["--config=vit_digits:x"], "get_config() of configs/small/vit_digits.py takes no argument."),
+        (["--config=vit_digits:x"], "/configs/small/vit_digits.py takes no argument."),
         # A device memory that no machine has: the array is refused, none of it is touched.
         ([GPT, "--config.model.mlp_dim=1099511627776"], "out of memory (RESOURCE_EXHAUSTED: "),
     ],
@@ -169,7 +168,7 @@ def test_settings(arguments, sentence, error, tmp_path):
 
 def test_out_of_memory_says_what_to_change(error, tmp_path):
     said = error(GPT, f"--workdir={tmp_path}", "--config.model.mlp_dim=1099511627776")
-    for key in ("data.batch_size", "grad_accum_steps", "model.remat", "mesh.fsdp", "lineage describe"):
+    for key in ("loader.batch_size", "grad_accum_steps", "model.remat", "mesh.fsdp", "lineage describe"):
         assert key in said
 
 
@@ -208,8 +207,8 @@ def test_arguments(arguments, sentence, capsys):
 )
 def test_data(content, sentence, error, tmp_path):
     (tmp_path / "input.txt").write_bytes(content)
-    arguments = [f"--config.data.source=text:{tmp_path}/input.txt", "--config.data.max_bytes=0"]
-    validation = f"--config.data.validation_split={tmp_path}/input.txt"
+    arguments = [f"--config.source.name=text:{tmp_path}/input.txt", "--config.source.max_bytes=0"]
+    validation = f"--config.source.validation_path={tmp_path}/input.txt"
     assert sentence in error(GPT, *arguments, validation, f"--workdir={tmp_path}/run")
 
 
@@ -237,7 +236,7 @@ def test_commands(error, trained):
 
 def test_a_prompt_of_unknown_characters(error, tiny, tmp_path):
     (tmp_path / "input.txt").write_text("to be or not to be, that is the question. " * 20)
-    changes = {"data.source": f"text:{tmp_path}/input.txt", "data.tokenizer": "characters", "data.max_bytes": 0}
+    changes = {"source": f"text:{tmp_path}/input.txt", "tokenizer": "characters", "source.max_bytes": 0}
     loop.train(tiny("gpt", changes | {"total_steps": 1}), tmp_path / "run")
     said = error("generate", f"--workdir={tmp_path}/run", "--prompt=to be €")
     assert "€" in said
@@ -248,7 +247,7 @@ def test_a_prompt_of_unknown_characters(error, tiny, tmp_path):
 )
 def test_another_models_checkpoint(change, trained, tiny):
     with pytest.raises(ValueError, match="is damaged or of another model") as error:
-        restore(Experiment(tiny("gpt", change), trained / "gpt"))
+        Experiment(tiny("gpt", change), trained / "gpt").restore()
     assert str(error.value).startswith(f"the checkpoint {trained}/gpt/checkpoints/2 ")
     assert len(str(error.value)) < 600
 

@@ -29,14 +29,14 @@ for folder in map(pathlib.Path, sys.argv[1:]):
         found = jax.tree.leaves(program.call(batch))
         np.savez(folder / f"found_{size}.npz", *(np.asarray(a, np.float32) for a in found))
 """
-TEXTS = {"data.max_bytes": 20_000, "model.depth": 1}
+TEXTS = {"source.max_bytes": 20_000, "model.depth": 1}
 KINDS = {
     "gpt": ("gpt", TEXTS),
     "bert": (
         "bert",
         TEXTS
-        | {"data.source": "stdlib", "data.sequence_length": 16, "data.task": "masked_tokens"}
-        | {"objective.name": "masked_lm", "model.head": "masked_lm"},
+        | {"source": "stdlib", "task.sequence_length": 16, "task.name": "masked_lm"}
+        | {"task.name": "masked_lm", "model.head": "masked_lm"},
     ),
     "transformer": ("transformer", {"model.depth": 1}),
     "vit": ("vit", {"model.depth": 1, "precision": "bfloat16"}),

@@ -11,7 +11,6 @@ import numpy as np
 import optax
 import pytest
 
-from lineage.evaluation.evaluators import Evaluator, restore
 from lineage.runs.folder import read_metrics
 from lineage.train import loop
 from lineage.train.checkpoint import Checkpoints
@@ -33,7 +32,7 @@ def train_lines(history):
 
 
 def test_step_n_is_of_batch_n(tiny, tmp_path):
-    config = tiny("gpt", {"total_steps": 6, "optimizer.warmup_steps": 2, "optimizer.weight_decay": 0.1})
+    config = tiny("gpt", {"total_steps": 6, "schedule.warmup_steps": 2, "optimizer.weight_decay": 0.1})
     history = run(config, tmp_path)
     experiment = Experiment(config, tmp_path, ONE)
     assert [line["step"] for line in train_lines(history)] == [1, 2, 3, 4, 5, 6]
@@ -58,7 +57,7 @@ def test_step_n_is_of_batch_n(tiny, tmp_path):
         assert line["train/learning_rate"] == pytest.approx(rate, rel=1e-5), step
         updates, moments = optimizer.update(grads, moments, params)
         params = optax.apply_updates(params, updates)
-    final = restore(experiment)
+    final = experiment.restore()
     assert int(final.step) == 6
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), final.params, params)
 
@@ -80,11 +79,11 @@ def test_what_is_due_and_when(tiny, tmp_path):
 def test_evaluation_counts_every_example_once_at_any_batch_size(tiny, tmp_path, monkeypatch):
     for model, split, number, text in (
         ("vit", "test", 359, {}),
-        ("gpt", "validation", 193, {"data.sequence_length": 14}),
+        ("gpt", "validation", 193, {"task.sequence_length": 14}),
     ):
         results = []
         for size in (1, 7, 64):
-            config = tiny(model, {"data.evaluation_batch_size": size} | text)
+            config = tiny(model, {"loader.evaluation_batch_size": size} | text)
             experiment = Experiment(config, tmp_path / model, ONE)
             (tmp_path / model).mkdir(exist_ok=True)
             batches = experiment.data.splits[split]
@@ -114,7 +113,7 @@ def test_the_average_is_what_is_evaluated(tiny, tmp_path):
     config = tiny("vit", {"total_steps": 4, "ema_decay": 0.9})
     metrics = loop.train(config, tmp_path, devices=ONE)
     experiment = Experiment(config, tmp_path, ONE)
-    state, evaluator = restore(experiment), Evaluator(experiment)
+    state, evaluator = experiment.restore(), Evaluator(experiment)
     swapped = state.replace(ema=state.params)
     assert evaluator.evaluate(state) == metrics
     assert evaluator.evaluate(swapped)["test/loss"] != metrics["test/loss"]
@@ -128,8 +127,8 @@ def test_the_best_checkpoint_stays_beside_the_newest(tiny, tmp_path, monkeypatch
     loop.train(config, tmp_path, devices=ONE)
     assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [8, 14, 15]
     experiment = Experiment(config, tmp_path, ONE)
-    assert int(restore(experiment, "best").step) == 8
-    assert int(restore(experiment).step) == 15
+    assert int(experiment.restore("best").step) == 8
+    assert int(experiment.restore().step) == 15
 
 
 def test_a_signal_while_the_step_is_compiled_is_heard(tiny, tmp_path, monkeypatch, capsys):
@@ -162,7 +161,7 @@ def poison(monkeypatch):
 
 def test_updates_that_are_not_finite_are_left_out(poison, tiny, tmp_path):
     changes = {"total_steps": 12, "save_every_steps": 4, "skip_nonfinite": 2, "ema_decay": 0.9, "checkpoint.keep": 9}
-    config = tiny("vit", changes | {"optimizer.schedule": "constant"})
+    config = tiny("vit", changes | {"schedule": "constant"})
     poison((3, 7, 8))
     lines = train_lines(run(config, tmp_path))
     assert [line["train/skipped"] for line in lines] == [0, 0, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3]
@@ -192,7 +191,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(poisoned, poison, tiny, tmp_pat
         FloatingPointError, match=f"loss is nan at step {poisoned}: .* the checkpoint of step 4 is kept"
     ):
         loop.train(config, tmp_path, devices=ONE)
-    state = restore(Experiment(config, tmp_path, ONE))
+    state = Experiment(config, tmp_path, ONE).restore()
     assert int(state.step) == 4
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
     monkeypatch.undo()
@@ -201,7 +200,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(poisoned, poison, tiny, tmp_pat
     assert np.isfinite(loop.train(config, tmp_path, devices=ONE)["test/loss"])  # it goes on from there
 
 
-@pytest.mark.parametrize("on_error", ["stop", "continue"])
+@tiered("on_error", ["stop", "continue"], first=lambda on_error: on_error == "continue")
 def test_a_disk_without_room_for_what_is_shown(on_error, tiny, no_report, tmp_path, monkeypatch, capsys):
     """Of a run that is to go on, what did not fit is written when there is room again."""
 
@@ -228,8 +227,9 @@ def test_a_disk_without_room_for_what_is_shown(on_error, tiny, no_report, tmp_pa
     assert capsys.readouterr().err.count("The run goes on.") == 1
 
 
+@pytest.mark.thorough
 def test_a_rate_that_explodes_stops_the_run(tiny, tmp_path):
-    config = tiny("gpt", {"optimizer.learning_rate": 1e38, "save_every_steps": 1, "checkpoint.keep": 9})
+    config = tiny("gpt", {"schedule.learning_rate": 1e38, "save_every_steps": 1, "checkpoint.keep": 9})
     with pytest.raises(FloatingPointError, match=r"train/(loss|gradient_norm) is (nan|inf) at step \d+: the run stops"):
         loop.train(config, tmp_path, devices=ONE)
     for path in (tmp_path / "checkpoints").iterdir():

@@ -9,7 +9,6 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from lineage.evaluation.evaluators import restore
 from lineage.evaluation.sampling import Sampler
 from lineage.runs.folder import read_metrics
 from lineage.train import experiment as experiment_module
@@ -21,7 +20,7 @@ from lineage.train.step import make_train_step
 ONE = jax.devices()[:1]
 # The parameters stay as they were, so that a loss depends on the text alone.
 CHANGES = {"total_steps": 4, "save_every_steps": 2, "evaluate_every_steps": 4, "checkpoint.keep": 9}
-CHANGES |= {"optimizer.learning_rate": 0.0, "data.evaluation_batch_size": 16}
+CHANGES |= {"schedule.learning_rate": 0.0, "loader.evaluation_batch_size": 16}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,7 +77,7 @@ def test_training_reads_on(run):
     config, workdir, history = run
     experiment = Experiment(config, workdir, ONE)
     windows = experiment.data.train.source
-    params = restore(experiment).params
+    params = experiment.restore().params
     starts = np.arange(8) * len(windows) // 8
     segments = [windows.take(starts + step) for step in range(4)]
     losses, memory = read(experiment, params, [(batch["tokens"], batch["targets"]) for batch in segments])
@@ -86,7 +85,7 @@ def test_training_reads_on(run):
     np.testing.assert_allclose(found, losses.mean((1, 2)), rtol=1e-5)
     alone = read(experiment, params, [(segments[3]["tokens"], segments[3]["targets"])])[0].mean()
     assert np.abs(found[3] - alone) > 1e-3
-    kept = restore(experiment).collections
+    kept = experiment.restore().collections
     assert jax.tree.map(jnp.shape, kept) == jax.tree.map(jnp.shape, memory)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), kept, memory)
 
@@ -98,7 +97,9 @@ def test_evaluation_reads_on_from_nothing(run):
     count = -(-len(windows) // size)
     places = np.arange(size)[:, None] * count + np.arange(count)
     batches = [windows.take(np.minimum(column, len(windows) - 1)) for column in places.T]
-    losses, _ = read(experiment, restore(experiment).params, [(batch["tokens"], batch["targets"]) for batch in batches])
+    losses, _ = read(
+        experiment, experiment.restore().params, [(batch["tokens"], batch["targets"]) for batch in batches]
+    )
     counted = np.stack([batch["mask"] for batch in batches]) & (len(windows) > places.T)[..., None]
     assert history[-1]["validation/loss"] == pytest.approx(losses[counted].mean(), rel=1e-5)
 
@@ -108,7 +109,7 @@ def test_a_run_goes_on_with_its_memory(run, tmp_path):
     shutil.copytree(workdir, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")
     loop.train(config, tmp_path / "run", devices=ONE)
-    again, expected = (restore(Experiment(config, folder, ONE)) for folder in (tmp_path / "run", workdir))
+    again, expected = (Experiment(config, folder, ONE).restore() for folder in (tmp_path / "run", workdir))
     jax.tree.map(np.testing.assert_array_equal, again, expected)
     losses = lambda history: [line["train/loss"] for line in history if "train/loss" in line]  # noqa: E731
     assert losses(read_metrics(tmp_path / "run")) == losses(history)
@@ -139,7 +140,7 @@ def test_a_dimension_that_two_axes_share_must_divide_by_both(run):
 
 
 def test_segments_that_do_not_follow_each_other_are_refused(tiny, tmp_path):
-    config = tiny("transformer_xl", {"data.order": ""})
+    config = tiny("transformer_xl", {"loader.order": ""})
     message = r"model.memory_length is above 0: the segments must follow each other, data.order='stream'\."
     with pytest.raises(ValueError, match=message):
         loop.train(config, tmp_path, devices=ONE)
@@ -148,6 +149,6 @@ def test_segments_that_do_not_follow_each_other_are_refused(tiny, tmp_path):
 def test_parts_of_a_batch_are_refused(run):
     config, workdir, _ = run
     experiment = Experiment(config, workdir, ONE)
-    parts = make_train_step(experiment.model, experiment.objective, experiment.optimizer, seed=0, grad_accum_steps=2)
+    parts = make_train_step(experiment.model, experiment.task.loss, experiment.optimizer, seed=0, grad_accum_steps=2)
     with pytest.raises(ValueError, match="grad_accum_steps is 2: it must be 1 for a model with a memory"):
         jax.eval_shape(parts, experiment.abstract_state, jax.eval_shape(experiment.zeros))

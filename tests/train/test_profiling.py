@@ -9,7 +9,7 @@ from lineage.train import loop, profiling
 from lineage.train.experiment import Experiment
 from tests.tiers import tiered
 
-ADAPTED = {"init.path": "there", "adapter.name": "lora", "objective.name": "causal_lm"}
+ADAPTED = {"init.path": "there", "adapter.name": "lora", "task.name": "causal_lm"}
 ZOO = {
     "gpt_stdlib": {},
     "vit_digits": {},
@@ -45,8 +45,8 @@ def experiment(name, changes):
     config, _ = cli.load(name)
     if "unroll" in config.model:
         config.model.unroll = 1
-    if config.data.source == "stdlib":
-        config.data.max_bytes = 1_000_000
+    if config.source.name == "stdlib":
+        config.source.max_bytes = 1_000_000
     cli.override(config, changes)
     return Experiment(config, devices=jax.devices()[: max(config.mesh.data, 1) * config.mesh.fsdp * config.mesh.tensor])
 

@@ -112,7 +112,7 @@ def test_a_run_goes_on_with_the_data_that_it_began_with(tmp_path):
     (data / "more").mkdir(parents=True)
     for name in ("a.txt", "more/b.txt", "c.txt"):
         (data / name).write_text(f"text {name}")
-    places = f"pairs:{data}/*.txt", str(data / "more"), "", "train[:9%]", "digits"
+    places = f"{data}/*.txt", str(data / "more"), "", "train[:9%]", "digits"
     run_folder.keep_data(fingerprint(places[:1]), tmp_path)
     run_folder.keep_data(fingerprint(places), tmp_path)  # nothing was saved yet
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)

@@ -41,10 +41,10 @@ def train(config, devices, folder):
     return np.array(losses), state
 
 
-@pytest.fixture(scope="module", params=["gpt", "vit"])
+@pytest.fixture(scope="module", params=["gpt", pytest.param("vit", marks=pytest.mark.thorough)])
 def single(request, tiny, tmp_path_factory):
     """A model's name, and the losses of one device. Dropout draws the same numbers on every mesh."""
-    changes = {"model.dropout": 0.1, "optimizer.learning_rate": 3e-3}
+    changes = {"model.dropout": 0.1, "schedule.learning_rate": 3e-3}
     losses, _ = train(tiny(request.param, changes), jax.devices()[:1], tmp_path_factory.mktemp("single"))
     assert losses[-1] < losses[0] - 0.05  # there is a trajectory to compare
     return request.param, changes, losses
@@ -74,7 +74,7 @@ def test_a_mesh_gives_the_trajectory_of_one_device(single, mesh, tiny, tmp_path)
 
 @tiered("model", ["gpt", "vit"])
 def test_accumulation_gives_the_trajectory_of_whole_batches(model, tiny, tmp_path):
-    changes = {"optimizer.learning_rate": 3e-3}
+    changes = {"schedule.learning_rate": 3e-3}
     expected, _ = train(tiny(model, changes), jax.devices()[:1], tmp_path / "whole")
     for parts, devices in ((4, 1), (2, 4)):
         config = tiny(model, changes | {"grad_accum_steps": parts})

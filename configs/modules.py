@@ -1,0 +1,38 @@
+"""Modules and Python files that register parts of experiments."""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+import types
+from pathlib import Path
+
+
+def import_module(name: str) -> types.ModuleType:
+    """Import a module by its name, or a Python file by its path; a file is executed once."""
+    if not name.endswith(".py"):
+        return importlib.import_module(name)
+    return sys.modules.get(_module_name(Path(name))) or execute(Path(name))
+
+
+def execute(path: Path) -> types.ModuleType:
+    """Execute a Python file as a module whose name is its own, whatever other file has the same stem.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {path} to import.")
+    spec = importlib.util.spec_from_file_location(_module_name(path), path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
+    return module
+
+
+def _module_name(path):
+    return f"{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"

@@ -1,0 +1,249 @@
+"""Options of a run: documented dataclasses, whose fields are config keys (see `lineage.configs.base`)."""
+
+import dataclasses
+import re
+from typing import Any, Literal
+
+from lineage.data import Loader
+
+
+def check(key: str, value: float, low: float, below: float | None = None) -> None:
+    """Raise ValueError unless low <= value, and value < below if that is given."""
+    if not (low <= value and (below is None or value < below)):
+        allowed = f"{low} or more" + (f", and below {below}" if below is not None else "")
+        raise ValueError(f"{key} is {value}: it must be {allowed}.")
+
+
+def check_patterns(key: str, items: tuple[Any, ...], paired: bool = False) -> None:
+    """Raise ValueError for an item that is no regular expression, or no pair of one and a value."""
+    for item in items:
+        if paired and (isinstance(item, str) or len(item) != 2):
+            raise ValueError(f"{key} has {item!r}: it must be a pair of a regular expression and a value.")
+        try:
+            re.compile(item[0] if paired else item)
+        except re.error as error:
+            raise ValueError(f"{key} has {item!r}, which is no regular expression: {error}.") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Init:
+    """Parameters before the first step.
+
+    Attributes:
+        path: workdir of a run, or folder in the layout of transformers, whose parameters and tokenizer are taken over;
+            "" initialises at random.
+        skip: regular expressions of the paths of parameters that are initialised at random all the same.
+        rename: pairs (regular expression, replacement), applied to the paths of the other model's parameters, such as
+            ("^", "backbone/").
+        layers: layers of the other model that become this one's, from 0, such as (0, 2, 4); () is all.
+    """
+
+    path: str = ""
+    skip: tuple[str, ...] = ()
+    rename: tuple[tuple[str, str], ...] = ()
+    layers: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        check_patterns("init.skip", self.skip)
+        check_patterns("init.rename", self.rename, paired=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+    """Combination of several SVF adapters of one base model, before generation or before the first step.
+
+    Attributes:
+        paths: workdirs of the runs with the adapters; () is none.
+        choice: "few_shot": the mixture that minimises the loss of some examples; "prompt": the adapter whose folder's
+            name the model gives as its answer to `question`, asked about the prompt or about the examples.
+        examples: number of training examples.
+        question: template of the question, with {text} and {name}.
+        classifier: workdir of another SVF run that answers the question; "" is the base model.
+    """
+
+    paths: tuple[str, ...] = ()
+    choice: Literal["few_shot", "prompt"] = "few_shot"
+    examples: int = 16
+    question: str = "{text}\n### {name}\n"
+    classifier: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+    """Shape of the mesh of devices; one axis may be -1: the devices that the others leave.
+
+    Attributes:
+        data: number of replicas of the model.
+        fsdp: number of parts in which parameters are stored, gathered when they are used.
+        tensor: number of parts in which attention heads and hidden units of MLPs are computed.
+    """
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """Checkpoints that a run keeps.
+
+    Attributes:
+        keep: number of the newest checkpoints that are kept; with two, one may be damaged.
+        best: metric by which the best checkpoint is kept too, such as "validation/loss"; "" is none.
+        best_is_highest: whether a higher metric is better.
+        on_error: what happens when a save fails, as on a full disk; only runs of one process can "continue".
+    """
+
+    keep: int = 2
+    best: str = ""
+    best_is_highest: bool = False
+    on_error: Literal["stop", "continue"] = "stop"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Resources of a SLURM job; "" and 0 are the cluster's defaults.
+
+    Attributes:
+        partition, account, qos, constraint: as for sbatch.
+        nodes: number of nodes.
+        tasks_per_node: processes of the run on a node: one for each GPU, or one for all.
+        gpus_per_node: number of GPUs of a node.
+        cpus_per_task: number of CPU cores of a process.
+        memory_gb: memory of a node in GB.
+        minutes: time limit; then the job is requeued, and the run resumes.
+        save_seconds: seconds before the time limit at which the run is told to save.
+        requeues: the most times that a job is requeued because of its time limit.
+        parallel: the most runs of a sweep at the same time; 0 is all.
+        setup: commands before the run's, such as "module load cuda".
+    """
+
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    constraint: str = ""
+    nodes: int = 1
+    tasks_per_node: int = 1
+    gpus_per_node: int = 0
+    cpus_per_task: int = 0
+    memory_gb: int = 0
+    minutes: int = 1440
+    save_seconds: int = 120
+    requeues: int = 1000
+    parallel: int = 0
+    setup: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """Text generation, at evaluations and by the command `generate`.
+
+    Attributes:
+        prompt: text to continue, or input of an encoder-decoder.
+        num_samples: number of samples at each evaluation.
+        max_new_tokens: the most tokens that are generated.
+        temperature: of the softmax; 0 always takes the likeliest token.
+        top_k: sample from the k likeliest tokens only; 0 is all.
+        top_p: sample from the likeliest tokens that together reach this probability only; 0 is all.
+        repetition_penalty: above 1, tokens that have occurred are less likely.
+        no_repeat_ngram_size: no sequence of this many tokens occurs twice; 0 is no limit.
+        min_new_tokens: the fewest tokens that are generated.
+        forced_first_token: token id with which a text starts; None is the model's choice.
+        best_of: number of samples of which the one with the highest mean log-probability is kept.
+        contrast: workdir of a weaker run whose log-probability is subtracted (`generate` only).
+        draft: workdir of a smaller run for speculative decoding (`generate` only).
+        num_drafted: tokens that the draft model proposes at a time.
+        num_beams: above 1, beam search, which needs temperature 0.
+        length_penalty: of beam search; above 0 prefers longer texts.
+    """
+
+    prompt: str = "\n"
+    num_samples: int = 0
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 0.0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    min_new_tokens: int = 0
+    forced_first_token: int | None = None
+    best_of: int = 1
+    contrast: str = ""
+    draft: str = ""
+    num_drafted: int = 4
+    num_beams: int = 1
+    length_penalty: float = 1.0
+
+    def __post_init__(self):
+        for key in ("max_new_tokens", "num_beams", "best_of", "num_drafted"):
+            check(f"sampling.{key}", getattr(self, key), 1)
+        for key in ("num_samples", "temperature", "no_repeat_ngram_size", "min_new_tokens"):
+            check(f"sampling.{key}", getattr(self, key), 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Options of a run as a whole.
+
+    A duration (`total`, `log_every`, `evaluate_every`, `save_every`) is given in one unit: steps, epochs, examples, or
+    percent of the run. Setting one unit on the command line unsets the others.
+
+    Attributes:
+        seed: of the initial parameters, the order of the data, and everything else that is random.
+        imports: modules, or paths of Python files, that register models, tasks, sources or evaluators.
+        precision: dtype of computation; parameters stay float32.
+        total_steps, total_epochs, total_examples, total_percent: length of the training; must be given.
+        log_every_steps, log_every_epochs, log_every_examples, log_every_percent: interval of logging.
+        evaluate_every_steps, evaluate_every_epochs, evaluate_every_examples, evaluate_every_percent: interval of
+            evaluations of all splits; there is always one at the end.
+        save_every_steps, save_every_epochs, save_every_examples, save_every_percent: interval of checkpoints; there is
+            always one at the end.
+        grad_accum_steps: number of parts in which a batch is processed, to save memory.
+        ema_decay: decay of an average of the parameters, which is evaluated in their place; 0 is none.
+        skip_nonfinite: number of consecutive updates that may be skipped because they are not finite; 0 stops the run.
+        sharding: pairs (regular expression, mesh axes of the last dimensions); the first that matches a parameter's
+            path counts; the model's own rules come after them.
+        sequence_sharding: whether the tokens between layers are spread over the tensor axis too.
+        teacher: of a distillation: workdir of a run, or folder in the layout of transformers.
+        wandb: project of Weights & Biases to log to as well, if it is installed; "" is none.
+    """
+
+    seed: int = 0
+    imports: tuple[str, ...] = ()
+    precision: Literal["float32", "bfloat16"] = "float32"
+    total_steps: int | None = None
+    total_epochs: float | None = None
+    total_examples: int | None = None
+    total_percent: float | None = None
+    log_every_steps: int | None = None
+    log_every_epochs: float | None = None
+    log_every_examples: int | None = None
+    log_every_percent: float | None = None
+    evaluate_every_steps: int | None = None
+    evaluate_every_epochs: float | None = None
+    evaluate_every_examples: int | None = None
+    evaluate_every_percent: float | None = None
+    save_every_steps: int | None = None
+    save_every_epochs: float | None = None
+    save_every_examples: int | None = None
+    save_every_percent: float | None = None
+    grad_accum_steps: int = 1
+    ema_decay: float = 0.0
+    skip_nonfinite: int = 0
+    sharding: tuple[Any, ...] = ()
+    sequence_sharding: bool = False
+    teacher: str = ""
+    wandb: str = ""
+    init: Init = Init()
+    experts: Experts = Experts()
+    mesh: Mesh = Mesh()
+    checkpoint: Checkpoint = Checkpoint()
+    cluster: Cluster = Cluster()
+    sampling: Sampling = Sampling()
+    loader: Loader = dataclasses.field(default_factory=Loader)
+
+    def __post_init__(self):
+        check("grad_accum_steps", self.grad_accum_steps, 1)
+        check("skip_nonfinite", self.skip_nonfinite, 0)
+        check("ema_decay", self.ema_decay, 0, below=1)
+        check_patterns("sharding", self.sharding, paired=True)

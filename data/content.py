@@ -1,0 +1,144 @@
+"""Content: what sources offer and tasks turn into examples."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lineage.data.loader import ExampleSource
+
+
+class Documents:
+    """Texts in a fixed order.
+
+    Args:
+        texts: the texts; they may be read lazily.
+        fingerprint: a string that changes when the texts change; "" computes a digest of the texts.
+    """
+
+    always_ended = False  # whether an end of text follows the last document even if it is the only one
+
+    def __init__(self, texts: Sequence[str], fingerprint: str = ""):
+        self._texts = texts
+        self._fingerprint = fingerprint
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def chunks(self, characters: int = 1 << 22) -> Iterator[list[str]]:
+        """Yield the texts in groups of about `characters` characters."""
+        group, size = [], 0
+        for text in self:
+            group.append(text)
+            size += len(text)
+            if size >= characters:
+                yield group
+                group, size = [], 0
+        if group:
+            yield group
+
+    def fingerprint(self) -> str:
+        """Return a string that changes when the texts change."""
+        if not self._fingerprint:
+            digest = hashlib.sha256()
+            for text in self:
+                digest.update(f"{len(text)} {text}".encode())
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+
+class PairedTexts(NamedTuple):
+    """Input texts and the target text of each."""
+
+    inputs: list[str]
+    targets: list[str]
+
+
+@dataclass(frozen=True)
+class LabelledTexts:
+    """Texts, or pairs of texts, with a label each.
+
+    Attributes:
+        texts: one or two texts for each example.
+        labels: the labels, as they are written in the source.
+        names: all class names in order, where the source knows them; else empty.
+    """
+
+    texts: Sequence[tuple[str, ...]]
+    labels: Sequence[str]
+    names: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class TaggedSentence:
+    """Words, each with the space before it where there is one, and a tag for each word."""
+
+    words: Sequence[str]
+    tags: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Question:
+    """Question about a context.
+
+    Attributes:
+        text: the question.
+        context: the text that the answers are parts of.
+        answers: (first character in the context, text) of each reference answer; empty if there is no answer.
+
+    Raises:
+        ValueError: an answer is not at its place in the context.
+    """
+
+    text: str
+    context: str
+    answers: Sequence[tuple[int, str]]
+
+    def __post_init__(self):
+        for start, answer in self.answers:
+            if self.context[start : start + len(answer)] != answer:
+                raise ValueError(f"The answer {answer!r} to {self.text!r} is not at character {start} of its context.")
+
+    @property
+    def references(self) -> list[str]:
+        """The texts of the answers."""
+        return [text for _, text in self.answers]
+
+
+class Images(NamedTuple):
+    """Images with labels or boxes.
+
+    Examples of labelled images have `image` uint8 [h, w, c] and `label`. Examples of images with n objects have
+    `image`, `boxes` float32 [n, 4] (left, top, right and bottom edge in pixels), `classes` int32 [n], and `crowd`
+    bool [n], which marks a box around several objects.
+
+    Attributes:
+        splits: the examples of each split.
+        class_names: the names of the classes in order.
+    """
+
+    splits: Mapping[str, ExampleSource]
+    class_names: list[str]
+
+
+@dataclass(frozen=True)
+class Arrays(ExampleSource):
+    """Examples in memory: features stacked on a leading axis."""
+
+    features: Mapping[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.features.values())))
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: value[indices] for name, value in self.features.items()}
+
+
+def gather(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return a list of the values of each feature."""
+    return {name: [example[name] for example in examples] for name in examples[0]}

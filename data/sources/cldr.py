@@ -1,0 +1,36 @@
+"""Dates in twelve locales."""
+
+import datetime
+import zlib
+from dataclasses import dataclass
+
+from lineage.data.content import PairedTexts
+from lineage.data.sources.base import SOURCES, Source
+
+_DAYS = range(datetime.date(1950, 1, 1).toordinal(), datetime.date(2050, 1, 1).toordinal())
+_LOCALES = ("en", "en_GB", "de", "fr", "es", "it", "pt", "nl", "sv", "pl", "tr", "fi")
+_FORMATS = ("full", "long", "medium", "d MMMM y", "MMMM d, y", "EEE d MMM y")
+
+
+@SOURCES.register("cldr")
+@dataclass(frozen=True)
+class Dates(Source):
+    """Dates as twelve locales of the Unicode CLDR write them (from Babel), with the same dates in ISO 8601.
+
+    Every day of 1950 to 2049 occurs once, in a locale and a format drawn for it. A tenth of the days is for validation,
+    and another tenth for test.
+    """
+
+    def pairs(self) -> dict[str, PairedTexts]:
+        from babel.dates import format_date
+
+        splits = {name: PairedTexts([], []) for name in ("train", "validation", "test")}
+        for ordinal in _DAYS:
+            day = datetime.date.fromordinal(ordinal)
+            draw = zlib.crc32(str(ordinal).encode())
+            locale, form = _LOCALES[draw % len(_LOCALES)], _FORMATS[draw // 64 % len(_FORMATS)]
+            tenth = draw // 4096 % 10
+            inputs, targets = splits["test" if tenth == 9 else "validation" if tenth == 8 else "train"]
+            inputs.append(format_date(day, form, locale))
+            targets.append(day.isoformat())
+        return splits

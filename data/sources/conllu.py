@@ -1,0 +1,96 @@
+"""Files of tagged sentences in the CoNLL-U format."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from lineage.data.content import Documents, TaggedSentence
+from lineage.data.sources.base import SOURCES, SplitFiles
+from lineage.data.sources.rows import read_lines
+
+_ID = re.compile(r"\d+([-.]\d+)?")
+
+
+@SOURCES.register("conllu")
+@dataclass(frozen=True)
+class CoNLLU(SplitFiles):
+    """CoNLL-U files of sentences with universal parts of speech; they may be gzipped (.gz).
+
+    Words are the syntactic ones (of "1-2 don't": do and n't); empty nodes ("8.1") are left out. As documents, each
+    sentence is a document.
+
+    Attributes:
+        path: a file to train on, or a folder with the files of a Universal Dependencies treebank
+            (*-train.conllu, *-dev.conllu and *-test.conllu).
+        validation_path: a file to validate on; "" = the folder's, if any.
+        test_path: a file to test on; "" = the folder's, if any.
+    """
+
+    def paths(self) -> dict[str, str]:
+        return find_splits(self.path) | {name: path for name, path in super().paths().items() if name != "train"}
+
+    def files(self) -> list[str]:
+        return list(super().paths().values())
+
+    def tagged_sentences(self) -> dict[str, list[TaggedSentence]]:
+        return {split: read(path) for split, path in self.paths().items()}
+
+    def documents(self) -> dict[str, Documents]:
+        splits = self.tagged_sentences()
+        return {
+            split: Documents(["".join(sentence.words) for sentence in sentences]) for split, sentences in splits.items()
+        }
+
+
+def find_splits(path: str) -> dict[str, str]:
+    """Return the file of each split: `path` itself, or those of a treebank of Universal Dependencies in a folder.
+
+    Raises:
+        FileNotFoundError: the folder has no training file.
+    """
+    if not Path(path).is_dir():
+        return {"train": path}
+    names = {"train": "train", "dev": "validation", "test": "test"}
+    found = {
+        split: str(file) for name, split in names.items() for file in sorted(Path(path).glob(f"*-{name}.conllu*"))[:1]
+    }
+    if "train" not in found:
+        raise FileNotFoundError(f"There is no file *-train.conllu in {path}.")
+    return found
+
+
+def read(path: str) -> list[TaggedSentence]:
+    """Return the sentences in a file with their universal parts of speech.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line is not CoNLL-U; the message has its number.
+    """
+    sentences: list[TaggedSentence] = []
+    words: list[str] = []
+    tags: list[str] = []
+    # `space` goes before the next word. `multiword` has the index of the last word of a multiword token and the space
+    # after that token.
+    space, multiword = "", (0, "")
+    for number, line in enumerate([*read_lines(path), ""], 1):
+        if not line.strip():
+            if words:
+                sentences.append(TaggedSentence(words, tags))
+            words, tags, space = [], [], ""
+        elif not line.startswith("#"):
+            columns = line.split("\t")
+            if len(columns) != 10:
+                raise ValueError(f"{path}, line {number} has {len(columns)} columns: CoNLL-U has 10.")
+            if not _ID.fullmatch(columns[0]):
+                raise ValueError(f"{path}, line {number} begins with {columns[0]!r}, not with an ID such as 1 or 1-2.")
+            after = "" if "SpaceAfter=No" in columns[9].split("|") else " "
+            if "-" in columns[0]:
+                multiword = int(columns[0].partition("-")[2]), after
+            elif "." not in columns[0]:
+                index = int(columns[0])
+                words.append(space + columns[1])
+                tags.append(columns[3])
+                # There are no spaces inside a multiword token.
+                space = after if index > multiword[0] else multiword[1] if index == multiword[0] else ""
+                multiword = (0, "") if index >= multiword[0] else multiword
+    return sentences

@@ -1,0 +1,103 @@
+"""Text files."""
+
+import glob
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lineage.data.content import Documents
+from lineage.data.sources.base import SOURCES, SplitFiles
+
+
+@SOURCES.register("text")
+@dataclass(frozen=True)
+class Text(SplitFiles):
+    """UTF-8 text files; each file is a document.
+
+    Attributes:
+        path: a file, a folder (read with its subfolders) or a glob, to train on.
+        validation_path: the same to validate on; "" = hold out a part of the training text.
+        test_path: the same to test on; "" = nothing.
+        validation_fraction: the fraction of the training text that is held out where there is no `validation_path`,
+            by file if there are enough files; 0 = none.
+        max_bytes: the most bytes to read for each split, in whole files; 0 = no limit.
+    """
+
+    validation_fraction: float = 0.1
+    max_bytes: int = 0
+
+    def documents(self) -> dict[str, Documents]:
+        texts = {split: read_all(find(path), path, self.max_bytes) for split, path in self.paths().items()}
+        return with_validation(texts, self.validation_fraction)
+
+
+def with_validation(texts: dict[str, list[str]], fraction: float) -> dict[str, Documents]:
+    """Return documents by split; a `fraction` of the training texts is held out where there is no validation split."""
+    if "validation" not in texts and fraction:
+        texts["train"], texts["validation"] = hold_out(texts["train"], fraction)
+    return {split: Documents(part) for split, part in texts.items()}
+
+
+def hold_out(texts: list[str], fraction: float) -> tuple[list[str], list[str]]:
+    """Split texts into those for training and those for validation, always in the same way.
+
+    Of several texts, `fraction` of them, evenly spread, are for validation. If that would be none or all of them, the
+    last `fraction` of the characters of each text is.
+
+    Raises:
+        ValueError: the fraction is not between 0 and 1.
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(f"source.validation_fraction is {fraction}: it must be 0 (none), or between 0 and 1.")
+    # Of the first i texts, floor(i * fraction) are held out; the small number absorbs rounding errors.
+    held = np.diff(np.floor(np.arange(len(texts) + 1) * fraction + 1e-9)) > 0
+    if held.any() and not held.all():
+        return [text for text, out in zip(texts, held) if not out], [text for text, out in zip(texts, held) if out]
+    cuts = [int(len(text) * (1 - fraction)) for text in texts]
+    return [text[:cut] for text, cut in zip(texts, cuts)], [text[cut:] for text, cut in zip(texts, cuts)]
+
+
+def find(path: str) -> list[Path]:
+    """Return the file, the files that match a glob, or all files in a folder that are not hidden, sorted by name."""
+    if os.path.isdir(path):
+        found = [file for file in Path(path).rglob("*") if not file.name.startswith(".")]
+    else:
+        found = [Path(path)] if os.path.exists(path) else [Path(name) for name in glob.glob(path, recursive=True)]
+    return sorted(file for file in found if file.is_file())
+
+
+def read_all(files: Sequence[Path], where: str, max_bytes: int = 0) -> list[str]:
+    """Return the texts of the first files that have at most `max_bytes` together (0 = of all files).
+
+    Raises:
+        FileNotFoundError: there is no file.
+        ValueError: there is no text, or a file is not UTF-8.
+    """
+    texts, size = [], 0
+    for file in files:
+        size += file.stat().st_size
+        if max_bytes and size > max_bytes:
+            break
+        texts.append(read(file))
+    if not files:
+        raise FileNotFoundError(f"There is no text file at {where}.")
+    if not any(texts):
+        raise ValueError(f"There is no text in {where}{f' within max_bytes={max_bytes}' if max_bytes else ''}.")
+    return texts
+
+
+def read(path: str | Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        ValueError: the file is not UTF-8; the message has the offset of the first wrong byte.
+    """
+    content = Path(path).read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        wrong = f"byte {content[error.start]:#04x} at offset {error.start} ({error.reason})"
+        raise ValueError(f"{path} is not UTF-8 text: {wrong}.") from None

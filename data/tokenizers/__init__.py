@@ -1,0 +1,34 @@
+"""Tokenizers: bytes, characters, words and four kinds of subwords, all in the format of the `tokenizers` library."""
+
+from lineage.data.tokenizers.kinds import (
+    BPE,
+    TOKENIZERS,
+    Bytes,
+    Characters,
+    TokenizerFile,
+    TokenizerKind,
+    Unigram,
+    WordBPE,
+    WordPiece,
+    Words,
+    find,
+)
+from lineage.data.tokenizers.tokenizer import FILE, SENTINELS, SPECIAL, Tokenizer
+
+__all__ = [
+    "BPE",
+    "FILE",
+    "SENTINELS",
+    "SPECIAL",
+    "TOKENIZERS",
+    "Bytes",
+    "Characters",
+    "Tokenizer",
+    "TokenizerFile",
+    "TokenizerKind",
+    "Unigram",
+    "WordBPE",
+    "WordPiece",
+    "Words",
+    "find",
+]

@@ -1,0 +1,334 @@
+"""Kinds of tokenizers that can be trained, and their registry."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from lineage.configs.registry import Registry
+from lineage.data.tokenizers.tokenizer import ANY_CHARACTER, BYTES, FILE, SENTINELS, SPECIAL, Tokenizer
+
+TOKENIZERS: Registry = Registry("tokenizer")
+_END_OF_WORD = "</w>"
+_ALPHABET = 1000  # wordpiece and bpe_words know so many characters, the commonest
+
+
+@dataclass(frozen=True)
+class TokenizerKind:
+    """Base class of the kinds of tokenizers. Training on the same texts always gives the same tokenizer.
+
+    A subclass implements `backend`. Where the size of the vocabulary is limited, it has a field `vocab_size`.
+    """
+
+    unknown: ClassVar[bool] = True  # whether there is a token for what is not in the vocabulary
+    style: ClassVar[str] = "<"  # the first character of the names of special tokens
+    vocab_size: ClassVar[int] = 0
+
+    @property
+    def name(self) -> str:
+        """The name that the kind is registered under."""
+        return next((name for name, cls in TOKENIZERS.items() if cls is type(self)), type(self).__name__)
+
+    def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
+        """Train a tokenizer of the library with special tokens of some names."""
+        raise NotImplementedError
+
+    def train(self, texts: Iterable[str], special_tokens: Sequence[str] = ("end_of_text",)) -> Tokenizer:
+        """Train a tokenizer on texts.
+
+        Args:
+            texts: the texts.
+            special_tokens: the roles of `SPECIAL`, or "sentinels", that get tokens; one token may have two roles.
+
+        Raises:
+            ValueError: the vocabulary is too small.
+        """
+        roles = (*special_tokens, "unknown") if self.unknown else special_tokens
+        names = (SENTINELS if role == "sentinels" else [self.special_name(role)] for role in roles)
+        names = list(dict.fromkeys(chain(*names)))
+        backend = self.backend(texts, names)
+        if self.vocab_size and backend.get_vocab_size() > self.vocab_size:
+            raise ValueError(
+                f"tokenizer.vocab_size is {self.vocab_size}: it must be at least {backend.get_vocab_size()}, the "
+                "number of characters and special tokens."
+            )
+        backend.add_special_tokens(names)
+        return Tokenizer(backend)
+
+    def train_on_splits(
+        self, texts: Mapping[str, Collection[str]], special_tokens: Sequence[str], optional: Collection[str]
+    ) -> Tokenizer:
+        """Train a tokenizer on the training split of some texts; a kind may also use the others."""
+        return self.train(texts["train"], special_tokens)
+
+    def special_name(self, role: str) -> str:
+        """Return the name of the special token for a role."""
+        return next(name for name in SPECIAL[role] if name.startswith(self.style))
+
+
+@dataclass(frozen=True)
+class SubwordKind(TokenizerKind):
+    """Base class of tokenizers that learn a vocabulary of subwords.
+
+    Attributes:
+        vocab_size: the number of tokens, special tokens included.
+    """
+
+    vocab_size: int = 0
+
+    alphabet: ClassVar[int] = 1  # the fewest tokens that are not special
+
+    def settings(self, names: list[str]) -> dict[str, Any]:
+        """Return the settings of the library's trainers. Raises ValueError if the vocabulary is too small."""
+        least = len(names) + self.alphabet
+        if self.vocab_size < least:
+            needed = f"{self.name} needs at least {least}, special tokens included"
+            raise ValueError(f"tokenizer.vocab_size is {self.vocab_size}: {needed}.")
+        return {"special_tokens": names, "vocab_size": self.vocab_size, "show_progress": False}
+
+
+@TOKENIZERS.register("bytes")
+@dataclass(frozen=True)
+class Bytes(TokenizerKind):
+    """UTF-8 bytes; the id of a byte is its value. Lossless."""
+
+    unknown = False
+
+    def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
+        backend = tokenizers.Tokenizer(models.BPE(vocab=BYTES, merges=[]))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.decoder = decoders.ByteLevel()
+        return backend
+
+
+@TOKENIZERS.register("characters")
+@dataclass(frozen=True)
+class Characters(TokenizerKind):
+    """One token for each character of the texts, all splits included; encoding any other character is an error."""
+
+    unknown = False
+
+    def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
+        alphabet = sorted(set(chain.from_iterable(texts)))
+        backend = tokenizers.Tokenizer(models.WordLevel({character: i for i, character in enumerate(alphabet)}))
+        backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(ANY_CHARACTER), "isolated")
+        backend.decoder = decoders.Fuse()
+        return backend
+
+    def train_on_splits(
+        self, texts: Mapping[str, Collection[str]], special_tokens: Sequence[str], optional: Collection[str]
+    ) -> Tokenizer:
+        """Train on all splits, as nanoGPT does; optional special tokens are left out if no split has several texts."""
+        if all(len(part) <= 1 for part in texts.values()):
+            special_tokens = [role for role in special_tokens if role not in optional]
+        return self.train(chain(*texts.values()), special_tokens)
+
+
+@TOKENIZERS.register("words")
+@dataclass(frozen=True)
+class Words(TokenizerKind):
+    """Words and runs of punctuation; any other word is `<unk>`, and decoding puts one space between tokens.
+
+    Attributes:
+        vocab_size: the most tokens, special tokens included; 0 = every word of the texts.
+        lowercase: whether to convert texts to lower case.
+    """
+
+    vocab_size: int = 0
+    lowercase: bool = False
+
+    def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
+        backend = tokenizers.Tokenizer(models.WordLevel(unk_token=self.special_name("unknown")))
+        backend.normalizer = _lower(self.lowercase)
+        backend.pre_tokenizer = pre_tokenizers.Whitespace()
+        settings = {"special_tokens": names, "vocab_size": self.vocab_size or 2**31, "show_progress": False}
+        backend.train_from_iterator(texts, trainers.WordLevelTrainer(**settings))
+        return backend
+
+
+@TOKENIZERS.register("bpe")
+@dataclass(frozen=True)
+class BPE(SubwordKind):
+    """Byte-level byte-pair encoding with GPT-2's splitting into words. Lossless."""
+
+    unknown = False
+    alphabet = 256
+
+    def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
+        backend = tokenizers.Tokenizer(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(initial_alphabet=list(BYTES), **self.settings(names))
+        backend.train_from_iterator(texts, trainer)
+        return backend
+
+
+@TOKENIZERS.register("bpe_words")
+@dataclass(frozen=True)
+class WordBPE(SubwordKind):
+    """Byte-pair encoding of words between white space, with a mark at the end of each word (arXiv 1508.07909).
+
+    White space is normalised to single spaces; characters that are not in the training texts are unknown.
+
+    Attributes:
+        lowercase: whether to convert texts to lower case.
+    """
+
+    lowercase: bool = False
+
+    def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
+        settings = self.settings(names) | {"end_of_word_suffix": _END_OF_WORD}
+        model = models.BPE(unk_token=self.special_name("unknown"), end_of_word_suffix=_END_OF_WORD)
+        backend = tokenizers.Tokenizer(model)
+        backend.normalizer = _lower(self.lowercase)
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        backend.decoder = decoders.BPEDecoder(_END_OF_WORD)
+        return _train_merges(backend, texts, trainers.BpeTrainer, f"{{}}{_END_OF_WORD}", settings)
+
+
+@TOKENIZERS.register("wordpiece")
+@dataclass(frozen=True)
+class WordPiece(SubwordKind):
+    """BERT's WordPiece: pieces of words and punctuation; all but the first piece of a word begin with ##.
+
+    Decoding puts one space between words; characters that are not in the training texts are unknown.
+
+    Attributes:
+        lowercase: whether to convert texts to lower case and to remove accents.
+    """
+
+    lowercase: bool = False
+
+    style = "["
+
+    def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
+        settings = self.settings(names)
+        backend = tokenizers.Tokenizer(models.WordPiece(unk_token=self.special_name("unknown")))
+        backend.normalizer = normalizers.BertNormalizer(lowercase=self.lowercase)
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        backend.decoder = decoders.WordPiece(cleanup=False)
+        return _train_merges(backend, texts, trainers.WordPieceTrainer, "##{}", settings)
+
+
+@TOKENIZERS.register("unigram")
+@dataclass(frozen=True)
+class Unigram(SubwordKind):
+    """SentencePiece's unigram language model of pieces (arXiv 1804.10959), after NFKC, with a mark before each word.
+
+    White space is normalised to single spaces; characters that are not in the training texts are unknown.
+
+    Attributes:
+        lowercase: whether to convert texts to lower case.
+    """
+
+    lowercase: bool = False
+
+    def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
+        settings = self.settings(names)
+        backend = tokenizers.Tokenizer(models.Unigram())
+        backend.normalizer = normalizers.Sequence([normalizers.NFKC(), _lower(self.lowercase)])
+        # Without the last split, the name of a special token in a text would become that token.
+        parts = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(), pre_tokenizers.Split("<", "isolated")]
+        backend.pre_tokenizer = pre_tokenizers.Sequence(parts)
+        backend.decoder = decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(unk_token=self.special_name("unknown"), **settings)
+        backend.train_from_iterator(texts, trainer)
+        return _in_order(backend, len(names))
+
+
+@TOKENIZERS.register("file")
+@dataclass(frozen=True)
+class TokenizerFile(TokenizerKind):
+    """Tokenizer in a file.
+
+    Attributes:
+        path: a `tokenizer.json`, or the folder with it.
+    """
+
+    path: str = ""
+
+    def train(self, texts: Iterable[str], special_tokens: Sequence[str] = ("end_of_text",)) -> Tokenizer:
+        """Load the tokenizer; the texts are not read."""
+        if not self.path:
+            raise ValueError("The tokenizer 'file' needs a path, such as --config.tokenizer=file:PATH.")
+        return Tokenizer.load(self.path)
+
+
+def find(
+    kind: TokenizerKind,
+    texts: Mapping[str, Collection[str]],
+    special_tokens: Sequence[str],
+    *,
+    optional: Collection[str] = (),
+    workdir: str | Path | None = None,
+    save: bool = True,
+) -> Tokenizer:
+    """Return the tokenizer of a run: the one in its workdir if there is one, else a new one.
+
+    Args:
+        kind: makes the tokenizer.
+        texts: the texts of each split.
+        special_tokens: the roles of `SPECIAL`, or "sentinels", that a trained tokenizer gets tokens for.
+        optional: those of them that the tokenizer may lack.
+        workdir: the folder of the run, where the tokenizer is kept; None = keep none.
+        save: whether this process writes it there.
+
+    Raises:
+        ValueError: the tokenizer lacks a special token.
+    """
+    if workdir is not None and (Path(workdir) / FILE).is_file():
+        return Tokenizer.load(workdir)
+    tokenizer = kind.train_on_splits(texts, special_tokens, optional)
+    missing = [role for role in special_tokens if role not in optional and not tokenizer.has(role)]
+    if missing:
+        raise ValueError(f"The task needs the special tokens {', '.join(missing)}, which {kind} does not have.")
+    if workdir is not None and save:
+        tokenizer.save(workdir)
+    return tokenizer
+
+
+def _lower(lowercase: bool) -> normalizers.Normalizer:
+    return normalizers.Lowercase() if lowercase else normalizers.Sequence([])
+
+
+def _train_merges(
+    backend: tokenizers.Tokenizer,
+    texts: Iterable[str],
+    trainer: Callable[..., trainers.Trainer],
+    marked: str,
+    settings: dict[str, Any],
+) -> tokenizers.Tokenizer:
+    """Train BPE with marked characters, such as "##e".
+
+    The library would number the marked characters in no fixed order, so they are declared as special tokens during
+    training.
+    """
+    texts = list(texts) if iter(texts) is texts else texts  # they are read twice
+    counts = Counter()
+    for text in texts:
+        counts.update(backend.normalizer.normalize_str(text))
+    alphabet = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))[:_ALPHABET]
+    names = settings["special_tokens"]
+    settings = settings | {"special_tokens": [*names, *map(marked.format, alphabet)]}
+    settings |= {"initial_alphabet": alphabet, "limit_alphabet": len(alphabet)}
+    backend.train_from_iterator(texts, trainer(**settings))
+    spec = json.loads(backend.to_str())
+    spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] in names]
+    return tokenizers.Tokenizer.from_str(json.dumps(spec))
+
+
+def _in_order(backend: tokenizers.Tokenizer, count: int) -> tokenizers.Tokenizer:
+    """Sort the pieces of a unigram tokenizer, which follow `count` special tokens.
+
+    The library sums scores in no fixed order, so their last digits must not decide the order of the pieces.
+    """
+    spec = json.loads(backend.to_str())
+    pieces = [(piece, round(score, 6)) for piece, score in spec["model"]["vocab"]]
+    spec["model"]["vocab"] = pieces[:count] + sorted(pieces[count:], key=lambda piece: (-piece[1], piece[0]))
+    return tokenizers.Tokenizer.from_str(json.dumps(spec))

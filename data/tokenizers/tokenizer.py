@@ -1,0 +1,193 @@
+"""Tokenizers: text to token ids and back."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+
+FILE = "tokenizer.json"
+# Role -> the names of its token. A tokenizer that is loaded may have any of them; one that is trained has the first, or
+# for wordpiece the one in brackets.
+SPECIAL = {
+    "pad": ("<pad>", "[PAD]"),
+    "unknown": ("<unk>", "[UNK]"),
+    "cls": ("<s>", "[CLS]"),
+    "sep": ("</s>", "[SEP]"),
+    "mask": ("<mask>", "[MASK]"),
+    "end_of_text": ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]"),
+}
+SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))  # the tokens of the role "sentinels" (T5)
+ANY_CHARACTER = r"[\s\S]"
+_SPACES = "\u2581\u0120\u010a\u0109\u010d \n\t\r"  # first characters of words: of Unigram, bytes and characters
+_PIECE = 1 << 18
+
+
+def _byte_symbols() -> list[str]:
+    """Return the 256 printable characters that stand for bytes in byte-level vocabularies (GPT-2)."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+BYTES = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
+
+
+class Tokenizer:
+    """Conversion of text to token ids and back.
+
+    The name of a special token in a text is ordinary text: only the methods of this project insert special tokens.
+
+    Args:
+        backend: a tokenizer of the `tokenizers` library; its truncation, padding and special tokens are switched off.
+
+    Attributes:
+        vocab_size: the largest id + 1.
+        end_of_text, mask, cls, sep, pad, unknown: the ids of special tokens; None if there is no such token.
+        sentinels: the ids of T5's sentinels, in order.
+        special: bool [vocab_size], True for special tokens.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer):
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True
+        self._backend = backend
+        self.vocab_size: int = max(backend.get_vocab().values()) + 1
+        ids = {role: [backend.token_to_id(name) for name in names] for role, names in SPECIAL.items()}
+        found = {role: next((id for id in some if id is not None), None) for role, some in ids.items()}
+        self.end_of_text: int | None = found["end_of_text"]
+        self.mask: int | None = found["mask"]
+        self.cls: int | None = found["cls"]
+        self.sep: int | None = found["sep"]
+        self.pad: int | None = found["pad"]
+        self.unknown: int | None = found["unknown"]
+        self.sentinels = [id for id in map(backend.token_to_id, SENTINELS) if id is not None]
+        self.special = np.zeros(self.vocab_size, bool)
+        self.special[[id for id, token in backend.get_added_tokens_decoder().items() if token.special]] = True
+        # Bytes and characters are looked up here, which is a hundred times faster than the library.
+        spec = json.loads(backend.to_str())
+        model, split = spec["model"], spec["pre_tokenizer"] or {}
+        self._is_bytes = model["type"] == "BPE" and model["vocab"] == BYTES
+        self._characters = None
+        if model["type"] == "WordLevel" and split.get("pattern") == {"Regex": ANY_CHARACTER}:
+            known = {ord(character): number for character, number in model["vocab"].items() if len(character) == 1}
+            self._characters = np.full(
+                max(known, default=0) + 2, -1, np.int32
+            )  # The last entry stands for all larger ones.
+            self._characters[list(known)] = list(known.values())
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the token ids int32 [N] of a text."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the token ids int32 [N] of each text; the library uses all cores."""
+        if self._is_bytes:
+            return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
+        if self._characters is not None:
+            return [self._look_up(np.frombuffer(text.encode("utf-32-le"), np.uint32)) for text in texts]
+        pieces = [list(_pieces(text)) for text in texts]
+        encodings = iter(self._backend.encode_batch_fast(list(chain(*pieces)), add_special_tokens=False))
+        return [np.concatenate([np.array(next(encodings).ids, np.int32) for _ in group]) for group in pieces]
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the token ids int32 [N] of each text and their offsets int64 [N, 2] in it.
+
+        The offsets of a token are its first character and the one after its last.
+        """
+        if self._characters is not None:
+            self.encode_batch(texts)  # raises ValueError for a character that is not known
+        encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        return [(np.array(e.ids, np.int32), np.array(e.offsets, np.int64).reshape(-1, 2)) for e in encodings]
+
+    def _look_up(self, points: np.ndarray) -> np.ndarray:
+        ids = self._characters[np.minimum(points, len(self._characters) - 1)]
+        if (ids < 0).any():
+            unknown, known = chr(points[np.argmax(ids < 0)]), np.sum(self._characters >= 0)
+            raise ValueError(f"The character {unknown!r} is not one of the {known} that the tokenizer knows.")
+        return ids
+
+    @cached_property
+    def word_marks(self) -> tuple[np.ndarray, np.ndarray]:
+        """Two arrays bool [vocab_size]: whether a token begins a word, and whether it ends one.
+
+        A word is what the tokenizer splits into pieces; for bytes and characters, it begins with white space.
+        """
+        model = json.loads(self._backend.to_str())["model"]
+        prefix, suffix = model.get("continuing_subword_prefix"), model.get("end_of_word_suffix")
+        begins, ends = self.special.copy(), self.special.copy()
+        for piece, id in self._backend.get_vocab().items():
+            if prefix:
+                begins[id] |= not piece.startswith(prefix)
+            elif suffix:
+                ends[id] |= piece.endswith(suffix)
+            else:
+                begins[id] |= piece[0] in _SPACES or (model["type"] == "WordLevel" and self._characters is None)
+        return begins, ends
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of token ids [N]; bytes that are not UTF-8 become U+FFFD."""
+        return self._backend.decode(np.asarray(ids, np.int64).tolist(), skip_special_tokens=False)
+
+    def has(self, role: str) -> bool:
+        """Return whether there is a token for a role of `SPECIAL`, or for "sentinels"."""
+        roles = {name: getattr(self, name) is not None for name in SPECIAL} | {"sentinels": bool(self.sentinels)}
+        return roles[role]
+
+    def save(self, path: str | Path) -> None:
+        """Write `tokenizer.json` into the folder `path`, or the file `path` if it ends with .json, atomically."""
+        path = _file(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}")
+        temporary.write_text(self._backend.to_str(), encoding="utf-8")
+        os.replace(temporary, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Tokenizer":
+        """Read a `tokenizer.json`, given the file or its folder.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: the file is not a tokenizer.
+        """
+        path = _file(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"There is no tokenizer at {path}.")
+        try:
+            return cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
+        except Exception as error:  # The library raises nothing narrower.
+            raise ValueError(f"{path} is not a tokenizer that the tokenizers library can read: {error}.") from error
+
+    def to_str(self) -> str:
+        """Return the content of `tokenizer.json`."""
+        return self._backend.to_str()
+
+
+def _file(path: str | Path) -> Path:
+    path = Path(path)
+    return path if path.suffix == ".json" else path / FILE
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Split a long text into pieces that are encoded in parallel.
+
+    It is split after single newlines between two lines, where the splitting into words splits it too, so the tokens
+    stay the same.
+    """
+    start = 0
+    while len(text) - start > _PIECE:
+        end = start + _PIECE
+        while (end := text.find("\n", end) + 1) and (
+            end < 2 or text[end - 2].isspace() or text[end : end + 1].isspace()
+        ):
+            pass
+        if not end:
+            break
+        yield text[start:end]
+        start = end
+    yield text[start:]

@@ -1,0 +1,50 @@
+"""Attention weights of a trained model, as the report shows them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from lineage.data import Tokenizer
+from lineage.models import Model, hidden_states
+from lineage.tasks.base import Pictures
+
+IMAGES, TOKENS = 6, 32  # of which attention weights are kept
+
+
+def attention_weights(model: Model, variables: Mapping[str, Any], *inputs: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the attention weights [L, B, H, T, S] of the "encoder", the "decoder" and "cross"-attention.
+
+    Those of a model that has one of the first two alone are called "attention".
+    """
+    look = jax.jit(lambda variables, *inputs: hidden_states(model, variables, *inputs))
+    found = look(variables, *inputs).attention
+    names = {} if len(found) > 1 else {"encoder": "attention", "decoder": "attention"}
+    return {names.get(name, name): np.stack(weights).astype(np.float32) for name, weights in found.items()}
+
+
+def attention_of_images(
+    model: Model, variables: Mapping[str, Any], image: np.ndarray, to_pixels: Callable[[np.ndarray], np.ndarray]
+) -> Pictures:
+    """Return what the tokens of some images attend to in each layer; {} where the model sows no such weights."""
+    image = image[:IMAGES]
+    weights = attention_weights(model, variables, image).get("attention") if model.has_patch_attention else None
+    if weights is None:
+        return {}
+    rows, columns = (size // model.patch_size for size in image.shape[1:3])
+    arrays = {"image": to_pixels(image), "weights": weights, "has_class_token": model.has_class_token}
+    return {"attention_image": arrays | {"grid": (rows, columns)}}
+
+
+def attention_of_texts(
+    model: Model, variables: Mapping[str, Any], batch: Mapping[str, np.ndarray], tokenizer: Tokenizer
+) -> Pictures:
+    """Return what the first tokens of a text, or of an input and its target, attend to in each layer."""
+    real = {"inputs": batch.get("inputs_mask"), "tokens": batch.get("tokens_mask", batch["mask"])}
+    texts = {name: batch[name][:1, :TOKENS][:, mask[0, :TOKENS]] for name, mask in real.items() if name in batch}
+    weights = attention_weights(model, variables, *texts.values())
+    if not weights:
+        return {}
+    pieces = {name: np.asarray([tokenizer.decode([token]) for token in ids[0]]) for name, ids in texts.items()}
+    return {"attention_text": pieces | {name: values[:, 0] for name, values in weights.items()}}

@@ -1,0 +1,77 @@
+"""Building blocks of the losses."""
+
+from collections.abc import Mapping, Sequence
+from operator import mul
+from types import MappingProxyType
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, Shaped
+
+from lineage.metrics.classification import correct, correct_top_k
+from lineage.metrics.likelihood import cross_entropy
+from lineage.metrics.states import Mean, State
+from lineage.tasks.base import Batch, Result
+
+
+def token_loss(model: nn.Module, logits: Float[Array, "B T V"], batch: Batch, label_smoothing: float = 0.0) -> Result:
+    """Cross-entropy of `targets` [B, T] where `mask` [B, T] is True; smoothed in training only."""
+    loss = cross_entropy(logits, batch["targets"], label_smoothing if model.has_rng("dropout") else 0.0)
+    return sums(loss, batch["mask"], {"accuracy": correct(logits, batch["targets"])})
+
+
+def class_loss(
+    logits: Float[Array, "B V"], target: Float[Array, "B V"], label: Int[Array, "B"], binary: bool
+) -> tuple[Float[Array, "B"], dict[str, Shaped[Array, "B"]]]:
+    """Cross-entropy of classes given the probability of each, and accuracies against `label`.
+
+    With `binary`, the mean over classes of the cross-entropy of each being there or not (arXiv 2110.00476, section 2).
+    """
+    if binary:
+        loss = optax.sigmoid_binary_cross_entropy(logits, target).mean(axis=-1)
+    else:
+        loss = optax.softmax_cross_entropy(logits, target)
+    means = {"accuracy": correct(logits, label)}
+    if logits.shape[-1] > 10:
+        means["top_5_accuracy"] = correct_top_k(logits, label, 5)
+    return loss, means
+
+
+def probabilities(label: Shaped[Array, "B *V"], num_classes: int) -> Float[Array, "B V"]:
+    """Return labels [B], or soft labels [B, V], as the probability of each class."""
+    return jax.nn.one_hot(label, num_classes) if label.ndim == 1 else label.astype(jnp.float32)
+
+
+def smoothed(model: nn.Module, target: Float[Array, "B V"], label_smoothing: float) -> Float[Array, "B V"]:
+    """Return the probabilities with this fraction spread evenly over all classes; in training only."""
+    return optax.smooth_labels(target, label_smoothing) if model.has_rng("dropout") else target
+
+
+def divergence(theirs: Float[Array, "*B V"], ours: Float[Array, "*B V"], temperature: float) -> Float[Array, "*B"]:
+    """KL divergence of our probabilities from a teacher's (arXiv 1503.02531), from logits.
+
+    Logits are divided by the temperature, and the divergence is multiplied by its square. At temperature 0, the
+    cross-entropy of the teacher's likeliest class.
+    """
+    if not temperature:
+        return cross_entropy(ours, theirs.argmax(axis=-1))
+    target, given = (jax.nn.log_softmax(x.astype(jnp.float32) / temperature) for x in (theirs, ours))
+    return (jnp.exp(target) * (target - given)).sum(axis=-1) * temperature**2
+
+
+def weighted(weights: Sequence[float], losses: Mapping[str, Array], mask: Bool[Array, "..."], **means: Array) -> Result:
+    """Return the result of a weighted sum of losses, each of which is reported too."""
+    return sums(sum(map(mul, weights, losses.values())), mask, means | losses)
+
+
+def sums(
+    loss: Float[Array, "..."],
+    mask: Bool[Array, "..."],
+    means: Mapping[str, Array] = MappingProxyType({}),
+    **states: State,
+) -> Result:
+    """Return the result of the losses where the mask is True, with the means of other values, and further states."""
+    means = {name: Mean.empty().update(value, mask) for name, value in {"loss": loss, **means}.items()}
+    return means["loss"].total, means["loss"].weight, means | states

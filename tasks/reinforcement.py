@@ -1,0 +1,94 @@
+"""Reinforcement learning of a decoder by the correctness of what it generates."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from lineage.metrics.likelihood import cross_entropy
+from lineage.models import Model
+from lineage.tasks.base import TASKS, Batch, Result, check_range
+from lineage.tasks.conditional_lm import ContinuationTask
+from lineage.tasks.losses import sums
+
+
+@TASKS.register("reinforcement")
+@dataclass(frozen=True)
+class Reinforcement(ContinuationTask):
+    """Generate the target of an input; REINFORCE with a leave-one-out baseline (arXiv 2501.06252, section 3.2).
+
+    Attributes:
+        kl: in training, weight of the Kullback-Leibler divergence from the base of an adapter; 0 is none.
+    """
+
+    kl: float = 0.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_range("kl", self.kl)
+
+    def loss(self, model: Model, batch: Batch) -> Result:
+        """Policy loss of what a decoder generates in the place of `targets` [B, T], where `mask` [B, T] is True.
+
+        The reward is 1 if it generates the same tokens, and -1 otherwise (equation 1). In training it samples, without
+        dropout; otherwise it takes the likeliest tokens.
+
+        Raises:
+            ValueError: `kl` is above 0, but there is no reference model, or an adapter trains other parameters too.
+        """
+        tokens, targets, mask = batch["tokens"], batch["targets"], batch["mask"]
+        if model.is_initializing():
+            model(tokens)
+        policy, variables = model.unbind()
+        training = model.has_rng("dropout")
+        written = generate(policy, variables, batch, model.make_rng("dropout") if training else None)
+        read = jnp.concatenate([tokens[:, :1], written[:, :-1]], axis=1)
+
+        def log_likelihood(params):
+            scores = -cross_entropy(policy.apply({**variables, "params": params}, read), written)
+            return jnp.where(mask, scores, 0).sum(axis=1)
+
+        penalty, ours = 0.0, log_likelihood(variables["params"])
+        if self.kl and training:
+            if jax.tree.structure(base := variables.get("reference")) != jax.tree.structure(variables["params"]):
+                raise ValueError(f"task.kl is {self.kl}: it must be 0 without an adapter, or with adapter.trained.")
+            penalty = self.kl * (ours - log_likelihood(base))
+        right = jnp.where(mask, written == targets, True).all(axis=1)
+        real = mask.any(axis=1)
+        return sums(policy_loss(ours, 2.0 * right - 1 - penalty, real), real, {"accuracy": right})
+
+
+def policy_loss(
+    log_likelihood: Float[Array, "B"], reward: Float[Array, "B"], real: Bool[Array, "B"]
+) -> Float[Array, "B"]:
+    """Minus the reward of each sample, with an unbiased gradient (REINFORCE).
+
+    The gradient is that of the log-likelihoods, weighted by each sample's advantage: its reward less the leave-one-out
+    baseline, the mean reward of the other real samples (Kool et al. 2019).
+    """
+    reward = jax.lax.stop_gradient(reward)
+    baseline = (jnp.where(real, reward, 0).sum() - reward) / jnp.maximum(real.sum() - 1, 1)
+    advantage = reward - jnp.where(real.sum() > 1, baseline, 0)
+    return (jax.lax.stop_gradient(log_likelihood) - log_likelihood) * advantage - reward
+
+
+def generate(model, variables, batch, key):
+    """Return targets [B, T] as the model generates them from each row's first True of the mask on.
+
+    It samples with a key, and takes the likeliest tokens with None.
+    """
+    starts = batch["mask"].argmax(axis=1)
+    variables = jax.lax.stop_gradient(variables)
+
+    def advance(carry, place):
+        token, cache = carry
+        logits, cache = model.apply(variables, token[:, None], cache, None, method="decode")
+        logits = logits[:, -1].astype(jnp.float32)
+        own = logits.argmax(-1) if key is None else jax.random.categorical(jax.random.fold_in(key, place), logits)
+        token = jnp.where(place < starts, batch["targets"][:, place], own.astype(token.dtype))
+        return (token, cache), token
+
+    tokens = batch["tokens"]
+    cache = model.apply(variables, *tokens.shape, method="init_cache")
+    return jax.lax.scan(advance, (tokens[:, 0], cache), jnp.arange(tokens.shape[1]))[1].T

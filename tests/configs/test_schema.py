@@ -1,0 +1,167 @@
+"""Config sections from dataclasses: keys, defaults, variants, choices, documentation."""
+
+from dataclasses import MISSING, dataclass, fields
+from typing import ClassVar, Literal
+
+import pytest
+from ml_collections import ConfigDict
+
+from lineage import models
+from lineage.configs import schema
+from lineage.configs.registry import Registry, field_types, from_data, variants
+
+THINGS = Registry("thing")
+
+
+@THINGS.register("part")
+@dataclass(frozen=True)
+class Part:
+    """A part.
+
+    Attributes:
+        size: in metres.
+    """
+
+    VARIANTS: ClassVar = {"big": {"size": 3.0}}
+
+    size: float = 1.0
+    kind: Literal["round", "square"] = "round"
+
+    def __post_init__(self):
+        if self.size < 0:
+            raise ValueError(f"part.size is {self.size}: it must be 0 or more.")
+
+
+@THINGS.register("whole")
+@dataclass(frozen=True)
+class Whole:
+    """A whole.
+
+    Attributes:
+        part: of it.
+        depth, width: numbers of
+            layers and of units.
+    """
+
+    VARIANTS: ClassVar = {
+        "small": {"depth": 2, "part": {"name": "part", "size": 2.0}},
+        "large": {"depth": 4, "part": {"name": "part", "variant": "big"}},
+    }
+    FROM_DATA = ("classes",)
+
+    part: Part
+    classes: int = 10
+    depth: int = 1
+    width: int = 8
+    tied: bool = False
+    note: str | None = None
+    sizes: tuple[int, ...] | None = None
+
+
+def whole(**changes):
+    return schema.section(THINGS, "whole", **changes)
+
+
+def test_a_section_has_the_defaults_and_is_empty_where_a_variant_or_the_data_decide():
+    assert whole().to_dict() == {
+        "name": "whole",
+        "variant": None,
+        "part": {"name": "part", "variant": None, "size": None, "kind": "round"},
+        "classes": None,
+        "depth": None,
+        "width": 8,
+        "tied": False,
+        "note": None,
+        "sizes": None,
+    }
+
+
+def test_empty_keys_have_types():
+    section = whole()
+    section.update(classes=3, depth=2, sizes=(1, 2), note="x", variant="small")
+    section.part.size = 1.5
+    for key, value in {"classes": "3", "depth": 2.5, "sizes": 3, "note": 1, "variant": 1, "width": "8"}.items():
+        with pytest.raises(TypeError):
+            section[key] = value
+
+
+@pytest.mark.parametrize(
+    ("changes", "given", "expected"),
+    [
+        ({"part": {"size": 1.0}}, {}, Whole(Part())),
+        ({"variant": "small"}, {}, Whole(Part(2.0), depth=2)),
+        ({"variant": "large"}, {}, Whole(Part(3.0), depth=4)),
+        ({"variant": "small"}, {"classes": 3, "depth": 5, "colour": "red"}, Whole(Part(2.0), classes=3, depth=5)),
+        ({"variant": "small", "classes": 7, "depth": 1}, {"classes": 3, "depth": 5}, Whole(Part(2.0), 7, 1)),
+        (
+            {"variant": "small", "tied": False, "width": 0},
+            {"tied": True, "width": 3},
+            Whole(Part(2.0), depth=2, width=0),
+        ),
+        ({"variant": "large", "part": {"size": 0.0, "kind": "square"}}, {}, Whole(Part(0.0, "square"), depth=4)),
+    ],
+)
+def test_the_config_comes_before_the_data_the_variant_and_the_default(changes, given, expected):
+    section = whole(**changes)
+    assert schema.build(THINGS, section, **given) == expected
+    assert schema.build(THINGS, section.to_dict(), **given) == expected
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: whole(widht=3), r"Whole has no key 'widht'\. Did you mean 'width'\? Keys: variant, part"),
+        (lambda: THINGS.build("hole"), r"Unknown thing 'hole'\. Did you mean 'whole'\? Available: part, whole"),
+        (lambda: THINGS.build("whole"), "whole needs part: give it, or a variant of small, large"),
+        (lambda: THINGS.build("part", "bigg"), r"Unknown variant of part 'bigg'\. Did you mean 'big'\?"),
+        (lambda: THINGS.build("part", siz=1.0), r"Unknown setting of part 'siz'\. Did you mean 'size'\?"),
+        (lambda: THINGS.build("part", kind="sqare"), r"Unknown kind 'sqare'\. Did you mean 'square'\?"),
+        (lambda: THINGS.build("part", size=-1.0), r"part\.size is -1\.0: it must be 0 or more"),
+    ],
+)
+def test_mistakes_are_named(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_a_name_is_taken_once():
+    with pytest.raises(ValueError, match="The thing name 'part' is taken by"):
+        THINGS.register("part")(Whole)
+    assert THINGS.register("part")(Part) is Part
+
+
+def test_keys_have_documentation_and_readable_types():
+    keys = {key.name: key for key in schema.keys(Whole)}
+    assert list(keys) == ["variant", "part", "classes", "depth", "width", "tied", "note", "sizes"]
+    assert keys["depth"].documentation == keys["width"].documentation == "numbers of layers and of units."
+    assert keys["note"].type == "str or None"
+    assert keys["variant"].type == "'small' | 'large'"
+    assert schema.keys(Part)[-1].type == "'round' | 'square'"
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_every_models_section_equals_its_classs_defaults(name):
+    cls, section = models.MODELS[name], schema.section(models.MODELS, name)
+    own = {field.name: field for field in fields(cls) if field.name in field_types(cls)}
+    assert set(section) == {"name", "variant", *own}
+    decided = {*from_data(cls), *(key for settings in variants(cls).values() for key in settings)}
+    assert decided <= set(own)
+    for key, field in own.items():
+        value = section[key]
+        if isinstance(value, ConfigDict):
+            assert key in decided
+        else:
+            assert value == (None if key in decided or field.default is MISSING else field.default), key
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_a_section_builds_what_models_build_builds(name):
+    needed = {"vocab_size": 11} if name in ("elmo", "seq2seq", "transformer") else {}
+    for variant in [*variants(models.MODELS[name]), *([] if name == "detr" else [None])]:
+        section = schema.section(models.MODELS, name, variant=variant)
+        assert schema.build(models.MODELS, section, **needed) == models.build(name, variant, **needed)
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_every_key_of_a_model_is_documented(name):
+    assert [key.name for key in schema.keys(models.MODELS[name]) if not key.documentation] == []

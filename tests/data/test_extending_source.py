@@ -1,0 +1,94 @@
+"""A new source is one class in one file, which may be outside of the repository."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+from lineage.configs import schema
+from lineage.data import Loader, load
+from lineage.data.fingerprint import fingerprint
+from lineage.data.sources import SOURCES
+from lineage.data.tokenizers import Bytes
+from lineage.tasks.text_classification import TextClassification
+
+CSV_SOURCE = '''\
+"""A CSV file of texts and labels."""
+
+import csv
+from dataclasses import dataclass
+
+from lineage.data import LabelledTexts
+from lineage.data.sources import SOURCES, SplitFiles
+
+
+@SOURCES.register("csv")
+@dataclass(frozen=True)
+class CSV(SplitFiles):
+    """CSV files with a header and a text and a label in each row.
+
+    Attributes:
+        text: the name of the column with the text.
+        label: the name of the column with the label.
+    """
+
+    text: str = "text"
+    label: str = "label"
+
+    def labelled_texts(self):
+        return {split: self._read(path) for split, path in self.paths().items()}
+
+    def _read(self, path):
+        with open(path, encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        return LabelledTexts([(row[self.text],) for row in rows], [row[self.label] for row in rows])
+'''
+
+
+@pytest.fixture
+def registered(tmp_path):
+    """The module of the source, registered as long as the test runs."""
+    path = tmp_path / "csv_source.py"
+    path.write_text(CSV_SOURCE)
+    spec = importlib.util.spec_from_file_location("csv_source", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del SOURCES["csv"]
+
+
+def test_a_csv_of_texts_and_labels(registered, tmp_path):
+    train, held_out = tmp_path / "train.csv", tmp_path / "held_out.csv"
+    train.write_text('review,stars\n"good, really good",5\nbad,1\n"so ""so""",3\n')
+    held_out.write_text("stars,review\n3,middling\n")
+    section = schema.section(SOURCES, "csv", path=str(train), validation_path=str(held_out), text="review")
+    assert {key.name: key.documentation for key in schema.keys(registered.CSV)} == {
+        "path": "what to train on.",
+        "validation_path": 'what to validate on; "" = nothing.',
+        "test_path": 'what to test on; "" = nothing.',
+        "text": "the name of the column with the text.",
+        "label": "the name of the column with the label.",
+    }
+    section.label = "stars"
+    source = schema.build(SOURCES, section)
+    assert source.offers() == ["labelled_texts"]
+    assert set(fingerprint(source.files())) == {str(train), str(held_out)}
+    loaded = load(source, TextClassification(sequence_length=32), Bytes(), Loader(batch_size=3))
+    assert loaded.facts.class_names == ("1", "3", "5")
+    assert loaded.facts.examples == {"train": 3, "validation": 1}
+    batch = loaded.train[0]
+    texts = [
+        loaded.tokenizer.decode(row[mask][1:-1])
+        for row, mask in zip(batch["tokens"], batch["tokens_mask"], strict=True)
+    ]
+    assert dict(zip(texts, batch["label"].tolist(), strict=True)) == {"good, really good": 2, "bad": 0, 'so "so"': 1}
+    (validation,) = loaded.splits["validation"]
+    np.testing.assert_array_equal(validation["label"][validation["mask"]], [1])
+    with pytest.raises(ValueError, match="The source 'csv' offers labelled texts, not documents"):
+        source.documents()
+
+
+def test_the_same_file_may_be_imported_twice_and_another_class_may_not_take_the_name(registered):
+    exec(CSV_SOURCE, {"__name__": "again"})
+    with pytest.raises(ValueError, match=r"The source name 'csv' is taken by .*CSV"):
+        SOURCES.register("csv")(Loader)

@@ -1,0 +1,114 @@
+"""k-NN and linear probes: as the papers define them, on a run's features."""
+
+import jax
+import numpy as np
+import pytest
+
+from lineage.configs import schema
+from lineage.evaluation import EVALUATORS
+from lineage.evaluation.probes import FewShot, LinearProbe, Neighbours
+from lineage.train import loop
+from lineage.train.experiment import Experiment
+
+pytestmark = pytest.mark.usefixtures("no_report")
+RANDOM = np.random.default_rng(0)
+LABELS = RANDOM.integers(0, 4, 300).astype(np.int32)
+FEATURES = (RANDOM.normal(size=(4, 8))[LABELS] + 1.5 * RANDOM.normal(size=(300, 8)) + 3).astype(np.float32)
+KNOWN, ASKED = (FEATURES[:200], LABELS[:200]), (FEATURES[200:], LABELS[200:])
+
+
+def test_neighbours_vote_by_their_cosine():
+    known, asked = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (KNOWN[0], ASKED[0]))
+    cosine = asked @ known.T
+    votes = np.zeros((100, 4))
+    for row, nearest in enumerate(np.argsort(-cosine, axis=1)[:, :7]):
+        np.add.at(votes[row], KNOWN[1][nearest], np.exp(cosine[row, nearest] / 0.02))
+    np.testing.assert_array_equal(Neighbours(count=7, temperature=0.02).fit(*KNOWN).predict(ASKED[0]), votes.argmax(1))
+    plain = Neighbours(count=7, temperature=1e9).fit(*KNOWN).predict(ASKED[0])
+    assert (plain != votes.argmax(1)).any()  # the weights matter
+    assert Neighbours(count=20).fit(KNOWN[0][:3], KNOWN[1][:3]).predict(ASKED[0]).shape == (100,)
+
+
+@pytest.mark.parametrize("shots", [0, 5])
+def test_regression_is_the_closed_form(shots):
+    model = (FewShot(shots=shots) if shots else LinearProbe()).fit(*KNOWN)
+    rows = np.concatenate([np.flatnonzero(KNOWN[1] == label)[: shots or None] for label in range(4)])
+    x, y = KNOWN[0][rows].astype(np.float64), 2.0 * np.eye(4)[KNOWN[1][rows]] - 1
+    mean, std = x.mean(0), x.std(0)
+    z, penalty = (x - mean) / std, model[-1].alpha_
+    weights = np.linalg.solve(z.T @ z + penalty * np.eye(8), z.T @ (y - y.mean(0)))
+    expected = (ASKED[0] - mean) / std @ weights + y.mean(0)
+    np.testing.assert_allclose(model.decision_function(ASKED[0]), expected, atol=1e-4)
+    # Of the penalties, this one errs least on examples that are left out.
+    errors = {}
+    for penalty in 4.0 ** np.arange(-4, 9):
+        design = np.concatenate([z, np.ones((len(z), 1))], axis=1)
+        hat = design @ np.linalg.solve(design.T @ design + penalty * np.diag([1] * 8 + [0]), design.T)
+        errors[penalty] = (((y - hat @ y) / (1 - np.diag(hat))[:, None]) ** 2).mean()
+    assert model[-1].alpha_ == min(errors, key=errors.get)
+
+
+def accuracies(probes, training, splits):
+    return {
+        f"{split}/{probe.metric}_accuracy": float(probe.fit(*training).score(*seen))
+        for probe in probes
+        for split, seen in splits.items()
+    }
+
+
+def test_names():
+    probes = [Neighbours(), FewShot(shots=5), FewShot(), LinearProbe()]
+    found = accuracies(probes, KNOWN, {"test": ASKED})
+    assert list(found) == [f"test/{name}_accuracy" for name in ("knn", "5_shot", "10_shot", "linear")]
+    right = LinearProbe().fit(*KNOWN).predict(ASKED[0]) == ASKED[1]
+    assert found["test/linear_accuracy"] == pytest.approx(right.mean())
+    assert found["test/linear_accuracy"] > found["test/5_shot_accuracy"] > 0.3
+
+
+def test_a_run_is_probed(tiny, tmp_path):
+    changes = {
+        "evaluators.knn": "knn",
+        "evaluators.few": "few_shot",
+        "evaluators.few.shots": 5,
+        "task.augment": "shift(2)",
+        "loader.evaluation_batch_size": 200,
+    }
+    last = loop.train(tiny("vit", changes | {"total_steps": 4, "evaluate_every_steps": 4}), tmp_path)
+    experiment = Experiment(tiny("vit", changes | {"total_steps": 4}), tmp_path)
+    state, data = experiment.restore(), experiment.data
+    params = {name: value for name, value in state.params.items() if name != "classifier"}
+    features = jax.jit(lambda image: experiment.model.clone(num_classes=0).apply({"params": params}, image))
+
+    def seen(source):
+        pixels = source.features["image"] / np.float32(127.5) - 1  # not shifted: as in an evaluation
+        return np.asarray(features(pixels)), source.features["label"]
+
+    training, test = seen(data.train.source), seen(data.splits["test"].source)
+    expected = accuracies([Neighbours(), FewShot(shots=5)], training, {"test": test})
+    assert {key: last[key] for key in expected} == pytest.approx(expected, abs=2 / 359)
+    assert expected["test/knn_accuracy"] > 0.3
+    assert "test/accuracy" in last
+
+
+def test_errors(tiny):
+    with pytest.raises(ValueError, match=r"Unknown evaluator 'knm'\. Did you mean 'knn'"):
+        tiny("vit", {"evaluators.features": "knm"})
+    for name, option in (("knn", {"count": 0}), ("knn", {"temperature": 0.0}), ("few_shot", {"shots": 0})):
+        with pytest.raises(ValueError, match=f"{name} has .*must be 1 or more"):  # not after hours of training
+            schema.build(EVALUATORS, schema.section(EVALUATORS, name, **option))
+    with pytest.raises(ValueError, match="'causal_lm' has no features for probes: they are for labelled images"):
+        Experiment(tiny("gpt", {"evaluators.knn": "knn"})).evaluation()
+    with pytest.raises(ValueError, match=r"evaluators\.knn\.split is 'tests', but the data's splits are test\."):
+        Experiment(tiny("vit", {"evaluators.knn": "knn", "evaluators.knn.split": "tests"})).evaluation()
+
+
+def test_an_evaluator_has_its_own_interval_and_source(tiny, tmp_path):
+    (tmp_path / "other.txt").write_text("def f(x):\n    return x\n" * 40)
+    changes = {"evaluators.other": "loss", "evaluators.other.source": f"text:{tmp_path}/other.txt"}
+    config = tiny("gpt", changes | {"evaluators.other.every": 2, "evaluators.loss.split": "validation"})
+    experiment = Experiment(config, devices=jax.devices()[:1])
+    evaluation, variables = experiment.evaluation(), jax.jit(experiment.make_state)().variables()
+    names = {"loss", "accuracy", "perplexity", "bits_per_character", "bits_per_byte"}
+    assert set(evaluation(variables, 1)) == {f"validation/{name}" for name in names}
+    assert set(evaluation(variables, 2)) == {f"{split}/{name}" for name in names for split in ("validation", "other")}
+    assert set(evaluation(variables)) == set(evaluation(variables, 4))

@@ -1,0 +1,1 @@
+from tests.train.conftest import no_report, tiny  # noqa: F401 (fixtures)

@@ -1,0 +1,147 @@
+"""Detection: the loss over parts, devices and empty images; average precision; whole runs on `shapes`."""
+
+import json
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from lineage import models
+from lineage.data.sources import shapes
+from lineage.models import convert
+from lineage.models.detr import DETR
+from lineage.models.resnet import ResNet
+from lineage.models.vit import ViT
+from lineage.tasks.image_classification import ImageClassification
+from lineage.tasks.object_detection import ObjectDetection
+from lineage.train import loop, pretrained
+from lineage.train.experiment import Experiment
+from lineage.train.sharding import make_mesh, to_mesh
+from lineage.train.step import init_state, make_train_step
+
+ONE = {"devices": jax.devices()[:1]}
+BACKBONE = {"depths": (1, 1), "widths": (8, 16), "stem_width": 8, "bottleneck": False, "norm": "group", "groups": 2}
+SIZES = {"depth": 1, "decoder_depth": 2, "width": 16, "num_heads": 2, "mlp_dim": 16, "num_queries": 4}
+TINY = (
+    {f"model.backbone.{name}": value for name, value in BACKBONE.items()}
+    | {f"model.{name}": value for name, value in SIZES.items()}
+    | {
+        "source": "shapes",
+        "source.image_size": 16,
+        "task.image_size": 16,
+        "task.max_boxes": 3,
+        "task.name": "object_detection",
+    }
+)
+
+
+def batch_of(size=8):
+    rng = np.random.default_rng(0)
+    centre, sides = rng.uniform(0.3, 0.7, (size, 3, 2)), rng.uniform(0.1, 0.5, (size, 3, 2))
+    return {
+        "image": rng.standard_normal((size, 16, 16, 3)).astype(np.float32),
+        "extent": np.ones((size, 2), np.float32),
+        "boxes": np.concatenate([centre, sides], axis=-1).astype(np.float32),
+        "classes": rng.integers(0, 4, (size, 3)).astype(np.int32),
+        "boxes_mask": np.arange(3) < (np.arange(size) % 4)[:, None],
+        "mask": np.ones(size, bool),
+    }
+
+
+@pytest.fixture(scope="module")
+def one_step():
+    """The first state of a small model, and a training step in so many parts."""
+    model = models.build("detr", backbone={"name": "resnet", **BACKBONE}, num_classes=4, dropout=0.0, **SIZES)
+    optimizer = optax.sgd(1e-3)
+    batch = jax.tree.map(jnp.asarray, batch_of())
+    state = jax.jit(lambda: init_state(model, optimizer, ObjectDetection().loss, batch, seed=0))()
+
+    def make(accumulate):
+        return jax.jit(make_train_step(model, ObjectDetection().loss, optimizer, seed=0, grad_accum_steps=accumulate))
+
+    return model, state, make
+
+
+def test_accumulated_and_sharded_is_whole_and_single(one_step):
+    """Also where parts have other numbers of objects: of the two parts, one has all that have one or three."""
+    _, state, make = one_step
+    whole, metrics = make(1)(state, jax.tree.map(jnp.asarray, batch_of()))
+    parts, metrics_of_parts = make(2)(state, to_mesh(batch_of(), make_mesh(4, 1, 1, jax.devices()[:4])))
+    for one, other in zip(*map(jax.tree.leaves, (whole.params, parts.params)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+        assert np.isfinite(one).all()
+    assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (state.params, whole.params))))
+    assert {"class_loss_layer_1", "box_loss_layer_1", "giou_loss_layer_1"} < set(metrics)  # of the first of two layers
+    for name, value in metrics.items():
+        np.testing.assert_allclose(value, metrics_of_parts[name], rtol=1e-5, err_msg=name)
+
+    empty = jax.tree.map(jnp.asarray, batch_of() | {"boxes_mask": np.zeros((8, 3), bool)})
+    _, metrics = make(1)(state, empty)
+    assert np.isfinite(metrics["loss"])
+    assert np.isfinite(metrics["gradient_norm"])
+
+
+def test_what_does_not_fit(one_step):
+    model, state, _ = one_step
+    batch = jax.tree.map(jnp.asarray, batch_of(2))
+    with pytest.raises(
+        ValueError, match=r"task\.weights is \(1\.0, 2\.0\): it must have 3, for class, distance, general"
+    ):
+        ObjectDetection(weights=(1.0, 2.0))
+    for name in ("boxes", "classes", "boxes_mask"):
+        batch[name] = jnp.repeat(batch[name], 2, axis=1)
+    with pytest.raises(ValueError, match=r"num_queries is 4: task\.max_boxes is 6"):
+        jax.eval_shape(nn.apply(lambda model: ObjectDetection().loss(model, batch), model), state.variables())
+
+
+def test_a_run_is_evaluated_whole_and_shows_its_boxes(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(shapes, "SIZES", {"train": 30, "validation": 7, "test": 7})
+    draw = shapes.DrawnShapes.__getitem__
+    cut = lambda example: {name: value if name == "image" else value[:3] for name, value in example.items()}  # noqa: E731
+    monkeypatch.setattr(shapes.DrawnShapes, "__getitem__", lambda self, index: cut(draw(self, index)))
+    config = tiny("detr", TINY | {"total_steps": 2, "loader.evaluation_batch_size": 4})
+    metrics = loop.train(config, tmp_path, **ONE)
+    assert set(metrics) >= {f"{split}/{name}" for split in ("validation", "test") for name in ("loss", "ap", "ap_50")}
+    assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["test/ap"] == metrics["test/ap"]
+    page = (tmp_path / "report.html").read_text()
+    assert all(f"{what}, validation" in page for what in ("Objects", "Precision and recall"))
+    curves = np.load(tmp_path / "artifacts/precision_test.npz")["precision"]
+    assert curves.mean() == pytest.approx(metrics["test/ap"], nan_ok=True)
+    config = tiny("detr", TINY | {"total_steps": 2, "loader.evaluation_batch_size": 7})
+    experiment = Experiment(config, tmp_path, ONE["devices"])
+    assert experiment.evaluation()(experiment.restore().variables(average=True)) == pytest.approx(metrics, rel=1e-5)
+
+
+def test_models_and_tasks_that_do_not_fit(tiny):
+    with pytest.raises(ValueError, match="'object_detection' needs a model with the outputs objects: ViT has classes"):
+        ObjectDetection().check_model(ViT(8))
+    with pytest.raises(ValueError, match="'image_classification' needs a model with the outputs classes: DETR has obj"):
+        ImageClassification().check_model(DETR(ResNet()))
+    experiment = Experiment(tiny("detr", TINY | {"evaluators.knn": "knn"}), **ONE)
+    with pytest.raises(ValueError, match="'object_detection' has no features for probes: they are for labelled images"):
+        experiment.evaluation()
+    with pytest.raises(ValueError, match="the backbone is a ViT: it must be one with maps"):
+        jax.eval_shape(DETR(ViT(0)).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
+    with pytest.raises(ValueError, match="width is 18: it must be a multiple of 4"):
+        jax.eval_shape(DETR(ResNet(), width=18).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
+
+
+@pytest.mark.thorough
+def test_the_backbone_starts_from_a_classifiers(tiny, tmp_path):
+    like = {"norm": "batch", "num_classes": 5, "channels": 3}
+    classifier = models.build("resnet", **BACKBONE | like)
+    variables = jax.jit(classifier.init)(jax.random.key(5), jnp.zeros((1, 16, 16, 3)))
+    variables = jax.tree.map(lambda x: x + 0.5, variables)
+    convert.save(tmp_path, classifier, variables)
+    changes = {"model.backbone.norm": "batch", "model.backbone.frozen": True}
+    experiment = Experiment(tiny("detr", TINY | changes), **ONE)
+    state = jax.jit(experiment.make_state)()
+    found, said = pretrained.start_from(state, experiment.model, str(tmp_path), rename=(("^", "backbone/"),))
+    assert "not used: backbone" in said  # its classifier
+    for kind in ("params", "statistics"):
+        ours = found.variables()[kind]["backbone"]
+        jax.tree.map(np.testing.assert_array_equal, ours, {name: variables[kind][name] for name in ours})
+    jax.tree.map(np.testing.assert_array_equal, found.params["box_0"], state.params["box_0"])

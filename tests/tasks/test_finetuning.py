@@ -1,0 +1,336 @@
+"""Fine-tuning: classes of texts, numbers, tags, answers; from another run's parameters; and with a teacher."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import log_softmax
+
+from lineage.data.tokenizers import Bytes
+from lineage.evaluation.texts import pooled_accuracy
+from lineage.models import convert
+from lineage.train import loop
+from lineage.train import pretrained as initial
+from lineage.train.checkpoint import Checkpoints, read_variables
+from lineage.train.experiment import Experiment
+from tests.data.test_questions import squad
+from tests.tiers import tiered
+
+pytestmark = pytest.mark.usefixtures("no_report")
+MASKED = {
+    "model.width": 16,
+    "source": "stdlib",
+    "source.max_bytes": 20_000,
+    "task.sequence_length": 24,
+    "task.name": "masked_lm",
+}
+ONE = {"devices": jax.devices()[:1]}
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """Small files of each kind, and the options that read them."""
+    folder = tmp_path_factory.mktemp("tasks")
+    texts = [("good nice fine", "yes"), ("bad awful poor", "no"), ("nice fine good", "yes"), ("poor bad", "no")]
+    (folder / "labels.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in texts * 2))
+    (folder / "numbers.tsv").write_text("".join(f"{'a' * n}\t{n / 4}\n" for n in range(8)))
+    words = [("The", "DET"), ("cat", "NOUN"), ("sees", "VERB"), ("her", "PRON"), ("cat", "NOUN")]
+    lines = [f"{i}\t{word}\t_\t{tag}\t_\t_\t_\t_\t_\t_\n" for i, (word, tag) in enumerate(words, 1)]
+    (folder / "tags.conllu").write_text("".join([*lines, "\n", *lines[:3], "\n"]))
+    contexts = [f"{name} lives in {town}." for name, town in (("Ann", "Rome"), ("Bo", "Paris"), ("Cy", "Bonn"))]
+    rows = [("Who?", c, [(0, c.split()[0])]) for c in contexts]
+    rows += [("Where?", c, [(c.index(" in ") + 4, c.split()[-1][:-1])]) for c in contexts]
+    squad(folder / "squad.json", [*rows, ("Why?", contexts[0], [])])
+    of = {
+        "text_classification": ("labels", "labels.tsv", 2),
+        "text_regression": ("labels", "numbers.tsv", 1),
+        "token_classification": ("conllu", "tags.conllu", 4),
+        "question_answering": ("squad", "squad.json", 2),
+    }
+    return {
+        name: {
+            "task.name": name,
+            "source": f"{kind}:{folder}/{file}",
+            "source.validation_path": f"{folder}/{file}",
+            "tokenizer": "words" if name == "question_answering" else "bytes",
+            "task.sequence_length": 24,
+            "model.num_classes": classes,
+            "model.dropout": 0.0,
+        }
+        for name, (kind, file, classes) in of.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def pretrained(tiny, tmp_path_factory):
+    """The workdir of a BERT that has guessed a few hidden bytes."""
+    workdir = tmp_path_factory.mktemp("pretrained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "write_report", lambda workdir: None)
+        patch.setattr(loop.artifacts, "write_all", lambda *args: None)
+        loop.train(tiny("bert", MASKED | {"total_steps": 2}), workdir, **ONE)
+    return workdir
+
+
+def learned(tiny, changes, workdir, steps=60):
+    config = tiny("bert", changes | {"total_steps": steps, "evaluate_every_steps": steps, "save_every_steps": steps})
+    return loop.train(config, workdir, **ONE)
+
+
+def test_classes_are_learned(tasks, tiny, tmp_path):
+    found = learned(tiny, tasks["text_classification"], tmp_path)
+    assert {found[f"validation/{name}"] for name in ("accuracy", "f1", "matthews")} == {1.0}
+
+
+def test_numbers_are_learned(tasks, tiny, tmp_path):
+    found = learned(tiny, tasks["text_regression"], tmp_path, 150)
+    assert found["validation/pearson"] > 0.9
+    assert found["validation/spearman"] > 0.9
+    with pytest.raises(ValueError, match=r"model\.num_classes is 3: it must be 1, a regression has one output\."):
+        learned(tiny, tasks["text_regression"] | {"model.num_classes": 3}, tmp_path / "b", 1)
+
+
+def test_tags_are_learned(tasks, tiny, tmp_path):
+    assert learned(tiny, tasks["token_classification"], tmp_path)["validation/accuracy"] == 1.0
+
+
+def test_answers_are_learned(tasks, tiny, tmp_path):
+    """From questions to the characters of answers, some of which are none: by heart."""
+    changes = tasks["question_answering"] | {"model.width": 32, "schedule.learning_rate": 3e-3}
+    found = learned(tiny, changes, tmp_path, 250)
+    assert found["validation/accuracy"] == 1.0
+    assert found["validation/exact_match"] == 1.0
+    assert found["validation/f1"] == 1.0
+
+
+@tiered("task", ["text_classification", "text_regression", "token_classification", "question_answering"], first=2)
+def test_padding_changes_nothing(task, tasks, tiny):
+    """The loss, its weight and the gradient are those of shorter rows."""
+    experiment = Experiment(tiny("bert", tasks[task]), **ONE)
+    batch = experiment.data.splits["validation"][0]
+    size = batch["tokens_mask"].sum(1).max()
+    assert size < 24
+    cut = {name: value[:, :size] if value.ndim > 1 else value for name, value in batch.items()}
+    params = jax.jit(experiment.make_state)().params
+
+    @jax.jit
+    def loss(params, batch):
+        total, weight, _ = experiment.task.loss(experiment.model.bind({"params": params}), batch)
+        return total, weight
+
+    grad = jax.grad(lambda *args: loss(*args)[0])
+    np.testing.assert_allclose(loss(params, batch), loss(params, cut), rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(grad(params, batch)), jax.tree.leaves(grad(params, cut))):
+        np.testing.assert_allclose(a, b, atol=2e-4)
+
+
+def test_the_span_loss_by_hand(tasks, tiny):
+    experiment = Experiment(tiny("bert", tasks["question_answering"]), **ONE)
+    batch = {name: jnp.asarray(value) for name, value in experiment.data.splits["validation"][0].items()}
+    variables = {"params": jax.jit(experiment.make_state)().params}
+    logits = np.asarray(
+        experiment.model.apply(variables, batch["tokens"], segments=batch["segments"], mask=batch["tokens_mask"])
+    )
+    expected = 0
+    for row in np.flatnonzero(batch["mask"]):
+        real = logits[row, batch["tokens_mask"][row]]
+        scores = log_softmax(real, axis=0)
+        expected -= (scores[batch["start"][row], 0] + scores[batch["end"][row], 1]) / 2
+    loss, weight, _ = experiment.task.loss(experiment.model.bind(variables), batch)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    assert weight == 7
+
+
+def test_a_whole_text_has_the_class_of_its_rows(tasks, tiny):
+    changes = {"task.long_text": "segments", "task.stride": 2, "task.sequence_length": 8}
+    experiment = Experiment(tiny("bert", tasks["text_classification"] | changes), **ONE)
+    source = experiment.data.splits["validation"].source
+    assert source.is_cut
+    logits = np.random.default_rng(0).normal(size=(len(source), 2))
+    chances = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    for name, pool in (("mean", np.mean), ("max", np.max)):
+        right = []
+        for text in range(8):
+            rows = np.flatnonzero(source.origins == text)
+            right.append(pool(chances[rows], axis=0).argmax() == source.per_row["label"][rows[0]])
+        assert pooled_accuracy(logits, source)[f"{name}_pooled_accuracy"] == np.mean(right)
+    state = jax.jit(experiment.make_state)()
+    assert "validation/max_pooled_accuracy" in experiment.evaluation()(state.variables(average=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model.head": "question_answering"},
+            "The task 'text_classification' needs a model with the outputs classification: BERT has "
+            r"question_answering. Set model\.head='classification'\.",
+        ),
+        (
+            {"task.cutmix": 0.2},
+            r"unknown config key 'task\.cutmix'",
+        ),
+        ({"teacher": "x"}, "teacher is 'x': the task 'text_classification' needs none"),
+        ({"model.num_classes": 1}, r"model\.num_classes is 1: it must be at least 2, as the source 'labels' has"),
+    ],
+)
+def test_errors(changes, message, tasks, tiny, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        learned(tiny, tasks["text_classification"] | changes, tmp_path, 1)
+
+
+def test_a_run_starts_from_another(pretrained, tasks, tiny, tmp_path, capsys):
+    """The parameters and the tokenizer before the first step are the other run's, but for what is left out."""
+    changes = tasks["token_classification"] | {
+        "init.path": str(pretrained),
+        "tokenizer": "characters",
+        "ema_decay": 0.5,
+    }
+    config = tiny("bert", changes | {"schedule.learning_rate": 0.0, "total_steps": 1, "init.skip": ("mlp_norm",)})
+    loop.train(config, tmp_path, **ONE)
+    assert (tmp_path / "tokenizer.json").read_text() == (pretrained / "tokenizer.json").read_text()
+    said = capsys.readouterr().err
+    assert f"starts from {pretrained}; new: classifier, stack; not used: masked_lm, stack" in said
+    theirs, ours = read_variables(pretrained)["params"], Experiment(config, tmp_path, **ONE).restore()
+    for params in (ours.params, ours.ema):
+        np.testing.assert_array_equal(params["embed"]["table"], theirs["embed"]["table"])
+        stack, other = params["stack"]["layers"], theirs["stack"]["layers"]
+        np.testing.assert_array_equal(stack["attention"]["query"]["kernel"], other["attention"]["query"]["kernel"])
+        assert (np.asarray(stack["mlp_norm"]["bias"]) != other["mlp_norm"]["bias"]).any()
+
+
+@pytest.mark.thorough
+def test_going_on_does_not_start_again(pretrained, tasks, tiny, tmp_path, monkeypatch):
+    changes = tasks["token_classification"] | {"init.path": str(pretrained)}
+    config = tiny("bert", changes | {"total_steps": 1})
+    loop.train(config, tmp_path, **ONE)
+    monkeypatch.setattr(initial, "start_from", lambda *args, **kwargs: pytest.fail("started again"))
+    config.total_steps = 2
+    loop.train(config, tmp_path, **ONE)
+
+
+def test_a_folder_of_transformers(tasks, tiny, tmp_path):
+    config = tiny("bert", tasks["text_classification"])
+    experiment = Experiment(config, **ONE)
+    state = experiment.state(Checkpoints(tmp_path / "none"))
+    model = experiment.model.clone(head="pretraining", num_classes=2)
+    variables = model.init(jax.random.key(5), jnp.zeros((1, 3), int))
+    convert.save(tmp_path / "bert", model, variables)
+    (tmp_path / "bert" / "config.json").write_text(
+        json.dumps(json.loads((tmp_path / "bert" / "config.json").read_text()) | {"architectures": ["BertModel"]})
+    )
+    found, said = initial.start_from(state, experiment.model, str(tmp_path / "bert"), ("classifier",), (1, 0))
+    assert said.endswith("new: classifier; not used: nothing")
+    layers = found.params["stack"]["layers"]["mlp"]["up"]["kernel"]
+    np.testing.assert_array_equal(layers, variables["params"]["stack"]["layers"]["mlp"]["up"]["kernel"][::-1])
+    np.testing.assert_array_equal(found.params["pooler"]["kernel"], variables["params"]["pooler"]["kernel"])
+    np.testing.assert_array_equal(found.params["classifier"]["kernel"], state.params["classifier"]["kernel"])
+
+
+def test_what_cannot_be_started_from(pretrained, tasks, tiny, tmp_path):
+    changes = tasks["token_classification"] | {"init.path": str(pretrained)}
+    with pytest.raises(
+        ValueError, match=r"embed/table is \(261, 16\) in .*, but the model's is \(261, 32\): make them"
+    ):
+        learned(
+            tiny, changes | {"model.width": 32, "init.skip": ("norm", "layers", "position", "segment")}, tmp_path, 1
+        )
+    with pytest.raises(ValueError, match=r"none of the model's parameters is in .*, which has embed, embed_norm,"):
+        learned(tiny, changes | {"init.skip": (".",)}, tmp_path / "b", 1)
+    with pytest.raises(ValueError, match="'head' is in no parameter of the model, which has classifier, em"):
+        learned(tiny, changes | {"init.skip": ("embed", "head")}, tmp_path / "e", 1)
+    with pytest.raises(FileNotFoundError, match="absent"):
+        learned(tiny, changes | {"init.path": "absent"}, tmp_path / "c", 1)
+    with pytest.raises(ValueError, match=r"init\.skip has '\[', which is no regular expression"):
+        learned(tiny, changes | {"init.skip": ("[",)}, tmp_path / "d", 1)
+    layers = {"init.path": str(pretrained), "init.layers": (0, 7)}
+    with pytest.raises(ValueError, match=r"init\.layers is \(0, 7\): the model in .* has layers 0 to"):
+        loop.train(tiny("bert", MASKED | layers), tmp_path / "layers", **ONE)
+
+
+def test_a_distillation_has_three_weights(pretrained, tiny):
+    config = tiny("bert", distilled(pretrained, {"task.weights": (5.0,)}))
+    with pytest.raises(ValueError, match=r"task\.weights is \(5\.0,\): it must have 3, for teacher, masked language"):
+        jax.eval_shape(Experiment(config).make_state)
+
+
+def distilled(pretrained, changes=()):
+    return (
+        MASKED
+        | {"task.name": "masked_lm_distillation", "teacher": str(pretrained), "model.dropout": 0.0}
+        | dict(changes)
+    )
+
+
+def test_the_three_losses_by_hand(pretrained, tiny):
+    config = tiny("bert", distilled(pretrained, {"task.temperature": 3.0, "task.weights": (0.5, 0.25, 2.0)}))
+    experiment = Experiment(config, **ONE)
+    batch = dict(jax.tree.map(jnp.asarray, experiment.data.splits["validation"][0]))
+    batch["mask"], batch["tokens_mask"] = batch["mask"].at[0, 0].set(False), batch["tokens_mask"].at[1, 20:].set(False)
+    params = jax.jit(experiment.make_state)().params
+    told = experiment.taught(batch)
+
+    def says(params):
+        args = {"mask": batch["tokens_mask"]}
+        inner = experiment.model.clone(head="none")
+        kept = {name: value for name, value in params.items() if name != "masked_lm"}
+        words = experiment.model.apply({"params": params}, batch["tokens"], places=batch["places"], **args)
+        return np.asarray(inner.apply({"params": kept}, batch["tokens"], **args), float), np.asarray(words, float)
+
+    (hidden, words), (their_hidden, their_words) = (
+        says(params),
+        says(jax.tree.map(jnp.asarray, read_variables(pretrained)["params"])),
+    )
+    np.testing.assert_allclose(told["teacher_hidden"], their_hidden, atol=1e-5)
+    total, count = 0.0, 0
+    for row in np.flatnonzero(batch["mask"].any(axis=1)):  # the others are padding
+        real = np.asarray(batch["tokens_mask"][row])
+        a, b = hidden[row, real], their_hidden[row, real]
+        cosine = np.mean(1 - (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1))
+        for m in np.flatnonzero(batch["mask"][row]):
+            target = np.exp(log_softmax(their_words[row, m] / 3))
+            soft = (target * (np.log(target) - log_softmax(words[row, m] / 3))).sum() * 9
+            hard = -log_softmax(words[row, m])[batch["targets"][row, m]]
+            total, count = total + 0.5 * soft + 0.25 * hard + 2 * cosine, count + 1
+    loss, weight, aux = experiment.task.loss(experiment.model.bind({"params": params}), told)
+    assert weight == count
+    np.testing.assert_allclose(loss, total, rtol=1e-5)
+    assert set(aux) == {"loss", "accuracy", "soft_loss", "masked_lm_loss", "cosine_loss"}
+
+
+def test_a_student_of_itself_has_nothing_to_learn(pretrained, tiny, tmp_path):
+    """Its soft targets and vectors are met; the teacher does not drop out, and is not in the checkpoint."""
+    changes = {"init.path": str(pretrained), "task.weights": (1.0, 0.0, 1.0), "total_steps": 2}
+    config = tiny("bert", distilled(pretrained, changes | {"schedule.learning_rate": 0.0}))
+    found = loop.train(config, tmp_path / "run", **ONE)
+    assert abs(found["validation/loss"]) < 1e-5
+    assert found["validation/masked_lm_loss"] > 1
+    assert set(Experiment(config, tmp_path / "run", **ONE).restore().params) == set(
+        read_variables(pretrained)["params"]
+    )
+
+
+@pytest.mark.thorough
+def test_a_student_of_half_the_depth_learns(pretrained, tiny, tmp_path):
+    changes = {"init.path": str(pretrained), "init.layers": (1,), "model.name": "distilbert", "model.depth": 1}
+    config = tiny(
+        "bert", distilled(pretrained, changes | {"model.num_segments": 0, "total_steps": 30, "grad_accum_steps": 2})
+    )
+    found = loop.train(config, tmp_path, **ONE)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    first = next(line for line in lines if "train/cosine_loss" in line)
+    assert found["validation/cosine_loss"] < 0.5 * first["train/cosine_loss"]
+
+
+def test_a_teacher_of_other_words(pretrained, tiny, tmp_path):
+    Bytes().train([], ("mask", "pad", "sep", "cls", "end_of_text")).save(tmp_path / "own.json")
+    config = tiny("bert", distilled(pretrained, {"tokenizer": str(tmp_path / "own.json")}))
+    with pytest.raises(ValueError, match=r"tokenizer must be the teacher's, .*tokenizer\.json"):
+        loop.train(config, tmp_path / "run", **ONE)
+
+
+def test_a_teacher_of_another_size(pretrained, tiny, tmp_path):
+    with pytest.raises(ValueError, match=r"model\.width is 32: the teacher's is 16\."):
+        loop.train(tiny("bert", distilled(pretrained, {"model.width": 32})), tmp_path, **ONE)

@@ -1,0 +1,218 @@
+"""Masked autoencoders' runs and what goes on from them, positions on other grids, and students of a teacher."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from scipy.special import log_softmax
+
+from lineage.models import Model, convert
+from lineage.models.deit import DeiT
+from lineage.models.vit import ViT
+from lineage.report.run import write_report
+from lineage.tasks.distilled_image_classification import DistilledImageClassification
+from lineage.train import loop
+from lineage.train import pretrained as initial
+from lineage.train.checkpoint import read_variables
+from lineage.train.experiment import Experiment
+from lineage.train.loop import jit_step
+from lineage.train.state import TrainState
+from tests.tiers import tiered
+
+ONE = {"devices": jax.devices()[:1]}
+MASKED = {
+    "model.depth": 1,
+    "model.decoder_depth": 1,
+    "model.decoder_width": 8,
+    "model.decoder_num_heads": 2,
+    "model.patch_size": 2,
+    "task.mask_rate": 0.75,
+    "task.name": "masked_autoencoding",
+    "total_steps": 12,
+    "evaluate_every_steps": 6,
+}
+TUNED = {"model.depth": 1, "model.patch_size": 2, "model.pooling": "token", "model.position": "mae"}
+
+
+@pytest.fixture(scope="module")
+def pretrained(tiny, tmp_path_factory):
+    """The workdir of a masked autoencoder that has seen a few digits, and its last evaluation."""
+    workdir = tmp_path_factory.mktemp("mae")
+    return workdir, loop.train(tiny("mae", MASKED), workdir, **ONE)
+
+
+def test_a_run_leaves_pictures(pretrained):
+    workdir, found = pretrained
+    assert found["test/loss"] < 1.1
+    steps = {path.stem: np.load(path) for path in sorted((workdir / "artifacts").glob("painted_*.npz"))}
+    assert list(steps) == ["painted_000000006", "painted_000000012"]
+    first, last = steps.values()
+    assert last["painted"].shape == (6, 8, 8, 1)
+    np.testing.assert_array_equal(first["masked"], last["masked"])
+    seen = np.isclose(last["masked"], last["image"], atol=1e-5)
+    assert seen.mean(axis=(1, 2, 3)).min() >= 0.25
+    assert (first["painted"] != last["painted"]).any()
+    np.testing.assert_allclose(last["painted"][seen], last["image"][seen], atol=1e-5)
+    page = write_report(workdir).read_text()
+    assert "Masked images" in page
+    assert "step 12" in page
+    assert (workdir / "report" / "painted.png").exists()
+
+
+def test_a_linear_probe_trains_the_classifier_alone(pretrained, tiny):
+    workdir, _ = pretrained
+    probe = {"model.head": "probe", "optimizer.frozen": ("^(?!classifier)",), "init.path": str(workdir)}
+    experiment = Experiment(tiny("vit", TUNED | probe), **ONE)
+    state, said = initial.start_from(jax.jit(experiment.make_state)(), experiment.model, **experiment.config.init)
+    assert said.endswith(
+        "new: classifier, probe_norm; not used: decoder_embed, decoder_head, decoder_norm, decoder_stack, mask_token"
+    )
+    theirs = read_variables(workdir)["params"]
+    for name in ("patch_embed", "class_token", "stack", "norm"):
+        jax.tree.map(np.testing.assert_array_equal, state.params[name], theirs[name])
+    before = jax.tree.map(np.array, state)  # the step takes its memory
+    after, _ = jit_step(experiment)(state, experiment.data.train[0])
+    jax.tree.map(np.testing.assert_array_equal, dict(after.params, classifier=0), dict(before.params, classifier=0))
+    assert (after.params["classifier"]["kernel"] != before.params["classifier"]["kernel"]).all()
+    assert (after.collections["statistics"]["probe_norm"]["mean"] != 0).any()
+
+
+@pytest.mark.parametrize(("old", "new"), [(8, 12), (12, 8)])
+@tiered("kind", [ViT, DeiT])
+def test_positions_of_another_grid_are_resampled(kind, old, new, tmp_path):
+    """As PyTorch does without antialiasing; those of the tokens in front stay."""
+    models = [kind(3, image_size=size, patch_size=2, channels=1, depth=1, width=8, num_heads=2) for size in (old, new)]
+    theirs, ours = (
+        jax.jit(model.init)(jax.random.key(model.image_size), jnp.zeros((1, model.image_size, model.image_size, 1)))
+        for model in models
+    )
+    convert.save(tmp_path, models[0], theirs)
+    state = TrainState(jnp.int32(0), ours["params"], None, {}, None)
+    found = initial.start_from(state, models[1], str(tmp_path))[0].params["table"]["table"]
+    table, special = np.array(theirs["params"]["table"]["table"]), len(kind.SPECIAL)
+    np.testing.assert_array_equal(found[:special], table[:special])
+    grid = torch.tensor(table[special:].T.reshape(1, 8, old // 2, old // 2))
+    expected = torch.nn.functional.interpolate(grid, (new // 2, new // 2), mode="bicubic", align_corners=False)
+    np.testing.assert_allclose(found[special:].T, expected.numpy().reshape(8, -1), atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def teacher(tiny, tmp_path_factory):
+    """The workdir of a classifier that has statistics beside its parameters."""
+    workdir = tmp_path_factory.mktemp("teacher")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.artifacts, "write_all", lambda *args: None)
+        patch.setattr(loop, "write_report", lambda workdir: None)
+        loop.train(tiny("vit", {"model.depth": 1, "model.head": "probe", "total_steps": 3}), workdir, **ONE)
+    return workdir
+
+
+def test_a_teacher_of_images_says_its_logits(teacher, tiny):
+    student = {"model.depth": 1, "model.patch_size": 4, "task.name": "distilled_image_classification"}
+    experiment = Experiment(tiny("deit", student | {"teacher": str(teacher)}), **ONE)
+    batch = jax.tree.map(jnp.asarray, experiment.data.splits["test"][0])
+    variables = read_variables(teacher)
+    assert (variables["statistics"]["probe_norm"]["mean"] != 0).any()
+    model = Experiment(tiny("vit", {"model.depth": 1, "model.head": "probe"}), **ONE).model
+    expected = jax.jit(model.apply)(jax.tree.map(jnp.asarray, variables), batch["image"])
+    np.testing.assert_allclose(experiment.taught(batch)["teacher_logits"], expected, atol=1e-5)
+    state = jax.jit(experiment.make_state)()
+    _, metrics = jit_step(experiment)(state, experiment.taught(jax.tree.map(jnp.asarray, experiment.data.train[0])))
+    assert {"loss", "accuracy", "teacher_accuracy", "label_loss", "teacher_loss"} <= set(metrics)
+
+
+def test_a_teacher_sees_what_is_mixed(teacher, tiny):
+    student = {"model.depth": 1, "model.patch_size": 4, "task.name": "distilled_image_classification"}
+    changes = student | {"teacher": str(teacher), "task.mixup": 0.8}
+    experiment = Experiment(tiny("deit", changes), **ONE)
+    plain = jax.tree.map(jnp.asarray, experiment.data.train[0])
+    batch, other = experiment.taught(plain, 3), experiment.taught(plain, 4)
+    assert (batch["image"] != other["image"]).any()
+    image, label = (np.asarray(plain[name]) for name in ("image", "label"))
+    share = np.asarray(batch["target"])[np.arange(8), label][label != np.roll(label, 1)][0]
+    assert 0.5 <= share < 1
+    expected = share * image + (1 - share) * np.roll(image, 1, axis=0)
+    np.testing.assert_allclose(batch["image"], expected, atol=1e-6)
+    classes = np.eye(10)[label]
+    np.testing.assert_allclose(batch["target"], share * classes + (1 - share) * np.roll(classes, 1, axis=0), atol=1e-6)
+    said = experiment.teacher(plain | {"image": batch["image"]})["teacher_logits"]
+    np.testing.assert_array_equal(batch["teacher_logits"], said)
+    evaluated = experiment.taught(plain)
+    assert "target" not in evaluated
+    assert (evaluated["teacher_logits"] != said).any()
+    _, metrics = jit_step(experiment)(jax.jit(experiment.make_state)(), batch)
+    assert np.isfinite(metrics["loss"])
+    assert jax.tree.map(jnp.shape, experiment.zeros(8)) == jax.tree.map(jnp.shape, batch)
+
+
+class Heads(Model):
+    """A model that says what it is told to."""
+
+    logits: Any
+
+    def heads(self, image):
+        return self.logits
+
+
+@tiered("temperature", [0.0, 3.0])
+def test_both_losses_by_hand(temperature):
+    rng = np.random.default_rng(0)
+    ours, told, theirs = rng.standard_normal((3, 5, 4)).astype(np.float32)
+    label, mask = rng.integers(0, 4, 5).astype(np.int32), np.arange(5) < 4
+    batch = {"image": np.zeros((5, 1, 1, 1)), "label": label, "mask": mask, "teacher_logits": theirs}
+    batch, model = jax.tree.map(jnp.asarray, batch), Heads((jnp.asarray(ours), jnp.asarray(told))).bind({})
+    task = DistilledImageClassification(temperature=temperature, weights=(0.9, 0.1))
+    loss, weight, aux = task.loss(model, batch)
+    rows = np.arange(5)
+    hard = -log_softmax(ours, axis=1)[rows, label]
+    soft = -log_softmax(told, axis=1)[rows, theirs.argmax(1)]
+    if temperature:
+        target = log_softmax(theirs / 3, axis=1)
+        soft = 9 * (np.exp(target) * (target - log_softmax(told / 3, axis=1))).sum(1)
+    assert weight == 4
+    np.testing.assert_allclose(loss, (0.9 * hard + 0.1 * soft)[:4].sum(), rtol=1e-5)
+    target = rng.dirichlet(np.ones(4), 5).astype(np.float32)
+    mixed = task.loss(model, batch | {"target": target})
+    hard = -(target * log_softmax(ours, axis=1)).sum(1)
+    np.testing.assert_allclose(mixed[0], (0.9 * hard + 0.1 * soft)[:4].sum(), rtol=1e-5)
+    right = ((ours + told) / 2).argmax(1) == label
+    np.testing.assert_allclose(aux["accuracy"].compute(), right[:4].mean())
+    assert set(aux) == {"loss", "accuracy", "teacher_accuracy", "label_loss", "teacher_loss"}
+    batch["teacher_logits"] = batch["teacher_logits"][:, :3]
+    with pytest.raises(ValueError, match=r"model\.num_classes is 4: the teacher's is 3\."):
+        task.loss(model, batch)
+    with pytest.raises(ValueError, match=r"task\.weights is \(1\.0,\): it must have 2, for label, teacher"):
+        DistilledImageClassification(weights=(1.0,))
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "message"),
+    [
+        (
+            "vit",
+            {"task.name": "masked_autoencoding"},
+            "'masked_autoencoding' needs a model with the outputs patches: ViT has classes",
+        ),
+        ("vit", {"task.name": "causal_lm"}, "'causal_lm' needs a model with the outputs next_token: ViT has classes"),
+        ("mae", {}, "'image_classification' needs a model with the outputs classes: MAE has patches"),
+        (
+            "vit",
+            {"task.name": "distilled_image_classification"},
+            "'distilled_image_classification' needs a model with the outputs distilled_classes",
+        ),
+        (
+            "mae",
+            MASKED | {"task.name": "image_classification"},
+            "unknown config key 'task.mask_rate'",
+        ),
+        ("mae", MASKED | {"task.patch_size": 4}, r"noise of the data is \(4,\), but the model is for \(16,\)"),
+        ("deit", {"model.pooling": "gap"}, "DeiT has linear heads of two tokens, not 'linear' and pooling 'gap'"),
+        ("mae", MASKED | {"model.position": "relative"}, "Unknown position 'relative'. Available: none, 1d, 2d"),
+    ],
+)
+def test_errors(model, changes, message, tiny, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        loop.train(tiny(model, {"model.patch_size": 2} | changes | {"model.depth": 1}), tmp_path, **ONE)

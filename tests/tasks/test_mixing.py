@@ -1,0 +1,153 @@
+"""Mixup and CutMix, soft labels and the binary cross-entropy."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+from lineage.models import Model
+from lineage.tasks.image_classification import ImageClassification
+from lineage.tasks.mixup import kept, mix
+from lineage.train.state import TrainState
+from lineage.train.step import make_train_step
+
+KEYS = jax.random.split(jax.random.key(0), 400)
+BOTH = {"mixup": 0.8, "cutmix": 1.0}
+
+
+def draws(size=(12, 10), mixup=0.0, cutmix=0.0):
+    pixels, share = jax.jit(jax.vmap(lambda key: kept(key, size, mixup, cutmix)))(KEYS)
+    return np.asarray(pixels)[..., 0], np.asarray(share)
+
+
+def test_mixup_keeps_the_larger_part_of_every_pixel():
+    pixels, share = draws(mixup=0.8)
+    np.testing.assert_array_equal(pixels, np.broadcast_to(pixels[:, :1, :1], pixels.shape))
+    np.testing.assert_allclose(share, pixels[:, 0, 0], rtol=1e-6)
+    assert 0.5 <= share.min() < 0.52
+    assert share.max() > 0.98
+
+
+def test_cutmix_loses_a_box_anywhere():
+    pixels, share = draws((40, 30), cutmix=1.0)
+    assert set(np.unique(pixels)) == {0, 1}
+    lost = pixels == 0
+    area, height, width = lost.sum((1, 2)), lost.any(2).sum(1), lost.any(1).sum(1)
+    np.testing.assert_array_equal(area, height * width)
+    np.testing.assert_allclose(share, 1 - area / 1200, atol=1e-6)
+    assert (lost.mean(0) > 0.08).all()  # every pixel may be lost
+    assert lost[:, 20, 15].mean() == pytest.approx(0.5, abs=0.08)  # the middle as often as the box is large
+    # Boxes have the proportions of the image where they are not cut off at its edges.
+    inner = ~(lost[:, 0].any(1) | lost[:, -1].any(1) | lost[:, :, 0].any(1) | lost[:, :, -1].any(1)) & (area > 200)
+    np.testing.assert_allclose((height / width)[inner], 4 / 3, atol=0.2)
+    assert share.max() > 0.98
+    assert share.min() < 0.2
+
+
+def test_either_happens_as_often():
+    pixels, _ = draws(**BOTH)
+    cut = (pixels == 0).any((1, 2))
+    assert 0.4 < cut.mean() < 0.6
+    assert set(np.unique(pixels[cut])) == {0, 1}
+    mixed = (pixels > 0) & (pixels < 1)
+    assert (mixed.all((1, 2)) | cut | (pixels == 1).all((1, 2))).all()
+
+
+class Areas(Model):
+    """Knows what part of the image each class has: channel c is 1 where class c is."""
+
+    @nn.compact
+    def __call__(self, image):
+        bias = self.param("bias", nn.initializers.zeros, (image.shape[-1],))
+        return jnp.log(image.mean((1, 2)) + 1e-30) + bias
+
+
+@pytest.mark.parametrize("options", [{"mixup": 0.8}, {"cutmix": 1.0}, BOTH], ids=["mixup", "cutmix", "both"])
+def test_labels_keep_what_the_pixels_keep(options):
+    label = jnp.array([0, 1, 2, 1])
+    image = jnp.broadcast_to(jax.nn.one_hot(label, 3)[:, None, None], (4, 9, 7, 3))
+    batch = {"image": image, "label": label, "mask": jnp.array([True, True, True, False])}
+
+    def loss(bias, key):
+        apply = nn.apply(ImageClassification(**options).loss, Areas())
+        return apply({"params": {"bias": bias}}, batch, rngs={"dropout": key})[0]
+
+    # To give each class the part of the pixels that it has is the best answer: the loss does not fall in any direction.
+    losses, gradients = jax.jit(jax.vmap(jax.value_and_grad(loss), (None, 0)))(jnp.zeros(3), KEYS[:50])
+    np.testing.assert_allclose(gradients, 0, atol=1e-5)
+    assert losses.max() > 1  # there is something to tell apart
+
+
+def given(logits, label, mask=None):
+    """A model whose image is the logits, and its batch."""
+    mask = jnp.ones(len(label), bool) if mask is None else mask
+    return {"image": jnp.asarray(logits)[:, None, :, None], "label": jnp.asarray(label), "mask": mask}
+
+
+class Scores(Model):
+    """The image is the logits."""
+
+    @nn.compact
+    def __call__(self, image):
+        return image[:, 0, :, 0] + self.param("bias", nn.initializers.zeros, ())
+
+
+def found(batch, rngs=None, **options):
+    apply = jax.jit(nn.apply(ImageClassification(**options).loss, Scores()))
+    return apply({"params": {"bias": jnp.zeros(())}}, batch, rngs=rngs)
+
+
+def test_soft_labels_and_binary_cross_entropy():
+    random = np.random.default_rng(0)
+    logits, hard = random.normal(size=(6, 12)).astype(np.float32), random.integers(0, 12, 6)
+    soft = random.dirichlet(np.full(12, 0.3), 6).astype(np.float32)
+    mask = jnp.arange(6) < 5
+    torch_logits, torch_soft = torch.tensor(logits[:5]), torch.tensor(soft[:5])
+    loss, weight, aux = found(given(logits, soft, mask))
+    expected = torch.nn.functional.cross_entropy(torch_logits, torch_soft, reduction="sum")
+    assert (float(loss), float(weight)) == (pytest.approx(expected.item(), rel=1e-5), 5)
+    assert aux["accuracy"].compute() == pytest.approx((logits.argmax(1) == soft.argmax(1))[:5].mean())
+    hot = np.eye(12, dtype=np.float32)[hard]
+    assert float(found(given(logits, hot))[0]) == float(found(given(logits, hard))[0])
+    binary = torch.nn.functional.binary_cross_entropy_with_logits
+    loss = found(given(logits, soft, mask), binary=True)[0]
+    assert float(loss) == pytest.approx(5 * binary(torch_logits, torch_soft).item(), rel=1e-5)
+    smooth = 0.9 * hot[:5] + 0.1 / 12
+    loss = found(given(logits, hard, mask), {"dropout": KEYS[0]}, binary=True, label_smoothing=0.1)[0]
+    assert float(loss) == pytest.approx(5 * binary(torch_logits, torch.tensor(smooth)).item(), rel=1e-5)
+
+
+def test_both_classes_of_a_mixed_image_are_there(monkeypatch):
+    monkeypatch.setattr(jax.random, "beta", lambda key, a, b: jnp.float32(0.7))
+    random = np.random.default_rng(0)
+    logits, label = random.normal(size=(4, 5)).astype(np.float32), np.array([0, 1, 1, 4])
+    target = np.array([[1, 0, 0, 0, 1], [1, 1, 0, 0, 0], [0, 1, 0, 0, 0], [0, 1, 0, 0, 1]], np.float32)
+    mixed = 0.7 * logits + 0.3 * np.roll(logits, 1, axis=0)
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(torch.tensor(mixed), torch.tensor(target))
+    loss = found(given(logits, label), {"dropout": KEYS[0]}, binary=True, mixup=0.2)[0]
+    assert float(loss) == pytest.approx(4 * expected.item(), rel=1e-5)
+
+
+def test_parts_add_up():
+    random = np.random.default_rng(0)
+    batch = given(random.normal(size=(8, 5)).astype(np.float32), random.integers(0, 5, 8), jnp.arange(8) != 3)
+    objective, optimizer = ImageClassification(**BOTH).loss, optax.sgd(1.0)
+    params = {"bias": jnp.zeros(())}
+    state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), {}, None)
+    step = jax.jit(make_train_step(Scores(), objective, optimizer, seed=5, grad_accum_steps=2))
+    rng = jax.random.fold_in(jax.random.key(5), 0)
+    parts = [
+        found({name: value[i::2] for name, value in batch.items()}, {"dropout": jax.random.fold_in(rng, i)}, **BOTH)
+        for i in range(2)
+    ]
+    (a, a_weight, _), (b, b_weight, _) = parts
+    assert (a_weight, b_weight) == (4, 3)
+    assert float(step(state, batch)[1]["loss"]) == pytest.approx(float(a + b) / 7, rel=1e-5)
+
+
+def test_mix_takes_the_next_example():
+    values = jnp.arange(6.0).reshape(3, 2)
+    np.testing.assert_allclose(mix(values, jnp.float32(0.75))[1], 0.75 * values[1] + 0.25 * values[0])

@@ -1,0 +1,169 @@
+"""Sequence to sequence, whole: training, evaluation by what is written, and writing."""
+
+import itertools
+import json
+import shutil
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from lineage.evaluation.sampling import Sampler
+from lineage.train import loop
+from lineage.train.experiment import Experiment
+from tests.tiers import tiered
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Numbers to be written backwards: few enough to learn by heart."""
+    folder = tmp_path_factory.mktemp("pairs")
+    for name, numbers in (("train", range(1000, 1008)), ("test", range(1000, 1007))):
+        (folder / f"{name}.tsv").write_text("".join(f"{n}\t{' '.join(str(n)[::-1])}\n" for n in numbers))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(files, tiny, tmp_path_factory):
+    changes = {
+        "source": f"pairs:{files}/train.tsv",
+        "source.test_path": f"{files}/test.tsv",
+        "task.sequence_length": 9,
+        "loader.batch_size": 8,
+        "model.dropout": 0.0,
+        "model.placement": "pre",
+        "model.width": 32,
+        "sampling.num_samples": 1,
+        "sampling.prompt": "1005",
+        "sampling.max_new_tokens": 8,
+        "total_steps": 250,
+        "evaluate_every_steps": 250,
+    }
+    config, workdir = tiny("transformer", changes), tmp_path_factory.mktemp("run")
+    return config, workdir, loop.train(config, workdir, devices=jax.devices()[:1])
+
+
+def test_what_is_learned_by_heart_is_written(trained):
+    _, workdir, metrics = trained
+    assert metrics["test/exact_match"] == 1
+    assert metrics["test/accuracy"] == 1
+    assert metrics["test/free_running_accuracy"] == 1
+    sample = json.loads((workdir / "artifacts" / "samples.jsonl").read_text().splitlines()[-1])
+    assert sample == {"step": 250, "prompt": "1005 → ", "text": "5 0 0 1"}
+
+
+def test_what_was_written_is_kept_and_reported(trained, files):
+    _, workdir, _ = trained
+    written = json.loads((workdir / "artifacts" / "written_test.json").read_text())
+    pairs = [line.split("\t") for line in (files / "test.tsv").read_text().splitlines()]
+    assert written["rows"] == [[left, right, right] for left, right in pairs]
+    assert written["bleu"] == pytest.approx(100)
+    page = (workdir / "report.html").read_text()
+    assert f"BLEU 100.00, {written['signature']}" in page
+    assert "<tr><td>1003<td>3 0 0 1<td>3 0 0 1" in page
+    assert (workdir / "report" / "written_test.png").is_file()
+
+
+@tiered("size", [1, 4, 64])
+def test_every_pair_counts_once_whatever_the_batch_size(size, trained, files):
+    """A split whose last targets are wrong: 2 of 7."""
+    config, workdir, _ = trained
+    lines = (files / "test.tsv").read_text().splitlines()
+    (files / "wrong.tsv").write_text(
+        "".join(f"{line}\n" for line in [*lines[:5], *(f"{line} 9" for line in lines[5:])])
+    )
+    config = config.copy_and_resolve_references()
+    config.source.test_path, config.loader.evaluation_batch_size = f"{files}/wrong.tsv", size
+    experiment = Experiment(config, workdir, jax.devices()[:1])
+    metrics = experiment.evaluation()(experiment.restore().variables(average=True))
+    np.testing.assert_allclose(metrics["test/exact_match"], 5 / 7)
+    # A right target has 8 tokens; a wrong one is cut to 9, of which the model writes the first 7 and then ends.
+    np.testing.assert_allclose(metrics["test/free_running_accuracy"], (5 * 8 + 2 * 7) / (5 * 8 + 2 * 9))
+    assert 0 < metrics["test/bleu"] < 100
+
+
+def test_writing(trained):
+    config, workdir, _ = trained
+    experiment = Experiment(config, workdir, jax.devices()[:1])
+    sampler, variables = Sampler(experiment.context()), experiment.restore().variables()
+    assert sampler.write(variables, "1003") == ["3 0 0 1"]
+    with pytest.raises(ValueError, match="The prompt is empty"):
+        sampler.write(variables, "")
+    with pytest.raises(ValueError, match="a sequence of 81 tokens is longer than the model's 64"):
+        sampler.write(variables, "1" * 80)
+
+
+@pytest.mark.thorough
+def test_training_goes_through_buckets(files, tiny, tmp_path):
+    """Pairs of three and of four numbers in batches of their own, and the same run when it is stopped between."""
+    (tmp_path / "train.tsv").write_text(
+        "".join(f"{n}\t{' '.join(str(n)[::-1])}\n" for n in (*range(100, 108), *range(1000, 1008)))
+    )
+    changes = {
+        "source": f"pairs:{tmp_path}/train.tsv",
+        "task.sequence_length": 9,
+        "loader.buckets": (7,),
+        "schedule": "constant",  # the same for a shorter run
+        "loader.batch_size": 8,
+        "total_steps": 4,
+        "save_every_steps": 2,
+    }
+    config = tiny("transformer", changes)
+    widths = [batch["tokens"].shape for batch in itertools.islice(Experiment(config).data.train.iterate(), 4)]
+    assert sorted(widths) == [(8, 7), (8, 7), (8, 9), (8, 9)]
+    loop.train(config, tmp_path / "whole", devices=jax.devices()[:1])
+    first = config.copy_and_resolve_references()
+    first.total_steps = 2
+    loop.train(first, tmp_path / "parts", devices=jax.devices()[:1])
+    loop.train(config, tmp_path / "parts", devices=jax.devices()[:1])
+    whole, parts = (Experiment(config, tmp_path / name).restore().params for name in ("whole", "parts"))
+    jax.tree.map(np.testing.assert_array_equal, whole, parts)
+
+
+@pytest.mark.usefixtures("no_report")
+def test_a_decoder_alone_writes_too(files, tiny, tmp_path):
+    """The same numbers as one text each; prompts of different lengths in a batch."""
+    (tmp_path / "train.tsv").write_text("12\ta b\n345\tc\n6\td d\n78910\te\n")
+    changes = {
+        "source": f"pairs:{tmp_path}/train.tsv",
+        "source.test_path": f"{tmp_path}/train.tsv",
+        "task.name": "conditional_lm",
+        "task.sequence_length": 12,
+        "loader.evaluation_batch_size": 3,
+        "model.max_length": 20,
+        "model.width": 32,
+        "sampling.temperature": 0.0,
+        "total_steps": 120,
+        "evaluate_every_steps": 120,
+    }
+    metrics = loop.train(tiny("gpt", changes), tmp_path / "run", devices=jax.devices()[:1])
+    assert metrics["test/exact_match"] == 1
+    assert metrics["test/accuracy"] == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("norm", [pytest.param("batch", marks=pytest.mark.slow), "power"])
+def test_running_statistics_are_resumed_exactly(norm, files, tiny, tmp_path, no_report):
+    """PowerNorm changes from the batch's statistics to the running ones on the way."""
+    changes = {
+        "source": f"pairs:{files}/test.tsv",
+        "task.sequence_length": 9,
+        "loader.batch_size": 4,
+        "model.norm": norm,
+        "model.norm_warmup": 5,
+        "sampling.max_new_tokens": 2,
+        "total_steps": 8,
+        "save_every_steps": 4,
+        "evaluate_every_steps": 8,
+        "checkpoint.keep": 2,
+    }
+
+    def run():
+        loop.train(tiny("transformer", changes), tmp_path, devices=jax.devices()[:1])
+        return ocp.StandardCheckpointer().restore(tmp_path / "checkpoints" / "8" / "state")
+
+    whole = run()
+    assert whole["collections"]["statistics"]["encoder_stack"]["layers"]
+    shutil.rmtree(tmp_path / "checkpoints" / "8")
+    jax.tree.map(np.testing.assert_array_equal, run(), whole)

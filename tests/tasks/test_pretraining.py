@@ -1,0 +1,78 @@
+"""BERT, T5 and BART from scratch: whole runs, and a loss counted by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lineage.train import loop
+from lineage.train.experiment import Experiment
+
+SMALL = {
+    "source": "stdlib",
+    "source.max_bytes": 40_000,
+    "task.sequence_length": 32,
+    "loader.batch_size": 16,
+    "model.dropout": 0.0,
+    "model.depth": 1,
+    "total_steps": 30,
+    "evaluate_every_steps": 30,
+    "save_every_steps": 30,
+}
+BERT = SMALL | {
+    "model.head": "pretraining",
+    "tokenizer": "wordpiece",
+    "tokenizer.vocab_size": 300,
+    "task.name": "sentence_pair_pretraining",
+}
+T5 = SMALL | {
+    "model.head_size": 8,
+    "model.mlp_dim": 32,
+    "task.name": "span_corruption",
+}
+BART = SMALL | {
+    "task.noise": "permute_sentences | infill(0.3, 3)",
+    "task.name": "denoising",
+    "sampling.num_samples": 1,
+    "sampling.prompt": "import",
+    "sampling.max_new_tokens": 4,
+}
+
+
+def test_the_loss_is_that_of_the_words_and_of_the_labels(tiny):
+    experiment = Experiment(tiny("bert", BERT))
+    batch = jax.tree.map(jnp.asarray, list(experiment.data.splits["validation"])[-1])
+    variables = {"params": jax.jit(experiment.make_state)().params}
+    logits, scores = experiment.model.apply(
+        variables, batch["tokens"], segments=batch["segments"], mask=batch["tokens_mask"]
+    )
+    picked = jnp.take_along_axis(logits, batch["places"][..., None], axis=1)
+    words = jnp.take_along_axis(jax.nn.log_softmax(picked), batch["targets"][..., None], axis=-1)[..., 0]
+    labels = jnp.take_along_axis(jax.nn.log_softmax(scores), batch["label"][:, None], axis=-1)[:, 0]
+    rows = batch["tokens_mask"].any(axis=1)
+    assert 0 < rows.sum() < len(rows)  # some of the batch is padding
+    loss, weight, aux = experiment.task.loss(experiment.model.bind(variables), batch)
+    expected = -words[batch["mask"]].sum() - batch["places"].shape[1] * labels[rows].sum()
+    assert weight == batch["mask"].sum()
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    np.testing.assert_allclose(aux["sentence_loss"].compute(), -labels[rows].mean(), rtol=1e-5)
+    right = (scores.argmax(axis=-1) == batch["label"])[rows].mean()
+    np.testing.assert_allclose(aux["sentence_accuracy"].compute(), right, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("model", "changes"), [("bert", BERT), ("t5", T5), ("bart", BART)], ids=["bert", "t5", "bart"])
+@pytest.mark.usefixtures("no_report")
+def test_it_learns(model, changes, tiny, tmp_path):
+    config = tiny(model, changes)
+    experiment = Experiment(config)
+    shapes = jax.eval_shape(lambda: experiment.zeros(config.loader.batch_size))
+    batch = experiment.data.train[0]
+    assert {name: (value.shape, value.dtype) for name, value in shapes.items()} == {
+        name: (value.shape, value.dtype) for name, value in batch.items()
+    }
+    metrics = loop.train(config, tmp_path, devices=jax.devices()[:1])
+    names = {"loss", "accuracy"}
+    names |= {"masked_lm_loss", "sentence_loss", "sentence_accuracy"} if model == "bert" else set()
+    assert set(metrics) == {f"validation/{name}" for name in names}
+    assert metrics["validation/loss"] < np.log(experiment.data.facts.vocab_size) + (model == "bert") * np.log(2)
+    assert (tmp_path / "tokenizer.json").is_file()
