@@ -1,4 +1,4 @@
-"""Where the numbers of a run come from: the commits of its code and the versions of its packages."""
+"""Provenance of a run: the commits of its code and the versions of its packages."""
 
 import subprocess
 from importlib import metadata

@@ -26,8 +26,17 @@ RULES = {
     ),
     "train": (
         {
-            *("evaluation", "tasks", "models", "models.convert", "data", "metrics", "report", "runs.folder"),
-            *("configs", "configs.registry", "configs.schema"),
+            "evaluation",
+            "tasks",
+            "models",
+            "models.convert",
+            "data",
+            "metrics",
+            "report",
+            "runs.folder",
+            "configs",
+            "configs.registry",
+            "configs.schema",
         },
         ARRAYS | {"optax", "orbax", "ml_collections", "tensorboardX", "wandb", "rich"},
     ),
@@ -114,6 +123,8 @@ def test_packages_are_imported_from_the_project_alone(path):
         ("data.loader", "import jax"),
         ("configs.schema", "from lineage.models import MODELS"),
         ("train.loop", "import torch"),
+        ("train.loop", "from lineage import launch"),
+        ("train.loop", "from lineage.runs import sweep"),
         ("evaluation.loss", "from lineage.train import loop"),
     ],
 )

@@ -185,11 +185,11 @@ def test_boxes_of_coco(scored):
             "--metric is 'blue': it must be one of bleu, chrf, ter, d2l_bleu, rouge,",
         ),
         (["--predictions=P"], "--metric is missing: it must be one of bleu, chrf, ter, d2l_bleu, rouge,"),
-        (["--metric=bleu"], "--predictions is missing: give the file that is to be scored."),
+        (["--metric=bleu"], "--predictions is missing: give the file to score."),
         (["--metric=bleu", "--predictions=P"], "bleu needs references: give --references."),
         (["--metric=distinct", "--predictions=P", "--references=P"], "distinct has no references: omit --references."),
-        (["--metric=ter", "--predictions=no", "--references=P"], "There is no file no"),
-        (["--metric=ter", "--predictions=P", "--references=R"], "P has 2 texts and R 1: as many of each."),
+        (["--metric=ter", "--predictions=no", "--references=P"], "there is no file no"),
+        (["--metric=ter", "--predictions=P", "--references=R"], "P has 2 texts and R 1: they must be equal."),
         (["--metric=ter", "--predictions=E", "--references=R"], "E is empty: there is nothing to score."),
         (
             ["--metric=d2l_bleu", "--predictions=P", "--references=P", "--option=n=2"],
@@ -205,7 +205,7 @@ def test_boxes_of_coco(scored):
         ),
         (
             ["--metric=d2l_bleu", "--predictions=P", "--references=P", "--references=P"],
-            "['b', 'b'] are several texts: one",
+            "['b', 'b'] has several texts: each",
         ),
         (
             ["--metric=ter", "--predictions=J.jsonl", "--references=P"],
@@ -235,7 +235,7 @@ def test_boxes_of_coco(scored):
         ),
         (
             ["--metric=ter", "--predictions=P", "--references=P", "--option=baseline=R"],
-            "R has 1 texts and the predictions 2: as many of each.",
+            "R has 1 texts and the predictions 2: they must be equal.",
         ),
         (["--metric=tagging", "--predictions=P", "--references=P"], "The tag 'b' is not valid in the scheme CoNLL"),
         (

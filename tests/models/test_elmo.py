@@ -7,7 +7,7 @@ import pytest
 from lineage import models
 from lineage.models.elmo import ELMo, ScalarMix
 from lineage.models.layers.linear import Linear
-from lineage.tasks.objectives import bidirectional_lm
+from lineage.tasks.bidirectional_lm import BidirectionalLM
 from tests.tolerance import assert_close
 
 TINY = ELMo(vocab_size=11, depth=2, width=6, cell_dim=8, dropout=0.0)
@@ -57,7 +57,7 @@ def test_the_loss_is_that_of_both_directions(params):
     """Counted by hand: the next token after each of 3, and the token before each but the first."""
     padded = jnp.pad(TOKENS[:, :3], ((0, 0), (0, 2)))
     batch = {"tokens": padded, "targets": jnp.roll(TOKENS, -1, axis=1), "mask": jnp.arange(5)[None] < 3}
-    loss, weight, aux = jax.jit(nn.apply(bidirectional_lm, TINY))({"params": params}, batch)
+    loss, weight, aux = jax.jit(nn.apply(BidirectionalLM().loss, TINY))({"params": params}, batch)
     last = features(params, TOKENS[:, :3])[-1, 0]
     head = params["head"]
     scores = [jax.nn.log_softmax(half @ head["kernel"] + head["bias"]) for half in (last[:, :6], last[:, 6:])]

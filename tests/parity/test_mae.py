@@ -12,7 +12,7 @@ import transformers
 
 from lineage.models import convert
 from lineage.models.mae import MAE
-from lineage.tasks.objectives import masked_reconstruction
+from lineage.tasks.masked_autoencoding import MaskedAutoencoding
 from tests.tiers import tiered
 from tests.tolerance import assert_close
 
@@ -84,7 +84,7 @@ def test_loss_reconstruction_hidden_states_and_gradients(seed, randomise, ours, 
     batch = {"image": image, "noise": noise, "mask": jnp.ones(2, bool)}
 
     def loss(params):
-        (total, weight, _), state = nn.apply(masked_reconstruction, model, **painting)({"params": params}, batch)
+        (total, weight, _), state = nn.apply(MaskedAutoencoding().loss, model, **painting)({"params": params}, batch)
         return total / weight, state["intermediates"]
 
     quick = {"xla_backend_optimization_level": 0}  # to compile: it takes longer than to run

@@ -11,12 +11,17 @@ import pytest
 
 from lineage import models
 from lineage.metrics.states import Correlation
+from lineage.models.base import Model
 from lineage.models.layers.norm import BatchNorm, PowerNorm
-from lineage.tasks.objectives import causal_lm, classification, sequence_to_sequence
+from lineage.tasks import TASKS
 from lineage.train.optimizer import AdamW
 from lineage.train.sharding import make_mesh, to_mesh
 from lineage.train.step import init_state, make_evaluation_step, make_train_step
 from tests.tiers import tiered
+
+CAUSAL_LM, CLASSIFICATION, SEQUENCE_TO_SEQUENCE = (
+    TASKS[name]().loss for name in ("causal_lm", "image_classification", "sequence_to_sequence")
+)
 
 
 def setting(name):
@@ -27,11 +32,12 @@ def setting(name):
         model = models.build("gpt", vocab_size=17, max_length=8, depth=2, width=16, num_heads=2)
         tokens = jnp.asarray(rng.integers(0, 17, (4, 9)), jnp.int32)
         mask = jnp.broadcast_to(mask[:, None], (4, 8))
-        return model, causal_lm, {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "mask": mask}
-    model = models.build("vit", num_classes=5, image_size=8, patch_size=4, channels=1, depth=2, width=16, num_heads=2)
+        return model, CAUSAL_LM, {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "mask": mask}
+    sizes = {"image_size": 8, "patch_size": 4, "channels": 1, "depth": 2, "width": 16, "num_heads": 2}
+    model = models.build("vit", num_classes=5, epsilon=1e-12, **sizes)
     image = jnp.asarray(rng.normal(size=(4, 8, 8, 1)), jnp.float32)
     label = jnp.asarray(rng.integers(0, 5, 4), jnp.int32)
-    return model, classification, {"image": image, "label": label, "mask": mask}
+    return model, CLASSIFICATION, {"image": image, "label": label, "mask": mask}
 
 
 def compiled(name, optimizer=None, ema=False, **options):
@@ -167,7 +173,7 @@ def test_dropout_depends_on_the_step_and_is_off_in_evaluation():
         assert evaluate(state.variables(), batch)[0]["loss"].compute() == pytest.approx(GOLDEN["gpt"][0], abs=1e-5)
 
 
-class Normed(nn.Module):
+class Normed(Model):
     """An image's classes by way of a norm over the batch."""
 
     norm: nn.Module
@@ -182,10 +188,10 @@ def test_running_statistics_follow_the_batch_on_all_devices_and_the_parts_in_tur
     model, rng = Normed(norm), np.random.default_rng(0)
     batch = {"image": rng.normal(size=(8, 2, 2, 1)).astype(np.float32), "label": rng.integers(0, 5, 8)}
     batch = jax.tree.map(jnp.asarray, batch | {"mask": np.ones(8, bool)})
-    state = init_state(model, optax.sgd(0.1), classification, batch, seed=0)
+    state = init_state(model, optax.sgd(0.1), CLASSIFICATION, batch, seed=0)
 
     def run(state, batches, optimizer=optax.sgd(0.1), **options):  # noqa: B008
-        step = jax.jit(make_train_step(model, classification, optimizer, seed=0, **options))
+        step = jax.jit(make_train_step(model, CLASSIFICATION, optimizer, seed=0, **options))
         for batch in batches:
             state, _ = step(state, batch)
         return state
@@ -213,8 +219,8 @@ def test_padding_does_not_count_in_running_statistics(norm):
     others = {name: rng.integers(0, 11, (2, 6)) for name in tokens}
     of = {"inputs": "inputs_mask", "tokens": "mask", "targets": "mask"}
     others = {name: np.where(real[of[name]], tokens[name], others[name]) for name in tokens}
-    state = init_state(model, optax.sgd(0.1), sequence_to_sequence, jax.tree.map(jnp.asarray, tokens | real), seed=0)
-    step = jax.jit(make_train_step(model, sequence_to_sequence, optax.sgd(0.1), seed=0))
+    state = init_state(model, optax.sgd(0.1), SEQUENCE_TO_SEQUENCE, jax.tree.map(jnp.asarray, tokens | real), seed=0)
+    step = jax.jit(make_train_step(model, SEQUENCE_TO_SEQUENCE, optax.sgd(0.1), seed=0))
     ours, theirs = (step(state, jax.tree.map(jnp.asarray, batch | real))[0] for batch in (tokens, others))
     moved = jax.tree.map(lambda a, b: bool((a != b).any()), state.collections, ours.collections)
     assert all(jax.tree.leaves(moved))
@@ -223,7 +229,7 @@ def test_padding_does_not_count_in_running_statistics(norm):
     )
 
 
-class Scores(nn.Module):
+class Scores(Model):
     """The image is the logits."""
 
     @nn.compact
@@ -244,7 +250,7 @@ def test_mixup_mixes_images_and_labels_alike_and_smoothing_is_for_training(share
         return losses[mask].sum()
 
     def found(rngs, **options):
-        return nn.apply(functools.partial(classification, **options), Scores())({}, batch, rngs=rngs)[0]
+        return nn.apply(TASKS["image_classification"](**options).loss, Scores())({}, batch, rngs=rngs)[0]
 
     training, hot = {"dropout": jax.random.key(0)}, np.eye(5)[label]
     smooth = 0.9 * hot + 0.1 / 5

@@ -1,0 +1,204 @@
+"""Metrics of the command `score`: functions of predictions and, where the metric has them, references.
+
+A function takes the entries of the predictions, the entries of each file of references, and its options as keywords. It
+returns numbers by name, and a `signature` if the metric has one of its own.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from lineage.evaluation.score_files import PREDICTIONS, Entries, read
+from lineage.metrics import answers, diversity, embedding, summary, translation
+from lineage.metrics.detection import Detections, coco
+from lineage.metrics.tagging import Spans
+
+
+def _texts(entries: Entries) -> list[str]:
+    """Return the only text of each entry."""
+    if wrong := [entry for entry in entries if not isinstance(entry, str) and len(entry) != 1]:
+        raise ValueError(f"{wrong[0]!r} has several texts: each entry must have one.")
+    return [entry if isinstance(entry, str) else entry[0] for entry in entries]
+
+
+def _several(columns: Sequence[Entries]) -> list[list[str]]:
+    """Return the references of each text from all files."""
+    return [[text for entry in row for text in ([entry] if isinstance(entry, str) else entry)] for row in zip(*columns)]
+
+
+def only(columns: Sequence[Any]) -> Any:
+    """Return the entries of the only file of references."""
+    if len(columns) > 1:
+        raise ValueError(f"there are {len(columns)} files of references: this metric takes one.")
+    return columns[0]
+
+
+def _sacrebleu(name, predictions, references, *, samples=0, baseline="", test="bs", **settings):
+    """Compute a metric of sacreBLEU; with a `baseline` file, also the p-value of the difference from it."""
+    outputs, rows = _texts(predictions), _several(references)
+    score = translation.corpus_score(name, outputs, rows, samples=samples, **settings)
+    found = {name: score.score, "signature": score.signature}
+    if samples > 1:
+        found |= {"mean": score.mean, "interval": score.interval}
+    if baseline:
+        systems = {"baseline": _texts(read(baseline, PREDICTIONS)), "this": outputs}
+        if len(systems["baseline"]) != len(outputs):
+            count = len(systems["baseline"])
+            raise ValueError(f"{baseline} has {count} texts and the predictions {len(outputs)}: they must be equal.")
+        both, found["signature"] = translation.compare(name, systems, rows, test=test, samples=samples, **settings)
+        found |= {"baseline": both["baseline"].score, "p_value": both["this"].p_value}
+    return found
+
+
+def _d2l_bleu(predictions, references, *, order=2):
+    ours, theirs = ([text.split() for text in _texts(some)] for some in (predictions, _several(references)))
+    return {"d2l_bleu": translation.d2l_bleu(ours, theirs, order)}
+
+
+def _rouge(
+    predictions,
+    references,
+    *,
+    kinds=("1", "2", "L", "Lsum"),
+    beta=1.0,
+    tokenize="ascii",
+    stem=False,
+    samples=1000,
+    confidence=0.95,
+    seed=0,
+):
+    """Compute ROUGE; `tokenize` is "ascii", or "words" for any script."""
+    tokenizers = {"ascii": partial(summary.tokens, stem=stem), "words": summary.words}
+    if tokenize not in tokenizers or (stem and tokenize == "words"):
+        raise ValueError(f"tokenize is {tokenize!r}, stem {stem}: it must be ascii, or words without stem.")
+    if samples < 1:
+        raise ValueError(f"samples is {samples}: it must be at least 1.")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is {confidence}: it must be between 0 and 1.")
+    options = {"beta": beta, "tokenize": tokenizers[tokenize], "confidence": confidence, "seed": seed}
+    texts, rows = _texts(predictions), _several(references)
+    found = {}
+    for kind, ends in summary.corpus_rouge(texts, rows, kinds, samples=samples, **options).items():
+        found |= {f"rouge{kind}_{part}": value for part, value in ends["mean"]._asdict().items()}
+        found |= {f"rouge{kind}_f_{end}": ends[end].f for end in ("low", "high")}
+    return found
+
+
+def _distinct(predictions, *, orders=(1, 2, 3)):
+    tokens = [summary.words(text) for text in _texts(predictions)]
+    return {f"distinct_{order}": diversity.distinct(tokens, order) for order in orders}
+
+
+def _repetition(predictions, *, order=4):
+    return {"repetition": diversity.repetition(map(summary.words, _texts(predictions)), order)}
+
+
+def _self_bleu(predictions, *, order=4):
+    return {"self_bleu": diversity.self_bleu(_texts(predictions), order)}
+
+
+def _burstiness(predictions, *, least=3):
+    """Compute the burstiness of sentence lengths, and the mean over words that occur at least `least` times."""
+    text = "\n".join(_texts(predictions))
+    words = diversity.word_burstiness(summary.words(text), least)
+    mean = float(np.mean(list(words.values()))) if words else math.nan
+    return {"sentence_burstiness": diversity.sentence_burstiness(text), "word_burstiness": mean}
+
+
+def by_question(predictions, truth):
+    """Return the answers and one column of references, from {id: answer} and a data set in SQuAD's format."""
+    try:
+        asked = [item for article in truth["data"] for paragraph in article["paragraphs"] for item in paragraph["qas"]]
+        found = {item["id"]: [answer["text"] for answer in item["answers"]] for item in asked}
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the references are not a file of SQuAD's: {type(error).__name__} {error}") from None
+    if missing := found.keys() - predictions.keys():
+        raise ValueError(f"{len(missing)} of {len(found)} questions have no prediction, such as {min(missing)}.")
+    return [predictions[number] for number in found], [list(found.values())]
+
+
+def _squad(predictions, references):
+    """Compute exact match and F1, also separately for questions with and without an answer where both exist."""
+    rows = list(zip(_texts(predictions), _several(references)))
+    groups = {"": rows}
+    if not all(truth for _, truth in rows):
+        groups |= {"answered_": [row for row in rows if row[1]], "unanswerable_": [row for row in rows if not row[1]]}
+    return {
+        prefix + score.__name__: float(np.mean([score(*row) for row in group]))
+        for prefix, group in groups.items()
+        for score in (answers.exact_match, answers.f1)
+        if group
+    }
+
+
+def _tagging(predictions, references, *, scheme=""):
+    tags, truths = ([e.split() if isinstance(e, str) else e for e in some] for some in (predictions, only(references)))
+    state = Spans.empty().update(tags, truths, scheme or None)
+    found = state.compute()._asdict() | {f"{how}_f1": state.compute(how).f1 for how in ("macro", "weighted")}
+    return found | {f"f1 {kind}": value for kind, value in zip(state.types, state.compute(None).f1)}
+
+
+def _coco(predictions, references):
+    """Compute the twelve COCO metrics, and the average precision of each category."""
+    truth = only(references)
+    try:
+        names = {each["id"]: each["name"] for each in sorted(truth["categories"], key=lambda each: each["id"])}
+        numbers = {category: number for number, category in enumerate(names)}
+        images = {image["id"]: ([], []) for image in truth["images"]}
+        for which, entries in enumerate((predictions, truth["annotations"])):
+            for entry in entries:
+                rest = (entry["iscrowd"], entry["area"]) if which else (entry["score"],)
+                images[entry["image_id"]][which].append((entry["bbox"], numbers[entry["category_id"]], *rest))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the files are not COCO's results and instances: {type(error).__name__} {error}") from None
+    state = Detections.empty(len(names))
+    for image, (found, true) in images.items():
+        boxes, classes, scores = map(np.array, zip(*found) if found else ((), (), ()))
+        true_boxes, true_classes, crowd, areas = map(np.array, zip(*true) if true else ((), (), (), ()))
+        sizes = {"true_crowd": crowd, "true_areas": areas}
+        state = state.update(image, boxes, scores, classes, true_boxes, true_classes, **sizes)
+    result = coco(state)
+    return result.summary() | {f"ap {name}": value for name, value in zip(names.values(), result.by_class())}
+
+
+def _bert_score(predictions, references, *, model="", layer=-1, idf=False, baseline=""):
+    """Compute BERTScore; `model` is a folder (see `Encoder`), `baseline` a rescaling file of bert-score."""
+    zero = embedding.read_baseline(baseline, layer) if baseline else None
+    texts, rows, encoder = _texts(predictions), _several(references), _encoder(model, layer)
+    scores = embedding.bert_score(texts, rows, encoder, idf=idf, baseline=zero)
+    return {f"bert_score_{part}": float(values.mean()) for part, values in scores._asdict().items()}
+
+
+def _mover_score(predictions, references, *, model="", version=1, size=1, idf=True, entropy=0.0):
+    """Compute MoverScore without punctuation and word continuations; `model` is a folder (see `Encoder`)."""
+    encoder = _encoder(model, tuple(range(-5, 0)) if version == 1 else -1)
+    options = {"version": version, "size": size, "idf": idf, "skip": encoder.skip(), "entropy": entropy}
+    scores = embedding.mover_score(_texts(predictions), _several(references), encoder, **options)
+    return {"mover_score": float(scores.mean())}
+
+
+def _encoder(model, layer):
+    from lineage.evaluation.encoder import Encoder
+
+    if not model:
+        raise ValueError("the option model is missing: give the folder of a checkpoint of the BERT family.")
+    return Encoder(model, layer)
+
+
+METRICS: dict[str, Callable[..., dict[str, Any]]] = {
+    **{name: partial(_sacrebleu, name) for name in translation.SACREBLEU},
+    "d2l_bleu": _d2l_bleu,
+    "rouge": _rouge,
+    "bert_score": _bert_score,
+    "mover_score": _mover_score,
+    "distinct": _distinct,
+    "self_bleu": _self_bleu,
+    "repetition": _repetition,
+    "burstiness": _burstiness,
+    "squad": _squad,
+    "tagging": _tagging,
+    "coco": _coco,
+}
