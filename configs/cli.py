@@ -89,7 +89,7 @@ def search(file: str) -> Search | None:
 
 
 def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
-    """Set dotted keys, such as "optimizer.learning_rate", to values or to their texts on the command line.
+    """Set dotted keys, such as "schedule.learning_rate", to values or to their texts on the command line.
 
     Raises:
         ValueError: a key is unknown (the message names the nearest one, or lists the keys of its section), or a value

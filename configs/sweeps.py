@@ -4,12 +4,12 @@ A sweep is an iterable of overrides, dictionaries of dotted config keys:
 
     def sweep():
         yield from product(axis("model.depth", (2, 4)), axis("seed", range(3)))  # six runs
-        yield from repeat(samples({"optimizer.learning_rate": Floats(1e-4, 1e-2, log=True)}, count=10), seeds=2)
+        yield from repeat(samples({"schedule.learning_rate": Floats(1e-4, 1e-2, log=True)}, count=10), seeds=2)
 
 With `sweep --optuna`, Optuna chooses the overrides from a search:
 
     def search():
-        space = {"optimizer.learning_rate": Floats(1e-4, 1e-2, log=True), "model.position": Choice("1d", "2d")}
+        space = {"schedule.learning_rate": Floats(1e-4, 1e-2, log=True), "model.position": Choice("1d", "2d")}
         return Search(space, metric="validation/loss", trials=30)
 """
 

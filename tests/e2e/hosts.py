@@ -66,7 +66,7 @@ def follow(name, of, folder, before=None):
     """Trains, evaluates and saves in a folder; evaluates, too, what is in the folder `before`."""
     seen = Seen(of.data.train.source)
     of.__dict__["data"] = replace(of.data, train=replace(of.data.train, source=seen))
-    evaluator, found = Evaluator(of), {"losses": []}
+    evaluation, found = of.evaluation(), {"losses": []}
     with Checkpoints(folder) as checkpoints:
         state = of.state(checkpoints)
         if RUNS[name][1]:
@@ -75,11 +75,12 @@ def follow(name, of, folder, before=None):
             state, metrics = step(state, next(batches))
             found["losses"].append(float(metrics["loss"]))
         found["rows"] = seen.rows[: RUNS[name][1]]
-        found["evaluated"] = evaluator.evaluate(state)
+        found["evaluated"] = evaluation(state.variables(average=True))
         checkpoints.save(state, {}, {})
     if before:
-        found["evaluated_before"] = evaluator.evaluate(restored(of, before))
-    found["written"] = {split: of_split["rows"] for split, of_split in evaluator.sampler.compared.items()}
+        found["evaluated_before"] = evaluation(restored(of, before).variables(average=True))
+    artifacts = evaluation.context.artifacts.items()
+    found["written"] = {name.removeprefix("written_"): made["rows"] for name, made in artifacts if "rows" in made}
     return json.loads(json.dumps(found))
 
 

@@ -264,9 +264,8 @@ def test_what_is_drawn_is_of_all_processes(tmp_path):
     halves = {name: replace(part, process_count=2) for name, part in experiment.data.splits.items()}
     vars(experiment)["data"] = replace(experiment.data, splits=halves)
     state = jax.jit(experiment.make_state)()
-    artifacts.write_all(
-        Evaluator(experiment), state, Mock(spec=Budget, **{"to_dict.return_value": {}}), {"seconds": 0.0}
-    )
+    budget = Mock(spec=Budget, **{"to_dict.return_value": {}})
+    artifacts.write_all(experiment.context(), experiment.gathered(state), tmp_path, budget, {"seconds": 0.0})
     assert np.load(tmp_path / "artifacts/confusion_test.npz")["counts"].sum() == 359
 
 

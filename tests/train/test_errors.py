@@ -12,7 +12,7 @@ import pytest
 
 from lineage import launch, models
 from lineage.runs.folder import locked, read_metrics
-from lineage.tasks.objectives import OBJECTIVES
+from lineage.tasks import TASKS
 from lineage.train import loop
 from lineage.train.experiment import Experiment
 
@@ -49,25 +49,25 @@ def trained(tiny, tmp_path_factory):
     ("arguments", "sentence"),
     [
         (
-            [GPT, "--config.optimizer.learning_rat=1"],
-            "unknown config key 'optimizer.learning_rat': did you mean 'optimizer.learning_rate'?",
+            [GPT, "--config.schedule.learning_rat=1"],
+            "unknown config key 'schedule.learning_rat': did you mean 'schedule.learning_rate'?",
         ),
         (
             [GPT, "--config.optimizer.lr=1"],
             "unknown config key 'optimizer.lr': the keys of optimizer are b1, b2, clip_norm, ",
         ),
-        ([GPT, "--config.batch_size=1"], "unknown config key 'batch_size': did you mean 'data.batch_size'?"),
+        ([GPT, "--config.batch_size=1"], "unknown config key 'batch_size': did you mean 'loader.batch_size'?"),
         ([GPT, "--config.modle.width=1"], "unknown config key 'modle.width': did you mean 'model.width'?"),
-        ([GPT, "--config.loader.batch_size=many"], "data.batch_size is 'many', but must be of type int."),
+        ([GPT, "--config.loader.batch_size=many"], "loader.batch_size is 'many', but must be of type int."),
         (
             [GPT, "--config.schedule.learning_rate=fast"],
-            "optimizer.learning_rate is 'fast', but must be of type float.",
+            "schedule.learning_rate is 'fast', but must be of type float.",
         ),
         (
             ["--config=configs/vit_digit.py"],
             "there is no config 'configs/vit_digit.py': did you mean 'vit_digits'?",
         ),
-        ([GPT, "--config.source.name=text:absent.txt"], "there is no text file at absent.txt"),
+        ([GPT, "--config.source=text:absent.txt"], "There is no text file at absent.txt."),
         (
             [GPT, "--config.model.name=gtp"],
             f"Unknown model 'gtp'. Did you mean 'gpt'? Available: {', '.join(sorted(models.MODELS))}.",
@@ -82,28 +82,31 @@ def trained(tiny, tmp_path_factory):
             "Unknown position '3d'. Available: none, 1d, 2d, relative, sincos2d, mae.",
         ),
         (
-            [GPT, "--config.source.name=digits", "--config.source.max_bytes=0", "--config.task.sequence_length=0"],
-            "the data 'digits' have no vocab_size, which the model 'gpt' needs.",
+            [GPT, "--config.source=digits"],
+            "The source 'digits' offers images, not documents.",
         ),
-        ([GPT, "--config.task.name=classification"], "the objective 'classification' is not for the model 'gpt'."),
         (
-            [GPT, "--config.task.name=masked_tokens"],
-            "the objective 'causal_lm' is for data.task next_token or continuations: it is 'masked_tokens'.",
+            [GPT, "--config.task=text_classification"],
+            "The task 'text_classification' needs a model with the outputs classification: GPT has next_token.",
+        ),
+        (
+            [GPT, "--config.task=conditional_lm"],
+            "The source 'stdlib' offers documents, not pairs.",
         ),
         (
             [GPT, "--config.task.name=causal"],
-            f"unknown objective 'causal': it is one of {', '.join(OBJECTIVES)}.",
+            f"Unknown task 'causal'. Did you mean 'causal_lm'? Available: {', '.join(sorted(TASKS))}.",
         ),
         (
             [GPT, "--config.task.mixup=0.2"],
-            "the objective 'causal_lm' has no 'mixup': leave objective.mixup at 0.",
+            "unknown config key 'task.mixup': the keys of task are cache_dir, ",
         ),
         (
             [GPT, "--config.optimizer.name=adam"],
             "Unknown optimizer 'adam'. Did you mean 'adamw'? Available: adafactor, adamw, lars, lion, sgd.",
         ),
         (
-            [GPT, "--config.optimizer.schedule=cos"],
+            [GPT, "--config.schedule=cos"],
             "Unknown schedule 'cos'. Did you mean 'cosine'? Available: constant, cosine, linear, rsqrt, transformer.",
         ),
         ([GPT, "--config.optimizer.frozen=('atention',)"], "the pattern 'atention' finds no parameter"),
@@ -127,24 +130,33 @@ def trained(tiny, tmp_path_factory):
         ),
         ([GPT, "--config.model.max_length=8"], "a sequence of 16 tokens is longer than the model's 8."),
         (
-            [VIT, "--config.source.name=folder:absent"],
+            [VIT, "--config.source=folder:absent"],
             "there is no folder absent/train: images are read from PATH/<split>/<class>/<file>",
         ),
         ([VIT, "--config.model.channels=3"], "image of the data is (8, 8, 1), but the model is for (8, 8, 3)."),
         ([VIT, "--config.wandb=project"], "Weights & Biases is asked for but not installed"),
-        ([VIT, "--config.task.max_boxes=0"], "data.max_boxes is 0: it must be 1 or more."),
-        ([VIT, "--config.task.image_size=-1"], "data.image_size is -1: it must be 0 or more."),
+        (
+            [VIT, "--config.task=object_detection", "--config.task.max_boxes=0"],
+            "task.max_boxes is 0: it must be 1 or more.",
+        ),
+        ([VIT, "--config.task.image_size=-1"], "task.image_size is -1: it must be 0 or more."),
         ([GPT, "--config.grad_accum_steps=0"], "grad_accum_steps is 0: it must be 1 or more."),
         (
             ["--config=swin_digits", "--config.model.depths=(2,0)"],
             "model.depths is (2, 0): it must be 1 or more.",
         ),
         ([GPT, "--config.ema_decay=1.5"], "ema_decay is 1.5: it must be 0 or more, and below 1."),
-        ([GPT, "--config.schedule.learning_rate=-1.0"], "optimizer.learning_rate is -1.0: it must be 0 or more."),
+        ([GPT, "--config.schedule.learning_rate=-1.0"], "schedule.learning_rate is -1.0: it must be 0 or more."),
         ([GPT, "--config.optimizer.no_decay=('[',)"], "optimizer.no_decay has '[', which is no regular expression"),
         ([GPT, "--config.sharding=(('x',),)"], "sharding has ('x',): it must be a pair of a regular expression"),
-        ([GPT, "--config.model.vocab_size=100"], "model.vocab_size is 100: the data 'stdlib' have 257."),
-        ([VIT, "--config.model.num_classes=9"], "model.num_classes is 9: the data 'digits' have 10."),
+        (
+            [GPT, "--config.model.vocab_size=100"],
+            "model.vocab_size is 100: it must be at least 257, as the source 'stdlib' has.",
+        ),
+        (
+            [VIT, "--config.model.num_classes=9"],
+            "model.num_classes is 9: it must be at least 10, as the source 'digits' has.",
+        ),
         ([GPT, "--config.checkpoint.keep=0"], "checkpoint.keep is 0: at least the newest, 1, must stay."),
         (
             [GPT, "--config.checkpoint.best=test/loss"],

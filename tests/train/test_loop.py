@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+from lineage.evaluation import Evaluation
 from lineage.runs.folder import read_metrics
 from lineage.train import loop
 from lineage.train.checkpoint import Checkpoints
@@ -93,7 +94,7 @@ def test_evaluation_counts_every_example_once_at_any_batch_size(tiny, tmp_path, 
                 state = experiment.state(checkpoints)
             # A new model gives all classes the same probability; this one does not.
             noisy = lambda leaf: leaf + 0.3 * jax.random.normal(jax.random.key(leaf.size), leaf.shape)  # noqa: E731
-            results.append(Evaluator(experiment).evaluate(state.replace(params=jax.tree.map(noisy, state.params))))
+            results.append(experiment.evaluation()({"params": jax.tree.map(noisy, state.params)}))
         for result in results[1:]:
             assert result[f"{split}/accuracy"] == results[0][f"{split}/accuracy"]
             assert result == pytest.approx(results[0], rel=1e-6)
@@ -113,15 +114,15 @@ def test_the_average_is_what_is_evaluated(tiny, tmp_path):
     config = tiny("vit", {"total_steps": 4, "ema_decay": 0.9})
     metrics = loop.train(config, tmp_path, devices=ONE)
     experiment = Experiment(config, tmp_path, ONE)
-    state, evaluator = experiment.restore(), Evaluator(experiment)
+    state, evaluation = experiment.restore(), experiment.evaluation()
     swapped = state.replace(ema=state.params)
-    assert evaluator.evaluate(state) == metrics
-    assert evaluator.evaluate(swapped)["test/loss"] != metrics["test/loss"]
+    assert evaluation(state.variables(average=True)) == metrics
+    assert evaluation(swapped.variables(average=True))["test/loss"] != metrics["test/loss"]
 
 
 def test_the_best_checkpoint_stays_beside_the_newest(tiny, tmp_path, monkeypatch):
     losses = iter([3.0, 1.0, 2.0, 4.0])
-    monkeypatch.setattr(Evaluator, "evaluate", lambda self, state: {"test/loss": next(losses)})
+    monkeypatch.setattr(Evaluation, "__call__", lambda *args: {"test/loss": next(losses)})
     every = {"evaluate_every_steps": 4, "save_every_steps": 2}
     config = tiny("vit", {"total_steps": 15, "checkpoint.best": "test/loss"} | every)
     loop.train(config, tmp_path, devices=ONE)

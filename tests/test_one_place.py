@@ -1,0 +1,57 @@
+"""One place for each fact: no file outside of the registries' packages asks which model or task it has."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from lineage.models import MODELS
+from lineage.tasks import TASKS
+
+ROOT = Path(__file__).parent.parent
+FILES = [
+    path
+    for room in ("configs", "data", "evaluation", "report", "runs", "tasks", "train")
+    for path in sorted((ROOT / room).rglob("*.py"))
+    if path.parent.name not in ("small", "paper")
+] + [ROOT / "launch.py"]
+# Names that mean something else too: the mode of a command, a role of a file, a kind of content.
+NAMES = {*MODELS, *TASKS} - {"generation"}
+KINDS = {"images", "masked images", "detection", "text", "masked text", "noisy text", "continuations", "spans"}
+
+
+def violations(tree: ast.AST) -> list[str]:
+    """Return the questions about a model or a task in a file."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("hasattr", "getattr"):
+            subject = ast.unparse(node.args[0])
+            if subject.rpartition(".")[2] in ("model", "student", "teacher") and (
+                node.func.id == "hasattr" or len(node.args) == 3
+            ):
+                found.append(ast.unparse(node))
+        if isinstance(node, ast.Compare):
+            for side in (node.left, *node.comparators):
+                values = side.elts if isinstance(side, ast.Tuple | ast.List | ast.Set) else [side]
+                if any(isinstance(value, ast.Constant) and value.value in NAMES | KINDS for value in values):
+                    found.append(ast.unparse(node))
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_file_asks_which_model_or_task_it_has(path):
+    assert not violations(ast.parse(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "hasattr(model, 'image_size')",
+        "getattr(experiment.model, 'width', 512)",
+        "config.model.name == 'vit'",
+        "task in ('causal_lm', 'other')",
+        "info['kind'] == 'masked images'",
+    ],
+)
+def test_the_check_sees_a_violation(source):
+    assert violations(ast.parse(source))
