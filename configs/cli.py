@@ -104,7 +104,7 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
         field = dict(section.items(preserve_field_references=True))[name]
         value = _typed(key, value, section.get_type(name), optional=isinstance(field, FieldReference))
         duration, _, unit = name.rpartition("_")
-        if unit in UNITS and f"{duration}_steps" in section:
+        if unit in UNITS and f"{duration}_epochs" in section:  # grad_accum_steps is not a duration
             for other in UNITS:  # a duration has one unit
                 section[f"{duration}_{other}"] = None
         section[name] = value

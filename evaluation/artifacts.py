@@ -1,4 +1,4 @@
-"""Files of a run for its report, in `workdir/artifacts`: data of pictures, samples, costs and facts about the run."""
+"""Files for the report of a run, in `workdir/artifacts`: data of pictures, samples, costs and facts about the run."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The base class of evaluators, their registry, and what they work with."""
+"""The base class of evaluators, their registry and their context."""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
@@ -37,7 +37,7 @@ class Split:
 
 @dataclass(eq=False)
 class Context:
-    """Inputs of evaluators. An experiment provides them, so that evaluation does not depend on training.
+    """Model, task, data and functions for evaluators. An experiment makes it: evaluation does not depend on training.
 
     Attributes:
         model: the model; variables come with each call.

@@ -34,8 +34,11 @@ class PositionedAttention(Attention):
         context_positions: Float[Array, "#B S D"] | None = None,
     ) -> tuple[Float[Array, "B T D"], None]:
         """Return the output, and None in place of a cache; without a context, keys and values come from x."""
-        source, places = (x, positions) if context is None else (context, context_positions)
-        heads = self.project(x + positions, source + places, source)
+        queries = x + positions
+        if context is None:
+            heads = self.project(queries, queries, x)
+        else:
+            heads = self.project(queries, context + context_positions, context)
         return self.combine(*heads, mask, self.attend, x.shape[-1]), None
 
 

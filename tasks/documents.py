@@ -1,4 +1,4 @@
-"""Base class of tasks on documents: one stream of tokens, seen through windows."""
+"""Base classes of tasks of documents: one stream of tokens, seen through windows."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Base class of tasks for text encoders."""
+"""The base class of tasks of encoders of texts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

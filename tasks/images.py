@@ -1,4 +1,4 @@
-"""Base class of tasks on images: examples, features and pictures."""
+"""Base classes of tasks of images: examples, features and pictures."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

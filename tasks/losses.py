@@ -1,4 +1,4 @@
-"""Building blocks of the losses."""
+"""Functions for the losses of several tasks."""
 
 from collections.abc import Mapping, Sequence
 from operator import mul

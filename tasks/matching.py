@@ -1,6 +1,7 @@
 """DETR's set loss (arXiv 2005.12872, section 3.1), with the assignment of targets to predictions on the device."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -76,55 +77,60 @@ def match(cost: Float[Array, "B N Q"], real: Bool[Array, "B N"]) -> Int[Array, "
     minimal. There must be at least as many queries as real targets.
     """
     batch, targets, queries = cost.shape
-    every, numbers = jnp.arange(batch), jnp.arange(queries)
-
-    def visit(state):
-        """Extend the path from `target`, reached at `distance`, to the nearest query that was not visited."""
-        price, owner, taken, start, target, distance, nearest, before, visited, end = state
-        own = taken[every, target]
-        at_own = cost[every, target, own] - price[every, own]
-        reduced = cost[every, target] - price - jnp.where(target == start, 0, at_own)[:, None]
-        through = distance[:, None] + reduced
-        closer = ~visited & (through < nearest)
-        nearest, before = jnp.where(closer, through, nearest), jnp.where(closer, target[:, None], before)
-        query = jnp.where(visited, jnp.inf, nearest).argmin(axis=1)
-        going = end < 0
-        visited = visited | (going[:, None] & (numbers == query[:, None]))
-        distance = jnp.where(going, nearest[every, query], distance)
-        free = owner[every, query] < 0
-        target = jnp.where(going & ~free, owner[every, query], target)
-        end = jnp.where(going & free, query, end)
-        return price, owner, taken, start, target, distance, nearest, before, visited, end
-
-    def reassign(state):
-        """Assign the query to the target before it on the path, whose own query goes to the target before that."""
-        owner, taken, start, before, query = state
-        going = query < queries
-        target = before[every, jnp.minimum(query, queries - 1)]
-        owner = jnp.where(going[:, None] & (numbers == query[:, None]), target[:, None], owner)
-        mine = going[:, None] & (jnp.arange(targets) == target[:, None])
-        following = jnp.where(target == start, queries, taken[every, target])
-        return owner, jnp.where(mine, query[:, None], taken), start, before, jnp.where(going, following, query)
+    # In float32 a price must stay far below infinity. NaN becomes a cost above that of every number.
+    cost = jnp.nan_to_num(cost.astype(jnp.float32), nan=1e9, posinf=1e9, neginf=-1e9)
 
     def add(start, state):
         price, owner, taken = state
         start = jnp.full(batch, start)
-        here = real[every, start]
+        here = real[jnp.arange(batch), start]
         unseen = (
             jnp.full((batch, queries), jnp.inf),
             jnp.zeros((batch, queries), jnp.int32),
             jnp.zeros(owner.shape, bool),
         )
         state = price, owner, taken, start, start, jnp.zeros(batch), *unseen, jnp.where(here, -1, queries)
-        state = jax.lax.while_loop(lambda state: (state[-1] < 0).any(), visit, state)
-        distance, nearest, before, visited, end = state[5:]
+        state = jax.lax.while_loop(lambda state: (state[-1] < 0).any(), partial(_visit, cost), state)
+        _, owner, taken, _, _, distance, nearest, before, visited, end = state
         price = price - jnp.where(visited, distance[:, None] - nearest, 0)
-        state = owner, taken, start, before, end
-        state = jax.lax.while_loop(lambda state: (state[-1] < queries).any(), reassign, state)
+        state = jax.lax.while_loop(
+            lambda state: (state[-1] < queries).any(), _reassign, (owner, taken, start, before, end)
+        )
         return price, *state[:2]
 
-    # In float32 a price must stay far below infinity. NaN becomes a cost above that of every number.
-    cost = jnp.nan_to_num(cost.astype(jnp.float32), nan=1e9, posinf=1e9, neginf=-1e9)
     last = jnp.where(real, jnp.arange(1, targets + 1), 0).max(initial=0)
     state = jnp.zeros((batch, queries)), jnp.full((batch, queries), -1), jnp.full((batch, targets), queries)
     return jax.lax.fori_loop(0, last, add, state)[-1]
+
+
+def _visit(cost, state):
+    """Extend the path from `target`, reached at `distance`, to the nearest query that was not visited."""
+    price, owner, taken, start, target, distance, nearest, before, visited, end = state
+    every, numbers = jnp.arange(cost.shape[0]), jnp.arange(cost.shape[2])
+    own = taken[every, target]
+    at_own = cost[every, target, own] - price[every, own]
+    reduced = cost[every, target] - price - jnp.where(target == start, 0, at_own)[:, None]
+    through = distance[:, None] + reduced
+    closer = ~visited & (through < nearest)
+    nearest, before = jnp.where(closer, through, nearest), jnp.where(closer, target[:, None], before)
+    query = jnp.where(visited, jnp.inf, nearest).argmin(axis=1)
+    going = end < 0
+    visited = visited | (going[:, None] & (numbers == query[:, None]))
+    distance = jnp.where(going, nearest[every, query], distance)
+    free = owner[every, query] < 0
+    target = jnp.where(going & ~free, owner[every, query], target)
+    end = jnp.where(going & free, query, end)
+    return price, owner, taken, start, target, distance, nearest, before, visited, end
+
+
+def _reassign(state):
+    """Assign the query to the target before it on the path, whose own query goes to the target before that."""
+    owner, taken, start, before, query = state
+    (batch, queries), targets = owner.shape, taken.shape[1]
+    every, numbers = jnp.arange(batch), jnp.arange(queries)
+    going = query < queries
+    target = before[every, jnp.minimum(query, queries - 1)]
+    owner = jnp.where(going[:, None] & (numbers == query[:, None]), target[:, None], owner)
+    mine = going[:, None] & (jnp.arange(targets) == target[:, None])
+    following = jnp.where(target == start, queries, taken[every, target])
+    return owner, jnp.where(mine, query[:, None], taken), start, before, jnp.where(going, following, query)

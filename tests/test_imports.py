@@ -124,6 +124,7 @@ def test_packages_are_imported_from_the_project_alone(path):
         ("configs.schema", "from lineage.models import MODELS"),
         ("train.loop", "import torch"),
         ("train.loop", "from lineage import launch"),
+        ("train.loop", "from lineage.runs import sweep"),
         ("evaluation.loss", "from lineage.train import loop"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Post-norm and pre-norm Transformers with and without warm-up (arXiv 2002.04745), on dates in twelve locales.
+"""Placement of the norms of a Transformer, with and without a warm-up (arXiv 2002.04745), on dates of twelve locales.
 
     python launch.py sweep --config=placement_cldr
 

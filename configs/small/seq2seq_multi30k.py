@@ -17,7 +17,7 @@ from lineage.configs.small import transformer_multi30k
 
 
 def get_config(argument: str = "data/multi30k") -> ConfigDict:
-    """Return the config for the captions in a folder: "PATH", or "PATH,ATTENTION" for a kind of attention."""
+    """Return the recipe for the captions in a folder, after which may stand a comma and a kind of attention."""
     folder, _, attention = argument.partition(",")
     config = transformer_multi30k.get_config(folder)
     base.replace(config, model="seq2seq")

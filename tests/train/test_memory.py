@@ -52,7 +52,7 @@ def test_more_is_written_than_a_segment_is_long(tiny):
     sampling = {"sampling.num_samples": 1, "sampling.prompt": "def", "sampling.max_new_tokens": 40}
     experiment = Experiment(tiny("transformer_xl", CHANGES | sampling), devices=ONE)
     assert experiment.model.max_length < 40
-    sampler, variables = Sampler(experiment), experiment.make_state().variables()
+    sampler, variables = Sampler(experiment.context()), experiment.make_state().variables()
     sampler.check(variables)
     (text,) = sampler.write(variables, "def")
     assert len(experiment.data.tokenizer.encode(text)) > experiment.model.max_length
@@ -141,7 +141,7 @@ def test_a_dimension_that_two_axes_share_must_divide_by_both(run):
 
 def test_segments_that_do_not_follow_each_other_are_refused(tiny, tmp_path):
     config = tiny("transformer_xl", {"loader.order": ""})
-    message = r"model.memory_length is above 0: the segments must follow each other, data.order='stream'\."
+    message = r"loader.order is '': it must be 'stream' for a model with a memory, so that segments follow each other\."
     with pytest.raises(ValueError, match=message):
         loop.train(config, tmp_path, devices=ONE)
 

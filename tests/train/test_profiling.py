@@ -105,7 +105,10 @@ def test_memory_is_explained_with_what_a_step_needs():
 
 def test_only_memory_is_explained_as_memory():
     with (
-        pytest.raises(MemoryError, match=r"^out of memory \(RESOURCE_EXHAUSTED: .*\): make data.batch_size.* needs\.$"),
+        pytest.raises(
+            MemoryError,
+            match=r"^out of memory \(RESOURCE_EXHAUSTED: .*\): make loader.*`lineage describe`\.$",
+        ),
         profiling.out_of_memory_explained(),
     ):
         exhaust()
