@@ -93,10 +93,10 @@ class Mask:
         if self.allowed is not None:
             parts.append(self.allowed)
         if self.causal:
-            positions = jnp.arange(queries)[None] if self.positions is None else self.positions
-            distance = positions[:, :, None] - jnp.arange(keys)
-            seen = distance >= 0
-            parts.append((seen if self.window is None else seen & (distance < self.window))[:, None])
+            query = (jnp.arange(queries)[None] if self.positions is None else self.positions)[:, :, None]
+            key = jnp.arange(keys)
+            seen = query >= key
+            parts.append((seen if self.window is None else seen & (query - key < self.window))[:, None])
         return reduce(jnp.logical_and, parts) if parts else None
 
 

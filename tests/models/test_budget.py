@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from lineage.models import budget, build
+from lineage.models import Model, budget, build
 from lineage.models.jaxpr_costs import flops
 from tests.tiers import tiered
 
@@ -163,7 +163,7 @@ def test_loops_branches_and_calls_are_counted_as_often_as_they_run():
 
 
 def test_activations_are_what_the_backward_pass_needs():
-    class Sine(nn.Module):
+    class Sine(Model):
         @nn.compact
         def __call__(self, x):
             return jnp.sin(nn.Dense(32, use_bias=False)(x))
@@ -209,7 +209,7 @@ def test_training_memory_is_near_xlas(remat):
 
 
 def test_collections_and_dropout():
-    class Net(nn.Module):
+    class Net(Model):
         @nn.compact
         def __call__(self, x, scale):
             x = nn.BatchNorm(use_running_average=not self.is_mutable_collection("batch_stats"))(x * scale)
