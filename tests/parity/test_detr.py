@@ -14,7 +14,8 @@ from safetensors.numpy import load_file, save_file
 from transformers.loss import loss_for_object_detection
 
 from lineage.models import convert, detr, resnet
-from lineage.tasks import matching, objectives
+from lineage.tasks import matching
+from lineage.tasks.object_detection import ObjectDetection
 from tests.tolerance import assert_close
 
 QUICK = {"xla_backend_optimization_level": 0}  # to compile: it takes longer than to run
@@ -115,7 +116,7 @@ def test_answers_losses_matching_and_gradients(both, gradients, assert_same_grad
     monkeypatch.setattr(matching, "match", watched)
 
     def loss(params, batch):
-        apply = nn.apply(objectives.detection, model, mutable=["intermediates"])
+        apply = nn.apply(ObjectDetection().loss, model, mutable=["intermediates"])
         (total, weight, aux), seen = apply(variables | {"params": params}, batch)
         return total / weight, (aux, seen["intermediates"])
 

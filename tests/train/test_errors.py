@@ -137,7 +137,7 @@ def trained(tiny, tmp_path_factory):
         ([VIT, "--config.wandb=project"], "Weights & Biases is asked for but not installed"),
         (
             [VIT, "--config.task=object_detection", "--config.task.max_boxes=0"],
-            "task.max_boxes is 0: it must be 1 or more.",
+            "task.max_boxes is 0: it must be 1",
         ),
         ([VIT, "--config.task.image_size=-1"], "task.image_size is -1: it must be 0 or more."),
         ([GPT, "--config.grad_accum_steps=0"], "grad_accum_steps is 0: it must be 1 or more."),
@@ -151,11 +151,11 @@ def trained(tiny, tmp_path_factory):
         ([GPT, "--config.sharding=(('x',),)"], "sharding has ('x',): it must be a pair of a regular expression"),
         (
             [GPT, "--config.model.vocab_size=100"],
-            "model.vocab_size is 100: it must be at least 257, as the source 'stdlib' has.",
+            "model.vocab_size is 100: it must be at least 257, as the source",
         ),
         (
             [VIT, "--config.model.num_classes=9"],
-            "model.num_classes is 9: it must be at least 10, as the source 'digits' has.",
+            "model.num_classes is 9: it must be at least 10, as the source",
         ),
         ([GPT, "--config.checkpoint.keep=0"], "checkpoint.keep is 0: at least the newest, 1, must stay."),
         (
