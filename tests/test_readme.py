@@ -40,6 +40,6 @@ def test_its_commands_run(tmp_path, monkeypatch, capsys):
         Path(name).write_text(json.dumps(["O", "B-X"]) + "\n")
     commands = [line for block in blocks("bash") for line in block.splitlines()]
     for command in commands:
-        assert launch.main(shlex.split(command)[2:]) == 0, capsys.readouterr().err
+        assert launch.main(shlex.split(command)[1:]) == 0, capsys.readouterr().err
     assert len(commands) == 2
     assert json.loads(Path("out.jsonl.tagging.json").read_text())["scores"]["f1"] == 1
