@@ -20,6 +20,15 @@ ShardingRule = tuple[str, tuple[str | tuple[str, ...] | None, ...]]
 ResampleRule = tuple[str, Callable[[Any, tuple[int, ...]], Any]]
 
 
+# Fields by name, the least value, and the value that they must be below.
+RANGES = (
+    ({"depth", "width", "num_heads", "mlp_dim", "patch_size", "max_length", "unroll", "window", "depths"}, 1, None),
+    ({"decoder_width", "decoder_num_heads", "decoder_mlp_dim"}, 1, None),
+    ({"decoder_depth", "memory_length", "num_registers", "layer_scale"}, 0, None),
+    ({"dropout", "stochastic_depth"}, 0, 1),
+)
+
+
 class Layers(NamedTuple):
     """Consecutive layers of a model.
 
@@ -104,6 +113,16 @@ class Model(nn.Module):
     attend = "auto"
     input_parameters = "^(embed|position|segment)"
     attention_path = "attention/attention"
+
+    def __post_init__(self):
+        super().__post_init__()
+        for names, low, below in RANGES:
+            for name in names & self.settings.keys():
+                value = getattr(self, name)
+                numbers = value if isinstance(value, tuple) else () if value is None else (value,)
+                if not all(low <= number and (below is None or number < below) for number in numbers):
+                    allowed = f"{low} or more" + (f", and below {below}" if below else "")
+                    raise ValueError(f"model.{name} is {value}: it must be {allowed}.")
 
     @property
     def settings(self) -> dict[str, Any]:

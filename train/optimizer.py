@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from lineage.configs.registry import Registry
+from lineage.configs.run import check_patterns as check_expressions
 from lineage.models import Model
 
 LearningRate = Callable[[Any], Any]  # of a step, counted from 0
@@ -149,6 +150,9 @@ class Optimizer:
 
     def __post_init__(self):
         _check_range("optimizer", self, ("weight_decay", "clip_norm", "frozen_layers", "layer_decay"))
+        check_expressions("optimizer.no_decay", self.no_decay)
+        check_expressions("optimizer.frozen", self.frozen)
+        check_expressions("optimizer.lr_multipliers", self.lr_multipliers, paired=True)
 
     def rule(self) -> optax.GradientTransformation:
         """Return the update rule, before weight decay and learning rates."""
