@@ -188,7 +188,7 @@ def test_boxes_of_coco(scored):
         (["--metric=bleu"], "--predictions is missing: give the file to score."),
         (["--metric=bleu", "--predictions=P"], "bleu needs references: give --references."),
         (["--metric=distinct", "--predictions=P", "--references=P"], "distinct has no references: omit --references."),
-        (["--metric=ter", "--predictions=no", "--references=P"], "there is no file no"),
+        (["--metric=ter", "--predictions=no", "--references=P"], "There is no file no"),
         (["--metric=ter", "--predictions=P", "--references=R"], "P has 2 texts and R 1: they must be equal."),
         (["--metric=ter", "--predictions=E", "--references=R"], "E is empty: there is nothing to score."),
         (

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.image import imsave
 
 from lineage import models
-from lineage.evaluation import artifacts
 from lineage.report import attention
+from lineage.tasks.attention import attention_of_texts, attention_weights
 
 SIZES = {"vocab_size": 11, "depth": 2, "width": 16, "num_heads": 2, "max_length": 16}
 
@@ -27,14 +27,13 @@ def weights_of(*shape):
     return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
 
 
-def test_an_encoder_decoder_leaves_three_kinds(tmp_path):
+def test_an_encoder_decoder_leaves_three_kinds():
     model, rng = models.build("transformer", **SIZES), np.random.default_rng(0)
     batch = {"inputs": rng.integers(0, 11, (2, 9)), "tokens": rng.integers(0, 11, (2, 7))}
     masks = {"inputs_mask": np.arange(9) < np.array([[6], [9]]), "mask": np.arange(7) < np.array([[5], [7]])}
     inputs, tokens = batch["inputs"][:1, :6], batch["tokens"][:1, :5]
     variables = model.init(jax.random.key(0), *map(jnp.asarray, (inputs, tokens)))
-    artifacts.write_text_attention(tmp_path, model, variables, batch | masks, Letters())
-    found = np.load(tmp_path / "attention_text.npz")
+    found = attention_of_texts(model, variables, batch | masks, Letters())["attention_text"]
     assert "".join(found["inputs"]) == Letters().decode(inputs[0])
     assert "".join(found["tokens"]) == Letters().decode(tokens[0])
     shapes = {"encoder": (2, 2, 6, 6), "decoder": (2, 2, 5, 5), "cross": (2, 2, 5, 6)}
@@ -45,21 +44,19 @@ def test_an_encoder_decoder_leaves_three_kinds(tmp_path):
     # The second input changes the first layer's keys at its place alone.
     changed = inputs.copy()
     changed[0, 3] = (changed[0, 3] + 1) % 11
-    artifacts.write_text_attention(
-        tmp_path, model, variables, batch | masks | {"inputs": np.pad(changed, ((0, 1), (0, 3)))}, Letters()
-    )
-    other = np.load(tmp_path / "attention_text.npz")
+    changed = {"inputs": np.pad(changed, ((0, 1), (0, 3)))}
+    other = attention_of_texts(model, variables, batch | masks | changed, Letters())["attention_text"]
     ratio = (other["encoder"] / found["encoder"])[0, :, 0]  # of the first query, which stays
     rest = np.delete(ratio, 3, axis=1)
     np.testing.assert_allclose(rest, rest[:, :1].repeat(5, 1), rtol=1e-4)
     assert (abs(ratio[:, 3] / rest[:, 0] - 1) > 1e-3).all()
 
 
-def test_the_recurrent_models_attention_is_one_layer(tmp_path):
+def test_the_recurrent_models_attention_is_one_layer():
     model = models.build("seq2seq", vocab_size=11, width=16, depth=1)
     inputs, tokens = np.zeros((1, 4), int), np.zeros((1, 3), int)
     variables = model.init(jax.random.key(0), *map(jnp.asarray, (inputs, tokens)))
-    found = artifacts.attention_weights(model, variables, inputs, tokens)
+    found = attention_weights(model, variables, inputs, tokens)
     assert {name: weights.shape for name, weights in found.items()} == {"cross": (1, 1, 1, 3, 4)}
 
 

@@ -20,7 +20,7 @@ def runs(tmp_path):
         folder = tmp_path / f"rate={rate}"
         (folder / "artifacts").mkdir(parents=True)
         (folder / "artifacts" / "run.json").write_text(json.dumps({"seconds": 60.0 * number}))
-        config = {"optimizer": {"learning_rate": rate}, "model": {"name": "vit"}, "seed": 0}
+        config = {"schedule": {"learning_rate": rate}, "model": {"name": "vit"}, "seed": 0}
         lines = [{"step": step, "train/loss": loss + 1 / step} for step in (1, 2, 3)]
         lines[-1] |= {"validation/loss": loss, "test/loss": 1 - loss, "test/accuracy": 1 - loss, "time/mfu": 0.3}
         changes = {"model.name": "vit", "schedule.learning_rate": rate}
@@ -102,7 +102,7 @@ def test_any_runs_are_compared(runs, tmp_path, capsys):
         ("0.01", "0.01"),
         ("0.0001", "0.0001"),
     ]
-    assert "<th>optimizer.learning_rate" in page
+    assert "<th>schedule.learning_rate" in page
     assert "model.name" not in page  # it is the same in all
     assert "python launch.py --workdir=rate=0.01<" in page
     # Of a sweep's folder all runs; with much that differs, the keys have a table of their own.
