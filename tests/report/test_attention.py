@@ -9,14 +9,18 @@ import numpy as np
 from matplotlib.image import imsave
 
 from lineage import models
+from lineage.data.tokenizers import Tokenizer
 from lineage.report import attention
 from lineage.tasks.attention import attention_of_texts, attention_weights
 
 SIZES = {"vocab_size": 11, "depth": 2, "width": 16, "num_heads": 2, "max_length": 16}
 
 
-class Letters:
+class Letters(Tokenizer):
     """A tokenizer whose tokens are letters."""
+
+    def __init__(self):
+        """Do without a backend."""
 
     def decode(self, tokens):
         return "".join(chr(ord("a") + int(token)) for token in tokens)
