@@ -171,8 +171,8 @@ def test_bfloat16_parameters_give_bfloat16_logits(variables):
 def test_errors():
     with pytest.raises(ValueError, match="a sequence of 11 tokens is longer than the model's 10"):
         jax.eval_shape(partial(TINY.init, jax.random.key(0)), jnp.zeros((1, 11), jnp.int32))
-    with pytest.raises(ValueError, match=r"Unknown head 'tag'\. Did you mean 'tagging'"):
-        models.build("bert", "base", head="tag")
+    with pytest.raises(ValueError, match=r"Unknown head 'masked_llm'\. Did you mean 'masked_lm'"):
+        models.build("bert", "base", head="masked_llm")
 
 
 @pytest.mark.parametrize(

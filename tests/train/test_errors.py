@@ -12,6 +12,7 @@ import pytest
 
 from lineage import launch, models
 from lineage.data import Images
+from lineage.data.loader import ExampleSource
 from lineage.runs.folder import locked, read_metrics
 from lineage.tasks import TASKS
 from lineage.train import loop
@@ -242,7 +243,9 @@ def test_commands(error, trained):
     drafted = "generate", f"--workdir={trained}/gpt"
     assert "its tokens are not those of" in error(*drafted, f"--config.sampling.draft={trained}/vit")
     beams = "--config.sampling.num_beams=2", "--config.sampling.temperature=0"
-    assert "a draft is for one sample" in error(*drafted, *beams, f"--config.sampling.draft={trained}/gpt")
+    assert "Speculative decoding needs sampling.num_beams=1" in error(
+        *drafted, *beams, f"--config.sampling.draft={trained}/gpt"
+    )
     assert error("evaluate", f"--workdir={trained}/gpt", "--checkpoint=best").startswith(
         "there is no best checkpoint in"
     )
@@ -324,11 +327,11 @@ def test_an_empty_data_set(tiny, monkeypatch):
         experiment.data  # noqa: B018
 
 
-class Empty:
+class Empty(ExampleSource):
     def __len__(self):
         return 0
 
-    def __getitem__(self, index):
+    def take(self, indices):
         raise IndexError
 
 

@@ -60,7 +60,7 @@ def exported(tiny, tmp_path_factory):
         about = json.loads((folder / "model.json").read_text())
         batch = {name: experiment.data.train[0][name][:3] for name in about["inputs"]}
         np.savez(folder / "batch.npz", **batch)
-        said = jax.jit(nn.apply(export.forward, experiment.model))(state.variables(), batch)
+        said = jax.jit(nn.apply(experiment.task.forward, experiment.model))(state.variables(), batch)
         found[kind] = folder, np.asarray(said, np.float32), experiment, state
     folders = [str(folder) for folder, *_ in found.values()]
     subprocess.run([sys.executable, "-c", ALONE, *folders], check=True, cwd=folders[0])
