@@ -67,7 +67,7 @@ def construct(cls: type, values: Mapping[str, Any], prefix: str = "") -> Any:
     found = {}
     for name, hint in field_types(cls).items():
         value = values[name]
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             value = construct(hint, value, f"{prefix}{name}.")
         elif value is not None and (allowed := choices(hint)) and value not in allowed:
             raise ValueError(f"{prefix}{name} is {value!r}.{nearest(value, allowed)}")

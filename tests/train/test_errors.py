@@ -247,7 +247,7 @@ def test_commands(error, trained):
         *drafted, *beams, f"--config.sampling.draft={trained}/gpt"
     )
     assert error("evaluate", f"--workdir={trained}/gpt", "--checkpoint=best").startswith(
-        "there is no best checkpoint in"
+        "There is no best checkpoint in"
     )
     assert error("report", "--workdir=absent")
     assert "has no sweep()" in error("sweep", "--config=gpt_shakespeare_char", "--workdir=absent")

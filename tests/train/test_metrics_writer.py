@@ -222,7 +222,9 @@ def second(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
 
     def width(columns):
-        monkeypatch.setattr(metrics_writer.shutil, "get_terminal_size", lambda: types.SimpleNamespace(columns=columns))
+        monkeypatch.setattr(
+            metrics_writer.shutil, "get_terminal_size", lambda *_, **__: types.SimpleNamespace(columns=columns)
+        )
 
     return width
 
