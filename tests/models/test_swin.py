@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lineage import models
-from lineage.models import budget
+from lineage.models.jaxpr_costs import flops
 from lineage.models.layers.attention import Attention
 from lineage.models.swin import ContinuousBias, Swin, WindowAttention
 from tests.tiers import tiered
@@ -33,7 +33,7 @@ def test_parameters_and_flops_are_the_papers(variant, size, parameters, multiply
     model, image = models.build("swin", variant, image_size=size), jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
     variables = shapes(model, image)
     assert sum(leaf.size for leaf in jax.tree.leaves(variables)) == parameters
-    assert round(budget.flops(model.apply, variables, image)["model"] / 2e9, 1) == multiply_adds
+    assert round(flops(model.apply, variables, image)["model"] / 2e9, 1) == multiply_adds
 
 
 @tiered("version", ["v1", "v2"])
@@ -43,7 +43,7 @@ def test_work_grows_as_the_area_alone(version):
     for side in (16, 32, 64):
         image = jax.ShapeDtypeStruct((1, side, side, 1), jnp.float32)
         classifier = 2 * 16 * 5
-        costs.append(budget.flops(model.apply, shapes(model, image), image)["matmul"] - classifier)
+        costs.append(flops(model.apply, shapes(model, image), image)["matmul"] - classifier)
     if version == "v2":  # the network of the biases runs once, whatever the image
         bias = sum(depth * 7**2 * 2 * 512 * (2 + 2) for depth in model.depths)
         costs = [cost - bias for cost in costs]

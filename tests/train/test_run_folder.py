@@ -76,7 +76,7 @@ def test_a_workdir_keeps_its_config(tiny, tmp_path):
     assert not (tmp_path / "tokenizer.json").exists()  # which belonged to the other
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"another config \(seed: 1 there, 0 here; model.width: 32 there, 16 here\)"):
+    with pytest.raises(ValueError, match=r"another config \(model.width: 32 there, 16 here; seed: 1 there, 0 here\)"):
         run_folder.keep_config(tiny(), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["model"]["width"] == 32
     longer = {"total_steps": 80, "log_every_steps": 7, "checkpoint.keep": 3, "sampling.temperature": 0.5}
