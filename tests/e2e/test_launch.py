@@ -140,6 +140,6 @@ def test_search(launch, tmp_path):
     assert [(row["run"], row["state"]) for row in rows] == [("trial_000", "done"), ("trial_001", "done")]
     for row in rows:
         config = json.loads((tmp_path / row["run"] / "config.json").read_text())
-        assert 1e-4 <= config["optimizer"]["learning_rate"] <= 1e-2
-        assert str(config["optimizer"]["learning_rate"]) == row["schedule.learning_rate"]
+        assert 1e-4 <= config["schedule"]["learning_rate"] <= 1e-2
+        assert str(config["schedule"]["learning_rate"]) == row["schedule.learning_rate"]
     assert rows[0]["schedule.learning_rate"] != rows[1]["schedule.learning_rate"]
