@@ -2,7 +2,6 @@
 
 import json
 import os
-import site
 import subprocess
 import sys
 import venv
@@ -34,7 +33,8 @@ def installed(tmp_path_factory):
     subprocess.run([*install, str(wheel)], check=True)
     # The dependencies are those of this environment: its packages, but not the checkout that it may be an install of.
     (packages,) = (folder / "env" / "lib").glob("python3*/site-packages")
-    (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    installed = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "dependencies.pth").write_text("\n".join(installed) + "\n")
     (folder / "empty" / "models").mkdir(parents=True)
     (folder / "empty" / "models" / "__init__.py").write_text("raise AssertionError('not the project')\n")
 
