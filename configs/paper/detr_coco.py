@@ -16,7 +16,7 @@ from lineage.configs import base
 
 def get_config() -> ConfigDict:
     config = base.get_config("detr", "object_detection", "tfds:coco/2017", schedule="constant")
-    config.model.update(variant="r50", dropout=0.0)
+    config.model.variant = "r50"
     config.model.num_classes = 91  # COCO's numbers of classes, of which 80 are used
     config.model.image_size = 1333
     config.source.update(train_split="train[:99%]", validation_split="train[99%:]")

@@ -1,7 +1,9 @@
 """The examples of docs/extending.md: single files outside of the repository, used without editing the project."""
 
+import json
 import re
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -10,12 +12,12 @@ import pytest
 
 from lineage.configs import base, cli, modules
 from lineage.evaluation import EVALUATORS
-from lineage.train import export, loop
-from lineage.train.experiment import Experiment
+from lineage.train import loop
 
-TEXT = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", TEXT, flags=re.DOTALL))
 ONE = {"devices": jax.devices()[:1]}
+METRICS = {"test/loss", "test/accuracy", "test/knn_accuracy"}
 OWN = {"model": "mixer", "task": "contrastive", "source": "csv"}
 
 
@@ -64,21 +66,39 @@ def test_an_evaluator(example, tmp_path):
     assert 0 <= metrics["test/calibration_error"] <= 1
 
 
-def test_a_task_is_trained_resumed_evaluated_and_exported(example, tmp_path):
-    config = example("simclr")
-    metrics = loop.train(config, tmp_path / "whole", **ONE)
-    assert {"test/loss", "test/accuracy", "test/knn_accuracy"} == set(metrics)
-    first = config.copy_and_resolve_references()
-    first.total_steps = 2
-    loop.train(first, tmp_path / "parts", **ONE)
-    forget(tmp_path)  # as after a kill: the next process knows the folder alone
-    config, _ = cli.load(str(tmp_path / "parts" / "config.json"))
-    with config.unlocked():
-        config.total_steps = 4
-    assert loop.train(config, tmp_path / "parts", **ONE) == metrics
-    experiments = [Experiment(config, tmp_path / name, **ONE) for name in ("whole", "parts")]
-    whole, parts = (experiment.restore() for experiment in experiments)
-    jax.tree.map(np.testing.assert_array_equal, whole.params, parts.params)
-    assert experiments[1].evaluation()(parts.variables(average=True)) == metrics
-    files = export.write(experiments[1], parts, "stablehlo", tmp_path / "export")
-    assert {"model.stablehlo", "model.json"} <= {file.name for file in files}
+def test_a_task(example, tmp_path):
+    metrics = loop.train(example("simclr"), tmp_path / "run", **ONE)
+    assert set(metrics) == METRICS
+
+
+def evaluation(folder):
+    """Return the metrics of a run's last evaluation."""
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    return {key: last[key] for key in METRICS}
+
+
+@pytest.mark.thorough
+def test_a_killed_run_of_a_new_task_is_resumed_evaluated_and_exported(start, launch, tmp_path):
+    path = tmp_path / "simclr.py"
+    path.write_text(EXAMPLES[path.name], encoding="utf-8")
+    arguments = ("train", f"--config={path}", "--config.total_steps=40")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    code, expected = launch(*arguments, f"--workdir={whole}")
+    assert code == 0, expected
+    process = start(*arguments, f"--workdir={killed}")
+    while not any(folder.name.isdigit() for folder in (killed / "checkpoints").glob("*")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert not (killed / "report.html").exists()
+    code, output = launch(*arguments, f"--workdir={killed}")
+    assert code == 0, output
+    assert "from step" in output
+    records = [evaluation(folder) for folder in (whole, killed)]
+    assert records[0] == records[1]
+    code, output = launch("evaluate", f"--workdir={killed}")
+    assert json.loads(output[output.index("{") :]) == records[0]
+    code, output = launch("export", f"--workdir={killed}", "--format=stablehlo")
+    assert code == 0, output
+    assert {"model.stablehlo", "model.json"} <= {file.name for file in (killed / "export").iterdir()}
