@@ -1,0 +1,170 @@
+"""Compile the steps of an experiment for a target, and report what the compiler has planned."""
+
+import re
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from lineage.models.budget import aligned
+from lineage.train.compiler.plan import LARGE, Plan
+from lineage.train.compiler.targets import Target
+from lineage.train.experiment import Experiment
+from lineage.train.loop import jit_step
+from lineage.train.profiling import experiment_budget
+from lineage.train.sharding import batch_sharding
+
+STEPS = ("train", "evaluate", "decode")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Compiled step.
+
+    Attributes:
+        title: the experiment, the step and the target.
+        plan: costs of the program on one device.
+        arguments, temporaries, peak: bytes of one device: of what goes in and out, beside it, and together.
+        flops: of the model in one step, on one device, without recomputation.
+        leaves: number of arrays of the state, all of which should be donated; 0 if the step changes none.
+        seconds: that the compiler took.
+    """
+
+    title: str
+    plan: Plan
+    arguments: int
+    temporaries: int
+    peak: int
+    flops: float
+    leaves: int
+    seconds: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the program fits the memory of the chip."""
+        return self.peak <= self.plan.chip.memory
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOP/s as a fraction of the peak, by the planned time."""
+        return self.flops / self.plan.chip.peak / max(self.plan.seconds, 1e-12)
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures for JSON: bytes and seconds of one device."""
+        plan = self.plan
+        return {
+            "title": self.title,
+            "arguments": self.arguments,
+            "temporaries": self.temporaries,
+            "peak": self.peak,
+            "memory": plan.chip.memory,
+            "fits": self.fits,
+            "seconds": plan.seconds,
+            "estimated": plan.estimated,
+            "roofline": plan.roofline,
+            "exposed": plan.exposed,
+            "mfu": self.mfu,
+            "matmul": plan.share("matmul|gemm"),
+            "f32_matmul": plan.share("f32 matmul"),
+            "donated": plan.module.donated,
+            "leaves": self.leaves,
+            "operations": [row._asdict() for row in plan.costliest()],
+            "collectives": [one._asdict() for one in plan.collectives],
+            "buffers": [one._asdict() for one in sorted(plan.buffers.values(), reverse=True)],
+            "compile_seconds": self.seconds,
+        }
+
+    def __str__(self) -> str:
+        plan, gib = self.plan, 2**30
+        memory = (
+            f"memory       {self.peak / gib:.2f} GiB of {plan.chip.memory / gib:.2f}: "
+            f"{'fits' if self.fits else 'DOES NOT FIT'} "
+            f"(arguments {self.arguments / gib:.2f}, temporaries {self.temporaries / gib:.2f})"
+        )
+        parts = f"compiler's estimates {plan.estimated * 1e3:.2f}, ~roofline {plan.roofline * 1e3:.2f}"
+        times = f"planned time {plan.seconds * 1e3:.2f} ms ({parts}, exposed communication {plan.exposed * 1e3:.2f})"
+        use = f"MFU          {self.mfu:.1%}; matrix products take {plan.share('matmul|gemm'):.0%} of the time"
+        use += f", those in float32 {plan.share('f32 matmul'):.0%}"
+        donated = f"donated      {plan.module.donated} of {self.leaves} arrays of the state" if self.leaves else ""
+        head = "\n".join(line for line in (self.title, memory, times, use, donated) if line)
+        return "\n\n".join(part for part in (head, self._operations(), self._collectives(), self._buffers()) if part)
+
+    def _operations(self) -> str:
+        rows = [("costliest operations", "ms", "share", "times", "kind", "shape")]
+        for row in self.plan.costliest():
+            share = f"{row.seconds / self.plan.seconds:.1%}"
+            milliseconds = f"{'' if row.estimated else '~'}{row.seconds * 1e3:.2f}"
+            rows.append((row.label[-70:], milliseconds, share, str(row.times), row.kind[:24], row.shape[:40]))
+        return aligned(rows)
+
+    def _collectives(self) -> str:
+        rows = [("communication", "times", "GB", "ms", "of them hidden", "largest")]
+        for kind in dict.fromkeys(one.kind for one in self.plan.collectives):
+            found = [one for one in self.plan.collectives if one.kind == kind]
+            largest = max(found, key=lambda one: one.bytes)
+            moved = sum(one.bytes * one.times for one in found) / 1e9
+            needed = sum(one.seconds * one.times for one in found) * 1e3
+            hidden = sum(one.hidden * one.times for one in found) * 1e3
+            label = f"{largest.bytes / 2**20:.0f} MiB {largest.label[-50:]}"
+            rows.append(
+                (kind, str(sum(one.times for one in found)), f"{moved:.2f}", f"{needed:.2f}", f"{hidden:.2f}", label)
+            )
+        return aligned(rows) if len(rows) > 1 else ""
+
+    def _buffers(self) -> str:
+        rows = [(f"buffers of {LARGE // 2**20} MiB or more", "GiB", "times", "from")]
+        for one in sorted(self.plan.buffers.values(), reverse=True):
+            rows.append((one.shape, f"{one.bytes / 2**30:.2f}", str(one.times), one.label[-60:]))
+        return aligned(rows) if len(rows) > 1 else ""
+
+
+def compile_step(experiment: Experiment, target: Target, step: str = "train", title: str = "") -> Compiled:
+    """Compile a step of an experiment whose devices are the target's.
+
+    Args:
+        experiment: made with `devices=target.devices()`.
+        target: the chips.
+        step: one of `STEPS`.
+        title: name of the experiment, for the report.
+
+    Raises:
+        MemoryError: the compiler finds no program that fits the memory of the target.
+        ValueError: the model has no such step.
+    """
+    start = time.monotonic()
+    lowered, leaves = lower(experiment, step)
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if not (used := re.search(r"Used ([\d.]+\w) of ([\d.]+\w) hbm", str(error))):
+            raise
+        raise MemoryError(f"{title} does not fit: it needs {used.group(1)} of {used.group(2)} HBM.") from error
+    memory = compiled.memory_analysis()
+    kept = max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes)
+    arguments, temporaries = memory.argument_size_in_bytes + kept, memory.temp_size_in_bytes
+    flops = experiment_budget(experiment).flops
+    return Compiled(
+        title=title,
+        plan=Plan(compiled.as_text(), target.chip),
+        arguments=arguments,
+        temporaries=temporaries,
+        peak=max(arguments + temporaries, getattr(memory, "peak_memory_in_bytes", 0)),
+        flops=flops["training" if step == "train" else "forward"]["model"] / experiment.mesh.size,
+        leaves=leaves,
+        seconds=time.monotonic() - start,
+    )
+
+
+def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
+    """Return a step that is lowered for the devices of an experiment, and the number of arrays that it should donate."""
+
+    def placed(tree, places):
+        return jax.tree.map(lambda a, place: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), tree, places)
+
+    state = placed(experiment.abstract_state, experiment.state_shardings)
+    batch = jax.eval_shape(experiment.zeros)
+    batch = placed(batch, jax.tree.map(lambda _: batch_sharding(experiment.mesh), batch))
+    if step == "train":
+        return jit_step(experiment).lower(state, batch), len(jax.tree.leaves(state))
+    raise ValueError(f"step is {step!r}: it must be one of {', '.join(STEPS)}.")

@@ -1,0 +1,294 @@
+"""The plan of a compiled program: how long its operations take, what it communicates, and its largest buffers."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple
+
+from lineage.train.compiler.hlo import ARRAY, Module, Operation, dimensions, size
+from lineage.train.compiler.targets import Chip
+
+# Fraction of the peak that the roofline assumes of operations for which the compiler estimates nothing.
+MATMUL_EFFICIENCY, ATTENTION_EFFICIENCY = 0.75, 0.5
+LARGE = 2**26  # bytes of the buffers that are listed
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+# Operations that take no time, or whose time lies behind other operations.
+FREE = re.compile(
+    r"parameter|constant|get-tuple-element|tuple|bitcast|after-all|partition-id|.*-done|copy-start|slice-start|"
+    "optimization-barrier|iota|async-update|add-dependency"
+)
+FREE_CALLS = (
+    "ConcatBitcast",
+    "AllocateBuffer",
+    "AssumeGatherIndicesInBound",
+    "GatherScatterIndicesBitpacked",
+    "Sharding",
+)
+
+
+class Row(NamedTuple):
+    """Cost of an operation.
+
+    Attributes:
+        seconds: of all its executions together.
+        estimated: whether the compiler estimated them; otherwise they are a roofline.
+        kind: HLO's name of the operation, "matmul", "f32 matmul" or the library's function.
+        label: where in the model it comes from.
+        shape: of its result.
+        times: number of executions.
+    """
+
+    seconds: float
+    estimated: bool
+    kind: str
+    label: str
+    shape: str
+    times: int
+
+
+class Collective(NamedTuple):
+    """Communication between the devices.
+
+    Attributes:
+        kind: one of `COLLECTIVES`.
+        bytes: of one execution.
+        times: number of executions.
+        seconds: of one execution, by the bandwidth of the interconnect.
+        hidden: seconds of them that other operations overlap.
+        label: where in the model it comes from.
+    """
+
+    kind: str
+    bytes: int
+    times: int
+    seconds: float
+    hidden: float
+    label: str
+
+
+class Buffer(NamedTuple):
+    """Array of at least `LARGE` bytes that the program writes `times` times."""
+
+    bytes: int
+    times: int
+    shape: str
+    label: str
+
+
+@dataclass
+class Pending:
+    """Collective that has started; the operations until its end hide it."""
+
+    collective: Collective
+    hidden: float = 0.0
+
+
+@dataclass
+class Plan:
+    """Costs of a program on a chip.
+
+    Times are added over the entry computation and the bodies of its loops. Where the compiler has estimated an
+    operation (`estimated_cycles` on TPUs, some fusions on GPUs), this counts; gathers, scatters, custom calls, and most
+    operations on GPUs are priced by a roofline: the larger of FLOPs / peak and bytes / bandwidth. Asynchronous copies
+    are taken to be hidden, collectives as far as there is work between their start and their end. Plans compare
+    programs for the same chip; they do not predict a stopwatch.
+
+    Attributes:
+        text: optimized HLO of the program.
+        chip: for which it was compiled.
+    """
+
+    text: str
+    chip: Chip
+    rows: list[Row] = field(default_factory=list)
+    collectives: list[Collective] = field(default_factory=list)
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.module = Module(self.text)
+        self._add(self.module.entry, 1)
+
+    @property
+    def estimated(self) -> float:
+        """Seconds that the compiler estimated."""
+        return sum(row.seconds for row in self.rows if row.estimated)
+
+    @property
+    def roofline(self) -> float:
+        """Seconds of operations without an estimate."""
+        return sum(row.seconds for row in self.rows if not row.estimated)
+
+    @property
+    def exposed(self) -> float:
+        """Seconds of communication that nothing hides; an upper bound."""
+        return sum(one.times * (one.seconds - one.hidden) for one in self.collectives)
+
+    @property
+    def seconds(self) -> float:
+        """Planned seconds of the whole program."""
+        return self.estimated + self.roofline + self.exposed
+
+    def share(self, kind: str) -> float:
+        """Return the fraction of the time that kinds of operations take, by a regular expression."""
+        return sum(row.seconds for row in self.rows if re.search(kind, row.kind)) / max(self.seconds, 1e-12)
+
+    def costliest(self, count: int = 15) -> list[Row]:
+        """Return the operations that take longest, those of the same origin and kind together."""
+        merged: dict[tuple[str, str], Row] = {}
+        for row in self.rows:
+            known = merged.get((row.label, row.kind))
+            if known:
+                shape = max(row, known).shape
+                row = row._replace(seconds=row.seconds + known.seconds, times=row.times + known.times, shape=shape)
+            merged[row.label, row.kind] = row
+        return sorted(merged.values(), reverse=True)[:count]
+
+    def _add(self, name: str, times: int) -> None:
+        """Add the operations of a computation that is executed some times."""
+        operations = self.module.computations[name]
+        pending: dict[str, Pending] = {}
+        for operation in operations.values():
+            if operation.kind == "while":
+                self._add(operation.called("body") or "", times * self.module.trips(operation))
+            elif operation.kind == "call":
+                self._add(operation.called("to_apply") or "", times)
+            elif operation.kind == "conditional":
+                self._add_slowest(operation, times)
+            else:
+                self._add_buffers(operation, times)
+                if self._is_communication(operation, operations, pending, times):
+                    continue
+                seconds, estimated, kind = self._cost(operation, operations)
+                for one in pending.values():
+                    one.hidden += seconds
+                if seconds:
+                    shape = re.sub(r"\{[^}]*\}", "", operation.shape)
+                    self.rows.append(Row(seconds * times, estimated, kind, operation.label, shape, times))
+
+    def _add_slowest(self, operation: Operation, times: int) -> None:
+        """Add the branch of a conditional that takes longest."""
+        branches = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", operation.attributes)
+        if found := re.search(r"branch_computations=\{([^}]*)\}", operation.attributes):
+            branches = [name.strip().lstrip("%") for name in found.group(1).split(",")]
+        plans = []
+        for branch in branches:
+            before = len(self.rows)
+            self._add(branch, times)
+            plans.append(self.rows[before:])
+            del self.rows[before:]
+        self.rows += max(plans, key=lambda rows: sum(row.seconds for row in rows), default=[])
+
+    def _add_buffers(self, operation: Operation, times: int) -> None:
+        if operation.kind in ("parameter", "get-tuple-element", "tuple", "bitcast") or operation.kind.endswith("-done"):
+            return
+        for dtype, axes, _ in ARRAY.findall(operation.shape):
+            shape = f"{dtype}[{axes}]"
+            if (number := size(shape)) >= LARGE:
+                known = self.buffers.get(shape)
+                label = known.label if known else operation.label
+                self.buffers[shape] = Buffer(number, times + (known.times if known else 0), shape, label)
+
+    def _is_communication(
+        self, operation: Operation, operations: Mapping[str, Operation], pending: dict[str, Pending], times: int
+    ) -> bool:
+        """Record a collective, or its start or end; return whether the operation is nothing else."""
+        computes = operation.kind == "fusion" and operation.number("estimated_cycles") is not None
+        if started := next((name for name in _sources(operation, operations) if name in pending), None):
+            if "done" in operation.kind or "collective-done" in operation.name:
+                one = pending.pop(started)
+                self.collectives.append(one.collective._replace(hidden=min(one.hidden, one.collective.seconds)))
+                return not computes and operation.kind != "fusion"
+        inside = None
+        if operation.kind in ("async-start", "fusion"):
+            members = self.module.computations.get(operation.called() or "", {}).values()
+            inside = next((one for one in members if one.kind.startswith(COLLECTIVES)), None)
+        found = inside or operation
+        kind = next((kind for kind in COLLECTIVES if found.kind.startswith(kind)), None)
+        if kind is None or operation.kind.endswith("-done"):
+            return kind is not None
+        number = _communicated(operation, inside, kind, operations)
+        seconds = number * (2 if kind == "all-reduce" else 1) / self.chip.link
+        collective = Collective(kind, number, times, seconds, 0.0, operation.label)
+        if operation.kind.endswith("-start") or "start" in operation.name:
+            pending[operation.name] = Pending(collective)
+        else:
+            self.collectives.append(collective)
+        return not computes
+
+    def _cost(self, operation: Operation, operations: Mapping[str, Operation]) -> tuple[float, bool, str]:
+        """Return the seconds of one execution, whether the compiler estimated them, and the kind of the operation."""
+        if FREE.fullmatch(operation.kind):
+            return 0.0, True, operation.kind
+        flops, wide = self.module.products(operation, operations)
+        kind = ("f32 matmul" if wide else "matmul") if flops else operation.kind
+        cycles, microseconds = operation.number("estimated_cycles"), operation.number("exec_time_us")
+        if self.chip.clock and cycles is not None:
+            return cycles / self.chip.clock, True, kind
+        if operation.kind == "custom-call":
+            target = re.search(r'custom_call_target="([^"]*)"', operation.attributes)
+            kind = target.group(1) if target else kind
+            if kind in FREE_CALLS:
+                return 0.0, True, kind
+            if cost := self._kernel(operation, operations, kind):
+                return cost, False, kind
+        if microseconds is not None:
+            return microseconds * 1e-6, True, kind
+        peak = self.chip.peak / 2 if wide and self.chip.gpu else self.chip.peak
+        moved = self._moved(operation, operations, bool(flops))
+        return max(flops / peak / MATMUL_EFFICIENCY, moved / self.chip.bandwidth), False, kind
+
+    def _kernel(self, operation: Operation, operations: Mapping[str, Operation], kind: str) -> float | None:
+        """Return the seconds of a kernel whose work is known: one with a cost estimate, or attention."""
+        read = sum(size(operations[o].shape, in_main_memory=True) for o in operation.operands if o in operations)
+        moved = read + size(operation.shape, in_main_memory=True)
+        shapes = [dimensions(operations[o].shape) for o in operation.operands if o in operations]
+        if estimate := re.search(
+            r'cost_estimate":\{"flops":"?(\d+)"?.*?"bytes_accessed":"?(\d+)', operation.attributes
+        ):
+            flops, moved = map(int, estimate.groups())
+        elif kind == "tpu_custom_call" and re.search("splash|flash", operation.name):
+            # All blocks count, also those that a causal mask excludes; heads fill the 128 lanes.
+            (*batch, queries, channels), (*_, keys, _) = [s for s in shapes if len(s) >= 3 and s[-1] >= 64][:2]
+            flops = (4 if "fwd" in operation.name else 10) * prod(batch) * queries * keys * max(channels, 128)
+        elif "fmha" in kind:
+            batch, queries, heads, channels = shapes[0]
+            flops = (10 if "Backward" in kind else 4) * batch * queries * heads * channels * shapes[1][1]
+        else:
+            return None
+        return max(flops / self.chip.peak / ATTENTION_EFFICIENCY, moved / self.chip.bandwidth)
+
+    def _moved(self, operation: Operation, operations: Mapping[str, Operation], product: bool) -> int:
+        """Return the bytes that an operation reads and writes in the main memory."""
+        read = [size(operations[o].shape, in_main_memory=True) for o in operation.operands if o in operations]
+        if operation.kind in ("gather", "dynamic-slice") or "gather" in operation.name:
+            return 2 * size(operation.shape)
+        if operation.kind == "scatter" or "scatter" in operation.name:
+            updates = sorted(read)[-2:][0] if read else 0  # beside the array that they go to
+            return size(operation.shape) + updates
+        if operation.kind == "dynamic-update-slice":
+            return 2 * min(read, default=0)
+        if operation.kind == "fusion" or product:
+            return self.module.moved(operation, operations)
+        return sum(read) + size(operation.shape, in_main_memory=True)
+
+
+def _sources(operation: Operation, operations: Mapping[str, Operation]) -> Iterator[str]:
+    """Yield the operands of an operation, and those behind elements of tuples."""
+    for name in operation.operands:
+        yield name
+        if name in operations and operations[name].kind == "get-tuple-element":
+            yield from operations[name].operands
+
+
+def _communicated(
+    operation: Operation, inside: Operation | None, kind: str, operations: Mapping[str, Operation]
+) -> int:
+    """Return the bytes that a collective sends or receives."""
+    if inside:
+        return size(inside.shape)
+    if operation.kind.endswith("-start") and kind in ("all-gather", "collective-permute"):
+        return max((size(f"{dtype}[{axes}]") for dtype, axes, _ in ARRAY.findall(operation.shape)), default=0)
+    read = sum(size(operations[name].shape) for name in operation.operands if name in operations)
+    return max(size(operation.shape), read)
