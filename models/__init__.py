@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lineage.models import (  # noqa: F401 (each registers itself)
+from lineage.models import (
     albert,
     bart,
     bert,

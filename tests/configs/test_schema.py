@@ -1,14 +1,15 @@
 """Config sections from dataclasses: keys, defaults, variants, choices, documentation."""
 
+import math
 from dataclasses import MISSING, dataclass, fields
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import pytest
 from ml_collections import ConfigDict
 
 from lineage import models
 from lineage.configs import schema
-from lineage.configs.registry import Registry, field_types, from_data, variants
+from lineage.configs.registry import Range, Registry, check_ranges, field_types, from_data, variants
 
 THINGS = Registry("thing")
 
@@ -24,12 +25,11 @@ class Part:
 
     VARIANTS: ClassVar = {"big": {"size": 3.0}}
 
-    size: float = 1.0
+    size: Annotated[float, Range(0, below=10)] = 1.0
     kind: Literal["round", "square"] = "round"
 
     def __post_init__(self):
-        if self.size < 0:
-            raise ValueError(f"part.size is {self.size}: it must be 0 or more.")
+        check_ranges("part", self)
 
 
 @THINGS.register("whole")
@@ -116,7 +116,8 @@ def test_the_config_comes_before_the_data_the_variant_and_the_default(changes, g
         (lambda: THINGS.build("part", "bigg"), r"Unknown variant of part 'bigg'\. Did you mean 'big'\?"),
         (lambda: THINGS.build("part", siz=1.0), r"Unknown setting of part 'siz'\. Did you mean 'size'\?"),
         (lambda: THINGS.build("part", kind="sqare"), r"Unknown kind 'sqare'\. Did you mean 'square'\?"),
-        (lambda: THINGS.build("part", size=-1.0), r"part\.size is -1\.0: it must be 0 or more"),
+        (lambda: THINGS.build("part", size=-1.0), r"part\.size is -1\.0: it must be 0 or more and below 10\."),
+        (lambda: Part(float("nan")), r"part\.size is nan"),
     ],
 )
 def test_mistakes_are_named(build, message):
@@ -165,3 +166,27 @@ def test_a_section_builds_what_models_build_builds(name):
 @pytest.mark.parametrize("name", models.MODELS)
 def test_every_key_of_a_model_is_documented(name):
     assert [key.name for key in schema.keys(models.MODELS[name]) if not key.documentation] == []
+
+
+@pytest.mark.parametrize(
+    ("allowed", "text", "inside", "outside"),
+    [
+        (Range(1), "1 or more", (1, 2.5, (1, 3), None), (0.9, (1, 0), math.nan)),
+        (Range(above=0, below=1), "above 0 and below 1", (0.5, ()), (0, 1)),
+        (Range(0, high=1), "0 or more and at most 1", (0, 1), (-0.1, 1.1, math.inf)),
+    ],
+)
+def test_ranges(allowed, text, inside, outside):
+    assert str(allowed) == text
+    assert all(value in allowed for value in inside)
+    assert not any(value in allowed for value in outside)
+
+
+def test_keys_show_their_range():
+    (key,) = (key for key in schema.keys(Part) if key.name == "size")
+    assert key.type == "float, 0 or more and below 10"
+
+
+def test_the_name_of_an_object_is_that_of_its_class():
+    assert THINGS.name_of(Part()) == "part"
+    assert THINGS.name_of(3) == "int"
