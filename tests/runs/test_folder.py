@@ -5,15 +5,15 @@ import sys
 
 import pytest
 
-from lineage.runs import folder
+from lineage.configs.atomic import replacing, write_atomic
 
 
 def test_failed_write_keeps_the_old_file_only(tmp_path):
     path = tmp_path / "config.json"
-    assert folder.write_atomic(path, "é") == path
+    assert write_atomic(path, "é") == path
 
     def fail():
-        with folder.replacing(path) as temporary:
+        with replacing(path) as temporary:
             temporary.write_text("half")
             assert path.read_text(encoding="utf-8") == "é"
             raise ZeroDivisionError
@@ -21,7 +21,7 @@ def test_failed_write_keeps_the_old_file_only(tmp_path):
     with pytest.raises(ZeroDivisionError):
         fail()
     assert path.read_text(encoding="utf-8") == "é"
-    with folder.replacing(path) as temporary:
+    with replacing(path) as temporary:
         temporary.write_bytes(b"new")
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
