@@ -248,7 +248,7 @@ def test_signal_stops_all_runs_after_saving(number, start, tmp_path):
 
 @pytest.mark.thorough
 def test_ctrl_c_reaches_the_runs_once(start, tmp_path):
-    """Check that Ctrl-C reaches the runs only once, through the sweep; a second signal would end them without saving."""
+    """Check that Ctrl-C reaches the runs only once, via the sweep; a second signal would end them without saving."""
     process = start(tmp_path, [{"seed": 1, "sleep": 0.1}], 50, 1)
     wait_for(lambda: len(trained(tmp_path / "base")) >= 3)
     os.killpg(process.pid, signal.SIGINT)
