@@ -108,9 +108,9 @@ def make_gradients(model: nn.Module, objective: Objective, dtype: jnp.dtype) -> 
 
     def loss(params, fixed, overwritten, collections, batch, rng):
         adapter, frozen = fixed
-        variables = {"params": _cast(adapter.apply(frozen, params), dtype), **collections, **overwritten}
+        variables = {"params": cast(adapter.apply(frozen, params), dtype), **collections, **overwritten}
         if (reference := adapter.reference(frozen)) is not None:  # for objectives that compare with the original model
-            variables["reference"] = _cast(reference, dtype)
+            variables["reference"] = cast(reference, dtype)
         apply = nn.apply(objective, model, mutable=list(collections))
         (loss_sum, weight, aux), collections = apply(variables, _cast_images(batch, dtype), rngs={"dropout": rng})
         return loss_sum, (weight, aux, collections)
@@ -168,7 +168,7 @@ def make_forward_step(
     dtype = compute_dtype(precision)
 
     def step(variables: Any, batch: Batch) -> Any:
-        variables = {**variables, "params": _cast(variables["params"], dtype)}
+        variables = {**variables, "params": cast(variables["params"], dtype)}
         return nn.apply(function, model, **kwargs)(variables, _cast_images(batch, dtype))
 
     return step
@@ -190,6 +190,6 @@ def _cast_images(batch, dtype):
     return {name: value.astype(dtype) if name == "image" else value for name, value in batch.items()}
 
 
-def _cast(tree, dtype):
+def cast(tree: Any, dtype: jnp.dtype) -> Any:
     """Return the tree with its floating-point leaves cast to `dtype`."""
     return jax.tree.map(lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from lineage.models.budget import aligned
 from lineage.train.compiler.plan import LARGE, Plan
@@ -13,7 +14,8 @@ from lineage.train.compiler.targets import Target
 from lineage.train.experiment import Experiment
 from lineage.train.loop import jit_step
 from lineage.train.profiling import experiment_budget
-from lineage.train.sharding import batch_sharding
+from lineage.train.sharding import batch_sharding, shardings
+from lineage.train.step import cast, compute_dtype, make_evaluation_step
 
 STEPS = ("train", "evaluate", "decode")
 
@@ -26,7 +28,8 @@ class Compiled:
         title: the experiment, the step and the target.
         plan: costs of the program on one device.
         arguments, temporaries, peak: bytes of one device: of what goes in and out, beside it, and together.
-        flops: of the model in one step, on one device, without recomputation.
+        flops: FLOPs of the model in one step, on one device, without recomputation; None for the decoding step, which the
+            memory bounds.
         leaves: number of arrays of the state, all of which should be donated; 0 if the step changes none.
         seconds: that the compiler took.
     """
@@ -36,7 +39,7 @@ class Compiled:
     arguments: int
     temporaries: int
     peak: int
-    flops: float
+    flops: float | None
     leaves: int
     seconds: float
 
@@ -46,9 +49,15 @@ class Compiled:
         return self.peak <= self.plan.chip.memory
 
     @property
-    def mfu(self) -> float:
-        """Model FLOP/s as a fraction of the peak, by the planned time."""
-        return self.flops / self.plan.chip.peak / max(self.plan.seconds, 1e-12)
+    def ideal(self) -> float:
+        """Seconds of the model's FLOPs at the chip's peak; of the decoding step, of reading all its arguments once."""
+        chip = self.plan.chip
+        return self.arguments / chip.bandwidth if self.flops is None else self.flops / chip.peak
+
+    @property
+    def utilization(self) -> float:
+        """Ideal time as a fraction of the planned time: the MFU, or for decoding that of the memory's bandwidth."""
+        return self.ideal / max(self.plan.seconds, 1e-12)
 
     def figures(self) -> dict[str, Any]:
         """Return the figures for JSON: bytes and seconds of one device."""
@@ -64,7 +73,8 @@ class Compiled:
             "estimated": plan.estimated,
             "roofline": plan.roofline,
             "exposed": plan.exposed,
-            "mfu": self.mfu,
+            "ideal": self.ideal,
+            "utilization": self.utilization,
             "matmul": plan.share("matmul|gemm"),
             "f32_matmul": plan.share("f32 matmul"),
             "donated": plan.module.donated,
@@ -84,7 +94,8 @@ class Compiled:
         )
         parts = f"compiler's estimates {plan.estimated * 1e3:.2f}, ~roofline {plan.roofline * 1e3:.2f}"
         times = f"planned time {plan.seconds * 1e3:.2f} ms ({parts}, exposed communication {plan.exposed * 1e3:.2f})"
-        use = f"MFU          {self.mfu:.1%}; matrix products take {plan.share('matmul|gemm'):.0%} of the time"
+        name = "bandwidth   " if self.flops is None else "MFU         "
+        use = f"{name} {self.utilization:.1%}, ideally {self.ideal * 1e3:.2f} ms; matrix products take {plan.share('matmul|gemm'):.0%} of the time"
         use += f", those in float32 {plan.share('f32 matmul'):.0%}"
         donated = f"donated      {plan.module.donated} of {self.leaves} arrays of the state" if self.leaves else ""
         head = "\n".join(line for line in (self.title, memory, times, use, donated) if line)
@@ -143,28 +154,55 @@ def compile_step(experiment: Experiment, target: Target, step: str = "train", ti
     memory = compiled.memory_analysis()
     kept = max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes)
     arguments, temporaries = memory.argument_size_in_bytes + kept, memory.temp_size_in_bytes
-    flops = experiment_budget(experiment).flops
+    flops = experiment_budget(experiment).flops["training" if step == "train" else "forward"]["model"]
     return Compiled(
         title=title,
         plan=Plan(compiled.as_text(), target.chip),
         arguments=arguments,
         temporaries=temporaries,
         peak=max(arguments + temporaries, getattr(memory, "peak_memory_in_bytes", 0)),
-        flops=flops["training" if step == "train" else "forward"]["model"] / experiment.mesh.size,
+        flops=None if step == "decode" else flops / experiment.mesh.size,
         leaves=leaves,
         seconds=time.monotonic() - start,
     )
 
 
 def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
-    """Return a step that is lowered for the devices of an experiment, and the number of arrays that it should donate."""
+    """Return a step that is lowered for the devices of an experiment, and the number of arrays that it should donate.
+
+    The decoding step extends `sampling.num_samples` sequences by the most probable token, with a cache for the longest
+    sequence and parameters of the config's precision.
+    """
+    mesh, precision = experiment.mesh, experiment.run.precision
 
     def placed(tree, places):
         return jax.tree.map(lambda a, place: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), tree, places)
 
     state = placed(experiment.abstract_state, experiment.state_shardings)
     batch = jax.eval_shape(experiment.zeros)
-    batch = placed(batch, jax.tree.map(lambda _: batch_sharding(experiment.mesh), batch))
+    batch = placed(batch, jax.tree.map(lambda _: batch_sharding(mesh), batch))
     if step == "train":
         return jit_step(experiment).lower(state, batch), len(jax.tree.leaves(state))
-    raise ValueError(f"step is {step!r}: it must be one of {', '.join(STEPS)}.")
+    variables = jax.eval_shape(lambda state: state.variables(average=True), state)
+    if step == "evaluate":
+        variables = placed(variables, shardings(variables, experiment.sharding_rules, mesh))
+        evaluation = make_evaluation_step(experiment.model, experiment.task.loss, precision)
+        return experiment.jit(evaluation).lower(variables, batch), 0
+    model, size = experiment.model, experiment.run.sampling.num_samples or 1
+    if not model.is_decoder:
+        raise ValueError(f"step is {step!r}: {type(model).__name__} generates no text, so it has no decoding step.")
+    variables = jax.eval_shape(lambda tree: cast(tree, compute_dtype(precision)), variables)
+    variables = placed(variables, shardings(variables, experiment.sharding_rules, mesh))
+    length = model.max_length or experiment.task.sequence_length
+    cache = jax.eval_shape(lambda v: model.apply(v, size, length, method="init_cache"), variables)
+    batch = jax.eval_shape(lambda: experiment.zeros(size))
+    inputs = (batch["inputs"], batch["inputs_mask"]) if "inputs" in batch else None
+    memory = jax.eval_shape(lambda v, inputs: model.apply(v, inputs, method="encode"), variables, inputs)
+    tokens = jax.ShapeDtypeStruct((size, 1), jnp.int32)
+
+    def decode(variables, tokens, cache, memory):
+        logits, cache = model.apply(variables, tokens, cache, memory, method="decode")
+        return logits.argmax(axis=-1).astype(jnp.int32), cache
+
+    lowered = experiment.jit(decode, donate_argnums=2).lower(variables, tokens, cache, memory)
+    return lowered, len(jax.tree.leaves(cache))

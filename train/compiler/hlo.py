@@ -101,7 +101,7 @@ class Module:
         return 2 * outputs * prod(dimensions(left)[axis] for axis in contracted), wide
 
     def moved(self, operation: Operation, operations: Mapping[str, Operation]) -> int:
-        """Return the bytes that an operation reads and writes; a slice of an input counts as itself, not as the input."""
+        """Return the bytes that an operation reads and writes; of an input that is sliced, only the slice counts."""
         if not operation.called():
             return sum(size(operations[o].shape) for o in operation.operands if o in operations) + size(operation.shape)
         inside = self.computations[operation.called() or ""]

@@ -1,7 +1,6 @@
 """The plan of a compiled program: how long its operations take, what it communicates, and its largest buffers."""
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -195,11 +194,11 @@ class Plan:
     ) -> bool:
         """Record a collective, or its start or end; return whether the operation is nothing else."""
         computes = operation.kind == "fusion" and operation.number("estimated_cycles") is not None
-        if started := next((name for name in _sources(operation, operations) if name in pending), None):
-            if "done" in operation.kind or "collective-done" in operation.name:
-                one = pending.pop(started)
-                self.collectives.append(one.collective._replace(hidden=min(one.hidden, one.collective.seconds)))
-                return not computes and operation.kind != "fusion"
+        started = next((name for name in _sources(operation, operations) if name in pending), None)
+        if started and ("done" in operation.kind or "collective-done" in operation.name):
+            one = pending.pop(started)
+            self.collectives.append(one.collective._replace(hidden=min(one.hidden, one.collective.seconds)))
+            return operation.kind != "fusion"
         inside = None
         if operation.kind in ("async-start", "fusion"):
             members = self.module.computations.get(operation.called() or "", {}).values()

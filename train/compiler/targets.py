@@ -106,7 +106,7 @@ class Target:
             message = " ".join(str(error).split())[:300]
             raise ValueError(
                 f"The compiler for {self.chip.name}:{self.topology} is not available ({message}): "
-                f"`pip install 'lineage[{extra}]'` installs it, and topologies are such as v5e:4x4, v5p:2x2x2 or h100x8."
+                f"`pip install 'lineage[{extra}]'` installs it; examples of topologies are v5e:4x4, v5p:2x2x2 and h100x8."
             ) from error
         return list(found)[: self.count]
 
@@ -122,8 +122,8 @@ def parse(text: str) -> Target:
     name = (tpu or gpu).group(1) if tpu or gpu else ""
     if name not in CHIPS or (CHIPS[name].gpu is None) != bool(tpu):
         raise ValueError(
-            f"target is {text!r}: it must be a chip and a topology, such as v5e:4x4, v5e:2x2/1 (one chip of it) or h100x8; "
-            f"chips are {', '.join(CHIPS)}."
+            f"target is {text!r}: it must be a chip and a topology, such as v5e:4x4, v5e:2x2/1 (one chip of it) or "
+            f"h100x8. Chips: {', '.join(CHIPS)}."
         )
     if gpu and int(gpu.group(2)) > GPUS_PER_HOST and int(gpu.group(2)) % GPUS_PER_HOST:
         raise ValueError(f"target is {text!r}: several hosts have {GPUS_PER_HOST} GPUs each.")

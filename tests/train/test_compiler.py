@@ -1,0 +1,189 @@
+"""Targets, the reading of optimized HLO, and plans of compiled programs."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from lineage.train.compiler import targets
+from lineage.train.compiler.hlo import Module, dimensions, size
+from lineage.train.compiler.plan import MATMUL_EFFICIENCY, Plan
+
+V5E, H100 = targets.CHIPS["v5e"], targets.CHIPS["h100"]
+
+PROGRAM = """HloModule jit_step, input_output_alias={ {0}: (0, {}, may-alias), {1}: (1, {}, may-alias) }, entry={}
+
+%fused (p0: f32[8,1024], p1: s32[]) -> f32[1,1024] {
+  %p0 = f32[8,1024]{1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  ROOT %slice = f32[1,1024]{1,0} dynamic-slice(%p0, %p1, %p1), dynamic_slice_sizes={1,1024}
+}
+
+%body (state: (s32[], bf16[64,64])) -> (s32[], bf16[64,64]) {
+  %state = (s32[], bf16[64,64]{1,0}) parameter(0)
+  %x = bf16[64,64]{1,0} get-tuple-element(%state), index=1
+  %dot = bf16[64,64]{1,0} dot(%x, %x), lhs_contracting_dims={1}, metadata={op_name="jit(f)/while/body/layer_3/mlp/up/dot"}
+  %add = bf16[64,64]{1,0} fusion(%dot), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"1503"}
+  ROOT %next = (s32[], bf16[64,64]{1,0}) tuple(%add)
+}
+
+%condition (state: (s32[], bf16[64,64])) -> pred[] {
+  %state = (s32[], bf16[64,64]{1,0}) parameter(0)
+  %limit = s32[] constant(12)
+  ROOT %less = pred[] compare(%state, %limit), direction=LT
+}
+
+%short (a: f32[16384,1024]) -> f32[16384,1024] {
+  %a = f32[16384,1024]{1,0} parameter(0)
+  ROOT %one = f32[16384,1024]{1,0} fusion(%a), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"1503"}
+}
+
+%long (b: f32[16384,1024]) -> f32[16384,1024] {
+  %b = f32[16384,1024]{1,0} parameter(0)
+  ROOT %two = f32[16384,1024]{1,0} fusion(%b), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"150300"}
+}
+
+ENTRY %main (w: f32[8,1024], i: s32[]) -> f32[16384,1024] {
+  %w = f32[8,1024]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %row = f32[1,1024]{1,0} fusion(%w, %i), kind=kLoop, calls=%fused
+  %loop = (s32[], bf16[64,64]{1,0}) while(%i), condition=%condition, body=%body
+  %gathered = (bf16[1000], bf16[16000]) all-gather-start(%w), dimensions={0}
+  %work = bf16[64]{0} fusion(%row), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"150"}
+  %done = bf16[16000]{0} all-gather-done(%gathered)
+  %sum = f32[1000]{0} all-reduce(%work), to_apply=%fused
+  ROOT %chosen = f32[16384,1024]{1,0} conditional(%i, %w, %w), branch_computations={%short, %long}
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return Plan(PROGRAM, V5E)
+
+
+def test_sizes_and_dimensions():
+    assert size("(bf16[2,3]{1,0}, f32[])") == 16
+    assert size("bf16[2,3]{1,0:T(8,128)S(1)}", in_main_memory=True) == 0
+    assert size("pred[7]") == 7
+    assert dimensions("f32[4,5]{1,0}") == [4, 5]
+    assert dimensions("f32[]") == []
+
+
+def test_module_reads_computations_loops_and_donation():
+    module = Module(PROGRAM)
+    assert module.entry == "main"
+    assert list(module.computations) == ["fused", "body", "condition", "short", "long", "main"]
+    assert module.donated == 2
+    main = module.computations["main"]
+    assert module.trips(main["loop"]) == 12
+    assert main["row"].operands == ("w", "i")
+    assert module.moved(main["row"], main) == 4096 + 4096 + 4  # the slice read, the result, the index
+    body = module.computations["body"]
+    assert module.products(body["dot"], body) == (2 * 64**3, False)
+    assert body["dot"].label == "mlp/up/dot"
+
+
+def test_known_trip_count_is_preferred():
+    text = PROGRAM.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"5"}}')
+    module = Module(text)
+    assert module.trips(module.computations["main"]["loop"]) == 5
+
+
+def test_loops_count_their_trips(plan):
+    (dot,) = (row for row in plan.rows if row.kind == "matmul")
+    roofline = max(2 * 64**3 / V5E.peak / MATMUL_EFFICIENCY, 3 * 2 * 64**2 / V5E.bandwidth)
+    assert dot.seconds == pytest.approx(12 * roofline)
+    assert dot.times == 12
+    assert not dot.estimated
+    (add,) = (row for row in plan.rows if row.label == "add")
+    assert add.seconds == pytest.approx(12e-6)  # 1,503 cycles at 1.503 GHz
+    assert add.estimated
+
+
+def test_the_slowest_branch_counts(plan):
+    assert [row.label for row in plan.rows if row.label in ("one", "two")] == ["two"]
+
+
+def test_collectives_are_hidden_by_the_work_between_start_and_done(plan):
+    gather, reduce = plan.collectives
+    assert (gather.kind, gather.bytes) == ("all-gather", 32000)
+    assert gather.seconds == pytest.approx(32000 / V5E.link)
+    assert gather.hidden == pytest.approx(150 / 1.503e9)
+    assert (reduce.kind, reduce.hidden) == ("all-reduce", 0)
+    assert reduce.seconds == pytest.approx(2 * 4000 / V5E.link)
+    assert plan.exposed == pytest.approx(gather.seconds - gather.hidden + reduce.seconds)
+    assert plan.seconds == pytest.approx(plan.estimated + plan.roofline + plan.exposed)
+
+
+def test_large_buffers_are_listed(plan):
+    assert {shape: (one.bytes, one.times) for shape, one in plan.buffers.items()} == {"f32[16384,1024]": (2**26, 2)}
+
+
+def test_costliest_operations_are_merged_by_origin():
+    text = PROGRAM.replace("estimated_cycles", "other")  # all by the roofline
+    rows = Plan(text, dataclasses.replace(V5E, clock=None)).costliest()
+    assert rows == sorted(rows, key=lambda row: -row.seconds)
+    assert len({(row.label, row.kind) for row in rows}) == len(rows)
+
+
+def test_flops_of_a_program_compiled_here():
+    """The products of a scan of matrix products and of a convolution, as XLA's CPU compiler writes them."""
+
+    def function(x, w, image, kernel):
+        x, _ = jax.lax.scan(lambda x, w: (x @ w, None), x, w)
+        return x, jax.lax.conv_general_dilated(
+            image, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    shapes = (16, 32), (5, 32, 32), (2, 8, 8, 3), (3, 3, 3, 4)
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    module = Module(jax.jit(function).lower(*arguments).compile().as_text())
+    found = 0
+
+    def add(name, times):
+        nonlocal found
+        operations = module.computations[name]
+        for one in operations.values():
+            if one.kind == "while":
+                add(one.called("body"), times * module.trips(one))
+            elif one.kind == "call":
+                add(one.called("to_apply"), times)
+            else:
+                found += times * module.products(one, operations)[0]
+
+    add(module.entry, 1)
+    assert found == 5 * 2 * 16 * 32 * 32 + 2 * (2 * 6 * 6 * 4) * (3 * 3 * 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "chip", "topology", "count"),
+    [
+        ("v5e:4x4", "v5e", "4x4", None),
+        ("v5p:2x2x1", "v5p", "2x2x1", None),
+        ("v6e:2x2/1", "v6e", "2x2", 1),
+        ("h100x8", "h100", "8", None),
+        ("b200x64", "b200", "64", None),
+    ],
+)
+def test_targets_are_parsed(text, chip, topology, count):
+    assert targets.parse(text) == targets.Target(targets.CHIPS[chip], topology, count)
+
+
+@pytest.mark.parametrize("text", ["", "v5e", "v5e:4", "v7x:4x4", "h100", "h100:2x2", "v5ex8", "a100x8"])
+def test_unknown_targets_are_refused(text):
+    with pytest.raises(ValueError, match=f"target is '{text}': it must be a chip and a topology"):
+        targets.parse(text)
+
+
+def test_several_hosts_of_gpus_are_full():
+    with pytest.raises(ValueError, match="several hosts have 8 GPUs each"):
+        targets.parse("h100x12")
+
+
+def test_config_of_a_gpu():
+    text = targets.target_config(H100)
+    assert "core_count: 132" in text
+    assert "device_memory_size: 84942979072" in text
+    assert text.count("{") == text.count("}")
