@@ -23,7 +23,7 @@ PROGRAM = """HloModule jit_step, input_output_alias={ {0}: (0, {}, may-alias), {
 %body (state: (s32[], bf16[64,64])) -> (s32[], bf16[64,64]) {
   %state = (s32[], bf16[64,64]{1,0}) parameter(0)
   %x = bf16[64,64]{1,0} get-tuple-element(%state), index=1
-  %dot = bf16[64,64]{1,0} dot(%x, %x), lhs_contracting_dims={1}, metadata={op_name="jit(f)/while/body/layer_3/mlp/up/dot"}
+  %dot = bf16[64,64]{1,0} dot(%x, %x), lhs_contracting_dims={1}, metadata={op_name="jit(f)/while/layer_3/mlp/up/dot"}
   %add = bf16[64,64]{1,0} fusion(%dot), kind=kLoop, calls=%fused, backend_config={"estimated_cycles":"1503"}
   ROOT %next = (s32[], bf16[64,64]{1,0}) tuple(%add)
 }

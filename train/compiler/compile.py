@@ -28,8 +28,8 @@ class Compiled:
         title: the experiment, the step and the target.
         plan: costs of the program on one device.
         arguments, temporaries, peak: bytes of one device: of what goes in and out, beside it, and together.
-        flops: FLOPs of the model in one step, on one device, without recomputation; None for the decoding step, which the
-            memory bounds.
+        flops: FLOPs of the model in one step, on one device, without recomputation; None for the decoding step, whose
+            limit is the bandwidth of the memory.
         leaves: number of arrays of the state, all of which should be donated; 0 if the step changes none.
         seconds: that the compiler took.
     """
@@ -45,7 +45,7 @@ class Compiled:
 
     @property
     def fits(self) -> bool:
-        """Whether the program fits the memory of the chip."""
+        """True if the program fits the memory of the chip."""
         return self.peak <= self.plan.chip.memory
 
     @property
@@ -95,8 +95,8 @@ class Compiled:
         parts = f"compiler's estimates {plan.estimated * 1e3:.2f}, ~roofline {plan.roofline * 1e3:.2f}"
         times = f"planned time {plan.seconds * 1e3:.2f} ms ({parts}, exposed communication {plan.exposed * 1e3:.2f})"
         name = "bandwidth   " if self.flops is None else "MFU         "
-        use = f"{name} {self.utilization:.1%}, ideally {self.ideal * 1e3:.2f} ms; matrix products take {plan.share('matmul|gemm'):.0%} of the time"
-        use += f", those in float32 {plan.share('f32 matmul'):.0%}"
+        shares = f"{plan.share('matmul|gemm'):.0%} of the time, those in float32 {plan.share('f32 matmul'):.0%}"
+        use = f"{name} {self.utilization:.1%} (ideally {self.ideal * 1e3:.2f} ms); matrix products take {shares}"
         donated = f"donated      {plan.module.donated} of {self.leaves} arrays of the state" if self.leaves else ""
         head = "\n".join(line for line in (self.title, memory, times, use, donated) if line)
         return "\n\n".join(part for part in (head, self._operations(), self._collectives(), self._buffers()) if part)

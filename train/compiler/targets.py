@@ -106,7 +106,7 @@ class Target:
             message = " ".join(str(error).split())[:300]
             raise ValueError(
                 f"The compiler for {self.chip.name}:{self.topology} is not available ({message}): "
-                f"`pip install 'lineage[{extra}]'` installs it; examples of topologies are v5e:4x4, v5p:2x2x2 and h100x8."
+                f"`pip install 'lineage[{extra}]'` installs it. Topologies are, for example, v5e:4x4 or h100x8."
             ) from error
         return list(found)[: self.count]
 
