@@ -110,7 +110,7 @@ def test_the_config_comes_before_the_data_the_variant_and_the_default(changes, g
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: whole(widht=3), r"Whole has no key 'widht'\. Did you mean 'width'\? Keys: variant, part"),
+        (lambda: whole(widht=3), r"Whole has no key 'widht'\. Did you mean 'width'\? Available: variant, part"),
         (lambda: THINGS.build("hole"), r"Unknown thing 'hole'\. Did you mean 'whole'\? Available: part, whole"),
         (lambda: THINGS.build("whole"), "whole needs part: give it, or a variant of small, large"),
         (lambda: THINGS.build("part", "bigg"), r"Unknown variant of part 'bigg'\. Did you mean 'big'\?"),

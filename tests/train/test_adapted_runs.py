@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
+from lineage.configs.run import Init
 from lineage.models.layers.position import resample
 from lineage.models.swin import Swin
 from lineage.models.vit import ViT
@@ -54,9 +55,7 @@ def adapted(tiny, base, changes=()):
     """An experiment that adapts the base, and the state before its first step."""
     experiment = Experiment(tiny("gpt", SMALL | {"init.path": str(base)} | dict(changes)), **ONE)
     make = jax.jit(experiment.make_state)
-    return experiment, pretrained.start_from(
-        experiment.abstract_state, experiment.model, **experiment.config.init, make=make
-    )[0]
+    return experiment, pretrained.start_from(experiment.abstract_state, experiment.model, experiment.run.init, make)[0]
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +253,7 @@ def test_what_does_not_fit_is_said_before_anything_is_made(tiny, base):
     experiment = Experiment(tiny("gpt", SMALL | {"model.width": 32, "init.path": str(base)}), **ONE)
     with pytest.raises(ValueError, match="make them equal, or leave it"):
         pretrained.start_from(
-            experiment.abstract_state, experiment.model, **experiment.config.init, make=lambda: pytest.fail("made")
+            experiment.abstract_state, experiment.model, experiment.run.init, lambda: pytest.fail("made")
         )
     with pytest.raises(
         ValueError, match=r"adapter\.name is 'lora' and init\.path is empty: it must name the model to adapt"
@@ -276,9 +275,9 @@ def test_positions_of_each_kind_are_resampled(path, old, new):
     theirs = np.broadcast_to(line, old)
     state = TrainState(jnp.int32(0), unflat({path: jnp.zeros(new)}), None, {}, None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrained, "_variables", lambda path_: {"params": unflat({path: theirs})})
+        patch.setattr(pretrained.convert, "load", lambda folder: (None, {"params": unflat({path: theirs})}))
         model = Swin() if path.startswith("stacks") else ViT()
-        found = flat(pretrained.start_from(state, model, "")[0].params)[path]
+        found = flat(pretrained.start_from(state, model, Init())[0].params)[path]
     side = int(np.sqrt(old[1])), int(np.sqrt(new[1]))
     grids = [(side[0], side[0]), (side[1], side[1])] if len(old) > 2 else [(old[0], 1), (new[0], 1)]
     expected = resample(jnp.asarray(line), *grids)
