@@ -14,11 +14,12 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from lineage.configs.atomic import write_atomic
 from lineage.data.fingerprint import fingerprint
 from lineage.evaluation import artifacts
 from lineage.evaluation.sampling import Sampler
 from lineage.report.run import write_report
-from lineage.runs.folder import START, StopSignal, locked, plain, write_atomic
+from lineage.runs.folder import START, StopSignal, locked, plain
 from lineage.train import distributed, expert_mixture, pretrained, run_folder
 from lineage.train.checkpoint import Checkpoints, clean
 from lineage.train.experiment import Experiment
@@ -123,9 +124,7 @@ class TrainingLoop:
         self.batches = device_batches(experiment, self.start)
         if self.start < self.total:
             self.progress.message("compiling the training step")
-            self.step_function = jit_step(experiment)
-            if not experiment.loader.buckets:  # otherwise the step is compiled for each length when it first occurs
-                self.step_function = self.step_function.lower(self.state, jax.eval_shape(experiment.zeros)).compile()
+            self.step_function = compile_step(experiment, self.state)
         self.disk_full = False  # whether a full disk has been reported
         self.pending: dict[str, jax.Array] | None = None  # metrics of the last step, which may still be computed
 
@@ -256,6 +255,12 @@ def jit_step(experiment: Experiment):
     step = make_train_step(experiment.model, loss, experiment.optimizer, experiment.run, total_steps)
     batch = batch_sharding(experiment.mesh)
     return experiment.jit(step, in_shardings=(places, batch), out_shardings=(places, None), donate_argnums=0)
+
+
+def compile_step(experiment: Experiment, state: TrainState):
+    """Return the compiled training step; with buckets of lengths, it is compiled for each when it first occurs."""
+    step = jit_step(experiment)
+    return step if experiment.loader.buckets else step.lower(state, jax.eval_shape(experiment.zeros)).compile()
 
 
 def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax.Array]]:

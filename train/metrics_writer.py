@@ -17,6 +17,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress_bar import ProgressBar as Bar
 
+from lineage.configs.atomic import replacing
 from lineage.runs import folder
 from lineage.runs.folder import number
 
@@ -257,7 +258,7 @@ def _cut(path: Path, resume_step: int) -> list[dict[str, Any]]:
     """Delete a torn last line and the lines after `resume_step` (all for 0), atomically; return the rest."""
     lines = folder.parse_metrics(path) if path.exists() and resume_step else []
     kept = [line for line in lines if line["step"] <= resume_step]
-    with folder.replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for line in kept)
         file.flush()
         os.fsync(file.fileno())
