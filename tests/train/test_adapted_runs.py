@@ -113,11 +113,11 @@ def test_a_run_of_singular_values_goes_on_bit_for_bit(learned, tiny, base):
 
 def expert(tiny, base, folder, size, **changes):
     """The workdir of what could be an expert: random factors of a size."""
-    state = adapted(tiny, base, {"adapter.name": "svf"} | changes)[1]
+    experiment, state = adapted(tiny, base, {"adapter.name": "svf"} | changes)
     random = np.random.default_rng(list(folder.name.encode()))
     factors = jax.tree.map(lambda a: a + jnp.float32(size * random.normal(size=a.shape)), state.params)
     with Checkpoints(folder) as checkpoints:
-        checkpoints.save(state.replace(params=factors, step=jnp.int32(1)), {}, {})
+        checkpoints.save(state.replace(params=factors, step=jnp.int32(1)), experiment.config.to_dict(), {})
     return str(folder)
 
 
