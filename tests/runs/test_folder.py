@@ -1,4 +1,4 @@
-"""The files of a run's folder appear whole or not at all."""
+"""Files of a run folder are written atomically."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 from lineage.configs.atomic import replacing, write_atomic
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+def test_failed_write_keeps_the_old_file_only(tmp_path):
     path = tmp_path / "config.json"
     assert write_atomic(path, "é") == path
 
@@ -28,6 +28,6 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize("room", ["runs.folder", "runs.live", "runs.sweep", "runs.search", "runs.slurm", "report.run"])
-def test_neither_runs_nor_reports_import_jax(room):
+def test_runs_and_reports_do_not_import_jax(room):
     code = f"import sys, lineage.{room}; print(sorted(sys.modules.keys() & {{'jax', 'flax', 'lineage.train'}}))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
