@@ -8,10 +8,11 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from lineage.configs.registry import Range, check_ranges
 from lineage.data import shuffle
 
 Batch = dict[str, np.ndarray]
@@ -22,7 +23,7 @@ class Loader:
     """Options of batches and of how they are read.
 
     Attributes:
-        batch_size: the number of examples of a training step, on all devices together.
+        batch_size: the global batch size of a training step.
         evaluation_batch_size: the same for evaluation; 0 = batch_size.
         order: "" = shuffle the training examples; "stream" = each row of a batch continues where the same row of the
             previous batch ended, for windows of text.
@@ -35,39 +36,33 @@ class Loader:
             when they are needed.
     """
 
-    batch_size: int = 128
-    evaluation_batch_size: int = 0
+    batch_size: Annotated[int, Range(1)] = 128
+    evaluation_batch_size: Annotated[int, Range(0)] = 0
     order: Literal["", "stream"] = ""
-    buckets: tuple[int, ...] = ()
-    repeats: int = 1
-    workers: int = 0
-    threads: int = 0
+    buckets: Annotated[tuple[int, ...], Range(1)] = ()
+    repeats: Annotated[int, Range(1)] = 1
+    workers: Annotated[int, Range(0)] = 0
+    threads: Annotated[int, Range(0)] = 0
 
     def __post_init__(self):
-        for key, least in (
-            ("batch_size", 1),
-            ("evaluation_batch_size", 0),
-            ("repeats", 1),
-            ("workers", 0),
-            ("threads", 0),
-        ):
-            if getattr(self, key) < least:
-                raise ValueError(f"loader.{key} is {getattr(self, key)}: it must be at least {least}.")
-        if list(self.buckets) != sorted(set(self.buckets)) or min(self.buckets, default=1) < 1:
+        check_ranges("loader", self)
+        if list(self.buckets) != sorted(set(self.buckets)):
             raise ValueError(f"loader.buckets is {self.buckets}: it must be lengths in increasing order.")
 
 
-class ExampleSource(Protocol):
+class ExampleSource:
     """Random access to examples, many at a time."""
 
     def __len__(self) -> int:
         """Return the number of examples."""
+        raise NotImplementedError
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         """Return the examples of `indices` int64 [N].
 
         Each feature is stacked on a leading axis, or is a list if shapes differ.
         """
+        raise NotImplementedError
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return one example."""
@@ -120,7 +115,7 @@ class _Batches:
         batches = grain.MapDataset.range(start, stop).map(self.__getitem__).to_iter_dataset(options)
         if workers:
             options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
-            batches = batches.mp_prefetch(options, worker_init_fn=_depend)
+            batches = batches.mp_prefetch(options, worker_init_fn=_live_as_long_as_parent)
         iterator = iter(batches)
         try:
             yield from iterator
@@ -128,8 +123,8 @@ class _Batches:
             iterator.close()
 
 
-def _depend(index, count):
-    """Make a worker process end when its run ends, and not before.
+def _live_as_long_as_parent(index, count):
+    """Ignore termination signals in a worker process, and terminate it when its parent dies.
 
     A signal to all processes of a run is handled by the run itself, which still needs batches. If the run is killed,
     the worker must end by itself.

@@ -1,9 +1,10 @@
 """The base class of sources, and their registry."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lineage.configs.registry import Registry
+from lineage.configs.registry import Registry, check_ranges
 
 SOURCES: Registry = Registry("source")
 CONTENT = ("documents", "pairs", "labelled_texts", "tagged_sentences", "questions", "images", "images_with_boxes")
@@ -26,6 +27,9 @@ class Source:
     Content is given for each split: "train" and, where there are such, "validation" and "test".
     """
 
+    def __post_init__(self):
+        check_ranges("source", self)
+
     def files(self) -> list[str]:
         """Return the paths (files, folders or globs) whose content identifies the data; empty where there are none."""
         return []
@@ -41,14 +45,14 @@ class Source:
             ValueError: the source does not offer this kind of content.
         """
         if not hasattr(self, kind):
-            offered = " and ".join(self.offers()) or "nothing"
-            raise ValueError(f"The source {self.name!r} offers {offered}, not {kind}.".replace("_", " "))
+            offered = " and ".join(self.offers()).replace("_", " ") or "nothing"
+            raise ValueError(f"The source {self.name!r} offers {offered}, not {kind.replace('_', ' ')}.")
         return getattr(self, kind)()
 
     @property
     def name(self) -> str:
         """The name that the source is registered under."""
-        return next((name for name, cls in SOURCES.items() if cls is type(self)), type(self).__name__)
+        return SOURCES.name_of(self)
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class PathSource(Source):
     path: str = ""
 
     def __post_init__(self):
+        super().__post_init__()
         if not self.path:
             raise ValueError(f"The source {self.name!r} needs a path, such as --config.source={self.name}:PATH.")
 
@@ -74,9 +79,9 @@ class SplitFiles(PathSource):
     """Source that reads one path for each split.
 
     Attributes:
-        path: what to train on.
-        validation_path: what to validate on; "" = nothing.
-        test_path: what to test on; "" = nothing.
+        path: the training data.
+        validation_path: the validation data; "" = none.
+        test_path: the test data; "" = none.
     """
 
     validation_path: str = ""
@@ -86,6 +91,10 @@ class SplitFiles(PathSource):
         """Return the path of each split."""
         paths = {"train": self.path, "validation": self.validation_path, "test": self.test_path}
         return {split: path for split, path in paths.items() if path}
+
+    def each(self, read: Callable[[str], Any]) -> dict[str, Any]:
+        """Return what a function reads from the path of each split."""
+        return {split: read(path) for split, path in self.paths().items()}
 
     def files(self) -> list[str]:
         return list(self.paths().values())

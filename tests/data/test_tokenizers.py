@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lineage.configs import schema
-from lineage.data.tokenizers import TOKENIZERS, Bytes, Characters, Tokenizer, TokenizerFile, find
+from lineage.data.tokenizers import TOKENIZERS, Bytes, Characters, Tokenizer, TokenizerFile, find_tokenizer
 from lineage.data.tokenizers import tokenizer as implementation
 from tests.data.conftest import train
 
@@ -220,14 +220,19 @@ def test_long_texts_are_cut_without_a_trace(kind, monkeypatch):
 
 def test_characters_are_those_of_all_splits_and_an_end_is_left_out_where_it_may_be_and_none_is_needed():
     texts = {"train": ["ab"], "validation": ["bc"]}
-    found = find(Characters(), texts, ("end_of_text", "mask"), optional=("end_of_text",))
+    found = find_tokenizer(Characters(), texts, ("end_of_text", "mask"), optional=("end_of_text",))
     assert found.end_of_text is None
     assert found.vocab_size == len("abc") + 1
     assert found.has("mask")
     assert not found.has("sentinels")
-    assert find(Characters(), texts, ("end_of_text",)).has("end_of_text")
-    assert find(Characters(), texts | {"test": ["d", "e"]}, ("end_of_text",), optional=("end_of_text",)).vocab_size == 6
-    assert find(Bytes(), texts, ("end_of_text",), optional=("end_of_text",)).has("end_of_text")
+    assert find_tokenizer(Characters(), texts, ("end_of_text",)).has("end_of_text")
+    assert (
+        find_tokenizer(
+            Characters(), texts | {"test": ["d", "e"]}, ("end_of_text",), optional=("end_of_text",)
+        ).vocab_size
+        == 6
+    )
+    assert find_tokenizer(Bytes(), texts, ("end_of_text",), optional=("end_of_text",)).has("end_of_text")
 
 
 def test_errors(tmp_path):
