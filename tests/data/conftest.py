@@ -18,7 +18,7 @@ def with_loader(options):
 
 
 def load(source, task, tokenizer=None, **options):
-    """Call `data.load` with the loader's options among the others; the default tokens are bytes."""
+    """Call `data.load`, with the options of the loader as keyword arguments; the default tokenizer is bytes."""
     return data.load(source, task, tokenizer or Bytes(), **with_loader(options))
 
 

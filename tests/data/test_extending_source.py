@@ -1,4 +1,4 @@
-"""A new source is one class in one file, which may be outside of the repository."""
+"""A new source is one class in one file, possibly outside of the repository."""
 
 import importlib.util
 
@@ -47,7 +47,7 @@ class CSV(SplitFiles):
 
 @pytest.fixture
 def registered(tmp_path):
-    """The module of the source, registered as long as the test runs."""
+    """Import the module of the source, which stays registered during the test."""
     path = tmp_path / "csv_source.py"
     path.write_text(CSV_SOURCE)
     spec = importlib.util.spec_from_file_location("csv_source", path)
@@ -88,7 +88,7 @@ def test_a_csv_of_texts_and_labels(registered, tmp_path):
         source.read("documents")
 
 
-def test_the_same_file_may_be_imported_twice_and_another_class_may_not_take_the_name(registered):
+def test_reimport_is_allowed_and_duplicate_name_raises(registered):
     exec(CSV_SOURCE, {"__name__": "again"})
     with pytest.raises(ValueError, match=r"The source name 'csv' is taken by .*CSV"):
         SOURCES.register("csv")(Loader)
