@@ -29,9 +29,8 @@ import jax
 import jaxtyping
 import pytest
 
-MEMORY = (
-    1.25 * 2**30
-)  # memory of a worker above which compiled functions are dropped after a module (twice this: within a module)
+# Memory of a worker above which compiled functions are dropped after a module (twice this: within a module).
+MEMORY = 1.25 * 2**30
 # Before any of the packages is imported.
 CHECKED = [f"lineage.{name}" for name in ("models", "metrics", "tasks", "evaluation", "train")]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")

@@ -174,9 +174,8 @@ def test_long_prompts_are_truncated_on_the_left(tiny, base, crowd):
     experiment, state = adapted(tiny, base, ASKED | {"experts.paths": tuple(crowd)})
     kept = experiment.model.max_length - len(" (one)")
     ends = (letters * kept for letters in ("def", "a", "e", "in", "s", "t", "(", "\n", "="))
-    found = (
-        end for end in ends if preferred(experiment, state.variables(), end[-kept:])
-    )  # texts for which the second expert is chosen
+    # Texts for which the second expert is chosen.
+    found = (end for end in ends if preferred(experiment, state.variables(), end[-kept:]))
     text = next(found)
     assert expert_mixture.choose(experiment, state, 9 * "x" + text)[1] == ONE_OF_TWO[1]
 
