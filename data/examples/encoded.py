@@ -43,7 +43,7 @@ class Encoded(ExampleSource):
 
     @property
     def is_cut(self) -> bool:
-        """Whether some text has several sequences."""
+        """True if some text has several sequences."""
         return len(set(self.origins.tolist())) < len(self)
 
     @cached_property
