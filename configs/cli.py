@@ -13,7 +13,8 @@ from typing import Any
 from ml_collections import ConfigDict, FieldReference
 
 from lineage.configs import base, modules
-from lineage.configs.base import UNITS
+from lineage.configs.durations import UNITS
+from lineage.configs.registry import did_you_mean
 from lineage.configs.sweeps import Search
 
 
@@ -83,7 +84,7 @@ def find(file: str) -> tuple[str, str]:
     if not Path(path).is_file():
         known = experiments()
         if path not in known:
-            hint = _nearest(Path(path).stem, list(known)) or ": the command `list` prints the experiments."
+            hint = did_you_mean(Path(path).stem, known) or ": the command `list` prints the experiments."
             raise FileNotFoundError(f"there is no config {path!r}{hint}")
         path = str(known[path])
     return path, argument
@@ -98,11 +99,6 @@ def experiments() -> dict[str, Path]:
 def summary(path: Path) -> str:
     """Return the first line of a config file's docstring."""
     return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
-
-
-def classes(config: ConfigDict) -> dict[str, type]:
-    """Return the dataclass behind each section of a config, by the section's dotted key."""
-    return base.classes(config)
 
 
 def search(file: str) -> Search | None:
@@ -143,7 +139,7 @@ def _place(config, key):
     for part in sections:
         section = section.get(part) if isinstance(section, ConfigDict) else None
     if not isinstance(section, ConfigDict):
-        hint = _nearest(key, list(keys(config))) or _listed("the config", config)
+        hint = did_you_mean(key, keys(config)) or _listed("the config", config)
         raise ValueError(f"unknown config key {key!r}{hint}")
     if name not in section:
         prefix = ".".join([*sections, ""])
@@ -190,8 +186,3 @@ def _typed(key, value, kind, optional):
     if type(value) is not kind:
         raise ValueError(f"{key} is {given!r}, but must be of type {kind.__name__}.")
     return value
-
-
-def _nearest(name, known):
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f": did you mean {nearest[0]!r}?" if nearest else ""

@@ -5,8 +5,8 @@ import pytest
 
 from lineage.data import shuffle
 from lineage.data.content import gather
-from lineage.data.sources import TFDS, Shapes
-from lineage.data.sources.shapes import SHAPES, DrawnShapes
+from lineage.data.sources.shapes import SHAPES, DrawnShapes, Shapes
+from lineage.data.sources.tfds import TFDS
 from lineage.data.transforms import boxes as detection
 from lineage.tasks.object_detection import ObjectDetection
 from tests.data.conftest import load, png

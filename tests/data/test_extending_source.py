@@ -63,9 +63,9 @@ def test_a_csv_of_texts_and_labels(registered, tmp_path):
     held_out.write_text("stars,review\n3,middling\n")
     section = schema.section(SOURCES, "csv", path=str(train), validation_path=str(held_out), text="review")
     assert {key.name: key.documentation for key in schema.keys(registered.CSV)} == {
-        "path": "what to train on.",
-        "validation_path": 'what to validate on; "" = nothing.',
-        "test_path": 'what to test on; "" = nothing.',
+        "path": "the training data.",
+        "validation_path": 'the validation data; "" = none.',
+        "test_path": 'the test data; "" = none.',
         "text": "the name of the column with the text.",
         "label": "the name of the column with the label.",
     }
@@ -85,7 +85,7 @@ def test_a_csv_of_texts_and_labels(registered, tmp_path):
     (validation,) = loaded.splits["validation"]
     np.testing.assert_array_equal(validation["label"][validation["mask"]], [1])
     with pytest.raises(ValueError, match="The source 'csv' offers labelled texts, not documents"):
-        source.documents()
+        source.read("documents")
 
 
 def test_reimport_is_allowed_and_duplicate_name_raises(registered):

@@ -4,7 +4,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from lineage.data.examples.images import in_memory
-from lineage.data.sources import Digits, Folder
+from lineage.data.sources.digits import Digits
+from lineage.data.sources.folder import Folder
 from lineage.data.transforms.pillow import decode, stack
 
 

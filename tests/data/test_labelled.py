@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -11,8 +12,7 @@ from hypothesis import strategies as st
 from lineage.configs import schema
 from lineage.data import LabelledTexts
 from lineage.data.examples import encoded, labelled_texts
-from lineage.data.sources import Labels
-from lineage.data.sources.labels import read
+from lineage.data.sources.lines import LabelFiles, read_labelled_texts
 from lineage.data.tokenizers import TokenizerFile, Words
 from lineage.tasks import TASKS
 from lineage.tasks.text_classification import TextClassification
@@ -42,11 +42,11 @@ def test_every_layout_of_files_gives_the_same_texts(layout, zipped, second, tmp_
     lines = ["\t".join(row) if layout == "tsv" else json.dumps(dict(zip(keys, row))) for row in rows]
     path = tmp_path / f"a.{layout}{'.gz' if zipped else ''}"
     (gzip.open if zipped else open)(path, "wt", encoding="utf-8").write("\n".join(lines) + "\n")
-    part = read(str(path))
+    part = read_labelled_texts(str(path))
     assert list(part.texts) == [row[:-1] for row in rows]
     assert list(part.labels) == ["yes", "no", "yes"]
     task = TextClassification(sequence_length=20)
-    loaded = load(Labels(str(path), validation_path=str(path)), task, batch_size=3)
+    loaded = load(LabelFiles(str(path), validation_path=str(path)), task, batch_size=3)
     assert loaded.facts.class_names == ("no", "yes")
     (batch,) = loaded.splits["validation"]
     assert batch["label"].tolist() == [1, 0, 1]
@@ -73,7 +73,7 @@ def test_numeric_classes_are_in_numeric_order():
 
 def test_regression_targets(tmp_path):
     (tmp_path / "a.tsv").write_text("a\tb\t1.5\nc\td\t-0.25\n")
-    loaded = load(Labels(f"{tmp_path}/a.tsv"), TextRegression(sequence_length=8), batch_size=2)
+    loaded = load(LabelFiles(f"{tmp_path}/a.tsv"), TextRegression(sequence_length=8), batch_size=2)
     assert sorted(loaded.train[0]["label"].tolist()) == [-0.25, 1.5]
     assert loaded.train[0]["label"].dtype == np.float32
     assert loaded.facts.num_classes == 1
@@ -90,7 +90,7 @@ def test_longer_text_is_truncated_first(first, second, room):
 @given(st.integers(0, 60), st.integers(1, 20), st.data())
 def test_windows_cover_the_whole_text(count, room, draw):
     stride = draw.draw(st.integers(0, room))
-    starts = list(encoded.starts(count, room, stride))
+    starts = list(encoded.window_starts(count, room, stride))
     assert {i for start in starts for i in range(start, start + room)} >= set(range(count))
     assert starts == [i * (stride or room) for i in range(len(starts))]
     assert len(starts) == 1 or starts[-2] + room < count  # no window is redundant
@@ -106,7 +106,7 @@ def test_truncation_rules():
         ["w3 w4 w5 w6 w7 w8"],
         ["w6 w7 w8 w9"],
     ]
-    for rule in labelled_texts.LONG:
+    for rule in get_args(get_type_hints(TextClassification)["long_text"]):
         assert written(fit(rule)(("w3 w4",))) == [["w3 w4"]]
     pair = (" ".join(WORDS[:9]), "w20 w21")
     assert written(fit("tail", texts=[("a", "b")])(pair)) == [["w6 w7 w8", "w20 w21"]]
@@ -127,7 +127,7 @@ def test_key_sentences_have_the_most_distinctive_words():
 
 def test_windows_of_a_text_have_its_label(tmp_path):
     (tmp_path / "a.tsv").write_text(f"{' '.join(WORDS[:10])}\tyes\nw1\tno\n{' '.join(WORDS[:7])}\tno\n")
-    source = Labels(f"{tmp_path}/a.tsv", validation_path=f"{tmp_path}/a.tsv")
+    source = LabelFiles(f"{tmp_path}/a.tsv", validation_path=f"{tmp_path}/a.tsv")
     loaded = load(source, TextClassification(sequence_length=8, long_text="segments", stride=2), Words(), batch_size=4)
     source = loaded.splits["validation"].source
     assert source.origins.tolist() == [0, 0, 0, 1, 2, 2]
@@ -146,7 +146,7 @@ def test_windows_of_a_text_have_its_label(tmp_path):
         (
             "a\tb\tyes\n",
             {"long_text": "segments"},
-            "'segments', which applies to single texts, not to pairs",
+            "'segments': pairs of texts support head, tail and head_tail",
         ),
         (
             "a\tyes\n",
@@ -162,13 +162,13 @@ def test_invalid_files_raise(content, options, message, tmp_path):
     (tmp_path / "a.tsv").write_text(content + ("b c d e f g h i\tyes\n" if options.get("stride") else ""))
     options = {"name": "text_classification", "sequence_length": 8} | options
     with pytest.raises(ValueError, match=message):
-        load(Labels(f"{tmp_path}/a.tsv"), schema.build(TASKS, schema.section(TASKS, **options)))
+        load(LabelFiles(f"{tmp_path}/a.tsv"), schema.build(TASKS, schema.section(TASKS, **options)))
     with pytest.raises(ValueError, match=r"must be a \.tsv or \.jsonl file"):
-        read("a.csv")
+        read_labelled_texts("a.csv")
     for content in ('{"text": "a"}\n', '{"text": "a", "label": null}\n'):
         (tmp_path / "a.jsonl").write_text(content)
         with pytest.raises(ValueError, match="line 1 must be a JSON object with `text` and `label`"):
-            read(f"{tmp_path}/a.jsonl")
+            read_labelled_texts(f"{tmp_path}/a.jsonl")
 
 
 def test_tokenizer_without_special_tokens_raises(tmp_path):
@@ -176,11 +176,11 @@ def test_tokenizer_without_special_tokens_raises(tmp_path):
     (tmp_path / "a.tsv").write_text("a\tyes\n")
     tokenizer = TokenizerFile(f"{tmp_path}/tokenizer.json")
     with pytest.raises(ValueError, match=r"special tokens cls, sep, pad, mask, which .*tokenizer.json.* does not have"):
-        load(Labels(f"{tmp_path}/a.tsv"), TextClassification(sequence_length=8), tokenizer)
+        load(LabelFiles(f"{tmp_path}/a.tsv"), TextClassification(sequence_length=8), tokenizer)
 
 
 def test_token_layout_of_single_texts_and_pairs(tmp_path):
     (tmp_path / "a.tsv").write_text("one\tyes\n")
     (tmp_path / "b.tsv").write_text("one\ttwo\tyes\n")
     with pytest.raises(ValueError, match="rows of 1 and of 2 texts: all must have as many"):
-        load(Labels(f"{tmp_path}/a.tsv", f"{tmp_path}/b.tsv"), TextClassification(sequence_length=16))
+        load(LabelFiles(f"{tmp_path}/a.tsv", f"{tmp_path}/b.tsv"), TextClassification(sequence_length=16))

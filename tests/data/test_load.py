@@ -5,7 +5,11 @@ import pytest
 
 from lineage.configs import schema
 from lineage.data import Loader
-from lineage.data.sources import SOURCES, Dates, Digits, Folder, StandardLibrary, Text
+from lineage.data.sources import SOURCES
+from lineage.data.sources.cldr import Dates
+from lineage.data.sources.digits import Digits
+from lineage.data.sources.folder import Folder
+from lineage.data.sources.text import StandardLibrary, Text
 from lineage.data.tokenizers import BPE, Characters, TokenizerFile
 from lineage.tasks import TASKS
 from lineage.tasks.causal_lm import CausalLM
@@ -227,7 +231,7 @@ def test_invalid_sections_raise(registry, name, options, message):
 
 @pytest.mark.parametrize(("key", "value"), [("batch_size", 0), ("evaluation_batch_size", -1)])
 def test_invalid_loader_options_raise(key, value):
-    with pytest.raises(ValueError, match=f"loader.{key} is {value}: it must be at least"):
+    with pytest.raises(ValueError, match=f"loader.{key} is {value}: it must be . or more"):
         Loader(**{key: value})
 
 

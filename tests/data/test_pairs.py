@@ -6,14 +6,13 @@ import pytest
 
 from lineage.configs import schema
 from lineage.data.examples import pairs
-from lineage.data.loader import TrainBatches
-from lineage.data.sources import Dates, Labels, Pairs
-from lineage.data.sources.pairs import read
+from lineage.data.sources.cldr import Dates
+from lineage.data.sources.lines import LabelFiles, PairFiles, read_pairs
 from lineage.data.tokenizers import Characters
 from lineage.tasks import TASKS
 from lineage.tasks.conditional_lm import ConditionalLM
 from lineage.tasks.sequence_to_sequence import SequenceToSequence
-from tests.data.conftest import load, train
+from tests.data.conftest import load, train, train_batches
 
 LEFT, RIGHT = ["ein Haus", "zwei", "drei Bäume im Wald"], ["a house", "two", "three trees"]
 
@@ -40,7 +39,7 @@ def test_every_layout_of_files_gives_the_same_pairs(layout, zipped, tmp_path):
         path = write("a.tsv", [f"{left}\t{right}" for left, right in zip(LEFT, RIGHT)])
     else:
         path = write("a.jsonl", [json.dumps({"input": left, "target": right}) for left, right in zip(LEFT, RIGHT)])
-    assert read(path) == (LEFT, RIGHT)
+    assert read_pairs(path) == (LEFT, RIGHT)
 
 
 def test_tokens_are_the_targets_shifted_right(coder):
@@ -85,7 +84,7 @@ def test_cldr_contains_every_day_once_in_babel_formats():
 def test_load(tmp_path):
     (tmp_path / "a.tsv").write_text("".join(f"{left}\t{right}\n" for left, right in zip(LEFT, RIGHT)))
     (tmp_path / "b.tsv").write_text("Haus\thouse\n")
-    source = Pairs(f"{tmp_path}/a.tsv", test_path=f"{tmp_path}/b.tsv")
+    source = PairFiles(f"{tmp_path}/a.tsv", test_path=f"{tmp_path}/b.tsv")
     assert source.files() == [f"{tmp_path}/a.tsv", f"{tmp_path}/b.tsv"]
     loaded = load(source, SequenceToSequence(sequence_length=20), Characters(), batch_size=2)
     assert loaded.facts.examples == {"train": 3, "test": 1}
@@ -101,12 +100,12 @@ def test_load(tmp_path):
 
 
 def test_files_of_parallel_texts():
-    assert Pairs("a.en,a.de", "b.en,b.de").files() == ["a.en", "a.de", "b.en", "b.de"]
+    assert PairFiles("a.en,a.de", "b.en,b.de").files() == ["a.en", "a.de", "b.en", "b.de"]
 
 
 def test_start_token_of_outputs(tmp_path):
     (tmp_path / "a.tsv").write_text("".join(f"{left}\t{right}\n" for left, right in zip(LEFT, RIGHT)))
-    source = Pairs(f"{tmp_path}/a.tsv")
+    source = PairFiles(f"{tmp_path}/a.tsv")
     for role in ("end_of_text", "pad"):
         task = SequenceToSequence(sequence_length=20, start_token=role)
         loaded = load(source, task, Characters(), batch_size=3)
@@ -130,31 +129,31 @@ def test_start_token_of_outputs(tmp_path):
 def test_files_without_pairs_raise(name, content, message, tmp_path):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
-        read(str(tmp_path / name))
+        read_pairs(str(tmp_path / name))
 
 
 def test_unequal_missing_or_binary_files_raise(tmp_path):
     one, two, bad = tmp_path / "a", tmp_path / "b", tmp_path / "c.tsv"
     one.write_text("x\ny\n"), two.write_text("x\n"), bad.write_bytes(b"\xff\ty\n")
     with pytest.raises(ValueError, match=r"has 2 lines and .* 1: they must have equally many"):
-        read(f"{one},{two}")
+        read_pairs(f"{one},{two}")
     with pytest.raises(FileNotFoundError, match=r"There is no file .*nowhere"):
-        read(f"{one},{tmp_path}/nowhere")
+        read_pairs(f"{one},{tmp_path}/nowhere")
     with pytest.raises(ValueError, match=r"c\.tsv is not UTF-8 text"):
-        read(str(bad))
+        read_pairs(str(bad))
 
 
 def of_lengths(*counts):
     """Return the given numbers of pairs whose longer side has 1, 2, ... tokens; the input token identifies the pair."""
     rows = [np.full(length, length) for length, count in enumerate(counts, 1) for _ in range(count)]
     inputs = [np.array([1000 + number]) for number in range(len(rows))]
-    return pairs.Pairs(inputs, rows, [""] * len(rows), 12, 0, 0)
+    return pairs.EncodedPairs(inputs, rows, [""] * len(rows), 12, 0, 0)
 
 
 def bucketed(**options):
     source = of_lengths(10, 0, 31, 20, 0, 0, 0, 41)
     settings = {"batch_size": 10, "seed": 3, "buckets": (3, 5, 6)} | options
-    return source, TrainBatches(source=source, **settings)
+    return source, train_batches(source=source, **settings)
 
 
 def test_bucketed_batches_have_pairs_of_similar_length():
@@ -202,7 +201,7 @@ def test_processes_share_a_bucketed_batch():
 def test_pairs_as_single_texts(tmp_path):
     """Check that only the target and its end token are predicted, and that long inputs are truncated."""
     (tmp_path / "a.tsv").write_text("ab\txyz\nabcdefgh\txy\na\tx\n")
-    source = Pairs(f"{tmp_path}/a.tsv", validation_path=f"{tmp_path}/a.tsv")
+    source = PairFiles(f"{tmp_path}/a.tsv", validation_path=f"{tmp_path}/a.tsv")
     loaded = load(source, ConditionalLM(sequence_length=7), batch_size=2, evaluation_batch_size=3)
     assert loaded.facts.examples == {"train": 2, "validation": 3}  # one pair is too long
     (batch,) = loaded.splits["validation"]
@@ -218,7 +217,7 @@ def test_pairs_as_single_texts(tmp_path):
 
 def test_labels_as_target_texts(tmp_path):
     (tmp_path / "a.tsv").write_text("one\ttwo\tyes\n")
-    loaded = load(Labels(f"{tmp_path}/a.tsv"), SequenceToSequence(sequence_length=10), batch_size=1)
+    loaded = load(LabelFiles(f"{tmp_path}/a.tsv"), SequenceToSequence(sequence_length=10), batch_size=1)
     batch = loaded.train[0]
     assert loaded.tokenizer.decode(batch["inputs"][0][batch["inputs_mask"][0]]) == "one two<|endoftext|>"
     assert loaded.tokenizer.decode(batch["targets"][0][batch["mask"][0]]) == "yes<|endoftext|>"
@@ -228,6 +227,6 @@ def test_truncated_files_and_byte_order_marks(tmp_path):
     whole = gzip.compress(b"ein Haus\ta house\n" * 100)
     (tmp_path / "a.tsv.gz").write_bytes(whole[:-20])
     with pytest.raises(ValueError, match=r"a\.tsv\.gz is not a complete gzip file"):
-        read(f"{tmp_path}/a.tsv.gz")
+        read_pairs(f"{tmp_path}/a.tsv.gz")
     (tmp_path / "b.tsv").write_text("ein Haus\ta house\n", encoding="utf-8-sig")
-    assert read(f"{tmp_path}/b.tsv") == (["ein Haus"], ["a house"])
+    assert read_pairs(f"{tmp_path}/b.tsv") == (["ein Haus"], ["a house"])

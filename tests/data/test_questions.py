@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from lineage.data import Question
 from lineage.data.examples import encoded, questions
-from lineage.data.sources import SQuAD
-from lineage.data.sources.squad import read
+from lineage.data.sources.lines import SQuAD, read_questions
 from lineage.tasks.question_answering import QuestionAnswering
 from tests.data.conftest import load, train
 
@@ -57,7 +56,7 @@ def oracle_logits(source):
 def test_files(name, version, tmp_path):
     rows = [("When?", CONTEXT, [(3, "1066"), (0, "In 1066")]), ("Who?", CONTEXT, [(13, "Normans")])]
     rows += [("Why?", CONTEXT, [])] if version == "v2.0" else []
-    found = read(squad(tmp_path / name, rows, version))
+    found = read_questions(squad(tmp_path / name, rows, version))
     assert [(item.text, item.context, list(item.answers)) for item in found] == rows
     assert found[0].references == ["1066", "In 1066"]
 
@@ -150,9 +149,9 @@ def test_loading(tmp_path):
 def test_invalid_files_raise(tmp_path):
     path = squad(tmp_path / "a.json", [("Who?", CONTEXT, [(14, "Normans")])])
     with pytest.raises(ValueError, match=r"The answer 'Normans' to 'Who\?' is not at character 14 of its context"):
-        read(path)
+        read_questions(path)
     (tmp_path / "b.json").write_text('{"data": [{}]}')
     with pytest.raises(ValueError, match=r"b\.json is not a file in SQuAD's format: KeyError 'paragraphs'"):
-        read(f"{tmp_path}/b.json")
+        read_questions(f"{tmp_path}/b.json")
     with pytest.raises(ValueError, match=r"task.stride is 60: it must be from 0"):
         questions.encode([Question("Who?", CONTEXT, [])], CODERS["bytes"], 32, 60)

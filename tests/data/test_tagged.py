@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from lineage.data import TaggedSentence
 from lineage.data.examples import encoded, tagged_sentences
-from lineage.data.sources import CoNLLU
-from lineage.data.sources.conllu import read
+from lineage.data.sources.conllu import CoNLLU, read_sentences
 from lineage.tasks.masked_lm import MaskedLM
 from lineage.tasks.token_classification import TokenClassification
 from tests.data.conftest import load, train
@@ -35,16 +34,16 @@ CONLLU = """\
 
 def test_conllu(tmp_path):
     (tmp_path / "a.conllu").write_text(CONLLU)
-    first, second = read(f"{tmp_path}/a.conllu")
+    first, second = read_sentences(f"{tmp_path}/a.conllu")
     assert first.words == ["I", " do", "n't", " vámonos", " (", "a", "el", "."]
     assert first.tags == ["PRON", "AUX", "PART", "VERB", "PUNCT", "ADP", "DET", "PUNCT"]
     assert second == TaggedSentence(["Yes"], ["INTJ"])
     (tmp_path / "b.conllu").write_text("1\ta\n")
     with pytest.raises(ValueError, match=r"b.conllu, line 1 has 2 columns: CoNLL-U has 10"):
-        read(f"{tmp_path}/b.conllu")
+        read_sentences(f"{tmp_path}/b.conllu")
     (tmp_path / "c.conllu").write_text(CONLLU.replace("1\tYes", "one\tYes"))
     with pytest.raises(ValueError, match=r"c.conllu, line \d+ begins with 'one', not with an ID such as 1 or 1-2"):
-        read(f"{tmp_path}/c.conllu")
+        read_sentences(f"{tmp_path}/c.conllu")
 
 
 def test_a_folder_of_universal_dependencies(tmp_path):

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from lineage.data import Documents
 from lineage.data.examples import windows
 from lineage.data.examples.windows import Windows, tokenize
-from lineage.data.sources import StandardLibrary, Text
-from lineage.data.sources.text import hold_out, read
+from lineage.data.sources.text import StandardLibrary, Text, hold_out, read_text
 from tests.data.conftest import train
 
 BYTES = train("bytes", [])
@@ -68,7 +67,7 @@ def test_invalid_strides_raise(length, stride):
 
 
 def test_too_short_texts_raise():
-    with pytest.raises(ValueError, match="A text of 1 tokens"):
+    with pytest.raises(ValueError, match="The text has 1 tokens"):
         Windows(np.arange(1), 4)
 
 
@@ -138,13 +137,13 @@ def test_newlines_are_kept(tmp_path):
 
 def test_byte_order_mark_is_removed(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfabc")
-    assert read(tmp_path / "a.txt") == "abc"
+    assert read_text(tmp_path / "a.txt") == "abc"
 
 
 def test_invalid_utf8_raises(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait")
     with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8 text: byte 0xe9 at offset 3") as caught:
-        read(tmp_path / "latin.txt")
+        read_text(tmp_path / "latin.txt")
     assert "\n" not in str(caught.value)
 
 
@@ -171,5 +170,5 @@ def test_hold_out():
     assert hold_out(["abcdefghij", "k" * 20], 0.1) == (["abcdefghi", "k" * 18], ["j", "kk"])
     for fraction in (0.1, 0.25, 0.3, 0.5, 0.7, 0.99):
         assert len(hold_out(["x"] * 100, fraction)[1]) == round(100 * fraction)
-    with pytest.raises(ValueError, match=r"validation_fraction is 1\.5"):
-        hold_out(parts, 1.5)
+    with pytest.raises(ValueError, match=r"source.validation_fraction is 1\.5: it must be 0 or more and below 1"):
+        StandardLibrary(validation_fraction=1.5)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from lineage.data import Arrays
-from lineage.data.sources import TFDS
-from lineage.data.sources.tfds import find_builder
+from lineage.data.sources.tfds import TFDS, find_builder
 from lineage.data.tokenizers import Words
 from lineage.tasks.causal_lm import CausalLM
 from lineage.tasks.image_classification import ImageClassification
@@ -149,7 +148,8 @@ def test_needs_neither_jax_nor_tensorflow(shapes, tmp_path):
     program = f"""
         import sys
         from lineage import data
-        from lineage.data.sources import TFDS, Digits
+        from lineage.data.sources.tfds import TFDS
+        from lineage.data.sources.digits import Digits
         from lineage.data.transforms.augmentation import Shift, Transform
         sys.path.append({str(tmp_path)!r})
 
@@ -167,7 +167,7 @@ def test_needs_neither_jax_nor_tensorflow(shapes, tmp_path):
                 return data.Examples(content.splits, data.Facts(), None, transform, transform)
 
         for source in (TFDS("shapes", {str(shapes)!r}), Digits()):
-            loaded = data.load(source, Plain(), None, data.Loader(batch_size=8))
+            loaded = data.load(source, Plain(), data.Bytes(), data.Loader(batch_size=8))
             assert loaded.train[0]["image"].shape == (8, 8, 8, 1)
         print(sorted({{"jax", "tensorflow", "torch"}} & set(sys.modules)))
         """

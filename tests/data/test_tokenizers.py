@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lineage.configs import schema
-from lineage.data.tokenizers import TOKENIZERS, Bytes, Characters, Tokenizer, TokenizerFile, find
+from lineage.data.tokenizers import TOKENIZERS, Bytes, Characters, Tokenizer, TokenizerFile, find_tokenizer
 from lineage.data.tokenizers import tokenizer as implementation
 from tests.data.conftest import train
 
@@ -220,14 +220,19 @@ def test_chunking_of_long_texts_does_not_change_tokens(kind, monkeypatch):
 
 def test_character_vocabulary_covers_all_splits_and_optional_end_of_text():
     texts = {"train": ["ab"], "validation": ["bc"]}
-    found = find(Characters(), texts, ("end_of_text", "mask"), optional=("end_of_text",))
+    found = find_tokenizer(Characters(), texts, ("end_of_text", "mask"), optional=("end_of_text",))
     assert found.end_of_text is None
     assert found.vocab_size == len("abc") + 1
     assert found.has("mask")
     assert not found.has("sentinels")
-    assert find(Characters(), texts, ("end_of_text",)).has("end_of_text")
-    assert find(Characters(), texts | {"test": ["d", "e"]}, ("end_of_text",), optional=("end_of_text",)).vocab_size == 6
-    assert find(Bytes(), texts, ("end_of_text",), optional=("end_of_text",)).has("end_of_text")
+    assert find_tokenizer(Characters(), texts, ("end_of_text",)).has("end_of_text")
+    assert (
+        find_tokenizer(
+            Characters(), texts | {"test": ["d", "e"]}, ("end_of_text",), optional=("end_of_text",)
+        ).vocab_size
+        == 6
+    )
+    assert find_tokenizer(Bytes(), texts, ("end_of_text",), optional=("end_of_text",)).has("end_of_text")
 
 
 def test_invalid_tokenizers_raise(tmp_path):
