@@ -16,7 +16,6 @@ from lineage.models.budget import ACCELERATORS, Budget, aligned, budget, human, 
 from lineage.train.adapters import NO_ADAPTER
 from lineage.train.experiment import Experiment
 from lineage.train.sharding import abstract_mesh, shardings
-from lineage.train.step import compute_dtype
 
 # Fraction of a block's activations that tensor parallelism does not shard (arXiv 2205.05198, section 4.2.1).
 REPLICATED = 10 / 34
@@ -33,7 +32,7 @@ class Throughput:
 
     def __init__(self, experiment: Experiment):
         kind = jax.devices()[0].device_kind
-        peak = peak_flops(kind, compute_dtype(experiment.config.precision).name) or measured_peak()
+        peak = peak_flops(kind, experiment.run.precision) or measured_peak()
         self.budget = experiment_budget(experiment)
         lengths = experiment.data.train.lengths
         flops = [experiment_budget(experiment, length).flops["training"]["model"] for length in lengths if length]
@@ -122,7 +121,7 @@ def describe(experiment: Experiment) -> str:
     devices = [("accelerator", "memory", "needed", "step")]
     for name, device in ACCELERATORS.items():
         share = memory["total"] / (device.memory * 1e9)
-        peak = device.peak(compute_dtype(config.precision)) * mesh.size
+        peak = device.peak(jnp.dtype(config.precision)) * mesh.size
         milliseconds = 1000 * total.flops["training"]["model"] / (UTILISATION * peak)
         devices.append(
             (name, f"{device.memory} GB", f"{share:.0%}" if share <= 1 else "too much", f"{milliseconds:,.3g} ms")
