@@ -4,6 +4,8 @@ import ast
 import difflib
 import inspect
 import json
+import re
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,21 +32,43 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
     path, argument = find(file)
     if path.endswith(".json"):
         return base.from_json(json.loads(Path(path).read_text(encoding="utf-8"))).lock(), []
-    module = modules.execute(Path(path))
-    if not hasattr(module, "get_config"):
-        raise ValueError(f"{path} has no get_config(): it is not a config.")
     arguments = [argument] if argument else []
     try:
-        inspect.signature(module.get_config).bind(*arguments)
-    except TypeError:
-        wants = "takes no argument" if argument else "needs an argument, FILE:ARGUMENT"
-        raise ValueError(f"get_config() of {path} {wants}.") from None
-    config = module.get_config(*arguments)
+        module = modules.execute(Path(path))
+        if not hasattr(module, "get_config"):
+            raise ValueError(f"{path} has no get_config(): it is not a config.")
+        if not _takes(module.get_config, arguments):
+            wants = "takes no argument" if argument else "needs an argument, FILE:ARGUMENT"
+            raise ValueError(f"get_config() of {path} {wants}.")
+        config = module.get_config(*arguments)
+    except (SyntaxError, NameError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(_mistake(path, error)) from error
     if base.registers(module.__name__):  # its own model, task, source or evaluator, which a trained run needs again
         config.imports = (*config.imports, str(Path(path).resolve()))
     sweep = getattr(module, "sweep", lambda: [])
     arguments = arguments if inspect.signature(sweep).parameters else []
     return config.lock(), list(sweep(*arguments))
+
+
+def _takes(function, arguments):
+    """Return whether a function can be called with some positional arguments."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    return True
+
+
+def _mistake(path, error):
+    """Return a sentence about an exception in a config file: the line, and the message without the config's content."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == Path(path)]
+    line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
+    while error.args and isinstance(error.args[0], Exception):  # ml_collections raises AttributeError(KeyError(text))
+        (error,) = error.args
+    message = re.sub(
+        r' Other fields present: ".*?"(?=\nDid|$)', "", str(error.args[0] if error.args else ""), flags=re.DOTALL
+    )
+    return f"{path}{f', line {line}' if line else ''}: {' '.join(message.split()) or type(error).__name__}"
 
 
 def find(file: str) -> tuple[str, str]:
@@ -91,6 +115,8 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
         ValueError: a key is unknown (the message names the nearest one, or lists the keys of its section), or a value
             has the wrong type.
     """
+    for module in _typed("imports", changes.get("imports", ()), tuple, optional=False):
+        modules.import_module(module)
     # Other parts come first, so that the order of the overrides does not matter.
     chosen = {key for key, value in changes.items() if isinstance(value, str) and base.choose(config, key, value)}
     for key, value in changes.items():
@@ -155,6 +181,8 @@ def _typed(key, value, kind, optional):
         value = float(value)
     if kind is tuple and isinstance(value, list):
         value = tuple(value)
+    if kind is tuple and isinstance(value, str) and value:
+        value = tuple(value.split(","))
     if type(value) is not kind:
         raise ValueError(f"{key} is {given!r}, but must be of type {kind.__name__}.")
     return value

@@ -190,3 +190,11 @@ def test_keys_show_their_range():
 def test_name_of_returns_the_name_of_the_class():
     assert THINGS.name_of(Part()) == "part"
     assert THINGS.name_of(3) == "int"
+
+
+def test_a_registered_class_must_be_a_dataclass_of_its_own():
+    class Undecorated(Part):
+        colour: str = "red"
+
+    with pytest.raises(ValueError, match=r"The thing .*Undecorated must be a dataclass: add @dataclass"):
+        THINGS.register("undecorated")(Undecorated)
