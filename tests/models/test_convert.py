@@ -98,7 +98,7 @@ def test_fields_of_the_config(model, config, setting, value, folder):
 
 
 def test_a_dropout_that_albert_s_config_leaves_out():
-    settings = convert.albert.FAMILY.settings({}, "AlbertForSequenceClassification", {})
+    settings = convert.FAMILIES["albert"].settings({}, "AlbertForSequenceClassification", {})
     assert settings == {"head": "classification", "head_dropout": 0.1, "num_classes": 2}
 
 
