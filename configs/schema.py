@@ -12,7 +12,17 @@ from typing import Any, Literal, NamedTuple
 from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
-from lineage.configs.registry import INHERITED, Registry, choices, field_types, from_data, nearest, variants
+from lineage.configs.registry import (
+    INHERITED,
+    Range,
+    Registry,
+    choices,
+    field_types,
+    from_data,
+    nearest,
+    ranges,
+    variants,
+)
 
 VARIANT = "Named settings of the class; the keys that it sets are empty, and a value given to one of them wins."
 
@@ -22,7 +32,7 @@ class Key(NamedTuple):
 
     Attributes:
         name: of the key, as on the command line.
-        type: what a value may be, for people: "int", "float or None", "'token' | 'gap' | 'map'".
+        type: allowed values, for people: "int, 1 or more", "float or None", "'token' | 'gap' | 'map'".
         default: used unless the config sets another value; None where it must be given or comes from the data.
         documentation: the entry of the docstring's `Attributes:` section.
     """
@@ -35,9 +45,14 @@ class Key(NamedTuple):
 
 def keys(cls: type) -> list[Key]:
     """Return the keys that a section of `cls` has: its variant, if it has any, and its fields in order."""
-    hints, documented = field_types(cls), documentation(cls)
+    hints, documented, limits = field_types(cls), documentation(cls), ranges(cls)
     found = [
-        Key(field.name, readable(hints[field.name]), _default(field), documented.get(field.name, ""))
+        Key(
+            field.name,
+            readable(hints[field.name], limits.get(field.name)),
+            _default(field),
+            documented.get(field.name, ""),
+        )
         for field in dataclasses.fields(cls)
         if field.name not in INHERITED
     ]
@@ -163,8 +178,10 @@ def documentation(cls: type) -> dict[str, str]:
     return found
 
 
-def readable(hint: Any) -> str:
-    """Return a type as people write it."""
+def readable(hint: Any, limits: Range | None = None) -> str:
+    """Return a type and its range as people write them, such as "float, 0 or more and below 1"."""
+    if limits:
+        return f"{readable(hint)}, {limits}"
     if allowed := choices(hint):
         return " | ".join(map(repr, allowed))
     if typing.get_origin(hint) in (typing.Union, types.UnionType):

@@ -1,6 +1,6 @@
 """Evaluation of trained models: evaluators, text generation, predictions and the artifacts of a report."""
 
-from lineage.evaluation import detection, generation, loss, probes, texts  # noqa: F401 (each registers evaluators)
+from lineage.evaluation import detection, generation, loss, probes, texts
 from lineage.evaluation.base import EVALUATORS, Context, Evaluator, Split
 from lineage.evaluation.run import Evaluation
 

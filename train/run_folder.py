@@ -8,19 +8,22 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from lineage.runs.folder import differences, has_saved, plain, read_json, write_atomic
+from lineage.configs.atomic import write_atomic
+from lineage.runs.folder import differences, has_saved, plain, read_json
 
-# Keys that may change when a run is resumed: its length, when it evaluates and saves, and the devices it runs on.
+# Beginnings of the keys that may change when a run is resumed: its length, when it evaluates and saves, and the devices
+# and processes that it uses. A test checks that each is the beginning of a key.
 MAY_CHANGE = (
     "checkpoint.",
     "cluster.",
-    "data.cache_dir",
-    "data.evaluation_batch_size",
-    "data.threads",
-    "data.workers",
     "evaluate_every_",
+    "evaluators.",
     "experts.",
     "grad_accum_steps",
+    "imports",
+    "loader.evaluation_batch_size",
+    "loader.threads",
+    "loader.workers",
     "log_every_",
     "mesh.",
     "model.attend",
@@ -29,6 +32,7 @@ MAY_CHANGE = (
     "sampling.",
     "save_every_",
     "sharding",
+    "task.cache_dir",
     "total_",
     "wandb",
 )

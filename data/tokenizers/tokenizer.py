@@ -1,7 +1,6 @@
 """Tokenizers: text to token ids and back."""
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
@@ -9,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import tokenizers
+
+from lineage.configs.atomic import write_atomic
 
 FILE = "tokenizer.json"
 # Role -> the names of its token. A tokenizer that is loaded may have any of them; one that is trained has the first, or
@@ -143,9 +144,7 @@ class Tokenizer:
         """Write `tokenizer.json` into the folder `path`, or the file `path` if it ends with .json, atomically."""
         path = _file(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}")
-        temporary.write_text(self._backend.to_str(), encoding="utf-8")
-        os.replace(temporary, path)
+        write_atomic(path, self._backend.to_str())
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":

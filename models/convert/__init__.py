@@ -1,9 +1,7 @@
 """Reading and writing of checkpoints in the layout of `transformers`: `config.json` and safetensors."""
 
-import importlib
 import json
 import os
-import pkgutil
 import re
 from pathlib import Path
 
@@ -17,11 +15,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from lineage import models
+from lineage.configs.atomic import replacing, write_atomic
+from lineage.configs.registry import load_all
 from lineage.models.convert import vit_npz
 from lineage.models.convert.family import ACTIVATIONS, FAMILIES, rearrange
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+load_all(__name__, __path__)
 
 
 def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) -> tuple[nn.Module, dict]:
@@ -83,8 +82,9 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     tensors = {name: np.ascontiguousarray(array) for name, array in _tensors(family, model, params)}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / "model.safetensors", lambda path: save_file(tensors, path, metadata={"format": "pt"}))
-    _replace(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n", "utf-8"))
+    with replacing(folder / "model.safetensors") as path:
+        save_file(tensors, path, metadata={"format": "pt"})
+    write_atomic(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 
 def _read(family, model, files, shapes, dtype):
@@ -235,13 +235,3 @@ def _files(folder):
             raise ValueError(f"{path} is not a safetensors file: {error}.") from None
         files |= dict.fromkeys(file.keys(), file)
     return files
-
-
-def _replace(path, write):
-    """Write a file atomically."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -77,6 +77,17 @@ def test_what_is_due_and_when(tiny, tmp_path):
     assert again == {key: value for key, value in history[-1].items() if key.startswith("test/")}
 
 
+def test_a_run_resumes_with_other_readers_and_evaluators(tiny, tmp_path):
+    changes = {"total_steps": 6, "save_every_steps": 3, "schedule.name": "constant"}
+    whole = run(tiny("vit", changes), tmp_path / "whole")
+    run(tiny("vit", changes | {"total_steps": 3}), tmp_path / "parts")
+    others = {"loader.workers": 1, "loader.threads": 1, "loader.evaluation_batch_size": 32, "evaluators.loss.every": 2}
+    resumed = run(tiny("vit", changes | others), tmp_path / "parts")
+    losses = [[line["train/loss"] for line in train_lines(history)] for history in (whole, resumed)]
+    assert len(losses[0]) == 6
+    assert losses[0] == losses[1]
+
+
 def test_evaluation_counts_every_example_once_at_any_batch_size(tiny, tmp_path, monkeypatch):
     for model, split, number, text in (
         ("vit", "test", 359, {}),

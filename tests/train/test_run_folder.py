@@ -85,6 +85,13 @@ def test_a_workdir_keeps_its_config(tiny, tmp_path):
     assert (tmp_path / "tokenizer.json").exists()
 
 
+def test_every_key_that_may_change_is_a_key(tiny):
+    known = list(cli.keys(tiny("gpt")))
+    for name in run_folder.MAY_CHANGE:
+        # The name is that of a key, or the beginning of several.
+        assert name in known or (name.endswith((".", "_")) and any(key.startswith(name) for key in known)), name
+
+
 def test_what_an_older_version_lacked_does_not_differ_if_it_is_off(tiny, tmp_path):
     run_folder.keep_config(tiny(), tmp_path)
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
