@@ -11,8 +11,8 @@ import flax.linen as nn
 import numpy as np
 from jaxtyping import Array, Float
 
-from lineage.models.base import Activation, Layers
-from lineage.models.bert import BERT
+from lineage.models.base import Activation, Count, Layers
+from lineage.models.bert import BERT, Classifier
 from lineage.models.registry import MODELS
 
 
@@ -26,7 +26,7 @@ class GroupedStack(nn.Module):
     """
 
     stack: Callable[..., nn.Module]
-    depth: int
+    depth: Count
     num_groups: int
 
     def setup(self):
@@ -59,16 +59,7 @@ class ALBERT(BERT):
     }
 
     vocab_size: int = 30_000
-    head: Literal[
-        "none",
-        "pooler",
-        "masked_lm",
-        "pretraining",
-        "classification",
-        "token_classification",
-        "question_answering",
-        "choice",
-    ] = "pretraining"
+    head: Literal["none", "pooler", "masked_lm", "pretraining", Classifier] = "pretraining"
     activation: Activation = "gelu_tanh"
     embed_width: int = 128
     num_groups: int = 1

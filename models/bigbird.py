@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lineage.models.base import Activation
+from lineage.models.base import Activation, Count
 from lineage.models.bert import BERT
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import Attention
@@ -58,16 +58,10 @@ class BigBird(BERT):
     }
 
     vocab_size: int = 50_358
-    max_length: int = 4096
-    head: Literal[
-        "none",
-        "pooler",
-        "masked_lm",
-        "pretraining",
-        "classification",
-        "token_classification",
-        "choice",
-    ] = "pretraining"
+    max_length: Count = 4096
+    head: Literal["none", "pooler", "masked_lm", "pretraining", "classification", "token_classification", "choice"] = (
+        "pretraining"
+    )
     activation: Activation = "gelu_tanh"
     attention_type: Literal["block_sparse", "original_full"] = "block_sparse"
     block_size: int = 64

@@ -3,23 +3,32 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.base import Layers, Model
+from lineage.models.base import Layers, StackModel
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.cache import Cache, Memory
 
 
-class Decoder(Model):
-    """Base class of models that generate text; a subclass has `embed`, `depth`, `width` and `num_heads`."""
+class Decoder(StackModel):
+    """Base class of models that generate text; a subclass has `embed`, `depth`, `width` and `num_heads`.
+
+    Attributes:
+        decoder_depth: number of layers of the decoder; None is `depth`.
+    """
 
     FROM_DATA = ("vocab_size", "max_length")
 
     is_decoder = True
-    decoder_depth = None  # number of layers of the decoder; None is `depth`
+    decoder_depth = None
+
+    @property
+    def decoder_layers(self) -> int:
+        """Number of layers of the decoder."""
+        return self.decoder_depth or self.depth
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
         """Number of layers, of key/value heads, and of channels of a head."""
-        return self.decoder_depth or self.depth, self.num_heads, self.width // self.num_heads
+        return self.decoder_layers, self.num_heads, self.width // self.num_heads
 
     def init_cache(self, batch_size: int, max_length: int) -> Cache:
         """Return an empty cache of the parameters' dtype with room for `max_length` tokens in each row.
@@ -92,7 +101,7 @@ class EncoderDecoder(Decoder):
             Layers("encoder_stack/layers", self.depth, last="^encoder_norm/"),
             Layers(
                 "decoder_stack/layers",
-                self.decoder_depth or self.depth,
+                self.decoder_layers,
                 "decoder",
                 first="^decoder_(position|relative)/",
                 last="^decoder_norm/",

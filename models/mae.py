@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Real
 
-from lineage.models.base import Layers
+from lineage.models.base import Count, Image, Layers, Natural, Size
 from lineage.models.layers.embed import patches
 from lineage.models.layers.position import sincos_2d
 from lineage.models.registry import MODELS
@@ -36,10 +36,10 @@ class MAE(ViT):
     position: Literal["none", "1d", "2d", "sincos2d", "mae"] = "mae"
     mask_rate: float = 0.75
     normalised: bool = True
-    decoder_depth: int = 8
-    decoder_width: int = 512
-    decoder_num_heads: int = 16
-    decoder_mlp_dim: int | None = None
+    decoder_depth: Natural = 8
+    decoder_width: Count = 512
+    decoder_num_heads: Count = 16
+    decoder_mlp_dim: Size = None
 
     outputs = ("patches",)
 
@@ -60,7 +60,7 @@ class MAE(ViT):
             self.decoder_head = nn.Dense(self.patch_size**2 * self.channels)
 
     def __call__(
-        self, image: Float[Array, "B height width channels"], noise: Real[Array, "B P"] | None = None
+        self, image: Image, noise: Real[Array, "B P"] | None = None
     ) -> tuple[Float[Array, "B Q F"], Bool[Array, "B P"]] | Float[Array, "B *P V"]:
         """Return the prediction of each patch, and True where it was masked. Patches with the least noise are kept.
 
@@ -104,12 +104,12 @@ class MAE(ViT):
         x = self.decoder_norm(self.decoder_stack(x)[0])
         return self.decoder_head(x[:, special:])
 
-    def target(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B P F"]:
+    def target(self, image: Image) -> Float[Array, "B P F"]:
         """Return the target of each patch."""
         return self._normalised(image)[0]
 
     def pictures(
-        self, image: Float[Array, "B height width channels"], noise: Real[Array, "B P"]
+        self, image: Image, noise: Real[Array, "B P"]
     ) -> tuple[Float[Array, "B height width channels"], Float[Array, "B height width channels"]]:
         """Return the image with the masked patches at 0, and with the predictions in their place.
 

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.base import HiddenStates, Layers, Model
+from lineage.models.base import Count, HiddenStates, Layers, Model, Rate
 from lineage.models.layers.attend import Additive, Mask, dense, dot_product
 from lineage.models.layers.cache import States
+from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.linear import Linear
 from lineage.models.layers.recurrent import CELLS, Cell, Recurrent, held
@@ -68,14 +69,14 @@ class Seq2Seq(Model):
 
     vocab_size: int
     cell: Literal["rnn", "gru", "lstm"] = "gru"
-    depth: int = 1
-    width: int = 1000
+    depth: Count = 1
+    width: Count = 1000
     embed_width: int | None = None
     bidirectional: bool = True
     attention: Literal["fixed", "additive", "dot", "general", "concat"] = "additive"
     span: Literal["global", "monotonic", "predictive"] = "global"
-    window: int = 10
-    dropout: float = 0.0
+    window: Count = 10
+    dropout: Rate = 0.0
 
     outputs = ("target_tokens",)
     is_decoder = True
@@ -119,7 +120,7 @@ class Seq2Seq(Model):
         embed = partial(Embed, self.vocab_size, self.embed_width or self.width)
         linear = partial(Linear, use_bias=False)
         self.encoder_embed, self.decoder_embed = embed(), embed()
-        self.drop = nn.Dropout(self.dropout)
+        self.drop = Dropout(self.dropout)
         self.encoder = Recurrent(self.cell, self.width, self.depth, self.bidirectional, dropout=self.dropout)
         if self.bidirectional:
             self.start = [[Linear((self.width,)) for _ in range(parts)] for _ in range(self.depth)]
@@ -169,7 +170,7 @@ class Seq2Seq(Model):
     def encode(self, inputs: tuple[Int[Array, "B S"], Bool[Array, "B S"]]) -> Annotations:
         """Return the decoder's memory of input tokens, given with a mask that is True where they are real."""
         tokens, mask = inputs
-        x = self._dropped(self.encoder_embed(tokens))
+        x = self.drop(self.encoder_embed(tokens))
         self.sow("intermediates", "encoder_embedding", x)
         value, ends = self.encoder(x, mask=mask)
         cells = ends
@@ -208,7 +209,7 @@ class Seq2Seq(Model):
             state, drawn = carry
             vector, x, position, real, given = now
             if given is not None:
-                vector = jnp.where(given[:, None], vector, self._dropped(self.decoder_embed(drawn)))
+                vector = jnp.where(given[:, None], vector, self.drop(self.decoder_embed(drawn)))
                 x = self.cells[0].project(vector)
             new, seen, weights = self._step(state, x, position, memory)
             state = held(real, new, state)
@@ -220,7 +221,7 @@ class Seq2Seq(Model):
         scan = nn.scan(
             step, variable_broadcast="params", split_rngs={"params": False, "dropout": True}, in_axes=1, out_axes=1
         )
-        vectors = self._dropped(self.decoder_embed(tokens))
+        vectors = self.drop(self.decoder_embed(tokens))
         self.sow("intermediates", "decoder_embedding", vectors)
         now = vectors, self.cells[0].project(vectors), positions, mask, given
         # The first token stands where the one drawn before it would, so it is never replaced.
@@ -237,7 +238,7 @@ class Seq2Seq(Model):
             fed, weights = self._read(cells[-1][0], position, memory)
         x, new = x + self.fed(fed), []
         for i, cell in enumerate(self.cells):
-            x = cell.project(self._dropped(new[-1][0])) if i else x
+            x = cell.project(self.drop(new[-1][0])) if i else x
             new.append(cell(cells[i], x))
         top = new[-1][0]
         if not self.luong:
@@ -276,7 +277,4 @@ class Seq2Seq(Model):
         """Return logits from the attentional state (Luong), or from state, context and token by maxout (1302.4389)."""
         if not self.luong:
             seen = self.readout(jnp.concatenate([seen, vectors], axis=-1)).max(axis=-1)
-        return self.head(self._dropped(seen))
-
-    def _dropped(self, x):
-        return self.drop(x, deterministic=not self.has_rng("dropout"))
+        return self.head(self.drop(seen))

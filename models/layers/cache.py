@@ -12,13 +12,13 @@ from jaxtyping import Array, Bool, Float, Int
 class Cache:
     """Keys and values of the tokens so far in every layer.
 
-    Rows advance independently, so that prompts of different lengths share a batch: every row writes at its own
-    `length`, and nothing beyond it is read. One cache goes through all layers, each of which works on its own part,
-    `at(layer)`: a loop over layers writes a token in place, whereas slices of a cache would be copied.
+    Each sequence of the batch has its own `length`, so that prompts of different lengths can share a batch. One cache
+    goes through all layers, each of which works on its own part, `at(layer)`: a loop over layers writes a token in
+    place, whereas slices of a cache would be copied.
 
     Attributes:
-        key, value: room for S tokens in each row.
-        length: number of tokens in each row.
+        key, value: room for S tokens of each sequence.
+        length: number of tokens of each sequence.
         layer: the layer that the methods read and write.
     """
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.linear import Linear
 
 
@@ -84,5 +85,5 @@ class Mlp(nn.Module):
             hidden = self.activation(dense("gate", self.mlp_dim, self.kernel_init)(x)) * hidden
         else:
             hidden = self.activation(hidden)
-        hidden = nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(hidden)
+        hidden = Dropout(self.dropout)(hidden)
         return dense("down", x.shape[-1], self.out_init)(hidden)

@@ -102,7 +102,7 @@ def test_pictures(normalised, painted):
 
 def test_without_noise_it_is_a_vit_of_its_encoder(painted):
     image, _, variables, _ = painted
-    vit = ViT(0, **SIZES, position="mae")
+    vit = ViT(num_classes=0, **SIZES, position="mae")
     params = jax.eval_shape(vit.init, jax.random.key(0), image)["params"]
     params = {name: variables["params"][name] for name in params}
     np.testing.assert_array_equal(jax.jit(TINY.apply)(variables, image), jax.jit(vit.apply)({"params": params}, image))

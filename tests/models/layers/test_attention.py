@@ -12,7 +12,6 @@ from lineage.models.layers.attend import (
     Mask,
     dense,
     dot_product,
-    gaussian,
     masked_softmax,
     scaled_dot_product,
 )
@@ -38,18 +37,11 @@ def weighted_mean(scores, values):
     return weights / weights.sum(axis=-1, keepdims=True) @ values
 
 
-def test_worked_example_of_a_gaussian_kernel():
-    keys, values, query = KEYS[:, :1], VALUES[:, :1], QUERIES[:1, :1]
-    out = dense(one_head(query), one_head(keys), one_head(values), score=gaussian)
-    assert out.item() == pytest.approx(45.5, abs=1e-4)
-
-
 @pytest.mark.parametrize(
     ("score", "expected"),
     [
         (dot_product, QUERIES @ KEYS.T),
         (scaled_dot_product, QUERIES @ KEYS.T / np.sqrt(2)),
-        (gaussian, -((QUERIES[:, None] - KEYS) ** 2).sum(-1) / 2),
     ],
 )
 @pytest.mark.parametrize("unit", [1, 0.05])  # in small units the weights are far from one-hot
@@ -244,7 +236,7 @@ def test_a_mask_over_the_cache(variables, normal):
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("score", [dot_product, gaussian, Additive(7)])
+@pytest.mark.parametrize("score", [dot_product, Additive(7)])
 def test_scores_within_the_module(score, variables, normal):
     """Its softmax over the score's values is what the module sows."""
     x = normal(2, 4, 12)
@@ -296,7 +288,7 @@ def test_errors_say_what_is_wrong(settings, message, normal):
         Attention(**settings).init(jax.random.key(0), normal(1, 3, 8))
 
 
-@pytest.mark.parametrize("settings", [{"score": gaussian}, {"dropout": 0.5}])
+@pytest.mark.parametrize("settings", [{"score": dot_product}, {"dropout": 0.5}])
 def test_cudnn_computes_scaled_dot_products_without_dropout(settings, variables, normal):
     x, module = normal(1, 3, 8), Attention(2, attend=cudnn, **settings)
     params = variables(module, x)
