@@ -17,12 +17,9 @@ from lineage.models.registry import MODELS
 
 
 class GroupedStack(nn.Module):
-    """Consecutive groups of layers; the layers of a group share their parameters (section 4.4 of the paper).
+    """Consecutive groups of layers, of sizes that are as equal as possible (section 4.4 of the paper).
 
-    Attributes:
-        stack: makes a stack of a number of layers that share their parameters.
-        depth: number of layers, L.
-        num_groups: number of groups, of sizes that are as equal as possible.
+    `stack` makes a stack of a number of layers that share their parameters.
     """
 
     stack: Callable[..., nn.Module]

@@ -9,11 +9,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.base import Count, Layers, Rate, Size, Strategy
-from lineage.models.decoder import EncoderDecoder
+from lineage.models.decoder import Decoded, EncoderDecoder
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
-from lineage.models.layers.cache import Cache
 from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
@@ -95,9 +94,7 @@ class BART(EncoderDecoder):
         x = self._embedded("encoder", tokens, jnp.arange(tokens.shape[1])[None])
         return self.encoder_stack(x, mask=Mask(keys=mask))[0]
 
-    def logits(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs
-    ) -> tuple[Float[Array, "B T V"], Cache | None]:
+    def logits(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs) -> Decoded:
         x, cache = self.decoder_stack(self._embedded("decoder", tokens, positions), **kwargs)
         logits = self.embed.logits(x)
         return logits + self.bias if self.logits_bias else logits, cache

@@ -202,7 +202,7 @@ class BERT(StackModel):
 
 
 class MaskedLM(nn.Module):
-    """Head of masked language modelling: a layer, the product with the token embeddings, and a bias for each token."""
+    """Head of masked language modelling: a layer, the product with the token embeddings, and a bias."""
 
     activation: Callable
     norm: Callable[..., nn.Module]

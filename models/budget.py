@@ -164,7 +164,9 @@ def budget(
     inference = {"weights": bytes_of(light[:2]), "cache": 0, "activations": peak_bytes(forward)}
     if cache_length is not None:
         size = (jax.tree.leaves(inputs)[0].shape[0], cache_length)
-        inference["cache"] = bytes_of(jax.eval_shape(partial(apply, inputs=size, method="init_cache"), *light[:2]))
+        cache = partial(apply, inputs=size, method="init_cache")
+        # As leaves, because a `Cache` takes no shapes in the place of arrays.
+        inference["cache"] = bytes_of(jax.eval_shape(lambda *light: jax.tree.leaves(cache(*light)), *light[:2]))
     inference["total"] = sum(inference.values()) + bytes_of(light[2:])
 
     sown = jax.eval_shape(partial(apply, mutable="intermediates"), *light)[1]

@@ -46,11 +46,7 @@ class DeiT(ViT):
         return sum(self.heads(image)) / 2
 
     def heads(self, image: Image) -> tuple[Float[Array, "B V"], Float[Array, "B V"]]:
-        """Return the logits of the head for labels and of the head for the teacher's predictions.
-
-        Raises:
-            ValueError: there is no distillation head.
-        """
+        """Return the logits of the head for labels and of the head for the teacher's predictions."""
         if not self.distillation_head:
             raise ValueError("distillation_head is False: the model has one head.")
         tokens = self.encode(image)

@@ -58,7 +58,7 @@ class PositionedBlock(Block):
         drop_path: None = None,
         cache: None = None,
     ) -> tuple[Float[Array, "B T D"], None]:
-        """Return the output, and None in place of a cache; `places` are added to x, `context_places` to the context."""
+        """Return the output, and None in place of a cache; position embeddings are added to x and to the context."""
         attention = self.attention(name="attention")
         x, _ = self.add("attention", x, partial(attention, mask=mask or Mask(), positions=places))
         if self.cross_attention is not None:
@@ -83,7 +83,7 @@ class DETR(StackModel):
         depth, decoder_depth: L, of the encoder and of the decoder; None is `depth`.
         width, num_heads, mlp_dim: D, H and F; mlp_dim None is 8 D.
         placement: see `Block`; with "pre" the encoder's output is normalised too.
-        dropout: rate on attention weights, hidden layers and the output of each part.
+        dropout: rate on attention weights, hidden layers and the output of each sublayer.
     """
 
     VARIANTS: ClassVar = {

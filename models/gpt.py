@@ -5,13 +5,12 @@ from typing import ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from lineage.models.base import Activation, Count, Size, Strategy
-from lineage.models.decoder import DecoderOnly
+from lineage.models.decoder import Decoded, DecoderOnly
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
-from lineage.models.layers.cache import Cache
 from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
@@ -63,9 +62,7 @@ class GPT(DecoderOnly):
         self.stack = Stack(block, self.depth, remat=self.remat, unroll=self.unroll)
         self.norm = norm()
 
-    def logits(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs
-    ) -> tuple[Float[Array, "B T V"], Cache | None]:
+    def logits(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs) -> Decoded:
         self.check_length(tokens.shape[1])
         x = self.embed(tokens) + jnp.take(self.position(), positions, axis=0)
         x = self.embed_dropout(x)

@@ -9,13 +9,12 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import flax.linen as nn
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from lineage.models.base import Activation, Count, Size, Strategy
-from lineage.models.decoder import DecoderOnly
+from lineage.models.decoder import Decoded, DecoderOnly
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
-from lineage.models.layers.cache import Cache
 from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
@@ -110,9 +109,7 @@ class Llama(DecoderOnly):
     def cache_shape(self) -> tuple[int, int, int]:
         return self.depth, self.kv_heads, self.head_size or self.width // self.num_heads
 
-    def logits(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs
-    ) -> tuple[Float[Array, "B T V"], Cache | None]:
+    def logits(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs) -> Decoded:
         self.check_length(tokens.shape[1])
         x = self.embed_dropout(self.embed(tokens))
         self.sow("intermediates", "embedding", x)

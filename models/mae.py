@@ -62,7 +62,9 @@ class MAE(ViT):
     def __call__(
         self, image: Image, noise: Real[Array, "B P"] | None = None
     ) -> tuple[Float[Array, "B Q F"], Bool[Array, "B P"]] | Float[Array, "B *P V"]:
-        """Return the prediction of each patch, and True where it was masked. Patches with the least noise are kept.
+        """Return the predicted pixels of each patch, and the mask (True for masked patches).
+
+        The patches with the smallest noise are kept.
 
         Without a decoder, the first is the encoder's output for the class token and the kept patches, in the order of
         their noise. Without noise, return the output of a `ViT`, which is given all patches.
@@ -74,7 +76,7 @@ class MAE(ViT):
             return super().__call__(image)
         count = int(noise.shape[1] * (1 - self.mask_rate))
         if not count:
-            raise ValueError(f"mask_rate is {self.mask_rate}: of {noise.shape[1]} patches, none would be seen.")
+            raise ValueError(f"mask_rate is {self.mask_rate}: it masks all {noise.shape[1]} patches.")
         order = jnp.argsort(noise, axis=1)
         rank = jnp.argsort(order, axis=1)
         x = self.encode(image, order[:, :count])
@@ -85,12 +87,9 @@ class MAE(ViT):
     def decode(
         self, tokens: Float[Array, "B S D"], rank: Int[Array, "B P"], grid: tuple[int, int]
     ) -> Float[Array, "B P F"]:
-        """Return the predictions of all patches.
+        """Return the predictions of all patches of a grid (rows, columns) from the encoder's output.
 
-        Args:
-            tokens: the encoder's output.
-            rank: index of each patch among the tokens, without the class token; masked patches have larger ones.
-            grid: rows and columns of patches.
+        `rank` is the index of each patch among the tokens, without the class token; masked patches have larger ones.
         """
         x = self.decoder_embed(tokens)
         special, side = len(self.special), self.image_size // self.patch_size

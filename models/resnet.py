@@ -94,11 +94,7 @@ class ResNet(ImageModel):
         return nn.relu(self.outer_norm(x)) if self.preactivation else x
 
     def features(self, image: Image) -> tuple[Float[Array, "B _ _ _"], ...]:
-        """Return the map of each stage.
-
-        Raises:
-            ValueError: the image has other channels than the model.
-        """
+        """Return the map of each stage; raise ValueError if the image has other channels than the model."""
         self.check_channels(image)
         x = self.stem_conv(image)
         x = x if self.preactivation else nn.relu(self.outer_norm(x))
@@ -114,12 +110,10 @@ class ResNet(ImageModel):
 
 
 class Conv(nn.Module):
-    """A convolution with a square kernel, without bias.
+    """A convolution with a square kernel, without bias; see `ResNet` for the padding.
 
     Attributes:
-        features, size, stride: channels out, and pixels.
-        padding: see `ResNet`.
-        standardised: each channel's kernel has mean 0 and variance 1 (arXiv 1903.10520).
+        standardised: whether each channel's kernel is normalised to mean 0 and variance 1 (arXiv 1903.10520).
     """
 
     features: int
@@ -149,13 +143,7 @@ def _pads(x, size, stride, padding):
 
 
 class Residual(nn.Module):
-    """A residual block: convolutions added to the input, which is projected where the shape changes; see `ResNet`.
-
-    Attributes:
-        conv, norm: factories of the parts.
-        width: channels of the output.
-        stride: of the block.
-    """
+    """A residual block: convolutions added to the input, which is projected where the shape changes; see `ResNet`."""
 
     conv: partial
     norm: partial

@@ -87,23 +87,13 @@ class Seq2Seq(Model):
     def layer_groups(self) -> tuple[Layers, ...]:
         """The encoder's layers, both directions as one, and the decoder's; attention counts with the last of these."""
         last = self.depth - 1
-        return (
-            *(
-                Layers(f"encoder/forward_{i}", 1, stacked=False, first=f"^encoder/backward_{i}/")
-                for i in range(self.depth)
-            ),
-            *(
-                Layers(
-                    f"cells_{i}",
-                    1,
-                    "decoder",
-                    stacked=False,
-                    first=f"^(start_{i}_{'' if i else '|fed/|decoder_embed/'})",
-                    last="^(key|score|place|attentional|readout)" if i == last else "",
-                )
-                for i in range(self.depth)
-            ),
-        )
+        encoder, decoder = [], []
+        for i in range(self.depth):
+            encoder.append(Layers(f"encoder/forward_{i}", 1, stacked=False, first=f"^encoder/backward_{i}/"))
+            first = f"^(start_{i}_{'' if i else '|fed/|decoder_embed/'})"
+            after = "^(key|score|place|attentional|readout)" if i == last else ""
+            decoder.append(Layers(f"cells_{i}", 1, "decoder", stacked=False, first=first, last=after))
+        return (*encoder, *decoder)
 
     def states_from(self, sown: Mapping[str, Any]) -> HiddenStates:
         attention = {"cross": (sown["attention"][0],)} if "attention" in sown else {}
@@ -115,7 +105,7 @@ class Seq2Seq(Model):
         if self.attention == "dot" and self.bidirectional:
             raise ValueError("the dot product needs states of one width: those of a bidirectional encoder have two.")
         if self.attention == "fixed" and self.span != "global":
-            raise ValueError(f"without attention there is nothing for span {self.span!r}: it must be 'global'.")
+            raise ValueError(f"span is {self.span!r} without attention: it must be 'global'.")
         _, gates, parts = CELLS[self.cell]
         embed = partial(Embed, self.vocab_size, self.embed_width or self.width)
         linear = partial(Linear, use_bias=False)
@@ -155,7 +145,7 @@ class Seq2Seq(Model):
 
         Args:
             inputs, tokens: tokens of the encoder and of the decoder.
-            inputs_mask, mask: True for real tokens; the others change no state, and nothing attends to them.
+            inputs_mask, mask: True for real tokens; padding changes no state and is masked out in attention.
             own_rate: probability of replacing a token of the decoder (but the first) by a sample from its prediction
                 (scheduled sampling, arXiv 1506.03099), with the "dropout" rng; None is never.
         """
@@ -168,7 +158,7 @@ class Seq2Seq(Model):
         return self._decode(tokens, jnp.broadcast_to(positions, tokens.shape), memory.state, memory, mask, given)[0]
 
     def encode(self, inputs: tuple[Int[Array, "B S"], Bool[Array, "B S"]]) -> Annotations:
-        """Return the decoder's memory of input tokens, given with a mask that is True where they are real."""
+        """Return the decoder's memory of input tokens and their mask, which is True for real tokens."""
         tokens, mask = inputs
         x = self.drop(self.encoder_embed(tokens))
         self.sow("intermediates", "encoder_embedding", x)
@@ -186,14 +176,14 @@ class Seq2Seq(Model):
         return Annotations(key, value, mask, self._first(cells))
 
     def init_cache(self, batch_size: int, max_length: int) -> States:
-        """Return an empty cache of the parameters' dtype with room for `max_length` tokens in each row."""
+        """Return an empty cache of the parameters' dtype with room for `max_length` tokens of each sequence."""
         row = jnp.zeros((batch_size, self.width), self.encoder_embed.table.dtype)
         return States.empty(self._first([cell.zeros(row) for cell in self.cells]), max_length)
 
     def decode(
         self, tokens: Int[Array, "B T"], cache: States, memory: Annotations
     ) -> tuple[Float[Array, "B T V"], States]:
-        """Return the logits after each of T more tokens in every row, and the cache with these tokens appended."""
+        """Return the logits after each of T more tokens of each sequence, and the cache with these tokens appended."""
         positions = cache.positions(tokens.shape[1])
         logits, states = self._decode(tokens, positions, cache.last(memory.state), memory)
         return logits, cache.append(states)
@@ -224,7 +214,7 @@ class Seq2Seq(Model):
         vectors = self.drop(self.decoder_embed(tokens))
         self.sow("intermediates", "decoder_embedding", vectors)
         now = vectors, self.cells[0].project(vectors), positions, mask, given
-        # The first token stands where the one drawn before it would, so it is never replaced.
+        # The first token has no preceding prediction, so it is never replaced.
         states, seen, vectors, weights = scan(self, (state, tokens[:, 0]), now)[1]
         self.sow("intermediates", "decoder_hidden", tuple(cell[0] for cell in states[0]))
         if weights is not None:

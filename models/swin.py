@@ -150,11 +150,7 @@ class Swin(ImageModel, StackModel):
 
 
 class WindowAttention(nn.Module):
-    """Attention of each token of a map to those in its window.
-
-    Attributes:
-        attention: what makes the attention within a window.
-    """
+    """Attention of each token of a map to those in its window, by the module that `attention` makes."""
 
     attention: partial
 
@@ -170,13 +166,8 @@ class WindowAttention(nn.Module):
     ) -> tuple[Float[Array, "B T D"], None]:
         """Return the output for each token, and None in place of a cache.
 
-        Args:
-            x: tokens of the map, in row order.
-            grid: rows and columns of the map.
-            window: side of a window.
-            shift: displacement of the windows down and to the right. The map is rolled instead, and tokens that are in
-                one window only because of that do not attend to each other.
-            inputs: further inputs of the attention.
+        Tokens are in row order of a map of `grid` rows and columns. `shift` moves the windows down and right: the map
+        is rolled, and tokens that share a window only because of that do not attend to each other.
         """
         batch, _, width = x.shape
         x = pad(x.reshape(batch, *grid, width), window)
@@ -222,8 +213,7 @@ class RelativeTable(nn.Module):
 class ContinuousBias(nn.Module):
     """A bias of each head, a small network's function of the logarithm of the offset (arXiv 2111.09883, section 3.3).
 
-    Attributes:
-        trained_window: side of the window that normalises the offsets; 0 is the present one.
+    Offsets are relative to `trained_window`, the side of the window in training; 0 is the present one.
     """
 
     trained_window: int = 0

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.base import Activation, Count, Size
-from lineage.models.decoder import EncoderDecoder
+from lineage.models.decoder import Decoded, EncoderDecoder
 from lineage.models.layers.attend import Mask, dot_product
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack
@@ -119,7 +119,7 @@ class T5(EncoderDecoder):
         mask: Mask | None = None,
         cache: Cache | None = None,
         **kwargs,
-    ) -> tuple[Float[Array, "B T V"], Cache | None]:
+    ) -> Decoded:
         bias = self.decoder_relative(positions, tokens.shape[1] if cache is None else cache.max_length)
         mask = (mask or Mask()).replace(bias=bias)
         x, cache = self.decoder_stack(self._embedded("decoder", tokens), mask=mask, cache=cache, **kwargs)

@@ -13,11 +13,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.base import Activation, Count, Rate, Size, Strategy
-from lineage.models.decoder import EncoderDecoder
+from lineage.models.decoder import Decoded, EncoderDecoder
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
-from lineage.models.layers.cache import Cache
 from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
@@ -100,9 +99,7 @@ class Transformer(EncoderDecoder):
         x, _ = self.encoder_stack(x, mask=Mask(keys=mask))
         return normalise(self.encoder_norm, x, mask) if self.placement == "pre" else x
 
-    def logits(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs
-    ) -> tuple[Float[Array, "B T V"], Cache | None]:
+    def logits(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs) -> Decoded:
         x, cache = self.decoder_stack(self._embed(tokens, positions, "decoder"), positions=positions, **kwargs)
         return self.embed.logits(self.decoder_norm(x) if self.placement == "pre" else x), cache
 

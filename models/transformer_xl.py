@@ -31,14 +31,11 @@ class RecurrentAttention(nn.Module):
     """Causal attention to a segment and to the hidden states before it, by content and distance (section 3.3).
 
     The score of query i and key j is ((q_i + u) . k_j + (q_i + v) . W_R R_(i-j)) / sqrt(C), with sinusoids R. The
-    biases u and v are each layer's own, as in the published models.
-
-    If the collection "memory" is mutable, the last `memory_length` inputs are kept there for the next call.
+    biases u and v are each layer's own, as in the published models. If the collection "memory" is mutable, the last
+    `memory_length` inputs are kept there for the next call.
 
     Attributes:
-        num_heads: H; C is width / H.
-        memory_length: M, number of hidden states before the segment.
-        window: largest number of tokens of a cache that one attends to, itself included.
+        window: number of tokens of a cache that a token attends to, itself included.
         dropout: rate on the attention weights.
         kernel_init: of the projections, u and v.
     """
@@ -93,7 +90,7 @@ class RecurrentAttention(nn.Module):
         hidden = self.variable("memory", "hidden", jnp.zeros, shape)
         count = self.variable("memory", "count", jnp.zeros, (), jnp.int32)
         if hidden.value.shape != shape:
-            raise ValueError(f"the memory is of {hidden.value.shape[0]} rows: these are {len(x)}.")
+            raise ValueError(f"the batch size is {len(x)}: it must be {hidden.value.shape[0]}, as in the memory.")
         seen = jnp.concatenate([hidden.value.astype(x.dtype), x], axis=1)
         real = jnp.arange(seen.shape[1]) >= self.memory_length - count.value
         if not self.is_initializing():

@@ -163,9 +163,7 @@ class ViT(ImageModel, StackModel):
     def encode(self, image: Image, seen: Int[Array, "B S"] | None = None) -> Float[Array, "B P D"]:
         """Return the normalised output tokens: the class token, if there is one, then the patches in row order.
 
-        Args:
-            image: of any size that divides into patches.
-            seen: indices of the only patches to encode, in this order; None is all.
+        The image may have any size that divides into patches. `seen` are the indices of the only patches to encode.
         """
         self.check_channels(image)
         x = self.patch_embed(self.backbone.features(image)[-1] if self.hybrid else image)

@@ -162,7 +162,7 @@ def _tensors(family, model, params):
 
 
 def _settings(family, config, names, overrides):
-    """Return our model's settings: those of the reference's config, unless they are overridden."""
+    """Return the model settings from the reference config, with overrides applied."""
     architecture = (config.get("architectures") or [*family.architectures])[0]
     for name, value, allowed in [
         ("architectures", architecture, family.architectures),

@@ -6,8 +6,6 @@ from lineage.models.convert.family import block, linear, register
 
 @register("albert")
 class Albert(Bert):
-    """Family of ALBERT."""
-
     model = body = "albert"
     name = "Albert"
     fields = Bert.fields | {

@@ -1,7 +1,7 @@
 """BART and Marian: `BartForConditionalGeneration`, `MarianMTModel`, or `BartModel`, `MarianModel` (the head is the
 embedding anyway) <-> `BART`; Marian has sinusoidal positions and no norm of the embeddings."""
 
-from lineage.models.convert.family import EncoderDecoderFamily, Rule, attention, block, norm, register
+from lineage.models.convert.family import Family, Rule, attention, block, norm, register
 
 
 def layers() -> list[Rule]:
@@ -19,9 +19,7 @@ def _projections(attention):
 
 
 @register("bart")
-class Bart(EncoderDecoderFamily):
-    """Family of BART."""
-
+class Bart(Family):
     model = "bart"
     architectures = ("BartForConditionalGeneration", "BartModel")
     prefix = "model."
@@ -41,8 +39,11 @@ class Bart(EncoderDecoderFamily):
         "activation_dropout": ("activation_dropout", 0.0),
     }
     fixed = {"is_encoder_decoder": True, "tie_word_embeddings": True}
-    embedding = "model.shared.weight"
-    copies = ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
+    tied = tuple(
+        (f"{copy}.weight", "model.shared.weight")
+        for copy in ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
+    )
+    num_inputs = 2
 
     def rules(self, model):
         table = [Rule("model.shared.weight", "embed/table"), *layers()]
@@ -72,8 +73,6 @@ class Bart(EncoderDecoderFamily):
 
 @register("marian")
 class Marian(Bart):
-    """Family of Marian."""
-
     architectures = ("MarianMTModel", "MarianModel")
     fields = Bart.fields | {"vocab_size": ("vocab_size", 58_101)}
     fixed = Bart.fixed | {"share_encoder_decoder_embeddings": True}

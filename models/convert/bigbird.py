@@ -9,8 +9,6 @@ from lineage.models.convert.family import register
 
 @register("big_bird")
 class BigBird(Bert):
-    """Family of BigBird."""
-
     model = "bigbird"
     name = "BigBird"
     fields = Bert.fields | {

@@ -15,8 +15,6 @@ from lineage.models.resnet import ResNet
 
 @register("detr")
 class DETR(Family):
-    """Family of DETR."""
-
     model = "detr"
     architectures = ("DetrForObjectDetection",)
     fields = {

@@ -6,8 +6,6 @@ from lineage.models.convert.family import block, register
 
 @register("distilbert")
 class DistilBert(Bert):
-    """Family of DistilBERT."""
-
     model = body = "distilbert"
     name = "DistilBert"
     fields = {

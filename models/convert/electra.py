@@ -6,8 +6,6 @@ from lineage.models.convert.family import linear, register
 
 @register("electra")
 class Electra(Bert):
-    """Family of ELECTRA."""
-
     model = body = "electra"
     name = "Electra"
     fields = Bert.fields | {

@@ -54,6 +54,7 @@ class Family:
         sizes: letters in layouts -> our settings that give their sizes.
         tied: pairs of tensors that our model shares, unless a rule has the first; a file may leave out the first.
         old: endings of tensor names -> the endings in old files.
+        num_inputs: number of arrays of tokens that the model takes.
     """
 
     model: str
@@ -64,6 +65,7 @@ class Family:
     sizes: Mapping[str, str] = {"H": "num_heads"}
     tied: tuple[tuple[str, str], ...] = ()
     old: Mapping[str, str] = {}
+    num_inputs = 1
 
     def rules(self, model: nn.Module) -> list[Rule]:
         """Return the rules of a model; raise ValueError if the reference has no such model."""
@@ -78,8 +80,8 @@ class Family:
         return {}
 
     def example(self, model: nn.Module) -> tuple[np.ndarray, ...]:
-        """Return inputs of a model, of any size; here a token."""
-        return (np.zeros((1, 1), np.int32),)
+        """Return inputs of a model, of any size."""
+        return (np.zeros((1, 1), np.int32),) * self.num_inputs
 
     def fits(self, model: nn.Module) -> bool:
         """Return whether a model belongs to this family, where several families have the same model."""
@@ -111,32 +113,12 @@ def register(model_type: str) -> Callable[[type[Family]], type[Family]]:
     return add
 
 
-class EncoderDecoderFamily(Family):
-    """Family of an encoder-decoder of one vocabulary.
-
-    Attributes:
-        embedding: name of the table of token embeddings.
-        copies: names of the modules that share it.
-    """
-
-    embedding: str
-    copies: Sequence[str]
-
-    @property
-    def tied(self) -> tuple[tuple[str, str], ...]:
-        return tuple((f"{copy}.weight", self.embedding) for copy in self.copies)
-
-    def example(self, model: nn.Module) -> tuple[np.ndarray, ...]:
-        return (np.zeros((1, 1), np.int32),) * 2
-
-
 class ImageFamily(Family):
     """Family of a model of square images of one size."""
 
     sizes = {"H": "num_heads", "p": "patch_size", "q": "patch_size", "c": "channels"}
 
     def example(self, model: nn.Module) -> tuple[np.ndarray, ...]:
-        """Return an image of the model's size."""
         return (np.zeros((1, model.image_size, model.image_size, model.channels), np.float32),)
 
 

@@ -5,8 +5,6 @@ from lineage.models.convert.family import Family, Rule, linear, norm, register
 
 @register("gpt2")
 class GPT2(Family):
-    """Family of GPT-2."""
-
     model = "gpt"
     architectures = ("GPT2LMHeadModel", "GPT2Model")
     prefix = "transformer."

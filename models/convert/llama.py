@@ -25,8 +25,6 @@ ENDS = {32_000: (1, 2), 128_256: (128_000, 128_001)}
 
 @register("llama")
 class Llama(Family):
-    """Family of Llama."""
-
     model = "llama"
     architectures = ("LlamaForCausalLM",)
     fields = {
@@ -100,8 +98,6 @@ class Llama(Family):
 
 @register("mistral")
 class Mistral(Llama):
-    """Family of Mistral."""
-
     architectures = ("MistralForCausalLM",)
     fields = Llama.fields | {
         "max_position_embeddings": ("max_length", 131_072),

@@ -13,8 +13,6 @@ from lineage.models.layers.position import sincos_2d
 
 @register("vit_mae")
 class ViTMAE(ImageFamily):
-    """Family of the masked autoencoder."""
-
     model = "mae"
     architectures = ("ViTMAEForPreTraining", "ViTMAEModel")
     prefix = "vit."

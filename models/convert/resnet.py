@@ -52,8 +52,6 @@ def _blocks(model):
 
 @register("resnet")
 class ResNet(Family):
-    """Family of residual networks with batch norm."""
-
     model = "resnet"
     norm = "batch"
     architectures = ("ResNetForImageClassification", "ResNetModel")
@@ -109,8 +107,6 @@ class ResNet(Family):
 
 @register("bit")
 class BiT(ResNet):
-    """Family of residual networks with group norm."""
-
     norm = "group"
     architectures = ("BitForImageClassification", "BitModel")
     prefix = "bit."

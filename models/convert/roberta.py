@@ -9,8 +9,6 @@ from lineage.models.convert.family import register
 
 @register("roberta")
 class Roberta(Bert):
-    """Family of RoBERTa."""
-
     model = body = "roberta"
     name = "Roberta"
     fields = {name: value for name, value in Bert.fields.items() if name != "max_position_embeddings"}
@@ -35,7 +33,5 @@ class Roberta(Bert):
 
 @register("xlm-roberta")
 class XLMRoberta(Roberta):
-    """Family of XLM-R."""
-
     model = "xlmr"
     name = "XLMRoberta"

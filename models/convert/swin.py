@@ -10,8 +10,6 @@ from lineage.models.convert.family import ImageFamily, Rule, heads, labels, line
 
 @register("swin")
 class Swin(ImageFamily):
-    """Family of Swin."""
-
     model = "swin"
     version = "v1"
     architectures = ("SwinForImageClassification", "SwinModel")
@@ -101,8 +99,6 @@ class Swin(ImageFamily):
 
 @register("swinv2")
 class SwinV2(Swin):
-    """Family of version 2."""
-
     version = "v2"
     architectures = ("Swinv2ForImageClassification", "Swinv2Model")
     prefix = "swinv2."

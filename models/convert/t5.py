@@ -1,6 +1,6 @@
 """T5: `T5ForConditionalGeneration`, or `T5Model` (the head is the embedding anyway) <-> `T5`, version 1.0 or 1.1."""
 
-from lineage.models.convert.family import ACTIVATIONS, EncoderDecoderFamily, Rule, register
+from lineage.models.convert.family import ACTIVATIONS, Family, Rule, register
 
 # `feed_forward_proj` -> (gated, activation): in "gated-gelu" alone, gelu is the tanh approximation.
 PROJECTIONS = {name: (False, ours) for name, ours in ACTIVATIONS.items()}
@@ -9,9 +9,7 @@ PROJECTIONS |= {"gated-gelu": (True, "gelu_tanh")}
 
 
 @register("t5")
-class T5(EncoderDecoderFamily):
-    """Family of T5."""
-
+class T5(Family):
     model = "t5"
     architectures = ("T5ForConditionalGeneration", "T5Model")
     fields = {
@@ -28,8 +26,10 @@ class T5(EncoderDecoderFamily):
         "dropout_rate": ("dropout", 0.1),
     }
     fixed = {"is_encoder_decoder": True}
-    embedding = "shared.weight"
-    copies = ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
+    tied = tuple(
+        (f"{copy}.weight", "shared.weight") for copy in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
+    )
+    num_inputs = 2
 
     def rules(self, model):
         heads, out = "(H C) D -> D H C", "D (H C) -> H C D"

@@ -53,8 +53,6 @@ def refuse_others(model: nn.Module, position: str = "1d", **kind) -> None:
 
 @register("vit")
 class ViT(ImageFamily):
-    """Family of ViT."""
-
     model = "vit"
     architectures = ("ViTForImageClassification", "ViTModel")
     prefix = "vit."
@@ -109,8 +107,6 @@ class ViT(ImageFamily):
 
 @register("deit")
 class DeiT(ViT):
-    """Family of DeiT."""
-
     model = "deit"
     architectures = ("DeiTForImageClassificationWithTeacher", "DeiTForImageClassification")
     prefix = "deit."

@@ -57,10 +57,8 @@ class Mlp(nn.Module):
 
     Attributes:
         mlp_dim: width of the hidden layer, F; when gated, of each of the two projections.
-        activation: elementwise function, one of `ACTIVATIONS` or any other.
         gated: multiply the hidden layer by a second projection.
         dropout: rate on the hidden layer.
-        use_bias, kernel_init, bias_init: of the projections.
         out_init: initializer of the output projection.
     """
 

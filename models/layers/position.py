@@ -153,12 +153,10 @@ class RelativeBuckets(nn.Module):
     and the last one all larger distances. All layers share one such bias.
 
     Attributes:
-        num_heads: H.
         buckets: number of buckets of both directions together, or, if not `bidirectional`, of the keys before the
             query: those after it share the bucket of distance 0.
         max_distance: distance from which on the last bucket is used.
         bidirectional: half of the buckets are for keys after the query.
-        stddev: standard deviation of the initial values.
     """
 
     num_heads: int

@@ -151,7 +151,7 @@ def test_the_first_token_is_always_given_and_gradients_pass_by_what_is_drawn():
     ("settings", "message"),
     [
         ({"attention": "dot"}, "the dot product needs states of one width"),
-        ({"attention": "fixed", "span": "monotonic"}, "there is nothing for span 'monotonic'"),
+        ({"attention": "fixed", "span": "monotonic"}, "span is 'monotonic' without attention"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(settings, message):
