@@ -3,8 +3,7 @@
 from typing import Any
 
 from lineage.configs.registry import load_all
-from lineage.models.base import HiddenStates, Layers, Model, hidden_states
-from lineage.models.registry import MODELS
+from lineage.models.base import MODELS, HiddenStates, Layers, Model, hidden_states
 
 load_all(__name__, __path__)
 

@@ -11,9 +11,8 @@ import flax.linen as nn
 import numpy as np
 from jaxtyping import Array, Float
 
-from lineage.models.base import Activation, Count, Layers
+from lineage.models.base import MODELS, Activation, Count, Layers
 from lineage.models.bert import BERT, Classifier
-from lineage.models.registry import MODELS
 
 
 class GroupedStack(nn.Module):

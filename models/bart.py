@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.base import Count, Layers, Rate, Size, Strategy
+from lineage.models.base import MODELS, Count, Layers, Rate, Size, Strategy
 from lineage.models.decoder import Decoded, EncoderDecoder
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import STRATEGIES, Attention
@@ -18,7 +18,6 @@ from lineage.models.layers.embed import Embed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import Learned, sinusoidal
-from lineage.models.registry import MODELS
 
 # The first rows of its position tables are unused: fairseq counts positions from the padding token's id on.
 UNUSED = 2

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
 
-from lineage.configs.registry import INHERITED, Range, check_ranges
+from lineage.configs.registry import INHERITED, Range, Registry, check_ranges
 from lineage.models.layers.position import resample
+
+MODELS = Registry("model")
 
 Image = Float[Array, "B height width channels"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]  # the names of `layers.mlp.ACTIVATIONS`

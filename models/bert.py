@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.base import Count, Layers, Rate, Size, StackModel, Strategy
+from lineage.models.base import MODELS, Count, Layers, Rate, Size, StackModel, Strategy
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
@@ -22,7 +22,6 @@ from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import Learned
-from lineage.models.registry import MODELS
 
 Output = Float[Array, "..."] | tuple[Float[Array, "..."], Float[Array, "..."]]
 # Heads that predict tokens, heads that read the pooled first token, and the numbers of outputs of their classifiers.

@@ -11,13 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lineage.models.base import Activation, Count
+from lineage.models.base import MODELS, Activation, Count
 from lineage.models.bert import BERT
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.mlp import ACTIVATIONS
 from lineage.models.layers.sparse import BlockSparse
-from lineage.models.registry import MODELS
 
 
 class BlockSparseAttention(Attention):

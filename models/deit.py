@@ -5,8 +5,7 @@ from typing import ClassVar
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from lineage.models.base import Image
-from lineage.models.registry import MODELS
+from lineage.models.base import MODELS, Image
 from lineage.models.vit import ViT
 
 

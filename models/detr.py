@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from lineage.models.base import Activation, Count, Image, Layers, Model, Rate, ResampleRule, Size, StackModel
+from lineage.models.base import MODELS, Activation, Count, Image, Layers, Model, Rate, ResampleRule, Size, StackModel
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack
@@ -17,7 +17,6 @@ from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import Learned
-from lineage.models.registry import MODELS
 
 
 class PositionedAttention(Attention):

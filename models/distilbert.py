@@ -4,9 +4,8 @@ from typing import ClassVar, Literal
 
 import jax
 
-from lineage.models.base import Count
+from lineage.models.base import MODELS, Count
 from lineage.models.bert import BERT, Classifier
-from lineage.models.registry import MODELS
 
 
 @MODELS.register("distilbert")

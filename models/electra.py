@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 import flax.linen as nn
 from jaxtyping import Array, Float, Int
 
+from lineage.models.base import MODELS
 from lineage.models.bert import BERT, Classifier
 from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, gelu
-from lineage.models.registry import MODELS
 
 
 @MODELS.register("electra")

@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.base import Count, HiddenStates, Layers, Model, Rate
+from lineage.models.base import MODELS, Count, HiddenStates, Layers, Model, Rate
 from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.linear import Linear
 from lineage.models.layers.recurrent import Cell, Layer
-from lineage.models.registry import MODELS
 
 
 @MODELS.register("elmo")

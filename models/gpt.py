@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from lineage.models.base import Activation, Count, Size, Strategy
+from lineage.models.base import MODELS, Activation, Count, Size, Strategy
 from lineage.models.decoder import Decoded, DecoderOnly
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
@@ -16,7 +16,6 @@ from lineage.models.layers.embed import Embed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import Learned
-from lineage.models.registry import MODELS
 
 
 @MODELS.register("gpt")

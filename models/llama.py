@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import flax.linen as nn
 from jaxtyping import Array, Int
 
-from lineage.models.base import Activation, Count, Size, Strategy
+from lineage.models.base import MODELS, Activation, Count, Size, Strategy
 from lineage.models.decoder import Decoded, DecoderOnly
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
@@ -20,7 +20,6 @@ from lineage.models.layers.embed import Embed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import RMSNorm
 from lineage.models.layers.position import rotary, stretched, yarn_magnitude
-from lineage.models.registry import MODELS
 
 LLAMA2 = {"vocab_size": 32_000, "max_length": 4096}
 LLAMA3 = {"vocab_size": 128_256, "max_length": 8192, "rope_base": 500_000.0}

@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lineage.models.base import Count, Counts, HiddenStates, Image, ImageModel, Layers
+from lineage.models.base import MODELS, Count, Counts, HiddenStates, Image, ImageModel, Layers
 from lineage.models.layers.norm import BatchNorm, standardise
-from lineage.models.registry import MODELS
 
 WIDTHS = (256, 512, 1024, 2048)
 BIT = {"norm": "group", "preactivation": True}

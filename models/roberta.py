@@ -5,9 +5,9 @@ from typing import ClassVar, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from lineage.models.base import MODELS
 from lineage.models.bert import BERT, Classifier
 from lineage.models.layers.mlp import gelu
-from lineage.models.registry import MODELS
 
 
 @MODELS.register("roberta")

@@ -15,14 +15,13 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.base import Count, HiddenStates, Layers, Model, Rate
+from lineage.models.base import MODELS, Count, HiddenStates, Layers, Model, Rate
 from lineage.models.layers.attend import Additive, Mask, dense, dot_product
 from lineage.models.layers.cache import States
 from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.linear import Linear
 from lineage.models.layers.recurrent import CELLS, Cell, Recurrent, held
-from lineage.models.registry import MODELS
 
 LUONG = {"cell": "lstm", "depth": 4, "width": 1000, "bidirectional": False, "dropout": 0.2}
 

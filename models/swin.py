@@ -14,7 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lineage.models.base import Count, Counts, Image, ImageModel, Layers, Rate, ResampleRule, StackModel, resample_grid
+from lineage.models.base import (
+    MODELS,
+    Count,
+    Counts,
+    Image,
+    ImageModel,
+    Layers,
+    Rate,
+    ResampleRule,
+    StackModel,
+    resample_grid,
+)
 from lineage.models.layers.attend import Mask, dot_product
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack
@@ -23,7 +34,6 @@ from lineage.models.layers.embed import PatchEmbed
 from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
-from lineage.models.registry import MODELS
 
 INIT = nn.initializers.normal(0.02)
 SIZES = {

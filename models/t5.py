@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.base import Activation, Count, Size
+from lineage.models.base import MODELS, Activation, Count, Size
 from lineage.models.decoder import Decoded, EncoderDecoder
 from lineage.models.layers.attend import Mask, dot_product
 from lineage.models.layers.attention import Attention
@@ -22,7 +22,6 @@ from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import RMSNorm
 from lineage.models.layers.position import RelativeBuckets
-from lineage.models.registry import MODELS
 
 V1_1 = {"activation": "gelu_tanh", "gated": True, "tied": False}
 

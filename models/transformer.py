@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.base import Activation, Count, Rate, Size, Strategy
+from lineage.models.base import MODELS, Activation, Count, Rate, Size, Strategy
 from lineage.models.decoder import Decoded, EncoderDecoder
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import STRATEGIES, Attention
@@ -22,7 +22,6 @@ from lineage.models.layers.embed import Embed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import BatchNorm, LayerNorm, PowerNorm, RMSNorm, normalise
 from lineage.models.layers.position import Learned, RelativeKeys, rotary, sinusoidal
-from lineage.models.registry import MODELS
 
 NORMS = {"layer": LayerNorm, "rms": RMSNorm, "batch": BatchNorm, "power": PowerNorm}
 

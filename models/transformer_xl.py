@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from lineage.models.base import Activation, Count, Natural, Rate, ShardingRule, Size
+from lineage.models.base import MODELS, Activation, Count, Natural, Rate, ShardingRule, Size
 from lineage.models.decoder import DecoderOnly
 from lineage.models.layers.attend import Mask, dense
 from lineage.models.layers.block import Block, Stack
@@ -24,7 +24,6 @@ from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import sinusoidal
-from lineage.models.registry import MODELS
 
 
 class RecurrentAttention(nn.Module):

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from lineage.configs.registry import Range
 from lineage.models.base import (
+    MODELS,
     Count,
     Image,
     ImageModel,
@@ -30,7 +31,6 @@ from lineage.models.layers.embed import PatchEmbed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import BatchNorm, LayerNorm
 from lineage.models.layers.position import Learned, Learned2D, RelativeKeys, resample, sincos_2d
-from lineage.models.registry import MODELS
 from lineage.models.resnet import WIDTHS, ResNet
 
 

@@ -15,11 +15,7 @@ def has_windows(mask: Mask, length: int) -> bool:
 
 
 def windowed(
-    query: Float[Array, "B T H C"],
-    key: Float[Array, "B T K C"],
-    value: Float[Array, "B T K E"],
-    mask: Mask,
-    **options,
+    query: Float[Array, "B T H C"], key: Float[Array, "B T K C"], value: Float[Array, "B T K E"], mask: Mask, **options
 ) -> Float[Array, "B T H E"]:
     """Attend within a causal window: 2 T x window scores instead of T x T (arXiv 2310.06825, section 2).
 

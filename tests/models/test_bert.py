@@ -189,12 +189,7 @@ def test_models_that_transformers_has_not(model, message, variables, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"pad_token_id": None},
-        {"pad_token_id": 511},
-        {"max_position_embeddings": "many"},
-    ],
+    "settings", [{"pad_token_id": None}, {"pad_token_id": 511}, {"max_position_embeddings": "many"}]
 )
 def test_robertas_positions_must_fit(settings, variables, tmp_path):
     model = RoBERTa(**SIZES)

@@ -7,14 +7,7 @@ import pytest
 
 from lineage.models import build
 from lineage.models.kernels.attention import cudnn
-from lineage.models.layers.attend import (
-    Additive,
-    Mask,
-    dense,
-    dot_product,
-    masked_softmax,
-    scaled_dot_product,
-)
+from lineage.models.layers.attend import Additive, Mask, dense, dot_product, masked_softmax, scaled_dot_product
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.cache import Cache
 from lineage.models.layers.position import RelativeKeys, rotary
