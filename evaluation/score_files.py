@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lineage.data.sources.rows import read_lines
+from lineage.data.sources.lines import read_lines
 
 PREDICTIONS, REFERENCES = ("prediction", "text"), ("references", "reference", "text")  # keys of objects in a .jsonl
 Entries = Sequence[Any]  # texts, or lists of texts, of a file

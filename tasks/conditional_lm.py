@@ -25,7 +25,7 @@ class ContinuationTask(PairTask):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("next_token",)
-    kind: ClassVar[type[pairs.Pairs]] = pairs.Continuations
+    kind: ClassVar[type[pairs.EncodedPairs]] = pairs.Continuations
 
     def examples(self, content: Mapping[str, PairedTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
         return self.encoded(content, tokenizer)

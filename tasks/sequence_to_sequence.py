@@ -103,7 +103,7 @@ class PairTask(TextTask):
     reads: ClassVar[str] = "pairs"
     special_tokens: ClassVar[tuple[str, ...]] = ("end_of_text",)
     loader_options: ClassVar[tuple[str, ...]] = ("buckets",)
-    kind: ClassVar[type[pairs.Pairs]] = pairs.Pairs
+    kind: ClassVar[type[pairs.EncodedPairs]] = pairs.EncodedPairs
 
     def texts(self, content: Mapping[str, PairedTexts]) -> dict[str, Iterable[str]]:
         return {name: [*part.inputs, *part.targets] for name, part in content.items()}
