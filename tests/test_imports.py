@@ -49,7 +49,7 @@ RULES = {
     "configs.schema": ({"configs.registry"}, {"ml_collections"}),
     "configs": (
         {"configs.registry", "configs.schema", "models", "tasks", "data", "evaluation", "train"},
-        {"ml_collections"},
+        {"ml_collections", "cloudpickle"},
     ),
 }
 PROJECT = "lineage"

@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, Mesh
 from lineage.models.budget import ACCELERATORS, Budget, aligned, budget, human, peak_flops
 from lineage.train.experiment import Experiment
 from lineage.train.sharding import abstract_mesh, shardings
-from lineage.train.step import compute_dtype, make_loss
+from lineage.train.step import make_loss
 
 # Fraction of a block's activations that tensor parallelism does not shard (arXiv 2205.05198, section 4.2.1).
 REPLICATED = 10 / 34
@@ -32,7 +32,7 @@ class Throughput:
 
     def __init__(self, experiment: Experiment):
         kind = jax.devices()[0].device_kind
-        peak = peak_flops(kind, compute_dtype(experiment.config.precision).name) or measured_peak()
+        peak = peak_flops(kind, experiment.run.precision) or measured_peak()
         self.budget = experiment_budget(experiment)
         lengths = experiment.data.train.lengths
         flops = [experiment_budget(experiment, length).flops["training"]["model"] for length in lengths if length]
@@ -89,7 +89,7 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
     model, adapter, state = experiment.model, experiment.adapter, experiment.abstract_state
     batch = jax.eval_shape(partial(experiment.zeros, length=length))
     length = (model.max_length or experiment.task.sequence_length) if model.is_decoder else None  # length of the cache
-    dtype = compute_dtype(experiment.config.precision)
+    dtype = jnp.dtype(experiment.config.precision)
     loss_sum = make_loss(model, experiment.task.loss, dtype)
 
     def loss(params, rest, batch, key):
@@ -123,7 +123,7 @@ def describe(experiment: Experiment) -> str:
     devices = [("accelerator", "memory", "needed", "step")]
     for name, device in ACCELERATORS.items():
         share = memory["total"] / (device.memory * 1e9)
-        peak = device.peak(compute_dtype(config.precision)) * mesh.size
+        peak = device.peak(jnp.dtype(config.precision)) * mesh.size
         milliseconds = 1000 * total.flops["training"]["model"] / (UTILISATION * peak)
         devices.append(
             (name, f"{device.memory} GB", f"{share:.0%}" if share <= 1 else "too much", f"{milliseconds:,.3g} ms")

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from lineage import models
+from lineage.configs.run import Init, Run
 from lineage.data.sources import shapes
 from lineage.models import convert
 from lineage.models.detr import DETR
@@ -60,7 +61,7 @@ def one_step():
     state = jax.jit(lambda: init_state(model, optimizer, ObjectDetection().loss, batch, seed=0))()
 
     def make(accumulate):
-        return jax.jit(make_train_step(model, ObjectDetection().loss, optimizer, seed=0, grad_accum_steps=accumulate))
+        return jax.jit(make_train_step(model, ObjectDetection().loss, optimizer, Run(grad_accum_steps=accumulate)))
 
     return model, state, make
 
@@ -139,7 +140,7 @@ def test_backbone_is_initialized_from_a_classifier(tiny, tmp_path):
     changes = {"model.backbone.norm": "batch", "model.backbone.frozen": True}
     experiment = Experiment(tiny("detr", TINY | changes), **ONE)
     state = jax.jit(experiment.make_state)()
-    found, said = pretrained.start_from(state, experiment.model, str(tmp_path), rename=(("^", "backbone/"),))
+    found, said = pretrained.start_from(state, experiment.model, Init(str(tmp_path), rename=(("^", "backbone/"),)))
     assert "not used: backbone" in said  # the classifier
     for kind in ("params", "statistics"):
         ours = found.variables()[kind]["backbone"]
