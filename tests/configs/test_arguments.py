@@ -42,6 +42,7 @@ def test_list_shows_every_experiment_with_a_summary(capsys):
         group = small if path.parent.name == "small" else paper
         assert re.search(rf"^  {name} +{re.escape(cli.summary(path))}$", group, re.MULTILINE)
         assert cli.summary(path)
+    assert all(len(line) <= 120 for line in [*small.splitlines(), *paper.splitlines()])
 
 
 def test_config_shows_every_key(capsys):
