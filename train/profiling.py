@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from lineage.models.budget import ACCELERATORS, Budget, aligned, budget, human, peak_flops
-from lineage.train.adapters import NO_ADAPTER
 from lineage.train.experiment import Experiment
 from lineage.train.sharding import abstract_mesh, shardings
+from lineage.train.step import make_loss
 
 # Fraction of a block's activations that tensor parallelism does not shard (arXiv 2205.05198, section 4.2.1).
 REPLICATED = 10 / 34
@@ -86,23 +86,25 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
     Args:
         length: number of tokens of the texts in the batch; None stands for the config's.
     """
-    config = experiment.config
+    model, adapter, state = experiment.model, experiment.adapter, experiment.abstract_state
     batch = jax.eval_shape(partial(experiment.zeros, length=length))
-    model = experiment.model
     length = (model.max_length or experiment.task.sequence_length) if model.is_decoder else None  # length of the cache
-    adapted = {}
-    if experiment.adapter != NO_ADAPTER:
-        state = experiment.abstract_state
-        variables = {"params": state.params, "frozen": state.frozen, **state.collections}
-        adapted = {"adapter": experiment.adapter, "variables": variables}
+    dtype = jnp.dtype(experiment.config.precision)
+    loss_sum = make_loss(model, experiment.task.loss, dtype)
+
+    def loss(params, rest, batch, key):
+        collections = {name: value for name, value in rest.items() if name != "frozen"}
+        return loss_sum(params, (adapter, rest["frozen"]), {}, collections, batch, key)[0]
+
     return budget(
-        experiment.model,
+        model,
         tuple(batch[name] for name in experiment.task.arguments),
-        objective=experiment.task.loss,
+        variables={"params": state.params, "frozen": state.frozen, **state.collections},
+        merge=lambda params, rest: adapter.apply(rest["frozen"], params),
+        loss=loss,
         batch=batch,
         optimizer=experiment.optimizer_by(lambda step: 0.0).init,  # the schedule may need the size of the data
-        **adapted,
-        compute_dtype=config.precision,
+        compute_dtype=dtype,
         cache_length=length,
     )
 

@@ -88,11 +88,10 @@ def make_train_step(
     return step
 
 
-def make_gradients(model: nn.Module, objective: Objective, dtype: jnp.dtype) -> Callable[..., Any]:
-    """Return a function that computes the gradients of an objective with respect to the trained parameters.
+def make_loss(model: nn.Module, objective: Objective, dtype: jnp.dtype) -> Callable[..., Any]:
+    """Return a function that computes the sum of an objective, and (weight, metric states, updated collections).
 
-    The function takes (params, (adapter, frozen), collections, batch, rng) and returns the updated collections and
-    (gradients of the loss's sum, weight, metric states).
+    The function takes (params, (adapter, frozen), overwritten collections, collections, batch, rng).
     """
 
     def loss(params, fixed, overwritten, collections, batch, rng):
@@ -103,6 +102,17 @@ def make_gradients(model: nn.Module, objective: Objective, dtype: jnp.dtype) -> 
         apply = nn.apply(objective, model, mutable=list(collections))
         (loss_sum, weight, aux), collections = apply(variables, _cast_images(batch, dtype), rngs={"dropout": rng})
         return loss_sum, (weight, aux, collections)
+
+    return loss
+
+
+def make_gradients(model: nn.Module, objective: Objective, dtype: jnp.dtype) -> Callable[..., Any]:
+    """Return a function that computes the gradients of an objective with respect to the trained parameters.
+
+    The function takes (params, (adapter, frozen), collections, batch, rng) and returns the updated collections and
+    (gradients of the loss's sum, weight, metric states).
+    """
+    loss = make_loss(model, objective, dtype)
 
     def gradients(params, fixed, collections, batch, rng):
         # Flax returns the state of low-precision (fp8) operations as the gradient with respect to the old state.

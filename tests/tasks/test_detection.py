@@ -118,16 +118,16 @@ def test_evaluation_covers_the_whole_split_and_report_shows_boxes(tiny, tmp_path
 
 def test_incompatible_models_and_tasks_raise(tiny):
     with pytest.raises(ValueError, match="'object_detection' needs a model with the outputs objects: ViT has classes"):
-        ObjectDetection().check_model(ViT(8))
+        ObjectDetection().check_model(ViT(num_classes=8))
     with pytest.raises(ValueError, match="'image_classification' needs a model with the outputs classes: DETR has obj"):
-        ImageClassification().check_model(DETR(ResNet()))
+        ImageClassification().check_model(DETR(backbone=ResNet()))
     experiment = Experiment(tiny("detr", TINY | {"evaluators.knn": "knn"}), **ONE)
     with pytest.raises(ValueError, match="'object_detection' has no features for probes: they are for labelled images"):
         experiment.evaluation()
     with pytest.raises(ValueError, match="the backbone is a ViT: it must be one with maps"):
-        jax.eval_shape(DETR(ViT(0)).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
+        jax.eval_shape(DETR(backbone=ViT(num_classes=0)).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
     with pytest.raises(ValueError, match="width is 18: it must be a multiple of 4"):
-        jax.eval_shape(DETR(ResNet(), width=18).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
+        jax.eval_shape(DETR(backbone=ResNet(), width=18).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
 
 
 @pytest.mark.thorough

@@ -68,6 +68,6 @@ def test_invalid_scheduled_sampling_raises():
     with pytest.raises(ValueError, match=r"Unknown decay 'cosine'\. Available: linear, exponential, inverse_sigmoid"):
         schema.build(TASKS, section)
     with pytest.raises(ValueError, match=r"scheduled_sampling is 0\.5: it must be 0 for Transformer, which reads all"):
-        SequenceToSequence(scheduled_sampling=0.5).check_model(Transformer(11))
+        SequenceToSequence(scheduled_sampling=0.5).check_model(Transformer(vocab_size=11))
     with pytest.raises(ValueError, match=r"task\.scheduled_sampling is 1\.0: it must be 0 or more and below 1"):
         SequenceToSequence(scheduled_sampling=1.0)
