@@ -57,11 +57,8 @@ def header(title: str, facts: Iterable[str], below: str, tiles: Iterable[str]) -
 
 def table_row(*cells: Any, numbers: Sequence[str] = (), tag: str = "td") -> str:
     """Return a row of a table; the cells are text, and the numbers, which follow, are right-aligned."""
-    return (
-        "<tr>"
-        + "".join(f"<{tag}>{text(cell)}" for cell in cells)
-        + "".join(f"<{tag} class=n>{shown}" for shown in numbers)
-    )
+    shown = [f"<{tag}>{text(cell)}" for cell in cells] + [f"<{tag} class=n>{value}" for value in numbers]
+    return f"<tr>{''.join(shown)}"
 
 
 def section(title: str, body: str, kind: str = "") -> str:
