@@ -14,7 +14,7 @@ RULES = {
     "metrics": (set(), ARRAYS | {"nltk", "sacrebleu", "ot"}),
     "models.layers": ({"models.kernels"}, ARRAYS),
     "models.kernels": ({"models.layers"}, ARRAYS),
-    "models.convert": ({"models", "models.layers"}, ARRAYS | {"safetensors", "ml_dtypes"}),
+    "models.convert": ({"models", "models.layers", "configs.registry"}, ARRAYS | {"safetensors", "ml_dtypes"}),
     "models": ({"models.layers", "models.kernels", "configs.registry"}, ARRAYS),
     "data": (
         {"configs.registry"},
@@ -49,7 +49,7 @@ RULES = {
     "configs.schema": ({"configs.registry"}, {"ml_collections"}),
     "configs": (
         {"configs.registry", "configs.schema", "models", "tasks", "data", "evaluation", "train"},
-        {"ml_collections"},
+        {"ml_collections", "cloudpickle"},
     ),
 }
 PROJECT = "lineage"

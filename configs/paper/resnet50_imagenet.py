@@ -1,8 +1,8 @@
-"""ResNet-50 on ImageNet-1k in 90 epochs: "Accurate, Large Minibatch SGD" (arXiv 1706.02677), with batches of 256.
+"""ResNet-50 on ImageNet-1k in 90 epochs, with batches of 256 (arXiv 1706.02677).
 
-The paper reports a top-1 error of 23.6% on the validation split. The data are imagenet2012 of TFDS, prepared under
-source.data_dir. The learning rate of the paper is divided by 10 every 30 epochs; here it follows a cosine, without
-momentum correction.
+The paper, "Accurate, Large Minibatch SGD", reports a top-1 error of 23.6% on the validation split. The data are
+imagenet2012 of TFDS, prepared under source.data_dir. The learning rate of the paper is divided by 10 every 30 epochs;
+here it follows a cosine, without momentum correction.
 
     lineage train --config=resnet50_imagenet
 """

@@ -1,8 +1,8 @@
-"""The standard Transformer-XL (151M parameters) on WikiText-103, after arXiv 1901.02860. It has not been run.
+"""The standard Transformer-XL on WikiText-103 (arXiv 1901.02860). Not run yet.
 
-The parameters are the word embeddings, shared with the output layer (110M), and 16 layers (41M). The adaptive softmax
-of the paper is omitted: every step computes logits for all 267,735 words. source.path, source.validation_path and
-source.test_path are the files of the data set.
+The 151M parameters are the word embeddings, shared with the output layer (110M), and 16 layers (41M). The adaptive
+softmax of the paper is omitted: every step computes logits for all 267,735 words. source.path, source.validation_path
+and source.test_path are the files of the data set.
 """
 
 from ml_collections import ConfigDict

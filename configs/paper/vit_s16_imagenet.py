@@ -1,7 +1,7 @@
-"""ViT-S/16 on ImageNet-1k in 90 epochs: "Better plain ViT baselines for ImageNet-1k" (arXiv 2205.01580).
+"""ViT-S/16 on ImageNet-1k in 90 epochs (arXiv 2205.01580).
 
-The paper reports 76.5% top-1 accuracy on the validation split. The data are imagenet2012 of TFDS, prepared under
-source.data_dir.
+The paper, "Better plain ViT baselines for ImageNet-1k", reports 76.5% top-1 accuracy on the validation split. The data
+are imagenet2012 of TFDS, prepared under source.data_dir.
 """
 
 from ml_collections import ConfigDict

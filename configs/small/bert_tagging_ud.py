@@ -1,4 +1,4 @@
-"""A small BERT that tells the part of speech of every word in a treebank of Universal Dependencies.
+"""A small BERT for part-of-speech tagging of a treebank of Universal Dependencies.
 
     lineage train --config=bert_tagging_ud:PATH        PATH: a folder of *.conllu or *.conllu.gz files
     lineage train --config=bert_tagging_ud:PATH,RUN    initialized with the parameters and the tokenizer of a run

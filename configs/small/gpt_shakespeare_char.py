@@ -1,9 +1,10 @@
-"""nanoGPT's character-level Shakespeare, on the text that nanoGPT calls input.txt (1,115,394 characters).
+"""nanoGPT's character-level Shakespeare.
 
     lineage train --config=gpt_shakespeare_char --config.source=text:PATH/input.txt
 
-Changes from nanoGPT's CPU recipe, for this short run: no gradient clipping, b2 = 0.999, evaluation with the moving
-average of the parameters, 50 warm-up steps, no weight decay on embeddings. Results of both: RESULTS.md.
+PATH/input.txt is the text that nanoGPT uses (1,115,394 characters). Changes from nanoGPT's CPU recipe, for this short
+run: no gradient clipping, b2 = 0.999, evaluation with the moving average of the parameters, 50 warm-up steps, no weight
+decay on embeddings. Results of both: RESULTS.md.
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,4 @@
-"""A masked autoencoder on scikit-learn's handwritten digits, then a ViT that goes on from it.
+"""A masked autoencoder on scikit-learn's handwritten digits, then a fine-tuned ViT.
 
 lineage train --config=mae_digits --workdir=outputs/mae
 lineage train --config=vit_digits --workdir=outputs/mae_vit --config.model.position=mae --config.init.path=outputs/mae

@@ -1,8 +1,9 @@
-"""Placement of the norms of a Transformer, with and without a warm-up (arXiv 2002.04745), on dates of twelve locales.
+"""Post-norm and pre-norm Transformers, with and without warm-up (arXiv 2002.04745).
 
     lineage sweep --config=placement_cldr
 
-Four runs of equal length: post-norm and pre-norm, each with and without learning-rate warm-up. Results: RESULTS.md.
+The task is to convert dates of twelve locales. Four runs of equal length: post-norm and pre-norm, each with and without
+learning-rate warm-up. Results: RESULTS.md.
 """
 
 from ml_collections import ConfigDict

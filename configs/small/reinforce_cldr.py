@@ -1,4 +1,4 @@
-"""A small GPT that goes on after a date with its ISO 8601 form, and what a reward for the right one adds.
+"""A small GPT that completes dates with their ISO 8601 form, fine-tuned with REINFORCE.
 
     lineage train --config=reinforce_cldr --workdir=outputs/dates
     lineage train --config=reinforce_cldr:svf,outputs/dates --workdir=outputs/rewarded_svf

@@ -1,4 +1,4 @@
-r"""Transformer-squared on a small GPT: experts of kinds of text, and what their mixture does for other texts.
+r"""Transformer-squared on a small GPT: experts for categories of text, and their mixtures.
 
     python -c "from lineage.configs.small.self_adaptive import mix; mix('TEXTS')"
     lineage train --config=self_adaptive:base,TEXTS --workdir=outputs/base

@@ -189,12 +189,7 @@ def test_unsupported_models_raise(model, message, variables, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"pad_token_id": None},
-        {"pad_token_id": 511},
-        {"max_position_embeddings": "many"},
-    ],
+    "settings", [{"pad_token_id": None}, {"pad_token_id": 511}, {"max_position_embeddings": "many"}]
 )
 def test_invalid_roberta_positions_raise(settings, variables, tmp_path):
     model = RoBERTa(**SIZES)

@@ -60,7 +60,7 @@ def test_random_blocks_are_uniform_and_distinct():
     counts = np.bincount(random_blocks(4000, 9, 1, seed=0)[:, 3, 0], minlength=9)
     assert set(np.flatnonzero(counts)) == {1, 2, 6, 7}
     assert counts[[1, 2, 6, 7]].min() > 900
-    with pytest.raises(ValueError, match="8 blocks leave no 4 others for each: there must be at least 9"):
+    with pytest.raises(ValueError, match="8 blocks are too few for num_random_blocks=4: at least 9"):
         random_blocks(1, 8, 4, seed=0)
 
 
@@ -155,5 +155,5 @@ def test_export_with_seeded_blocks_raises(variables, tmp_path):
 
 def test_flash_attention_raises():
     model = TINY.clone(attend="cudnn")
-    with pytest.raises(ValueError, match="attend is 'cudnn', which has no block-sparse attention: it must be 'auto'"):
+    with pytest.raises(ValueError, match="attend is 'cudnn', without block-sparse attention: it must be 'auto'"):
         jax.eval_shape(model.init, jax.random.key(0), TOKENS)

@@ -33,7 +33,12 @@ def total(costs):
 
 def next_token_loss(model, batch):
     losses = optax.softmax_cross_entropy_with_integer_labels(model(*batch), batch[0])
-    return losses.sum(), losses.size, {}
+    return losses.sum()
+
+
+def training_loss(model, objective):
+    """Return the loss of parameters, as `budget` takes it."""
+    return lambda params, rest, batch, key: nn.apply(objective, model)({"params": params, **rest}, batch)
 
 
 @pytest.mark.parametrize(
@@ -102,11 +107,12 @@ def test_forward_flops_of_published_models(name, variant, inputs):
 
 
 def test_training_flops_match_xla():
-    cost = budget.budget(build(**GPT), (TOKENS,), objective=next_token_loss)
+    model = build(**GPT)
+    cost = budget.budget(model, (TOKENS,), loss=training_loss(model, next_token_loss))
     unrolled = build(**GPT, unroll=3)
 
     def loss(variables, tokens):
-        return nn.apply(next_token_loss, unrolled)(variables, (tokens,))[0]
+        return nn.apply(next_token_loss, unrolled)(variables, (tokens,))
 
     assert total(cost.flops["training"]) == pytest.approx(
         xla(jax.value_and_grad(loss), shapes(unrolled, TOKENS), TOKENS), rel=0.02
@@ -168,9 +174,8 @@ def test_activations_are_the_residuals_of_the_backward_pass():
         def __call__(self, x):
             return jnp.sin(nn.Dense(32, use_bias=False)(x))
 
-    cost = budget.budget(
-        Sine(), (jax.ShapeDtypeStruct((4, 8), jnp.float32),), objective=lambda model, batch: model(*batch).sum()
-    )
+    loss = training_loss(Sine(), lambda model, batch: model(*batch).sum())
+    cost = budget.budget(Sine(), (jax.ShapeDtypeStruct((4, 8), jnp.float32),), loss=loss)
     assert cost.memory["training"]["activations"] == 4 * 32 * 4  # the cosine, but neither the input nor the kernel
     assert cost.memory["training"]["weights"] == cost.memory["training"]["gradients"] == 8 * 32 * 4
     assert cost.textbook == {}
@@ -196,7 +201,7 @@ def test_training_memory_is_close_to_xla(remat):
     variables, tokens = shapes(model, TOKENS), jax.ShapeDtypeStruct((8, 128), jnp.int32)
 
     def step(variables, state, tokens):
-        loss = lambda variables: nn.apply(next_token_loss, model)(variables, (tokens,))[0]  # noqa: E731
+        loss = lambda variables: nn.apply(next_token_loss, model)(variables, (tokens,))  # noqa: E731
         value, gradients = jax.value_and_grad(loss)(variables)
         updates, state = optimizer.update(gradients, state, variables)
         return optax.apply_updates(variables, updates), state, value
@@ -204,7 +209,7 @@ def test_training_memory_is_close_to_xla(remat):
     state = jax.eval_shape(optimizer.init, variables)
     real = jax.jit(step, donate_argnums=(0, 1)).lower(variables, state, tokens).compile().memory_analysis()
     real = real.argument_size_in_bytes + real.temp_size_in_bytes + real.output_size_in_bytes - real.alias_size_in_bytes
-    cost = budget.budget(model, (tokens,), objective=next_token_loss, optimizer=optimizer.init)
+    cost = budget.budget(model, (tokens,), loss=training_loss(model, next_token_loss), optimizer=optimizer.init)
     assert cost.memory["training"]["total"] == pytest.approx(real, rel=0.15)
 
 

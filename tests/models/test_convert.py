@@ -17,7 +17,7 @@ from lineage.models.gpt import GPT
 from lineage.models.vit import ViT
 
 TINY_GPT = GPT(vocab_size=7, max_length=6, depth=2, width=8, num_heads=2, mlp_dim=12, dropout=0.1)
-TINY_VIT = ViT(3, image_size=8, patch_size=4, channels=2, depth=2, width=8, num_heads=2, mlp_dim=12)
+TINY_VIT = ViT(num_classes=3, image_size=8, patch_size=4, channels=2, depth=2, width=8, num_heads=2, mlp_dim=12)
 INPUTS = {GPT: jnp.zeros((1, 6), jnp.int32), ViT: jnp.zeros((1, 8, 8, 2))}
 
 
@@ -98,7 +98,7 @@ def test_fields_of_the_config(model, config, setting, value, folder):
 
 
 def test_missing_dropout_in_albert_config():
-    settings = convert.albert.FAMILY.settings({}, "AlbertForSequenceClassification", {})
+    settings = convert.FAMILIES["albert"].settings({}, "AlbertForSequenceClassification", {})
     assert settings == {"head": "classification", "head_dropout": 0.1, "num_classes": 2}
 
 

@@ -54,7 +54,7 @@ def test_number_of_visible_patches_is_rounded_down():
         tokens, hidden = jax.eval_shape(partial(model.init_with_output, jax.random.key(0)), *inputs)[0]
         assert tokens.shape == (1, 1 + seen, 16)
         assert hidden.shape == (1, 16)
-    with pytest.raises(ValueError, match=r"mask_rate is 0\.95: of 16 patches, none would be seen"):
+    with pytest.raises(ValueError, match=r"mask_rate is 0\.95: it masks all 16 patches"):
         TINY.clone(mask_rate=0.95).init(jax.random.key(0), *inputs)
 
 
@@ -104,7 +104,7 @@ def test_reconstructions(normalised, painted):
 
 def test_encoder_without_noise_matches_vit(painted):
     image, _, variables, _ = painted
-    vit = ViT(0, **SIZES, position="mae")
+    vit = ViT(num_classes=0, **SIZES, position="mae")
     params = jax.eval_shape(vit.init, jax.random.key(0), image)["params"]
     params = {name: variables["params"][name] for name in params}
     np.testing.assert_array_equal(jax.jit(TINY.apply)(variables, image), jax.jit(vit.apply)({"params": params}, image))

@@ -15,11 +15,13 @@ VOCAB = 13
 RNG = np.random.default_rng(0)
 INPUTS, TOKENS = (jnp.asarray(RNG.integers(0, VOCAB, (2, length)), jnp.int32) for length in (7, 6))
 MASK = jnp.arange(7) < jnp.array([[7], [4]])
+SIZES = {"vocab_size": VOCAB, "width": 8, "embed_width": 6}
+LOCAL = {"bidirectional": False, "window": 2}
 KINDS = {
-    "fixed": Seq2Seq(VOCAB, "lstm", 2, 8, 6, True, "fixed"),
-    "additive": Seq2Seq(VOCAB, "gru", 1, 8, 6, True, "additive"),
-    "general": Seq2Seq(VOCAB, "lstm", 2, 8, 6, False, "general", "predictive", 2),
-    "dot": Seq2Seq(VOCAB, "rnn", 1, 8, 6, False, "dot", "monotonic", 2),
+    "fixed": Seq2Seq(**SIZES, cell="lstm", depth=2, attention="fixed"),
+    "additive": Seq2Seq(**SIZES, cell="gru", attention="additive"),
+    "general": Seq2Seq(**SIZES, **LOCAL, cell="lstm", depth=2, attention="general", span="predictive"),
+    "dot": Seq2Seq(**SIZES, **LOCAL, cell="rnn", attention="dot", span="monotonic"),
 }
 
 
@@ -150,12 +152,12 @@ def test_scheduled_sampling_keeps_the_first_token_and_has_finite_gradients():
     ("settings", "message"),
     [
         ({"attention": "dot"}, "the dot product needs states of one width"),
-        ({"attention": "fixed", "span": "monotonic"}, "there is nothing for span 'monotonic'"),
+        ({"attention": "fixed", "span": "monotonic"}, "span is 'monotonic' without attention"),
     ],
 )
 def test_incompatible_settings_raise(settings, message):
     with pytest.raises(ValueError, match=message):
-        Seq2Seq(VOCAB, width=8, **settings).init(jax.random.key(0), INPUTS, TOKENS)
+        Seq2Seq(vocab_size=VOCAB, width=8, **settings).init(jax.random.key(0), INPUTS, TOKENS)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

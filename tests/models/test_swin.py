@@ -12,7 +12,7 @@ from lineage.models.swin import ContinuousBias, Swin, WindowAttention
 from tests.tiers import tiered
 
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compilation dominates
-TINY = Swin(5, image_size=8, patch_size=1, channels=1, depths=(2, 1), width=8, num_heads=(2, 2), window=4)
+TINY = Swin(num_classes=5, image_size=8, patch_size=1, channels=1, depths=(2, 1), width=8, num_heads=(2, 2), window=4)
 
 
 def shapes(model, image):

@@ -80,7 +80,7 @@ def test_memory_is_updated_only_if_mutable(params):
     after, state = jax.jit(lambda: TINY.apply(params | state, TOKENS[:, 4:8], mutable=["memory"]))()
     assert np.abs(after - fresh).max() > 1e-3
     assert jax.tree.leaves(state["memory"])[0].tolist() == [6, 6]
-    with pytest.raises(ValueError, match=r"the memory is of 3 rows: these are 1\."):
+    with pytest.raises(ValueError, match="the batch size is 1: it must be 3"):
         TINY.apply(params | state, TOKENS[:1, :4], mutable=["memory"])
 
 

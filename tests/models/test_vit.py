@@ -11,7 +11,7 @@ from lineage.models.vit import ViT
 from tests.tiers import tiered
 from tests.tolerance import assert_close
 
-TINY = ViT(5, image_size=8, patch_size=2, channels=1, depth=2, width=16, num_heads=2)
+TINY = ViT(num_classes=5, image_size=8, patch_size=2, channels=1, depth=2, width=16, num_heads=2)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_hybrid_is_a_vit_on_a_feature_map(variables, normal):
     image = normal(2, 32, 32, 3)
     model = TINY.clone(image_size=32, patch_size=16, channels=3, hybrid=(1, 1), depth=1)
     params = variables(model, image, std=0.1)
-    backbone = ResNet(0, depths=(1, 1), widths=(256, 512), norm="group", padding="same", epsilon=1e-6)
+    backbone = ResNet(num_classes=0, depths=(1, 1), widths=(256, 512), norm="group", padding="same", epsilon=1e-6)
     front = {"params": params["params"]["backbone"]}
     features = jax.jit(lambda image: backbone.apply(front, image, method="features")[-1])(image)
     assert features.shape == (2, 4, 4, 512)

@@ -118,7 +118,18 @@ def test_names_and_shapes_match_the_published_file(tmp_path, monkeypatch):
 
 def test_hybrid_feature_map_matches_the_published_code(tmp_path, normal):
     """Check R50+ViT: standardized kernels, norms after convolutions, and the padding of TensorFlow."""
-    model = ViT(3, 32, 8, 3, 1, 8, 2, hybrid=(1, 2), activation="gelu_tanh", epsilon=1e-6, mlp_dim=12)
+    model = ViT(
+        num_classes=3,
+        image_size=32,
+        patch_size=8,
+        depth=1,
+        width=8,
+        num_heads=2,
+        hybrid=(1, 2),
+        activation="gelu_tanh",
+        epsilon=1e-6,
+        mlp_dim=12,
+    )
     image = normal(2, 32, 32, 3)
     shapes = jax.eval_shape(model.init, jax.random.key(0), image)
     variables = jax.tree.map(lambda x: normal(*x.shape), shapes)
@@ -151,7 +162,19 @@ def test_hybrid_feature_map_matches_the_published_code(tmp_path, normal):
 
 
 def test_file_without_class_token_and_head(tmp_path, variables, normal):
-    model = ViT(0, 8, 4, 1, 2, 8, 2, pooling="gap", activation="gelu_tanh", epsilon=1e-6, mlp_dim=12)
+    model = ViT(
+        num_classes=0,
+        image_size=8,
+        patch_size=4,
+        channels=1,
+        depth=2,
+        width=8,
+        num_heads=2,
+        pooling="gap",
+        activation="gelu_tanh",
+        epsilon=1e-6,
+        mlp_dim=12,
+    )
     params = variables(model, normal(1, 8, 8, 1))
     vit_npz.save(tmp_path / "gap.npz", model, params)
     again, restored = convert.load(tmp_path / "gap.npz")
@@ -170,6 +193,6 @@ def test_invalid_files_raise(tmp_path, variables, normal):
     (tmp_path / "text.npz").write_text("text")
     with pytest.raises(ValueError, match=r"text\.npz is not an \.npz file"):
         convert.load(tmp_path / "text.npz")
-    model = ViT(2, 8, 4, 1, 2, 8, 2)
+    model = ViT(num_classes=2, image_size=8, patch_size=4, channels=1, depth=2, width=8, num_heads=2)
     with pytest.raises(ValueError, match=r"the \.npz layout has no such model: .* 'gelu_tanh'"):
         vit_npz.save(tmp_path / "exact.npz", model, variables(model, normal(1, 8, 8, 1)))

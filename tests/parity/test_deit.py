@@ -98,7 +98,7 @@ def test_mean_of_both_heads_at_another_resolution(randomise, ours):
 
 
 def test_export_round_trip(tmp_path):
-    model = DeiT(3, image_size=12, patch_size=3, channels=2, depth=2, width=24, num_heads=3, mlp_dim=30)
+    model = DeiT(num_classes=3, image_size=12, patch_size=3, channels=2, depth=2, width=24, num_heads=3, mlp_dim=30)
     rng = np.random.default_rng(3)
     images = rng.standard_normal((2, 12, 12, 2)).astype(np.float32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)

@@ -169,7 +169,7 @@ def random_variables(model, image):
 
 def test_export_round_trip(tmp_path):
     backbone = resnet.ResNet(num_classes=0, depths=(1, 1), widths=(8, 16), stem_width=4, bottleneck=False, frozen=True)
-    model = detr.DETR(backbone, num_classes=4, **SIZES)
+    model = detr.DETR(backbone=backbone, num_classes=4, **SIZES)
     image = np.random.default_rng(0).standard_normal((2, 40, 33, 3)).astype(np.float32)
     variables = random_variables(model, image)
     convert.save(tmp_path, model, variables)
@@ -194,7 +194,10 @@ def test_export_round_trip(tmp_path):
 
 def test_pre_norm_encoder_has_a_final_norm():
     backbone = resnet.ResNet(num_classes=0, depths=(1,), widths=(8,), stem_width=4, bottleneck=False)
-    model, image = detr.DETR(backbone, 4, placement="pre", **SIZES), np.ones((1, 20, 20, 3), np.float32)
+    model, image = (
+        detr.DETR(backbone=backbone, num_classes=4, placement="pre", **SIZES),
+        np.ones((1, 20, 20, 3), np.float32),
+    )
     image[:, :9] = 0
     variables = jax.jit(model.init)(jax.random.key(0), image)
     memory = jax.jit(partial(model.apply, method="encode"))(variables, image)
@@ -205,7 +208,7 @@ def test_pre_norm_encoder_has_a_final_norm():
 def test_backbone_with_timm_names(tmp_path, monkeypatch):
     """Check names as in the files of facebook/detr-resnet-50."""
     monkeypatch.setitem(resnet.ResNet.VARIANTS, "50", SMALL := {"depths": (1, 2), "widths": (8, 16), "stem_width": 4})
-    model = detr.DETR(resnet.ResNet(0, **SMALL, frozen=True), 4, **SIZES)
+    model = detr.DETR(backbone=resnet.ResNet(num_classes=0, **SMALL, frozen=True), num_classes=4, **SIZES)
     variables = random_variables(model, np.zeros((1, 40, 33, 3), np.float32))
     convert.save(tmp_path, model, variables)
     config = json.loads((tmp_path / "config.json").read_text()) | {"backbone_config": None, "use_timm_backbone": True}

@@ -170,7 +170,17 @@ def test_logits_attention_weights_and_gradients_match(kind, depth, bidirectional
     weigh = RNG.standard_normal((2, 6, VOCAB)).astype(np.float32)
     sum((logits * torch.tensor(part)).sum() for (logits, _), part in zip(rows, weigh)).backward()
 
-    model = Seq2Seq(VOCAB, kind, depth, WIDTH, EMBED, bidirectional, attention, span, WINDOW)
+    model = Seq2Seq(
+        vocab_size=VOCAB,
+        cell=kind,
+        depth=depth,
+        width=WIDTH,
+        embed_width=EMBED,
+        bidirectional=bidirectional,
+        attention=attention,
+        span=span,
+        window=WINDOW,
+    )
     mask = jnp.arange(7) < jnp.asarray(LENGTHS)[:, None]
 
     def loss(params):

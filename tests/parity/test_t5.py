@@ -105,7 +105,7 @@ def test_export_round_trip(version, tmp_path):
 def test_untied_output_projection_is_not_scaled():
     model = t5.T5(tied=False, scale_decoder_outputs=True)
     with pytest.raises(ValueError, match="`transformers` scales tied outputs alone"):
-        convert.t5.FAMILY.config(model)
+        convert.FAMILIES["t5"].config(model)
 
 
 def test_old_files_with_repeated_embeddings(tmp_path):
@@ -127,8 +127,8 @@ def test_old_files_with_repeated_embeddings(tmp_path):
 def test_activations_round_trip():
     for gated in (False, True):
         for activation in ("relu", "gelu", "gelu_tanh", "silu"):
-            written = convert.t5.FAMILY.config(t5.T5(gated=gated, activation=activation))
-            read = convert.t5.FAMILY.settings(written, "", {})
+            written = convert.FAMILIES["t5"].config(t5.T5(gated=gated, activation=activation))
+            read = convert.FAMILIES["t5"].settings(written, "", {})
             assert (read["gated"], read["activation"]) == (gated, activation)
             theirs = transformers.T5Config(feed_forward_proj=written["feed_forward_proj"])
             assert theirs.is_gated_act == gated

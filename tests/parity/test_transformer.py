@@ -55,7 +55,17 @@ def test_logits_and_hidden_states_match(placement, activation, randomise):
     randomise(reference, 1)
     embedding = torch.nn.Embedding(VOCAB, WIDTH)
 
-    model = Transformer(VOCAB, 9, DEPTH, WIDTH, HEADS, HIDDEN, activation=activation, placement=placement, epsilon=1e-4)
+    model = Transformer(
+        vocab_size=VOCAB,
+        max_length=9,
+        depth=DEPTH,
+        width=WIDTH,
+        num_heads=HEADS,
+        mlp_dim=HIDDEN,
+        activation=activation,
+        placement=placement,
+        epsilon=1e-4,
+    )
     params = {"embed": {"table": embedding.weight.detach().numpy()}}
     for side in ("encoder", "decoder"):
         params[f"{side}_stack"] = stack(getattr(reference, side).layers, side == "decoder")

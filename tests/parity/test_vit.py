@@ -157,7 +157,7 @@ def test_registers_and_layer_scale_match(randomise):
         "norm": {"scale": tensors["layernorm.weight"], "bias": tensors["layernorm.bias"]},
     }
     sizes = {"image_size": 8, "patch_size": 4, "depth": 2, "width": 24, "num_heads": 3, "mlp_dim": 48, "epsilon": 1e-3}
-    model = vit.ViT(0, **sizes, num_registers=3, layer_scale=1.0)
+    model = vit.ViT(num_classes=0, **sizes, num_registers=3, layer_scale=1.0)
     found = jax.jit(partial(model.apply, method="encode"))({"params": params}, images)
     expected = reference(theirs).last_hidden_state.detach().numpy()
     assert_close(found, np.delete(expected, [1, 2, 3], axis=1))

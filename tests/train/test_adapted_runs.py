@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
+from lineage.configs.run import Init
 from lineage.models.layers.position import resample
 from lineage.models.swin import Swin
 from lineage.models.vit import ViT
@@ -54,9 +55,7 @@ def adapted(tiny, base, changes=()):
     """Return an experiment that adapts the base, and its initial state."""
     experiment = Experiment(tiny("gpt", SMALL | {"init.path": str(base)} | dict(changes)), **ONE)
     make = jax.jit(experiment.make_state)
-    return experiment, pretrained.start_from(
-        experiment.abstract_state, experiment.model, **experiment.config.init, make=make
-    )[0]
+    return experiment, pretrained.start_from(experiment.abstract_state, experiment.model, experiment.run.init, make)[0]
 
 
 @pytest.fixture(scope="module")
@@ -114,11 +113,11 @@ def test_resume_of_svf_is_bit_exact(learned, tiny, base):
 
 def expert(tiny, base, folder, size, **changes):
     """Write an expert with random SVF factors of the given standard deviation, and return its workdir."""
-    state = adapted(tiny, base, {"adapter.name": "svf"} | changes)[1]
+    experiment, state = adapted(tiny, base, {"adapter.name": "svf"} | changes)
     random = np.random.default_rng(list(folder.name.encode()))
     factors = jax.tree.map(lambda a: a + jnp.float32(size * random.normal(size=a.shape)), state.params)
     with Checkpoints(folder) as checkpoints:
-        checkpoints.save(state.replace(params=factors, step=jnp.int32(1)), {}, {})
+        checkpoints.save(state.replace(params=factors, step=jnp.int32(1)), experiment.config.to_dict(), {})
     return str(folder)
 
 
@@ -255,7 +254,7 @@ def test_incompatible_parameters_raise_before_allocation(tiny, base):
     experiment = Experiment(tiny("gpt", SMALL | {"model.width": 32, "init.path": str(base)}), **ONE)
     with pytest.raises(ValueError, match="make them equal, or leave it"):
         pretrained.start_from(
-            experiment.abstract_state, experiment.model, **experiment.config.init, make=lambda: pytest.fail("made")
+            experiment.abstract_state, experiment.model, experiment.run.init, lambda: pytest.fail("made")
         )
     with pytest.raises(
         ValueError, match=r"adapter\.name is 'lora' and init\.path is empty: it must name the model to adapt"
@@ -277,9 +276,9 @@ def test_position_tables_are_resampled(path, old, new):
     theirs = np.broadcast_to(line, old)
     state = TrainState(jnp.int32(0), unflat({path: jnp.zeros(new)}), None, {}, None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrained, "_variables", lambda path_: {"params": unflat({path: theirs})})
+        patch.setattr(pretrained.convert, "load", lambda folder: (None, {"params": unflat({path: theirs})}))
         model = Swin() if path.startswith("stacks") else ViT()
-        found = flat(pretrained.start_from(state, model, "")[0].params)[path]
+        found = flat(pretrained.start_from(state, model, Init())[0].params)[path]
     side = int(np.sqrt(old[1])), int(np.sqrt(new[1]))
     grids = [(side[0], side[0]), (side[1], side[1])] if len(old) > 2 else [(old[0], 1), (new[0], 1)]
     expected = resample(jnp.asarray(line), *grids)

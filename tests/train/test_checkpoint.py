@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lineage.configs.run import Checkpoint
 from lineage.train.checkpoint import Checkpoints, read_newest
 from lineage.train.state import TrainState
 from tests.tiers import tiered
@@ -34,9 +35,9 @@ def target(state):
 
 
 def save(folder, *states, metrics=(), **options):
-    with Checkpoints(folder, **options) as checkpoints:
+    with Checkpoints(folder, Checkpoint(**options)) as checkpoints:
         for each, values in zip(states, metrics or [{}] * len(states)):
-            checkpoints.save(each, {"seed": 0}, values)
+            checkpoints.save(each, {"adapter": {"name": "none"}}, values)
 
 
 def restore(folder, like=None, step=None):
@@ -81,19 +82,19 @@ def test_asynchronous_save_is_not_affected_by_donation(tmp_path):
 def test_newest_and_best_are_kept(tmp_path):
     losses = [{"loss": 2.0}, {"loss": 1.0}, {}, {"loss": 3.0}, {"loss": 1.5}]
     save(tmp_path, *map(state, range(1, 6)), metrics=losses, keep=2, best="loss")
-    with Checkpoints(tmp_path, keep=2, best="loss") as checkpoints:
+    with Checkpoints(tmp_path, Checkpoint(keep=2, best="loss")) as checkpoints:
         assert (checkpoints.best, checkpoints.latest) == (2, 5)
         assert_equal(checkpoints.restore(target(state()), 2), state(2))
         assert sorted(int(path.name) for path in checkpoints.folder.iterdir()) == [2, 4, 5]
     save(tmp_path, state(6), metrics=[{"loss": 0.5}], keep=2, best="loss")  # after resuming
-    with Checkpoints(tmp_path, keep=2, best="loss") as checkpoints:
+    with Checkpoints(tmp_path, Checkpoint(keep=2, best="loss")) as checkpoints:
         assert checkpoints.best == 6
 
 
 def test_best_can_be_the_highest(tmp_path):
     accuracies = [{"accuracy": 0.2}, {"accuracy": 0.9}, {"accuracy": 0.5}]
     save(tmp_path, *map(state, (1, 2, 3)), metrics=accuracies, best="accuracy", best_is_highest=True)
-    with Checkpoints(tmp_path, best="accuracy", best_is_highest=True) as checkpoints:
+    with Checkpoints(tmp_path, Checkpoint(best="accuracy", best_is_highest=True)) as checkpoints:
         assert (checkpoints.best, checkpoints.latest) == (2, 3)
 
 
@@ -202,7 +203,7 @@ def test_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path):
     save(tmp_path, state(3), state(4), state(5), keep=3)
     for step in (4, 5):
         break_(tmp_path, step)
-    with Checkpoints(tmp_path, keep=3) as checkpoints:
+    with Checkpoints(tmp_path, Checkpoint(keep=3)) as checkpoints:
         checkpoints.say = said.append
         assert_equal(checkpoints.restore(target(state())), state(3))
         assert checkpoints.latest == 3
@@ -225,7 +226,7 @@ def test_all_checkpoints_damaged_raises_and_keeps_them(tmp_path):
 
 def test_run_can_continue_after_a_failed_save(tmp_path, monkeypatch):
     said = []
-    with Checkpoints(tmp_path, keep=2, on_error="continue") as checkpoints:
+    with Checkpoints(tmp_path, Checkpoint(keep=2, on_error="continue")) as checkpoints:
         checkpoints.say = said.append
         checkpoints.save(state(3), {}, {})
         checkpoints.wait()
@@ -242,8 +243,6 @@ def test_run_can_continue_after_a_failed_save(tmp_path, monkeypatch):
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "6"]  # nor unfinished ones
     for step in (3, 6):
         assert_equal(restore(tmp_path, step=step), state(step))
-    with pytest.raises(ValueError, match=r"checkpoint.on_error is 'ignore': it must be stop or continue"):
-        Checkpoints(tmp_path, on_error="ignore")
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ValueError, match="of several processes the others would wait for one"):
-        Checkpoints(tmp_path, on_error="continue")
+        Checkpoints(tmp_path, Checkpoint(on_error="continue"))

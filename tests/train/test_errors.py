@@ -149,9 +149,9 @@ def trained(tiny, tmp_path_factory):
             ["--config=swin_digits", "--config.model.depths=(2,0)"],
             "model.depths is (2, 0): it must be 1 or more.",
         ),
-        ([GPT, "--config.ema_decay=1.5"], "ema_decay is 1.5: it must be 0 or more, and below 1."),
+        ([GPT, "--config.ema_decay=1.5"], "ema_decay is 1.5: it must be 0 or more and below 1."),
         ([GPT, "--config.schedule.learning_rate=-1.0"], "schedule.learning_rate is -1.0: it must be 0 or more."),
-        ([GPT, "--config.optimizer.no_decay=('[',)"], "optimizer.no_decay has '[', which is no regular expression"),
+        ([GPT, "--config.optimizer.no_decay=('[',)"], "optimizer.no_decay has '[', which is not a regular expression"),
         ([GPT, "--config.sharding=(('x',),)"], "sharding has ('x',): it must be a pair of a regular expression"),
         (
             [GPT, "--config.model.vocab_size=100"],
@@ -161,7 +161,7 @@ def trained(tiny, tmp_path_factory):
             [VIT, "--config.model.num_classes=9"],
             "model.num_classes is 9: it must be at least 10, as the source",
         ),
-        ([GPT, "--config.checkpoint.keep=0"], "checkpoint.keep is 0: at least the newest, 1, must stay."),
+        ([GPT, "--config.checkpoint.keep=0"], "checkpoint.keep is 0: it must be 1 or more."),
         (
             [GPT, "--config.checkpoint.best=test/loss"],
             "checkpoint.best is 'test/loss', but the data's splits are validation.",

@@ -9,6 +9,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
+from lineage.configs.run import Run
 from lineage.evaluation.sampling import Sampler
 from lineage.runs.folder import read_metrics
 from lineage.train import experiment as experiment_module
@@ -149,6 +150,6 @@ def test_shuffled_segments_raise(tiny, tmp_path):
 def test_gradient_accumulation_raises(run):
     config, workdir, _ = run
     experiment = Experiment(config, workdir, ONE)
-    parts = make_train_step(experiment.model, experiment.task.loss, experiment.optimizer, seed=0, grad_accum_steps=2)
+    parts = make_train_step(experiment.model, experiment.task.loss, experiment.optimizer, Run(grad_accum_steps=2))
     with pytest.raises(ValueError, match="grad_accum_steps is 2: it must be 1 for a model with a memory"):
         jax.eval_shape(parts, experiment.abstract_state, jax.eval_shape(experiment.zeros))

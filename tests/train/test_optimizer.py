@@ -216,9 +216,9 @@ def test_paths_are_joined_by_slashes():
 @pytest.mark.parametrize(
     ("registry", "name", "options", "message"),
     [
-        (OPTIMIZERS, "adamw", {"b2": 1.0}, "optimizer.b2 is 1.0: it must be 0 or more, and below 1."),
-        (OPTIMIZERS, "sgd", {"b1": -0.1}, "optimizer.b1 is -0.1: it must be 0 or more, and below 1."),
-        (OPTIMIZERS, "lion", {"b2": 1.5}, "optimizer.b2 is 1.5: it must be 0 or more, and below 1."),
+        (OPTIMIZERS, "adamw", {"b2": 1.0}, "optimizer.b2 is 1.0: it must be 0 or more and below 1."),
+        (OPTIMIZERS, "sgd", {"b1": -0.1}, "optimizer.b1 is -0.1: it must be 0 or more and below 1."),
+        (OPTIMIZERS, "lion", {"b2": 1.5}, "optimizer.b2 is 1.5: it must be 0 or more and below 1."),
         (OPTIMIZERS, "lars", {"weight_decay": -1.0}, "optimizer.weight_decay is -1.0: it must be 0 or more."),
         (OPTIMIZERS, "adafactor", {"frozen_layers": -1}, "optimizer.frozen_layers is -1: it must be 0 or more."),
         (SCHEDULES, "cosine", {"end_factor": -1.0}, "schedule.end_factor is -1.0: it must be 0 or more."),

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from lineage import models
+from lineage.configs.run import Run
 from lineage.metrics.states import Correlation
 from lineage.models.base import Model
 from lineage.models.layers.norm import BatchNorm, PowerNorm
@@ -45,7 +46,7 @@ def compiled(name, optimizer=None, ema=False, **options):
     model, objective, batch = setting(name)
     optimizer = optimizer or optax.adamw(1e-2)
     state = jax.jit(lambda: init_state(model, optimizer, objective, batch, seed=0, ema=ema))()
-    return state, jax.jit(make_train_step(model, objective, optimizer, seed=0, **options))
+    return state, jax.jit(make_train_step(model, objective, optimizer, Run(**options)))
 
 
 plain = functools.cache(compiled)
@@ -106,7 +107,7 @@ def test_metric_states_of_micro_batches_are_merged():
         )
 
     state = jax.jit(lambda: init_state(model, optax.sgd(0.1), objective, batch, seed=0))()
-    step = jax.jit(make_train_step(model, objective, optax.sgd(0.1), seed=0, grad_accum_steps=2))
+    step = jax.jit(make_train_step(model, objective, optax.sgd(0.1), Run(grad_accum_steps=2)))
     expected = np.corrcoef(batch["image"].mean((1, 2, 3)), batch["label"])[0, 1]
     np.testing.assert_allclose(step(state, batch)[1]["pearson"], expected, atol=1e-5)
 
@@ -163,7 +164,7 @@ def test_dropout_depends_on_the_step_and_is_off_in_evaluation():
     model, objective, batch = setting("gpt")
     state, _ = plain("gpt")
     model = model.clone(dropout=0.5)
-    step = jax.jit(make_train_step(model, objective, optax.set_to_zero(), seed=0))
+    step = jax.jit(make_train_step(model, objective, optax.set_to_zero(), Run()))
     evaluate = jax.jit(make_evaluation_step(model, objective))
     state = state.replace(opt_state=optax.set_to_zero().init(state.params))
     states, metrics = steps((state, step), batch, 2)
@@ -191,7 +192,7 @@ def test_running_statistics_with_sharding_and_accumulation(norm):
     state = init_state(model, optax.sgd(0.1), CLASSIFICATION, batch, seed=0)
 
     def run(state, batches, optimizer=optax.sgd(0.1), **options):  # noqa: B008
-        step = jax.jit(make_train_step(model, CLASSIFICATION, optimizer, seed=0, **options))
+        step = jax.jit(make_train_step(model, CLASSIFICATION, optimizer, Run(**options)))
         for batch in batches:
             state, _ = step(state, batch)
         return state
@@ -220,7 +221,7 @@ def test_running_statistics_exclude_padding(norm):
     of = {"inputs": "inputs_mask", "tokens": "mask", "targets": "mask"}
     others = {name: np.where(real[of[name]], tokens[name], others[name]) for name in tokens}
     state = init_state(model, optax.sgd(0.1), SEQUENCE_TO_SEQUENCE, jax.tree.map(jnp.asarray, tokens | real), seed=0)
-    step = jax.jit(make_train_step(model, SEQUENCE_TO_SEQUENCE, optax.sgd(0.1), seed=0))
+    step = jax.jit(make_train_step(model, SEQUENCE_TO_SEQUENCE, optax.sgd(0.1), Run()))
     ours, theirs = (step(state, jax.tree.map(jnp.asarray, batch | real))[0] for batch in (tokens, others))
     moved = jax.tree.map(lambda a, b: bool((a != b).any()), state.collections, ours.collections)
     assert all(jax.tree.leaves(moved))

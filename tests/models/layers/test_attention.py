@@ -7,15 +7,7 @@ import pytest
 
 from lineage.models import build
 from lineage.models.kernels.attention import cudnn
-from lineage.models.layers.attend import (
-    Additive,
-    Mask,
-    dense,
-    dot_product,
-    gaussian,
-    masked_softmax,
-    scaled_dot_product,
-)
+from lineage.models.layers.attend import Additive, Mask, dense, dot_product, masked_softmax, scaled_dot_product
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.cache import Cache
 from lineage.models.layers.position import RelativeKeys, rotary
@@ -38,18 +30,11 @@ def weighted_mean(scores, values):
     return weights / weights.sum(axis=-1, keepdims=True) @ values
 
 
-def test_worked_example_of_a_gaussian_kernel():
-    keys, values, query = KEYS[:, :1], VALUES[:, :1], QUERIES[:1, :1]
-    out = dense(one_head(query), one_head(keys), one_head(values), score=gaussian)
-    assert out.item() == pytest.approx(45.5, abs=1e-4)
-
-
 @pytest.mark.parametrize(
     ("score", "expected"),
     [
         (dot_product, QUERIES @ KEYS.T),
         (scaled_dot_product, QUERIES @ KEYS.T / np.sqrt(2)),
-        (gaussian, -((QUERIES[:, None] - KEYS) ** 2).sum(-1) / 2),
     ],
 )
 @pytest.mark.parametrize("unit", [1, 0.05])  # at a small scale, the weights are far from one-hot
@@ -246,7 +231,7 @@ def test_mask_applies_to_the_cache(variables, normal):
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("score", [dot_product, gaussian, Additive(7)])
+@pytest.mark.parametrize("score", [dot_product, Additive(7)])
 def test_recorded_weights_are_the_softmax_of_scores(score, variables, normal):
     """Compare the weights sown by the module with the softmax of its scores."""
     x = normal(2, 4, 12)
@@ -298,7 +283,7 @@ def test_invalid_settings_raise(settings, message, normal):
         Attention(**settings).init(jax.random.key(0), normal(1, 3, 8))
 
 
-@pytest.mark.parametrize("settings", [{"score": gaussian}, {"dropout": 0.5}])
+@pytest.mark.parametrize("settings", [{"score": dot_product}, {"dropout": 0.5}])
 def test_cudnn_with_other_scores_or_dropout_raises(settings, variables, normal):
     x, module = normal(1, 3, 8), Attention(2, attend=cudnn, **settings)
     params = variables(module, x)
