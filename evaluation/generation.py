@@ -1,4 +1,4 @@
-"""Generated texts beside references."""
+"""Generated texts compared with references."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,21 +14,21 @@ from lineage.metrics.translation import bleu, bleu_by_length
 @EVALUATORS.register("generation")
 @dataclass(frozen=True)
 class Generation(Evaluator):
-    """BLEU and exact match of what a model generates for a split's inputs, as the config's `sampling` says.
+    """BLEU and exact match of texts generated with the config's `sampling` options.
 
-    `free_running_accuracy` of an encoder-decoder is the fraction of the target tokens that are generated in place.
+    `free_running_accuracy` of an encoder-decoder is the fraction of target tokens generated at the correct position.
     """
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         sampler, outputs, source = Sampler(context), [], split.batches.source
         right = count = 0
         for batch in split.batches:
-            batch = process_allgather(context.to_mesh(batch), tiled=True)  # that of all processes
-            prompts, lengths, inputs = context.task.requests(batch, split.facts)
-            written = process_allgather(sampler.generate(variables, prompts, inputs, lengths), tiled=True)
-            outputs += sampler.texts(prompts, written, lengths)
-            if inputs is not None:
-                right += _in_place(written, batch["targets"], batch["mask"])
+            batch = process_allgather(context.to_mesh(batch), tiled=True)  # of all processes
+            request = context.task.requests(batch, split.facts)
+            generated = process_allgather(sampler.generate(variables, request), tiled=True)
+            outputs += sampler.texts(request, generated)
+            if request.inputs is not None:
+                right += _in_place(generated, batch["targets"], batch["mask"])
                 count += batch["mask"].sum()
         references = source.references
         outputs = outputs[: len(references)]  # without the padding of the last batch
@@ -45,9 +45,9 @@ class Generation(Evaluator):
         return {"exact_match": exact, "bleu": score, **free}
 
 
-def _in_place(written, targets, mask):
-    """Return how many targets [B, T], where the mask is True, were generated at their places."""
-    tokens, lengths = np.asarray(written.tokens)[:, 1:], np.asarray(written.lengths) - 1
+def _in_place(generated, targets, mask):
+    """Return the number of targets [B, T], where the mask is True, that were generated at their positions."""
+    tokens, lengths = np.asarray(generated.tokens)[:, 1:], np.asarray(generated.lengths) - 1
     size = min(tokens.shape[1], targets.shape[1])
     right = (tokens[:, :size] == targets[:, :size]) & (np.arange(size) < lengths[:, None])
     return (right & mask[:, :size]).sum()
