@@ -11,10 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from lineage.configs.atomic import write_atomic
 from lineage.evaluation.base import Context, Split
 from lineage.evaluation.sampling import Sampler
 from lineage.models.budget import Budget
-from lineage.runs.folder import ARTIFACTS, FACTS, write_atomic
+from lineage.runs.folder import ARTIFACTS, FACTS
 
 SAMPLES = "samples.jsonl"
 

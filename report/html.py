@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from lineage.configs.atomic import write_atomic
 from lineage.report import figures
-from lineage.runs.folder import write_atomic
 
 Metrics = Sequence[Mapping[str, Any]]
 LOWER_IS_BETTER = re.compile(r"loss|perplexity|error|bits|distance|\b[wt]er\b")

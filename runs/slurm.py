@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lineage.runs.folder import PREEMPTED, STOP_SIGNALS, write_atomic
+from lineage.configs.atomic import write_atomic
+from lineage.runs.folder import PREEMPTED, STOP_SIGNALS
 from lineage.runs.live import LOG, Run, Table
 
 JOBS = "jobs.json"  # in the folder `slurm` of a workdir: SLURM's job number by the name of the run

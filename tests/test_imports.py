@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ARRAYS = {"jax", "flax", "numpy", "scipy", "jaxtyping"}
-# package -> (packages of the project, other libraries) that it may import, beside the standard library and itself
+# package -> (packages of the project, other libraries) that it may import, beside the standard library, itself and
+# configs.atomic
 RULES = {
     "metrics": (set(), ARRAYS | {"nltk", "sacrebleu", "ot"}),
     "models.layers": ({"models.kernels"}, ARRAYS),
@@ -43,6 +44,7 @@ RULES = {
     "report": ({"runs", "runs.folder"}, {"numpy", "scipy", "matplotlib"}),
     "runs.folder": (set(), set()),
     "runs": ({"report", "runs.folder"}, {"numpy", "rich", "optuna", "submitit"}),
+    "configs.atomic": (set(), set()),
     "configs.registry": (set(), {"ml_collections"}),
     "configs.schema": ({"configs.registry"}, {"ml_collections"}),
     "configs": (
@@ -79,7 +81,10 @@ def violations(module: str, source: str) -> list[str]:
     for name in imports(source):
         top, _, rest = name.partition(".")
         if top == PROJECT:
-            allowed = package(rest) in (own, *project) and rest.partition(".")[0] in ROOMS - {"launch", "tests"}
+            allowed = package(rest) in (own, "configs.atomic", *project) and rest.partition(".")[0] in ROOMS - {
+                "launch",
+                "tests",
+            }
         else:
             allowed = top not in ROOMS and (top in sys.stdlib_module_names or top in others)
         if not allowed:

@@ -14,11 +14,12 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from lineage.configs.atomic import write_atomic
 from lineage.data.fingerprint import fingerprint
 from lineage.evaluation import artifacts
 from lineage.evaluation.sampling import Sampler
 from lineage.report.run import write_report
-from lineage.runs.folder import START, StopSignal, locked, plain, write_atomic
+from lineage.runs.folder import START, StopSignal, locked, plain
 from lineage.train import distributed, expert_mixture, pretrained, run_folder
 from lineage.train.checkpoint import Checkpoints, clean
 from lineage.train.experiment import Experiment

@@ -15,6 +15,7 @@ from typing import Any, SupportsFloat
 
 import numpy as np
 
+from lineage.configs.atomic import replacing
 from lineage.runs import folder
 from lineage.runs.folder import clock, number
 
@@ -261,7 +262,7 @@ def _cut(path: Path, resume_step: int) -> list[dict[str, Any]]:
     """Delete a torn last line and the lines after `resume_step` (all for 0), atomically; return the rest."""
     lines = folder.parse_metrics(path) if path.exists() and resume_step else []
     kept = [line for line in lines if line["step"] <= resume_step]
-    with folder.replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for line in kept)
         file.flush()
         os.fsync(file.fileno())

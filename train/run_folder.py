@@ -8,7 +8,8 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from lineage.runs.folder import differences, has_saved, plain, read_json, write_atomic
+from lineage.configs.atomic import write_atomic
+from lineage.runs.folder import differences, has_saved, plain, read_json
 
 # Beginnings of the keys that may change when a run is resumed: its length, when it evaluates and saves, and the devices
 # and processes that it uses. A test checks that each is the beginning of a key.

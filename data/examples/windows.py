@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from lineage.configs.atomic import replacing, write_atomic
 from lineage.data.content import Documents
 from lineage.data.loader import ExampleSource
 from lineage.data.tokenizers import Tokenizer
@@ -106,13 +107,10 @@ def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path =
     path, about = (Path(cache_dir) / f"{key}.{suffix}" for suffix in (dtype.name, "json"))
     if not (path.is_file() and about.is_file()):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}")
-        with open(temporary, "wb") as file:
+        with replacing(path) as temporary, temporary.open("wb") as file:
             for part in _encode(documents, tokenizer, dtype, counts):
                 part.tofile(file)
-        os.replace(temporary, path)
-        temporary.write_text(json.dumps(counts))
-        os.replace(temporary, about)
+        write_atomic(about, json.dumps(counts))
     counts = json.loads(about.read_text())
     return Stream(np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype), **counts)
 

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from lineage import models
+from lineage.configs.atomic import replacing, write_atomic
 from lineage.models.convert import (
     albert,
     bart,
@@ -119,8 +120,9 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     tensors = {name: np.ascontiguousarray(array) for name, array in _tensors(family, model, params)}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / "model.safetensors", lambda path: save_file(tensors, path, metadata={"format": "pt"}))
-    _replace(folder / "config.json", lambda path: path.write_text(json.dumps(config, indent=2) + "\n", "utf-8"))
+    with replacing(folder / "model.safetensors") as path:
+        save_file(tensors, path, metadata={"format": "pt"})
+    write_atomic(folder / "config.json", json.dumps(config, indent=2) + "\n")
 
 
 def _read(family, model, files, shapes, dtype):
@@ -271,13 +273,3 @@ def _files(folder):
             raise ValueError(f"{path} is not a safetensors file: {error}.") from None
         files |= dict.fromkeys(file.keys(), file)
     return files
-
-
-def _replace(path, write):
-    """Write a file atomically."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The command line's help, its overrides, and the commands that print experiments and configs."""
+"""Help and overrides of the command line, and the commands `list` and `config`."""
 
 import re
 import subprocess
@@ -27,7 +27,7 @@ def test_every_command_has_a_handler_help_and_an_example(capsys):
     assert all(f"  {name} " in said for name in COMMANDS)
 
 
-def test_overrides_are_those_of_the_config():
+def test_parse_separates_options_and_overrides():
     options, changes = parse(["--config=a", "--config.b.c=1", "--config.d", "-1", "--workdir", "w"], "lineage")
     assert (options.command, options.config, options.workdir) == ("train", "a", "w")
     assert changes == {"b.c": "1", "d": "-1"}
@@ -35,7 +35,7 @@ def test_overrides_are_those_of_the_config():
     assert parse([], "lineage")[0].command == "train"
 
 
-def test_list_has_every_experiment_with_a_line(capsys):
+def test_list_shows_every_experiment_with_a_summary(capsys):
     assert launch.main(["list"]) == 0
     small, paper = capsys.readouterr().out.split("\npaper:\n")
     for name, path in cli.experiments().items():
@@ -44,7 +44,7 @@ def test_list_has_every_experiment_with_a_line(capsys):
         assert cli.summary(path)
 
 
-def test_config_has_every_key(capsys):
+def test_config_shows_every_key(capsys):
     assert launch.main(["config", "vit_digits", "--config.seed=3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     config, _ = cli.load("vit_digits")

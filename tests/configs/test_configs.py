@@ -1,4 +1,4 @@
-"""Configs: every file builds, every key is known, the command line changes them or says why not."""
+"""Configs: every file builds, every key is documented, and overrides are typed and checked."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ def config():
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_config_loads_and_has_the_keys_of_base(path):
+def test_every_config_loads_with_the_keys_of_base(path):
     config, _ = cli.load(str(path))
     fresh = base.get_config(**{part: config[part].name for part in base.REGISTRIES})
     own = {key for key in cli.keys(config) if not key.startswith("evaluators.")}
@@ -39,8 +39,8 @@ PARTS = [(registry, name) for registry in (*base.REGISTRIES.values(), EVALUATORS
 
 
 @pytest.mark.parametrize(("registry", "name"), PARTS, ids=lambda part: part if isinstance(part, str) else part.kind)
-def test_a_section_equals_the_defaults_of_its_class(registry, name):
-    """And each of its keys is documented."""
+def test_sections_match_the_defaults_of_their_class(registry, name):
+    """Check the default values, and that each key is documented."""
     section, cls = schema.section(registry, name), registry[name]
     variants = {key for variant in getattr(cls, "VARIANTS", {}).values() for key in variant}
     own = {field.name: field for field in dataclasses.fields(cls) if field.name not in ("parent", "name")}
@@ -58,8 +58,8 @@ OPTIONS = [(name, field.name) for name, cls in TASKS.items() for field in datacl
 
 
 @pytest.mark.parametrize(("name", "option"), OPTIONS)
-def test_an_explicit_0_is_a_value(name, option):
-    """Every option of every task accepts 0 or False, or says that it must be above 0; none takes it for "not given"."""
+def test_explicit_zero_is_not_treated_as_unset(name, option):
+    """Check that every task option accepts 0 or False, or requires a positive value; none treats 0 as unset."""
     cls = TASKS[name]
     kind = type(schema.section(TASKS, name)[option])
     if kind not in (int, float, bool):
@@ -74,12 +74,12 @@ def test_an_explicit_0_is_a_value(name, option):
     assert cls
 
 
-def test_another_part_has_its_own_keys(config):
-    """Values that were changed stay where both have the key; the order of the overrides does not matter."""
+def test_replacing_a_component_updates_its_keys(config):
+    """Check that overridden values are kept if both classes have the key, in any order of the overrides."""
     cli.override(config, {"model.width": 24, "model.depth": "7", "model.name": "gpt"})
     assert set(config.model) == set(schema.section(MODELS, "gpt"))
     assert (config.model.name, config.model.variant, config.model.width, config.model.depth) == ("gpt", None, 24, 7)
-    assert config.model.activation == "gelu_tanh"  # the class's, not the other class's default
+    assert config.model.activation == "gelu_tanh"  # the default of the new class
     assert config.is_locked
     with pytest.raises(ValueError, match=r"unknown config key 'model\.patch_size'"):
         cli.override(config, {"model.patch_size": 4})
@@ -105,8 +105,8 @@ def test_shorthands(config):
         cli.override(config, {"source": "digits:x"})
 
 
-def test_a_config_file_registers_its_own_parts(tmp_path):
-    """The run's config.json names the file, so that the parts are found again."""
+def test_config_file_registers_its_own_classes(tmp_path):
+    """Check that config.json of the run names the file, so that the classes are found again."""
     path = tmp_path / "own.py"
     path.write_text(
         "from dataclasses import dataclass\n"
@@ -129,8 +129,8 @@ def test_a_config_file_registers_its_own_parts(tmp_path):
     del SOURCES["own_test_source"]
 
 
-def test_three_families_of_one_size():
-    """Within 3% of each other, vocabularies of one size given."""
+def test_three_families_have_the_same_size():
+    """Check that parameter counts differ by at most 3% for equal vocabulary sizes."""
     sizes = {}
     for overrides in cli.load(str(ROOT / "configs" / "small" / "families.py"))[1]:
         config, _ = cli.load(str(ROOT / "configs" / "small" / "families.py"))
@@ -141,8 +141,8 @@ def test_three_families_of_one_size():
     assert max(sizes.values()) < 1.03 * min(sizes.values())
 
 
-def test_cifar10():
-    """The residual network has as many parameters as everyone's ResNet-18 for CIFAR-10."""
+def test_cifar10_resnet_has_standard_size():
+    """Check that the residual network has the parameter count of the usual ResNet-18 for CIFAR-10."""
     path, known = f"{ROOT / 'configs' / 'small' / 'cifar10.py'}", {"num_classes": 10, "channels": 3, "image_size": 32}
     for name, size in {"resnet": 11_173_962, "vit": 5_362_378}.items():
         config, _ = cli.load(f"{path}:{name},folder")
@@ -154,7 +154,7 @@ def test_cifar10():
         cli.load(f"{path}:swin,folder")
 
 
-def test_tagging_starts_from_the_model_of_a_run(tmp_path):
+def test_tagging_initializes_from_a_run(tmp_path):
     other, _ = cli.load(str(ROOT / "configs" / "small" / "bert_stdlib.py"))
     cli.override(other, {"model.width": 64, "task.sequence_length": 96})
     (tmp_path / "config.json").write_text(other.to_json_best_effort())
@@ -216,32 +216,32 @@ def test_overrides_are_typed(config):
         ("total_steps", "None2", "total_steps is 'None2'"),
     ],
 )
-def test_a_wrong_override_is_refused_with_a_sentence(config, key, value, message):
+def test_invalid_override_raises(config, key, value, message):
     before = config.to_json_best_effort()
     with pytest.raises(ValueError, match="^" + message.replace(".", r"\.").replace("(", r"\(").replace("?", r"\?")):
         cli.override(config, {key: value})
     assert config.to_json_best_effort() == before
 
 
-def test_a_duration_has_one_unit(config):
+def test_overriding_a_duration_clears_the_other_unit(config):
     assert config.total_epochs is not None
     cli.override(config, {"total_steps": "7"})
     assert (config.total_steps, config.total_epochs) == (7, None)
 
 
-def test_a_missing_config_names_the_nearest(monkeypatch):
+def test_missing_config_error_suggests_similar_names(monkeypatch):
     monkeypatch.chdir(ROOT)
     with pytest.raises(FileNotFoundError, match=r"no config 'configs/vit_digit.py': did you mean 'vit_digits'"):
         cli.load("configs/vit_digit.py")
 
 
-def test_a_file_without_get_config_is_refused(tmp_path):
+def test_file_without_get_config_raises(tmp_path):
     (tmp_path / "x.py").write_text("a = 1")
     with pytest.raises(ValueError, match="has no get_config"):
         cli.load(str(tmp_path / "x.py"))
 
 
-def test_a_variant_is_an_argument():
+def test_argument_selects_the_variant():
     path = ROOT / "configs" / "small" / "gpt_shakespeare_char.py"
     assert cli.load(str(path))[0].model.depth == 4
     assert cli.load(f"{path}:gpu")[0].model.depth == 6
@@ -249,7 +249,7 @@ def test_a_variant_is_an_argument():
         cli.load(f"{path}:tpu")
 
 
-def test_a_runs_config_json_loads_as_the_config_it_was(config, tmp_path):
+def test_config_json_round_trip(config, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(config.to_json_best_effort())))
     again, sweep = cli.load(str(path))
@@ -257,7 +257,7 @@ def test_a_runs_config_json_loads_as_the_config_it_was(config, tmp_path):
     assert sweep == []
 
 
-def test_the_sweep_is_the_arguments():
+def test_argument_selects_the_sweep():
     path = ROOT / "configs" / "small" / "vit_ablations.py"
     config, sweep = cli.load(f"{path}:pooling,folder")
     assert (config.source.name, config.source.path) == ("idx", "folder")

@@ -1,4 +1,4 @@
-"""Durations: every unit, and what cannot be told in steps."""
+"""Durations: conversion of every unit to steps, and invalid durations."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_units(given, expected):
     assert steps(given, "total", batch_size=10, examples_per_epoch=100) == expected
 
 
-def test_percent_is_of_the_total():
+def test_percent_refers_to_the_total():
     assert steps({"warmup_percent": 12.5}, "warmup", batch_size=10, total_steps=100) == 13
 
 
@@ -28,7 +28,7 @@ def test_whole_percentages_do_not_round_up(percent):
     assert steps({"x_percent": float(percent)}, "x", batch_size=1, total_steps=100) == percent
 
 
-def test_unset_takes_the_default():
+def test_unset_duration_uses_the_default():
     section = {"save_every_steps": None, "save_every_epochs": None}
     assert steps(section, "save_every", batch_size=10, default=5) == 5
 
@@ -43,6 +43,6 @@ def test_unset_takes_the_default():
         ({"total_epochs": 5.0}, "total_epochs needs the data"),
     ],
 )
-def test_what_is_no_duration_is_refused(given, message):
+def test_invalid_duration_raises(given, message):
     with pytest.raises(ValueError, match=message):
         steps(given, "total", batch_size=10)

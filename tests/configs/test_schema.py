@@ -62,7 +62,7 @@ def whole(**changes):
     return schema.section(THINGS, "whole", **changes)
 
 
-def test_a_section_has_the_defaults_and_is_empty_where_a_variant_or_the_data_decide():
+def test_section_has_defaults_and_empty_keys_for_inferred_values():
     assert whole().to_dict() == {
         "name": "whole",
         "variant": None,
@@ -76,7 +76,7 @@ def test_a_section_has_the_defaults_and_is_empty_where_a_variant_or_the_data_dec
     }
 
 
-def test_empty_keys_have_types():
+def test_empty_keys_are_typed():
     section = whole()
     section.update(classes=3, depth=2, sizes=(1, 2), note="x", variant="small")
     section.part.size = 1.5
@@ -101,7 +101,7 @@ def test_empty_keys_have_types():
         ({"variant": "large", "part": {"size": 0.0, "kind": "square"}}, {}, Whole(Part(0.0, "square"), depth=4)),
     ],
 )
-def test_the_config_comes_before_the_data_the_variant_and_the_default(changes, given, expected):
+def test_config_takes_precedence_over_data_variant_and_default(changes, given, expected):
     section = whole(**changes)
     assert schema.build(THINGS, section, **given) == expected
     assert schema.build(THINGS, section.to_dict(), **given) == expected
@@ -120,12 +120,12 @@ def test_the_config_comes_before_the_data_the_variant_and_the_default(changes, g
         (lambda: Part(float("nan")), r"part\.size is nan"),
     ],
 )
-def test_mistakes_are_named(build, message):
+def test_invalid_values_raise(build, message):
     with pytest.raises(ValueError, match=message):
         build()
 
 
-def test_a_name_is_taken_once():
+def test_duplicate_name_raises():
     with pytest.raises(ValueError, match="The thing name 'part' is taken by"):
         THINGS.register("part")(Whole)
     assert THINGS.register("part")(Part) is Part
@@ -141,7 +141,7 @@ def test_keys_have_documentation_and_readable_types():
 
 
 @pytest.mark.parametrize("name", models.MODELS)
-def test_every_models_section_equals_its_classs_defaults(name):
+def test_model_sections_match_the_defaults_of_their_class(name):
     cls, section = models.MODELS[name], schema.section(models.MODELS, name)
     own = {field.name: field for field in fields(cls) if field.name in field_types(cls)}
     assert set(section) == {"name", "variant", *own}
@@ -156,7 +156,7 @@ def test_every_models_section_equals_its_classs_defaults(name):
 
 
 @pytest.mark.parametrize("name", models.MODELS)
-def test_a_section_builds_what_models_build_builds(name):
+def test_section_builds_the_same_model_as_models_build(name):
     needed = {"vocab_size": 11} if name in ("elmo", "seq2seq", "transformer") else {}
     for variant in [*variants(models.MODELS[name]), *([] if name == "detr" else [None])]:
         section = schema.section(models.MODELS, name, variant=variant)
@@ -164,7 +164,7 @@ def test_a_section_builds_what_models_build_builds(name):
 
 
 @pytest.mark.parametrize("name", models.MODELS)
-def test_every_key_of_a_model_is_documented(name):
+def test_every_model_key_is_documented(name):
     assert [key.name for key in schema.keys(models.MODELS[name]) if not key.documentation] == []
 
 
@@ -187,6 +187,6 @@ def test_keys_show_their_range():
     assert key.type == "float, 0 or more and below 10"
 
 
-def test_the_name_of_an_object_is_that_of_its_class():
+def test_name_of_returns_the_name_of_the_class():
     assert THINGS.name_of(Part()) == "part"
     assert THINGS.name_of(3) == "int"

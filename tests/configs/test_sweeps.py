@@ -1,4 +1,4 @@
-"""What sweeps and searches are written with."""
+"""Helpers for writing sweeps and searches."""
 
 import math
 import statistics
@@ -31,7 +31,7 @@ def test_combinations():
         list(zipped(depths, axis("width", (8,))))
 
 
-def test_samples_are_the_same_for_a_seed_and_in_their_ranges():
+def test_samples_are_deterministic_and_in_range():
     space = {
         "rate": Floats(1e-4, 1e-2, log=True),
         "decay": Floats(0.0, 1.0),

@@ -10,12 +10,26 @@ from lineage import data
 from lineage.data.tokenizers import TOKENIZERS, Bytes
 
 
-def load(source, task, tokenizer=None, **options):
-    """`data.load` with the options of the loader among the others; texts have bytes as tokens unless told otherwise."""
+def with_loader(options):
+    """Return options with those of the loader replaced by a `loader`."""
     names = {field.name for field in dataclasses.fields(data.Loader)}
     loader = data.Loader(**{name: value for name, value in options.items() if name in names})
-    others = {name: value for name, value in options.items() if name not in names}
-    return data.load(source, task, tokenizer or Bytes(), loader, **others)
+    return {name: value for name, value in options.items() if name not in names} | {"loader": loader}
+
+
+def load(source, task, tokenizer=None, **options):
+    """Call `data.load`, with the options of the loader as keyword arguments; the default tokenizer is bytes."""
+    return data.load(source, task, tokenizer or Bytes(), **with_loader(options))
+
+
+def train_batches(**options):
+    """Return training batches, given the loader's options among the others."""
+    return data.TrainBatches(**with_loader(options))
+
+
+def evaluation_batches(**options):
+    """Return evaluation batches, given the loader's options among the others."""
+    return data.EvaluationBatches(**with_loader(options))
 
 
 def train(kind, texts, special_tokens=("end_of_text",), **options):

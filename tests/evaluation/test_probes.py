@@ -1,4 +1,4 @@
-"""k-NN and linear probes: as the papers define them, on a run's features."""
+"""k-NN and linear probes match their definitions, also on the features of a run."""
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ FEATURES = (RANDOM.normal(size=(4, 8))[LABELS] + 1.5 * RANDOM.normal(size=(300, 
 KNOWN, ASKED = (FEATURES[:200], LABELS[:200]), (FEATURES[200:], LABELS[200:])
 
 
-def test_neighbours_vote_by_their_cosine():
+def test_neighbors_are_weighted_by_cosine_similarity():
     known, asked = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (KNOWN[0], ASKED[0]))
     cosine = asked @ known.T
     votes = np.zeros((100, 4))
@@ -30,7 +30,7 @@ def test_neighbours_vote_by_their_cosine():
 
 
 @pytest.mark.parametrize("shots", [0, 5])
-def test_regression_is_the_closed_form(shots):
+def test_ridge_regression_matches_the_closed_form(shots):
     model = (FewShot(shots=shots) if shots else LinearProbe()).fit(*KNOWN)
     rows = np.concatenate([np.flatnonzero(KNOWN[1] == label)[: shots or None] for label in range(4)])
     x, y = KNOWN[0][rows].astype(np.float64), 2.0 * np.eye(4)[KNOWN[1][rows]] - 1
@@ -39,7 +39,7 @@ def test_regression_is_the_closed_form(shots):
     weights = np.linalg.solve(z.T @ z + penalty * np.eye(8), z.T @ (y - y.mean(0)))
     expected = (ASKED[0] - mean) / std @ weights + y.mean(0)
     np.testing.assert_allclose(model.decision_function(ASKED[0]), expected, atol=1e-4)
-    # Of the penalties, this one errs least on examples that are left out.
+    # This penalty has the smallest error on held-out examples.
     errors = {}
     for penalty in 4.0 ** np.arange(-4, 9):
         design = np.concatenate([z, np.ones((len(z), 1))], axis=1)
@@ -56,7 +56,7 @@ def accuracies(probes, training, splits):
     }
 
 
-def test_names():
+def test_metric_names():
     probes = [Neighbours(), FewShot(shots=5), FewShot(), LinearProbe()]
     found = accuracies(probes, KNOWN, {"test": ASKED})
     assert list(found) == [f"test/{name}_accuracy" for name in ("knn", "5_shot", "10_shot", "linear")]
@@ -65,7 +65,7 @@ def test_names():
     assert found["test/linear_accuracy"] > found["test/5_shot_accuracy"] > 0.3
 
 
-def test_a_run_is_probed(tiny, tmp_path):
+def test_probes_of_a_run(tiny, tmp_path):
     changes = {
         "evaluators.knn": "knn",
         "evaluators.few": "few_shot",
@@ -80,7 +80,7 @@ def test_a_run_is_probed(tiny, tmp_path):
     features = jax.jit(lambda image: experiment.model.clone(num_classes=0).apply({"params": params}, image))
 
     def seen(source):
-        pixels = source.features["image"] / np.float32(127.5) - 1  # not shifted: as in an evaluation
+        pixels = source.features["image"] / np.float32(127.5) - 1  # not augmented, as in an evaluation
         return np.asarray(features(pixels)), source.features["label"]
 
     training, test = seen(data.train.source), seen(data.splits["test"].source)
@@ -90,10 +90,14 @@ def test_a_run_is_probed(tiny, tmp_path):
     assert "test/accuracy" in last
 
 
-def test_errors(tiny):
+def test_invalid_probes_raise(tiny):
     with pytest.raises(ValueError, match=r"Unknown evaluator 'knm'\. Did you mean 'knn'"):
         tiny("vit", {"evaluators.features": "knm"})
-    for name, key, allowed in (("knn", "count", "1 or"), ("knn", "temperature", "above 0"), ("few_shot", "shots", "1 or")):
+    for name, key, allowed in (
+        ("knn", "count", "1 or"),
+        ("knn", "temperature", "above 0"),
+        ("few_shot", "shots", "1 or"),
+    ):
         with pytest.raises(ValueError, match=rf"evaluators\.{name}\.{key} is 0.*: it must be {allowed}"):
             schema.build(EVALUATORS, schema.section(EVALUATORS, name, **{key: 0}))
     with pytest.raises(ValueError, match="'causal_lm' has no features for probes: they are for labelled images"):

@@ -1,4 +1,4 @@
-"""The command `score`: what the metrics give, from files and back, and what is told about wrong ones."""
+"""The command `score`: scores of files match the metric functions, and invalid files raise."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ OTHERS = ["a man on a bicycle .", "dogs run", "a caf\u00e9"]
 
 @pytest.fixture
 def scored(tmp_path, capsys):
-    """scored(metric, predictions, *files of references, options) is (scores, the rest), as written and as printed."""
+    """Return a function that scores files and returns (scores, other fields), checking that output and file agree."""
 
     def put(name, lines):
         path = tmp_path / name
@@ -48,12 +48,12 @@ def scored(tmp_path, capsys):
 
 
 def squad(answers):
-    """The data set, in SQuAD's layout, of questions with these answers."""
+    """Return a data set in the SQuAD layout of questions with these answers."""
     asked = [{"id": name, "answers": [{"text": text} for text in texts]} for name, texts in answers.items()]
     return {"data": [{"paragraphs": [{"qas": asked[:1]}, {"qas": asked[1:]}]}]}
 
 
-def test_texts_beside_references_of_two_files(scored):
+def test_translation_metrics_with_two_reference_files(scored):
     scores, rest = scored("bleu", OUTPUTS, TRUTHS, OTHERS, options=["tokenize=char", "lowercase=true", "samples=20"])
     theirs = sacrebleu.BLEU(tokenize="char", lowercase=True)
     expected = theirs.corpus_score(OUTPUTS, [TRUTHS, OTHERS], 20)
@@ -79,7 +79,7 @@ def test_texts_beside_references_of_two_files(scored):
     )
 
 
-def test_other_metrics_of_texts(scored, tmp_path):
+def test_other_text_metrics(scored, tmp_path):
     assert scored("chrf", OUTPUTS, TRUTHS)[0] == {"chrf": sacrebleu.corpus_chrf(OUTPUTS, [TRUTHS]).score}
     assert scored("ter", OUTPUTS, TRUTHS)[0] == {"ter": sacrebleu.corpus_ter(OUTPUTS, [TRUTHS]).score}
     split = [[text.split() for text in texts] for texts in (OUTPUTS, TRUTHS)]
@@ -103,7 +103,7 @@ def test_other_metrics_of_texts(scored, tmp_path):
     assert any(path.endswith("before.txt") for path in rest["files"])
 
 
-def test_texts_by_their_vectors(scored, tmp_path, monkeypatch):
+def test_embedding_metrics(scored, tmp_path, monkeypatch):
     asked = []
 
     class Encoder:
@@ -131,7 +131,7 @@ def test_texts_by_their_vectors(scored, tmp_path, monkeypatch):
     assert asked == [("bert", 2), (), ("bert", (-5, -4, -3, -2, -1)), ()]
 
 
-def test_objects_lists_and_tags(scored):
+def test_json_objects_lists_and_tags(scored):
     lines = [{"prediction": "cat", "references": ["dog", "the cat"]}, {"prediction": "", "references": []}]
     rows = list(map(json.dumps, lines))
     scores = scored("squad", rows, rows, suffix="jsonl")[0]
@@ -146,7 +146,7 @@ def test_objects_lists_and_tags(scored):
     assert scored("tagging", ["O I-X"], ["O I-X"], options=["scheme=IOB2"])[0]["f1"] == 0
 
 
-def test_squads_documents(scored):
+def test_squad_documents(scored):
     truth = squad({"x": ["a dog", "cat"], "y": ["fish", "the fish"], "z": []})
     answers = {"z": "", "y": "The Fish!", "x": "cat barks", "other": "a"}
     scores, _ = scored("squad", json.dumps(answers), json.dumps(truth), suffix="json")
@@ -159,7 +159,7 @@ def test_squads_documents(scored):
     }
 
 
-def test_boxes_of_coco(scored):
+def test_coco_boxes(scored):
     box, far = [0, 0, 10, 10], [50, 50, 10, 10]
     entry = {"iscrowd": 0, "area": 100, "bbox": box}
     truth = {
@@ -244,7 +244,7 @@ def test_boxes_of_coco(scored):
         ),
     ],
 )
-def test_errors(arguments, sentence, tmp_path, capsys, monkeypatch):
+def test_invalid_files_raise(arguments, sentence, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files = {
         "P": "b\nc\n",
@@ -263,7 +263,7 @@ def test_errors(arguments, sentence, tmp_path, capsys, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {*files}
 
 
-def test_options_have_the_types_of_the_defaults():
+def test_options_are_converted_to_the_types_of_the_defaults():
     assert parse("rouge", ["kinds=L", "beta=2", "stem=false"])["kinds"] == ("L",)
     assert parse("distinct", ["orders=1,5"])["orders"] == (1, 5)
     assert parse("bleu", ["smooth_value=0.5", "tokenize=13a"])["smooth_value"] == 0.5
@@ -272,7 +272,7 @@ def test_options_have_the_types_of_the_defaults():
     assert all(parse(name, []) is not None for name in METRICS)
 
 
-def test_scores_go_into_a_new_folder(tmp_path):
+def test_output_folder_is_created(tmp_path):
     (texts := tmp_path / "texts").write_text("a b\n")
     output = tmp_path / "new" / "folder" / "scores.json"
     assert launch.main(["score", "--metric=distinct", f"--predictions={texts}", f"--output={output}"]) == 0

@@ -1,4 +1,4 @@
-"""Exact match and F1 equal SQuAD's official definition, reimplemented here, on random answers."""
+"""Exact match and F1 match a reimplementation of the official SQuAD definition on random answers."""
 
 import collections
 import re
@@ -30,7 +30,7 @@ WORDS = [
 
 
 def official(answer, references):
-    """Return exact match and F1 by the evaluation of SQuAD 2.0, step by step."""
+    """Return exact match and F1 as computed by the evaluation script of SQuAD 2.0."""
 
     def clean(text):
         text = "".join(c for c in text.lower() if c not in set(string.punctuation))
@@ -50,7 +50,7 @@ def official(answer, references):
     return max(int(clean(gold) == clean(answer)) for gold in golds), max(overlap(gold, answer) for gold in golds)
 
 
-def test_many_random_cases_are_as_the_official_script_has_them():
+def test_random_answers_match_the_official_script():
     random = np.random.default_rng(0)
 
     def text():
@@ -63,11 +63,11 @@ def test_many_random_cases_are_as_the_official_script_has_them():
         assert ours == pytest.approx(theirs), (answer, references)
         scores.append(theirs)
     exact, overlaps = np.array(scores).T
-    assert 0.02 < exact.mean() < 0.5  # both outcomes are among the cases
+    assert 0.02 < exact.mean() < 0.5  # both outcomes occur
     assert ((overlaps > 0) & (overlaps < 1)).sum() > 500
 
 
-def test_by_hand():
+def test_worked_examples():
     assert normalize("The  U.S., a theatre") == "us theatre"
     assert f1("the cat sat", ["a cat", "dog"]) == pytest.approx(2 / 3)
     assert exact_match("", []) == 1

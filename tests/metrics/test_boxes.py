@@ -1,4 +1,4 @@
-"""Overlaps equal counted pixels and the papers' equations; conversions between box formats."""
+"""Overlaps match counted pixels and the equations of the papers; conversions between box formats."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ def pixels(box, size=24):
     return mask
 
 
-def test_overlaps_are_those_of_counted_pixels():
+def test_overlaps_match_counted_pixels():
     rng = np.random.default_rng(0)
     pairs = np.sort(rng.integers(0, 24, (200, 2, 2, 2)), axis=2)  # pair, box, first and last, x and y
     pairs[..., 1, :] += 1
@@ -39,7 +39,7 @@ def by_paper(a, b, complete):
     (x1, y1, x2, y2), (u1, v1, u2, v2) = a.unbind(-1), b.unbind(-1)
     shared = (torch.min(x2, u2) - torch.max(x1, u1)).clamp(min=0) * (torch.min(y2, v2) - torch.max(y1, v1)).clamp(min=0)
     overlap = shared / ((x2 - x1) * (y2 - y1) + (u2 - u1) * (v2 - v1) - shared)
-    rho = ((x1 + x2 - u1 - u2) / 2) ** 2 + ((y1 + y2 - v1 - v2) / 2) ** 2  # the squared distance of the centres
+    rho = ((x1 + x2 - u1 - u2) / 2) ** 2 + ((y1 + y2 - v1 - v2) / 2) ** 2  # squared distance of the centers
     c = (torch.max(x2, u2) - torch.min(x1, u1)) ** 2 + (torch.max(y2, v2) - torch.min(y1, v1)) ** 2
     value = overlap - rho / c
     if not complete:
@@ -51,7 +51,7 @@ def by_paper(a, b, complete):
 
 
 @pytest.mark.parametrize("function", [boxes.distance_iou, boxes.complete_iou])
-def test_values_and_gradients_are_the_papers(function):
+def test_values_and_gradients_match_the_equations(function):
     rng = np.random.default_rng(1)
     first = rng.uniform(0, 1, (2, 200, 2))
     pairs = np.concatenate([first, first + rng.uniform(0.05, 1, (2, 200, 2))], axis=-1).astype(np.float32)
@@ -64,7 +64,7 @@ def test_values_and_gradients_are_the_papers(function):
         np.testing.assert_allclose(ours, theirs.grad, atol=2e-5)
 
 
-def test_boxes_without_area_have_values_and_gradients():
+def test_empty_boxes_have_finite_values_and_gradients():
     point, line, far = jnp.array([[1, 1, 1, 1], [0, 0, 2, 0], [3, 3, 4, 4]], jnp.float32)
     for function in (boxes.distance_iou, boxes.complete_iou):
         assert function(point, point) == 0
@@ -74,7 +74,7 @@ def test_boxes_without_area_have_values_and_gradients():
     np.testing.assert_allclose(boxes.complete_iou(far, far), 1)
 
 
-def test_any_form_becomes_any_other():
+def test_conversions_between_all_formats():
     known = {"xyxy": [1, 2, 4, 8], "xywh": [1, 2, 3, 6], "cxcywh": [2.5, 5, 3, 6]}
     known = {form: jnp.array([values], jnp.float32) for form, values in known.items()}
     for form, values in known.items():
@@ -84,7 +84,7 @@ def test_any_form_becomes_any_other():
         boxes.convert(known["xywh"], "xywh", "yxyx")
 
 
-def test_forms_and_borders():
+def test_formats_and_borders():
     centres = jnp.asarray(np.random.default_rng(0).random((5, 3, 4)), jnp.float32)
     np.testing.assert_allclose(boxes.to_centres(boxes.to_corners(centres)), centres, atol=1e-6)
     np.testing.assert_allclose(boxes.to_corners(jnp.array([3, 5, 2, 4], jnp.float32)), [2, 3, 4, 7])

@@ -1,4 +1,4 @@
-"""Precision, recall, F1, AUROC, rank correlation and calibration equal those of scikit-learn and SciPy."""
+"""Precision, recall, F1, AUROC, rank correlation and calibration match scikit-learn and SciPy."""
 
 import warnings
 
@@ -19,7 +19,7 @@ PAIRS = st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1e-3, 1.0, -2.0]), s
 
 @settings(max_examples=200)
 @given(LABELS, st.sampled_from([None, "micro", "macro", "weighted"]))
-def test_precision_recall_and_f1_are_scikit_learns(pairs, average):
+def test_precision_recall_and_f1_match_scikit_learn(pairs, average):
     truth, guesses = np.array(pairs).T
     counts = Confusion.empty(4).update(jnp.asarray(guesses), jnp.asarray(truth)).compute()
     some = {} if average else {"labels": range(4)}
@@ -30,7 +30,7 @@ def test_precision_recall_and_f1_are_scikit_learns(pairs, average):
 
 @settings(max_examples=200)
 @given(PAIRS)
-def test_auroc_is_scikit_learns(pairs):
+def test_auroc_matches_scikit_learn(pairs):
     scores, labels = np.array([s for s, _ in pairs], float), np.array([t for _, t in pairs], bool)
     if labels.all() or not labels.any():
         assert np.isnan(auroc(scores, labels))
@@ -40,7 +40,7 @@ def test_auroc_is_scikit_learns(pairs):
 
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=2, max_size=30))
-def test_spearman_is_scipys(pairs):
+def test_spearman_matches_scipy(pairs):
     x, y = np.array(pairs, float).T
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -48,7 +48,7 @@ def test_spearman_is_scipys(pairs):
     np.testing.assert_allclose(spearman(x, y), expected, atol=1e-12)
 
 
-def test_calibration_by_hand_in_any_split():
+def test_calibration_matches_worked_example_in_any_split():
     random = np.random.default_rng(0)
     probabilities, labels = random.dirichlet(np.ones(4) / 2, 500).astype(np.float32), random.integers(0, 4, 500)
     confidence, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
@@ -71,7 +71,7 @@ def test_calibration_by_hand_in_any_split():
     assert float(sure.compute()) == 0
 
 
-def test_values_in_any_split():
+def test_values_do_not_depend_on_the_split():
     scores, labels = np.random.default_rng(0).normal(size=50), np.arange(50) % 3 == 0
     state = Values.empty(2)
     for part in np.array_split(np.arange(50), [7, 30]):

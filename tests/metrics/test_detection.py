@@ -1,4 +1,4 @@
-"""COCO's metrics equal pycocotools', VOC's equal a direct implementation of the definition; errors of bad input."""
+"""COCO metrics match pycocotools, VOC metrics match a direct implementation of the definition; invalid inputs raise."""
 
 import contextlib
 import io
@@ -43,7 +43,7 @@ def ours(scene, **options):
 
 
 def theirs(scene):
-    """Return pycocotools' precision and recall, with its -1 replaced by nan, and its twelve numbers."""
+    """Return the precision and recall arrays of pycocotools, with -1 replaced by nan, and its twelve scores."""
     annotations, results = [], []
     for image, (truths, found) in enumerate(scene):
         for box, label, crowd, part in truths:
@@ -69,7 +69,7 @@ def theirs(scene):
 
 @settings(max_examples=300)
 @given(scenes())
-def test_coco_is_pycocotools(scene):
+def test_coco_matches_pycocotools(scene):
     result = coco(ours(scene))
     precision, recall, stats = theirs(scene)
     np.testing.assert_allclose(result.precision, precision, atol=1e-12)
@@ -80,8 +80,8 @@ def test_coco_is_pycocotools(scene):
     np.testing.assert_allclose(curves[[0, 5]].mean(axis=1), means, atol=1e-12)
 
 
-def test_many_detections_in_an_image():
-    """Only the 100 detections with the highest scores of a class count."""
+def test_coco_counts_at_most_100_detections():
+    """Check that only the 100 detections with the highest scores of each class count."""
     random = np.random.default_rng(0)
     boxes = [tuple(row) for row in np.concatenate([random.integers(0, 200, (120, 2)), np.full((120, 2), 40)], 1) * 1.0]
     scene = [([(box, 0, False, 1.0) for box in boxes[:30]], [(box, 0, float(random.random())) for box in boxes * 2])]
@@ -92,7 +92,7 @@ def test_many_detections_in_an_image():
 
 @settings(max_examples=100)
 @given(scenes(), st.randoms(use_true_random=False))
-def test_any_split_in_any_order_is_the_whole(scene, random):
+def test_result_does_not_depend_on_split_and_order(scene, random):
     whole = ours(scene)
     parts = [Detections(CLASSES, {number: image}) for number, image in whole.images.items()]
     random.shuffle(parts)
@@ -103,7 +103,7 @@ def test_any_split_in_any_order_is_the_whole(scene, random):
 
 
 def by_definition(scene, label, points):
-    """Compute VOC's average precision of a class, detection by detection."""
+    """Compute the VOC average precision of a class, detection by detection."""
     found = [(score, n, box) for n, (_, some) in enumerate(scene) for box, c, score in some if c == label]
     truths = {n: [(box, hard) for box, c, hard, _ in some if c == label] for n, (some, _) in enumerate(scene)}
     count = sum(not hard for some in truths.values() for _, hard in some)
@@ -130,7 +130,7 @@ def by_definition(scene, label, points):
 
 @settings(max_examples=300)
 @given(scenes(), st.sampled_from([11, None]))
-def test_voc_is_its_definition(scene, points):
+def test_voc_matches_its_definition(scene, points):
     state = Detections.empty(CLASSES)
     for number, image in ours(scene, pixel=1.0).images.items():
         free = image._replace(true_crowd=np.zeros_like(image.true_crowd))
@@ -141,7 +141,7 @@ def test_voc_is_its_definition(scene, points):
     np.testing.assert_allclose(voc(state, points=points), [np.nan if x is None else x for x in expected], atol=1e-12)
 
 
-def test_masks_of_boxes_are_the_boxes():
+def test_rectangular_masks_score_as_boxes():
     random = np.random.default_rng(0)
     corners = np.sort(random.integers(0, 20, (12, 2, 2)), axis=1)
     boxes = np.concatenate([corners[:, 0], corners[:, 1] - corners[:, 0]], axis=1).astype(float)
@@ -160,7 +160,7 @@ def test_masks_of_boxes_are_the_boxes():
     np.testing.assert_array_equal(results[0].precision, results[1].precision)
 
 
-def test_forms_of_boxes():
+def test_box_formats():
     boxes = np.array([[10.0, 20, 30, 40], [0, 0, 8, 8]])
     corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
     centres = np.concatenate([boxes[:, :2] + boxes[:, 2:] / 2, boxes[:, 2:]], axis=1)
@@ -170,7 +170,7 @@ def test_forms_of_boxes():
         assert state.images[0].areas.tolist() == [1200, 64]
 
 
-def test_nothing():
+def test_no_images_or_objects():
     assert all(np.isnan(value) for value in Detections.empty(2).compute().values())
     none = np.zeros((0, 4))
     one = np.array([[0.0, 0, 9, 9]])
@@ -204,13 +204,13 @@ BOX = np.array([[0.0, 0, 9, 9]])
         ({"true_crowd": [True, False]}, r"Image 0: true_crowd has shape \(2,\), but must have shape \(1,\)"),
     ],
 )
-def test_bad_input(changes, message):
+def test_invalid_inputs_raise(changes, message):
     given = {"boxes": BOX, "scores": [0.5], "classes": [0], "true_boxes": BOX, "true_classes": [0]}
     with pytest.raises(ValueError, match=message):
         Detections.empty(2).update(0, **given | changes)
 
 
-def test_an_image_counts_once():
+def test_duplicate_image_raises():
     state = Detections.empty(2).update(3, BOX, [0.5], [0], BOX, [0])
     with pytest.raises(ValueError, match="Image 3 was added before"):
         state.update(3, BOX, [0.5], [0], BOX, [0])

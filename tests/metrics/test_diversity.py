@@ -38,7 +38,7 @@ def test_sentences(text, expected):
     assert sentences(text) == expected
 
 
-def test_burstiness_of_known_processes():
+def test_burstiness_of_processes_with_known_values():
     assert burstiness([5, 5, 5]) == -1
     gaps = np.random.default_rng(0).exponential(size=200_000)
     assert abs(burstiness(gaps)) < 0.01

@@ -1,4 +1,4 @@
-"""BERTScore equals bert-score's, and MoverScore its authors' definition, on random weights and texts."""
+"""BERTScore matches the bert-score package, and MoverScore its authors' definition, with random weights and texts."""
 
 import math
 import shutil
@@ -49,7 +49,7 @@ def folder(request, tmp_path_factory):
     coder.train_from_iterator(sentences(0, 100), trainer)
     ends = [(name, coder.token_to_id(name)) for name in (special[0], special[2])]
     coder.post_processor = processors.TemplateProcessing(single=f"{special[0]} $A {special[2]}", special_tokens=ends)
-    # RoBERTa's reader of tokenizers asks for the space, which bert-score means to have, in its own words only.
+    # The RoBERTa tokenizer adds the leading space that bert-score expects only if this option is set.
     wrapper(tokenizer_object=coder, model_max_length=24, add_prefix_space=True).save_pretrained(folder)
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 40}
@@ -63,7 +63,7 @@ def folder(request, tmp_path_factory):
 def scorer_of(folder, layer, **options):
     scorer = BERTScorer(str(folder), num_layers=layer, device="cpu", nthreads=0, **options)
     coder = scorer._tokenizer
-    # What is no longer there in this version of transformers, and asked for empty sentences.
+    # A method that bert-score calls for empty sentences and that this version of transformers no longer has.
     coder.build_inputs_with_special_tokens = lambda ids: [coder.cls_token_id, *ids, coder.sep_token_id]
     return scorer
 
@@ -73,11 +73,11 @@ def encoder_of(folder, layer):
     return Encoder(folder, layer, batch_size=16)
 
 
-def test_bert_score_is_bert_scores(folder):
+def test_bert_score_matches_bert_score_package(folder):
     candidates, references = sentences(1, 30), sentences(2, 30)
     candidates[3], references[3:6] = candidates[4], ["", "cat", candidates[5]]
     candidates[7] = "  "
-    # One pair at a time: there padding makes no difference.
+    # One pair at a time, so that there is no padding.
     theirs = scorer_of(folder, 2).score(candidates, references, batch_size=1)
     ours = bert_score(candidates, references, encoder_of(folder, 2), batch_size=16)
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
@@ -86,7 +86,7 @@ def test_bert_score_is_bert_scores(folder):
     assert ours.f[5] == pytest.approx(1)
 
 
-@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # bert-score's own
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # computed by bert-score
 def test_rarity_baseline_and_several_references(folder, tmp_path):
     candidates, flat = sentences(3, 8), sentences(4, 16)
     counts = [1, 3, 2, 1, 4, 2, 1, 2]
@@ -117,7 +117,8 @@ def hidden_states(folder, texts):
 
 
 def transported(a, b, costs):
-    """Return the earth mover's distance of the authors' program: the cheapest flow of the smaller mass, plus the
+    """Return the earth mover's distance as the authors' code computes it: the cheapest flow of the smaller mass, plus
+    the
     largest cost for the remainder of the other."""
     ours, theirs = costs[: len(a), len(a) :].shape
     rows, columns = np.kron(np.eye(ours), np.ones(theirs)), np.kron(np.ones(ours), np.eye(theirs))
@@ -128,7 +129,7 @@ def transported(a, b, costs):
 
 
 def authors_score(folder, candidates, references, version, size, stop_words):
-    """Compute equations 1 to 4 of the paper as in moverscore.py and moverscore_v2.py, with their small constants."""
+    """Compute equations 1 to 4 of the paper as in moverscore.py and moverscore_v2.py, including their epsilons."""
     sides = []
     for texts in (references, candidates):
         found = list(hidden_states(folder, texts))
@@ -163,14 +164,14 @@ def authors_score(folder, candidates, references, version, size, stop_words):
 
 @pytest.fixture(scope="module")
 def moving():
-    """Sentences with many weighted tokens, so that the authors' small constants are negligible."""
+    """Return sentences with many weighted tokens, so that the authors' epsilons are negligible."""
     random = np.random.default_rng(5)
     candidates, references = ([" ".join(random.choice(WORDS, 14)) for _ in range(6)] for _ in range(2))
     return candidates, references
 
 
 @tiered(("version", "size"), [(1, 1), (1, 2), (2, 1)], first=lambda version, size: size == 1)
-def test_mover_score_is_the_authors(folder, moving, version, size):
+def test_mover_score_matches_the_authors_code(folder, moving, version, size):
     if folder.name.startswith("roberta"):
         pytest.skip("the authors' programs know the tokens of BERT alone")
     encoder = encoder_of(folder, range(-3, 0) if version == 1 else -1)
@@ -181,7 +182,7 @@ def test_mover_score_is_the_authors(folder, moving, version, size):
 
 
 def one_hot(texts):
-    """Embed letters as one-hot vectors, equally far from each other."""
+    """Embed letters as one-hot vectors, which have equal distances."""
     found = []
     for text in texts:
         ids = np.array([26, *(ord(letter) - ord("a") for letter in text), 27])
@@ -189,8 +190,8 @@ def one_hot(texts):
     return found
 
 
-def test_by_hand():
-    """Without [CLS] and [SEP], the distance is the fraction of letters that move, times sqrt(2) or 2."""
+def test_mover_score_matches_worked_examples():
+    """Check that the distance, without [CLS] and [SEP], is the fraction of letters that move, times sqrt(2) or 2."""
     options = {"idf": False, "skip": {26, 27}}
     np.testing.assert_allclose(mover_score(["abc", "ab"], ["abd", "ab"], one_hot, **options), [1 - 2 / 3, 1])
     second = mover_score(["abc", "abc"], ["abd", ["abc", "xyz"]], one_hot, version=2, **options)
@@ -198,7 +199,7 @@ def test_by_hand():
     np.testing.assert_allclose(mover_score(["", "a"], ["a", "b"], one_hot, **options), [0, -1])
     costs, scale = 2.0 * (np.array(list("abc"))[:, None] != np.array(list("abd"))), np.ones(3)
     kernel = np.exp(-costs / 0.7)
-    for _ in range(100):  # Sinkhorn's: the plan's rows and columns in turns get the sum that they must have
+    for _ in range(100):  # Sinkhorn iterations: normalize rows and columns of the plan in turn
         other = 1 / 3 / (scale @ kernel)
         scale = 1 / 3 / (kernel @ other)
     entropic = mover_score(["abc"], ["abd"], one_hot, entropy=0.7, **options)
@@ -207,8 +208,8 @@ def test_by_hand():
     np.testing.assert_allclose([precision, recall, f], [[0.5], [1], [2 / 3]], rtol=1e-6)
 
 
-def test_padding_plays_no_part():
-    """Other pairs do not change a score either, and `embed` receives every text once."""
+def test_scores_do_not_depend_on_other_pairs():
+    """Check that padding and other pairs do not change a score, and that `embed` receives every text once."""
     asked = []
 
     def embed(texts):
@@ -224,7 +225,7 @@ def test_padding_plays_no_part():
 
 
 @pytest.mark.parametrize("score", [bert_score, mover_score])
-def test_errors(score):
+def test_invalid_inputs_raise(score):
     with pytest.raises(ValueError, match="2 texts and 1 references"):
         score(["a", "b"], ["a"], one_hot)
     with pytest.raises(ValueError, match="0 texts and 0 references"):
@@ -235,14 +236,14 @@ def test_errors(score):
         score(["a"], ["a"], one_hot, idf=True)
 
 
-def test_errors_of_mover_score():
+def test_mover_score_invalid_inputs_raise():
     for options in ({"version": 1, "size": 0}, {"entropy": -1.0}):
         with pytest.raises(ValueError, match="must be 1 or 2, at least 1, and at least 0"):
             mover_score(["a"], ["a"], one_hot, idf=False, **options)
 
 
-def test_words_of_roberta_have_a_space_before_them(folder, tmp_path):
-    """A space is put in front as by bert-score, whether or not the tokenizer's file asks for it."""
+def test_roberta_texts_get_a_leading_space(folder, tmp_path):
+    """Check that a space is prepended, as in bert-score, whatever the tokenizer file sets."""
     texts = ["cat sat", " the dog ", ""]
     copy = shutil.copytree(folder, tmp_path / "copy")
     told = (copy / "tokenizer.json").read_text()
@@ -253,7 +254,7 @@ def test_words_of_roberta_have_a_space_before_them(folder, tmp_path):
     assert [len(row) for row in ids[2:]] == [2]
 
 
-def test_errors_of_encoders(folder):
+def test_invalid_encoders_raise(folder):
     with pytest.raises(ValueError, match=r"layer is 4: the model has 0 \(the embeddings\) to 3"):
         Encoder(folder, 4)
     with pytest.raises(ValueError, match=r"layer is range\(-5, 0\)"):

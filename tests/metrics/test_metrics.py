@@ -1,4 +1,4 @@
-"""Metrics equal scikit-learn's and plain formulas, and do not depend on the split and order of the data."""
+"""Metrics match scikit-learn and plain formulas, and do not depend on the split and order of the data."""
 
 import math
 
@@ -18,7 +18,7 @@ def cases(seed, n=200, classes=7):
     return rng.normal(size=(n, classes)).astype(np.float32), rng.integers(0, classes, n)
 
 
-def test_accuracies_are_scikit_learns():
+def test_accuracies_match_scikit_learn():
     logits, labels = cases(0)
     assert float(correct(jnp.asarray(logits), jnp.asarray(labels)).mean()) == pytest.approx(
         reference.accuracy_score(labels, logits.argmax(1))
@@ -28,12 +28,12 @@ def test_accuracies_are_scikit_learns():
         assert ours == pytest.approx(reference.top_k_accuracy_score(labels, logits, k=k))
 
 
-def test_equal_logits_are_no_top_k_hit():
-    """A model with equal logits for all classes must not score."""
+def test_equal_logits_do_not_count_in_top_k():
+    """Check that a model with equal logits for all classes has a top-k accuracy of 0."""
     assert not bool(correct_top_k(jnp.zeros((1, 10)), jnp.array([3]), 5)[0])
 
 
-def test_confusion_is_scikit_learns_and_leaves_masked_examples_out():
+def test_confusion_matches_scikit_learn_without_masked_examples():
     logits, labels = cases(1)
     predictions = logits.argmax(1)
     mask = np.random.default_rng(2).random(len(labels)) < 0.7
@@ -42,7 +42,7 @@ def test_confusion_is_scikit_learns_and_leaves_masked_examples_out():
     np.testing.assert_array_equal(state.compute(), expected)
 
 
-def test_cross_entropy_is_scikit_learns_log_loss():
+def test_cross_entropy_matches_scikit_learn_log_loss():
     logits, labels = cases(3)
     probabilities = np.exp(logits.astype(np.float64))
     probabilities /= probabilities.sum(1, keepdims=True)
@@ -50,7 +50,7 @@ def test_cross_entropy_is_scikit_learns_log_loss():
     assert float(ours) == pytest.approx(reference.log_loss(labels, probabilities), rel=1e-6)
 
 
-def test_label_smoothing_is_cross_entropy_to_the_smoothed_target():
+def test_label_smoothing_equals_cross_entropy_with_smoothed_targets():
     logits, labels = cases(4)
     log_p = np.asarray(jax.nn.log_softmax(logits))
     target = 0.9 * np.eye(7)[labels] + 0.1 / 7
@@ -66,7 +66,7 @@ def test_cross_entropy_is_finite_for_huge_logits_and_float32_for_bfloat16():
     np.testing.assert_array_equal(loss, [0.0, 0.0])
 
 
-def test_what_is_no_class_has_no_cross_entropy():
+def test_cross_entropy_of_labels_out_of_range_is_nan():
     loss = cross_entropy(jnp.zeros((4, 3)), jnp.array([-1, 0, 2, 3]))
     np.testing.assert_array_equal(np.isnan(loss), [True, False, False, True])
 
@@ -75,15 +75,15 @@ def test_perplexity_and_bits():
     assert perplexity(math.log(50)) == pytest.approx(50)
     assert perplexity(1e6) == math.inf
     assert math.isnan(perplexity(math.nan))
-    assert bits(math.log(2) * 6, per=3.0) == pytest.approx(2.0)  # 6 bits a token of 3 characters
+    assert bits(math.log(2) * 6, per=3.0) == pytest.approx(2.0)  # 6 bits per token of 3 characters
 
 
-def test_a_masked_value_does_not_count_whatever_it_is():
+def test_masked_values_do_not_count():
     state = Mean.empty().update(jnp.array([1.0, jnp.nan, jnp.inf]), jnp.array([True, False, False]))
     assert float(state.compute()) == 1.0
 
 
-def test_host_states_keep_digits_that_float32_loses():
+def test_host_states_are_more_precise_than_float32():
     state = Mean(jnp.float32(2.0**24), jnp.float32(2.0**24)).to_host()
     one = Mean.empty().update(jnp.ones(1), jnp.ones(1)).to_host()
     for _ in range(3):
@@ -91,7 +91,7 @@ def test_host_states_keep_digits_that_float32_loses():
     assert state.weight == 2**24 + 3
 
 
-def test_scores_are_scikit_learns():
+def test_scores_match_scikit_learn():
     random = np.random.default_rng(0)
     for classes in (2, 5):
         truth, found = random.integers(0, classes, (2, 300))

@@ -32,7 +32,7 @@ def calibration(some):
     return ExpectedCalibrationError.empty(5).update(jnp.asarray(PROBABILITIES), jnp.asarray(LABELS), some)
 
 
-UPDATED = {  # state -> function from a mask of the examples to the state of those
+UPDATED = {  # state -> function from a mask of examples to the state of the selected examples
     Mean: jax.jit(mean),
     Total: jax.jit(lambda some: Total((mean(some), mean(some & (Y > 0))))),
     Confusion: confusion(Confusion),
@@ -46,7 +46,7 @@ UPDATED = {  # state -> function from a mask of the examples to the state of tho
 }
 
 
-def test_every_state_is_here():
+def test_every_state_has_a_case():
     kinds = {each for each in vars(states).values() if isinstance(each, type) and issubclass(each, states.State)}
     assert kinds - {states.State} == {*UPDATED}
 
@@ -54,9 +54,9 @@ def test_every_state_is_here():
 @pytest.mark.parametrize("kind", UPDATED, ids=lambda kind: kind.__name__)
 @settings(max_examples=50)
 @given(st.lists(st.integers(0, 3), min_size=SIZE, max_size=SIZE), st.randoms(use_true_random=False))
-def test_any_split_in_any_order_is_the_whole(kind, part_of, random):
+def test_result_does_not_depend_on_split_and_order(kind, part_of, random):
     parts = [UPDATED[kind](np.array(part_of) == part).to_host() for part in range(4)]
-    while len(parts) > 1:  # in any order, and any two of them first
+    while len(parts) > 1:  # merged in any order, starting with any two
         random.shuffle(parts)
         parts.append(parts.pop().merge(parts.pop()))
     found, whole = parts[0].compute(), UPDATED[kind](np.ones(SIZE, bool)).to_host().compute()
@@ -71,7 +71,7 @@ def test_any_split_in_any_order_is_the_whole(kind, part_of, random):
 
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=8, max_size=8))
-def test_correlation_is_scipys(pairs):
+def test_correlation_matches_scipy(pairs):
     x, y = np.array(pairs, np.float32).T
     ours = Correlation.empty().update(*map(jnp.asarray, (x, y, np.ones(8, bool)))).to_host().compute()
     if np.ptp(x) and np.ptp(y):
@@ -81,7 +81,7 @@ def test_correlation_is_scipys(pairs):
 
 
 @pytest.mark.parametrize(("offset", "scale"), [(1000, 1), (0, 1e-6)])
-def test_correlation_of_values_far_from_zero_or_small(offset, scale):
+def test_correlation_with_large_offset_or_small_scale(offset, scale):
     x, y = np.float32(offset + scale * X), np.float32(offset + scale * (X + Y))
     parts = [Correlation.empty().update(*map(jnp.asarray, (x, y, part & MASK))) for part in (X > 0, X <= 0)]
     expected = scipy.stats.pearsonr(x[MASK].astype(float), y[MASK].astype(float)).statistic
@@ -91,7 +91,7 @@ def test_correlation_of_values_far_from_zero_or_small(offset, scale):
 
 @pytest.mark.parametrize("kind", [Confusion, F1, Matthews])
 @pytest.mark.parametrize(("guess", "label"), [(CLASSES, 0), (0, CLASSES), (-1, 1), (1, -1)])
-def test_what_is_no_class_makes_no_number(kind, guess, label):
+def test_labels_out_of_range_give_nan(kind, guess, label):
     columns = [jnp.array([0, 1, 2, other]) for other in (guess, label)]
     masked = kind.empty(CLASSES).update(*columns, jnp.array([True, True, True, False]))
     assert masked.counts.sum() == 3
@@ -109,13 +109,13 @@ def test_what_is_no_class_makes_no_number(kind, guess, label):
     ("probabilities", "label"),
     [([0.5, 0.5], 2), ([0.5, 0.5], -1), ([0.5, np.nan], 0), ([3.0, 1.0], 0), ([-0.5, 1.5], 1)],
 )
-def test_no_calibration_of_what_is_no_probability(probabilities, label):
+def test_calibration_of_invalid_probabilities_is_nan(probabilities, label):
     rows, labels = jnp.array([[0.5, 0.5], probabilities]), jnp.array([0, label])
     assert np.isnan(ExpectedCalibrationError.empty().update(rows, labels).compute())
     assert ExpectedCalibrationError.empty().update(rows, labels, jnp.array([True, False])).compute() == 0.5
 
 
-def test_nothing():
+def test_empty_states():
     for state in (Mean.empty(), ExpectedCalibrationError.empty()):
         assert np.isnan(state.compute())
         assert np.isnan(state.to_host().compute())
@@ -123,7 +123,7 @@ def test_nothing():
         assert state.compute() == state.to_host().compute() == 0
 
 
-def test_nan_is_never_right():
+def test_nan_logits_are_never_correct():
     logits = jnp.array([[np.nan, 0.0, 1.0], [0.0, 1.0, np.nan], [0.0, 1.0, 2.0], [0.0, 1.0, 2.0], [0.0, 1.0, 2.0]])
     labels = jnp.array([0, 1, 3, -1, 2])
     assert correct(logits, labels).tolist() == [False, False, False, False, True]
@@ -145,6 +145,6 @@ def test_nan_is_never_right():
         ),
     ],
 )
-def test_errors(call, message):
+def test_invalid_inputs_raise(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -1,4 +1,4 @@
-"""ROUGE-N, L and Lsum equal rouge-score's, the others Lin's definitions and worked examples."""
+"""ROUGE-N, L and Lsum match rouge-score; the other variants match Lin's definitions and worked examples."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from rouge_score import rouge_scorer
 from lineage.metrics.summary import Score, corpus_rouge, rouge, tokens, words
 
 KINDS = ("1", "2", "3", "L", "Lsum")
-# Few tokens, so that they repeat; lines; what a tokenizer stumbles over.
+# Few tokens, so that they repeat; line breaks; and difficult cases for tokenizers.
 TEXTS = st.one_of(
     st.lists(
         st.sampled_from(["a", "b", "c", "running", "Runs", "\n", "\u00e9t\u00e9", "3.5", "it's", "--"]), max_size=25
@@ -24,7 +24,7 @@ TEXTS = st.one_of(
 
 @settings(max_examples=500)
 @given(TEXTS, st.lists(TEXTS, min_size=1, max_size=3), st.booleans())
-def test_n_l_and_lsum_are_rouge_scores(output, references, stem):
+def test_n_l_and_lsum_match_rouge_score(output, references, stem):
     scorer = rouge_scorer.RougeScorer([f"rouge{kind}" for kind in KINDS], use_stemmer=stem)
     theirs = scorer.score_multi(references, output)
     ours = rouge(output, references, KINDS, tokenize=lambda text: tokens(text, stem))
@@ -33,13 +33,13 @@ def test_n_l_and_lsum_are_rouge_scores(output, references, stem):
 
 
 @pytest.mark.parametrize(("output", "reference"), [("b a\nb", "b b"), ("b\nb x", "b b a"), ("a x\nb b a", "a b a")])
-def test_which_of_equal_subsequences(output, reference):
-    """Columns without a match matter: after them, rows that add nothing are skipped."""
+def test_choice_among_equal_subsequences_matches_rouge_score(output, reference):
+    """Check columns without a match, after which rows that add nothing are skipped."""
     theirs = rouge_scorer.RougeScorer(["rougeLsum"]).score(reference, output)["rougeLsum"]
     np.testing.assert_allclose(rouge(output, reference, ["Lsum"])["Lsum"], theirs, atol=1e-12)
 
 
-def test_long_texts_are_rouge_scores():
+def test_long_texts_match_rouge_score():
     random = np.random.default_rng(0)
     text, other = (
         "\n".join(" ".join(f"w{i}" for i in random.integers(0, 60, 25)) for _ in range(12)) for _ in range(2)
@@ -49,8 +49,8 @@ def test_long_texts_are_rouge_scores():
         np.testing.assert_allclose(score, theirs[f"rouge{kind}"], atol=1e-12, err_msg=kind)
 
 
-def test_lins_examples():
-    """Examples of sections 3.1, 3.3 and 4 of the paper."""
+def test_examples_of_the_paper():
+    """Check the examples of sections 3.1, 3.3 and 4 of the paper."""
     reference = "police killed the gunman"
     one, two, three = "police kill the gunman", "the gunman kill police", "the gunman police killed"
     assert [rouge(text, reference, ["L"])["L"].f for text in (one, two)] == [3 / 4, 2 / 4]
@@ -67,7 +67,7 @@ SHORT = st.lists(st.sampled_from("abc"), max_size=7)
 
 @settings(max_examples=200)
 @given(SHORT, SHORT, st.sampled_from([None, 0, 1, 4]), st.booleans())
-def test_skip_bigrams_by_definition(ours, theirs, limit, unigrams):
+def test_skip_bigrams_match_definition(ours, theirs, limit, unigrams):
     def counts(tokens):
         pairs = itertools.combinations(range(len(tokens)), 2)
         near = Counter((tokens[i], tokens[j]) for i, j in pairs if limit is None or j - i - 1 <= limit)
@@ -83,8 +83,8 @@ def test_skip_bigrams_by_definition(ours, theirs, limit, unigrams):
 
 @settings(max_examples=200)
 @given(SHORT, SHORT)
-def test_weighted_subsequences_by_lins_program(ours, theirs):
-    """Implement the dynamic program of section 3.4 literally."""
+def test_weighted_subsequences_match_the_dynamic_program(ours, theirs):
+    """Compare with a literal implementation of the dynamic program of section 3.4."""
     score, run = np.zeros((2, len(theirs) + 1, len(ours) + 1))
     for i, j in itertools.product(range(1, len(theirs) + 1), range(1, len(ours) + 1)):
         if theirs[i - 1] == ours[j - 1]:
@@ -100,14 +100,14 @@ def test_weighted_subsequences_by_lins_program(ours, theirs):
         assert found == Score(0, 0, 0)
 
 
-def test_beta_weighs_recall():
+def test_beta_weights_recall():
     plain, recall = (rouge("a b", "a c d e", ["1"], beta=beta)["1"] for beta in (1.0, 100.0))
     assert (plain.precision, plain.recall) == (1 / 2, 1 / 4)
     assert plain.f == pytest.approx(1 / 3)
     assert recall.f == pytest.approx(1 / 4, abs=1e-3)
 
 
-def test_other_scripts():
+def test_non_latin_scripts():
     assert words("\u4f60\u597d world's \u00c9t\u00e9 \u30c6\u30b9\u30c8 3.5") == [
         *"\u4f60\u597d",
         "world",
@@ -122,7 +122,7 @@ def test_other_scripts():
     assert rouge("\u6211\u559c\u6b22\u732b", "\u6211\u559c\u6b22\u732b", ["1"])["1"].f == 0  # ASCII tokens only
 
 
-def test_a_corpus_has_the_mean_and_an_interval():
+def test_corpus_has_mean_and_confidence_interval():
     random = np.random.default_rng(0)
     outputs, references = ([" ".join(random.choice(list("abcd"), 6)) for _ in range(200)] for _ in range(2))
     found = corpus_rouge(outputs, references, ["1", "L"])
@@ -135,7 +135,7 @@ def test_a_corpus_has_the_mean_and_an_interval():
     np.testing.assert_allclose([again[end] for end in found["1"]], list(found["1"].values()), rtol=1e-12)
 
 
-def test_errors():
+def test_invalid_inputs_raise():
     with pytest.raises(ValueError, match="There is no reference"):
         rouge("a", [])
     with pytest.raises(ValueError, match="The kind of ROUGE is 'X', but must be"):

@@ -1,4 +1,4 @@
-"""Spans and scores equal seqeval's on random tags, in its default and its strict mode."""
+"""Spans and scores match seqeval on random tags, in its default and its strict mode."""
 
 import warnings
 
@@ -26,19 +26,19 @@ def corpora(draw, scheme):
 
 @settings(max_examples=400)
 @given(st.sampled_from(list(LETTERS)).flatmap(lambda scheme: st.tuples(st.just(scheme), corpora(scheme))))
-def test_scores_are_seqevals(case):
+def test_scores_match_seqeval(case):
     scheme, (tags, truths) = case
     state = Spans.empty().update(tags, truths, scheme)
     for average in (None, "micro", "macro", "weighted"):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the mean of nothing
+            warnings.simplefilter("ignore")  # mean of an empty list
             if scheme:
                 kind = getattr(schemes, scheme)
                 theirs = strict(truths, tags, average=average, zero_division=0, scheme=kind)
             else:
                 theirs = precision_recall_fscore_support(truths, tags, average=average, zero_division=0)
         if not state.types and average == "macro":
-            theirs = (0, 0, 0, 0)  # seqeval's is nan where nobody has a span
+            theirs = (0, 0, 0, 0)  # seqeval returns nan if neither side has a span
         np.testing.assert_allclose(np.array(state.compute(average)), np.array(theirs[:3]), atol=1e-12)
     np.testing.assert_array_equal([state.actual[kind] for kind in state.types], strict_support(truths, tags, scheme))
 
@@ -51,13 +51,13 @@ def strict_support(truths, tags, scheme):
 
 @settings(max_examples=200)
 @given(corpora(None))
-def test_spans_are_seqevals(corpus):
+def test_spans_match_seqeval(corpus):
     for sentence in corpus[0]:
         assert spans(sentence) == [(kind, start, last + 1) for kind, start, last in get_entities(sentence)]
 
 
-def test_the_same_span_in_the_schemes():
-    """Encode two adjacent spans of one type, then one of another."""
+def test_schemes_encode_the_same_spans():
+    """Check two adjacent spans of one type, followed by one of another type."""
     expected = [("X", 1, 2), ("X", 2, 5), ("Y", 5, 6)]
     for scheme, tags in {
         "IOB1": "O I-X B-X I-X I-X I-Y",
@@ -69,7 +69,7 @@ def test_the_same_span_in_the_schemes():
         assert spans(tags.split(), scheme) == spans(tags.split()) == expected
 
 
-def test_any_split_in_any_order_is_the_whole():
+def test_result_does_not_depend_on_split_and_order():
     random = np.random.default_rng(0)
     tags, truths = ([list(random.choice(["O", "B-X", "I-X", "B-Y"], 6)) for _ in range(30)] for _ in range(2))
     parts = [Spans.empty().update(tags[p], truths[p]) for p in (slice(0, 3), slice(3, 17), slice(17, 30))]
@@ -77,7 +77,7 @@ def test_any_split_in_any_order_is_the_whole():
     assert all(score == 0 for average in ("micro", "macro") for score in Spans.empty().compute(average))
 
 
-def test_errors():
+def test_invalid_inputs_raise():
     with pytest.raises(ValueError, match=r"The tag 'E-X' is not valid in the scheme IOB2, which has OIB\."):
         spans(["O", "E-X"], "IOB2")
     for tag in ("NOUN", "", "O-X", "Q"):

@@ -1,4 +1,4 @@
-"""Scores equal sacreBLEU's, and the BLEU of Dive into Deep Learning its definition."""
+"""Scores match sacreBLEU, and the BLEU of Dive into Deep Learning matches its definition."""
 
 import math
 
@@ -24,14 +24,14 @@ REFERENCES = ["a man rides a red bicycle .", "two dogs play", "a woman reads a b
 OUTPUTS = ["a man rides a bicycle .", "two dogs run", "a woman reads a book in a park", "a tree"]
 
 
-def test_bleu_is_sacrebleus_and_says_how():
+def test_bleu_matches_sacrebleu_and_has_its_signature():
     score, signature = bleu(OUTPUTS, REFERENCES)
     assert score == sacrebleu.corpus_bleu(OUTPUTS, [REFERENCES]).score
     assert 40 < score < 80
     assert signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
 
 
-def test_groups_by_length_have_every_input_once_and_their_own_bleu():
+def test_groups_by_length_contain_every_input_once_with_their_own_bleu():
     lengths = [7, 3, 8, 2]
     rows = bleu_by_length(OUTPUTS, REFERENCES, lengths, groups=2)
     assert [row[:3] for row in rows] == [(2, 3, 2), (7, 8, 2)]
@@ -40,13 +40,13 @@ def test_groups_by_length_have_every_input_once_and_their_own_bleu():
     assert rows[1][3] == sacrebleu.corpus_bleu(long, [[REFERENCES[0], REFERENCES[2]]]).score
 
 
-def test_inputs_of_one_length_stay_together():
+def test_inputs_of_equal_length_are_in_one_group():
     rows = bleu_by_length(OUTPUTS * 3, REFERENCES * 3, [5] * 11 + [9], groups=4)
     assert [row[:3] for row in rows] == [(5, 5, 11), (9, 9, 1)]
 
 
 @pytest.mark.parametrize(("outputs", "references"), [([], []), (["a"], ["a", "b"])])
-def test_what_cannot_be_compared(outputs, references):
+def test_incomparable_corpora_raise(outputs, references):
     with pytest.raises(ValueError, match=r"outputs and \d references; the numbers must be equal"):
         bleu(outputs, references)
 
@@ -67,7 +67,7 @@ SETTINGS = st.one_of(
 
 @settings(max_examples=100)
 @given(SETTINGS, st.lists(st.tuples(TEXT, TEXT, TEXT), min_size=1, max_size=4))
-def test_corpora_and_sentences_are_sacrebleus(setting, rows):
+def test_corpus_and_sentence_scores_match_sacrebleu(setting, rows):
     (name, some), outputs = setting, [row[0] for row in rows]
     theirs = SACREBLEU[name](**some)
     expected = theirs.corpus_score(outputs, [list(column) for column in zip(*rows)][1:])
@@ -78,7 +78,7 @@ def test_corpora_and_sentences_are_sacrebleus(setting, rows):
     assert sentence_scores(name, outputs, [row[1:] for row in rows], **some) == expected
 
 
-def test_not_always_as_many_references():
+def test_varying_number_of_references():
     score = corpus_score("bleu", OUTPUTS, [[REFERENCES[0], OUTPUTS[0]], *REFERENCES[1:]])
     assert score.score == sacrebleu.corpus_bleu(OUTPUTS, [REFERENCES, [OUTPUTS[0], None, None, None]]).score
     assert score.signature.startswith("nrefs:var")
@@ -86,7 +86,7 @@ def test_not_always_as_many_references():
     assert alone == [0, sacrebleu.sentence_ter(OUTPUTS[1], [REFERENCES[1]]).score]
 
 
-def test_intervals_are_sacrebleus():
+def test_confidence_intervals_match_sacrebleu():
     score = corpus_score("bleu", OUTPUTS, REFERENCES, samples=100)
     theirs = sacrebleu.BLEU().corpus_score(OUTPUTS, [REFERENCES], 100)
     assert (score.mean, score.interval) == (theirs._mean, theirs._ci)
@@ -95,7 +95,7 @@ def test_intervals_are_sacrebleus():
 
 
 @pytest.mark.parametrize("test", ["bs", "ar"])
-def test_significance_is_sacrebleus(test):
+def test_significance_matches_sacrebleu(test):
     outputs = [*OUTPUTS[:2], *REFERENCES[2:]]
     ours, signature = compare("chrf", {"old": OUTPUTS, "new": outputs}, REFERENCES, test=test, samples=200, beta=1)
     pairs = [("old", OUTPUTS), ("new", outputs)]
@@ -107,8 +107,8 @@ def test_significance_is_sacrebleus(test):
     assert 0 < ours["new"].p_value < 1
 
 
-def test_d2l_bleu_has_the_books_examples():
-    """Section 10.7.6: precisions 4/5, 3/4, 1/3, 0; a short output; and outputs of its models."""
+def test_d2l_bleu_matches_the_book():
+    """Check the examples of section 10.7.6: precisions 4/5, 3/4, 1/3, 0; a short output; and outputs of its models."""
     long = math.exp(1 - 6 / 5) * (4 / 5) ** 0.5 * (3 / 4) ** 0.25
     assert d2l_bleu(["ABBCD"], ["ABCDEF"]) == pytest.approx(long)
     assert d2l_bleu(["ABBCD"], ["ABCDEF"], 3) == pytest.approx(long * (1 / 3) ** 0.125)
@@ -119,7 +119,7 @@ def test_d2l_bleu_has_the_books_examples():
 
 @settings(max_examples=200)
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=8), st.lists(st.sampled_from("abc"), max_size=8))
-def test_d2l_bleu_by_crossing_out(output, reference):
+def test_d2l_bleu_matches_direct_implementation(output, reference):
     expected = math.exp(min(0, 1 - len(reference) / len(output)))
     for n in range(1, min(3, len(output)) + 1):
         left = [tuple(reference[i : i + n]) for i in range(len(reference) - n + 1)]
@@ -159,12 +159,12 @@ def test_d2l_bleu_by_crossing_out(output, reference):
         (lambda: d2l_bleu(["a"], ["a"], 0), "order is 0, but must be at least 1"),
     ],
 )
-def test_errors(call, message):
+def test_invalid_inputs_raise(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_a_tokenizer_that_is_not_there(monkeypatch):
+def test_missing_tokenizer_raises(monkeypatch):
     def missing(**settings):
         raise RuntimeError("\nJapanese needs more.\n\n    pip install sacrebleu[ja]\n")
 
@@ -176,6 +176,6 @@ def test_a_tokenizer_that_is_not_there(monkeypatch):
         corpus_score("bleu", OUTPUTS, REFERENCES, tokenize="ja-mecab")
 
 
-def test_options_are_sacrebleus():
+def test_options_match_sacrebleu():
     assert options("bleu")["smooth_method"] == "exp"
     assert "references" not in options("chrf")

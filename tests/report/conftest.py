@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture
 def browse(tmp_path):
-    """browse(html, script) is what a browser makes of the page after the script."""
+    """Return `browse(html, script)`, which returns the DOM of the report in a browser after running the script."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if not chromium:
         pytest.skip("there is no Chromium")

@@ -1,4 +1,4 @@
-"""Attention that one can look into: what a model sows is what a browser shows."""
+"""Attention explorer: the weights shown in a browser equal those recorded by the model."""
 
 import io
 import re
@@ -17,10 +17,10 @@ SIZES = {"vocab_size": 11, "depth": 2, "width": 16, "num_heads": 2, "max_length"
 
 
 class Letters(Tokenizer):
-    """A tokenizer whose tokens are letters."""
+    """Tokenizer whose tokens are letters."""
 
     def __init__(self):
-        """Do without a backend."""
+        """Skip the backend of the base class."""
 
     def decode(self, tokens):
         return "".join(chr(ord("a") + int(token)) for token in tokens)
@@ -31,7 +31,7 @@ def weights_of(*shape):
     return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
 
 
-def test_an_encoder_decoder_leaves_three_kinds():
+def test_encoder_decoder_records_three_kinds_of_attention():
     model, rng = models.build("transformer", **SIZES), np.random.default_rng(0)
     batch = {"inputs": rng.integers(0, 11, (2, 9)), "tokens": rng.integers(0, 11, (2, 7))}
     masks = {"inputs_mask": np.arange(9) < np.array([[6], [9]]), "mask": np.arange(7) < np.array([[5], [7]])}
@@ -45,7 +45,7 @@ def test_an_encoder_decoder_leaves_three_kinds():
     for name in shapes:
         np.testing.assert_allclose(found[name].sum(-1), 1, rtol=1e-5)
     assert (found["decoder"][..., ~np.tri(5, dtype=bool)] == 0).all()
-    # The second input changes the first layer's keys at its place alone.
+    # The second input token changes the keys of the first layer at its position only.
     changed = inputs.copy()
     changed[0, 3] = (changed[0, 3] + 1) % 11
     changed = {"inputs": np.pad(changed, ((0, 1), (0, 3)))}
@@ -56,7 +56,7 @@ def test_an_encoder_decoder_leaves_three_kinds():
     assert (abs(ratio[:, 3] / rest[:, 0] - 1) > 1e-3).all()
 
 
-def test_the_recurrent_models_attention_is_one_layer():
+def test_attention_of_recurrent_model_is_one_layer():
     model = models.build("seq2seq", vocab_size=11, width=16, depth=1)
     inputs, tokens = np.zeros((1, 4), int), np.zeros((1, 3), int)
     variables = model.init(jax.random.key(0), *map(jnp.asarray, (inputs, tokens)))
@@ -64,7 +64,7 @@ def test_the_recurrent_models_attention_is_one_layer():
     assert {name: weights.shape for name, weights in found.items()} == {"cross": (1, 1, 1, 3, 4)}
 
 
-def test_of_too_many_weights_some_layers_and_heads_stay(monkeypatch):
+def test_large_attention_is_reduced_to_some_layers_and_heads(monkeypatch):
     monkeypatch.setattr(attention, "MAX_WEIGHTS", 12 * 25)
     view = attention.view("x", weights_of(6, 4, 5, 5), "abcde")
     assert view["layers"] == [1, 3, 5]
@@ -72,11 +72,11 @@ def test_of_too_many_weights_some_layers_and_heads_stay(monkeypatch):
 
 
 def shown(page):
-    """The weights that a page shows, in order."""
+    """Return the displayed weights in order."""
     return [float(value) for value in re.findall(r'data-weight="([0-9.]+)"', page)]
 
 
-def test_a_browser_shows_what_a_token_looks_at(browse):
+def test_browser_shows_attention_of_a_token(browse):
     tokens, read = ["the", "<cat>", "</script>"], ["die", "Katze", "&", "."]
     own, cross = weights_of(3, 2, 4, 4), weights_of(2, 4, 3, 4)
     part = attention.explorer([attention.view("encoder", own, read), attention.view("cross", cross, tokens, read)])
@@ -94,12 +94,12 @@ def test_a_browser_shows_what_a_token_looks_at(browse):
     np.testing.assert_allclose(shown(page), own[2, :, 1].mean(0), atol=0.003)
 
 
-def test_a_browser_shows_what_a_patch_looks_at(browse):
+def test_browser_shows_attention_of_a_patch(browse):
     picture = io.BytesIO()
     imsave(picture, np.zeros((4, 6, 3)), format="png")
     weights = weights_of(1, 1, 7, 7)
     part = attention.explorer([attention.view("a", weights, ["class"], image=picture.getvalue(), grid=(2, 3))])
-    np.testing.assert_allclose(shown(browse(part, "")), weights[0, 0, 0], atol=0.003)  # the class token's
+    np.testing.assert_allclose(shown(browse(part, "")), weights[0, 0, 0], atol=0.003)  # of the class token
     page = browse(part, "document.querySelectorAll('.patches span')[4].onclick();")
     np.testing.assert_allclose(shown(page), weights[0, 0, 5], atol=0.003)
     assert re.search(

@@ -1,4 +1,4 @@
-"""The page of a sweep: what is best, that all runs are on it, and that a browser shows them together."""
+"""Reports of sweeps: order of the runs, complete tables and figures, and interaction in a browser."""
 
 import json
 import re
@@ -14,7 +14,7 @@ LOSSES = {1e-4: 0.4, 1e-3: 0.2, 1e-2: 0.3, 1e-1: 0.1}
 
 @pytest.fixture
 def runs(tmp_path):
-    """Four runs, of which the last, with the lowest loss, failed."""
+    """Return four runs; the last one, which has the lowest loss, failed."""
     runs = []
     for number, (rate, loss) in enumerate(LOSSES.items()):
         folder = tmp_path / f"rate={rate}"
@@ -33,7 +33,7 @@ def names(runs):
     return [run.name for run in runs]
 
 
-def test_the_best_first(runs):
+def test_runs_are_sorted_by_metric(runs):
     assert target_of(runs) == ("validation/loss", False)
     assert names(ranked(runs, target_of(runs))) == ["rate=0.001", "rate=0.01", "rate=0.0001", "rate=0.1"]
     assert names(ranked(runs, ("validation/loss", True)))[0] == "rate=0.0001"
@@ -42,7 +42,7 @@ def test_the_best_first(runs):
     assert target_of([Run("a", runs[0].folder)]) == ("", False)
 
 
-def test_what_differs(runs):
+def test_differing_config_keys(runs):
     assert differing(runs) == ["schedule.learning_rate"]
     runs[0].changes = {}
     assert setting(runs[0], "schedule.learning_rate") == 1e-4  # of the config
@@ -50,7 +50,7 @@ def test_what_differs(runs):
     assert differing(runs) == ["schedule.learning_rate"]
 
 
-def test_every_run_is_on_the_page(runs, tmp_path):
+def test_report_contains_every_run(runs, tmp_path):
     commands = {run: f"python launch.py {run.name} >" for run in runs}
     page = write_page(tmp_path / "sweep.html", runs, commands, target_of(runs)).read_text()
     assert re.findall(r"<tr class='run run\d'><td><i[^>]*></i>([^<]+)<td>([^<]+)", page) == [
@@ -62,21 +62,21 @@ def test_every_run_is_on_the_page(runs, tmp_path):
     for run in runs:
         assert f"<pre class=command>python launch.py {run.name} &gt;<" in page
         charts = page.count(f"<title>{run.name}</title>")
-        assert charts == 4 + (run.state == "done")  # train/loss and three metrics; the overview has what is done
+        assert charts == 4 + (run.state == "done")  # train/loss and three metrics; the overview has the finished runs
     assert "3 done" in page
     assert "The best run by validation/loss is rate=0.001" in page
     assert not re.search(r"(?:src|href)=.?https?:", page)
     assert (tmp_path / "sweep" / "parallel.png").stat().st_size > 1000
 
 
-def test_a_sweep_of_which_nothing_is_known(tmp_path):
+def test_sweep_without_results(tmp_path):
     runs = [Run(name, tmp_path / name, {"seed": name}) for name in "ab"]
     page = write_page(tmp_path / "sweep.html", runs, dict.fromkeys(runs, ""), target_of(runs)).read_text()
     assert "2 waiting" in page
     assert "<svg" not in page
 
 
-def test_a_browser_marks_a_run_and_sorts(runs, browse, tmp_path):
+def test_browser_highlights_a_run_and_sorts(runs, browse, tmp_path):
     page = write_page(tmp_path / "sweep.html", runs, dict.fromkeys(runs, ""), target_of(runs))
     point = 'document.querySelectorAll("tr.run")[1].dispatchEvent(new MouseEvent("mouseover", {bubbles: true}));'
     shown = browse(page.read_text(), point + 'document.querySelectorAll(".runs th")[2].click();')
@@ -87,7 +87,7 @@ def test_a_browser_marks_a_run_and_sorts(runs, browse, tmp_path):
     assert names == ["0.0001", "0.001", "0.01", "0.1"]
 
 
-def test_any_runs_are_compared(runs, tmp_path, capsys):
+def test_compare_arbitrary_runs(runs, tmp_path, capsys):
     for run in runs[:3]:
         (run.folder / "config.json").write_text(json.dumps(run.config))
         (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in run.metrics))
@@ -103,9 +103,9 @@ def test_any_runs_are_compared(runs, tmp_path, capsys):
         ("0.0001", "0.0001"),
     ]
     assert "<th>schedule.learning_rate" in page
-    assert "model.name" not in page  # it is the same in all
+    assert "model.name" not in page  # equal in all runs
     assert "python launch.py --workdir=rate=0.01<" in page
-    # Of a sweep's folder all runs; with much that differs, the keys have a table of their own.
+    # All runs of a sweep folder; many differing keys are shown in a separate table.
     for run in runs[:3]:
         config = run.config | {"data": {f"key{n}": f"{n}{run.name}" for n in range(13)}}
         (run.folder / "config.json").write_text(json.dumps(config))
@@ -113,7 +113,7 @@ def test_any_runs_are_compared(runs, tmp_path, capsys):
     page = (tmp_path / "compare.html").read_text()
     assert page.count("<tr class='run") == 3
     assert "<tr><td>data.key12<td>12rate=" in page
-    assert "3 stopped" in page  # the facts are another config's
+    assert "3 stopped" in page  # the metadata belong to another config
     assert launch.main(["report", str(tmp_path / "none"), first]) == 1
     assert "there is no run in" in capsys.readouterr().err
     (runs[0].folder / "config.json").write_text("{")
@@ -121,7 +121,7 @@ def test_any_runs_are_compared(runs, tmp_path, capsys):
     assert f"{runs[0].folder / 'config.json'} is damaged" in capsys.readouterr().err
 
 
-def test_runs_that_lie_apart_are_compared_here(runs, tmp_path, monkeypatch):
+def test_runs_in_different_folders_are_compared_in_the_current_folder(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("os.path.commonpath", lambda paths: "/")
     for run in runs[:2]:

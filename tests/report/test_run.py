@@ -1,4 +1,4 @@
-"""The report: that it shows what there is, nothing else, in one file, whatever the run."""
+"""Reports of runs: complete, self-contained and deterministic for all kinds of runs."""
 
 import json
 import math
@@ -26,7 +26,7 @@ from lineage.train.experiment import Experiment
 
 
 def _attention(rng, *shape, causal=False):
-    """Row-stochastic weights [..., T, T] that look at a few places only."""
+    """Return sparse row-stochastic attention weights [..., T, T]."""
     logits = rng.normal(size=shape) * 2
     if causal:
         logits = np.where(np.tri(shape[-1], dtype=bool), logits, -np.inf)
@@ -61,7 +61,7 @@ def _train_lines(rng, steps, every, start, end, speed, accuracy=True):
 
 
 def vision_run(workdir, classes=10):
-    """A folder as a ViT's run on the digits leaves it."""
+    """Create the folder of a ViT run on the digits."""
     rng = np.random.default_rng(0)
     digits = load_digits()
     images, labels = (digits.images[:27, :, :, None] / 16).astype(np.float32), digits.target[:27]
@@ -79,7 +79,7 @@ def vision_run(workdir, classes=10):
     run |= {
         "config_name": "vit_digits",
         "command": "python launch.py --config=vit_digits --workdir=outputs/vit",
-        "config": {"seed": 0},  # for a sweep, which asks whether the run is done
+        "config": {"seed": 0},  # for sweeps, which check whether the run is finished
     }
     optimizer = {"name": "adamw", "learning_rate": 1e-3, "schedule": {"kind": "cosine", "warmup_steps": 100}}
     mistakes = {"image": images, "label": labels, "prediction": (labels + 3) % 10, "class_names": names}
@@ -101,7 +101,7 @@ def vision_run(workdir, classes=10):
 
 
 def text_run(workdir):
-    """A folder as a GPT's run leaves it, with text that is not safe in HTML."""
+    """Create the folder of a GPT run whose texts need escaping in HTML."""
     rng = np.random.default_rng(1)
     lines = []
     for line in _train_lines(rng, 5000, 10, 4.2, 1.5, 910, accuracy=False):
@@ -138,7 +138,7 @@ def text_run(workdir):
 
 
 class _Page(HTMLParser):
-    """Collects what the tests ask about and fails where tags do not match."""
+    """HTML parser that collects the checked elements and fails on unbalanced tags."""
 
     VOID = ("meta", "img", "br", "link")
 
@@ -161,7 +161,7 @@ class _Page(HTMLParser):
             self.stack.pop()
 
     def handle_endtag(self, tag):
-        while self.stack[-1] in ("td", "th", "tr") and self.stack[-1] != tag:  # which HTML lets end by themselves
+        while self.stack[-1] in ("td", "th", "tr") and self.stack[-1] != tag:  # void elements
             self.stack.pop()
         assert self.stack.pop() == tag
 
@@ -180,7 +180,7 @@ def text(tmp_path_factory):
     return write_report(text_run(tmp_path_factory.mktemp("text")))
 
 
-def test_a_vision_run_shows_every_part(vision):
+def test_vision_report_has_every_section(vision):
     page = _Page(vision.read_text())
     assert page.headings == [
         "Curves",
@@ -203,10 +203,10 @@ def test_a_vision_run_shows_every_part(vision):
         "python launch.py --config",
     ):
         assert shown in body
-    assert "config.seed" not in body  # the keys have a section of their own
+    assert "config.seed" not in body  # the keys are in a separate section
 
 
-def test_pictures_lie_beside_the_page_too(vision):
+def test_figures_are_also_saved_as_files(vision):
     names = sorted(path.name for path in (vision.parent / "report").iterdir())
     assert [name for name in names if not name.startswith("mistakes")] == [
         "attention_image.png",
@@ -222,7 +222,7 @@ def test_pictures_lie_beside_the_page_too(vision):
 
 
 @pytest.mark.parametrize("run", ["vision", "text"])
-def test_the_page_needs_nothing_from_outside(run, request):
+def test_report_is_self_contained(run, request):
     path = request.getfixturevalue(run)
     body = path.read_text()
     page = _Page(body)
@@ -234,7 +234,7 @@ def test_the_page_needs_nothing_from_outside(run, request):
     assert set(re.findall(r"url\(#(\w+)\)", body)) == set(ids)
 
 
-def test_figures_follow_the_dark_mode(vision):
+def test_figures_support_dark_mode(vision):
     svgs = "".join(re.findall(r"<svg.*?</svg>", vision.read_text(), re.DOTALL))
     assert "var(--ink)" in svgs
     assert "var(--s0)" in svgs
@@ -242,23 +242,23 @@ def test_figures_follow_the_dark_mode(vision):
     assert not re.search(r"<text[^>]*(#000000|black)", re.sub(r"confusion.*", "", svgs))
 
 
-def test_samples_and_config_are_escaped_and_dollars_stay(text):
+def test_samples_and_config_are_escaped_and_dollars_are_kept(text):
     body = text.read_text()
     assert "<script>alert" not in body
     assert "&lt;b&gt;window&lt;/b&gt; breaks &amp; is it $5 or $6?" in body
     assert "&lt;/code&gt;&lt;script&gt;" in body
     assert body.index("Step 5,000") < body.index("Step 2,500") < body.index("Step 500")
     assert body.count("<details open>") == 1
-    assert re.search(r"<pre class=sample><b>ROMEO:\n</b>What light", body)  # the prompt is not shown twice
+    assert re.search(r"<pre class=sample><b>ROMEO:\n</b>What light", body)  # the prompt is shown once
     assert '"␣cost", "日本"]' in body
 
 
-def test_the_same_run_gives_the_same_page(text):
+def test_report_is_deterministic(text):
     before = text.read_text()
     assert write_report(text.parent).read_text() == before
 
 
-def test_what_is_drawn_is_of_all_processes(tmp_path):
+def test_figures_use_data_of_all_processes(tmp_path):
     config, _ = cli.load(f"{Path(__file__).parents[1]}/tiny.py:vit")
     experiment = Experiment(config, tmp_path, jax.devices()[:1])
     halves = {name: replace(part, process_count=2) for name, part in experiment.data.splits.items()}
@@ -269,7 +269,7 @@ def test_what_is_drawn_is_of_all_processes(tmp_path):
     assert np.load(tmp_path / "artifacts/confusion_test.npz")["counts"].sum() == 359
 
 
-def test_a_hundred_classes(tmp_path):
+def test_confusion_matrix_of_a_hundred_classes(tmp_path):
     run = vision_run(tmp_path, classes=120)
     for name in ("attention_image", "mistakes_validation"):
         (run / f"artifacts/{name}.npz").unlink()
@@ -291,7 +291,7 @@ def test_a_hundred_classes(tmp_path):
         ([{"step": 1, "train/loss": 1.0, "validation/bleu": 27.3, "strange <key>": 1.0}], 3),
     ],
 )  # fmt: skip
-def test_few_points_and_numbers_that_are_not_finite(tmp_path, lines, charts):
+def test_short_histories_and_non_finite_values(tmp_path, lines, charts):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     body = write_report(tmp_path).read_text()
@@ -303,7 +303,7 @@ def test_few_points_and_numbers_that_are_not_finite(tmp_path, lines, charts):
     assert not bad or f"not finite at step {bad[0]}." in body
 
 
-def test_the_best_is_not_the_last(tmp_path):
+def test_best_value_is_shown(tmp_path):
     points = [(1, 2.0, 0.5), (2, 1.0, 0.9), (3, 1.5, 0.8)]
     lines = [{"step": s, "validation/loss": loss, "validation/accuracy": a} for s, loss, a in points]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -312,7 +312,7 @@ def test_the_best_is_not_the_last(tmp_path):
     assert "<b>80.00%</b><small>best 90.00% at step 2" in body
 
 
-def test_attention_without_a_class_token_is_the_mean_over_queries(tmp_path, monkeypatch):
+def test_attention_without_class_token_is_averaged_over_queries(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(figures, "overlay", lambda axes, image, heat, extent: seen.append(heat))
     weights = _attention(np.random.default_rng(0), 2, 1, 3, 6, 6)
@@ -330,7 +330,7 @@ def test_attention_without_a_class_token_is_the_mean_over_queries(tmp_path, monk
     np.testing.assert_allclose(rollout, (two @ one).mean(0).reshape(2, 3), rtol=1e-6)
 
 
-def test_the_class_token_looks_at_the_patches_in_their_order(tmp_path, monkeypatch):
+def test_attention_of_class_token_keeps_the_order_of_patches(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(figures, "overlay", lambda axes, image, heat, extent: seen.append(heat))
     weights = np.zeros((1, 1, 1, 7, 7))
@@ -345,7 +345,7 @@ def test_the_class_token_looks_at_the_patches_in_their_order(tmp_path, monkeypat
     assert seen[2].tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
-def test_smoothing_keeps_a_constant_and_does_not_spread_nan():
+def test_smoothing_preserves_constants_and_does_not_spread_nan():
     values = np.full(300, 2.5)
     values[100] = np.nan
     result = smooth(values)
@@ -370,7 +370,7 @@ def test_costs_have_units():
     assert {key: _amount(*key) for key in amounts} == amounts
 
 
-def test_what_is_not_a_workdir_or_damaged_is_said(tmp_path):
+def test_missing_or_damaged_workdir_raises(tmp_path):
     with pytest.raises(FileNotFoundError, match="is not the workdir of a run"):
         write_report(tmp_path)
     (tmp_path / "config.json").write_text("[1")
@@ -383,7 +383,7 @@ def test_what_is_not_a_workdir_or_damaged_is_said(tmp_path):
         write_report(tmp_path)
 
 
-def test_importing_it_brings_neither_jax_nor_pyplot():
+def test_import_loads_neither_jax_nor_pyplot():
     code = (
         "import sys, lineage.report.run; print(*(m for m in ('jax', 'torch', 'matplotlib.pyplot') if m in sys.modules))"
     )

@@ -1,4 +1,4 @@
-"""Following runs from their folders alone, in a terminal and elsewhere; and the shares of the devices."""
+"""Following runs through their folders, with and without a terminal; and dividing the devices among runs."""
 
 import fcntl
 import io
@@ -25,7 +25,7 @@ def make(folder, steps, total=40, done=False, log=""):
     return folder
 
 
-def test_watch_tells_how_each_run_is(tmp_path, capsys):
+def test_watch_shows_the_state_of_each_run(tmp_path, capsys):
     make(tmp_path / "a", 40, done=True)
     make(tmp_path / "b", 7, log="step 5/40  12%\n\nerror: the disk is full\n(--traceback shows where it happened)\n")
     make(tmp_path / "c", 5)
@@ -36,7 +36,7 @@ def test_watch_tells_how_each_run_is(tmp_path, capsys):
         "b  failed  step 7/40  loss 0.143",
         "c  stopped  step 5/40  loss 0.200",
     ]
-    (tmp_path / "a" / "export").mkdir()  # which is of a run, and none
+    (tmp_path / "a" / "export").mkdir()  # inside of a run's folder, but not a run
     (tmp_path / "a" / "export" / "config.json").write_text("{}")
     watch([tmp_path / "a", tmp_path / "c"])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["a", "c"]
@@ -44,7 +44,7 @@ def test_watch_tells_how_each_run_is(tmp_path, capsys):
         watch([tmp_path / "other"])
 
 
-def test_watch_goes_on_while_a_run_is_at_work(tmp_path, monkeypatch, capsys):
+def test_watch_continues_while_a_run_is_active(tmp_path, monkeypatch, capsys):
     folder = make(tmp_path / "run", 5)
     lock = (folder / ".lock").open("a")
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -80,7 +80,7 @@ def test_time_left_and_total(tmp_path, monkeypatch):
     assert Run("new", tmp_path / "absent").row() == ("new", "waiting", "", "", "")
 
 
-def test_the_table_of_a_terminal(tmp_path):
+def test_table_in_a_terminal(tmp_path):
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=60, height=10, color_system=None)
     runs = [Run(f"rate={number}[0]", tmp_path / str(number)) for number in range(12)]
@@ -89,14 +89,14 @@ def test_the_table_of_a_terminal(tmp_path):
     with Table(console) as table:
         table.show(runs)
     shown = stream.getvalue()
-    shown = shown[shown.rindex("run   ") :]  # as it was drawn last
+    shown = shown[shown.rindex("run   ") :]  # as drawn last
     assert "rate=9[0]  running     5/50  0.250" in shown
     assert "rate=3[0]  failed (1)" in shown
     assert "9 waiting, 1 done, 1 failed, 1 running" in shown
-    assert shown.count("rate=") == 5  # which there is room for
+    assert shown.count("rate=") == 5  # as many as there is room for
 
 
-def test_shares_of_the_devices(monkeypatch):
+def test_devices_are_divided_among_runs(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 8})
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert devices.shares(1) == [({0, 1, 2, 3, 8}, {})]
@@ -120,7 +120,7 @@ def test_shares_of_the_devices(monkeypatch):
         devices.shares(0)
 
 
-def test_what_is_held(tmp_path):
+def test_held_devices(tmp_path):
     assert not folder.held(tmp_path)
     with (tmp_path / folder.CLAIM).open("w") as file:
         assert not folder.held(tmp_path)

@@ -1,4 +1,4 @@
-"""The commits and versions that a run records."""
+"""Commits and versions recorded by a run."""
 
 import subprocess
 
@@ -12,7 +12,7 @@ def git(folder, *arguments):
     subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
 
 
-def test_a_repository_and_its_changes(tmp_path):
+def test_repository_with_uncommitted_changes(tmp_path):
     assert checkout(tmp_path) == {}
     assert checkout(tmp_path / "absent") == {}
     git(tmp_path, "init")
@@ -29,7 +29,7 @@ def test_a_repository_and_its_changes(tmp_path):
     assert found["packages"]["jax"] == jax.__version__
 
 
-def test_the_project_is_its_own_repository(tmp_path):
+def test_project_is_its_own_repository(tmp_path):
     found = provenance(PROJECT / "configs" / "small")
     assert "config_git" not in found
     if (PROJECT / ".git").exists():

@@ -1,4 +1,4 @@
-"""Searches: what is tried, what is stopped early, and that a search goes on where it was."""
+"""Searches: sampling, pruning of trials, and resuming an interrupted search."""
 
 import json
 import signal
@@ -12,7 +12,7 @@ from lineage.configs.sweeps import Choice, Floats, Integers, Search
 from lineage.runs import search as module
 from lineage.runs.search import run_search
 
-# In a run's place: its loss falls to its distance from the best place, in steps that are evaluated each.
+# Fake run: its loss falls to the distance from the optimum, with an evaluation after each step.
 RUN = """
 import json, os, pathlib, sys, time
 options = dict(part.removeprefix("--").split("=", 1) for part in sys.argv[1:])
@@ -51,13 +51,13 @@ def rows(workdir):
     return [dict(zip(header, line)) for line in lines]
 
 
-def test_finds_what_is_better_and_goes_on(tmp_path, monkeypatch):
+def test_search_finds_better_values_and_resumes(tmp_path, monkeypatch):
     monkeypatch.setenv("FAIL", "trial_002")
     assert run(tmp_path) == 1
     states = {row["run"]: row["state"] for row in rows(tmp_path)}
     assert states.pop("trial_002") == "failed (1)"
     assert len(states) == 11
-    assert set(states.values()) <= {"done", "pruned"}  # with a loss that is not finite
+    assert set(states.values()) <= {"done", "pruned"}  # with a non-finite loss
     assert set(ran(tmp_path)) == {f"trial_{number:03}" for number in range(12)}
     for row in rows(tmp_path):
         assert 0 <= float(row["x"]) <= 10
@@ -66,7 +66,7 @@ def test_finds_what_is_better_and_goes_on(tmp_path, monkeypatch):
     tried = rows(tmp_path)[2]
     monkeypatch.delenv("FAIL")
     assert run(tmp_path, trials=25) == 0
-    assert len(ran(tmp_path)) == 12 + 1 + 13  # only what failed for a reason of its own was tried again
+    assert len(ran(tmp_path)) == 12 + 1 + 13  # only trials that failed for another reason are repeated
     assert {key: rows(tmp_path)[2][key] for key in ("x", "depth", "kind")} == {
         key: tried[key] for key in ("x", "depth", "kind")
     }
@@ -79,18 +79,18 @@ def test_finds_what_is_better_and_goes_on(tmp_path, monkeypatch):
     assert "The best run by validation/loss is" in page
 
 
-def test_stops_what_is_worse(tmp_path, monkeypatch):
+def test_search_prunes_worse_trials(tmp_path, monkeypatch):
     monkeypatch.setenv("SLEEP", "0.5")
     assert run(tmp_path, 3, trials=9, prune=True, startup=2) == 0
     states = [row["state"] for row in rows(tmp_path)]
     assert "pruned" in states
     assert states.count("done") >= 2
     before = ran(tmp_path)
-    assert run(tmp_path, 3, trials=9, prune=True, startup=2) == 0  # what was pruned stays so
+    assert run(tmp_path, 3, trials=9, prune=True, startup=2) == 0  # pruned trials stay pruned
     assert ran(tmp_path) == before
 
 
-def test_goes_on_after_a_kill(tmp_path):
+def test_search_resumes_after_a_kill(tmp_path):
     program = "import sys; from pathlib import PosixPath; from lineage.runs.search import run_search\n"
     program += "from lineage.configs.sweeps import *\n"
     program += f"run_search({COMMAND!r}, Search({SPACE!r}, trials=4, prune=False), dict, {tmp_path!r}, 2)"
@@ -104,11 +104,11 @@ def test_goes_on_after_a_kill(tmp_path):
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     assert run(tmp_path, trials=4) == 0
-    assert sorted(ran(tmp_path)) == [f"trial_{number:03}" for number in range(4)]  # none twice
+    assert sorted(ran(tmp_path)) == [f"trial_{number:03}" for number in range(4)]  # none is repeated
     assert [row["state"] for row in rows(tmp_path)] == ["done"] * 4
 
 
-def test_what_cannot_be_searched(tmp_path, monkeypatch):
+def test_invalid_search_raises(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"has no search\(\)"):
         run_search(COMMAND, None, dict, tmp_path)
     with pytest.raises(ValueError, match="'test/bleu'; the metrics of the runs are train/loss, validation/loss"):
@@ -121,7 +121,7 @@ def test_what_cannot_be_searched(tmp_path, monkeypatch):
         run(tmp_path)
 
 
-def test_the_storage_is_optunas(tmp_path):
+def test_storage_is_readable_by_optuna(tmp_path):
     run(tmp_path, trials=2)
     lines = [json.loads(line) for line in (tmp_path / "optuna.journal").read_text().splitlines()]
     assert sum("distribution" in line for line in lines) == 6

@@ -1,4 +1,4 @@
-"""Sweeps: what they skip, what stops them and what outlives them; `tests/e2e/test_sweep.py` has real runs."""
+"""Sweeps with fake runs: skipping, resuming, signals and devices (real runs: `tests/e2e/test_sweep.py`)."""
 
 import csv
 import json
@@ -17,8 +17,8 @@ from lineage.runs.folder import CLAIM, held, is_locked
 from lineage.runs.sweep import plan, run_names, run_sweep
 from tests.tiers import tiered
 
-# In a run's place: takes steps, saves every other one, goes on from there, stops by SIGTERM, fails when told to, and
-# leaves what a finished run leaves.
+# Fake run: takes steps, saves every other one, resumes from the last save, stops on SIGTERM, fails on request, and
+# writes the files of a finished run.
 RUN = """
 import fcntl, json, os, pathlib, signal, sys, time
 options = dict(part.removeprefix("--").split("=", 1) for part in sys.argv[1:])
@@ -63,7 +63,7 @@ cpus = sorted(os.sched_getaffinity(0))
 
 
 def configs(overrides, total):
-    own = "fail", "sleep", "together"  # which are no part of a run's config
+    own = "fail", "sleep", "together"  # which are not part of the config of a run
     whole = [{"total_steps": total} | changes for changes in overrides]
     return [{key: value for key, value in changes.items() if key not in own} for changes in whole]
 
@@ -79,7 +79,7 @@ def sweep(*args, **options):
 
 @pytest.fixture
 def start(tmp_path):
-    """start(workdir, overrides, ...) is a process that runs the sweep; what is left at the end is killed."""
+    """Return `start(workdir, overrides, ...)`, which runs a sweep in a process; kill all processes at the end."""
     started = []
 
     def start(*options):
@@ -93,7 +93,7 @@ def start(tmp_path):
     for process in started:
         process.kill()
         process.communicate()
-    for path in tmp_path.rglob(CLAIM):  # what outlives its sweep
+    for path in tmp_path.rglob(CLAIM):  # runs that outlive their sweep
         if is_locked(path):
             os.kill(int(path.read_text().split()[1]), signal.SIGKILL)
 
@@ -124,7 +124,7 @@ def table(workdir):
         return list(csv.DictReader(file))
 
 
-def test_goes_on_after_a_failure_and_skips_what_is_done(tmp_path, capfd):
+def test_sweep_continues_after_a_failure_and_skips_finished_runs(tmp_path, capfd):
     overrides = [{"seed": 1}, {"seed": 2, "fail": 3}, {"seed": 4}, {"seed": 5, "fail": 3}]
     assert sweep(tmp_path, overrides) == 1
     assert ran(tmp_path) == ["1", "2", "4", "5"]
@@ -147,14 +147,14 @@ def test_goes_on_after_a_failure_and_skips_what_is_done(tmp_path, capfd):
     assert "2 of 4 runs are done already" in capfd.readouterr().out
 
 
-def test_what_is_done_with_another_config_is_not_done(tmp_path):
+def test_run_finished_with_another_config_is_not_skipped(tmp_path):
     overrides = [{"seed": 1}, {"seed": 2}]
     sweep(tmp_path, overrides)
     sweep(tmp_path, overrides, total_steps=5)
     assert ran(tmp_path) == ["1", "2", "1", "2"]
 
 
-def test_where_a_run_is_done_does_not_matter(tmp_path):
+def test_cluster_settings_do_not_distinguish_runs(tmp_path):
     config = {"seed": 1, "cluster": {"nodes": 2}}
     (run,) = plan([{"seed": 1}], [config], tmp_path)
     (run.folder / "artifacts").mkdir(parents=True)
@@ -169,22 +169,22 @@ def test_where_a_run_is_done_does_not_matter(tmp_path):
         plan([{}, {"cluster.nodes": 1}], [config, elsewhere[0]], tmp_path)
 
 
-def test_what_is_done_under_another_name_is_done(tmp_path):
+def test_finished_run_with_another_name_is_skipped(tmp_path):
     sweep(tmp_path, [{"seed": 1}])
     sweep(tmp_path, [{"seed": 1}, {"seed": 2}])
     assert ran(tmp_path) == ["1", "2"]
     assert [row["run"] for row in table(tmp_path)] == ["base", "seed=2"]
 
 
-def test_a_run_that_was_told_to_stop_stops_no_other(tmp_path):
+def test_stopped_run_does_not_stop_others(tmp_path):
     assert sweep(tmp_path, [{"seed": 1, "fail": 75}, {"seed": 2}]) == 75
     assert ran(tmp_path) == ["1", "2"]
     assert [row["state"] for row in table(tmp_path)] == ["stopped", "done"]
 
 
-def test_several_at_once_each_on_its_cpus(tmp_path):
+def test_parallel_runs_have_separate_cpus(tmp_path):
     all_cpus = sorted(os.sched_getaffinity(0))
-    # Each waits for the others: one after another they would wait for ever.
+    # Each run waits for the others: run sequentially, they would wait forever.
     assert sweep(tmp_path, [{"seed": seed, "together": 3} for seed in (1, 2, 3)], parallel=3) == 0
     used = [json.loads((tmp_path / f"seed={seed}/artifacts/run.json").read_text())["cpus"] for seed in (1, 2, 3)]
     assert sorted(os.sched_getaffinity(0)) == all_cpus
@@ -194,14 +194,14 @@ def test_several_at_once_each_on_its_cpus(tmp_path):
         assert all(len(cpus) < len(all_cpus) for cpus in used)
 
 
-def test_survives_the_death_of_runs_and_of_its_own(start, tmp_path):
-    """Three runs and then the sweep are killed: what it left goes on, and the next call trains only what is missing."""
+def test_killed_runs_and_killed_sweep_are_completed_by_the_next_call(start, tmp_path):
+    """Kill three runs and then the sweep; its other runs continue, and the next call trains only what is missing."""
     overrides = [{"seed": seed, "sleep": 0.1} for seed in range(1, 7)]
     folders = [tmp_path / f"seed={seed}" for seed in range(1, 7)]
     killed = []
 
     def at_work():
-        """A run in the middle of its steps."""
+        """Return whether a run is in the middle of its steps."""
         return [f for f in folders if f not in killed and 3 <= len(trained(f)) < 12 and held(f)]
 
     first = start(tmp_path, overrides, 20, 2)
@@ -212,7 +212,7 @@ def test_survives_the_death_of_runs_and_of_its_own(start, tmp_path):
     first.kill()
     first.wait()
     left = {folder: pid(folder) for folder in folders if held(folder)}
-    assert left  # which outlive it
+    assert left  # which outlive the sweep
     second = start(tmp_path, overrides, 20, 2)
     output = second.communicate(timeout=300)[0]
     assert second.returncode == 0, output
@@ -220,7 +220,7 @@ def test_survives_the_death_of_runs_and_of_its_own(start, tmp_path):
         steps = trained(folder)
         twice = {step for step in steps if steps.count(step) > 1}
         assert sorted(set(steps)) == [*range(1, 21)]
-        # A killed run goes on from what it saved, at every other step: it repeats one step at most, or two in a save.
+        # Checkpoints are written every other step: a killed run repeats at most one step, or two if it was saving.
         assert len(twice) <= (2 if folder in killed else 0), steps
     assert {folder: pid(folder) for folder in left} == left
     assert [row["state"] for row in table(tmp_path)] == ["done"] * 6
@@ -233,7 +233,7 @@ def test_survives_the_death_of_runs_and_of_its_own(start, tmp_path):
 
 
 @tiered("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_all_runs_which_save(number, start, tmp_path):
+def test_signal_stops_all_runs_after_saving(number, start, tmp_path):
     overrides = [{"seed": seed, "sleep": 0.1} for seed in (1, 2, 3)]
     process = start(tmp_path, overrides, 50, 2)
     wait_for(lambda: all(len(trained(tmp_path / f"seed={seed}")) >= 3 for seed in (1, 2)))
@@ -247,8 +247,8 @@ def test_a_signal_stops_all_runs_which_save(number, start, tmp_path):
 
 
 @pytest.mark.thorough
-def test_the_signal_of_a_terminal_reaches_the_runs_through_the_sweep(start, tmp_path):
-    """It is for the whole group of processes, of which the runs are none: the second one would end them unsaved."""
+def test_ctrl_c_reaches_the_runs_once(start, tmp_path):
+    """Check that Ctrl-C reaches the runs only once, via the sweep; a second signal would end them without saving."""
     process = start(tmp_path, [{"seed": 1, "sleep": 0.1}], 50, 1)
     wait_for(lambda: len(trained(tmp_path / "base")) >= 3)
     os.killpg(process.pid, signal.SIGINT)
@@ -258,7 +258,7 @@ def test_the_signal_of_a_terminal_reaches_the_runs_through_the_sweep(start, tmp_
 
 
 @pytest.mark.thorough
-def test_a_signal_stops_what_an_earlier_sweep_left(start, tmp_path):
+def test_signal_stops_runs_of_an_earlier_sweep(start, tmp_path):
     first = start(tmp_path, [{"seed": 1, "sleep": 0.1}], 500, 1)
     wait_for(lambda: trained(tmp_path / "base"))
     first.kill()
@@ -273,7 +273,7 @@ def test_a_signal_stops_what_an_earlier_sweep_left(start, tmp_path):
     assert int((tmp_path / "base" / "saved").read_text()) == trained(tmp_path / "base")[-1]
 
 
-def test_waits_for_a_run_that_somebody_started_by_hand(tmp_path):
+def test_sweep_waits_for_a_run_started_by_hand(tmp_path):
     command = [sys.executable, "-c", RUN, "--config.seed=1", "--config.sleep=0.3", f"--workdir={tmp_path}/seed=1"]
     with subprocess.Popen(command) as other:
         wait_for(lambda: trained(tmp_path / "seed=1"))
@@ -284,7 +284,7 @@ def test_waits_for_a_run_that_somebody_started_by_hand(tmp_path):
 
 
 @pytest.mark.thorough
-def test_goes_on_with_what_somebody_left_unfinished(start, tmp_path):
+def test_sweep_resumes_a_run_started_by_hand(start, tmp_path):
     command = [sys.executable, "-c", RUN, "--config.seed=1", "--config.sleep=1000", f"--workdir={tmp_path}/base"]
     with subprocess.Popen(command) as other:
         wait_for((tmp_path / "base" / "config.json").exists)
@@ -298,7 +298,7 @@ def test_goes_on_with_what_somebody_left_unfinished(start, tmp_path):
 
 
 @pytest.mark.thorough
-def test_what_an_earlier_sweep_left_has_its_devices_to_the_end(start, tmp_path):
+def test_run_of_an_earlier_sweep_keeps_its_devices(start, tmp_path):
     first = start(tmp_path, [{"seed": 2, "sleep": 0.1}], 20)
     wait_for(lambda: trained(tmp_path / "base"))
     first.kill()
@@ -309,29 +309,29 @@ def test_what_an_earlier_sweep_left_has_its_devices_to_the_end(start, tmp_path):
 
 
 @pytest.mark.thorough
-def test_what_an_earlier_sweep_left_may_end_before_its_turn_comes(start, tmp_path):
+def test_run_of_an_earlier_sweep_may_finish_before_its_turn(start, tmp_path):
     overrides = [{"seed": 1, "sleep": 0.1}, {"seed": 2, "sleep": 0.1}]
     first = start(tmp_path, overrides, 20, 2)
     wait_for(lambda: trained(tmp_path / "seed=1") and trained(tmp_path / "seed=2"))
     first.kill()
     first.wait()
-    assert sweep(tmp_path, overrides, 20, parallel=1) == 0  # follows one after the other
+    assert sweep(tmp_path, overrides, 20, parallel=1) == 0  # sequentially
     assert sorted(ran(tmp_path)) == ["1", "2"]
     assert [row["state"] for row in table(tmp_path)] == ["done", "done"]
 
 
-def test_one_sweep_at_a_time(start, tmp_path):
+def test_second_sweep_in_the_same_folder_raises(start, tmp_path):
     start(tmp_path, [{"seed": 1, "sleep": 0.2}], 50)
     wait_for(lambda: trained(tmp_path / "base"))
     with pytest.raises(ValueError, match="another run is at work in"):
         sweep(tmp_path, [{"seed": 1}])
 
 
-def test_draws_what_it_found(tmp_path, monkeypatch):
+def test_sweep_report_shows_the_results(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(figures, "save", lambda *args, **names: drawn.append((args[1:], names)) or "")
     sweep(tmp_path, [{"seed": seed} for seed in (1, 2)])
-    assert not [names for _, names in drawn if names["name"] == "sweep"]  # seeds alone
+    assert not [names for _, names in drawn if names["name"] == "sweep"]  # only the seed differs
     overrides = [{"a.b": place, "c": c, "d": c + c, "seed": seed} for place, c, seed in product((10, 9), "xy", (1, 4))]
     sweep(tmp_path, overrides[:-1])
     ((panels, xlabel),) = [args for args, names in drawn if names == {"name": "sweep", "folder": tmp_path}]
@@ -342,17 +342,17 @@ def test_draws_what_it_found(tmp_path, monkeypatch):
     np.testing.assert_array_equal(panels["test/loss"]["y"][1], [[1, 0.25], [1, np.nan]])
 
 
-def test_figure_of_a_sweep(tmp_path):
+def test_sweep_figure(tmp_path):
     assert sweep(tmp_path, [{"a.b": place, "seed": seed} for place, seed in product((10, 9), (1, 4))]) == 0
     assert (tmp_path / "sweep.png").stat().st_size > 1000
 
 
-def test_no_figure_without_colours_for_all(tmp_path):
+def test_no_figure_for_more_runs_than_colors(tmp_path):
     assert sweep(tmp_path, [{"a": seed, "b": -seed, "seed": seed} for seed in range(1, 6)], parallel=5) == 0
     assert not (tmp_path / "sweep.png").exists()
 
 
-def test_names_are_what_tells_the_runs_apart():
+def test_run_names_contain_differing_keys_only():
     rates = [{"schedule.learning_rate": rate, "seed": seed} for rate, seed in product((1e-3, 1e-4), (0, 1))]
     assert run_names(rates)[:2] == ["learning_rate=0.001,seed=0", "learning_rate=0.001,seed=1"]
     sizes = [{"model.name": name, "model.depth": depth, "model.width": 8} for name, depth in (("vit", 4), ("gpt", 2))]
@@ -364,7 +364,7 @@ def test_names_are_what_tells_the_runs_apart():
     assert run_names([{"seed": 3}]) == ["base"]
 
 
-def test_names_are_folders():
+def test_run_names_are_valid_folder_names():
     names = run_names([{"source": f"text:{letter}/b.txt"} for letter in "ab"])
     assert names == ["source=text:a_b.txt", "source=text:b_b.txt"]
     first, second = run_names([{"source": "a/b"}, {"source": "a_b"}])
@@ -388,6 +388,6 @@ def test_names_are_folders():
         ([{"seed": 1, "total_steps": 4}, {"seed": 1}], "are the same: {'seed': 1, 'total_steps': 4} and {'seed': 1}"),
     ],
 )
-def test_what_cannot_be_swept(overrides, message, tmp_path):
+def test_invalid_sweep_raises(overrides, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         sweep(tmp_path, overrides)

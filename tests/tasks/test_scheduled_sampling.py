@@ -1,4 +1,4 @@
-"""How much of its own a decoder reads, step by step; whether it can."""
+"""Scheduled sampling: probability by step, and errors for unsupported models."""
 
 import flax.linen as nn
 import jax
@@ -20,7 +20,7 @@ BATCH = dict.fromkeys(("inputs", "tokens", "targets"), TOKENS) | dict.fromkeys((
 
 
 class Tell(Model):
-    """Its loss tells the rate that it was given: ln(1 + e^-rate) a token, without one ln(1 + e^-7)."""
+    """Model whose loss encodes the sampling probability: ln(1 + e^-rate) per token, and ln(1 + e^-7) without one."""
 
     takes_own_rate = True
 
@@ -39,7 +39,7 @@ def told(loss):
     ("decay", "rates"),
     [("linear", [0, 0.4, 0.8]), ("exponential", [0, 1 - 0.2**0.5, 0.8]), ("inverse_sigmoid", [1 / 101, 1 / 6, 0.8])],
 )
-def test_the_rate_follows_the_steps_of_the_run_in_training_alone(decay, rates, grad_accum_steps):
+def test_probability_follows_the_step_in_training_only(decay, rates, grad_accum_steps):
     objective = SequenceToSequence(scheduled_sampling=0.8, decay=decay).loss
     optimizer = optax.sgd(0.0)
     state = init_state(Tell(), optimizer, objective, BATCH, seed=0)
@@ -54,7 +54,7 @@ def test_the_rate_follows_the_steps_of_the_run_in_training_alone(decay, rates, g
     np.testing.assert_allclose(told(metrics["loss"].compute()), 7, atol=1e-2)
 
 
-def test_schedules_fall_to_their_end():
+def test_schedules_decrease_to_their_final_value():
     for decay in DECAYS.values():
         chances = [decay(progress, 0.25) for progress in np.linspace(0, 1, 11)]
         assert chances[0] == pytest.approx(1, abs=0.011)
@@ -62,7 +62,7 @@ def test_schedules_fall_to_their_end():
         assert (np.diff(chances) < 0).all()
 
 
-def test_what_cannot_be_is_a_sentence():
+def test_invalid_scheduled_sampling_raises():
     section = schema.section(TASKS, "sequence_to_sequence", scheduled_sampling=0.5, decay="cosine")
     with pytest.raises(ValueError, match=r"Unknown decay 'cosine'\. Available: linear, exponential, inverse_sigmoid"):
         schema.build(TASKS, section)
