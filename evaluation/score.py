@@ -1,4 +1,4 @@
-"""The command `score`: scores of files of predictions against files of references."""
+"""Scores of files of predictions against files of references, for the command `score`."""
 
 import hashlib
 import inspect
@@ -41,15 +41,14 @@ def score_files(
     """Return the scores of a metric with everything that is needed to reproduce them.
 
     Args:
-        name: a name of `METRICS`.
+        name: key of `METRICS`.
         predictions: file of predictions.
-        references: files of references; each has one more reference for every prediction.
+        references: files with one reference, or several, for each prediction.
         options: options of the metric, "name=value" each; the values of a list are separated by commas.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the metric, an option or its value is unknown, or a file is missing, has the wrong format or another
-            number of texts.
+        FileNotFoundError: a file does not exist.
+        ValueError: the metric, an option or its value is unknown, or a file has the wrong format or number of texts.
     """
     if name not in METRICS:
         given = "missing" if name is None else repr(name)
@@ -94,18 +93,17 @@ def defaults(name: str) -> dict[str, Any]:
 
 def parse(name: str, options: Sequence[str]) -> dict[str, Any]:
     """Return all options of a metric; the given ones, "name=value", get the types of the defaults."""
-    found = defaults(name)
+    known, given = defaults(name), {}
     for option in options:
         key, _, text = option.partition("=")
-        if key not in found:
-            raise ValueError(f"{name} has no option {key!r}: it has {', '.join(found) or 'none'}.")
-        default = defaults(name)[key]
+        if key not in known:
+            raise ValueError(f"{name} has no option {key!r}: it has {', '.join(known) or 'none'}.")
         try:
-            found[key] = _value(text, default)
+            given[key] = _value(text, known[key])
         except ValueError:
-            kind = type(default).__name__
-            raise ValueError(f"the option {key} of {name} is {text!r}: it must be like {default!r}, {kind}.") from None
-    return found
+            like = f"{known[key]!r}, {type(known[key]).__name__}"
+            raise ValueError(f"the option {key} of {name} is {text!r}: it must be like {like}.") from None
+    return known | given
 
 
 def _value(text, default):

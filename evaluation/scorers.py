@@ -1,10 +1,10 @@
 """Metrics of the command `score`, and the files of predictions and references that they take.
 
-A metric is a function of the entries of the predictions, of the entries of each file of references if it has any, and
-of its options, which are keywords. It returns numbers by name, and a `signature` if the metric has one of its own.
+A metric is a function of the entries of the predictions, of the entries of each file of references if it needs any, and
+of its options, which are keyword arguments. It returns values by name, and may return its own `signature`.
 
-A file has one text per line, or is a .jsonl of texts, lists of texts, or objects that have one of these as `prediction`
-or `text`, and for references as `references`, `reference` or `text`; or it is a .json document in the format of COCO or
+A file has one text per line, or is a .jsonl of texts, lists of texts, or objects with one of these as `prediction` or
+`text`, or for references as `references`, `reference` or `text`; or it is a .json document in the format of COCO or
 SQuAD. The tags of a sentence are a list, or separated by spaces. Files may be gzipped.
 """
 
@@ -27,14 +27,10 @@ Entries = Sequence[Any]  # texts, or lists of texts, of a file
 
 
 def read(path: str, keys: Sequence[str] = ()) -> Any:
-    """Return the entries of a file.
-
-    Args:
-        path: the file.
-        keys: of objects, the first of these keys that an object has is its entry; () returns objects as they are.
+    """Return the entries of a file; of objects, the value of the first of `keys` that an object has, if any are given.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
         ValueError: the file is empty, is not JSON, or an entry is neither a text nor a list of texts.
     """
     lines, suffix = read_lines(path), Path(path.removesuffix(".gz")).suffix
@@ -156,9 +152,9 @@ def _burstiness(predictions, *, least=3):
 
 
 def _squad(predictions, references):
-    """Compute exact match and F1, also separately for questions with and without an answer where both exist.
+    """Compute exact match and F1, also separately for questions with and without an answer if there are both.
 
-    Predictions are texts, or {id: answer} for references in SQuAD's format.
+    Predictions are texts, or {id: answer} if the references are in the format of SQuAD.
     """
     if isinstance(predictions, dict):
         predictions, references = _by_question(predictions, _only(references))

@@ -33,7 +33,7 @@ def attention_of_images(
     if weights is None:
         return {}
     rows, columns = (size // model.patch_size for size in image.shape[1:3])
-    arrays: ClassVar = {"image": to_pixels(image), "weights": weights, "has_class_token": model.has_class_token}
+    arrays = {"image": to_pixels(image), "weights": weights, "has_class_token": model.has_class_token}
     return {"attention_image": arrays | {"grid": (rows, columns)}}
 
 

@@ -147,18 +147,14 @@ class Task:
         """Return the sizes of the axes that `arrays` names."""
         raise NotImplementedError
 
-    def batch_spec(self, sizes: Sizes) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the shapes and dtypes of a batch."""
-        axes, spec = self.axes(sizes), {}
+    def zeros(self, sizes: Sizes) -> Batch:
+        """Return a batch of zeros whose masks are True, for its shapes and dtypes."""
+        axes, batch = self.axes(sizes), {}
         for name, text in self.arrays.items():
             dtype, *shape = text.split()
-            spec[name] = jax.ShapeDtypeStruct([axes[axis] if axis in axes else int(axis) for axis in shape], dtype)
-        return spec
-
-    def zeros(self, sizes: Sizes) -> Batch:
-        """Return a batch of zeros whose masks are True."""
-        spec = self.batch_spec(sizes).items()
-        return {name: jnp.full(a.shape, a.dtype == bool or name == "extent", a.dtype) for name, a in spec}
+            shape = [axes[axis] if axis in axes else int(axis) for axis in shape]
+            batch[name] = jnp.full(shape, dtype == "bool" or name == "extent", dtype)
+        return batch
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return `(loss_sum, weight, metric states)` of a bound model and a batch.

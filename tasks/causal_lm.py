@@ -1,11 +1,10 @@
 """Causal language modeling."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from lineage.data import Documents, Examples, Facts, Loader, Tokenizer
+from lineage.data import Facts, Loader, Tokenizer
 from lineage.metrics.likelihood import bits, perplexity
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Count, Request, Result, Smoothing
@@ -41,9 +40,6 @@ class CausalLM(DocumentTask):
                     f"task.{name} is {getattr(self, name)}: it must be 0, because loader.order={loader.order!r} needs "
                     "windows that follow each other."
                 )
-
-    def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
-        return self.windows(content, tokenizer, self.sequence_length)
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the next-token loss of `targets` given `tokens`, both [B, T], where `mask` [B, T] is True."""

@@ -1,11 +1,10 @@
 """Conditional language modeling: a decoder-only model generates a text for an input text."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from lineage.data import Examples, Facts, PairedTexts, Tokenizer
+from lineage.data import Facts, Tokenizer
 from lineage.data.examples import pairs
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Request, Result, Smoothing
@@ -28,9 +27,6 @@ class ConditionalLM(PairTask):
     kind = pairs.Continuations
 
     label_smoothing: Smoothing = 0.0
-
-    def examples(self, content: Mapping[str, PairedTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
-        return self.encoded(content, tokenizer)
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the next-token loss of `targets` given `tokens`, both [B, T], where `mask` [B, T] is True."""

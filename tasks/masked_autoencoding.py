@@ -17,7 +17,7 @@ from lineage.tasks.base import TASKS, Batch, Pictures, Rate, Result, Sizes, Task
 from lineage.tasks.images import LabelledImageTask, to_pixels
 from lineage.tasks.losses import sums
 
-PICTURES = 6
+PICTURES = 6  # number of images in a snapshot
 
 
 @TASKS.register("masked_autoencoding")
@@ -68,7 +68,8 @@ class MaskedAutoencoding(LabelledImageTask):
 
     def snapshot(self, context: Any, variables: Any, split: Any) -> Pictures:
         """Return some images [N, h, w, c], as they are, masked and reconstructed."""
-        image, noise = (split.batches[0][name][:PICTURES] for name in ("image", "noise"))
+        batch = split.batches[0]
+        image, noise = batch["image"][:PICTURES], batch["noise"][:PICTURES]
         masked, painted = _reconstructed(context.model, variables, image, noise)
         arrays = {"image": image, "masked": masked, "painted": painted}
         return {"painted": {name: to_pixels(np.asarray(array), split.facts) for name, array in arrays.items()}}

@@ -35,7 +35,6 @@ class EncoderDecoderTask(TextTask):
     needs = ("target_tokens",)
     inputs = ("inputs", "inputs_mask", "tokens")
     arguments = ("inputs", "tokens")
-
     arrays = TextTask.arrays | {"inputs": "int32 B S", "inputs_mask": "bool B S"}
 
     label_smoothing: Smoothing = 0.0
@@ -95,10 +94,12 @@ class PairTask(TextTask):
     def texts(self, content: Mapping[str, PairedTexts]) -> dict[str, Iterable[str]]:
         return {name: [*part.inputs, *part.targets] for name, part in content.items()}
 
-    def encoded(
-        self, content: Mapping[str, PairedTexts], tokenizer: Tokenizer, start_token: int | None = None
-    ) -> Examples:
-        """Return the pairs as token ids; `start_token` is the first token of an encoder-decoder's target."""
+    def first_token(self, tokenizer: Tokenizer) -> int | None:
+        """Return the first token of an encoder-decoder's target; None for a decoder-only model."""
+        return None
+
+    def examples(self, content: Mapping[str, PairedTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
+        start_token = self.first_token(tokenizer)
         start = tokenizer.end_of_text if start_token is None else start_token
         splits = {
             name: pairs.encode(part, tokenizer, self.sequence_length, name == "train", start, self.kind)
@@ -124,6 +125,5 @@ class SequenceToSequence(EncoderDecoderTask, PairTask):
     def special_tokens(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([self.start_token, "end_of_text"]))
 
-    def examples(self, content: Mapping[str, PairedTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
-        start = tokenizer.pad if self.start_token == "pad" else tokenizer.end_of_text
-        return self.encoded(content, tokenizer, start)
+    def first_token(self, tokenizer: Tokenizer) -> int:
+        return tokenizer.pad if self.start_token == "pad" else tokenizer.end_of_text

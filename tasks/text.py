@@ -53,6 +53,9 @@ class DocumentTask(TextTask):
     def texts(self, content: Mapping[str, Documents]) -> dict[str, Iterable[str]]:
         return dict(content)
 
+    def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
+        return self.windows(content, tokenizer, self.sequence_length)
+
     def windows(
         self,
         content: Mapping[str, Documents],

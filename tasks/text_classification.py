@@ -1,6 +1,6 @@
 """Classification of texts and of pairs of texts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,21 +40,17 @@ class LabelledTextTask(EncoderTask):
             raise ValueError(f"There are rows of {min(counts)} and of {max(counts)} texts: all must have as many.")
         return {name: [text for row in part.texts for text in row] for name, part in content.items()}
 
-    def encoded(
-        self,
-        content: Mapping[str, LabelledTexts],
-        labels: Mapping[str, np.ndarray],
-        tokenizer: Tokenizer,
-        class_names: Sequence[str] = (),
-    ) -> Examples:
-        """Return the texts as token ids, with labels; without class names, labels are real numbers."""
-        length = self.sequence_length
+    def labels(self, content: Mapping[str, LabelledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+        """Return the labels of each split, and the names of the classes, which real numbers do not have."""
+        raise NotImplementedError
+
+    def examples(self, content: Mapping[str, LabelledTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
+        (labels, names), length = self.labels(content), self.sequence_length
         fit = labelled_texts.Fit(self.long_text, tokenizer, length, self.stride, content["train"])
         splits = {
             name: labelled_texts.encode(part, labels[name], tokenizer, length, fit) for name, part in content.items()
         }
-        facts = self.facts(tokenizer, num_classes=len(class_names) or 1, class_names=tuple(class_names))
-        return Examples(splits, facts, tokenizer)
+        return Examples(splits, self.facts(tokenizer, num_classes=len(names) or 1, class_names=names), tokenizer)
 
 
 @TASKS.register("text_classification")
@@ -72,13 +68,13 @@ class TextClassification(LabelledTextTask):
     label_smoothing: Smoothing = 0.0
     binary: bool = False
 
-    def examples(self, content: Mapping[str, LabelledTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
+    def labels(self, content: Mapping[str, LabelledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
         names = labelled_texts.names(content)
         number_of = {name: number for number, name in enumerate(names)}
         labels = {
             name: np.array([number_of[label] for label in part.labels], np.int32) for name, part in content.items()
         }
-        return self.encoded(content, labels, tokenizer, names)
+        return labels, tuple(names)
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the cross-entropy of `label` [B], or of soft labels [B, V], where `mask` [B] is True."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
-from lineage.data import Examples, LabelledTexts, Tokenizer
+from lineage.data import LabelledTexts
 from lineage.metrics.states import Correlation
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Result
@@ -22,7 +22,7 @@ class TextRegression(LabelledTextTask):
     arrays = LabelledTextTask.arrays | {"label": "float32 B"}
     evaluators = ("loss", "spearman")
 
-    def examples(self, content: Mapping[str, LabelledTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
+    def labels(self, content: Mapping[str, LabelledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
         try:
             labels = {name: np.array(part.labels, np.float32) for name, part in content.items()}
         except ValueError as error:
@@ -30,7 +30,7 @@ class TextRegression(LabelledTextTask):
         for name, values in labels.items():
             if not np.isfinite(values).all():
                 raise ValueError(f"The labels must be finite: one of the {name} split is not.")
-        return self.encoded(content, labels, tokenizer)
+        return labels, ()
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the squared error of the only output of the model from `label` [B], where `mask` [B] is True."""

@@ -93,11 +93,8 @@ def test_probes_of_a_run(tiny, tmp_path):
 def test_invalid_probes_raise(tiny):
     with pytest.raises(ValueError, match=r"Unknown evaluator 'knm'\. Did you mean 'knn'"):
         tiny("vit", {"evaluators.features": "knm"})
-    for name, key, allowed in (
-        ("knn", "count", "1 or"),
-        ("knn", "temperature", "above 0"),
-        ("few_shot", "shots", "1 or"),
-    ):
+    options = (("knn", "count", "1 or more"), ("knn", "temperature", "above 0"), ("few_shot", "shots", "1 or more"))
+    for name, key, allowed in options:
         with pytest.raises(ValueError, match=rf"evaluators\.{name}\.{key} is 0.*: it must be {allowed}"):
             schema.build(EVALUATORS, schema.section(EVALUATORS, name, **{key: 0}))
     with pytest.raises(ValueError, match="'causal_lm' has no features for probes: they are for labelled images"):
