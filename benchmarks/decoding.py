@@ -48,7 +48,14 @@ def sharing(options) -> None:
     rows, sizes = options.batch or 16, [options.heads, max(options.heads // 4, 1), 1]
     length, ways, caches = options.context + options.new, [], []
     for kv_heads in sizes:
-        model = Llama(256, length, options.depth, options.width, options.heads, kv_heads)
+        model = Llama(
+            vocab_size=256,
+            max_length=length,
+            depth=options.depth,
+            width=options.width,
+            num_heads=options.heads,
+            num_kv_heads=kv_heads,
+        )
         variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
         ways.append(jax.jit(partial(write, model, variables, rows, options.context, options.new)))
         caches.append(cache_bytes(model, variables, rows, length))

@@ -28,7 +28,6 @@ REGISTRIES: dict[str, Registry] = {
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
 }
-UNITS = ("steps", "epochs", "examples", "percent")
 
 
 def get_config(
@@ -45,15 +44,8 @@ def get_config(
 
     A name may be followed by its first option, such as "text:PATH".
     """
-    names = {
-        "source": source,
-        "tokenizer": tokenizer,
-        "task": task,
-        "model": model,
-        "adapter": adapter,
-        "optimizer": optimizer,
-        "schedule": schedule,
-    }
+    names = {"model": model, "task": task, "source": source, "tokenizer": tokenizer}
+    names |= {"adapter": adapter, "optimizer": optimizer, "schedule": schedule}
     parts = {part: schema.parse(REGISTRIES[part], shorthand(part, name)) for part, name in names.items()}
     config = ConfigDict(parts | schema.plain(Run).to_dict(preserve_field_references=True))
     config.evaluators = default_evaluators(config)

@@ -7,6 +7,8 @@ import sys
 import types
 from pathlib import Path
 
+import cloudpickle
+
 
 def import_module(name: str) -> types.ModuleType:
     """Import a module by its name, or a Python file by its path; a file is executed once."""
@@ -26,6 +28,7 @@ def execute(path: Path) -> types.ModuleType:
     spec = importlib.util.spec_from_file_location(_module_name(path), path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up there
+    cloudpickle.register_pickle_by_value(module)  # worker processes of the loader cannot import it
     try:
         spec.loader.exec_module(module)
     except BaseException:

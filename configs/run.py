@@ -2,16 +2,13 @@
 
 import dataclasses
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from lineage.configs.registry import Range, check_ranges
 from lineage.data import Loader
 
-
-def check(key: str, value: float, low: float, below: float | None = None) -> None:
-    """Raise ValueError unless low <= value, and value < below if that is given."""
-    if not (low <= value and (below is None or value < below)):
-        allowed = f"{low} or more" + (f", and below {below}" if below is not None else "")
-        raise ValueError(f"{key} is {value}: it must be {allowed}.")
+Count = Annotated[int, Range(0)]
+Positive = Annotated[int, Range(1)]
 
 
 def check_patterns(key: str, items: tuple[Any, ...], paired: bool = False) -> None:
@@ -22,7 +19,7 @@ def check_patterns(key: str, items: tuple[Any, ...], paired: bool = False) -> No
         try:
             re.compile(item[0] if paired else item)
         except re.error as error:
-            raise ValueError(f"{key} has {item!r}, which is no regular expression: {error}.") from None
+            raise ValueError(f"{key} has {item!r}, which is not a regular expression: {error}.") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +60,12 @@ class Experts:
 
     paths: tuple[str, ...] = ()
     choice: Literal["few_shot", "prompt"] = "few_shot"
-    examples: int = 16
+    examples: Positive = 16
     question: str = "{text}\n### {name}\n"
     classifier: str = ""
+
+    def __post_init__(self):
+        check_ranges("experts", self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,10 +94,13 @@ class Checkpoint:
         on_error: what happens when a save fails, as on a full disk; only runs of one process can "continue".
     """
 
-    keep: int = 2
+    keep: Positive = 2
     best: str = ""
     best_is_highest: bool = False
     on_error: Literal["stop", "continue"] = "stop"
+
+    def __post_init__(self):
+        check_ranges("checkpoint", self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,27 +161,24 @@ class Sampling:
     """
 
     prompt: str = "\n"
-    num_samples: int = 0
-    max_new_tokens: int = 128
-    temperature: float = 1.0
+    num_samples: Count = 0
+    max_new_tokens: Positive = 128
+    temperature: Annotated[float, Range(0)] = 1.0
     top_k: int = 0
     top_p: float = 0.0
     repetition_penalty: float = 1.0
-    no_repeat_ngram_size: int = 0
-    min_new_tokens: int = 0
+    no_repeat_ngram_size: Count = 0
+    min_new_tokens: Count = 0
     forced_first_token: int | None = None
-    best_of: int = 1
+    best_of: Positive = 1
     contrast: str = ""
     draft: str = ""
-    num_drafted: int = 4
-    num_beams: int = 1
+    num_drafted: Positive = 4
+    num_beams: Positive = 1
     length_penalty: float = 1.0
 
     def __post_init__(self):
-        for key in ("max_new_tokens", "num_beams", "best_of", "num_drafted"):
-            check(f"sampling.{key}", getattr(self, key), 1)
-        for key in ("num_samples", "temperature", "no_repeat_ngram_size", "min_new_tokens"):
-            check(f"sampling.{key}", getattr(self, key), 0)
+        check_ranges("sampling", self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,9 +227,9 @@ class Run:
     save_every_epochs: float | None = None
     save_every_examples: int | None = None
     save_every_percent: float | None = None
-    grad_accum_steps: int = 1
-    ema_decay: float = 0.0
-    skip_nonfinite: int = 0
+    grad_accum_steps: Positive = 1
+    ema_decay: Annotated[float, Range(0, below=1)] = 0.0
+    skip_nonfinite: Count = 0
     sharding: tuple[Any, ...] = ()
     sequence_sharding: bool = False
     teacher: str = ""
@@ -243,7 +243,5 @@ class Run:
     loader: Loader = dataclasses.field(default_factory=Loader)
 
     def __post_init__(self):
-        check("grad_accum_steps", self.grad_accum_steps, 1)
-        check("skip_nonfinite", self.skip_nonfinite, 0)
-        check("ema_decay", self.ema_decay, 0, below=1)
+        check_ranges("", self)
         check_patterns("sharding", self.sharding, paired=True)

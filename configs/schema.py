@@ -1,7 +1,6 @@
 """Config sections from dataclasses: one declaration gives keys, types, defaults, choices and documentation."""
 
 import dataclasses
-import difflib
 import inspect
 import re
 import types
@@ -145,7 +144,9 @@ def section(registry: Registry, name: str, **changes: Any) -> ConfigDict:
             values[key.name] = placeholder(_plain_type(hints[key.name])) if empty else key.default
     made = ConfigDict(values)
     for key, value in changes.items():
-        made[_known(key, cls)] = value
+        if key not in made:
+            raise ValueError(f"{cls.__name__} has no key {key!r}.{nearest(key, [one.name for one in keys(cls)])}")
+        made[key] = value
     return made
 
 
@@ -212,15 +213,6 @@ def _default(field: dataclasses.Field) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return None if field.default is dataclasses.MISSING else field.default
-
-
-def _known(key: str, cls: type) -> str:
-    names = [one.name for one in keys(cls)]
-    if key in names:
-        return key
-    close = difflib.get_close_matches(key, names, n=1, cutoff=0.7)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"{cls.__name__} has no key {key!r}.{hint} Keys: {', '.join(names)}.")
 
 
 def update(config: ConfigDict, values: Mapping[str, Any], prefix: str = "") -> None:

@@ -1,33 +1,11 @@
-"""The architectures by name, see `build`, and what they share."""
+"""Model architectures; `build` constructs one by name."""
 
 from typing import Any
 
-from lineage.models import (
-    albert,
-    bart,
-    bert,
-    bigbird,
-    deit,
-    detr,
-    distilbert,
-    electra,
-    elmo,
-    gpt,
-    llama,
-    mae,
-    resnet,
-    roberta,
-    seq2seq,
-    swin,
-    t5,
-    transformer,
-    transformer_xl,
-    vit,
-)
-from lineage.models.base import HiddenStates, Layers, Model, hidden_states
-from lineage.models.registry import MODELS
+from lineage.configs.registry import load_all
+from lineage.models.base import MODELS, HiddenStates, Layers, Model, hidden_states
 
-__all__ = ["MODELS", "HiddenStates", "Layers", "Model", "build", "hidden_states"]
+load_all(__name__, __path__)
 
 
 def build(name: str, variant: str | None = None, **settings: Any) -> Model:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from lineage.models.base import Activation, Layers, Model, ResampleRule
+from lineage.models.base import MODELS, Activation, Count, Image, Layers, Model, Rate, ResampleRule, Size, StackModel
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack
@@ -17,7 +17,6 @@ from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import Learned
-from lineage.models.registry import MODELS
 
 
 class PositionedAttention(Attention):
@@ -58,7 +57,7 @@ class PositionedBlock(Block):
         drop_path: None = None,
         cache: None = None,
     ) -> tuple[Float[Array, "B T D"], None]:
-        """Return the output, and None in place of a cache; `places` are added to x, `context_places` to the context."""
+        """Return the output, and None in place of a cache; position embeddings are added to x and to the context."""
         attention = self.attention(name="attention")
         x, _ = self.add("attention", x, partial(attention, mask=mask or Mask(), positions=places))
         if self.cross_attention is not None:
@@ -72,7 +71,7 @@ class PositionedBlock(Block):
 
 
 @MODELS.register("detr")
-class DETR(Model):
+class DETR(StackModel):
     """An object detector for images of any size.
 
     Attributes:
@@ -82,10 +81,8 @@ class DETR(Model):
         num_queries: Q, the largest number of objects in an image.
         depth, decoder_depth: L, of the encoder and of the decoder; None is `depth`.
         width, num_heads, mlp_dim: D, H and F; mlp_dim None is 8 D.
-        activation: a name of `ACTIVATIONS`.
         placement: see `Block`; with "pre" the encoder's output is normalised too.
-        dropout: rate on attention weights, hidden layers and the output of each part.
-        remat, unroll: see `Stack`.
+        dropout: rate on attention weights, hidden layers and the output of each sublayer.
     """
 
     VARIANTS: ClassVar = {
@@ -98,16 +95,14 @@ class DETR(Model):
     num_classes: int = 91
     image_size: int = 800
     num_queries: int = 100
-    depth: int = 6
-    decoder_depth: int | None = None
-    width: int = 256
-    num_heads: int = 8
-    mlp_dim: int | None = None
+    depth: Count = 6
+    decoder_depth: Size = None
+    width: Count = 256
+    num_heads: Count = 8
+    mlp_dim: Size = None
     activation: Activation = "relu"
     placement: Literal["post", "pre"] = "post"
-    dropout: float = 0.1
-    remat: Literal["dots", "full"] | None = None
-    unroll: int = 1
+    dropout: Rate = 0.1
 
     reads = "images"
     outputs = ("objects",)
@@ -167,7 +162,7 @@ class DETR(Model):
         self.box = [nn.Dense(self.width), nn.Dense(self.width), nn.Dense(4)]
 
     def __call__(
-        self, image: Float[Array, "B height width channels"], mask: Bool[Array, "B height width"] | None = None
+        self, image: Image, mask: Bool[Array, "B height width"] | None = None
     ) -> tuple[Float[Array, "L B Q V"], Float[Array, "L B Q 4"]]:
         """Return logits and boxes (centre x, centre y, width and height, relative to the image) of every decoder layer.
 
@@ -193,9 +188,7 @@ class DETR(Model):
             box = nn.relu(layer(box))
         return self.classifier(x), jax.nn.sigmoid(self.box[-1](box).astype(jnp.float32))
 
-    def encode(
-        self, image: Float[Array, "B height width channels"], mask: Bool[Array, "B height width"] | None = None
-    ) -> Float[Array, "B P D"]:
+    def encode(self, image: Image, mask: Bool[Array, "B height width"] | None = None) -> Float[Array, "B P D"]:
         """Return the encoder's output at the places of the backbone's last map, in row order."""
         return self._encoded(image, mask)[0]
 

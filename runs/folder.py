@@ -9,6 +9,7 @@ import shlex
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsFloat
@@ -164,6 +165,19 @@ def number(value: SupportsFloat) -> str:
     """Return a number with three digits, or whole from 1,000 on: 18,400, 0.990, 0.0312, 3.10e-05."""
     value = float(value)
     return f"{value:,.0f}" if 999.5 <= abs(value) < float("inf") else f"{value:#.3g}".rstrip(".")
+
+
+class Pace:
+    """Estimate of the time that a run still needs, by its mean speed, with evaluations and checkpoints."""
+
+    def __init__(self):
+        self._first: tuple[float, int] | None = None  # time and step of the first call
+
+    def left(self, step: int, total: int | None) -> str:
+        """Return the time left as text; "" at the first call, at the end, or if the total is unknown."""
+        now = time.monotonic()
+        start, first = self._first = self._first or (now, step)
+        return clock((now - start) / (step - first) * (total - step)) if total and first < step < total else ""
 
 
 def clock(seconds: int | float) -> str:

@@ -89,7 +89,7 @@ class PairTask(TextTask):
     special_tokens = ("end_of_text",)
     loader_options = ("buckets",)
     evaluators = ("loss", "generation")
-    kind = pairs.Pairs
+    kind = pairs.EncodedPairs
 
     def texts(self, content: Mapping[str, PairedTexts]) -> dict[str, Iterable[str]]:
         return {name: [*part.inputs, *part.targets] for name, part in content.items()}

@@ -1,4 +1,4 @@
-"""The structure of the source: sizes of files and functions, the packages' contents, and how docstrings begin."""
+"""The structure of the source: sizes of files and functions, contents of packages, and openings of docstrings."""
 
 import ast
 import re
@@ -39,5 +39,5 @@ def test_docstrings_begin_with_a_noun_phrase_or_an_imperative(tree):
     assert not [(name, text.splitlines()[0]) for name, text in found if text and RELATIVE.match(text)]
 
 
-def test_train_holds_training_alone():
+def test_train_has_at_most_16_files():
     assert len(list((ROOT / "train").glob("*.py"))) <= 16

@@ -255,7 +255,7 @@ class Experiment:
         """
         if not (self.workdir / "checkpoints").is_dir():
             raise FileNotFoundError(f"There is no trained model in {self.workdir}: give the workdir of a run.")
-        with Checkpoints(self.workdir, **self.config.checkpoint) as checkpoints:
+        with Checkpoints(self.workdir, self.run.checkpoint) as checkpoints:
             step = checkpoints.best if which == "best" else checkpoints.latest
             if step is None:
                 raise FileNotFoundError(f"There is no {which} checkpoint in {checkpoints.folder}.")

@@ -101,7 +101,7 @@ class TrainingLoop:
         config, workdir = experiment.config, experiment.workdir
         primary = jax.process_index() == 0
         self.experiment, self.throughput = experiment, throughput
-        self.checkpoints = stack.enter_context(Checkpoints(workdir, **config.checkpoint))
+        self.checkpoints = stack.enter_context(Checkpoints(workdir, experiment.run.checkpoint))
         self.state, message = initial_state(experiment, self.checkpoints)
         self.start, self.total = int(self.state.step), experiment.total_steps
         self.stop = stack.enter_context(StopSignal())
@@ -233,7 +233,7 @@ def initial_state(experiment: Experiment, checkpoints: Checkpoints) -> tuple[Tra
     config, make, message = experiment.config, partial(experiment.state, checkpoints), ""
     fresh = checkpoints.latest is None
     if config.init.path and fresh:
-        state, message = pretrained.start_from(experiment.abstract_state, experiment.model, **config.init, make=make)
+        state, message = pretrained.start_from(experiment.abstract_state, experiment.model, experiment.run.init, make)
     else:
         state = make()
     if config.experts.paths and fresh:
@@ -242,11 +242,7 @@ def initial_state(experiment: Experiment, checkpoints: Checkpoints) -> tuple[Tra
 
 
 def interval(experiment: Experiment, name: str, default: int) -> int:
-    """Return a duration of the config in steps, at least 1.
-
-    Raises:
-        ValueError: the duration is 0.
-    """
+    """Return a duration of the config in steps; raise ValueError if it is 0."""
     steps = experiment.steps(name, default=max(default, 1))
     if not steps:
         raise ValueError(f"{name} is 0 steps: it must be at least 1.")
@@ -255,17 +251,8 @@ def interval(experiment: Experiment, name: str, default: int) -> int:
 
 def jit_step(experiment: Experiment):
     """Return the jitted training step, (state, batch) -> (state, metrics); the memory of the old state is donated."""
-    config, places = experiment.config, experiment.state_shardings
-    step = make_train_step(
-        experiment.model,
-        experiment.task.loss,
-        experiment.optimizer,
-        seed=config.seed,
-        grad_accum_steps=config.grad_accum_steps,
-        precision=config.precision,
-        ema_decay=config.ema_decay,
-        total_steps=experiment.total_steps,
-    )
+    loss, total_steps, places = experiment.task.loss, experiment.total_steps, experiment.state_shardings
+    step = make_train_step(experiment.model, loss, experiment.optimizer, experiment.run, total_steps)
     batch = batch_sharding(experiment.mesh)
     return experiment.jit(step, in_shardings=(places, batch), out_shardings=(places, None), donate_argnums=0)
 
@@ -273,9 +260,7 @@ def jit_step(experiment: Experiment):
 def compile_step(experiment: Experiment, state: TrainState):
     """Return the compiled training step; with buckets of lengths, it is compiled for each when it first occurs."""
     step = jit_step(experiment)
-    if experiment.loader.buckets:
-        return step
-    return step.lower(state, jax.eval_shape(experiment.zeros)).compile()
+    return step if experiment.loader.buckets else step.lower(state, jax.eval_shape(experiment.zeros)).compile()
 
 
 def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax.Array]]:

@@ -11,6 +11,7 @@ import optax
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from optax.tree_utils import tree_get
 
+from lineage.configs.run import Run
 from lineage.metrics.states import State
 from lineage.tasks import Batch, Result
 from lineage.train.adapters import NO_ADAPTER, Adapter, Kernels, recording
@@ -53,32 +54,26 @@ def make_train_step(
     model: nn.Module,
     objective: Objective,
     optimizer: optax.GradientTransformation,
-    *,
-    seed: int,
-    grad_accum_steps: int = 1,
-    precision: str = "float32",
-    ema_decay: float = 0.0,
+    run: Run,
     total_steps: int = 1,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Return a function (state, batch) -> (state after one more step, metrics of that step).
 
+    With `run.grad_accum_steps`, the gradients of micro-batches are summed before the update: this needs less memory and
+    gives the same result, unless the loss mixes examples, as mixup does. Parameters, gradients and the optimizer's
+    state are float32 in any `run.precision`.
+
     Args:
-        grad_accum_steps: number of micro-batches that a batch is split into; their gradients are summed before the
-            update. Uses less memory and gives the same result, unless the loss mixes examples, as mixup does. It must
-            divide the batch size.
-        precision: "float32" or "bfloat16", the dtype of the computation; parameters, gradients and the optimizer's
-            state stay float32.
-        ema_decay: decay of the exponential moving average; 0 keeps no average.
         total_steps: of the run; the completed fraction is the variable `progress` of the collection "run", which
             objectives can read.
     """
-    gradients = make_gradients(model, objective, compute_dtype(precision))
-    compute = gradients if grad_accum_steps == 1 else accumulated(gradients, grad_accum_steps)
+    gradients = make_gradients(model, objective, jnp.dtype(run.precision))
+    compute = gradients if run.grad_accum_steps == 1 else accumulated(gradients, run.grad_accum_steps)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        if grad_accum_steps > 1 and "memory" in state.collections:
-            raise ValueError(f"grad_accum_steps is {grad_accum_steps}: it must be 1 for a model with a memory.")
-        rng = jax.random.fold_in(jax.random.key(seed), state.step)
+        if run.grad_accum_steps > 1 and "memory" in state.collections:
+            raise ValueError(f"grad_accum_steps is {run.grad_accum_steps}: it must be 1 for a model with a memory.")
+        rng = jax.random.fold_in(jax.random.key(run.seed), state.step)
         real = {name: value.sum() for name, value in batch.items() if value.dtype == bool}
         collections = {**state.collections, "run": {"progress": state.step / total_steps, "real": real}}
         fixed = state.adapter, state.frozen
@@ -87,7 +82,7 @@ def make_train_step(
         grads = jax.tree.map(lambda g: g / weight, grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        ema = optax.incremental_update(params, state.ema, 1 - ema_decay) if ema_decay else None
+        ema = optax.incremental_update(params, state.ema, 1 - run.ema_decay) if run.ema_decay else None
         metrics = {name: value.compute() for name, value in aux.items()} | {"gradient_norm": optax.tree.norm(grads)}
         if (in_a_row := tree_get(opt_state, "notfinite_count")) is not None:  # of `optax.apply_if_finite`
             kept = partial(jnp.where, in_a_row == 0)
@@ -99,11 +94,10 @@ def make_train_step(
     return step
 
 
-def make_gradients(model: nn.Module, objective: Objective, dtype: jnp.dtype) -> Callable[..., Any]:
-    """Return a function that computes the gradients of an objective with respect to the trained parameters.
+def make_loss(model: nn.Module, objective: Objective, dtype: jnp.dtype) -> Callable[..., Any]:
+    """Return a function that computes the sum of an objective, and (weight, metric states, updated collections).
 
-    The function takes (params, (adapter, frozen), collections, batch, rng) and returns the updated collections and
-    (gradients of the loss's sum, weight, metric states).
+    The function takes (params, (adapter, frozen), overwritten collections, collections, batch, rng).
     """
 
     def loss(params, fixed, overwritten, collections, batch, rng):
@@ -114,6 +108,17 @@ def make_gradients(model: nn.Module, objective: Objective, dtype: jnp.dtype) -> 
         apply = nn.apply(objective, model, mutable=list(collections))
         (loss_sum, weight, aux), collections = apply(variables, _cast_images(batch, dtype), rngs={"dropout": rng})
         return loss_sum, (weight, aux, collections)
+
+    return loss
+
+
+def make_gradients(model: nn.Module, objective: Objective, dtype: jnp.dtype) -> Callable[..., Any]:
+    """Return a function that computes the gradients of an objective with respect to the trained parameters.
+
+    The function takes (params, (adapter, frozen), collections, batch, rng) and returns the updated collections and
+    (gradients of the loss's sum, weight, metric states).
+    """
+    loss = make_loss(model, objective, dtype)
 
     def gradients(params, fixed, collections, batch, rng):
         # Flax returns the state of low-precision (fp8) operations as the gradient with respect to the old state.
@@ -165,24 +170,13 @@ def make_forward_step(
     Args:
         kwargs: of Flax's `apply`.
     """
-    dtype = compute_dtype(precision)
+    dtype = jnp.dtype(precision)
 
     def step(variables: Any, batch: Batch) -> Any:
         variables = {**variables, "params": _cast(variables["params"], dtype)}
         return nn.apply(function, model, **kwargs)(variables, _cast_images(batch, dtype))
 
     return step
-
-
-def compute_dtype(precision: str) -> jnp.dtype:
-    """Return the dtype that a model computes in.
-
-    Raises:
-        ValueError: the precision is not supported.
-    """
-    if precision not in ("float32", "bfloat16"):
-        raise ValueError(f"precision is {precision!r}: it must be float32 or bfloat16.")
-    return jnp.dtype(precision)
 
 
 def _cast_images(batch, dtype):

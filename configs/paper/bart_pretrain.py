@@ -1,4 +1,4 @@
-"""BART from scratch: text infilling and sentence permutation, after arXiv 1910.13461. It has not been run.
+"""BART from scratch: infilling and sentence permutation (arXiv 1910.13461). Not run yet.
 
     python launch.py --config=bart_pretrain:large --config.source.data_dir=DIR
 

@@ -1,4 +1,4 @@
-"""BERT from scratch: hidden words and next sentences, after the recipe of arXiv 1810.04805. It has not been run.
+"""BERT from scratch: masked words and next sentences (arXiv 1810.04805). Not run yet.
 
     python launch.py --config=bert_pretrain:base --config.source.data_dir=DIR
 

@@ -1,10 +1,10 @@
-"""DETR with a ResNet-50 on COCO 2017 in 500 epochs (arXiv 2005.12872, section 4 and appendix A.4).
+"""DETR with a ResNet-50 on COCO 2017 in 500 epochs (arXiv 2005.12872).
 
-The paper reports 42.0 AP on the validation split, which is `test` here, for COCO's own has no boxes; the best
-checkpoint is chosen on a hundredth of the training split. The data are TFDS's coco/2017, prepared under
-source.data_dir; the backbone starts from an ImageNet classifier's, a folder in transformers' layout or a run of
-resnet50_imagenet. Images lie in squares of 1333 pixels; the paper's are as large as the largest of their batch, and its
-learning rate falls by 10 once, after 400 epochs.
+The recipe is that of section 4 and appendix A.4. The paper reports 42.0 AP on the validation split, which is `test`
+here, for COCO's own has no boxes; the best checkpoint is chosen on a hundredth of the training split. The data are
+TFDS's coco/2017, prepared under source.data_dir; the backbone starts from an ImageNet classifier's, a folder in
+transformers' layout or a run of resnet50_imagenet. Images lie in squares of 1333 pixels; the paper's are as large as
+the largest of their batch, and its learning rate falls by 10 once, after 400 epochs.
 
     python launch.py --config=detr_coco --config.source.data_dir=DIR --config.init.path=RESNET50
 """

@@ -1,4 +1,4 @@
-"""Llama of the size of Llama 3.2 1B from scratch on a tenth of C4. It has not been run.
+"""Llama of the size of Llama 3.2 1B from scratch on a tenth of C4. Not run yet.
 
 The data are a TFDS data set with the feature `text`, prepared under source.data_dir; the README says how to store one.
 The tokenizer is trained on them; tokenizer may be the path of a published `tokenizer.json` instead.

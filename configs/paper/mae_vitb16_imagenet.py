@@ -1,4 +1,4 @@
-"""MAE with ViT-B/16 on ImageNet-1k (arXiv 2111.06377, appendix A.1). It has not been run.
+"""MAE with ViT-B/16 on ImageNet-1k (arXiv 2111.06377, appendix A.1). Not run yet.
 
     python launch.py --config=mae_vitb16_imagenet --workdir=outputs/mae
     python launch.py --config=mae_vitb16_imagenet:finetune --config.init.path=outputs/mae

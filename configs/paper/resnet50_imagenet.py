@@ -1,7 +1,8 @@
-"""ResNet-50 on ImageNet-1k in 90 epochs: "Accurate, Large Minibatch SGD" (arXiv 1706.02677), with batches of 256.
+"""ResNet-50 on ImageNet-1k in 90 epochs, with batches of 256 (arXiv 1706.02677).
 
-The paper reports 23.6% top-1 error on the validation split. The data are TFDS's imagenet2012, prepared under
-source.data_dir. Its learning rate falls by 10 every 30 epochs, ours as a cosine, without momentum correction.
+The paper, "Accurate, Large Minibatch SGD", reports 23.6% top-1 error on the validation split. The data are TFDS's
+imagenet2012, prepared under source.data_dir. Its learning rate falls by 10 every 30 epochs, ours as a cosine, without
+momentum correction.
 
     python launch.py --config=resnet50_imagenet
 """

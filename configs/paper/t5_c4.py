@@ -1,4 +1,4 @@
-"""T5 from scratch: span corruption on C4, after the baseline of arXiv 1910.10683. It has not been run.
+"""T5 from scratch: span corruption on C4 (baseline of arXiv 1910.10683). Not run yet.
 
     python launch.py --config=t5_c4:base --config.source.data_dir=DIR
 

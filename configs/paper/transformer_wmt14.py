@@ -1,4 +1,4 @@
-"""The Transformer from English to German on WMT 2014, after the recipe of arXiv 1706.03762. It has not been run.
+"""The Transformer on WMT 2014 English to German (arXiv 1706.03762). Not run yet.
 
     python launch.py --config=transformer_wmt14:base --config.source.data_dir=DIR
 

@@ -1,7 +1,8 @@
-"""The standard Transformer-XL (151M parameters) on WikiText-103, after arXiv 1901.02860. It has not been run.
+"""The standard Transformer-XL on WikiText-103 (arXiv 1901.02860). Not run yet.
 
-The parameters are those of the words, which are the output's too (110M), and of 16 layers (41M). The paper's adaptive
-softmax is left out: all 267,735 words have logits in every step. source.path and the others are the data set's files.
+The 151M parameters are those of the words, which are the output's too (110M), and of 16 layers (41M). The paper's
+adaptive softmax is left out: all 267,735 words have logits in every step. source.path and the others are the data set's
+files.
 """
 
 from ml_collections import ConfigDict

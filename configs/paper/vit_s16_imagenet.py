@@ -1,6 +1,7 @@
-"""ViT-S/16 on ImageNet-1k in 90 epochs: "Better plain ViT baselines for ImageNet-1k" (arXiv 2205.01580).
+"""ViT-S/16 on ImageNet-1k in 90 epochs (arXiv 2205.01580).
 
-The paper reports 76.5% top-1 on the validation split. The data are TFDS's imagenet2012, prepared under source.data_dir.
+The paper, "Better plain ViT baselines for ImageNet-1k", reports 76.5% top-1 on the validation split. The data are
+TFDS's imagenet2012, prepared under source.data_dir.
 """
 
 from ml_collections import ConfigDict

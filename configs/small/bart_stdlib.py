@@ -1,4 +1,4 @@
-"""A small BART that restores the source text of Python's standard library: spans filled in, sentences put in order.
+"""A small BART: text infilling and sentence permutation of Python's standard library.
 
     python launch.py --config=bart_stdlib
 

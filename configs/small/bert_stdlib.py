@@ -1,4 +1,4 @@
-"""A small BERT on the source text of Python's standard library: hidden words, and whether lines follow others.
+"""A small BERT: masked language modeling and next sentences on Python's standard library.
 
     python launch.py --config=bert_stdlib
 

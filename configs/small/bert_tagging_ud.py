@@ -1,4 +1,4 @@
-"""A small BERT that tells the part of speech of every word in a treebank of Universal Dependencies.
+"""A small BERT for part-of-speech tagging of a treebank of Universal Dependencies.
 
     python launch.py --config=bert_tagging_ud:PATH        PATH: a folder of *.conllu or *.conllu.gz files
     python launch.py --config=bert_tagging_ud:PATH,RUN    from the parameters and the tokenizer of a run

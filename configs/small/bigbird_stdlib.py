@@ -1,4 +1,4 @@
-"""A small BigBird that guesses hidden tokens in texts of 1,024 tokens: Python's standard library.
+"""A small BigBird: masked language modeling on 1,024 tokens of Python's standard library.
 
     python launch.py --config=bigbird_stdlib
 

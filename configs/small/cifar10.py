@@ -1,4 +1,4 @@
-"""CIFAR-10, by a small Vision Transformer or a residual network. It has not been run.
+"""CIFAR-10, by a small Vision Transformer or a residual network. Not run yet.
 
     python launch.py --config=cifar10:MODEL,PATH --workdir=outputs/cifar10_MODEL
 

@@ -1,4 +1,4 @@
-"""DistilBERT (arXiv 1910.01108): half of a small BERT's layers, taught by the whole, on the text that it learned from.
+"""DistilBERT (arXiv 1910.01108): a small BERT distilled into half of its layers.
 
 python launch.py --config=bert_stdlib
 python launch.py --config=distilbert_stdlib:outputs/bert_stdlib

@@ -1,4 +1,4 @@
-"""A small ELMo, language models of both directions, on the source text of Python's standard library.
+"""A small ELMo: language models of both directions on Python's standard library.
 
     python launch.py --config=elmo_stdlib
 

@@ -1,4 +1,4 @@
-"""Three families on one task: an encoder chooses a text's class, a decoder and an encoder-decoder write its name.
+"""Three families on one task: an encoder classifies, two decoders generate the class name.
 
     python launch.py sweep --config=families:PATH
 

@@ -1,4 +1,4 @@
-"""Fashion-MNIST, by a small Vision Transformer, Swin Transformer, residual network or masked autoencoder.
+"""Fashion-MNIST with a small ViT, Swin Transformer, ResNet or masked autoencoder.
 
     python launch.py --config=fashion_mnist:MODEL,PATH --workdir=outputs/MODEL
     python launch.py --config=fashion_mnist:finetune,PATH --workdir=outputs/finetune --config.init.path=outputs/mae

@@ -1,6 +1,8 @@
-"""nanoGPT's character-level Shakespeare, on the text that nanoGPT calls input.txt (1,115,394 characters).
+"""nanoGPT's character-level Shakespeare.
 
     python launch.py --config=gpt_shakespeare_char --config.source=text:PATH/input.txt
+
+PATH/input.txt is the text that nanoGPT uses (1,115,394 characters).
 
 On 2 CPU cores (x86-64 with AVX-512): loss 1.878 (2.709 bits per character) over the whole last tenth of the text, 1 min
 45 s in all. It differs from nanoGPT's CPU recipe where that helps so short a run: gradients are not clipped, b2 is

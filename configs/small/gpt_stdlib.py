@@ -1,4 +1,4 @@
-"""A small GPT on the source text of Python's standard library, which comes with every Python.
+"""A small GPT on the source text of Python's standard library.
 
     python launch.py --config=gpt_stdlib
     python launch.py sweep --config=gpt_stdlib --optuna --workdir=outputs/gpt_search

@@ -1,4 +1,4 @@
-r"""A masked autoencoder on scikit-learn's handwritten digits, then a ViT that goes on from it.
+r"""A masked autoencoder on scikit-learn's handwritten digits, then a fine-tuned ViT.
 
 python launch.py --config=mae_digits --workdir=outputs/mae
 python launch.py --config=vit_digits --workdir=outputs/mae_vit --config.model.position=mae \

@@ -1,4 +1,4 @@
-"""A small GPT that goes on after a date with its ISO 8601 form, and what a reward for the right one adds.
+"""A small GPT that completes dates with their ISO 8601 form, fine-tuned with REINFORCE.
 
     python launch.py --config=reinforce_cldr --workdir=outputs/dates
     python launch.py --config=reinforce_cldr:svf,outputs/dates --workdir=outputs/rewarded_svf

@@ -1,4 +1,4 @@
-"""Transformer-squared on a small GPT: experts of kinds of text, and what their mixture does for other texts.
+"""Transformer-squared on a small GPT: experts for categories of text, and their mixtures.
 
     python -c "from lineage.configs.small.self_adaptive import mix; mix('TEXTS')"
     python launch.py --config=self_adaptive:base,TEXTS --workdir=outputs/base

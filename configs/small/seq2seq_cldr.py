@@ -1,4 +1,4 @@
-"""Recurrent networks with attention that read dates as twelve locales write them, and write them as ISO 8601 has them.
+"""Recurrent networks with attention that convert dates of twelve locales to ISO 8601.
 
     python launch.py --config=seq2seq_cldr
     python launch.py sweep --config=seq2seq_cldr

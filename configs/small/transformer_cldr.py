@@ -1,4 +1,4 @@
-"""A small Transformer that reads dates as twelve locales write them, and writes them as ISO 8601 has them.
+"""A small Transformer that converts dates of twelve locales to ISO 8601.
 
     python launch.py --config=transformer_cldr
 

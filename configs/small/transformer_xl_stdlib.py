@@ -1,4 +1,4 @@
-"""A small Transformer-XL on the source text of Python's standard library, with its memory and without.
+"""A small Transformer-XL on Python's standard library, with and without memory.
 
     python launch.py --config=transformer_xl_stdlib
     python launch.py sweep --config=transformer_xl_stdlib --workdir=outputs/transformer_xl

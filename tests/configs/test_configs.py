@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -278,3 +279,40 @@ def test_sweep_yields_overrides(tmp_path):
         "def sweep():\n    for seed in range(3):\n        yield {'seed': seed}\n"
     )
     assert cli.load(str(tmp_path / "x.py"))[1] == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("config.model.update(deth=1)", 'Key "deth" does not exist'),
+        ("config.model.deth = 1", 'Did you mean "depth" instead of "deth"?'),
+        ("config.model.depth = '1'", "Could not override field 'depth'"),
+        ("config.total_steps = stps", "name 'stps' is not defined"),
+        ("config.total_steps =", "invalid syntax"),
+    ],
+)
+def test_mistakes_in_a_config_file_are_reported_with_their_line(tmp_path, line, message):
+    path = tmp_path / "wrong.py"
+    path.write_text(
+        "from lineage.configs import base\n\n\ndef get_config():\n"
+        f"    config = base.get_config()\n    {line}\n    return config\n"
+    )
+    with pytest.raises(ValueError, match=rf"wrong\.py, line 6: .*{re.escape(message)}") as raised:
+        cli.load(str(path))
+    assert len(str(raised.value)) < 300
+
+
+def test_imports_on_the_command_line_come_before_the_parts_that_they_register(tmp_path):
+    path = tmp_path / "extra.py"
+    path.write_text(
+        "from dataclasses import dataclass\n\nfrom lineage.tasks import TASKS\n"
+        "from lineage.tasks.image_classification import ImageClassification\n\n\n"
+        '@TASKS.register("extra")\n@dataclass(frozen=True)\nclass Extra(ImageClassification):\n    """Extra task."""\n'
+    )
+    config, _ = cli.load("vit_digits")
+    try:
+        cli.override(config, {"task.name": "extra", "imports": str(path)})
+        assert config.task.name == "extra"
+        assert config.imports == (str(path),)
+    finally:
+        base.REGISTRIES["task"].pop("extra")

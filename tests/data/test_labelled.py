@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -89,7 +90,7 @@ def test_longer_text_is_truncated_first(first, second, room):
 @given(st.integers(0, 60), st.integers(1, 20), st.data())
 def test_windows_cover_the_whole_text(count, room, draw):
     stride = draw.draw(st.integers(0, room))
-    starts = list(encoded.starts(count, room, stride))
+    starts = list(encoded.window_starts(count, room, stride))
     assert {i for start in starts for i in range(start, start + room)} >= set(range(count))
     assert starts == [i * (stride or room) for i in range(len(starts))]
     assert len(starts) == 1 or starts[-2] + room < count  # no window is redundant
@@ -105,7 +106,7 @@ def test_truncation_rules():
         ["w3 w4 w5 w6 w7 w8"],
         ["w6 w7 w8 w9"],
     ]
-    for rule in labelled_texts.LONG:
+    for rule in get_args(get_type_hints(TextClassification)["long_text"]):
         assert written(fit(rule)(("w3 w4",))) == [["w3 w4"]]
     pair = (" ".join(WORDS[:9]), "w20 w21")
     assert written(fit("tail", texts=[("a", "b")])(pair)) == [["w6 w7 w8", "w20 w21"]]
@@ -145,7 +146,7 @@ def test_windows_of_a_text_have_its_label(tmp_path):
         (
             "a\tb\tyes\n",
             {"long_text": "segments"},
-            "'segments', which applies to single texts, not to pairs",
+            "'segments': pairs of texts support head, tail and head_tail",
         ),
         (
             "a\tyes\n",

@@ -147,7 +147,7 @@ def of_lengths(*counts):
     """Return the given numbers of pairs whose longer side has 1, 2, ... tokens; the input token identifies the pair."""
     rows = [np.full(length, length) for length, count in enumerate(counts, 1) for _ in range(count)]
     inputs = [np.array([1000 + number]) for number in range(len(rows))]
-    return pairs.Pairs(inputs, rows, [""] * len(rows), 12, 0, 0)
+    return pairs.EncodedPairs(inputs, rows, [""] * len(rows), 12, 0, 0)
 
 
 def bucketed(**options):

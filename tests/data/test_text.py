@@ -67,7 +67,7 @@ def test_invalid_strides_raise(length, stride):
 
 
 def test_too_short_texts_raise():
-    with pytest.raises(ValueError, match="A text of 1 tokens"):
+    with pytest.raises(ValueError, match="The text has 1 tokens"):
         Windows(np.arange(1), 4)
 
 

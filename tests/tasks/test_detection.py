@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from lineage import models
+from lineage.configs.run import Init, Run
 from lineage.data.sources import shapes
 from lineage.models import convert
 from lineage.models.detr import DETR
@@ -60,7 +61,7 @@ def one_step():
     state = jax.jit(lambda: init_state(model, optimizer, ObjectDetection().loss, batch, seed=0))()
 
     def make(accumulate):
-        return jax.jit(make_train_step(model, ObjectDetection().loss, optimizer, seed=0, grad_accum_steps=accumulate))
+        return jax.jit(make_train_step(model, ObjectDetection().loss, optimizer, Run(grad_accum_steps=accumulate)))
 
     return model, state, make
 
@@ -117,16 +118,16 @@ def test_evaluation_covers_the_whole_split_and_report_shows_boxes(tiny, tmp_path
 
 def test_incompatible_models_and_tasks_raise(tiny):
     with pytest.raises(ValueError, match="'object_detection' needs a model with the outputs objects: ViT has classes"):
-        ObjectDetection().check_model(ViT(8))
+        ObjectDetection().check_model(ViT(num_classes=8))
     with pytest.raises(ValueError, match="'image_classification' needs a model with the outputs classes: DETR has obj"):
-        ImageClassification().check_model(DETR(ResNet()))
+        ImageClassification().check_model(DETR(backbone=ResNet()))
     experiment = Experiment(tiny("detr", TINY | {"evaluators.knn": "knn"}), **ONE)
     with pytest.raises(ValueError, match="'object_detection' has no features for probes: they are for labelled images"):
         experiment.evaluation()
     with pytest.raises(ValueError, match="the backbone is a ViT: it must be one with maps"):
-        jax.eval_shape(DETR(ViT(0)).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
+        jax.eval_shape(DETR(backbone=ViT(num_classes=0)).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
     with pytest.raises(ValueError, match="width is 18: it must be a multiple of 4"):
-        jax.eval_shape(DETR(ResNet(), width=18).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
+        jax.eval_shape(DETR(backbone=ResNet(), width=18).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
 
 
 @pytest.mark.thorough
@@ -139,7 +140,7 @@ def test_backbone_is_initialized_from_a_classifier(tiny, tmp_path):
     changes = {"model.backbone.norm": "batch", "model.backbone.frozen": True}
     experiment = Experiment(tiny("detr", TINY | changes), **ONE)
     state = jax.jit(experiment.make_state)()
-    found, said = pretrained.start_from(state, experiment.model, str(tmp_path), rename=(("^", "backbone/"),))
+    found, said = pretrained.start_from(state, experiment.model, Init(str(tmp_path), rename=(("^", "backbone/"),)))
     assert "not used: backbone" in said  # the classifier
     for kind in ("params", "statistics"):
         ours = found.variables()[kind]["backbone"]

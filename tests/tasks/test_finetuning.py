@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
+from lineage.configs.run import Init
 from lineage.data.tokenizers import Bytes
 from lineage.evaluation.texts import pooled_accuracy
 from lineage.models import convert
@@ -224,7 +225,9 @@ def test_initialization_from_a_hugging_face_folder(tasks, tiny, tmp_path):
     (tmp_path / "bert" / "config.json").write_text(
         json.dumps(json.loads((tmp_path / "bert" / "config.json").read_text()) | {"architectures": ["BertModel"]})
     )
-    found, said = initial.start_from(state, experiment.model, str(tmp_path / "bert"), ("classifier",), (1, 0))
+    found, said = initial.start_from(
+        state, experiment.model, Init(str(tmp_path / "bert"), ("classifier",), layers=(1, 0))
+    )
     assert said.endswith("new: classifier; not used: nothing")
     layers = found.params["stack"]["layers"]["mlp"]["up"]["kernel"]
     np.testing.assert_array_equal(layers, variables["params"]["stack"]["layers"]["mlp"]["up"]["kernel"][::-1])
@@ -246,7 +249,7 @@ def test_invalid_initialization_raises(pretrained, tasks, tiny, tmp_path):
         learned(tiny, changes | {"init.skip": ("embed", "head")}, tmp_path / "e", 1)
     with pytest.raises(FileNotFoundError, match="absent"):
         learned(tiny, changes | {"init.path": "absent"}, tmp_path / "c", 1)
-    with pytest.raises(ValueError, match=r"init\.skip has '\[', which is no regular expression"):
+    with pytest.raises(ValueError, match=r"init\.skip has '\[', which is not a regular expression"):
         learned(tiny, changes | {"init.skip": ("[",)}, tmp_path / "d", 1)
     layers = {"init.path": str(pretrained), "init.layers": (0, 7)}
     with pytest.raises(ValueError, match=r"init\.layers is \(0, 7\): the model in .* has layers 0 to"):

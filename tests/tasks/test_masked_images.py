@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.special import log_softmax
 
+from lineage.configs.run import Init
 from lineage.models import Model, convert
 from lineage.models.deit import DeiT
 from lineage.models.vit import ViT
@@ -66,7 +67,7 @@ def test_linear_probe_trains_the_classifier_only(pretrained, tiny):
     workdir, _ = pretrained
     probe = {"model.head": "probe", "optimizer.frozen": ("^(?!classifier)",), "init.path": str(workdir)}
     experiment = Experiment(tiny("vit", TUNED | probe), **ONE)
-    state, said = initial.start_from(jax.jit(experiment.make_state)(), experiment.model, **experiment.config.init)
+    state, said = initial.start_from(jax.jit(experiment.make_state)(), experiment.model, experiment.run.init)
     assert said.endswith(
         "new: classifier, probe_norm; not used: decoder_embed, decoder_head, decoder_norm, decoder_stack, mask_token"
     )
@@ -91,7 +92,7 @@ def test_positions_are_resampled_to_another_grid(kind, old, new, tmp_path):
     )
     convert.save(tmp_path, models[0], theirs)
     state = TrainState(jnp.int32(0), ours["params"], None, {}, None)
-    found = initial.start_from(state, models[1], str(tmp_path))[0].params["table"]["table"]
+    found = initial.start_from(state, models[1], Init(str(tmp_path)))[0].params["table"]["table"]
     table, special = np.array(theirs["params"]["table"]["table"]), len(kind.SPECIAL)
     np.testing.assert_array_equal(found[:special], table[:special])
     grid = torch.tensor(table[special:].T.reshape(1, 8, old // 2, old // 2))

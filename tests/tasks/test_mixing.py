@@ -8,6 +8,7 @@ import optax
 import pytest
 import torch
 
+from lineage.configs.run import Run
 from lineage.models import Model
 from lineage.tasks.image_classification import ImageClassification
 from lineage.tasks.mixup import kept, mix
@@ -137,7 +138,7 @@ def test_accumulated_loss_matches_micro_batches():
     objective, optimizer = ImageClassification(**BOTH).loss, optax.sgd(1.0)
     params = {"bias": jnp.zeros(())}
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), {}, None)
-    step = jax.jit(make_train_step(Scores(), objective, optimizer, seed=5, grad_accum_steps=2))
+    step = jax.jit(make_train_step(Scores(), objective, optimizer, Run(seed=5, grad_accum_steps=2)))
     rng = jax.random.fold_in(jax.random.key(5), 0)
     parts = [
         found({name: value[i::2] for name, value in batch.items()}, {"dropout": jax.random.fold_in(rng, i)}, **BOTH)

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from lineage import models
+from lineage.configs.run import Run
 from lineage.tasks.reinforcement import Reinforcement, policy_loss
 from lineage.train.adapters import SVF
 from lineage.train.pretrained import with_variables
@@ -90,7 +91,7 @@ def step_of(kl, params, **options):
     objective, optimizer = Reinforcement(kl=kl).loss, optax.adam(0.05)
     adapter = SVF(**options)
     state = jax.jit(lambda: init_state(GPT, optimizer, objective, BATCH, seed=0, adapter=adapter))()
-    return with_variables(state, {"params": params}), make_train_step(GPT, objective, optimizer, seed=0)
+    return with_variables(state, {"params": params}), make_train_step(GPT, objective, optimizer, Run())
 
 
 def test_reward_is_maximized(policies):

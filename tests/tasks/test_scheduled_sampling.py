@@ -8,6 +8,7 @@ import optax
 import pytest
 
 from lineage.configs import schema
+from lineage.configs.run import Run
 from lineage.models import Model
 from lineage.models.transformer import Transformer
 from lineage.tasks import TASKS
@@ -44,7 +45,7 @@ def test_probability_follows_the_step_in_training_only(decay, rates, grad_accum_
     optimizer = optax.sgd(0.0)
     state = init_state(Tell(), optimizer, objective, BATCH, seed=0)
     step = jax.jit(
-        make_train_step(Tell(), objective, optimizer, seed=0, grad_accum_steps=grad_accum_steps, total_steps=10)
+        make_train_step(Tell(), objective, optimizer, Run(grad_accum_steps=grad_accum_steps), total_steps=10)
     )
     for at, rate in zip((0, 5, 10), rates):
         after, metrics = step(state.replace(step=jnp.asarray(at, jnp.int32)), BATCH)
@@ -67,6 +68,6 @@ def test_invalid_scheduled_sampling_raises():
     with pytest.raises(ValueError, match=r"Unknown decay 'cosine'\. Available: linear, exponential, inverse_sigmoid"):
         schema.build(TASKS, section)
     with pytest.raises(ValueError, match=r"scheduled_sampling is 0\.5: it must be 0 for Transformer, which reads all"):
-        SequenceToSequence(scheduled_sampling=0.5).check_model(Transformer(11))
+        SequenceToSequence(scheduled_sampling=0.5).check_model(Transformer(vocab_size=11))
     with pytest.raises(ValueError, match=r"task\.scheduled_sampling is 1\.0: it must be 0 or more and below 1"):
         SequenceToSequence(scheduled_sampling=1.0)

@@ -1,4 +1,4 @@
-"""What keeps a run and its workdir safe."""
+"""Run folders: locking, signals, and checks of config and data."""
 
 import json
 import os
@@ -14,18 +14,18 @@ from lineage.runs import folder
 from lineage.train import run_folder
 
 
-def test_one_run_at_a_time(tmp_path):
+def test_second_run_in_a_workdir_raises(tmp_path):
     with (
         folder.locked(tmp_path),
         pytest.raises(ValueError, match=f"another run is at work in {tmp_path}"),
         folder.locked(tmp_path),
     ):
         pass
-    with folder.locked(tmp_path):  # free again
+    with folder.locked(tmp_path):  # released
         pass
 
 
-def test_the_lock_of_a_killed_run_is_free(tmp_path):
+def test_lock_of_a_killed_run_is_released(tmp_path):
     hold = f"""
 import sys
 sys.path.insert(0, ".")
@@ -46,7 +46,7 @@ with locked(Path({str(tmp_path)!r})):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
-def test_a_signal_is_noted_and_only_the_second_ctrl_c_ends(number):
+def test_signals_are_recorded_and_second_ctrl_c_interrupts(number):
     caught = []
     before = signal.signal(number, lambda *_: caught.append(number))
     try:
@@ -67,13 +67,13 @@ def test_a_signal_is_noted_and_only_the_second_ctrl_c_ends(number):
         signal.signal(number, before)
 
 
-def test_a_workdir_keeps_its_config(tiny, tmp_path):
+def test_workdir_with_another_config_raises(tiny, tmp_path):
     run_folder.keep_config(tiny(), tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     other = tiny("gpt", {"model.width": 32, "seed": 1})
-    run_folder.keep_config(other, tmp_path)  # nothing was saved yet: this is the run
+    run_folder.keep_config(other, tmp_path)  # nothing was saved yet: the config is replaced
     assert json.loads((tmp_path / "config.json").read_text())["model"]["width"] == 32
-    assert not (tmp_path / "tokenizer.json").exists()  # which belonged to the other
+    assert not (tmp_path / "tokenizer.json").exists()  # of the previous config
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"another config \(model.width: 32 there, 16 here; seed: 1 there, 0 here\)"):
@@ -92,7 +92,7 @@ def test_every_key_that_may_change_is_a_key(tiny):
         assert name in known or (name.endswith((".", "_")) and any(key.startswith(name) for key in known)), name
 
 
-def test_what_an_older_version_lacked_does_not_differ_if_it_is_off(tiny, tmp_path):
+def test_keys_missing_in_older_configs_have_their_defaults(tiny, tmp_path):
     run_folder.keep_config(tiny(), tmp_path)
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
     path = tmp_path / "config.json"
@@ -114,7 +114,7 @@ def test_what_an_older_version_lacked_does_not_differ_if_it_is_off(tiny, tmp_pat
     run_folder.check_config(tiny("gpt", {"seed": 1}), tmp_path)
 
 
-def test_a_run_goes_on_with_the_data_that_it_began_with(tmp_path):
+def test_resuming_with_changed_data_raises(tmp_path):
     data = tmp_path / "data"
     (data / "more").mkdir(parents=True)
     for name in ("a.txt", "more/b.txt", "c.txt"):
