@@ -61,12 +61,7 @@ def processes(options: Options) -> contextlib.AbstractContextManager:
 
 
 def configured(options: Options, changes: Changes) -> tuple[ConfigDict, list[dict[str, Any]]]:
-    """Return the config that the command line describes, and the overrides of its sweep.
-
-    Raises:
-        FileNotFoundError: the command needs a trained model and the folder has none.
-        ValueError: see `cli.load` and `cli.override`.
-    """
+    """Build the config from the command line; return it with the overrides of its sweep."""
     from lineage.configs import cli
 
     file, path = config_file(options), workdir(options) / CONFIG
@@ -170,11 +165,7 @@ def run_generate(options: Options, changes: Changes) -> None:
 
 
 def helpers(experiment: Any) -> dict[str, tuple[Any, Any]]:
-    """Return the models, with their variables, that `sampling.draft` and `sampling.contrast` name.
-
-    Raises:
-        ValueError: the tokens of such a model are not those of the experiment.
-    """
+    """Return the models, with their variables, that `sampling.draft` and `sampling.contrast` name."""
     from lineage.configs import cli
     from lineage.train.experiment import Experiment
 

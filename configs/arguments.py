@@ -197,10 +197,7 @@ COMMANDS = {
             'generate --workdir=outputs/gpt --prompt="import "',
             "generate --workdir=outputs/gpt --config.sampling.temperature=0.8 --config.sampling.top_k=40",
         ),
-        (
-            _option("--prompt TEXT", "text to continue (default: the config's sampling.prompt)"),
-            CHECKPOINT,
-        ),
+        (_option("--prompt TEXT", "text to continue (default: the config's sampling.prompt)"), CHECKPOINT),
         (EXPERIMENT, PROCESSES),
     ),
     "describe": Command(
@@ -282,10 +279,7 @@ COMMANDS = {
     "config": Command(
         "Print every key of a config with its value, type and documentation.",
         ("config", "config gpt_stdlib optimizer", "config gpt_stdlib --config.model.name=llama"),
-        (
-            CONFIG,
-            _option("section SECTION", "print only the keys of a section, such as model", nargs="?"),
-        ),
+        (CONFIG, _option("section SECTION", "print only the keys of a section, such as model", nargs="?")),
         (EXPERIMENT,),
     ),
 }

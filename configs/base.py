@@ -95,11 +95,7 @@ def choose(config: ConfigDict, key: str, value: str) -> bool:
 
 
 def from_json(values: dict[str, Any]) -> ConfigDict:
-    """Return the config that a run's `config.json` describes, after importing what it names in `imports`.
-
-    Raises:
-        ValueError: a key is unknown.
-    """
+    """Return the config that a run's `config.json` describes, after importing what it names in `imports`."""
     for name in values.get("imports", ()):
         modules.import_module(name)
     config = get_config(**{part: values[part]["name"] for part in REGISTRIES})

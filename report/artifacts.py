@@ -22,7 +22,7 @@ OBJECTS_IN_A_ROW = 6
 
 
 def sections(files: Path, arrays: Mapping[str, Arrays], folder: Path) -> list[str]:
-    """Return the sections for the files that are there, in the order of the page.
+    """Return the sections for the files that are there, in the order of the report.
 
     Args:
         files: the `artifacts` folder of a run.

@@ -43,10 +43,8 @@ def finish(runs: Sequence[Run], command: Sequence[str], folder: Path, target: Ta
     """Write `folder/sweep.csv`, `sweep.html` and `sweep.png`; print the table and the reasons why runs failed.
 
     Args:
-        runs: in the order of the sweep.
         command: the part of the command line that all runs share.
-        folder: of the sweep.
-        target: the metric that ranks the runs; None is `target_of(runs)`.
+        target: the metric that ranks the runs; None: `target_of(runs)`.
     """
     rows = [row_of(run) for run in runs]
     write_table(rows, folder / "sweep.csv")
@@ -86,12 +84,9 @@ def ranked(runs: Sequence[Run], target: Target) -> list[Run]:
 
 
 def compare(folders: Sequence[Path]) -> Path:
-    """Write `compare.html` for the runs in some folders; return its path.
+    """Write `compare.html` for the runs in some folders, each of a run or of several; return its path.
 
     The page is written to the closest folder that contains all runs, or to the current one if that is the root.
-
-    Args:
-        folders: of runs, or of several runs each.
 
     Raises:
         FileNotFoundError: a folder has no run.

@@ -33,13 +33,7 @@ def resource(name: str) -> str:
 
 
 def write(path: Path, title: str, parts: Sequence[str]) -> Path:
-    """Write a page, atomically; return its path.
-
-    Args:
-        path: of the page.
-        title: shown by the browser.
-        parts: HTML of the body, in order.
-    """
+    """Write a page with the HTML `parts` as its body, atomically; return its path."""
     body = "\n".join(parts)
     return write_atomic(path, PAGE.format(title=text(title), style=resource("page.css"), body=body))
 

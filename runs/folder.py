@@ -28,11 +28,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # sent by clust
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file of a run, {} if the file does not exist.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
+    """Return the object in a JSON file of a run, {} if the file does not exist; raise ValueError if it is damaged."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
     except (ValueError, TypeError) as error:
@@ -77,11 +73,7 @@ def has_saved(workdir: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(workdir: Path) -> Iterator[None]:
-    """Keep other runs out of the folder; the lock ends with the process, however it ends.
-
-    Raises:
-        ValueError: another run uses the folder.
-    """
+    """Keep other runs out of the folder, or raise ValueError; the lock ends with the process, however it ends."""
     with (workdir / LOCK).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

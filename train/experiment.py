@@ -196,11 +196,10 @@ class Experiment:
             return pretrained.load_teacher(self.run.teacher, self.mesh, self.model, self.task.teach)
 
     def taught(self, batch: Batch, step: int | None = None) -> Batch:
-        """Return a batch on the devices with what the teacher says of it, if there is one.
+        """Return a batch on the devices with the outputs of the teacher, if there is one.
 
         Args:
-            batch: on the devices.
-            step: of a training batch, which the task may change before the teacher sees it; None in evaluations.
+            step: training step, for the task's transform of the batch; None in evaluations.
         """
         if not self.teacher:
             return batch
@@ -247,12 +246,7 @@ class Experiment:
         return checkpoints.restore(target, step)
 
     def restore(self, which: str = "latest") -> TrainState:
-        """Return the state of the newest or the "best" checkpoint of the workdir.
-
-        Raises:
-            FileNotFoundError: there is none.
-            ValueError: it is damaged, or of another model.
-        """
+        """Return the state of the newest or the "best" checkpoint of the workdir."""
         if not (self.workdir / "checkpoints").is_dir():
             raise FileNotFoundError(f"There is no trained model in {self.workdir}: give the workdir of a run.")
         with Checkpoints(self.workdir, self.run.checkpoint) as checkpoints:

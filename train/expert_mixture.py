@@ -23,12 +23,10 @@ CHOICES = ("few_shot", "prompt")
 
 
 def choose(experiment: Experiment, state: TrainState, prompt: str | None = None) -> tuple[TrainState, str]:
-    """Return the state with the parameters of the mixture that `config.experts` asks for, and a message about it.
+    """Return the state with the parameters of the mixture that `config.experts` describes, and a message about it.
 
     Args:
-        experiment: its training data provide the examples.
-        state: of the experiment's model.
-        prompt: the text to choose by, instead of examples, if the choice is by prompt.
+        prompt: the text to choose by if `experts.choice` is "prompt"; None: examples of the training data.
 
     Raises:
         FileNotFoundError: an expert does not exist.
@@ -69,15 +67,10 @@ def _mixed(adapter, frozen, experts, weights):
 
 
 def load(paths: Sequence[str | os.PathLike], base: TrainState | None = None) -> dict[str, TrainState]:
-    """Return the states of experts, by the names of their folders.
+    """Return the states of the experts in some workdirs, by the names of the folders.
 
     Args:
-        paths: workdirs of the experts.
-        base: an expert that they must share the frozen model with; None stands for the first one.
-
-    Raises:
-        FileNotFoundError: an expert does not exist.
-        ValueError: a run is not an expert, or its frozen model is not that of the others.
+        base: an expert that they must share the frozen model with; None: the first one.
     """
     found = {}
     for path in map(Path, paths):
@@ -102,13 +95,11 @@ def cross_entropy_search(
     population: int = 24,
     elite: int = 6,
 ) -> Float[np.ndarray, "K"]:
-    """Maximise a score over `size` numbers by the cross-entropy method (Rubinstein & Kroese 2004).
+    """Maximize a score over `size` numbers by the cross-entropy method (Rubinstein & Kroese 2004).
 
     In each round a population is drawn from a normal distribution, which is then fitted to the elite of the population.
     Noise added to its standard deviation, less in each round, prevents premature convergence (Szita & Lőrincz 2006).
-
-    Returns:
-        The mean of the last distribution.
+    The result is the mean of the last distribution.
     """
     random, mean, spread = np.random.default_rng(seed), np.full(size, 1 / size), np.full(size, 0.5)
     for done in range(rounds):

@@ -31,7 +31,7 @@ from lineage.train.step import make_train_step
 
 
 class Preempted(Exception):
-    """The run was told to stop and has saved its state; it resumes from there when it is started again."""
+    """Exception raised when a run was stopped by a signal after saving its state."""
 
 
 def train(
@@ -47,14 +47,12 @@ def train(
     A run that was killed at any moment and is started again ends with the same parameters, bit for bit.
 
     Args:
-        config: as `configs/base.py` defines it.
-        workdir: folder of the run.
-        about: facts about the run, such as its command, which are kept in `run.json` and shown in the report.
-        devices: to train on; None stands for all.
+        about: metadata of the run, such as its command, which is kept in `run.json` and shown in the report.
+        devices: to train on; None: all devices.
         force_config: accept a folder that holds a run of another config.
 
     Raises:
-        Preempted: the run was told to stop by a signal; its state is saved.
+        Preempted: the run was stopped by a signal; its state is saved.
         FloatingPointError: the loss or the gradient is not finite; the last good checkpoint is kept.
         MemoryError: the device has too little memory.
         ValueError, OSError: the config, the data, a checkpoint or the disk has a problem; the message says which.

@@ -39,15 +39,10 @@ MAY_CHANGE = (
 
 
 def keep_config(config: ConfigDict, workdir: Path, force: bool = False) -> None:
-    """Write `config.json`, and delete what an earlier run left that never saved.
+    """Write `config.json`, and delete the files of an earlier run that has not saved a checkpoint.
 
     Args:
-        config: of this run.
-        workdir: of this run.
-        force: accept a folder that holds a run of another config.
-
-    Raises:
-        ValueError: the folder holds a run of another config; the message names the keys that differ.
+        force: accept a folder that holds a run of another config, which otherwise raises ValueError.
     """
     path, saved = workdir / "config.json", has_saved(workdir)
     if not saved:
@@ -59,15 +54,10 @@ def keep_config(config: ConfigDict, workdir: Path, force: bool = False) -> None:
 
 
 def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
-    """Write `data.json`, the fingerprints of the files that the run reads.
+    """Write `data.json`, the fingerprints by path of the files that the run reads.
 
     Args:
-        files: fingerprint of each file, by its path.
-        workdir: of this run.
-        force: accept files that have changed.
-
-    Raises:
-        ValueError: the files are not those that the run in the folder started with.
+        force: accept files that differ from those that the run started with, which otherwise raise ValueError.
     """
     path = workdir / "data.json"
     if has_saved(workdir) and path.exists() and not force:
@@ -96,11 +86,7 @@ def check_shared(config: ConfigDict, workdir: Path) -> None:
 
 
 def check_config(config: ConfigDict, workdir: Path) -> None:
-    """Check that the run in the folder has this config, apart from the keys of `MAY_CHANGE`.
-
-    Raises:
-        ValueError: it has another config; the message names the keys that differ.
-    """
+    """Raise ValueError unless the run in the folder has this config, apart from the keys of `MAY_CHANGE`."""
     there = read_json(workdir / "config.json")
     changed = [
         f"{key}: {was!r} there, {now!r} here"

@@ -19,13 +19,7 @@ Rule = tuple[str, Sequence[str | tuple[str, ...] | None]]  # pattern of paths, m
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Return a mesh of three axes, in which the devices of a process are adjacent.
-
-    Args:
-        data: number of replicas of the model; one of the sizes may be -1, which fills the number of devices.
-        fsdp: number of shards in which parameters are stored.
-        tensor: number of shards in which heads and hidden layers are computed.
-        devices: None stands for all.
+    """Return a mesh of the axes of `configs.run.Mesh`, in which the devices of a process are adjacent.
 
     Raises:
         ValueError: the sizes do not multiply to the number of devices.
@@ -122,12 +116,10 @@ def share(mesh: Mesh) -> tuple[int, int]:
 
 
 def part_of(owners: Int[np.ndarray, "rows tensor"], process: int) -> tuple[int, int]:
-    """Return (i, n): a process reads the rows [i / n, (i + 1) / n) of a batch.
-
-    Processes that share a tensor axis read the same part.
+    """Return (i, n): a process reads the rows [i / n, (i + 1) / n) of a batch, the same as others of its tensor axis.
 
     Args:
-        owners: number of the process that owns each device of the mesh.
+        owners: index of the process that owns each device of the mesh.
 
     Raises:
         ValueError: the process would hold parts of rows that it does not read.
