@@ -19,12 +19,13 @@ from lineage.data import SOURCES, TOKENIZERS, Data, Facts, Loader, Source, Token
 from lineage.evaluation import EVALUATORS, Context, Evaluation
 from lineage.models import MODELS, Model
 from lineage.tasks import TASKS, Batch, Task
+from lineage.tasks.base import Sizes
 from lineage.train import pretrained, sharding
 from lineage.train.adapters import ADAPTERS, NO_ADAPTER, Adapter
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, LearningRate, check_patterns
 from lineage.train.state import TrainState
-from lineage.train.step import init_state, make_evaluation_step, make_forward_step
+from lineage.train.step import init_state, make_forward_step
 
 # Options of models that the data determine unless the config sets them.
 FROM_FACTS: dict[str, Callable[[Facts], Any]] = {
@@ -177,7 +178,8 @@ class Experiment:
             length: of texts; None is the config's.
         """
         self.task.check_model(self.model)
-        batch = self.task.zeros(size or self.loader.batch_size, self.model, lambda: self.data.facts, length)
+        sizes = Sizes(size or self.loader.batch_size, self.model, lambda: self.data.facts, length)
+        batch = self.task.zeros(sizes)
         said = jax.eval_shape(partial(self.taught, step=0), batch) if self.teacher else {}
         return batch | {name: jnp.zeros(value.shape, value.dtype) for name, value in said.items()}
 
@@ -208,18 +210,16 @@ class Experiment:
 
     def context(self) -> Context:
         """Return what evaluators work with."""
-        precision = self.run.precision
+        step = partial(make_forward_step, precision=self.run.precision)
         return Context(
             model=self.model,
             task=self.task,
             data=self.data,
             sampling=self.config.sampling,
             seed=self.run.seed,
-            compile=lambda model, function: self.jit(make_forward_step(model, function, precision)),
-            loss_step=self.jit(make_evaluation_step(self.model, self.task.loss, precision)),
-            to_mesh=lambda batch: sharding.to_mesh(batch, self.mesh),
+            compile=lambda *args, **options: self.jit(step(*args, **options)),
+            to_mesh=partial(sharding.to_mesh, mesh=self.mesh),
             teach=self.taught,
-            check_batch=lambda size: sharding.check_batch(size, self.mesh),
             open=lambda text: self.read(schema.build(SOURCES, schema.parse(SOURCES, text))),
         )
 

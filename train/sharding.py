@@ -134,8 +134,13 @@ def part_of(owners: Int[np.ndarray, "rows tensor"], process: int) -> tuple[int, 
 
 
 def to_mesh(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Return the global batch as arrays on the mesh; every process passes the rows of its `share`."""
+    """Return the global batch as arrays on the mesh; every process passes the rows of its `share`.
+
+    Raises:
+        ValueError: the batch does not divide over the devices.
+    """
     sharding, parts = batch_sharding(mesh), share(mesh)[1]
+    check_batch(len(next(iter(batch.values()))) * parts, mesh)
     return {
         name: jax.make_array_from_process_local_data(sharding, array, (len(array) * parts, *array.shape[1:]))
         for name, array in batch.items()
