@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from lineage.configs import schema
 from lineage.configs.arguments import DEFAULT, parse
-from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, displayed, plain
+from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, check_config, displayed, plain
 
 Options, Changes = argparse.Namespace, Mapping[str, str]
 
@@ -61,12 +61,7 @@ def processes(options: Options) -> contextlib.AbstractContextManager:
 
 
 def configured(options: Options, changes: Changes) -> tuple[ConfigDict, list[dict[str, Any]]]:
-    """Return the config that the command line describes, and the overrides of its sweep.
-
-    Raises:
-        FileNotFoundError: the command needs a trained model and the folder has none.
-        ValueError: see `cli.load` and `cli.override`.
-    """
+    """Build the config from the command line; return it with the overrides of its sweep."""
     from lineage.configs import cli
 
     file, path = config_file(options), workdir(options) / CONFIG
@@ -134,12 +129,12 @@ def run_train(options: Options, changes: Changes) -> int:
 def restored(options: Options, changes: Changes) -> tuple[Any, Any]:
     """Return the experiment of a trained model and its state, with the experts that the command line asks for."""
     config, _ = configured(options, changes)
-    from lineage.train import expert_mixture, run_folder
+    from lineage.train import expert_mixture
     from lineage.train.experiment import Experiment
 
     folder = workdir(options)
     if not options.force_config:
-        run_folder.check_config(config, folder)
+        check_config(config, folder)
     experiment = Experiment(config, folder)
     state = experiment.restore(options.checkpoint)
     if any(key.startswith("experts.") for key in changes):
@@ -170,11 +165,7 @@ def run_generate(options: Options, changes: Changes) -> None:
 
 
 def helpers(experiment: Any) -> dict[str, tuple[Any, Any]]:
-    """Return the models, with their variables, that `sampling.draft` and `sampling.contrast` name.
-
-    Raises:
-        ValueError: the tokens of such a model are not those of the experiment.
-    """
+    """Return the models, with their variables, that `sampling.draft` and `sampling.contrast` name."""
     from lineage.configs import cli
     from lineage.train.experiment import Experiment
 

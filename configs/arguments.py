@@ -163,7 +163,7 @@ PROCESSES = Group(
     "runs of several processes (on SLURM these are found automatically)",
     None,
     (
-        _option("--coordinator HOST:PORT", "address of process 0, or `auto` where the cluster tells it"),
+        _option("--coordinator HOST:PORT", "address of process 0, or `auto` to detect it from the cluster"),
         _option("--num-processes N", "number of processes", type=int),
         _option("--process I", "index of this process, from 0", type=int),
         _option(
@@ -197,10 +197,7 @@ COMMANDS = {
             'generate --workdir=outputs/gpt --prompt="import "',
             "generate --workdir=outputs/gpt --config.sampling.temperature=0.8 --config.sampling.top_k=40",
         ),
-        (
-            _option("--prompt TEXT", "text to continue (default: the config's sampling.prompt)"),
-            CHECKPOINT,
-        ),
+        (_option("--prompt TEXT", "text to continue (default: the config's sampling.prompt)"), CHECKPOINT),
         (EXPERIMENT, PROCESSES),
     ),
     "describe": Command(
@@ -272,7 +269,7 @@ COMMANDS = {
         ),
         (
             _option("--metric NAME", "metric to compute, such as bleu, rouge, coco or squad"),
-            _option("--predictions FILE", "one text a line, .jsonl, or a .json of COCO or SQuAD"),
+            _option("--predictions FILE", "one text per line, .jsonl, or a .json of COCO or SQuAD"),
             _option("--references FILE", "file of references; may be repeated", action="append", default=[]),
             _option("--option NAME=VALUE", "option of the metric; may be repeated", action="append", default=[]),
             _option("--output FILE", "file to write (default PREDICTIONS.METRIC.json)"),
@@ -282,10 +279,7 @@ COMMANDS = {
     "config": Command(
         "Print every key of a config with its value, type and documentation.",
         ("config", "config gpt_stdlib optimizer", "config gpt_stdlib --config.model.name=llama"),
-        (
-            CONFIG,
-            _option("section SECTION", "print only the keys of a section, such as model", nargs="?"),
-        ),
+        (CONFIG, _option("section SECTION", "print only the keys of a section, such as model", nargs="?")),
         (EXPERIMENT,),
     ),
 }

@@ -72,10 +72,7 @@ def _mistake(path, error):
 
 
 def find(file: str) -> tuple[str, str]:
-    """Return the path of a config file and its argument.
-
-    Args:
-        file: a path, or the bare name of an experiment of `configs/small` or `configs/paper`; then ":ARGUMENT", if any.
+    """Return the path and the argument of "FILE:ARGUMENT", where FILE is a path or the bare name of an experiment.
 
     Raises:
         FileNotFoundError: there is no such file; the message names the nearest experiment.

@@ -18,11 +18,7 @@ def import_module(name: str) -> types.ModuleType:
 
 
 def execute(path: Path) -> types.ModuleType:
-    """Execute a Python file as a module whose name is its own, whatever other file has the same stem.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-    """
+    """Execute a Python file as a module with a unique name, even if another file has the same stem."""
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path} to import.")
     spec = importlib.util.spec_from_file_location(_module_name(path), path)

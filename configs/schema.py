@@ -73,10 +73,10 @@ def plain(cls: type) -> ConfigDict:
 
 
 def construct(cls: type, values: Mapping[str, Any], prefix: str = "") -> Any:
-    """Construct a dataclass from a section as `plain` makes it, or from one that has further keys.
+    """Construct a dataclass from a section made by `plain`, or from one that has further keys.
 
     Raises:
-        ValueError: a choice that the type does not allow, or what the class's `__post_init__` refuses.
+        ValueError: a value is not allowed.
     """
     found = {}
     for name, hint in field_types(cls).items():
@@ -105,8 +105,6 @@ def swapped(registry: Registry, old: ConfigDict, text: str) -> ConfigDict:
     """Return the section of another class, with the values of common keys that differ from the old class's defaults.
 
     Args:
-        registry: of both classes.
-        old: the section so far.
         text: the name of the other class, or a shorthand as for `parse`.
     """
     new = parse(registry, text)
@@ -216,11 +214,7 @@ def _default(field: dataclasses.Field) -> Any:
 
 
 def update(config: ConfigDict, values: Mapping[str, Any], prefix: str = "") -> None:
-    """Set the values of a nested dictionary, as JSON has them, in a config that has all their keys.
-
-    Raises:
-        ValueError: the config has no such key.
-    """
+    """Set the values of a nested dictionary, as JSON has them, in a config; raise ValueError for an unknown key."""
     for key, value in values.items():
         if key not in config:
             raise ValueError(f"Unknown config key {prefix + key!r}.{nearest(key, config)}")
@@ -256,13 +250,11 @@ class Row(NamedTuple):
 
 
 def describe(config: ConfigDict, classes: Mapping[str, type], section: str = "") -> list[Row]:
-    """Return every key of a config.
+    """Return every key of a config, or of the part of it under the dotted key `section`.
 
     Args:
-        config: the whole config, or a part of it.
         classes: the dataclass behind each section by its dotted key, "" for that of the config itself. Keys without one
             have neither a default nor documentation.
-        section: dotted key of the part.
     """
     known = {key.name: key for key in keys(classes[section])} if section in classes else {}
     rows = []

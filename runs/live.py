@@ -178,11 +178,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def watch(folders: Iterable[Path], seconds: float = 1.0) -> None:
-    """Show the runs in some folders, each of a run or of several, until none is in progress.
-
-    Raises:
-        FileNotFoundError: there is no run.
-    """
+    """Show the runs in some folders, each of a run or of several, until none is in progress."""
     folders = list(folders)
     runs: dict[Path, Run] = {}
     with Table() as table:

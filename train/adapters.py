@@ -168,12 +168,9 @@ class MatrixAdapter(Adapter):
         return {}
 
     def _product(self, owner: str, factors: dict[str, Any], constants: dict[str, Any]) -> tuple[Any, Any, Any]:
-        """Return the arguments `left`, `scale` and `right` of `_add_product` for the matrix of a module.
+        """Return `left`, `scale` and `right` of `_add_product` for the kernel of the module at the path `owner`.
 
-        Args:
-            owner: path of the module.
-            factors: the trained arrays of all matrices, by path.
-            constants: all frozen arrays, by path.
+        `factors` has the trained arrays of all matrices by path, `constants` all frozen ones.
         """
         raise NotImplementedError
 

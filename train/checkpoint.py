@@ -188,12 +188,7 @@ def read_variables(workdir: Path) -> dict[str, Any]:
 
 
 def read_newest(workdir: Path) -> TrainState:
-    """Return the newest state of a run as far as its model needs it, see `read_checkpoint`.
-
-    Raises:
-        FileNotFoundError: the run has no checkpoint.
-        ValueError: the checkpoint is damaged.
-    """
+    """Return the newest state of a run as far as its model needs it, see `read_checkpoint`."""
     steps = [int(step.name) for step in (workdir / "checkpoints").glob("*") if step.name.isdigit()]
     if not steps:
         raise FileNotFoundError(f"there is no checkpoint in {workdir / 'checkpoints'}.")

@@ -32,16 +32,12 @@ class MetricsWriter(AbstractContextManager):
 
     Args:
         workdir: the folder of the run; created if it does not exist.
-        resume_step: the step that the run resumes from. 0 starts a new run and deletes the lines of an earlier one.
-            Otherwise lines of later steps are deleted, and lines of this step that exist already are not written
-            twice, such as an evaluation repeated after a kill.
-        wandb: the Weights & Biases project to write to as well; "" = none. A resumed run continues its W&B run.
+        resume_step: step of the checkpoint that the run resumes from; 0 starts a new run and deletes the lines of an
+            earlier one. Otherwise lines of later steps are deleted, and lines of this step that exist already, such as
+            an evaluation repeated after a kill, are not written twice.
+        wandb: the Weights & Biases project to write to as well; "" disables it. A resumed run continues its W&B run.
         config: the config of the run, for Weights & Biases, where the run is named after the workdir.
         primary: whether this process writes, `jax.process_index() == 0`; the others touch no file.
-
-    Raises:
-        ModuleNotFoundError: Weights & Biases is asked for but not installed.
-        ValueError: `metrics.jsonl` is damaged.
     """
 
     def __init__(
@@ -145,13 +141,13 @@ class MetricsWriter(AbstractContextManager):
 
 
 class ProgressBar(AbstractContextManager):
-    """Show step, loss, accuracy, examples/s, MFU and the time left: a bar on a terminal, elsewhere a line now and then.
+    """Show step, loss, accuracy, examples/s, MFU and the time left: a bar on a terminal, otherwise lines.
 
     What does not fit the terminal's width is left out.
 
     Args:
         total: number of steps of the run.
-        stream: where to write; None stands for standard error.
+        stream: where to write; None: standard error.
         log_seconds: seconds between two lines if the stream is not a terminal.
         primary: whether this process shows anything, `jax.process_index() == 0`.
     """

@@ -1,4 +1,4 @@
-"""Pretrained parameters: those that a run starts from, and a teacher's; from another run or from `transformers`."""
+"""Loading of pre-trained parameters, for initialization or as a teacher, from a run or from `transformers`."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -33,8 +33,6 @@ def start_from(
 
     Args:
         state: the state before the first step; or its shapes, if `make` is given.
-        model: the model of the state.
-        init: names the other model, and what is taken of it.
         make: makes the state, once the other model is known to fit.
 
     Raises:
@@ -92,10 +90,9 @@ def with_variables(state: TrainState, variables: Mapping[str, Any]) -> TrainStat
 def load_teacher(
     path: str, mesh: Mesh, student: Model, teach: Callable[[Model, Batch], Batch]
 ) -> Callable[[Batch], Batch]:
-    """Return a function that computes what a trained model adds to a batch, for its student to learn.
+    """Return a function that computes what the trained model in a folder adds to a batch, for its student to learn.
 
     Args:
-        path: a run's workdir, or a folder in the layout of `transformers`.
         mesh: devices, each of which holds all of the teacher's parameters.
         student: model whose sizes the teacher has where its run left them to the data.
         teach: returns the arrays that a bound model adds to a batch, without dropout; see `Task.teach`.

@@ -31,11 +31,9 @@ def init_state(
     ema: bool = False,
     adapter: Adapter = NO_ADAPTER,
 ) -> TrainState:
-    """Return the state before the first step.
+    """Return the state before the first step, with a moving average of the parameters if `ema`.
 
-    Args:
-        batch: only its shapes and dtypes matter.
-        ema: whether an exponential moving average of the parameters is kept.
+    Only the shapes and dtypes of the batch matter.
     """
     model = model.portable()  # flash attention does not take float32, the dtype of new parameters
     key, kernels = jax.random.key(seed), Kernels()
@@ -51,11 +49,7 @@ def init_state(
 
 
 def make_train_step(
-    model: nn.Module,
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
-    run: Run,
-    total_steps: int = 1,
+    model: nn.Module, objective: Objective, optimizer: optax.GradientTransformation, run: Run, total_steps: int = 1
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Return a function (state, batch) -> (state after one more step, metrics of that step).
 
@@ -131,7 +125,7 @@ def make_gradients(model: nn.Module, objective: Objective, dtype: jnp.dtype) -> 
 
 
 def accumulated(gradients: Callable[..., Any], steps: int) -> Callable[..., Any]:
-    """Return a function as of `make_gradients` that goes through the batch in micro-batches and sums their results."""
+    """Wrap a function from `make_gradients` to process the batch in `steps` micro-batches and sum the results."""
 
     def compute(params, fixed, collections, batch, rng):
         # Micro-batch i holds rows i, i + steps, ...: each device then works on its own rows in every micro-batch.
@@ -155,10 +149,7 @@ def accumulated(gradients: Callable[..., Any], steps: int) -> Callable[..., Any]
 def make_evaluation_step(
     model: nn.Module, objective: Objective, precision: str = "float32"
 ) -> Callable[[Any, Batch], tuple[dict[str, State], dict[str, Any]]]:
-    """Return a function (variables, batch) -> (metric states of the batch, the model's memory after it, if any).
-
-    The function has no randomness.
-    """
+    """Return a function (variables, batch) -> (metric states, the model's memory if any), without randomness."""
     return make_forward_step(model, lambda bound, batch: objective(bound, batch)[2], precision, mutable=["memory"])
 
 
@@ -167,8 +158,7 @@ def make_forward_step(
 ) -> Callable[[Any, Batch], Any]:
     """Return a function (variables, batch) -> `function(bound model, batch)`, without randomness.
 
-    Args:
-        kwargs: of Flax's `apply`.
+    `kwargs` are those of Flax's `apply`.
     """
     dtype = jnp.dtype(precision)
 

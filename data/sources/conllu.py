@@ -54,12 +54,7 @@ def _files_of_splits(path: str) -> dict[str, str]:
 
 
 def read_sentences(path: str) -> list[TaggedSentence]:
-    """Return the sentences in a file with their universal parts of speech.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is not CoNLL-U; the message has its number.
-    """
+    """Return the sentences in a file with their universal parts of speech; an error has the number of the line."""
     sentences: list[TaggedSentence] = []
     words: list[str] = []
     tags: list[str] = []

@@ -1,4 +1,7 @@
-"""Files of text with an example in each line, and SQuAD's files of questions; all may be gzipped (.gz)."""
+"""Files of text with an example in each line, and SQuAD's files of questions; all may be gzipped (.gz).
+
+The readers raise FileNotFoundError if there is no such file, and ValueError with the number of the line that is wrong.
+"""
 
 import gzip
 import json
@@ -57,33 +60,22 @@ class SQuAD(SplitFiles):
 
 
 def read_pairs(path: str) -> PairedTexts:
-    """Return the pairs of texts in one file, or in two parallel files with a comma between their paths.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is not a pair (the message has its number), or the files are not parallel.
-    """
+    """Return the pairs of texts in one file, or in two parallel files with a comma between their paths."""
     files = path.split(",")
     if len(files) > 2:
         raise ValueError(f"{path!r} must be one file of pairs, or two parallel files separated by a comma.")
     if len(files) == 2:
         inputs, targets = map(read_lines, files)
         if len(inputs) != len(targets):
-            raise ValueError(
-                f"{files[0]} has {len(inputs)} lines and {files[1]} {len(targets)}: they must have equally many."
-            )
+            sizes = f"{files[0]} has {len(inputs)} lines and {files[1]} {len(targets)}"
+            raise ValueError(f"{sizes}: they must have equally many.")
         return PairedTexts(inputs, targets)
     rows = read_rows(path, ("input", "target"), columns="2", others=", or two files separated by a comma")
     return PairedTexts([given for given, _ in rows], [target for _, target in rows])
 
 
 def read_labelled_texts(path: str) -> LabelledTexts:
-    """Return the labelled texts in a file.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is not a labelled text (the message has its number), or only some texts come in pairs.
-    """
+    """Return the labelled texts in a file, either all single or all in pairs."""
     rows = read_rows(path, ("text", "second", "label"), optional="second", columns="one or two texts and a label")
     if len({len(row) for row in rows}) > 1:
         raise ValueError(f"{path} has some single texts and some pairs: it must have one or the other.")
@@ -91,12 +83,7 @@ def read_labelled_texts(path: str) -> LabelledTexts:
 
 
 def read_questions(path: str) -> list[Question]:
-    """Return the questions in a file.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is not in SQuAD's format, or an answer is not at the given offset of its context.
-    """
+    """Return the questions in a file of SQuAD's format."""
     content = "\n".join(read_lines(path))
     try:
         return [
@@ -110,12 +97,7 @@ def read_questions(path: str) -> list[Question]:
 
 
 def read_lines(path: str) -> list[str]:
-    """Return the lines of a UTF-8 text file, which may be gzipped (.gz).
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is not UTF-8, or is a damaged gzip file.
-    """
+    """Return the lines of a UTF-8 text file, which may be gzipped (.gz)."""
     opened: Any = gzip.open if path.endswith(".gz") else open
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no file {path}.")
@@ -137,7 +119,7 @@ def read_rows(
     Args:
         path: the file.
         keys: the keys of the objects, in the order of the columns.
-        columns: the number of columns that a `.tsv` file must have, for the error message.
+        columns: the columns that a `.tsv` file must have, for the error message.
         optional: a key that may be missing.
         others: the other files that are allowed, for the error message.
     """

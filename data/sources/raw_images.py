@@ -31,9 +31,8 @@ class CIFAR(PathSource):
         root = Path(self.path)
         meta = next((name for name in _CIFAR if (root / name).is_file()), "")
         if not meta:
-            raise FileNotFoundError(
-                f"{root} has none of {', '.join(_CIFAR)}: it is not a folder of CIFAR-10 or CIFAR-100."
-            )
+            expected = f"none of {', '.join(_CIFAR)}"
+            raise FileNotFoundError(f"{root} has {expected}: it is not a folder of CIFAR-10 or CIFAR-100.")
         train, test, read = _CIFAR[meta]
         splits = {}
         for split, files in (("train", train), ("test", test)):

@@ -105,11 +105,7 @@ def _read_all(files: Sequence[Path], where: str, max_bytes: int) -> list[str]:
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a file.
-
-    Raises:
-        ValueError: the file is not UTF-8; the message has the offset of the first wrong byte.
-    """
+    """Return the text of a UTF-8 file; an error has the offset of the first wrong byte."""
     content = Path(path).read_bytes()
     try:
         return content.decode("utf-8-sig")

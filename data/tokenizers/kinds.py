@@ -33,25 +33,12 @@ class TokenizerKind:
     def __post_init__(self):
         check_ranges("tokenizer", self)
 
-    @property
-    def name(self) -> str:
-        """The name that the kind is registered under."""
-        return TOKENIZERS.name_of(self)
-
     def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
         """Train a tokenizer of the library with special tokens that have the given names."""
         raise NotImplementedError
 
     def train(self, texts: Iterable[str], special_tokens: Sequence[str] = ("end_of_text",)) -> Tokenizer:
-        """Train a tokenizer on texts.
-
-        Args:
-            texts: the texts.
-            special_tokens: the roles of `SPECIAL`, or "sentinels", that get tokens; one token may have two roles.
-
-        Raises:
-            ValueError: the vocabulary is too small.
-        """
+        """Train a tokenizer on texts, with tokens for some roles of `SPECIAL` or "sentinels"."""
         roles = (*special_tokens, "unknown") if self.unknown else special_tokens
         names = (SENTINELS if role == "sentinels" else [self.special_name(role)] for role in roles)
         names = list(dict.fromkeys(chain(*names)))
@@ -91,7 +78,7 @@ class VocabularyKind(TokenizerKind):
         """Return the settings of the library's trainers. Raises ValueError if the vocabulary is too small."""
         least = len(names) + self.alphabet
         if self.vocab_size < least:
-            needed = f"{self.name} needs at least {least}, special tokens included"
+            needed = f"{TOKENIZERS.name_of(self)} needs at least {least}, special tokens included"
             raise ValueError(f"tokenizer.vocab_size is {self.vocab_size}: {needed}.")
         return {"special_tokens": names, "vocab_size": self.vocab_size, "show_progress": False}
 
@@ -283,9 +270,6 @@ def find_tokenizer(
         optional: the special tokens that the tokenizer may lack.
         workdir: the folder of the run, in which the tokenizer is kept; None keeps none.
         save: whether this process writes it there.
-
-    Raises:
-        ValueError: the tokenizer lacks a special token.
     """
     if workdir is not None and (Path(workdir) / FILE).is_file():
         return Tokenizer.load(workdir)

@@ -67,7 +67,7 @@ class CentreCrop:
 
 @dataclass(frozen=True)
 class RandomCrop(PerImage):
-    """ "Inception" crop (arXiv 1409.4842): a box of random area and aspect ratio, resized to size x size pixels.
+    """Inception's crop (arXiv 1409.4842): a box of random area and aspect ratio, resized to size x size pixels.
 
     Attributes:
         size: the height and width of the result in pixels.

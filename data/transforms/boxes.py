@@ -133,25 +133,25 @@ class Transform:
             "crowd": np.zeros((count, self.most), bool),
             "mask": batch["mask"],
         }
-        mean, std = np.float32(self.mean), np.float32(self.std)
-        names = ("image", "boxes", "classes", "crowd")
-        for row, values in enumerate(zip(keys, *(batch[name] for name in names))):
-            example, random = dict(zip(names, values[1:])), shuffle.generator(values[0])
+        for row, key in enumerate(keys):
+            example = {name: batch[name][row] for name in ("image", "boxes", "classes", "crowd")}
+            random = shuffle.generator(key)
             for step in self.steps:
                 example = step(example, random)
-            self._put(out, row, example, mean, std)
+            self._put(out, row, example)
         if self.training:
             del out["crowd"]
         return out
 
-    def _put(self, out, row, example, mean, std):
+    def _put(self, out, row, example):
         image, boxes = example["image"], example["boxes"]
         height, width = image.shape[:2]
         if max(height, width) > self.size:
             raise ValueError(f"An image of {height}x{width} does not fit in task.image_size, which is {self.size}.")
         if len(boxes) > self.most and not self.training:
             raise ValueError(f"task.max_boxes is {self.most}: an image has {len(boxes)} objects.")
-        out["image"][row, :height, :width] = (image * np.float32(1 / 255) - mean) / std
+        scaled = image * np.float32(1 / 255)
+        out["image"][row, :height, :width] = (scaled - np.float32(self.mean)) / np.float32(self.std)
         out["extent"][row] = height / self.size, width / self.size
         boxes = boxes / np.float32([width, height] * 2)
         boxes = np.concatenate([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], axis=1)

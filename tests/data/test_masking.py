@@ -204,7 +204,7 @@ def test_evaluation_masks_do_not_depend_on_the_batch(size):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("masked_autoencoding", {"mask_rate": 1.0}, "task.mask_rate is 1.0: it must be between 0 and 1"),
+        ("masked_autoencoding", {"mask_rate": 1.0}, "task.mask_rate is 1.0: it must be above 0 and below 1"),
         (
             "masked_autoencoding",
             {"masking": "stripes"},

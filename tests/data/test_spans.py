@@ -120,7 +120,7 @@ def test_load(tmp_path):
     train("bytes", []).save(tmp_path / "few.json")
     with pytest.raises(ValueError, match=r"needs the special tokens pad, sentinels, which .*few.json.* does not have"):
         load(source, task, TokenizerFile(str(tmp_path / "few.json")))
-    with pytest.raises(ValueError, match=r"task.mask_rate is 1.0: it must be between 0 and 1"):
+    with pytest.raises(ValueError, match=r"task.mask_rate is 1.0: it must be above 0 and below 1"):
         SpanCorruption(sequence_length=64, mask_rate=1.0)
     with pytest.raises(ValueError, match=r"task.sequence_length is 2: it must be 3 or more"):
         span_corruption.lengths(0.15, 2)

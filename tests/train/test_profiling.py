@@ -106,8 +106,7 @@ def test_out_of_memory_error_shows_the_estimate():
 def test_other_runtime_errors_are_not_changed():
     with (
         pytest.raises(
-            MemoryError,
-            match=r"^out of memory \(RESOURCE_EXHAUSTED: .*\): make loader.*`lineage describe`\.$",
+            MemoryError, match=r"^out of memory \(RESOURCE_EXHAUSTED: .*\): make loader.*`lineage describe`\.$"
         ),
         profiling.out_of_memory_explained(),
     ):
