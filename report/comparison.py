@@ -1,4 +1,4 @@
-"""Runs side by side: `compare.html`, and of a sweep `sweep.html`, its table `sweep.csv` and its plot `sweep.png`."""
+"""Comparison of runs: `compare.html`, or for a sweep `sweep.html`, `sweep.csv` and `sweep.png`."""
 
 import csv
 import math
@@ -22,11 +22,13 @@ from lineage.report.html import (
     card,
     file_name,
     flatten,
+    header,
     note,
     number,
     resource,
     section,
     series,
+    table_row,
     text,
     tile,
     words,
@@ -179,20 +181,17 @@ def setting(run: Run, key: str) -> Any:
 
 
 def _header(title: str, runs: Sequence[Run], metric: str) -> str:
-    counts = Counter(run.state for run in runs)
-    facts = "".join(f"<li>{count} {text(state)}</li>" for state, count in counts.items())
+    facts = [f"{count} {state}" for state, count in Counter(run.state for run in runs).items()]
     best = runs[0]
-    tiles = [tile(words(key), number(value), "of the best run") for key, value in results(best).items()]
-    tiles = tiles if best.state == "done" else []
+    shown = results(best) if best.state == "done" else {}
+    tiles = [tile(words(key), number(value), "of the best run") for key, value in shown.items()]
     about = note(f"The best run by {text(metric)} is {text(best.name)}.") if tiles else ""
-    head = f"<h1>{text(title)}</h1><ul class=facts>{facts}</ul>{about}"
-    return f"<header>{head}<div class=tiles>{''.join(tiles)}</div></header>"
+    return header(title, facts, about, tiles)
 
 
 def _table(runs: Sequence[Run], colours: Sequence[str], keys: Sequence[str]) -> str:
     metrics = list(dict.fromkeys(key for run in runs for key in results(run)))
-    head = "".join(f"<th>{text(title)}" for title in ("run", "state", *keys))
-    head += "".join(f"<th class=n>{text(title)}" for title in (*metrics, "steps", "time"))
+    head = table_row("run", "state", *keys, numbers=[text(title) for title in (*metrics, "steps", "time")], tag="th")
     rows = ""
     for place, run in enumerate(runs):
         found, seconds = results(run), run.facts().get("seconds")
@@ -201,13 +200,12 @@ def _table(runs: Sequence[Run], colours: Sequence[str], keys: Sequence[str]) -> 
         cells = f"<td><i style='background:{colours[place]}'></i>{text(run.name)}"
         cells += "".join(f"<td>{text(cell)}" for cell in (run.state, *(setting(run, key) for key in keys)))
         rows += f"<tr class='run run{place}'>{cells}" + "".join(f"<td class=n>{cell}" for cell in numbers)
-    return f"<table class=runs><tr>{head}{rows}</table>"
+    return f"<table class=runs>{head}{rows}</table>"
 
 
 def _settings(runs: Sequence[Run], keys: Sequence[str]) -> str:
-    head = "".join(f"<th>{text(run.name)}" for run in runs)
-    rows = "".join(f"<tr><td>{key}" + "".join(f"<td>{text(setting(run, key))}" for run in runs) for key in keys)
-    return f"<table><tr><th>{head}{rows}</table>"
+    head = table_row("", *(run.name for run in runs), tag="th")
+    return f"<table>{head}{''.join(table_row(key, *(setting(run, key) for run in runs)) for key in keys)}</table>"
 
 
 def _commands(commands: Sequence[str]) -> str:
@@ -226,7 +224,7 @@ def results(run: Run) -> dict[str, float]:
 
 
 def row_of(run: Run) -> dict[str, str]:
-    """Return a run's line of `sweep.csv`; only a finished run has results."""
+    """Return a run's row of `sweep.csv`; only a finished run has results."""
     row = {"run": run.name, "state": run.state, **{key: str(value) for key, value in run.changes.items()}}
     if run.state == "done":
         row["seconds"] = f"{run.facts()['seconds']:.1f}"
