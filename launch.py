@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 
 from lineage.configs import schema
 from lineage.configs.arguments import DEFAULT, parse
-from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, displayed, plain
+from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, check_config, displayed, plain
 
 Options, Changes = argparse.Namespace, Mapping[str, str]
 
@@ -129,12 +129,12 @@ def run_train(options: Options, changes: Changes) -> int:
 def restored(options: Options, changes: Changes) -> tuple[Any, Any]:
     """Return the experiment of a trained model and its state, with the experts that the command line asks for."""
     config, _ = configured(options, changes)
-    from lineage.train import expert_mixture, run_folder
+    from lineage.train import expert_mixture
     from lineage.train.experiment import Experiment
 
     folder = workdir(options)
     if not options.force_config:
-        run_folder.check_config(config, folder)
+        check_config(config, folder)
     experiment = Experiment(config, folder)
     state = experiment.restore(options.checkpoint)
     if any(key.startswith("experts.") for key in changes):

@@ -5,7 +5,7 @@ python -m benchmarks.decoding --target=outputs/large --draft=outputs/small
 
 Without arguments, it measures tokens per second after a prompt and the size of the cache for random models with
 multi-head, grouped-query and multi-query attention. With two runs that share a tokenizer, it measures tokens per second
-of ordinary and of speculative decoding, and the acceptance rate of the draft's tokens. Each round times all variants;
+of ordinary and of speculative decoding, and the acceptance rate of draft tokens. Each round times all variants;
 medians over the rounds are printed.
 """
 
@@ -98,8 +98,8 @@ def speculation(options) -> None:
     ways = {"target alone": partial(generate, *pairs[0], tokens, **settings)}
     for count in (2, 4, 8):
         ways[f"{count} drafted"] = partial(speculate, *pairs[0], *pairs[1], tokens, num_drafted=count, **settings)
-    print(f"{len(tokens)} rows, {options.new} new tokens, temperature {options.temperature:g}")
-    print("                 tokens/s   accepted   calls of the target")
+    print(f"{len(tokens)} sequences, {options.new} new tokens, temperature {options.temperature:g}")
+    print("                 tokens/s   accepted   target model calls")
     for (name, way), seconds in zip(ways.items(), medians(list(ways.values()), options.rounds)):
         out = way()
         what = f"{out.acceptance_rate:8.1%}   {int(out.calls)}" if "drafted" in name else f"{'':8s}   {options.new}"

@@ -163,7 +163,7 @@ PROCESSES = Group(
     "runs of several processes (on SLURM these are found automatically)",
     None,
     (
-        _option("--coordinator HOST:PORT", "address of process 0, or `auto` where the cluster tells it"),
+        _option("--coordinator HOST:PORT", "address of process 0, or `auto` to detect it from the cluster"),
         _option("--num-processes N", "number of processes", type=int),
         _option("--process I", "index of this process, from 0", type=int),
         _option(
@@ -269,7 +269,7 @@ COMMANDS = {
         ),
         (
             _option("--metric NAME", "metric to compute, such as bleu, rouge, coco or squad"),
-            _option("--predictions FILE", "one text a line, .jsonl, or a .json of COCO or SQuAD"),
+            _option("--predictions FILE", "one text per line, .jsonl, or a .json of COCO or SQuAD"),
             _option("--references FILE", "file of references; may be repeated", action="append", default=[]),
             _option("--option NAME=VALUE", "option of the metric; may be repeated", action="append", default=[]),
             _option("--output FILE", "file to write (default PREDICTIONS.METRIC.json)"),

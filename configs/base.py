@@ -74,7 +74,7 @@ def choose(config: ConfigDict, key: str, value: str) -> bool:
     by "evaluators.NAME" and "evaluators.NAME.name".
 
     Returns:
-        Whether the key stands for a choice; otherwise nothing was done.
+        True if the key selects a part; False if the config is unchanged.
     """
     part, _, rest = key.partition(".")
     if part in REGISTRIES and rest in ("", "name"):

@@ -13,8 +13,8 @@ def build(name: str, variant: str | None = None, **settings: Any) -> Model:
 
     Args:
         name: a key of `MODELS`.
-        variant: a key of the class's `VARIANTS`, which gives what `settings` do not; None is the class's defaults.
-        settings: fields of the class. None counts as not given; a dictionary is a model of its own.
+        variant: key of the class's `VARIANTS`, a set of default settings; None: the defaults of the class.
+        settings: fields of the class. None counts as not given; a dictionary describes another model.
 
     Raises:
         ValueError: the name, the variant, a setting or one of its choices is unknown (the message names the nearest),

@@ -11,8 +11,9 @@ import flax.linen as nn
 import numpy as np
 from jaxtyping import Array, Float
 
-from lineage.models.base import MODELS, Activation, Count, Layers
+from lineage.models.base import MODELS, Layers
 from lineage.models.bert import BERT, Classifier
+from lineage.models.fields import Activation, Count
 
 
 class GroupedStack(nn.Module):

@@ -6,11 +6,11 @@ from typing import ClassVar, Literal
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Int
 
-from lineage.models.base import MODELS, Count, Layers, Rate, Size, Strategy
+from lineage.models.base import MODELS, Layers
 from lineage.models.decoder import Decoded, EncoderDecoder
-from lineage.models.layers.attend import Mask
+from lineage.models.fields import Count, Rate, Size, Strategy
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.dropout import Dropout
@@ -89,16 +89,12 @@ class BART(EncoderDecoder):
         if self.logits_bias:
             self.bias = self.param("logits_bias", nn.initializers.zeros, (self.vocab_size,))
 
-    def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
-        x = self._embedded("encoder", tokens, jnp.arange(tokens.shape[1])[None])
-        return self.encoder_stack(x, mask=Mask(keys=mask))[0]
-
     def logits(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs) -> Decoded:
-        x, cache = self.decoder_stack(self._embedded("decoder", tokens, positions), **kwargs)
+        x, cache = self.decoder_stack(self.embedded("decoder", tokens, positions), **kwargs)
         logits = self.embed.logits(x)
         return logits + self.bias if self.logits_bias else logits, cache
 
-    def _embedded(self, side, tokens, positions):
+    def embedded(self, side, tokens, positions):
         self.check_length(tokens.shape[1])
         x = self.embed(tokens)
         if self.position == "learned":

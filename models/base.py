@@ -4,26 +4,19 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import flax.linen as nn
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float
 
-from lineage.configs.registry import INHERITED, Range, Registry, check_ranges
+from lineage.configs.registry import INHERITED, Registry, check_ranges
+from lineage.models.fields import Activation, Count, Image, Rate
 from lineage.models.layers.position import resample
 
 MODELS = Registry("model")
 
-Image = Float[Array, "B height width channels"]
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]  # the names of `layers.mlp.ACTIVATIONS`
-Strategy = Literal["auto", "dense", "cudnn"]  # the names of `layers.attention.STRATEGIES`
-Count = Annotated[int, Range(1)]
-Counts = Annotated[tuple[int, ...], Range(1)]
-Size = Annotated[int | None, Range(1)]
-Natural = Annotated[int, Range(0)]
-Rate = Annotated[float, Range(0, below=1)]
 # A regular expression of paths, and the mesh axes of the last dimensions; several axes may share a dimension.
 ShardingRule = tuple[str, tuple[str | tuple[str, ...] | None, ...]]
 # A regular expression of paths, and a function (table, shape) -> the table for another resolution.
@@ -97,7 +90,7 @@ class Model(nn.Module):
         vocab_size: number of tokens, V.
         max_length: length of the longest sequence, in tokens; None is unlimited.
         epsilon: constant added to the variance in every norm.
-        attend: attention strategy: "auto" or "dense", or "cudnn" for flash attention on NVIDIA GPUs in 16-bit
+        attend: attention implementation: "auto" or "dense", or "cudnn" for flash attention on NVIDIA GPUs in 16-bit
             precision.
         input_parameters: regular expression of the parameters before the first layer.
         attention_path: path of the attention weights that a layer sows.
@@ -201,7 +194,7 @@ class Model(nn.Module):
         return table
 
     def portable(self) -> "Model":
-        """Return the model with a strategy of attention that runs on every platform and in every precision."""
+        """Return the model with an attention implementation that runs on every platform and in every precision."""
         return self if self.attend == "auto" else self.clone(attend="auto")
 
     def states_from(self, sown: Mapping[str, tuple[Any, ...]]) -> HiddenStates:

@@ -12,7 +12,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.base import MODELS, Count, Layers, Rate, Size, StackModel, Strategy
+from lineage.models.base import MODELS, Layers, StackModel
+from lineage.models.fields import Count, Rate, Size, Strategy
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack

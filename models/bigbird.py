@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lineage.models.base import MODELS, Activation, Count
+from lineage.models.base import MODELS
 from lineage.models.bert import BERT
+from lineage.models.fields import Activation, Count
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.mlp import ACTIVATIONS
@@ -20,7 +21,7 @@ from lineage.models.layers.sparse import BlockSparse
 
 
 class BlockSparseAttention(Attention):
-    """Self-attention whose strategy is a pattern of blocks, which each layer has of its own."""
+    """Self-attention with a block-sparse pattern that differs between layers."""
 
     @nn.compact
     def __call__(
@@ -51,10 +52,7 @@ class BigBird(BERT):
         seed: of "seeded".
     """
 
-    VARIANTS: ClassVar = {
-        "base": {"depth": 12, "width": 768, "num_heads": 12},
-        "large": {"depth": 24, "width": 1024, "num_heads": 16},
-    }
+    VARIANTS: ClassVar = {name: BERT.VARIANTS[name] for name in ("base", "large")}
 
     vocab_size: int = 50_358
     max_length: Count = 4096

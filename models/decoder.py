@@ -83,8 +83,8 @@ class DecoderOnly(Decoder):
 class EncoderDecoder(Decoder):
     """Base class of models that generate text from an input text.
 
-    It has an `encoder_stack` and a `decoder_stack`; `encoded(tokens, mask)` is its encoder, and the forward pass of its
-    decoder is `logits(tokens, positions, context=, context_mask=, mask=, cache=)`.
+    It has an `encoder_stack` and a `decoder_stack`; `embedded(side, tokens, positions)` are the input of the "encoder"
+    or the "decoder", and `logits(tokens, positions, context=, context_mask=, mask=, cache=)` is its decoder.
     """
 
     outputs = ("target_tokens",)
@@ -102,6 +102,11 @@ class EncoderDecoder(Decoder):
                 last="^decoder_norm/",
             ),
         )
+
+    def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
+        """Return the output of the encoder for tokens and their mask."""
+        x = self.embedded("encoder", tokens, jnp.arange(tokens.shape[1])[None])
+        return self.encoder_stack(x, mask=Mask(keys=mask))[0]
 
     def __call__(
         self,

@@ -5,7 +5,8 @@ from typing import ClassVar
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from lineage.models.base import MODELS, Image
+from lineage.models.base import MODELS
+from lineage.models.fields import Image
 from lineage.models.vit import ViT
 
 

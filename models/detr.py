@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from lineage.models.base import MODELS, Activation, Count, Image, Layers, Model, Rate, ResampleRule, Size, StackModel
+from lineage.models.base import MODELS, Layers, Model, ResampleRule, StackModel
+from lineage.models.fields import Activation, Count, Image, Rate, Size
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack
@@ -75,12 +76,12 @@ class DETR(StackModel):
     """An object detector for images of any size.
 
     Attributes:
-        backbone: a model with `features`, of which the last map is used.
-        num_classes: V, without "no object", which is the last logit.
-        image_size: of the training images, in pixels.
-        num_queries: Q, the largest number of objects in an image.
-        depth, decoder_depth: L, of the encoder and of the decoder; None is `depth`.
-        width, num_heads, mlp_dim: D, H and F; mlp_dim None is 8 D.
+        backbone: model with `features`, of which the last feature map is used.
+        num_classes: number of classes, V, without "no object", which is the last logit.
+        image_size: side of the training images, in pixels.
+        num_queries: number of object queries, Q, the maximum number of objects in an image.
+        decoder_depth: number of layers of the decoder; None is `depth`.
+        mlp_dim: width of the hidden layer of the MLPs, F; None is 8 D.
         placement: see `Block`; with "pre" the encoder's output is normalised too.
         dropout: rate on attention weights, hidden layers and the output of each sublayer.
     """
@@ -115,19 +116,13 @@ class DETR(StackModel):
     def layer_groups(self) -> tuple[Layers, ...]:
         """The layers of the backbone, of the encoder and of the decoder, in this order."""
         count = self.decoder_depth or self.depth
-        return (
-            *(
-                group._replace(
-                    path=f"backbone/{group.path}",
-                    side="backbone",
-                    first=group.first.replace("^", "^backbone/"),
-                    last=group.last.replace("^", "^backbone/"),
-                )
-                for group in self.backbone.layer_groups
-            ),
-            Layers("encoder_stack/layers", self.depth, first="^projection/", last="^encoder_norm/"),
-            Layers("decoder_stack/layers", count, "decoder", first="^queries/", last="^decoder_norm/"),
-        )
+        groups = []
+        for group in self.backbone.layer_groups:
+            first, last = (pattern.replace("^", "^backbone/") for pattern in (group.first, group.last))
+            groups.append(group._replace(path=f"backbone/{group.path}", side="backbone", first=first, last=last))
+        groups.append(Layers("encoder_stack/layers", self.depth, first="^projection/", last="^encoder_norm/"))
+        groups.append(Layers("decoder_stack/layers", count, "decoder", first="^queries/", last="^decoder_norm/"))
+        return tuple(groups)
 
     @property
     def resample_rules(self) -> tuple[ResampleRule, ...]:
@@ -189,11 +184,11 @@ class DETR(StackModel):
         return self.classifier(x), jax.nn.sigmoid(self.box[-1](box).astype(jnp.float32))
 
     def encode(self, image: Image, mask: Bool[Array, "B height width"] | None = None) -> Float[Array, "B P D"]:
-        """Return the encoder's output at the places of the backbone's last map, in row order."""
+        """Return the encoder's output at the positions of the last feature map of the backbone, in row order."""
         return self._encoded(image, mask)[0]
 
     def _encoded(self, image, mask):
-        """Return the encoder's output, True where a place is in the image, and the positions of the places."""
+        """Return the encoder's output, its mask (True for positions in the image), and the position embeddings."""
         x = self.projection(self.backbone.features(image)[-1])
         batch, rows, columns, width = x.shape
         mask = jnp.ones(image.shape[:3], bool) if mask is None else mask

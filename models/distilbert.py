@@ -4,8 +4,9 @@ from typing import ClassVar, Literal
 
 import jax
 
-from lineage.models.base import MODELS, Count
+from lineage.models.base import MODELS
 from lineage.models.bert import BERT, Classifier
+from lineage.models.fields import Count
 
 
 @MODELS.register("distilbert")

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.base import MODELS, Count, HiddenStates, Layers, Model, Rate
+from lineage.models.base import MODELS, HiddenStates, Layers, Model
+from lineage.models.fields import Count, Rate
 from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.linear import Linear
@@ -23,7 +24,6 @@ class ELMo(Model):
     The published models clip memories and outputs to -3..3; this one does not.
 
     Attributes:
-        vocab_size: V.
         depth: L, LSTMs of each direction, with residual connections.
         width: D, of the embeddings and of the output of each LSTM.
         cell_dim: F, size of the LSTMs' memories.

@@ -7,8 +7,9 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from lineage.models.base import MODELS, Activation, Count, Size, Strategy
+from lineage.models.base import MODELS
 from lineage.models.decoder import Decoded, DecoderOnly
+from lineage.models.fields import Activation, Count, Size, Strategy
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.dropout import Dropout

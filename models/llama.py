@@ -11,8 +11,9 @@ from typing import ClassVar, Literal
 import flax.linen as nn
 from jaxtyping import Array, Int
 
-from lineage.models.base import MODELS, Activation, Count, Size, Strategy
+from lineage.models.base import MODELS
 from lineage.models.decoder import Decoded, DecoderOnly
+from lineage.models.fields import Activation, Count, Size, Strategy
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.dropout import Dropout
@@ -30,9 +31,10 @@ class Llama(DecoderOnly):
     """A language model: logits of the next token from the tokens so far.
 
     Attributes:
-        num_kv_heads: key/value heads, K; None is H. The cache is smaller by H / K.
-        head_size: C; None is D / H.
-        mlp_dim: F; None is 8/3 D, rounded up to a multiple of 256: as many weights as GPT's two matrices of 4 D.
+        num_kv_heads: number of key/value heads, K; None is H. The cache is smaller by H / K.
+        head_size: channels per head, C; None is D / H.
+        mlp_dim: width of the hidden layer of the MLPs, F; None is 8/3 D, rounded up to a multiple of 256: as many
+            weights as the two matrices of 4 D in GPT.
         window: number of tokens that each one attends to, itself included; None is all.
         tied: whether the embedding is the output projection too.
         rope_base: the slowest rotary frequency is about 1 / base.

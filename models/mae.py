@@ -6,7 +6,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Real
 
-from lineage.models.base import MODELS, Count, Image, Layers, Natural, Size
+from lineage.models.base import MODELS, Layers
+from lineage.models.fields import Count, Image, Natural, Size
 from lineage.models.layers.embed import patches
 from lineage.models.layers.position import sincos_2d
 from lineage.models.vit import ViT

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lineage.models.base import MODELS, Count, Counts, HiddenStates, Image, ImageModel, Layers
+from lineage.models.base import MODELS, HiddenStates, ImageModel, Layers
+from lineage.models.fields import Count, Counts, Image
 from lineage.models.layers.norm import BatchNorm, standardise
 
 WIDTHS = (256, 512, 1024, 2048)
@@ -29,13 +30,12 @@ class ResNet(ImageModel):
         stem: "imagenet" is a 7x7 convolution and a pooling, to a quarter of the resolution; "small" is a 3x3
             convolution at the whole resolution.
         stem_width: channels of the stem.
-        bottleneck: blocks are 1x1, 3x3 and 1x1 convolutions with a quarter of the channels inside, or two 3x3.
+        bottleneck: whether blocks are 1x1, 3x3 and 1x1 convolutions with a quarter of the channels inside, or two 3x3.
         preactivation: whether norm and activation come before each convolution instead of after it.
         norm: "batch", or "group" with standardised kernels.
-        groups: of the group norm.
+        groups: number of groups of the group norm.
         frozen: whether the batch norm uses its running statistics in training too, without updating them.
-        padding: "symmetric" as PyTorch's, or "same" as TensorFlow's, whose extra pixel is on the right and the bottom.
-        epsilon: of every norm.
+        padding: "symmetric" as in PyTorch, or "same" as in TensorFlow, with extra pixels on the right and the bottom.
     """
 
     VARIANTS: ClassVar = {
@@ -88,12 +88,12 @@ class ResNet(ImageModel):
             self.classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.normal(0.01))
 
     def encode(self, image: Image) -> Float[Array, "B h w D"]:
-        """Return the last stage's map, after the activation."""
+        """Return the feature map of the last stage, after the activation."""
         x = self.features(image)[-1]
         return nn.relu(self.outer_norm(x)) if self.preactivation else x
 
     def features(self, image: Image) -> tuple[Float[Array, "B _ _ _"], ...]:
-        """Return the map of each stage; raise ValueError if the image has other channels than the model."""
+        """Return the feature map of each stage; raise ValueError if the image has other channels than the model."""
         self.check_channels(image)
         x = self.stem_conv(image)
         x = x if self.preactivation else nn.relu(self.outer_norm(x))

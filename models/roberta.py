@@ -18,10 +18,7 @@ class RoBERTa(BERT):
         pad_id: id and position of the padding token; the first real token's position is the one after.
     """
 
-    VARIANTS: ClassVar = {
-        "base": {"depth": 12, "width": 768, "num_heads": 12},
-        "large": {"depth": 24, "width": 1024, "num_heads": 16},
-    }
+    VARIANTS: ClassVar = {name: BERT.VARIANTS[name] for name in ("base", "large")}
 
     vocab_size: int = 50_265
     num_segments: int = 1

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.base import MODELS, Count, HiddenStates, Layers, Model, Rate
+from lineage.models.base import MODELS, HiddenStates, Layers, Model
+from lineage.models.fields import Count, Rate
 from lineage.models.layers.attend import Additive, Mask, dense, dot_product
 from lineage.models.layers.cache import States
 from lineage.models.layers.dropout import Dropout
@@ -28,7 +29,7 @@ LUONG = {"cell": "lstm", "depth": 4, "width": 1000, "bidirectional": False, "dro
 
 @struct.dataclass
 class Annotations:
-    """Memory of the decoder, computed once: the encoder's states as keys and as values."""
+    """Memory of the decoder, computed once: the states of the encoder as keys and as values."""
 
     key: Float[Array, "B S C"]
     value: Float[Array, "B S E"]
@@ -45,17 +46,15 @@ class Seq2Seq(Model):
     """A recurrent encoder-decoder.
 
     Attributes:
-        vocab_size: V, of inputs and outputs.
-        cell: "rnn", "gru" or "lstm".
-        depth: L, of the encoder and of the decoder.
-        width: D, of each state.
+        cell: kind of the recurrent cells.
+        width: size of each state, D.
         embed_width: size of the embeddings; None is D.
         bidirectional: whether the encoder also reads backwards; the decoder starts from the backward states.
         attention: "additive" (Bahdanau's), "dot", "general", "concat" (Luong's), or "fixed": none.
         span: tokens that attention covers: "global" all, "monotonic" those around the output token's own position,
             "predictive" those around a predicted position (Luong's local-m and local-p).
         window: half the width of a local span, in tokens.
-        dropout: rate on embeddings, between layers and before the logits.
+        dropout: dropout rate of embeddings, between layers and before the logits.
     """
 
     VARIANTS: ClassVar = {

@@ -14,18 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lineage.models.base import (
-    MODELS,
-    Count,
-    Counts,
-    Image,
-    ImageModel,
-    Layers,
-    Rate,
-    ResampleRule,
-    StackModel,
-    resample_grid,
-)
+from lineage.models.base import MODELS, ImageModel, Layers, ResampleRule, StackModel, resample_grid
+from lineage.models.fields import Count, Counts, Image, Rate
 from lineage.models.layers.attend import Mask, dot_product
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack
@@ -48,13 +38,14 @@ SIZES = {
 class Swin(ImageModel, StackModel):
     """An image classifier, and a backbone: see `features`.
 
-    Images may have any size: maps that do not divide into windows are padded with zeros, which are attended to, as in
-    the reference. If a map is not larger than a window, windows are not shifted, and the window is as wide as the
-    shorter side of the map (`transformers` fails if the map is smaller). Version 2 compares the window with the map of
-    an image of `image_size`, for its biases depend on the size of the window.
+    Images may have any size: feature maps that do not divide into windows are padded with zeros, which are attended to,
+    as in the reference. If a feature map is not larger than a window, windows are not shifted, and the window is as
+    wide as its shorter side (`transformers` fails if it is smaller). Version 2 takes the feature map of an image of
+    `image_size` instead, because its biases depend on the size of the window.
 
     Attributes:
-        depths, num_heads: of each stage; a stage has half the rows and columns of the one before, and twice its width.
+        depths, num_heads: layers and heads of each stage; a stage has half the resolution and twice the width of the
+            one before.
         width: D of the first stage.
         window: side of a window, in tokens.
         version: "v2" has cosine attention, biases computed from the logarithms of the offsets, and norms of the
@@ -137,11 +128,11 @@ class Swin(ImageModel, StackModel):
             self.classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)
 
     def encode(self, image: Image) -> Float[Array, "B rows columns D"]:
-        """Return the last stage's map, normalised."""
+        """Return the normalised feature map of the last stage."""
         return self.norm(self.features(image)[-1])
 
     def features(self, image: Image) -> tuple[Float[Array, "B _ _ _"], ...]:
-        """Return the maps [B, rows, columns, D] of all stages, from the finest to the coarsest."""
+        """Return the feature maps [B, rows, columns, D] of all stages, from the finest to the coarsest."""
         self.check_channels(image)
         x = self.embed_norm(self.patch_embed(pad(image, self.patch_size)))
         x = self.embed_dropout(x)
@@ -160,7 +151,7 @@ class Swin(ImageModel, StackModel):
 
 
 class WindowAttention(nn.Module):
-    """Attention of each token of a map to those in its window, by the module that `attention` makes."""
+    """Attention of each token of a feature map to those in its window, by the module that `attention` makes."""
 
     attention: partial
 
@@ -176,8 +167,8 @@ class WindowAttention(nn.Module):
     ) -> tuple[Float[Array, "B T D"], None]:
         """Return the output for each token, and None in place of a cache.
 
-        Tokens are in row order of a map of `grid` rows and columns. `shift` moves the windows down and right: the map
-        is rolled, and tokens that share a window only because of that do not attend to each other.
+        Tokens are in row order of a feature map of `grid` (rows, columns). `shift` moves the windows down and
+        right: the feature map is rolled, and tokens that share a window only for this reason are masked out.
         """
         batch, _, width = x.shape
         x = pad(x.reshape(batch, *grid, width), window)
@@ -263,12 +254,12 @@ def _resampled_offsets(tables, shape):
 
 
 def pad(x: Float[Array, "B rows columns D"], multiple: int) -> Float[Array, "B _ _ D"]:
-    """Return a map padded with zeros below and to the right, so that rows and columns are multiples of a number."""
+    """Return a feature map padded with zeros below and to the right to multiples of a number of rows and columns."""
     return jnp.pad(x, [(0, 0), *((0, -size % multiple) for size in x.shape[1:3]), (0, 0)])
 
 
 def windows(x: Array, side: int) -> Array:
-    """Return the tokens of the windows of a map [B, rows, columns, D], [B x windows, side x side, D]."""
+    """Return the tokens of the windows of a feature map [B, rows, columns, D], [B x windows, side x side, D]."""
     batch, rows, columns, width = x.shape
     x = x.reshape(batch, rows // side, side, columns // side, side, width)
     return x.swapaxes(2, 3).reshape(-1, side * side, width)

@@ -10,8 +10,9 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.base import MODELS, Activation, Count, Size
+from lineage.models.base import MODELS
 from lineage.models.decoder import Decoded, EncoderDecoder
+from lineage.models.fields import Activation, Count, Size
 from lineage.models.layers.attend import Mask, dot_product
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack

@@ -12,9 +12,9 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.base import MODELS, Activation, Count, Rate, Size, Strategy
+from lineage.models.base import MODELS
 from lineage.models.decoder import Decoded, EncoderDecoder
-from lineage.models.layers.attend import Mask
+from lineage.models.fields import Activation, Count, Rate, Size, Strategy
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.dropout import Dropout
@@ -94,15 +94,14 @@ class Transformer(EncoderDecoder):
             self.encoder_norm, self.decoder_norm = norm(), norm()
 
     def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
-        x = self._embed(tokens, jnp.arange(tokens.shape[1])[None], "encoder")
-        x, _ = self.encoder_stack(x, mask=Mask(keys=mask))
+        x = super().encoded(tokens, mask)
         return normalise(self.encoder_norm, x, mask) if self.placement == "pre" else x
 
     def logits(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs) -> Decoded:
-        x, cache = self.decoder_stack(self._embed(tokens, positions, "decoder"), positions=positions, **kwargs)
+        x, cache = self.decoder_stack(self.embedded("decoder", tokens, positions), positions=positions, **kwargs)
         return self.embed.logits(self.decoder_norm(x) if self.placement == "pre" else x), cache
 
-    def _embed(self, tokens, positions, side):
+    def embedded(self, side, tokens, positions):
         self.check_length(tokens.shape[1])
         x = self.embed(tokens)
         if self.position in ("sinusoidal", "learned"):

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from lineage.models.base import MODELS, Activation, Count, Natural, Rate, ShardingRule, Size
+from lineage.models.base import MODELS, ShardingRule
 from lineage.models.decoder import DecoderOnly
+from lineage.models.fields import Activation, Count, Natural, Rate, Size
 from lineage.models.layers.attend import Mask, dense
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.cache import Cache

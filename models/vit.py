@@ -9,21 +9,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lineage.configs.registry import Range
-from lineage.models.base import (
-    MODELS,
-    Count,
-    Image,
-    ImageModel,
-    Layers,
-    Natural,
-    Rate,
-    ResampleRule,
-    Size,
-    StackModel,
-    Strategy,
-    resample_grid,
-    resample_line,
-)
+from lineage.models.base import MODELS, ImageModel, Layers, ResampleRule, StackModel, resample_grid, resample_line
+from lineage.models.fields import Count, Image, Natural, Rate, Size, Strategy
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.dropout import Dropout
@@ -47,13 +34,13 @@ class ViT(ImageModel, StackModel):
             "tokens" does not pool.
         head: "linear", for fine-tuning, "mlp" with a tanh layer before it, for pre-training, or "probe" with a batch
             norm without scale and bias before it, for a linear probe (arXiv 2111.06377, appendix A.1).
-        hybrid: blocks of each stage of a ResNet, such as (3, 4, 9), whose map is cut into patches (section 3.1);
-            () is none, and cuts the image. `patch_size` is in pixels of the image, here too.
+        hybrid: blocks of each stage of a ResNet, such as (3, 4, 9), whose feature map is cut into patches
+            (section 3.1); () cuts the image. `patch_size` is in pixels of the image, here too.
         num_registers: number of learned tokens without a position that are left out of the output (arXiv 2309.16588).
         layer_scale, qk_norm: see `Block` and `Attention`; with `qk_norm`, LayerNorm.
-        epsilon: of every LayerNorm; the paper's checkpoints have 1e-6, `transformers` 1e-12.
+        epsilon: constant added to the variance; 1e-6 in the checkpoints of the paper, 1e-12 in `transformers`.
         dropout: rate on embeddings, attention weights, hidden layers and the output of each sublayer.
-        stochastic_depth: rate of skipping a sublayer, in the last layer; it grows linearly from 0.
+        stochastic_depth: probability of skipping a sublayer of the last layer; it grows linearly from 0.
     """
 
     VARIANTS: ClassVar = {

@@ -14,7 +14,7 @@ from lineage.runs.live import Run
 from lineage.runs.sweep import Launcher, exit_code
 
 STORAGE = "optuna.journal"
-HOPELESS = re.compile(r"\b(nan|inf|out of memory)\b")  # errors that the same values would cause again
+HOPELESS = re.compile(r"\b(nan|inf|out of memory)\b")  # deterministic errors, which are not retried
 
 
 def run_search(

@@ -116,10 +116,10 @@ class Job:
     """A run in progress.
 
     Attributes:
-        slot: index of its share of the devices; None if it was started by hand.
+        slot: index of its share of the devices; None if it was not started by a sweep.
         pid: its process; None if it was started by hand.
         process: the same, if this sweep started it.
-        pruned: whether it was told to stop because its results are bad.
+        pruned: whether it was pruned.
     """
 
     slot: int | None = None

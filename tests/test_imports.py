@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ARRAYS = {"jax", "flax", "numpy", "scipy", "jaxtyping"}
-# package -> (packages of the project, other libraries) that it may import, beside the standard library, itself and
+# package -> (packages of the project, other libraries) that it may import besides the standard library, itself and
 # configs.atomic
 RULES = {
     "metrics": (set(), ARRAYS | {"nltk", "sacrebleu", "ot"}),

@@ -1,4 +1,4 @@
-"""Runs of several processes: they join, agree on errors and on stopping, and end together."""
+"""Runs of several processes: coordination of start-up, errors, stopping and shutdown."""
 
 import atexit
 import contextlib

@@ -185,7 +185,7 @@ class Experiment:
 
     @cached_property
     def teacher(self) -> Callable[[Batch], Batch] | None:
-        """The function that adds to a batch what the teacher says of it; None for tasks without a teacher."""
+        """Function that adds the teacher's outputs to a batch; None for tasks without a teacher."""
         if self.task.needs_teacher and not self.run.teacher:
             raise ValueError(f"teacher is empty: the task {self.task.name!r} needs a run's workdir, or a folder.")
         if not self.task.needs_teacher:

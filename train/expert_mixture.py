@@ -19,8 +19,6 @@ from lineage.train.sharding import to_mesh
 from lineage.train.state import TrainState
 from lineage.train.step import make_evaluation_step
 
-CHOICES = ("few_shot", "prompt")
-
 
 def choose(experiment: Experiment, state: TrainState, prompt: str | None = None) -> tuple[TrainState, str]:
     """Return the state with the parameters of the mixture that `config.experts` describes, and a message about it.
@@ -33,8 +31,6 @@ def choose(experiment: Experiment, state: TrainState, prompt: str | None = None)
         ValueError: an option is wrong, a run is not an expert, or it has another frozen model than the others.
     """
     settings = experiment.config.experts
-    if settings.choice not in CHOICES:
-        raise ValueError(f"experts.choice is {settings.choice!r}: it must be one of {', '.join(CHOICES)}.")
     if not settings.paths:
         raise ValueError("experts.paths is empty: it must name the workdirs of the experts to choose from.")
     experts = load(settings.paths)
@@ -42,7 +38,7 @@ def choose(experiment: Experiment, state: TrainState, prompt: str | None = None)
     base = next(iter(experts.values()))
     changed = jax.tree_util.Partial(_mixed, base.adapter, base.frozen, [one.params for one in experts.values()])
     theirs, ours = jax.eval_shape(changed, np.zeros(len(names))), jax.eval_shape(TrainState.variables, state)["params"]
-    if jax.tree.map(_shape, theirs) != jax.tree.map(_shape, ours):
+    if jax.tree.map(lambda a: a.shape, theirs) != jax.tree.map(lambda a: a.shape, ours):
         raise ValueError(f"experts.paths: {names[0]} is of another model than the config's.")
     if settings.choice == "few_shot":
         score = _scorer(experiment, changed, state.collections)
@@ -55,10 +51,6 @@ def choose(experiment: Experiment, state: TrainState, prompt: str | None = None)
         weights = np.eye(len(names))[_answer(experiment, reader, names, prompt)]
     said = ", ".join(f"{name} {weight:.2f}" for name, weight in zip(names, weights))
     return with_variables(state, {"params": changed(weights)}), f"experts: {said}"
-
-
-def _shape(array):
-    return array.shape
 
 
 def _mixed(adapter, frozen, experts, weights):

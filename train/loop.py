@@ -19,8 +19,9 @@ from lineage.data.fingerprint import fingerprint
 from lineage.evaluation import artifacts
 from lineage.evaluation.sampling import Sampler
 from lineage.report.run import write_report
+from lineage.runs import folder
 from lineage.runs.folder import START, StopSignal, locked, plain
-from lineage.train import distributed, expert_mixture, pretrained, run_folder
+from lineage.train import distributed, expert_mixture, pretrained
 from lineage.train.checkpoint import Checkpoints, clean
 from lineage.train.experiment import Experiment
 from lineage.train.metrics_writer import MetricsWriter, ProgressBar
@@ -65,12 +66,12 @@ def train(
             experiment = Experiment(config, workdir, devices)
             if jax.process_index() == 0:
                 kept.enter_context(locked(workdir))
-                run_folder.keep_config(config, workdir, force_config)
+                folder.keep_config(config, workdir, force_config)
                 write_atomic(workdir / START, json.dumps(dict(about), indent=2))
-                run_folder.keep_data(fingerprint(experiment.source.files()), workdir, force_config)
+                folder.keep_data(fingerprint(experiment.source.files()), workdir, force_config)
                 clean(workdir)
         with distributed.agreed():
-            run_folder.check_shared(config, workdir)
+            folder.check_shared(config, workdir, jax.process_index())
             loader = experiment.loader
             check_batch(loader.batch_size, experiment.mesh, config.grad_accum_steps)
             check_batch(loader.evaluation_batch_size or loader.batch_size, experiment.mesh)
@@ -203,7 +204,7 @@ class TrainingLoop:
             self.disk_full = True
 
     def _log(self, step: int) -> None:
-        """Fetch, check, show and write the pending metrics, those of `step`."""
+        """Fetch the pending metrics of `step`, check that they are finite, and log them."""
         if self.pending is None:
             return
         metrics = {f"train/{key}": float(value) for key, value in jax.device_get(self.pending).items()}

@@ -115,13 +115,12 @@ class TransformerSchedule(Schedule):
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Update rule, and what all optimizers share.
+    """Base class of optimizers: weight decay, gradient clipping, freezing and layer-wise learning rates.
 
     Attributes:
-        weight_decay: this part of a parameter, times the learning rate, is subtracted from it in each step (decoupled,
-            arXiv 1711.05101).
+        weight_decay: decoupled weight decay, multiplied by the learning rate (arXiv 1711.05101).
         no_decay: no weight decay for parameters in whose path one of these regular expressions is found.
-        clip_norm: largest global norm of the gradient, which is scaled down to it; 0 turns clipping off.
+        clip_norm: maximum global norm of the gradient, for clipping; 0 disables it.
         frozen: parameters in whose path one of these regular expressions is found are not trained.
         frozen_layers: number of the first layers, in the order of `Model.layer_of`, that are not trained. Neither are
             the parameters before them.

@@ -1,4 +1,4 @@
-"""Pretrained parameters: those that a run starts from, and a teacher's; from another run or from `transformers`."""
+"""Loading of pre-trained parameters, for initialization or as a teacher, from a run or from `transformers`."""
 
 import re
 from collections.abc import Callable, Mapping

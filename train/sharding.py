@@ -54,7 +54,7 @@ def shardings(tree: Any, rules: Sequence[Rule], mesh: Mesh | AbstractMesh) -> An
     """
 
     def flat(axis):
-        return axis if isinstance(axis, tuple) else (axis,) * (axis is not None)
+        return axis if isinstance(axis, tuple) else () if axis is None else (axis,)
 
     def place(path, leaf):
         axes = next((axes for pattern, axes in rules if re.search(pattern, path)), ())

@@ -1,6 +1,6 @@
 """ViT, pre-trained on ImageNet-21k in 90 epochs (arXiv 2010.11929). Not run yet.
 
-    python launch.py --config=vit_imagenet21k:B --config.source=folder:DIR
+    lineage train --config=vit_imagenet21k:B --config.source=folder:DIR
 
 The recipe is that of table 3. The argument is a variant of models/vit.py: B, L or H. DIR has the images in
 train/<class>/ and validation/<class>/.

@@ -1,6 +1,6 @@
 """From queries, keys and values to outputs, without parameters: score functions, masks and dense attention.
 
-An attention *strategy* is a function `(query, key, value, mask, *, score, transform, sow) -> output` that computes the
+An attention implementation is a function `(query, key, value, mask, *, score, transform, sow) -> output`: the
 mean of the values, weighted by the softmax of each query's scores over the keys. `dense` is the reference;
 `layers.sparse` and `models.kernels` have other implementations.
 
@@ -57,7 +57,7 @@ class Mask:
     """Restrictions on the keys that a query may attend to, and a bias of its scores.
 
     A key is visible where all restrictions allow it. `dense` turns the description into an array of T x S; other
-    strategies use it as it is.
+    implementations use it as it is.
 
     Attributes:
         keys: True for real keys, False for padding.

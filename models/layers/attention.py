@@ -17,7 +17,7 @@ from lineage.models.layers.sparse import has_windows, windowed
 def auto(
     query: Float[Array, "B T H C"], key: Float[Array, "B S K C"], value: Float[Array, "B S K E"], mask: Mask, **options
 ) -> Float[Array, "B T H E"]:
-    """Attend with the best strategy for the mask: `windowed` if it saves work, otherwise `dense`."""
+    """Attend with `windowed` if the mask allows it and it saves work, otherwise with `dense`."""
     strategy = windowed if has_windows(mask, query.shape[1]) else dense
     return strategy(query, key, value, mask, **options)
 
@@ -37,7 +37,7 @@ class Attention(nn.Module):
         causal: mask out later keys (self-attention only).
         window: with `causal`, attend to the last `window` keys only, the own one included (arXiv 2310.06825, section
             2); None is all.
-        attend: strategy that computes outputs from queries, keys and values, see `layers.attend`.
+        attend: attention implementation, see `layers.attend`.
         score: function or Module, see `Score`.
         rotary: rotates queries or keys [B, T, H, C] by their positions [B, T]; None leaves them unchanged.
         relative: makes a Module that maps (queries [B, T, H, C], positions [B, T], number of keys S) to a bias
@@ -87,7 +87,7 @@ class Attention(nn.Module):
             cache: keys and values of the preceding tokens.
 
         Raises:
-            ValueError: heads do not divide the width, or the strategy does not support the arguments.
+            ValueError: heads do not divide the width, or the implementation does not support the arguments.
         """
         if self.causal and context is not None:
             raise ValueError("attention to a context cannot be causal: its positions are not those of the queries.")

@@ -1,4 +1,4 @@
-"""Sparse attention strategies, whose work and memory grow as the length of the sequence instead of its square."""
+"""Sparse attention, whose work and memory grow as the length of the sequence instead of its square."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -53,7 +53,7 @@ def test_config_shows_every_key(capsys):
     assert shown == list(cli.keys(config))
     assert "seed = 3  [int, default 0]" in lines
     assert "model.position = '1d'  ['none' | '1d' | '2d' | 'relative' | 'sincos2d' | 'mae']" in lines
-    assert "model.patch_size = 2  [int, default 16]" in lines
+    assert "model.patch_size = 2  [int, 1 or more, default 16]" in lines
     documented = schema.documentation(base.classes(config)["model"])["pooling"].split()[:4]
     assert "    " + " ".join(documented) in "\n".join(lines)
     for arguments in (["config", "vit_digits", "mesh"], ["config", "mesh", "--config=vit_digits"]):

@@ -151,7 +151,7 @@ def test_cifar10_resnet_has_standard_size():
         cli.override(config, {"task.image_size": 32, "total_steps": 1})
         assert (config.source.name, config.source.path) == ("cifar", "folder")
         assert sum(leaf.size for leaf in jax.tree.leaves(Experiment(config).abstract_state.params)) == size
-    with pytest.raises(ValueError, match="'swin' is not a model for CIFAR-10: it is one of vit, resnet"):
+    with pytest.raises(ValueError, match="MODEL is 'swin': it must be one of vit, resnet"):
         cli.load(f"{path}:swin,folder")
 
 
@@ -168,7 +168,7 @@ def test_glue():
     path = ROOT / "configs" / "paper" / "bert_glue.py"
     assert cli.load(f"{path}:stsb")[0].task.name == "text_regression"
     assert cli.load(f"{path}:mnli")[0].model.num_classes == 3
-    with pytest.raises(ValueError, match="'glue' is not a task of GLUE: it is one of cola, sst2,"):
+    with pytest.raises(ValueError, match="The GLUE task is 'glue': it must be one of cola, sst2,"):
         cli.load(f"{path}:glue")
 
 
@@ -246,7 +246,7 @@ def test_argument_selects_the_variant():
     path = ROOT / "configs" / "small" / "gpt_shakespeare_char.py"
     assert cli.load(str(path))[0].model.depth == 4
     assert cli.load(f"{path}:gpu")[0].model.depth == 6
-    with pytest.raises(ValueError, match="recipes cpu and gpu"):
+    with pytest.raises(ValueError, match="The recipe is 'tpu': it must be cpu or gpu"):
         cli.load(f"{path}:tpu")
 
 
@@ -263,7 +263,7 @@ def test_argument_selects_the_sweep():
     config, sweep = cli.load(f"{path}:pooling,folder")
     assert (config.source.name, config.source.path) == ("idx", "folder")
     assert {changes["model.pooling"] for changes in sweep} == {"token", "gap"}
-    with pytest.raises(ValueError, match="'depth' is not an ablation of ViT: it is one of position, pooling, size"):
+    with pytest.raises(ValueError, match="STUDY is 'depth': it must be one of position, pooling, size"):
         cli.load(f"{path}:depth,folder")
     for overrides in cli.load(f"{path}:size,folder")[1]:
         config, _ = cli.load(f"{path}:size,folder")

@@ -192,7 +192,7 @@ def test_name_of_returns_the_name_of_the_class():
     assert THINGS.name_of(3) == "int"
 
 
-def test_a_registered_class_must_be_a_dataclass_of_its_own():
+def test_registering_a_class_that_is_not_a_dataclass_raises():
     class Undecorated(Part):
         colour: str = "red"
 

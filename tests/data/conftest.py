@@ -33,7 +33,7 @@ def evaluation_batches(**options):
 
 
 def train(kind, texts, special_tokens=("end_of_text",), **options):
-    """A tokenizer of a registered kind."""
+    """Train a tokenizer of a registered kind."""
     return TOKENIZERS[kind](**options).train(texts, special_tokens)
 
 
@@ -45,7 +45,7 @@ def png(pixels):
 
 @pytest.fixture(scope="session")
 def prepare():
-    """Writes a TFDS data set as array_record without TensorFlow: prepare(folder, name, features, examples by split)."""
+    """Return `prepare(folder, name, features, splits)`, which writes a TFDS data set without TensorFlow."""
     tfds = pytest.importorskip("tensorflow_datasets")
     from array_record.python.array_record_module import ArrayRecordWriter
     from tensorflow_datasets.core.dataset_info import DatasetIdentity
@@ -57,7 +57,7 @@ def prepare():
             feature = proto.features.feature[name]
             array = np.atleast_1d(np.asarray(value, object if isinstance(value, bytes) else None))
             kind = {"i": feature.int64_list, "f": feature.float_list}.get(array.dtype.kind, feature.bytes_list)
-            kind.SetInParent()  # an empty list is one too
+            kind.SetInParent()  # also for empty lists
             kind.value.extend(array.tolist())
         return proto.SerializeToString()
 
@@ -97,7 +97,7 @@ def prepare():
 
 @pytest.fixture(scope="session")
 def shapes(prepare, tmp_path_factory):
-    """A data_dir with the image set `shapes`: 40 and 7 grey 8x8 images; image i has all pixels i and class i % 3."""
+    """Prepare 40 and 7 gray 8x8 images, image i with all pixels i and class i % 3, and return the data_dir."""
     folder = tmp_path_factory.mktemp("tfds")
 
     def examples(n):

@@ -137,7 +137,7 @@ def test_feature_map_smaller_than_a_window_matches_a_smaller_window(randomise, o
 @tiered(("version", "kind"), [("v1", "swin"), ("v2", "swinv2")])
 def test_export_round_trip(version, kind, tmp_path):
     model = swin.Swin(
-        3, image_size=12, patch_size=2, channels=2, depths=(1, 2), width=12, num_heads=(3, 2), window=2,
+        num_classes=3, image_size=12, patch_size=2, channels=2, depths=(1, 2), width=12, num_heads=(3, 2), window=2,
         version=version, mlp_ratio=2.0, activation="gelu_tanh", stochastic_depth=0.3,
     )  # fmt: skip
     images = np.random.default_rng(0).standard_normal((2, 11, 16, 2)).astype(np.float32)

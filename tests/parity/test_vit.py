@@ -103,7 +103,14 @@ def test_model_without_a_classifier(pooler, randomise, ours, tmp_path):
 @tiered("num_classes", [2, 5])
 def test_export_round_trip(num_classes, tmp_path):
     model = vit.ViT(
-        num_classes, image_size=12, patch_size=3, channels=2, depth=2, width=24, num_heads=3, activation="gelu_tanh"
+        num_classes=num_classes,
+        image_size=12,
+        patch_size=3,
+        channels=2,
+        depth=2,
+        width=24,
+        num_heads=3,
+        activation="gelu_tanh",
     )
     images = np.random.default_rng(0).standard_normal((2, 12, 12, 2)).astype(np.float32)
     rng = np.random.default_rng(3)

@@ -140,7 +140,7 @@ def trained(tiny, tmp_path_factory):
             [GPT, "--config.sampling.num_samples=1", "--config.sampling.max_new_tokens=90"],
             "a sequence of 91 tokens is longer than the model's 16.",
         ),
-        (["--config=configs/paper/bert_glue.py:x"], "'x' is not a task of GLUE: it is one of cola, "),
+        (["--config=configs/paper/bert_glue.py:x"], "The GLUE task is 'x': it must be one of cola, "),
         (["--config=vit_digits:x"], "/configs/small/vit_digits.py takes no argument."),
         # More memory than any device has: the allocation fails before any of it is used.
         ([GPT, "--config.model.mlp_dim=1099511627776"], "out of memory (RESOURCE_EXHAUSTED: "),
