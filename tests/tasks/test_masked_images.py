@@ -85,7 +85,10 @@ def test_linear_probe_trains_the_classifier_only(pretrained, tiny):
 @tiered("kind", [ViT, DeiT])
 def test_positions_are_resampled_to_another_grid(kind, old, new, tmp_path):
     """Compare with PyTorch without antialiasing; positions of special tokens are unchanged."""
-    models = [kind(3, image_size=size, patch_size=2, channels=1, depth=1, width=8, num_heads=2) for size in (old, new)]
+    models = [
+        kind(num_classes=3, image_size=size, patch_size=2, channels=1, depth=1, width=8, num_heads=2)
+        for size in (old, new)
+    ]
     theirs, ours = (
         jax.jit(model.init)(jax.random.key(model.image_size), jnp.zeros((1, model.image_size, model.image_size, 1)))
         for model in models
