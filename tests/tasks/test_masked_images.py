@@ -63,6 +63,7 @@ def test_run_saves_reconstructions(pretrained):
     assert (workdir / "report" / "painted.png").exists()
 
 
+@pytest.mark.thorough
 def test_linear_probe_trains_the_classifier_only(pretrained, tiny):
     workdir, _ = pretrained
     probe = {"model.head": "probe", "optimizer.frozen": ("^(?!classifier)",), "init.path": str(workdir)}
@@ -128,6 +129,7 @@ def test_teacher_logits_match_the_teacher(teacher, tiny):
     assert {"loss", "accuracy", "teacher_accuracy", "label_loss", "teacher_loss"} <= set(metrics)
 
 
+@pytest.mark.thorough
 def test_teacher_gets_the_mixed_images(teacher, tiny):
     student = {"model.depth": 1, "model.patch_size": 4, "task.name": "distilled_image_classification"}
     changes = student | {"teacher": str(teacher), "task.mixup": 0.8}
