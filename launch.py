@@ -13,6 +13,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,9 @@ from ml_collections import ConfigDict
 
 from lineage.configs import schema
 from lineage.configs.arguments import DEFAULT, parse
-from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, displayed, plain
+from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, check_config, displayed, plain
 
 Options, Changes = argparse.Namespace, Mapping[str, str]
-TRAINED = ("evaluate", "generate", "export")  # commands for a trained model
-DISTRIBUTED = ("train", "evaluate", "generate")  # commands that several processes can share
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("absl").setLevel(logging.ERROR)
     try:
         with processes(options):
-            return HANDLERS[options.command](options, changes) or 0
+            return globals()[f"run_{options.command}"](options, changes) or 0
     except BrokenPipeError:  # the reader of a pipe has closed it, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def processes(options: Options) -> contextlib.AbstractContextManager:
     """Return a context in which the processes of the run are connected, if it has several."""
-    if options.command not in DISTRIBUTED:
+    if "coordinator" not in options:
         return contextlib.nullcontext()
     keep_freed_memory()
     from lineage.train.distributed import joined
@@ -62,19 +61,16 @@ def processes(options: Options) -> contextlib.AbstractContextManager:
 
 
 def configured(options: Options, changes: Changes) -> tuple[ConfigDict, list[dict[str, Any]]]:
-    """Return the config that the command line describes, and the overrides of its sweep.
-
-    Raises:
-        FileNotFoundError: the command needs a trained model and the folder has none.
-        ValueError: see `cli.load` and `cli.override`.
-    """
+    """Build the config from the command line; return it with the overrides of its sweep."""
     from lineage.configs import cli
 
     file, path = config_file(options), workdir(options) / CONFIG
-    trained = options.command in TRAINED
+    trained = "checkpoint" in options  # whether the command is for a trained model
     if trained and not path.is_file():
         raise FileNotFoundError(f"there is no trained model in {path.parent}: give the --workdir of a run.")
-    config, sweep = cli.load(str(path) if trained and not options.config else file)
+    shown = options.command in ("describe", "config") and options.workdir and path.is_file()
+    named = options.config or getattr(options, "experiment", None)
+    config, sweep = cli.load(str(path) if (trained or shown) and not named else file)
     if trained:
         config.mesh.update({"data": -1, "fsdp": 1, "tensor": 1})  # the devices of this machine
     cli.override(config, changes)
@@ -97,13 +93,13 @@ def default_workdir(file: str) -> str:
     return os.path.join("outputs", Path(path).stem + (f"_{argument}" if argument else "").replace(os.sep, "_"))
 
 
-def changed(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
-    """Return a copy of the config with some overrides."""
+def changed(config: ConfigDict, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with some overrides, as `config.json` holds it."""
     from lineage.configs import cli
 
     config = config.copy_and_resolve_references()
     cli.override(config, overrides)
-    return config
+    return plain(config)
 
 
 def child(options: Options, changes: Changes) -> list[str]:
@@ -112,7 +108,7 @@ def child(options: Options, changes: Changes) -> list[str]:
     return [*LAUNCH, "train", f"--config={config_file(options)}", *own, *["--force-config"] * options.force_config]
 
 
-def train(options: Options, changes: Changes) -> int:
+def run_train(options: Options, changes: Changes) -> int:
     """Train a model, or continue an interrupted run."""
     config, _ = configured(options, changes)
     from lineage.configs import cli
@@ -135,39 +131,35 @@ def train(options: Options, changes: Changes) -> int:
 def restored(options: Options, changes: Changes) -> tuple[Any, Any]:
     """Return the experiment of a trained model and its state, with the experts that the command line asks for."""
     config, _ = configured(options, changes)
-    from lineage.train import expert_mixture, run_folder
+    from lineage.train import expert_mixture
     from lineage.train.experiment import Experiment
 
     folder = workdir(options)
     if not options.force_config:
-        run_folder.check_config(config, folder)
+        check_config(config, folder)
     experiment = Experiment(config, folder)
     state = experiment.restore(options.checkpoint)
     if any(key.startswith("experts.") for key in changes):
-        state, said = expert_mixture.choose(experiment, state, prompt(options, config))
+        prompt = experiment.config.sampling.prompt if options.command == "generate" else None
+        state, said = expert_mixture.choose(experiment, state, prompt)
         print(said, file=sys.stderr)
     return experiment, state
 
 
-def prompt(options: Options, config: ConfigDict) -> str | None:
-    """Return the prompt of `generate`, None for another command."""
-    if options.command != "generate":
-        return None
-    return config.sampling.prompt if options.prompt is None else options.prompt
-
-
-def evaluate(options: Options, changes: Changes) -> None:
+def run_evaluate(options: Options, changes: Changes) -> None:
     """Print the metrics of a trained model."""
     experiment, state = restored(options, changes)
     print(json.dumps(experiment.evaluation()(state.variables(average=True)), indent=2))
 
 
-def generate(options: Options, changes: Changes) -> None:
+def run_generate(options: Options, changes: Changes) -> None:
     """Print texts that a trained model generates."""
+    if options.prompt is not None:
+        changes = {**changes, "sampling.prompt": options.prompt}
     experiment, state = restored(options, changes)
     from lineage.evaluation.sampling import Sampler
 
-    text, sampler = prompt(options, experiment.config), Sampler(experiment.context(), helpers(experiment))
+    text, sampler = experiment.config.sampling.prompt, Sampler(experiment.context(), helpers(experiment))
     for continuation in sampler.write(state.variables(average=True), text):
         print(sampler.lead(text) + continuation)
     if sampler.acceptance_rate is not None:
@@ -175,11 +167,7 @@ def generate(options: Options, changes: Changes) -> None:
 
 
 def helpers(experiment: Any) -> dict[str, tuple[Any, Any]]:
-    """Return the models, with their variables, that `sampling.draft` and `sampling.contrast` name.
-
-    Raises:
-        ValueError: the tokens of such a model are not those of the experiment.
-    """
+    """Return the models, with their variables, that `sampling.draft` and `sampling.contrast` name."""
     from lineage.configs import cli
     from lineage.train.experiment import Experiment
 
@@ -194,7 +182,7 @@ def helpers(experiment: Any) -> dict[str, tuple[Any, Any]]:
     return found
 
 
-def export(options: Options, changes: Changes) -> None:
+def run_export(options: Options, changes: Changes) -> None:
     """Export a trained model; print the files."""
     experiment, state = restored(options, changes)
     from lineage.train import export as exporter
@@ -203,7 +191,7 @@ def export(options: Options, changes: Changes) -> None:
         print(path)
 
 
-def describe(options: Options, changes: Changes) -> None:
+def run_describe(options: Options, changes: Changes) -> None:
     """Print what a model costs."""
     config, _ = configured(options, changes)
     from lineage.train import profiling
@@ -218,7 +206,7 @@ def folders(options: Options) -> list[Path]:
     return [Path(folder) for folder in given or [default_workdir(DEFAULT)]]
 
 
-def report(options: Options, changes: Changes) -> None:
+def run_report(options: Options, changes: Changes) -> None:
     """Write the report of a run, or a comparison of several."""
     from lineage.runs.live import runs_in
 
@@ -233,30 +221,28 @@ def report(options: Options, changes: Changes) -> None:
         print(write_report(chosen[0]))
 
 
-def watch(options: Options, changes: Changes) -> None:
+def run_watch(options: Options, changes: Changes) -> None:
     """Show the progress of runs."""
     from lineage.runs.live import watch
 
     watch(folders(options))
 
 
-def sweep(options: Options, changes: Changes) -> int:
+def run_sweep(options: Options, changes: Changes) -> int:
     """Train the runs of a sweep or of a search."""
     config, overrides = configured(options, changes)
     from lineage.configs import cli
     from lineage.runs.search import run_search
     from lineage.runs.sweep import run_sweep
 
-    def config_of(overrides: Mapping[str, Any]) -> dict[str, Any]:
-        return plain(changed(config, overrides))
-
     start, folder = child(options, changes), workdir(options)
     if options.optuna:
-        return run_search(start, cli.search(config_file(options)), config_of, folder, options.parallel)
-    return run_sweep(start, overrides, [config_of(one) for one in overrides], folder, options.parallel)
+        search = cli.search(config_file(options))
+        return run_search(start, search, partial(changed, config), folder, options.parallel)
+    return run_sweep(start, overrides, [changed(config, one) for one in overrides], folder, options.parallel)
 
 
-def slurm(options: Options, changes: Changes) -> int:
+def run_slurm(options: Options, changes: Changes) -> int:
     """Submit a run or a sweep as jobs, print their states, or cancel them."""
     from lineage.runs import slurm
     from lineage.runs.live import Run
@@ -267,7 +253,7 @@ def slurm(options: Options, changes: Changes) -> int:
         return slurm.cancel(folder)
     config, overrides = configured(options, changes)
     if options.sweep:
-        runs = plan(overrides, [plain(changed(config, one)) for one in overrides], folder)
+        runs = plan(overrides, [changed(config, one) for one in overrides], folder)
     else:
         runs = [Run(folder.name, folder, {}, plain(config))]
     if options.action == "status":
@@ -275,7 +261,7 @@ def slurm(options: Options, changes: Changes) -> int:
     return slurm.submit(runs, child(options, changes), folder, config.cluster)
 
 
-def score(options: Options, changes: Changes) -> None:
+def run_score(options: Options, changes: Changes) -> None:
     """Print and write the scores of a file of predictions."""
     from lineage.evaluation.score import write_scores
 
@@ -283,7 +269,7 @@ def score(options: Options, changes: Changes) -> None:
     print(write_scores(options.output, options.metric, *files, options.option, options.line))
 
 
-def list_experiments(options: Options, changes: Changes) -> None:
+def run_list(options: Options, changes: Changes) -> None:
     """Print the experiments with a line each, grouped by their folder."""
     from lineage.configs import cli
 
@@ -297,14 +283,14 @@ def list_experiments(options: Options, changes: Changes) -> None:
     print(f"Train one with `{displayed(LAUNCH)} --config=NAME`.")
 
 
-def show_config(options: Options, changes: Changes) -> None:
+def run_config(options: Options, changes: Changes) -> None:
     """Print the keys of a config with values, types, defaults and documentation."""
-    from lineage.configs import cli
+    from lineage.configs import base
 
     if options.config and options.experiment:  # config --config=NAME SECTION
         options.section = options.section or options.experiment
     config, _ = configured(options, changes)
-    rows = schema.describe(config, cli.classes(config))
+    rows = schema.describe(config, base.classes(config))
     chosen = [row for row in rows if not options.section or f"{row.key}.".startswith(f"{options.section}.")]
     if not chosen:
         sections = dict.fromkeys(row.key.partition(".")[0] for row in rows if "." in row.key)
@@ -326,22 +312,6 @@ def keep_freed_memory() -> None:
         mmap_threshold, trim_threshold, arena_max = -3, -1, -8
         for option, value in ((mmap_threshold, 1 << 30), (trim_threshold, 2**31 - 1), (arena_max, 1)):
             libc.mallopt(option, value)
-
-
-HANDLERS = {
-    "train": train,
-    "evaluate": evaluate,
-    "generate": generate,
-    "describe": describe,
-    "export": export,
-    "report": report,
-    "watch": watch,
-    "sweep": sweep,
-    "slurm": slurm,
-    "score": score,
-    "list": list_experiments,
-    "config": show_config,
-}
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ python -m benchmarks.decoding --target=outputs/large --draft=outputs/small
 
 Without arguments, it measures tokens per second after a prompt and the size of the cache for random models with
 multi-head, grouped-query and multi-query attention. With two runs that share a tokenizer, it measures tokens per second
-of ordinary and of speculative decoding, and the acceptance rate of the draft's tokens. Each round times all variants;
+of ordinary and of speculative decoding, and the acceptance rate of draft tokens. Each round times all variants;
 medians over the rounds are printed.
 """
 
@@ -48,7 +48,14 @@ def sharing(options) -> None:
     rows, sizes = options.batch or 16, [options.heads, max(options.heads // 4, 1), 1]
     length, ways, caches = options.context + options.new, [], []
     for kv_heads in sizes:
-        model = Llama(256, length, options.depth, options.width, options.heads, kv_heads)
+        model = Llama(
+            vocab_size=256,
+            max_length=length,
+            depth=options.depth,
+            width=options.width,
+            num_heads=options.heads,
+            num_kv_heads=kv_heads,
+        )
         variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
         ways.append(jax.jit(partial(write, model, variables, rows, options.context, options.new)))
         caches.append(cache_bytes(model, variables, rows, length))
@@ -91,8 +98,8 @@ def speculation(options) -> None:
     ways = {"target alone": partial(generate, *pairs[0], tokens, **settings)}
     for count in (2, 4, 8):
         ways[f"{count} drafted"] = partial(speculate, *pairs[0], *pairs[1], tokens, num_drafted=count, **settings)
-    print(f"{len(tokens)} rows, {options.new} new tokens, temperature {options.temperature:g}")
-    print("                 tokens/s   accepted   calls of the target")
+    print(f"{len(tokens)} sequences, {options.new} new tokens, temperature {options.temperature:g}")
+    print("                 tokens/s   accepted   target model calls")
     for (name, way), seconds in zip(ways.items(), medians(list(ways.values()), options.rounds)):
         out = way()
         what = f"{out.acceptance_rate:8.1%}   {int(out.calls)}" if "drafted" in name else f"{'':8s}   {options.new}"

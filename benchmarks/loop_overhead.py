@@ -80,7 +80,7 @@ def main() -> None:
     for name, times in zip(parts, zip(*rounds)):
         print(f"{name:14s} {statistics.median(times):8.2f} ms")
     overhead = statistics.median((last - sum(others)) / last for *others, last in rounds)
-    print(f"{'overhead':14s} {overhead:8.1%} of the last")
+    print(f"{'overhead':14s} {overhead:8.1%} of the loop time")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Speed of the metrics against their reference libraries on random data, and the largest difference of the results.
+"""Speed of the metrics against their reference libraries on random data, and their maximum absolute difference.
 
 Each round times all implementations; medians over the rounds are printed, as wall time and as processor time.
 
@@ -35,8 +35,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--texts", type=int, default=1000, help="pairs of 300 words, for ROUGE")
     parser.add_argument("--sentences", type=int, default=500, help="pairs of 5 to 40 words, for BERTScore")
-    parser.add_argument("--width", type=int, default=512, help="width of BERTScore's encoder")
-    parser.add_argument("--depth", type=int, default=4, help="depth of BERTScore's encoder")
+    parser.add_argument("--width", type=int, default=512, help="width of the encoder of BERTScore")
+    parser.add_argument("--depth", type=int, default=4, help="depth of the encoder of BERTScore")
     parser.add_argument("--answers", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
@@ -62,7 +62,7 @@ def timed(way):
 
 
 def coco(options):
-    """Evaluate boxes; building the libraries' data structures is not timed."""
+    """Evaluate boxes; construction of the data structures of the libraries is not timed."""
     random, count = np.random.default_rng(0), options.images
     truth, classes = boxes(random, (count, TRUTHS)), random.integers(0, CLASSES, (count, TRUTHS))
     # Some detections are near an object, and these often have its class.
@@ -188,7 +188,7 @@ def similarities(options):
 
 
 def answers(options):
-    """Compute SQuAD's F1 of answers of 1 to 10 words with three references each."""
+    """Compute SQuAD F1 of answers of 1 to 10 words with three references each."""
     random = np.random.default_rng(0)
     texts = [sentence(random, random.integers(1, 10)) for _ in range(4 * options.answers)]
     rows = [(texts[n], texts[n + 1 : n + 4]) for n in range(0, len(texts), 4)]

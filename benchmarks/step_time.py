@@ -1,4 +1,4 @@
-"""Time of a GPT's training step against PyTorch's on the same machine.
+"""Training-step time of a GPT compared with PyTorch on the same machine.
 
 python -m benchmarks.step_time --config=gpt_shakespeare_char --text=input.txt --peer=transformers
 python -m benchmarks.step_time --config=gpt_shakespeare_char --text=input.txt --peer=PATH/OF/nanoGPT
@@ -44,13 +44,15 @@ def main() -> None:
         worker.stdin.flush()
         return float(worker.stdout.readline())
 
-    step(options.steps), theirs(options.steps)  # warm up
+    step(options.steps), theirs(options.steps)  # warm-up
     rounds = [(step(options.steps), theirs(options.steps)) for _ in range(options.rounds)]
     worker.stdin.close()
     worker.wait()
     mine, others = zip(*rounds)
     ratios = [a / b for a, b in rounds]
-    print(f"{model} on {os.cpu_count()} cores, ms a step, median of {options.rounds} rounds of {options.steps} steps:")
+    print(
+        f"{model} on {os.cpu_count()} cores, ms per step, median of {options.rounds} rounds with {options.steps} steps:"
+    )
     print(f"lineage            {statistics.median(mine):8.1f}  (from {min(mine):.1f} to {max(mine):.1f})")
     print(
         f"{Path(options.peer).name:18s} {statistics.median(others):8.1f}  (from {min(others):.1f} to {max(others):.1f})"

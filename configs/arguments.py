@@ -1,12 +1,15 @@
-"""The arguments of the command line: a parser for each command, and the overrides of the config."""
+"""The arguments of the command line: the commands with their options, and the overrides of the config."""
 
 import argparse
-import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
+
+from lineage.configs.registry import did_you_mean
 
 DEFAULT = "vit_digits"  # the experiment when none is given
+
+Option = tuple[str, dict[str, Any]]  # arguments of `ArgumentParser.add_argument`
 
 
 class Parser(argparse.ArgumentParser):
@@ -15,6 +18,31 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         end = "" if message.endswith((".", "?")) else "."
         self.exit(2, f"error: {message}{end} (`{self.prog} --help` explains the arguments.)\n")
+
+
+class Group(NamedTuple):
+    """Options that several commands have, under a heading of the help text."""
+
+    title: str
+    description: str | None
+    options: Sequence[Option]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the command line.
+
+    Attributes:
+        summary: one sentence, for the help texts.
+        examples: command lines without the program.
+        options: of this command alone, or of a few.
+        groups: options that the command shares with others.
+    """
+
+    summary: str
+    examples: Sequence[str]
+    options: Sequence[Option] = ()
+    groups: Sequence[Group] = ()
 
 
 def parse(arguments: Sequence[str], program: str) -> tuple[argparse.Namespace, dict[str, str]]:
@@ -36,18 +64,18 @@ def parse(arguments: Sequence[str], program: str) -> tuple[argparse.Namespace, d
     if name not in COMMANDS:
         root = _root(program)
         root.parse_args([name] if name.startswith("-") else [])
-        root.error(f"unknown command {name!r}{_nearest(name, COMMANDS) or ': use one of ' + ', '.join(COMMANDS)}")
+        root.error(f"unknown command {name!r}{did_you_mean(name, COMMANDS) or ': use one of ' + ', '.join(COMMANDS)}")
     parser = _parser(name, program)
-    own, changes = _overrides(rest, parser)
+    own, changes = _overrides(name, rest, parser)
     options, unknown = parser.parse_known_args(own)
     if unknown:
         known = [flag for action in parser._actions for flag in action.option_strings]
-        parser.error(f"unknown argument {unknown[0]!r}{_nearest(unknown[0].partition('=')[0], known)}")
+        parser.error(f"unknown argument {unknown[0]!r}{did_you_mean(unknown[0].partition('=')[0], known)}")
     options.command = name
     return options, changes
 
 
-def _overrides(arguments: Sequence[str], parser: Parser) -> tuple[list[str], dict[str, str]]:
+def _overrides(command: str, arguments: Sequence[str], parser: Parser) -> tuple[list[str], dict[str, str]]:
     """Separate `--config.KEY=VALUE` and `--config.KEY VALUE` from the other arguments."""
     own, changes = [], {}
     rest = iter(arguments)
@@ -60,15 +88,10 @@ def _overrides(arguments: Sequence[str], parser: Parser) -> tuple[list[str], dic
             value = next(rest, "--")
             if value.startswith("--"):
                 parser.error(f"--config.{key} has no value: write --config.{key}=VALUE")
-        if _experiment not in COMMANDS[parser.get_default("command")].options:
-            parser.error(f"--config.{key} is not an argument of {parser.get_default('command')}, which reads no config")
+        if EXPERIMENT not in COMMANDS[command].groups:
+            parser.error(f"--config.{key} is not an argument of {command}, which reads no config")
         changes[key] = value
     return own, changes
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1)
-    return f": did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def _root(program: str) -> Parser:
@@ -85,230 +108,178 @@ def _root(program: str) -> Parser:
 
 def _parser(name: str, program: str) -> Parser:
     command = COMMANDS[name]
-    examples = "\n".join(f"  {program} {example}" for example in command.examples)
     parser = Parser(
         f"{program} {name}",
         description=command.summary,
-        epilog=f"examples:\n{examples}",
+        epilog="\n".join(["examples:", *(f"  {program} {example}" for example in command.examples)]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[parent() for parent in (*command.options, _common)],
         allow_abbrev=False,
     )
-    parser.set_defaults(command=name)
+    for flag, settings in (*command.options, TRACEBACK):
+        parser.add_argument(flag, **settings)
+    for title, description, options in command.groups:
+        group = parser.add_argument_group(title, description)
+        for flag, settings in options:
+            group.add_argument(flag, **settings)
     return parser
 
 
-def _common() -> Parser:
-    parent = Parser(add_help=False)
-    parent.add_argument("--traceback", action="store_true", help="show where in the code an error was raised")
-    return parent
+def _option(usage: str, text: str, **settings: Any) -> Option:
+    """Return an option, or a positional argument, from its name and the placeholder of its value, if it takes one."""
+    name, _, value = usage.partition(" ")
+    if value:
+        settings["metavar"] = value
+    elif not settings:
+        settings["action"] = "store_true"
+    return name, settings | {"help": text}
 
 
-def _experiment() -> Parser:
-    parent = Parser(add_help=False)
-    group = parent.add_argument_group(
-        "experiment",
-        "Every key of the config can be set by --config.KEY=VALUE; the command `config` lists the keys.",
-    )
-    group.add_argument(
-        "--config",
-        metavar="CONFIG",
-        help="name of an experiment or path of a config file, with :ARGUMENT if its get_config() takes one "
-        f"(default {DEFAULT}; for a trained model the config of the run)",
-    )
-    group.add_argument("--workdir", metavar="DIR", help="folder of the run (default outputs/NAME_OF_THE_CONFIG)")
-    group.add_argument(
-        "--force-config", action="store_true", help="accept a folder that holds a run with another config or other data"
-    )
-    return parent
-
-
-def _processes() -> Parser:
-    parent = Parser(add_help=False)
-    group = parent.add_argument_group("runs of several processes (on SLURM these are found automatically)")
-    group.add_argument(
-        "--coordinator", metavar="HOST:PORT", help="address of process 0, or `auto` where the cluster tells it"
-    )
-    group.add_argument("--num-processes", type=int, metavar="N", help="number of processes")
-    group.add_argument("--process", type=int, metavar="I", help="index of this process, from 0")
-    group.add_argument(
-        "--heartbeat",
-        type=int,
-        default=60,
-        metavar="SECONDS",
-        help="declare a process dead after this many seconds without a heartbeat (default 60)",
-    )
-    return parent
-
-
-def _checkpoint() -> Parser:
-    parent = Parser(add_help=False)
-    parent.add_argument(
-        "--checkpoint",
-        choices=("latest", "best"),
-        default="latest",
-        help="checkpoint to use (default latest; best: by the config's checkpoint.best)",
-    )
-    return parent
-
-
-def _generate() -> Parser:
-    parent = Parser(add_help=False)
-    parent.add_argument("--prompt", metavar="TEXT", help="text to continue (default: the config's sampling.prompt)")
-    return parent
-
-
-def _positional_config() -> Parser:
-    parent = Parser(add_help=False)
-    parent.add_argument("experiment", nargs="?", metavar="CONFIG", help="the same as --config=CONFIG")
-    return parent
-
-
-def _section() -> Parser:
-    parent = Parser(add_help=False)
-    parent.add_argument("section", nargs="?", metavar="SECTION", help="print only the keys of a section, such as model")
-    return parent
-
-
-def _export() -> Parser:
-    parent = Parser(add_help=False)
-    parent.add_argument(
-        "--format",
-        choices=("safetensors", "stablehlo"),
-        default="safetensors",
-        help="safetensors: a folder for Hugging Face transformers (default); stablehlo: a program without this code",
-    )
-    parent.add_argument("--output", metavar="DIR", help="folder to write (default WORKDIR/export)")
-    return parent
-
-
-def _folders() -> Parser:
-    parent = Parser(add_help=False)
-    parent.add_argument("folders", nargs="*", metavar="DIR", help="folder of a run, or of several runs")
-    parent.add_argument("--workdir", metavar="DIR", help="the same as DIR")
-    return parent
-
-
-def _sweep() -> Parser:
-    parent = Parser(add_help=False)
-    parent.add_argument("--optuna", action="store_true", help="let Optuna choose the values, by the config's search()")
-    parent.add_argument("--parallel", type=int, default=1, metavar="N", help="number of runs at a time (default 1)")
-    return parent
-
-
-def _slurm() -> Parser:
-    parent = Parser(add_help=False)
-    parent.add_argument(
-        "action",
-        choices=("submit", "status", "cancel"),
-        help="submit the jobs, print their states, or cancel them (running jobs save first)",
-    )
-    parent.add_argument("--sweep", action="store_true", help="a job for each run of the config's sweep()")
-    return parent
-
-
-def _score() -> Parser:
-    parent = Parser(add_help=False)
-    parent.add_argument("--metric", metavar="NAME", help="metric to compute, such as bleu, rouge, coco or squad")
-    parent.add_argument("--predictions", metavar="FILE", help="one text a line, .jsonl, or a .json of COCO or SQuAD")
-    parent.add_argument(
-        "--references", metavar="FILE", action="append", default=[], help="file of references; may be repeated"
-    )
-    parent.add_argument(
-        "--option", metavar="NAME=VALUE", action="append", default=[], help="option of the metric; may be repeated"
-    )
-    parent.add_argument("--output", metavar="FILE", help="file to write (default PREDICTIONS.METRIC.json)")
-    return parent
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command of the command line.
-
-    Attributes:
-        summary: one sentence, for the help texts.
-        options: functions that return a parser with some of its arguments.
-        examples: command lines without the program.
-    """
-
-    summary: str
-    options: Sequence[Callable[[], Parser]]
-    examples: Sequence[str]
-
+TRACEBACK = _option("--traceback", "show where in the code an error was raised")
+CONFIG = _option("experiment CONFIG", "the same as --config=CONFIG", nargs="?")
+CHECKPOINT = _option(
+    "--checkpoint",
+    "checkpoint to use (default latest; best: by the config's checkpoint.best)",
+    choices=("latest", "best"),
+    default="latest",
+)
+FOLDERS = (
+    _option("folders DIR", "folder of a run, or of several runs", nargs="*"),
+    _option("--workdir DIR", "the same as DIR"),
+)
+EXPERIMENT = Group(
+    "experiment",
+    "Every key of the config can be set by --config.KEY=VALUE; the command `config` lists the keys.",
+    (
+        _option(
+            "--config CONFIG",
+            "name of an experiment or path of a config file, with :ARGUMENT if its get_config() takes one "
+            f"(default {DEFAULT}; for a trained model the config of the run)",
+        ),
+        _option("--workdir DIR", "folder of the run (default outputs/NAME_OF_THE_CONFIG)"),
+        _option("--force-config", "accept a folder that holds a run with another config or other data"),
+    ),
+)
+PROCESSES = Group(
+    "runs of several processes (on SLURM these are found automatically)",
+    None,
+    (
+        _option("--coordinator HOST:PORT", "address of process 0, or `auto` to detect it from the cluster"),
+        _option("--num-processes N", "number of processes", type=int),
+        _option("--process I", "index of this process, from 0", type=int),
+        _option(
+            "--heartbeat SECONDS",
+            "declare a process dead after this many seconds without a heartbeat (default 60)",
+            type=int,
+            default=60,
+        ),
+    ),
+)
 
 COMMANDS = {
     "train": Command(
         "Train a model, or continue an interrupted run.",
-        (_experiment, _processes),
         (
             "train",
             "train --config=gpt_stdlib --workdir=outputs/gpt",
             "train --config=gpt_stdlib --config.model.width=256 --config.total_steps=500",
         ),
+        groups=(EXPERIMENT, PROCESSES),
     ),
     "evaluate": Command(
         "Print the metrics of a trained model on every split.",
-        (_experiment, _checkpoint, _processes),
         ("evaluate --workdir=outputs/gpt", "evaluate --workdir=outputs/gpt --checkpoint=best"),
+        (CHECKPOINT,),
+        (EXPERIMENT, PROCESSES),
     ),
     "generate": Command(
         "Generate text with a trained model.",
-        (_experiment, _generate, _checkpoint, _processes),
         (
             'generate --workdir=outputs/gpt --prompt="import "',
             "generate --workdir=outputs/gpt --config.sampling.temperature=0.8 --config.sampling.top_k=40",
         ),
+        (_option("--prompt TEXT", "text to continue (default: the config's sampling.prompt)"), CHECKPOINT),
+        (EXPERIMENT, PROCESSES),
     ),
     "describe": Command(
         "Print parameters, FLOPs, memory and accelerators that fit, without training.",
-        (_positional_config, _experiment),
         ("describe gpt2_openwebtext", "describe gpt2_openwebtext --config.mesh.data=2 --config.mesh.fsdp=4"),
+        (CONFIG,),
+        (EXPERIMENT,),
     ),
     "export": Command(
         "Export a trained model.",
-        (_experiment, _checkpoint, _export),
         ("export --workdir=outputs/gpt", "export --workdir=outputs/gpt --format=stablehlo --output=gpt.stablehlo"),
+        (
+            CHECKPOINT,
+            _option(
+                "--format",
+                "safetensors: a folder for Hugging Face transformers (default); stablehlo: a program without this code",
+                choices=("safetensors", "stablehlo"),
+                default="safetensors",
+            ),
+            _option("--output DIR", "folder to write (default WORKDIR/export)"),
+        ),
+        (EXPERIMENT,),
     ),
     "report": Command(
         "Write the report of a run, or a page that compares several runs.",
-        (_folders,),
         ("report outputs/gpt", "report outputs/gpt outputs/wide", "report outputs"),
+        FOLDERS,
     ),
     "watch": Command(
         "Show the progress of the runs in some folders until all have ended.",
-        (_folders,),
         ("watch outputs/positions", "watch outputs/positions outputs/gpt"),
+        FOLDERS,
     ),
     "sweep": Command(
         "Train every run of a config's sweep(), or search with Optuna.",
-        (_experiment, _sweep),
         (
             "sweep --config=vit_digits --parallel=2 --workdir=outputs/positions",
             "sweep --config=gpt_stdlib --optuna --workdir=outputs/gpt_search",
         ),
+        (
+            _option("--optuna", "let Optuna choose the values, by the config's search()"),
+            _option("--parallel N", "number of runs at a time (default 1)", type=int, default=1),
+        ),
+        (EXPERIMENT,),
     ),
     "slurm": Command(
         "Submit a run or a sweep to a SLURM cluster, follow it or cancel it.",
-        (_slurm, _experiment),
         (
             "slurm submit --config=gpt2_openwebtext --workdir=/shared/run --config.cluster.gpus_per_node=8",
             "slurm submit --sweep --config=vit_digits --workdir=/shared/positions",
             "slurm status --sweep --config=vit_digits --workdir=/shared/positions",
             "slurm cancel --workdir=/shared/positions",
         ),
+        (
+            _option(
+                "action",
+                "submit the jobs, print their states, or cancel them (running jobs save first)",
+                choices=("submit", "status", "cancel"),
+            ),
+            _option("--sweep", "a job for each run of the config's sweep()"),
+        ),
+        (EXPERIMENT,),
     ),
     "score": Command(
         "Compute a metric of a file of predictions against files of references.",
-        (_score,),
         (
             "score --metric=bleu --predictions=out.txt --references=a.txt --references=b.txt",
             "score --metric=tagging --predictions=out.jsonl --references=true.jsonl --option=scheme=IOB2",
         ),
+        (
+            _option("--metric NAME", "metric to compute, such as bleu, rouge, coco or squad"),
+            _option("--predictions FILE", "one text per line, .jsonl, or a .json of COCO or SQuAD"),
+            _option("--references FILE", "file of references; may be repeated", action="append", default=[]),
+            _option("--option NAME=VALUE", "option of the metric; may be repeated", action="append", default=[]),
+            _option("--output FILE", "file to write (default PREDICTIONS.METRIC.json)"),
+        ),
     ),
-    "list": Command("List the experiments that come with the project.", (), ("list",)),
+    "list": Command("List the experiments that come with the project.", ("list",)),
     "config": Command(
         "Print every key of a config with its value, type and documentation.",
-        (_positional_config, _section, _experiment),
         ("config", "config gpt_stdlib optimizer", "config gpt_stdlib --config.model.name=llama"),
+        (CONFIG, _option("section SECTION", "print only the keys of a section, such as model", nargs="?")),
+        (EXPERIMENT,),
     ),
 }

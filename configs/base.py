@@ -28,7 +28,6 @@ REGISTRIES: dict[str, Registry] = {
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
 }
-UNITS = ("steps", "epochs", "examples", "percent")
 
 
 def get_config(
@@ -45,15 +44,8 @@ def get_config(
 
     A name may be followed by its first option, such as "text:PATH".
     """
-    names = {
-        "source": source,
-        "tokenizer": tokenizer,
-        "task": task,
-        "model": model,
-        "adapter": adapter,
-        "optimizer": optimizer,
-        "schedule": schedule,
-    }
+    names = {"model": model, "task": task, "source": source, "tokenizer": tokenizer}
+    names |= {"adapter": adapter, "optimizer": optimizer, "schedule": schedule}
     parts = {part: schema.parse(REGISTRIES[part], shorthand(part, name)) for part, name in names.items()}
     config = ConfigDict(parts | schema.plain(Run).to_dict(preserve_field_references=True))
     config.evaluators = default_evaluators(config)
@@ -67,8 +59,7 @@ def shorthand(part: str, text: str) -> str:
 
 def default_evaluators(config: ConfigDict) -> ConfigDict:
     """Return the sections of the evaluators that the config's task runs by default."""
-    found = TASKS[config.task.name]().evaluators()
-    return ConfigDict({name: schema.section(EVALUATORS, **options) for name, options in found.items()})
+    return ConfigDict({name: schema.section(EVALUATORS, name) for name in TASKS[config.task.name].evaluators})
 
 
 def registers(module: str) -> bool:
@@ -83,7 +74,7 @@ def choose(config: ConfigDict, key: str, value: str) -> bool:
     by "evaluators.NAME" and "evaluators.NAME.name".
 
     Returns:
-        Whether the key stands for a choice; otherwise nothing was done.
+        True if the key selects a part; False if the config is unchanged.
     """
     part, _, rest = key.partition(".")
     if part in REGISTRIES and rest in ("", "name"):
@@ -92,8 +83,8 @@ def choose(config: ConfigDict, key: str, value: str) -> bool:
         registry, section, part = EVALUATORS, config.evaluators, rest.removesuffix(".name")
     else:
         return False
-    before = default_evaluators(config)
-    extra = {name: one.to_dict() for name, one in config.evaluators.items() if name not in before}
+    default = TASKS[config.task.name].evaluators
+    extra = {name: one.to_dict() for name, one in config.evaluators.items() if name not in default}
     with config.unlocked():
         old = section.get(part)
         section[part] = schema.parse(registry, value) if old is None else schema.swapped(registry, old, value)
@@ -104,11 +95,7 @@ def choose(config: ConfigDict, key: str, value: str) -> bool:
 
 
 def from_json(values: dict[str, Any]) -> ConfigDict:
-    """Return the config that a run's `config.json` describes, after importing what it names in `imports`.
-
-    Raises:
-        ValueError: a key is unknown.
-    """
+    """Return the config that a run's `config.json` describes, after importing what it names in `imports`."""
     for name in values.get("imports", ()):
         modules.import_module(name)
     config = get_config(**{part: values[part]["name"] for part in REGISTRIES})

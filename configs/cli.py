@@ -4,6 +4,8 @@ import ast
 import difflib
 import inspect
 import json
+import re
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ from typing import Any
 from ml_collections import ConfigDict, FieldReference
 
 from lineage.configs import base, modules
-from lineage.configs.base import UNITS
+from lineage.configs.durations import UNITS
+from lineage.configs.registry import did_you_mean
 from lineage.configs.sweeps import Search
 
 
@@ -29,16 +32,17 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
     path, argument = find(file)
     if path.endswith(".json"):
         return base.from_json(json.loads(Path(path).read_text(encoding="utf-8"))).lock(), []
-    module = modules.execute(Path(path))
-    if not hasattr(module, "get_config"):
-        raise ValueError(f"{path} has no get_config(): it is not a config.")
     arguments = [argument] if argument else []
     try:
-        inspect.signature(module.get_config).bind(*arguments)
-    except TypeError:
-        wants = "takes no argument" if argument else "needs an argument, FILE:ARGUMENT"
-        raise ValueError(f"get_config() of {path} {wants}.") from None
-    config = module.get_config(*arguments)
+        module = modules.execute(Path(path))
+        if not hasattr(module, "get_config"):
+            raise ValueError(f"{path} has no get_config(): it is not a config.")
+        if not _takes(module.get_config, arguments):
+            wants = "takes no argument" if argument else "needs an argument, FILE:ARGUMENT"
+            raise ValueError(f"get_config() of {path} {wants}.")
+        config = module.get_config(*arguments)
+    except (SyntaxError, NameError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(_mistake(path, error)) from error
     if base.registers(module.__name__):  # its own model, task, source or evaluator, which a trained run needs again
         config.imports = (*config.imports, str(Path(path).resolve()))
     sweep = getattr(module, "sweep", lambda: [])
@@ -46,11 +50,29 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
     return config.lock(), list(sweep(*arguments))
 
 
-def find(file: str) -> tuple[str, str]:
-    """Return the path of a config file and its argument.
+def _takes(function, arguments):
+    """Return whether a function can be called with some positional arguments."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
-    Args:
-        file: a path, or the bare name of an experiment of `configs/small` or `configs/paper`; then ":ARGUMENT", if any.
+
+def _mistake(path, error):
+    """Return a sentence about an exception in a config file: the line, and the message without the config's content."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == Path(path)]
+    line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
+    while error.args and isinstance(error.args[0], Exception):  # ml_collections raises AttributeError(KeyError(text))
+        (error,) = error.args
+    message = re.sub(
+        r' Other fields present: ".*?"(?=\nDid|$)', "", str(error.args[0] if error.args else ""), flags=re.DOTALL
+    )
+    return f"{path}{f', line {line}' if line else ''}: {' '.join(message.split()) or type(error).__name__}"
+
+
+def find(file: str) -> tuple[str, str]:
+    """Return the path and the argument of "FILE:ARGUMENT", where FILE is a path or the bare name of an experiment.
 
     Raises:
         FileNotFoundError: there is no such file; the message names the nearest experiment.
@@ -59,7 +81,7 @@ def find(file: str) -> tuple[str, str]:
     if not Path(path).is_file():
         known = experiments()
         if path not in known:
-            hint = _nearest(Path(path).stem, list(known)) or ": the command `list` prints the experiments."
+            hint = did_you_mean(Path(path).stem, known) or ": the command `list` prints the experiments."
             raise FileNotFoundError(f"there is no config {path!r}{hint}")
         path = str(known[path])
     return path, argument
@@ -76,11 +98,6 @@ def summary(path: Path) -> str:
     return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
 
 
-def classes(config: ConfigDict) -> dict[str, type]:
-    """Return the dataclass behind each section of a config, by the section's dotted key."""
-    return base.classes(config)
-
-
 def search(file: str) -> Search | None:
     """Return the result of a config file's `search()`, called as `sweep()` is; None if there is none."""
     path, argument = find(file)
@@ -95,6 +112,8 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
         ValueError: a key is unknown (the message names the nearest one, or lists the keys of its section), or a value
             has the wrong type.
     """
+    for module in _typed("imports", changes.get("imports", ()), tuple, optional=False):
+        modules.import_module(module)
     # Other parts come first, so that the order of the overrides does not matter.
     chosen = {key for key, value in changes.items() if isinstance(value, str) and base.choose(config, key, value)}
     for key, value in changes.items():
@@ -117,7 +136,7 @@ def _place(config, key):
     for part in sections:
         section = section.get(part) if isinstance(section, ConfigDict) else None
     if not isinstance(section, ConfigDict):
-        hint = _nearest(key, list(keys(config))) or _listed("the config", config)
+        hint = did_you_mean(key, keys(config)) or _listed("the config", config)
         raise ValueError(f"unknown config key {key!r}{hint}")
     if name not in section:
         prefix = ".".join([*sections, ""])
@@ -159,11 +178,8 @@ def _typed(key, value, kind, optional):
         value = float(value)
     if kind is tuple and isinstance(value, list):
         value = tuple(value)
+    if kind is tuple and isinstance(value, str) and value:
+        value = tuple(value.split(","))
     if type(value) is not kind:
         raise ValueError(f"{key} is {given!r}, but must be of type {kind.__name__}.")
     return value
-
-
-def _nearest(name, known):
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f": did you mean {nearest[0]!r}?" if nearest else ""

@@ -7,6 +7,8 @@ import sys
 import types
 from pathlib import Path
 
+import cloudpickle
+
 
 def import_module(name: str) -> types.ModuleType:
     """Import a module by its name, or a Python file by its path; a file is executed once."""
@@ -16,16 +18,13 @@ def import_module(name: str) -> types.ModuleType:
 
 
 def execute(path: Path) -> types.ModuleType:
-    """Execute a Python file as a module whose name is its own, whatever other file has the same stem.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-    """
+    """Execute a Python file as a module with a unique name, even if another file has the same stem."""
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path} to import.")
     spec = importlib.util.spec_from_file_location(_module_name(path), path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up there
+    cloudpickle.register_pickle_by_value(module)  # worker processes of the loader cannot import it
     try:
         spec.loader.exec_module(module)
     except BaseException:

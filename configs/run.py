@@ -2,16 +2,13 @@
 
 import dataclasses
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from lineage.configs.registry import Range, check_ranges
 from lineage.data import Loader
 
-
-def check(key: str, value: float, low: float, below: float | None = None) -> None:
-    """Raise ValueError unless low <= value, and value < below if that is given."""
-    if not (low <= value and (below is None or value < below)):
-        allowed = f"{low} or more" + (f", and below {below}" if below is not None else "")
-        raise ValueError(f"{key} is {value}: it must be {allowed}.")
+Count = Annotated[int, Range(0)]
+Positive = Annotated[int, Range(1)]
 
 
 def check_patterns(key: str, items: tuple[Any, ...], paired: bool = False) -> None:
@@ -22,17 +19,17 @@ def check_patterns(key: str, items: tuple[Any, ...], paired: bool = False) -> No
         try:
             re.compile(item[0] if paired else item)
         except re.error as error:
-            raise ValueError(f"{key} has {item!r}, which is no regular expression: {error}.") from None
+            raise ValueError(f"{key} has {item!r}, which is not a regular expression: {error}.") from None
 
 
 @dataclasses.dataclass(frozen=True)
 class Init:
-    """Parameters before the first step.
+    """Initialization of the parameters.
 
     Attributes:
         path: workdir of a run, or folder in the layout of transformers, whose parameters and tokenizer are taken over;
             "" initialises at random.
-        skip: regular expressions of the paths of parameters that are initialised at random all the same.
+        skip: regular expressions; parameters in whose path one is found keep their random initialization.
         rename: pairs (regular expression, replacement), applied to the paths of the other model's parameters, such as
             ("^", "backbone/").
         layers: layers of the other model that become this one's, from 0, such as (0, 2, 4); () is all.
@@ -63,18 +60,21 @@ class Experts:
 
     paths: tuple[str, ...] = ()
     choice: Literal["few_shot", "prompt"] = "few_shot"
-    examples: int = 16
+    examples: Positive = 16
     question: str = "{text}\n### {name}\n"
     classifier: str = ""
+
+    def __post_init__(self):
+        check_ranges("experts", self)
 
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-    """Shape of the mesh of devices; one axis may be -1: the devices that the others leave.
+    """Shape of the device mesh; one axis may be -1 to use all remaining devices.
 
     Attributes:
         data: number of replicas of the model.
-        fsdp: number of parts in which parameters are stored, gathered when they are used.
+        fsdp: number of shards of the parameters, which are gathered for computation (FSDP).
         tensor: number of parts in which attention heads and hidden units of MLPs are computed.
     """
 
@@ -88,16 +88,19 @@ class Checkpoint:
     """Checkpoints that a run keeps.
 
     Attributes:
-        keep: number of the newest checkpoints that are kept; with two, one may be damaged.
+        keep: number of the newest checkpoints to keep; at least two survive a damaged one.
         best: metric by which the best checkpoint is kept too, such as "validation/loss"; "" is none.
         best_is_highest: whether a higher metric is better.
         on_error: what happens when a save fails, as on a full disk; only runs of one process can "continue".
     """
 
-    keep: int = 2
+    keep: Positive = 2
     best: str = ""
     best_is_highest: bool = False
     on_error: Literal["stop", "continue"] = "stop"
+
+    def __post_init__(self):
+        check_ranges("checkpoint", self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,13 +144,13 @@ class Sampling:
     Attributes:
         prompt: text to continue, or input of an encoder-decoder.
         num_samples: number of samples at each evaluation.
-        max_new_tokens: the most tokens that are generated.
-        temperature: of the softmax; 0 always takes the likeliest token.
-        top_k: sample from the k likeliest tokens only; 0 is all.
-        top_p: sample from the likeliest tokens that together reach this probability only; 0 is all.
+        max_new_tokens: maximum number of new tokens.
+        temperature: temperature of the softmax; 0 always takes the most probable token.
+        top_k: sample from the k most probable tokens; 0 disables it.
+        top_p: nucleus sampling: sample from the most probable tokens that reach this total; 0 disables it.
         repetition_penalty: above 1, tokens that have occurred are less likely.
         no_repeat_ngram_size: no sequence of this many tokens occurs twice; 0 is no limit.
-        min_new_tokens: the fewest tokens that are generated.
+        min_new_tokens: minimum number of new tokens.
         forced_first_token: token id with which a text starts; None is the model's choice.
         best_of: number of samples of which the one with the highest mean log-probability is kept.
         contrast: workdir of a weaker run whose log-probability is subtracted (`generate` only).
@@ -158,27 +161,24 @@ class Sampling:
     """
 
     prompt: str = "\n"
-    num_samples: int = 0
-    max_new_tokens: int = 128
-    temperature: float = 1.0
+    num_samples: Count = 0
+    max_new_tokens: Positive = 128
+    temperature: Annotated[float, Range(0)] = 1.0
     top_k: int = 0
     top_p: float = 0.0
     repetition_penalty: float = 1.0
-    no_repeat_ngram_size: int = 0
-    min_new_tokens: int = 0
+    no_repeat_ngram_size: Count = 0
+    min_new_tokens: Count = 0
     forced_first_token: int | None = None
-    best_of: int = 1
+    best_of: Positive = 1
     contrast: str = ""
     draft: str = ""
-    num_drafted: int = 4
-    num_beams: int = 1
+    num_drafted: Positive = 4
+    num_beams: Positive = 1
     length_penalty: float = 1.0
 
     def __post_init__(self):
-        for key in ("max_new_tokens", "num_beams", "best_of", "num_drafted"):
-            check(f"sampling.{key}", getattr(self, key), 1)
-        for key in ("num_samples", "temperature", "no_repeat_ngram_size", "min_new_tokens"):
-            check(f"sampling.{key}", getattr(self, key), 0)
+        check_ranges("sampling", self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,13 +198,13 @@ class Run:
             evaluations of all splits; there is always one at the end.
         save_every_steps, save_every_epochs, save_every_examples, save_every_percent: interval of checkpoints; there is
             always one at the end.
-        grad_accum_steps: number of parts in which a batch is processed, to save memory.
-        ema_decay: decay of an average of the parameters, which is evaluated in their place; 0 is none.
+        grad_accum_steps: gradient accumulation steps: number of micro-batches of a batch.
+        ema_decay: decay of the exponential moving average of the parameters, used for evaluation; 0 disables it.
         skip_nonfinite: number of consecutive updates that may be skipped because they are not finite; 0 stops the run.
         sharding: pairs (regular expression, mesh axes of the last dimensions); the first that matches a parameter's
             path counts; the model's own rules come after them.
-        sequence_sharding: whether the tokens between layers are spread over the tensor axis too.
-        teacher: of a distillation: workdir of a run, or folder in the layout of transformers.
+        sequence_sharding: whether to shard activations between layers over the tensor axis (sequence parallelism).
+        teacher: teacher for distillation: workdir of a run, or folder in the layout of transformers.
         wandb: project of Weights & Biases to log to as well, if it is installed; "" is none.
     """
 
@@ -227,9 +227,9 @@ class Run:
     save_every_epochs: float | None = None
     save_every_examples: int | None = None
     save_every_percent: float | None = None
-    grad_accum_steps: int = 1
-    ema_decay: float = 0.0
-    skip_nonfinite: int = 0
+    grad_accum_steps: Positive = 1
+    ema_decay: Annotated[float, Range(0, below=1)] = 0.0
+    skip_nonfinite: Count = 0
     sharding: tuple[Any, ...] = ()
     sequence_sharding: bool = False
     teacher: str = ""
@@ -243,7 +243,5 @@ class Run:
     loader: Loader = dataclasses.field(default_factory=Loader)
 
     def __post_init__(self):
-        check("grad_accum_steps", self.grad_accum_steps, 1)
-        check("skip_nonfinite", self.skip_nonfinite, 0)
-        check("ema_decay", self.ema_decay, 0, below=1)
+        check_ranges("", self)
         check_patterns("sharding", self.sharding, paired=True)

@@ -1,7 +1,6 @@
 """Config sections from dataclasses: one declaration gives keys, types, defaults, choices and documentation."""
 
 import dataclasses
-import difflib
 import inspect
 import re
 import types
@@ -12,17 +11,7 @@ from typing import Any, Literal, NamedTuple
 from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
-from lineage.configs.registry import (
-    INHERITED,
-    Range,
-    Registry,
-    choices,
-    field_types,
-    from_data,
-    nearest,
-    ranges,
-    variants,
-)
+from lineage.configs.registry import Range, Registry, choices, field_types, from_data, nearest, ranges, variants
 
 VARIANT = "Named settings of the class; the keys that it sets are empty, and a value given to one of them wins."
 
@@ -45,16 +34,11 @@ class Key(NamedTuple):
 
 def keys(cls: type) -> list[Key]:
     """Return the keys that a section of `cls` has: its variant, if it has any, and its fields in order."""
-    hints, documented, limits = field_types(cls), documentation(cls), ranges(cls)
+    documented, limits = documentation(cls), ranges(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
     found = [
-        Key(
-            field.name,
-            readable(hints[field.name], limits.get(field.name)),
-            _default(field),
-            documented.get(field.name, ""),
-        )
-        for field in dataclasses.fields(cls)
-        if field.name not in INHERITED
+        Key(name, readable(hint, limits.get(name)), _default(fields[name]), documented.get(name, ""))
+        for name, hint in field_types(cls).items()
     ]
     return [Key("variant", " | ".join(map(repr, variants(cls))), None, VARIANT), *found] if variants(cls) else found
 
@@ -74,10 +58,10 @@ def plain(cls: type) -> ConfigDict:
 
 
 def construct(cls: type, values: Mapping[str, Any], prefix: str = "") -> Any:
-    """Construct a dataclass from a section as `plain` makes it, or from one that has further keys.
+    """Construct a dataclass from a section made by `plain`, or from one that has further keys.
 
     Raises:
-        ValueError: a choice that the type does not allow, or what the class's `__post_init__` refuses.
+        ValueError: a value is not allowed.
     """
     found = {}
     for name, hint in field_types(cls).items():
@@ -106,8 +90,6 @@ def swapped(registry: Registry, old: ConfigDict, text: str) -> ConfigDict:
     """Return the section of another class, with the values of common keys that differ from the old class's defaults.
 
     Args:
-        registry: of both classes.
-        old: the section so far.
         text: the name of the other class, or a shorthand as for `parse`.
     """
     new = parse(registry, text)
@@ -145,7 +127,9 @@ def section(registry: Registry, name: str, **changes: Any) -> ConfigDict:
             values[key.name] = placeholder(_plain_type(hints[key.name])) if empty else key.default
     made = ConfigDict(values)
     for key, value in changes.items():
-        made[_known(key, cls)] = value
+        if key not in made:
+            raise ValueError(f"{cls.__name__} has no key {key!r}.{nearest(key, [one.name for one in keys(cls)])}")
+        made[key] = value
     return made
 
 
@@ -214,21 +198,8 @@ def _default(field: dataclasses.Field) -> Any:
     return None if field.default is dataclasses.MISSING else field.default
 
 
-def _known(key: str, cls: type) -> str:
-    names = [one.name for one in keys(cls)]
-    if key in names:
-        return key
-    close = difflib.get_close_matches(key, names, n=1, cutoff=0.7)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"{cls.__name__} has no key {key!r}.{hint} Keys: {', '.join(names)}.")
-
-
 def update(config: ConfigDict, values: Mapping[str, Any], prefix: str = "") -> None:
-    """Set the values of a nested dictionary, as JSON has them, in a config that has all their keys.
-
-    Raises:
-        ValueError: the config has no such key.
-    """
+    """Set the values of a nested dictionary, as JSON has them, in a config; raise ValueError for an unknown key."""
     for key, value in values.items():
         if key not in config:
             raise ValueError(f"Unknown config key {prefix + key!r}.{nearest(key, config)}")
@@ -264,13 +235,11 @@ class Row(NamedTuple):
 
 
 def describe(config: ConfigDict, classes: Mapping[str, type], section: str = "") -> list[Row]:
-    """Return every key of a config.
+    """Return every key of a config, or of the part of it under the dotted key `section`.
 
     Args:
-        config: the whole config, or a part of it.
         classes: the dataclass behind each section by its dotted key, "" for that of the config itself. Keys without one
             have neither a default nor documentation.
-        section: dotted key of the part.
     """
     known = {key.name: key for key in keys(classes[section])} if section in classes else {}
     rows = []

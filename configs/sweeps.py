@@ -35,11 +35,7 @@ def product(*sweeps: Sweep) -> Iterator[dict[str, Any]]:
 
 
 def zipped(*sweeps: Sweep) -> Iterator[dict[str, Any]]:
-    """Return the first runs of all sweeps combined, then the second ones, and so on.
-
-    Raises:
-        ValueError: the sweeps have different numbers of runs.
-    """
+    """Return the first runs of all sweeps combined, then the second ones, and so on; they must be equally long."""
     return map(_merged, zip(*sweeps, strict=True))
 
 

@@ -1,73 +1,14 @@
 """Data: sources, examples, transforms, tokenizers and batches. Imports neither JAX nor TensorFlow."""
 
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from lineage.data.content import (
-    Arrays,
-    Documents,
-    Images,
-    LabelledTexts,
-    PairedTexts,
-    Question,
-    TaggedSentence,
-)
-from lineage.data.examples.base import Examples, Transform
-from lineage.data.facts import Facts
+from lineage.data.content import Arrays, Documents, Images, LabelledTexts, PairedTexts, Question, TaggedSentence
+from lineage.data.examples.base import Examples, Facts, Transform
 from lineage.data.loader import Batch, EvaluationBatches, ExampleSource, Loader, TrainBatches
 from lineage.data.sources import SOURCES, Source
-from lineage.data.tokenizers import TOKENIZERS, Bytes, Tokenizer, TokenizerKind, find
-
-__all__ = [
-    "SOURCES",
-    "TOKENIZERS",
-    "Arrays",
-    "Batch",
-    "Data",
-    "Documents",
-    "EvaluationBatches",
-    "ExampleSource",
-    "Examples",
-    "Facts",
-    "Images",
-    "LabelledTexts",
-    "Loader",
-    "PairedTexts",
-    "Question",
-    "Source",
-    "TaggedSentence",
-    "Task",
-    "Tokenizer",
-    "TokenizerKind",
-    "TrainBatches",
-    "Transform",
-    "load",
-]
-
-
-class Task(Protocol):
-    """The part of a task (see `lineage.tasks`) that makes examples.
-
-    Attributes:
-        reads: the kind of content that the source must offer, the name of a method of `Source`.
-        special_tokens: the roles of the special tokens that a tokenizer must have.
-        optional_tokens: those of them that a tokenizer may lack.
-    """
-
-    reads: str
-    special_tokens: tuple[str, ...]
-    optional_tokens: tuple[str, ...]
-
-    def texts(self, content: Any) -> Mapping[str, Collection[str]]:
-        """Return the texts of each split, for training a tokenizer; empty if the task needs no tokenizer."""
-
-    def check_loader(self, loader: Loader) -> None:
-        """Raise ValueError for options of the loader that do not apply to the examples."""
-
-    def examples(self, content: Any, tokenizer: Tokenizer | None, seed: int) -> Examples:
-        """Return the examples of the content."""
+from lineage.data.tokenizers import TOKENIZERS, Bytes, Tokenizer, TokenizerKind, find_tokenizer
 
 
 @dataclass(frozen=True)
@@ -78,7 +19,7 @@ class Data:
         train: endless training batches.
         splits: the batches of one pass over each evaluation split.
         tokenizer: the tokenizer; None for images.
-        facts: what is known about the data.
+        facts: properties of the data.
     """
 
     train: TrainBatches
@@ -89,8 +30,8 @@ class Data:
 
 def load(
     source: Source,
-    task: Task,
-    tokenizer: TokenizerKind | None,
+    task: Any,
+    tokenizer: TokenizerKind,
     loader: Loader,
     *,
     seed: int = 0,
@@ -98,17 +39,17 @@ def load(
     process_count: int = 1,
     workdir: str | Path | None = None,
 ) -> Data:
-    """Read a source and make the batches of a task.
+    """Read the content of a source and make the batches of a task.
 
     Args:
-        source: where content comes from.
-        task: what content is turned into.
+        source: the origin of the content.
+        task: a `lineage.tasks.Task`, which makes examples of the content.
         tokenizer: the kind of tokenizer, for tasks on text; one in the workdir takes precedence.
-        loader: the options of batches.
-        seed: of the order of the training examples, of their augmentation and of their noise.
-        process_index: the process that reads its part of each global batch.
+        loader: the options of the batches.
+        seed: the seed of the order of the training examples, of their augmentation and of their noise.
+        process_index: the process whose part of each global batch is read.
         process_count: the number of processes.
-        workdir: the folder of the run, which keeps its tokenizer; None keeps none.
+        workdir: the folder of the run, in which its tokenizer is kept; None keeps none.
 
     Raises:
         ValueError: the data cannot be read or do not fit together.
@@ -118,27 +59,15 @@ def load(
     content = source.read(task.reads)
     found = None
     if texts := task.texts(content):
-        if tokenizer is None:
-            raise ValueError("The task reads texts: it needs a tokenizer.")
-        roles, optional = task.special_tokens, task.optional_tokens
-        found = find(tokenizer, texts, roles, optional=optional, workdir=workdir, save=process_index == 0)
-    elif tokenizer not in (None, Bytes()):
+        roles, save = task.special_tokens, process_index == 0
+        found = find_tokenizer(tokenizer, texts, roles, optional=task.optional_tokens, workdir=workdir, save=save)
+    elif tokenizer != Bytes():
         raise ValueError(f"The task reads no texts, so the tokenizer must be left at its default: it is {tokenizer}.")
     examples = task.examples(content, found, seed)
-    reading = {"order": loader.order, "workers": loader.workers, "threads": loader.threads}
-    reading |= {"process_index": process_index, "process_count": process_count}
-    train = TrainBatches(
-        source=examples.splits["train"],
-        batch_size=loader.batch_size,
-        transform=examples.train_transform,
-        seed=seed,
-        buckets=tuple(loader.buckets),
-        repeats=loader.repeats,
-        **reading,
-    )
-    size = loader.evaluation_batch_size or loader.batch_size
+    reading = {"loader": loader, "process_index": process_index, "process_count": process_count}
+    train = TrainBatches(source=examples.splits["train"], transform=examples.train_transform, seed=seed, **reading)
     splits = {
-        name: EvaluationBatches(source=part, batch_size=size, transform=examples.transform_of(name), **reading)
+        name: EvaluationBatches(source=part, transform=examples.transform_of(name), **reading)
         for name, part in examples.splits.items()
         if name != "train"
     }

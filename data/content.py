@@ -11,14 +11,12 @@ from lineage.data.loader import ExampleSource
 
 
 class Documents:
-    """Texts in a fixed order.
+    """Texts in a fixed order, which may be read lazily.
 
-    Args:
-        texts: the texts; they may be read lazily.
-        fingerprint: a string that changes when the texts change; "" computes a digest of the texts.
+    The `fingerprint` is a string that changes when the texts change; "" computes a digest of the texts.
     """
 
-    always_ended = False  # whether an end of text follows the last document even if it is the only one
+    always_ended = False  # whether an end of text follows a single document too
 
     def __init__(self, texts: Sequence[str], fingerprint: str = ""):
         self._texts = texts
@@ -65,8 +63,8 @@ class LabelledTexts:
 
     Attributes:
         texts: one or two texts for each example.
-        labels: the labels, as they are written in the source.
-        names: all class names in order, where the source knows them; else empty.
+        labels: the label of each example, as the source writes it.
+        names: all class names in order; empty if the source does not have them.
     """
 
     texts: Sequence[tuple[str, ...]]
@@ -88,11 +86,8 @@ class Question:
 
     Attributes:
         text: the question.
-        context: the text that the answers are parts of.
+        context: the text that contains the answers.
         answers: (first character in the context, text) of each reference answer; empty if there is no answer.
-
-    Raises:
-        ValueError: an answer is not at its place in the context.
     """
 
     text: str

@@ -9,11 +9,9 @@ LIMIT = 1 << 30
 
 
 def fingerprint(paths: Iterable[str], limit: int = LIMIT) -> dict[str, list[int]]:
-    """Return the size and the CRC-32 of each file.
+    """Return the size and the CRC-32 of each file, given files, folders and globs.
 
-    Args:
-        paths: files, folders and globs, as `Source.files` returns them.
-        limit: if the files have more bytes together, they are not read and their CRC-32 is 0.
+    If the files have more than `limit` bytes together, they are not read and their CRC-32 is 0.
     """
     files = sorted({file for path in paths for file in _files(path)})
     sizes = [file.stat().st_size for file in files]

@@ -8,10 +8,11 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from lineage.configs.registry import Range, check_ranges
 from lineage.data import shuffle
 
 Batch = dict[str, np.ndarray]
@@ -22,44 +23,46 @@ class Loader:
     """Options of batches and of how they are read.
 
     Attributes:
-        batch_size: the examples of a training step, on all devices together.
+        batch_size: the global batch size of a training step.
         evaluation_batch_size: the same for evaluation; 0 = batch_size.
         order: "" = shuffle the training examples; "stream" = each row of a batch continues where the same row of the
             previous batch ended, for windows of text.
-        buckets: lengths in rising order. A training batch then has sequences of about one length, and is padded to the
-            shortest bucket that they fit in, or to the full length.
-        repeats: the copies of each training example in a batch, each augmented differently (arXiv 1901.09335).
-        workers: the processes that read ahead.
-        threads: the threads in each process that read ahead; without workers and threads, batches are read when they
-            are needed.
+        buckets: lengths in increasing order. A training batch then has sequences of about one length, and is padded to
+            the shortest bucket that they fit in, or to the full length.
+        repeats: the number of copies of each training example in a batch, each augmented differently
+            (arXiv 1901.09335).
+        workers: the number of processes that read ahead.
+        threads: the number of threads in each process that read ahead; without workers and threads, batches are read
+            when they are needed.
     """
 
-    batch_size: int = 128
-    evaluation_batch_size: int = 0
+    batch_size: Annotated[int, Range(1)] = 128
+    evaluation_batch_size: Annotated[int, Range(0)] = 0
     order: Literal["", "stream"] = ""
-    buckets: tuple[int, ...] = ()
-    repeats: int = 1
-    workers: int = 0
-    threads: int = 0
+    buckets: Annotated[tuple[int, ...], Range(1)] = ()
+    repeats: Annotated[int, Range(1)] = 1
+    workers: Annotated[int, Range(0)] = 0
+    threads: Annotated[int, Range(0)] = 0
 
     def __post_init__(self):
-        for key, least in (("batch_size", 1), ("evaluation_batch_size", 0)):
-            if getattr(self, key) < least:
-                raise ValueError(f"loader.{key} is {getattr(self, key)}: it must be at least {least}.")
+        check_ranges("loader", self)
+        if list(self.buckets) != sorted(set(self.buckets)):
+            raise ValueError(f"loader.buckets is {self.buckets}: it must be lengths in increasing order.")
 
 
-@runtime_checkable
-class ExampleSource(Protocol):
+class ExampleSource:
     """Random access to examples, many at a time."""
 
     def __len__(self) -> int:
         """Return the number of examples."""
+        raise NotImplementedError
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
         """Return the examples of `indices` int64 [N].
 
         Each feature is stacked on a leading axis, or is a list if shapes differ.
         """
+        raise NotImplementedError
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return one example."""
@@ -69,28 +72,24 @@ class ExampleSource(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class _Batches:
     source: ExampleSource
-    batch_size: int
-    order: str = ""
+    loader: Loader
     transform: Callable[[dict[str, Any], np.ndarray], Batch] | None = None
     process_index: int = 0
     process_count: int = 1
-    workers: int = 0
-    threads: int = 0
 
     def __post_init__(self):
-        if self.batch_size < 1 or self.batch_size % self.process_count:
+        if self.batch_size % self.process_count:
             raise ValueError(
                 f"The batch size {self.batch_size} cannot be divided among {self.process_count} processes: "
-                "it must be a positive multiple of their number."
+                "it must be a multiple of their number."
             )
-        if not 0 <= self.process_index < self.process_count:
-            raise ValueError(f"process_index is {self.process_index}: it must be in 0..{self.process_count - 1}.")
-        if min(self.workers, self.threads) < 0:
-            raise ValueError(f"loader.workers={self.workers} and loader.threads={self.threads} must not be negative.")
-        if self.order not in ("", "stream"):
-            raise ValueError(f"loader.order is {self.order!r}: it must be 'stream' or ''.")
         if not len(self.source):
             raise ValueError("The data set is empty: at least one example is needed.")
+
+    @property
+    def batch_size(self) -> int:
+        """The number of examples of a global batch."""
+        return self.loader.batch_size
 
     def _rows(self) -> np.ndarray:
         """Return this process's rows of a global batch: a contiguous part, so that parts concatenate."""
@@ -103,7 +102,8 @@ class _Batches:
 
     def _ahead(self, start: int, stop: int) -> Iterator[Batch]:
         """Yield batches start..stop-1; Grain's worker processes and threads, if any, read ahead."""
-        if not self.workers and not self.threads:
+        workers, threads = self.loader.workers, self.loader.threads
+        if not workers and not threads:
             yield from map(self.__getitem__, range(start, stop))
             return
         import grain  # imported here because it imports JAX where that is installed
@@ -111,11 +111,11 @@ class _Batches:
 
         if not flags.FLAGS.is_parsed():  # Grain's workers read its flags, which only absl's main parses
             flags.FLAGS.mark_as_parsed()
-        options = grain.ReadOptions(num_threads=self.threads, prefetch_buffer_size=2 * self.threads)
+        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
         batches = grain.MapDataset.range(start, stop).map(self.__getitem__).to_iter_dataset(options)
-        if self.workers:
-            options = grain.MultiprocessingOptions(num_workers=self.workers, per_worker_buffer_size=2)
-            batches = batches.mp_prefetch(options, worker_init_fn=_depend)
+        if workers:
+            options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
+            batches = batches.mp_prefetch(options, worker_init_fn=_live_as_long_as_parent)
         iterator = iter(batches)
         try:
             yield from iterator
@@ -123,8 +123,8 @@ class _Batches:
             iterator.close()
 
 
-def _depend(index, count):
-    """Make a worker process end when its run ends, and not before.
+def _live_as_long_as_parent(index, count):
+    """Ignore termination signals in a worker process, and terminate it when its parent dies.
 
     A signal to all processes of a run is handled by the run itself, which still needs batches. If the run is killed,
     the worker must end by itself.
@@ -153,44 +153,33 @@ class TrainBatches(_Batches):
     """
 
     seed: int
-    repeats: int = 1
-    buckets: tuple[int, ...] = ()
-
-    def __post_init__(self):
-        super().__post_init__()
-        if list(self.buckets) != sorted(set(self.buckets)) or any(bound < 1 for bound in self.buckets):
-            raise ValueError(f"loader.buckets is {self.buckets}: it must be lengths in rising order.")
-        if self.repeats < 1:
-            raise ValueError(f"loader.repeats is {self.repeats}: it must be at least 1.")
 
     @property
     def examples_per_epoch(self) -> int:
         """The number of examples in one pass over the source, or with buckets in one round."""
-        return self.batch_size * int(self._rounds[-1]) if self.buckets else len(self.source)
+        return self.batch_size * int(self._rounds[-1]) if self.loader.buckets else len(self.source)
 
     @property
     def lengths(self) -> dict[int | None, float]:
         """The fraction of the batches in each bucket, by its length; None stands for the full length."""
-        shares = np.diff(self._rounds, prepend=0) / self._rounds[-1] if self.buckets else [1.0]
-        return {length: float(share) for length, share in zip((*self.buckets, None), shares) if share}
+        shares = np.diff(self._rounds, prepend=0) / self._rounds[-1] if self.loader.buckets else [1.0]
+        return {length: float(share) for length, share in zip((*self.loader.buckets, None), shares) if share}
 
     def __getitem__(self, step: int) -> Batch:
         if step < 0:
             raise IndexError(f"step {step} is negative: steps count from 0")
         positions = self._positions(step)
-        if self.order == "stream":
+        if self.loader.order == "stream":
             size = len(self.source)
             batch = self.source.take((self._rows() * size // self.batch_size + step) % size)
+        elif self.loader.buckets:
+            batch = self._of_one_length(step)
         else:
-            different = -(-self.batch_size // self.repeats)
+            different = -(-self.batch_size // self.loader.repeats)
             once = step * different + positions % self.batch_size % different
-            batch = self._of_one_length(step) if self.buckets else self._take(once, None, self.seed)
+            batch = self.source.take(shuffle.permute(once, len(self.source), self.seed))
         batch.setdefault("mask", np.ones(len(positions), bool))
         return self.transform(batch, shuffle.keys(positions, ~self.seed)) if self.transform else batch
-
-    def _take(self, positions, members, seed):
-        chosen = shuffle.permute(positions, len(self.source) if members is None else len(members), seed)
-        return self.source.take(chosen if members is None else members[chosen])
 
     def _of_one_length(self, step):
         in_round = int(self._rounds[-1])
@@ -198,17 +187,16 @@ class TrainBatches(_Batches):
         bucket = int(np.searchsorted(self._rounds, number, side="right"))
         first = self._rounds[bucket - 1] if bucket else 0
         nth = step // in_round * (self._rounds[bucket] - first) + number - first
-        batch = self._take(self._positions(nth), self._members[bucket], self.seed + bucket + 1)
-        return {
-            name: value[:, : (*self.buckets, None)[bucket]] if value.ndim > 1 else value
-            for name, value in batch.items()
-        }
+        members, length = self._members[bucket], (*self.loader.buckets, None)[bucket]
+        chosen = shuffle.permute(self._positions(nth), len(members), self.seed + bucket + 1)
+        batch = self.source.take(members[chosen])
+        return {name: value[:, :length] if value.ndim > 1 else value for name, value in batch.items()}
 
     @cached_property
     def _members(self) -> list[np.ndarray]:
         """The indices of the examples of each bucket."""
-        bucket = np.searchsorted(self.buckets, self.source.lengths)
-        return [np.flatnonzero(bucket == number) for number in range(len(self.buckets) + 1)]
+        bucket = np.searchsorted(self.loader.buckets, self.source.lengths)
+        return [np.flatnonzero(bucket == number) for number in range(len(self.loader.buckets) + 1)]
 
     @cached_property
     def _rounds(self) -> np.ndarray:
@@ -230,6 +218,10 @@ class EvaluationBatches(_Batches):
     """
 
     @property
+    def batch_size(self) -> int:
+        return self.loader.evaluation_batch_size or self.loader.batch_size
+
+    @property
     def num_examples(self) -> int:
         """The number of examples without padding."""
         return len(self.source)
@@ -240,7 +232,7 @@ class EvaluationBatches(_Batches):
     def __getitem__(self, number: int) -> Batch:
         if not 0 <= number < len(self):
             raise IndexError(f"batch {number} of {len(self)}")
-        positions = self._rows() * len(self) + number if self.order == "stream" else self._positions(number)
+        positions = self._rows() * len(self) + number if self.loader.order == "stream" else self._positions(number)
         real = positions < len(self.source)
         batch = self.source.take(np.minimum(positions, len(self.source) - 1))
         mask = batch.get("mask", real)

@@ -1,7 +1,5 @@
-"""Evaluation of trained models: evaluators, text generation, predictions and the artifacts of a report."""
+"""Evaluation of trained models: evaluators, text generation, artifacts of the report and scores of files."""
 
-from lineage.evaluation import detection, generation, loss, probes, texts
+from lineage.evaluation import detection, loss, probes, texts  # each registers evaluators
 from lineage.evaluation.base import EVALUATORS, Context, Evaluator, Split
 from lineage.evaluation.run import Evaluation
-
-__all__ = ["EVALUATORS", "Context", "Evaluation", "Evaluator", "Split"]

@@ -1,4 +1,4 @@
-"""Files for the report of a run, in `workdir/artifacts`: data of pictures, samples, costs and facts about the run."""
+"""Artifacts of a run for its report, in `workdir/artifacts`: arrays of figures, samples, costs and run metadata."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from lineage.configs.atomic import write_atomic
-from lineage.evaluation.base import Context
+from lineage.evaluation.base import Context, Split
 from lineage.evaluation.sampling import Sampler
 from lineage.models.budget import Budget
 from lineage.runs.folder import ARTIFACTS, FACTS
@@ -21,9 +21,9 @@ SAMPLES = "samples.jsonl"
 
 
 def write_samples(context: Context, variables: Any, workdir: Path, step: int) -> None:
-    """Add the texts that a model generates at a step, if the config asks for samples.
+    """Add generated texts at a step, if the config enables samples.
 
-    Samples of this step and later ones, of a run that was killed before it saved, are replaced.
+    Samples of this step and of later steps, of a run that was killed before it saved, are replaced.
     """
     settings = context.sampling
     if not settings.num_samples:
@@ -40,31 +40,28 @@ def write_samples(context: Context, variables: Any, workdir: Path, step: int) ->
 
 
 def write_snapshot(context: Context, variables: Any, workdir: Path, step: int) -> None:
-    """Add what the task shows of an evaluation, such as reconstructed images.
-
-    Args:
-        variables: whole on every process.
-    """
+    """Write the snapshot of an evaluation, such as reconstructed images; `variables` are whole on every process."""
     if jax.process_index() or not context.data.splits:
         return
-    batch = next(iter(context.data.splits.values()))[0]
-    for name, arrays in context.task.snapshot(context.model, variables, batch, context.data.facts).items():
+    name, batches = next(iter(context.data.splits.items()))
+    split = Split(name, name, batches, context.data.facts)
+    for name, arrays in context.task.snapshot(context, variables, split).items():
         np.savez_compressed(folder(workdir) / f"{name}_{step:09}.npz", **arrays)
 
 
 def write_all(context: Context, variables: Any, workdir: Path, budget: Budget, about: Mapping[str, Any]) -> None:
-    """Write everything else, at the end of a run.
+    """Write all other artifacts, at the end of a run.
 
     Args:
-        variables: whole on every process.
-        about: facts about the run, `seconds` among them, which are added to those of its earlier parts.
+        variables: model variables, whole on every process.
+        about: run metadata; `seconds` is added to the total of earlier invocations.
     """
     if jax.process_index():
         return
     out, data, artifacts = folder(workdir), context.data, dict(context.artifacts)
-    for split, batches in data.splits.items():
-        batches = replace(batches, process_index=0, process_count=1)  # all of it, not this process's part
-        artifacts |= context.task.pictures(split, context.model, variables, batches, data.facts, data.tokenizer)
+    for name, batches in data.splits.items():
+        batches = replace(batches, process_index=0, process_count=1)  # not only the part of this process
+        artifacts |= context.task.pictures(context, variables, Split(name, name, batches, data.facts))
     for name, content in artifacts.items():
         if all(isinstance(value, np.ndarray | tuple | bool | np.bool_) for value in content.values()):
             np.savez_compressed(out / f"{name}.npz", **content)
@@ -90,6 +87,6 @@ def folder(workdir: Path) -> Path:
 
 
 def device_name() -> str:
-    """Return the accelerator's name, or the processor's with its cores."""
+    """Return the name of the accelerator, or the architecture of the CPU with its number of cores."""
     kind = jax.devices()[0].device_kind
     return f"{platform.machine()} CPU, {os.cpu_count()} cores" if kind == "cpu" else kind

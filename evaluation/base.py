@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
-from lineage.configs.registry import Registry
+from lineage.configs.registry import Range, Registry, check_ranges
 from lineage.data import Data, EvaluationBatches, Facts
 from lineage.models import Model
 from lineage.tasks import Batch, Task
@@ -20,13 +20,13 @@ Step = Callable[[Any, Batch], Any]  # of variables and a batch on the devices
 
 @dataclass(frozen=True)
 class Split:
-    """A split that is evaluated.
+    """Split of a data set, for evaluation.
 
     Attributes:
-        label: prefix of the metrics: the split's name, or that of the evaluator if it has a source of its own.
-        name: of the split in its data.
-        batches: one pass over its examples.
-        facts: about its data.
+        label: prefix of the metrics: the name of the split, or of the evaluator if it has its own source.
+        name: name of the split in its data set.
+        batches: one pass over the examples.
+        facts: metadata of the data set.
     """
 
     label: str
@@ -37,21 +37,21 @@ class Split:
 
 @dataclass(eq=False)
 class Context:
-    """Model, task, data and functions for evaluators. An experiment makes it: evaluation does not depend on training.
+    """Everything that evaluators need from an experiment: model, task, data and functions.
 
     Attributes:
-        model: the model; variables come with each call.
-        task: what it learns.
-        data: of the run.
-        sampling: the config's section of text generation.
-        seed: of the run.
-        compile: makes a step, compiled for the mesh in the run's precision, of a function of a model and a batch.
-        loss_step: the step that returns the metric states of a batch and the model's memory after it.
-        to_mesh: puts this process's part of a batch on the devices.
-        teach: adds what a teacher says to a batch on the devices.
-        check_batch: raises ValueError for a number of examples that the mesh does not divide.
+        model: architecture; variables are passed with each call.
+        task: task of the experiment.
+        data: data of the run.
+        sampling: config section of text generation.
+        seed: random seed of the run.
+        compile: compiles, for a model, a function of the bound model and a batch, for the mesh and in the precision of
+            the run; keyword arguments are those of Flax's `apply`.
+        to_mesh: moves the part of a batch that this process has read to the devices.
+        teach: adds the outputs of the teacher to a batch on the devices.
         open: opens another source, such as "text:PATH", for the same task.
-        artifacts: what the report shows of the last evaluation, by name: arrays, or an object for JSON.
+        artifacts: artifacts of the last evaluation for the report, by name: arrays or a JSON-serializable object.
+        cache: results that evaluators share in an evaluation, see `once`.
     """
 
     model: Model
@@ -59,41 +59,39 @@ class Context:
     data: Data
     sampling: Any
     seed: int
-    compile: Callable[[Model, Function], Step]
-    loss_step: Step
+    compile: Callable[..., Step]
     to_mesh: Callable[[Mapping[str, np.ndarray]], Batch]
     teach: Callable[[Batch], Batch]
-    check_batch: Callable[[int], None]
     open: Callable[[str], Data]
     artifacts: dict[str, Any] = field(default_factory=dict)
     _steps: dict[Hashable, Step] = field(default_factory=dict)
-    _known: dict[Hashable, Any] = field(default_factory=dict)
+    cache: dict[Hashable, Any] = field(default_factory=dict)
 
-    def step(self, function: Function, model: Model | None = None) -> Step:
-        """Return the compiled step of a function of a bound model and a batch; the same one for the same arguments."""
-        key = function, model
+    def step(self, function: Function, model: Model | None = None, mutable: tuple[str, ...] = ()) -> Step:
+        """Return the compiled version of a function of a bound model and a batch, cached by its arguments.
+
+        With `mutable` collections, it returns the value of the function and the collections after the call.
+        """
+        key = function, model, mutable
         if key not in self._steps:
-            self._steps[key] = self.compile(model or self.model, function)
+            options = {"mutable": mutable} if mutable else {}
+            self._steps[key] = self.compile(model or self.model, function, **options)
         return self._steps[key]
 
     def rows(self, function: Function, variables: Any, batches: EvaluationBatches, model: Model | None = None) -> Any:
-        """Return what a function gives for all examples of a split: arrays [N, ...] in their order, on the host."""
+        """Apply a function to all batches of a split; return the concatenated results, arrays [N, ...] on the host."""
         step = self.step(function, model)
         rows = [process_allgather(step(variables, self.to_mesh(batch)), tiled=True) for batch in batches]
         return jax.tree.map(lambda *parts: np.concatenate(parts)[: batches.num_examples], *rows)
 
     def once(self, key: Hashable, compute: Callable[[], Any]) -> Any:
-        """Return what `compute` gives, computed once in an evaluation, however many evaluators ask for the key."""
-        if key not in self._known:
-            self._known[key] = compute()
-        return self._known[key]
-
-    def forget(self) -> None:
-        """Forget what `once` has kept, because the variables have changed."""
-        self._known.clear()
+        """Return the cached result of `compute` for this key; it is computed once per evaluation."""
+        if key not in self.cache:
+            self.cache[key] = compute()
+        return self.cache[key]
 
     def training_set(self) -> EvaluationBatches:
-        """Return one pass over the training set, with the transform of evaluations."""
+        """Return one pass over the training set, with the transform of evaluation."""
         return replace(next(iter(self.data.splits.values())), source=self.data.train.source)
 
 
@@ -102,29 +100,22 @@ class Evaluator:
     """Base class of evaluators. A subclass is a frozen dataclass whose fields are the keys of its config section.
 
     Attributes:
-        split: the only split that is evaluated; "" is all but the training split.
-        every: evaluate at every n-th evaluation of the run, and at the end; 0 is never.
-        source: another source to evaluate on, such as "text:PATH"; "" is the run's. Metrics are then named after the
-            evaluator instead of the split.
+        split: name of the only split to evaluate; empty: all but the training split.
+        every: interval in evaluations of the run, the last of which always counts; 0 disables the evaluator.
+        source: another source to evaluate on, such as "text:PATH", whose metrics are named after the evaluator instead
+            of the split; empty: that of the run.
     """
 
     split: str = ""
-    every: int = 1
+    every: Annotated[int, Range(0)] = 1
     source: str = ""
 
     def __post_init__(self):
-        if self.every < 0:
-            raise ValueError(f"evaluators.every is {self.every}: it must be 0 (never) or more.")
+        check_ranges(f"evaluators.{EVALUATORS.name_of(self)}", self)
 
     def check(self, context: Context) -> None:
         """Raise ValueError if the evaluator does not fit the task or the model; called before the training."""
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
-        """Return the metrics of a split.
-
-        Args:
-            context: what to work with.
-            variables: of the model, an average of the parameters where one is kept.
-            split: to evaluate.
-        """
+        """Return the metrics of a split, for model variables with the EMA of the parameters if enabled."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""A reference checkpoint of the BERT family as what `metrics.embedding` has the vectors of tokens from."""
+"""Token embeddings from a checkpoint of the BERT family, for `metrics.embedding`."""
 
 import os
 import string
@@ -16,26 +16,27 @@ from lineage.models.bert import BERT
 from lineage.models.convert import load
 from lineage.models.roberta import XLMR, RoBERTa
 
-_ROOM = 8  # lengths are padded to multiples of it, so that few shapes are compiled
+_ROOM = 8  # pad lengths to multiples of this value to limit recompilation
 
 
 class Encoder:
-    """Texts to the vectors of a layer; it is called with texts, which it sees in batches of about one length.
+    """Encoder that maps texts to token embeddings of a layer; texts of similar length are batched together.
 
-    White space at both ends of a text is not seen; what is longer than the model's longest sequence is cut off.
+    Leading and trailing white space is stripped; texts longer than the maximum length of the model are truncated.
     """
 
     def __init__(self, folder: str | os.PathLike, layer: int | Sequence[int] = -1, batch_size: int = 64):
-        """Reads the folder.
+        """Load the model and its tokenizer.
 
         Args:
-            folder: of a checkpoint, see `models.convert.load`, and its `tokenizer.json`.
-            layer: whose vectors, 0 being the embeddings and -1 the last layer; of several their `power_means`.
-            batch_size: texts that are seen at once.
+            folder: folder of a checkpoint, see `models.convert.load`, and its `tokenizer.json`.
+            layer: index of the layer whose hidden states are returned (0: embeddings, -1: last layer); for several
+                layers, their `power_means`.
+            batch_size: number of texts per batch.
 
         Raises:
             FileNotFoundError: a file is missing.
-            ValueError: the model is not of the BERT family, there is no such layer, or the tokenizer is another's.
+            ValueError: the model is not of the BERT family, the layer does not exist, or the tokenizer does not match.
         """
         model, variables = load(folder)
         if not isinstance(model, BERT):
@@ -83,7 +84,7 @@ class Encoder:
         return [found[i] for i in range(len(rows))]
 
     def skip(self, stop_words: Collection[str] = (), pieces: bool = True) -> frozenset[int]:
-        """The ids of punctuation, of stop words and, if asked, of pieces that go on a word: MoverScore's `skip`."""
+        """Return the ids of punctuation, stop words and word-continuation pieces, for `skip` of `mover_score`."""
         words = {*string.punctuation, *stop_words}
         begins = self.tokenizer.word_marks[0]
         ids = range(self.tokenizer.vocab_size)

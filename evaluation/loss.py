@@ -1,4 +1,4 @@
-"""The metrics of a task's loss."""
+"""Metrics of the loss of a task."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,19 +9,19 @@ from lineage.evaluation.base import EVALUATORS, Context, Evaluator, Split
 @EVALUATORS.register("loss")
 @dataclass(frozen=True)
 class Loss(Evaluator):
-    """The metrics that a task's loss returns, over a whole split, and those derived from them, such as perplexity."""
+    """Metrics that the loss of the task returns, over a whole split, and metrics derived from them."""
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
-        """Return the metrics, every example counted once.
+        """Return the metrics of a split.
 
-        A model's memory goes from batch to batch, and is empty before the first. The states of a batch are merged on
-        the host while the next batch is computed.
+        The memory of the model is empty before the first batch. The states of a batch are merged on the host while the
+        next batch is computed.
         """
+        step = context.step(context.task.loss, mutable=("memory",))
         merged, memory, waiting = {}, {}, None
         variables = {name: value for name, value in variables.items() if name != "memory"}
         for batch in split.batches:
-            context.check_batch(len(batch["mask"]) * split.batches.process_count)
-            states, memory = context.loss_step({**variables, **memory}, context.teach(context.to_mesh(batch)))
+            (_, _, states), memory = step({**variables, **memory}, context.teach(context.to_mesh(batch)))
             merged, waiting = _merge(merged, waiting), states
         metrics = {name: float(state.compute()) for name, state in _merge(merged, waiting).items()}
         return metrics | context.task.derived(metrics, split.facts, split.name)

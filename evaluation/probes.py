@@ -1,8 +1,8 @@
-"""Probes: how well a classifier does on a model's frozen features."""
+"""Probes: accuracy of a classifier on the frozen features of a model."""
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -11,20 +11,22 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from lineage.configs.registry import Range
 from lineage.evaluation.base import EVALUATORS, Context, Evaluator, Split
 
 
 @dataclass(frozen=True)
 class Probe(Evaluator):
-    """Base class of probes: a classifier of features, fitted to the training set as evaluations see it."""
+    """Base class of probes: a classifier of features, fitted to the training set without augmentation.
 
-    @property
-    def metric(self) -> str:
-        """The name of the accuracy, without its ending."""
-        raise NotImplementedError
+    Class attributes:
+        metric: prefix of the name of the accuracy.
+    """
+
+    metric: ClassVar[str]
 
     def fit(self, features: Float[np.ndarray, "N D"], labels: Int[np.ndarray, "N"]) -> Any:
-        """Return a classifier with scikit-learn's interface."""
+        """Return a fitted classifier of scikit-learn."""
         raise NotImplementedError
 
     def check(self, context: Context) -> None:
@@ -44,7 +46,7 @@ class Probe(Evaluator):
 
 @lru_cache
 def _features_of(task):
-    """Return the function of a model and a batch that gives features and labels; one for a task, compiled once."""
+    """Return a function that computes features and labels, cached per task so that it is compiled once."""
 
     def features(model, batch):
         return task.forward(model, batch).astype(np.float32), batch["label"]
@@ -55,29 +57,19 @@ def _features_of(task):
 @EVALUATORS.register("knn")
 @dataclass(frozen=True)
 class Neighbours(Probe):
-    """Accuracy of a vote of the nearest training examples, each with weight exp(cosine / temperature).
+    """Accuracy of a k-nearest-neighbor classifier with weights exp(cosine similarity / temperature).
 
     See arXiv 2104.14294, appendix F.1.
 
     Attributes:
-        count: number of neighbours.
-        temperature: of the weights.
+        count: number of neighbors.
+        temperature: temperature of the weights.
     """
 
-    count: int = 20
-    temperature: float = 0.07
+    metric = "knn"
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.count < 1 or not self.temperature > 0:
-            raise ValueError(
-                f"evaluators: knn has count={self.count} and temperature={self.temperature}: the count must be 1 or "
-                "more, and the temperature above 0."
-            )
-
-    @property
-    def metric(self) -> str:
-        return "knn"
+    count: Annotated[int, Range(1)] = 20
+    temperature: Annotated[float, Range(above=0)] = 0.07
 
     def fit(self, features: Float[np.ndarray, "N D"], labels: Int[np.ndarray, "N"]) -> Any:
         return KNeighborsClassifier(
@@ -90,15 +82,13 @@ class Neighbours(Probe):
 @EVALUATORS.register("linear_probe")
 @dataclass(frozen=True)
 class LinearProbe(Probe):
-    """Accuracy of least squares from standardised features to 1 for the class and -1 for the others.
+    """Accuracy of ridge regression on standardized features, with targets 1 for the class and -1 for all others.
 
-    It is solved in closed form (arXiv 2010.11929, section 4.1); the l2 penalty is the power of 4 with the least
+    It is solved in closed form (arXiv 2010.11929, section 4.1); the L2 penalty is the power of 4 with the least
     leave-one-out error.
     """
 
-    @property
-    def metric(self) -> str:
-        return "linear"
+    metric = "linear"
 
     def fit(self, features: Float[np.ndarray, "N D"], labels: Int[np.ndarray, "N"]) -> Any:
         return make_pipeline(StandardScaler(), RidgeClassifierCV(4.0 ** np.arange(-4, 9))).fit(features, labels)
@@ -107,18 +97,13 @@ class LinearProbe(Probe):
 @EVALUATORS.register("few_shot")
 @dataclass(frozen=True)
 class FewShot(LinearProbe):
-    """Accuracy of a linear probe that is fitted to a few examples of each class.
+    """Accuracy of a linear probe that is fitted to a few examples per class.
 
     Attributes:
-        shots: number of examples of each class, the first of the training set.
+        shots: number of examples per class, the first ones of the training set.
     """
 
-    shots: int = 10
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.shots < 1:
-            raise ValueError(f"evaluators: few_shot has shots={self.shots}: it must be 1 or more.")
+    shots: Annotated[int, Range(1)] = 10
 
     @property
     def metric(self) -> str:

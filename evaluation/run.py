@@ -1,4 +1,4 @@
-"""The evaluators of a run."""
+"""Evaluators of a run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,19 +7,10 @@ from lineage.evaluation.base import Context, Evaluator, Split
 
 
 class Evaluation:
-    """Runs evaluators, whose steps are compiled once.
-
-    Attributes:
-        context: what the evaluators work with.
-        evaluators: by their names in `config.evaluators`.
-    """
+    """Evaluators of a run, by their names in `config.evaluators`."""
 
     def __init__(self, context: Context, evaluators: Mapping[str, Evaluator]):
-        """Check that the evaluators fit the task and the model.
-
-        Raises:
-            ValueError: one does not, or its split does not exist.
-        """
+        """Raise ValueError for an evaluator that does not fit the task or the model, or whose split does not exist."""
         self.context, self.evaluators = context, evaluators
         for name, evaluator in evaluators.items():
             evaluator.check(context)
@@ -33,10 +24,11 @@ class Evaluation:
         """Return the metrics of all splits, as "split/metric".
 
         Args:
-            variables: of the model, an average of the parameters where one is kept.
-            number: of the evaluation in the run, from 1; evaluators that are not due are left out. None asks all.
+            variables: model variables, with the EMA of the parameters if enabled.
+            number: number of this evaluation in the run, starting at 1; evaluators that are not due are skipped. None:
+                run all evaluators.
         """
-        self.context.forget()
+        self.context.cache.clear()
         metrics: dict[str, float] = {}
         for name, evaluator in self.evaluators.items():
             if not evaluator.every or (number is not None and number % evaluator.every):
@@ -48,7 +40,7 @@ class Evaluation:
         return dict(sorted(metrics.items(), key=lambda item: order.get(item[0].partition("/")[0], len(order))))
 
     def _splits(self, name: str, evaluator: Evaluator) -> list[Split]:
-        """Return what an evaluator is to evaluate."""
+        """Return the splits that an evaluator evaluates."""
         data = self.context.data
         if evaluator.source:
             if evaluator.source not in self._opened:

@@ -1,4 +1,4 @@
-"""Text generation with a trained model, as the config's `sampling` section says."""
+"""Text generation with a trained model and the config's `sampling` options."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -12,14 +12,15 @@ from lineage.evaluation.base import Context
 from lineage.models import Model
 from lineage.models.decoding.generate import best_of
 from lineage.models.decoding.speculative import speculate
+from lineage.tasks.base import Request
 
 
 class Sampler:
-    """Generates text; the model's variables are given with each request.
+    """Text generator.
 
     Attributes:
-        helpers: other models and their variables: "draft" for speculative decoding, "contrast" to choose a sample by.
-        acceptance_rate: fraction of the draft's tokens that were accepted last; None without a draft.
+        helpers: other models and their variables: "draft" for speculative decoding, "contrast" to rank samples.
+        acceptance_rate: fraction of the tokens of the draft that were accepted in the last call; None without a draft.
     """
 
     def __init__(self, context: Context, helpers: Mapping[str, tuple[Model, Any]] = MappingProxyType({})):
@@ -27,31 +28,21 @@ class Sampler:
         self.acceptance_rate: float | None = None
 
     def write(self, variables: Any, prompt: str) -> list[str]:
-        """Return `num_samples` texts (at least one) for a prompt or an input.
-
-        Raises:
-            ValueError: the model does not generate text, or the prompt is empty or too long.
-        """
-        prompts, inputs = self._request(prompt)
-        return self.texts(prompts, process_allgather(self.generate(variables, prompts, inputs), tiled=True))
+        """Return `num_samples` texts (at least one) for a prompt or an input."""
+        request = self._request(prompt)
+        return self.texts(request, process_allgather(self.generate(variables, request), tiled=True))
 
     def check(self, variables: Any) -> None:
-        """Raise what `write` would for the config's prompt, without computing anything: a run should start with it."""
+        """Raise the error that `write` would raise for the config's prompt, without computing anything."""
         request = self._request(self.context.sampling.prompt)
-        jax.eval_shape(lambda variables: self.generate(variables, *request), variables)
+        jax.eval_shape(lambda variables: self.generate(variables, request), variables)
 
     def lead(self, prompt: str) -> str:
-        """Return what is to be shown before a generated text."""
+        """Return the text to show before a generated text."""
         return prompt if self.context.data.facts.start_token is None else f"{prompt} → "
 
-    def generate(
-        self,
-        variables: Any,
-        prompts: np.ndarray,
-        inputs: tuple[np.ndarray, np.ndarray] | None,
-        lengths: np.ndarray | None = None,
-    ) -> Any:
-        """Return what the model generates after prompts [B, T] of some lengths [B], as token ids."""
+    def generate(self, variables: Any, request: Request) -> Any:
+        """Return the generated token ids, which begin with the prompts."""
         settings = self.context.sampling.to_dict() | {"seed": self.context.seed, "stop_tokens": self._stop_tokens}
         count, num_drafted = settings.pop("best_of"), settings.pop("num_drafted")
         for key in ("num_samples", "prompt", "draft", "contrast"):
@@ -60,35 +51,34 @@ class Sampler:
         model = self.context.model
         if "draft" not in self.helpers:
             contrast = self.helpers.get("contrast")
-            return best_of(count, model, variables, prompts, lengths, inputs=inputs, contrast=contrast, **settings)
+            settings |= {"inputs": request.inputs, "contrast": contrast}
+            return best_of(count, model, variables, request.prompts, request.lengths, **settings)
         if (settings.pop("num_beams"), count) != (1, 1):
             raise ValueError("Speculative decoding needs sampling.num_beams=1 and sampling.best_of=1.")
         del settings["length_penalty"]
-        settings |= {"inputs": inputs, "num_drafted": num_drafted}
-        out = speculate(model, variables, *self.helpers["draft"], prompts, lengths, **settings)
+        settings |= {"inputs": request.inputs, "num_drafted": num_drafted}
+        out = speculate(model, variables, *self.helpers["draft"], request.prompts, request.lengths, **settings)
         self.acceptance_rate = out.acceptance_rate
         return out.generation
 
-    def texts(self, prompts: np.ndarray, written: Any, lengths: np.ndarray | None = None) -> list[str]:
+    def texts(self, request: Request, generated: Any) -> list[str]:
         """Return the texts that were generated after the prompts, without the end of text."""
+        prompts, lengths, _ = request
         starts = np.full(len(prompts), prompts.shape[1]) if lengths is None else lengths
-        rows = zip(np.asarray(written.tokens), starts, np.asarray(written.lengths))
+        rows = zip(np.asarray(generated.tokens), starts, np.asarray(generated.lengths))
         rows = [row[start:stop] for row, start, stop in rows]
         return [self.context.data.tokenizer.decode(row[~np.isin(row, self._stop_tokens)]) for row in rows]
 
     def _request(self, prompt):
-        """Return the prompts [B, T] of `num_samples` rows, and the inputs that go with them."""
-        data, task, rows = self.context.data, self.context.task, self.context.sampling.num_samples or 1
+        """Return the inputs of `num_samples` generations (at least one) from a prompt."""
+        data, rows = self.context.data, self.context.sampling.num_samples or 1
         if data.tokenizer is None or not self.context.model.is_decoder:
             raise ValueError("Only decoders of texts generate: leave sampling.num_samples at 0.")
         tokens = data.tokenizer.encode(prompt)
         if not len(tokens):
             raise ValueError("The prompt is empty: a language model needs at least one token to continue.")
-        start, inputs = task.request(tokens, data.tokenizer, data.facts)
-        if inputs is None:
-            return np.tile(start, (rows, 1)), None
-        inputs = np.tile(inputs, (rows, 1))
-        return np.tile(start, (rows, 1)), (inputs, np.ones(inputs.shape, bool))
+        request = self.context.task.request(tokens, data.tokenizer, data.facts)
+        return jax.tree.map(lambda row: np.repeat(row, rows, axis=0), request)
 
     @property
     def _stop_tokens(self):

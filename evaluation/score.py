@@ -1,4 +1,4 @@
-"""The command `score`: scores of files of predictions against files of references."""
+"""Scores of files of predictions against files of references, for the command `score`."""
 
 import hashlib
 import inspect
@@ -10,16 +10,22 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lineage.evaluation.score_files import PREDICTIONS, REFERENCES, read
-from lineage.evaluation.scorers import METRICS, by_question, only
+from lineage.evaluation.scorers import METRICS, PREDICTIONS, REFERENCES, read
 from lineage.metrics import translation
 
 PACKAGES = ("lineage", "numpy", "scipy", "sacrebleu", "nltk")
 
 
-def write_scores(output: str | None, name: str | None, predictions: str | None, *args: Any) -> str:
+def write_scores(
+    output: str | None,
+    name: str | None,
+    predictions: str | None,
+    references: Sequence[str] = (),
+    options: Sequence[str] = (),
+    command: str = "",
+) -> str:
     """Write the result of `score_files` to a file, by default PREDICTIONS.METRIC.json; return a table of the scores."""
-    result = score_files(name, predictions, *args)
+    result = score_files(name, predictions, references, options) | {"command": command}
     path = Path(output or f"{predictions}.{name}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=2, ensure_ascii=False), encoding="utf-8")
@@ -30,25 +36,19 @@ def write_scores(output: str | None, name: str | None, predictions: str | None, 
 
 
 def score_files(
-    name: str | None,
-    predictions: str | None,
-    references: Sequence[str] = (),
-    options: Sequence[str] = (),
-    command: str = "",
+    name: str | None, predictions: str | None, references: Sequence[str], options: Sequence[str]
 ) -> dict[str, Any]:
     """Return the scores of a metric with everything that is needed to reproduce them.
 
     Args:
-        name: a name of `METRICS`.
+        name: key of `METRICS`.
         predictions: file of predictions.
-        references: files of references; each has one more reference for every prediction.
+        references: files with one reference, or several, for each prediction.
         options: options of the metric, "name=value" each; the values of a list are separated by commas.
-        command: command line to record.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the metric, an option or its value is unknown, or a file is missing, has the wrong format or another
-            number of texts.
+        FileNotFoundError: a file does not exist.
+        ValueError: the metric, an option or its value is unknown, or a file has the wrong format or number of texts.
     """
     if name not in METRICS:
         given = "missing" if name is None else repr(name)
@@ -64,9 +64,8 @@ def score_files(
     boxes = name == "coco"
     given = read(predictions, () if boxes else PREDICTIONS)
     columns = [read(path, () if boxes else REFERENCES) for path in references]
-    if name == "squad" and isinstance(given, dict):
-        given, columns = by_question(given, only(columns))
-    for path, column in [] if boxes else [(predictions, given), *zip(references, columns)]:
+    documents = boxes or (name == "squad" and isinstance(given, dict))
+    for path, column in [] if documents else [(predictions, given), *zip(references, columns)]:
         if isinstance(column, dict):
             raise ValueError(f"{path} must be a list of texts.")
         if len(column) != len(given):
@@ -82,7 +81,6 @@ def score_files(
         "options": settings,
         "files": {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in files},
         "versions": {"python": platform.python_version(), **dict(_versions())},
-        "command": command,
     }
 
 
@@ -95,18 +93,17 @@ def defaults(name: str) -> dict[str, Any]:
 
 def parse(name: str, options: Sequence[str]) -> dict[str, Any]:
     """Return all options of a metric; the given ones, "name=value", get the types of the defaults."""
-    found = defaults(name)
+    known, given = defaults(name), {}
     for option in options:
         key, _, text = option.partition("=")
-        if key not in found:
-            raise ValueError(f"{name} has no option {key!r}: it has {', '.join(found) or 'none'}.")
-        default = defaults(name)[key]
+        if key not in known:
+            raise ValueError(f"{name} has no option {key!r}: it has {', '.join(known) or 'none'}.")
         try:
-            found[key] = _value(text, default)
+            given[key] = _value(text, known[key])
         except ValueError:
-            kind = type(default).__name__
-            raise ValueError(f"the option {key} of {name} is {text!r}: it must be like {default!r}, {kind}.") from None
-    return found
+            like = f"{known[key]!r}, {type(known[key]).__name__}"
+            raise ValueError(f"the option {key} of {name} is {text!r}: it must be like {like}.") from None
+    return known | given
 
 
 def _value(text, default):

@@ -1,20 +1,63 @@
-"""Metrics of the command `score`: functions of predictions and, where the metric has them, references.
+"""Metrics of the command `score`, and the files of predictions and references that they take.
 
-A function takes the entries of the predictions, the entries of each file of references, and its options as keywords. It
-returns numbers by name, and a `signature` if the metric has one of its own.
+A metric is a function of the entries of the predictions, of the entries of each file of references if it needs any, and
+of its options, which are keyword arguments. It returns values by name, and may return its own `signature`.
+
+A file has one text per line, or is a .jsonl of texts, lists of texts, or objects with one of these as `prediction` or
+`text`, or for references as `references`, `reference` or `text`; or it is a .json document in the format of COCO or
+SQuAD. The tags of a sentence are a list, or separated by spaces. Files may be gzipped.
 """
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lineage.evaluation.score_files import PREDICTIONS, Entries, read
+from lineage.data.sources.lines import read_lines
 from lineage.metrics import answers, diversity, embedding, summary, translation
 from lineage.metrics.detection import Detections, coco
 from lineage.metrics.tagging import Spans
+
+PREDICTIONS, REFERENCES = ("prediction", "text"), ("references", "reference", "text")  # keys of objects in a .jsonl
+Entries = Sequence[Any]  # texts, or lists of texts, of a file
+
+
+def read(path: str, keys: Sequence[str] = ()) -> Any:
+    """Return the entries of a file; of objects, the value of the first of `keys` that an object has, if any are given.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is empty, is not JSON, or an entry is neither a text nor a list of texts.
+    """
+    lines, suffix = read_lines(path), Path(path.removesuffix(".gz")).suffix
+    if not lines:
+        raise ValueError(f"{path} is empty: there is nothing to score.")
+    if suffix not in (".json", ".jsonl"):
+        return lines
+    if suffix == ".json":
+        rows = _parsed("\n".join(lines), path)
+    else:
+        rows = [_parsed(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+    if not keys or isinstance(rows, dict):
+        return rows
+    for number, row in enumerate(rows):
+        if isinstance(row, dict):
+            rows[number] = row = next((row[key] for key in keys if key in row), None)
+        if not isinstance(row, str) and not (isinstance(row, list) and all(isinstance(text, str) for text in row)):
+            known = " or ".join(keys)
+            raise ValueError(f"{path}, entry {number + 1} must be a text or texts, or an object with {known}.")
+    return rows
+
+
+def _parsed(text, where):
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{where} is not JSON: {error}") from None
 
 
 def _texts(entries: Entries) -> list[str]:
@@ -29,7 +72,7 @@ def _several(columns: Sequence[Entries]) -> list[list[str]]:
     return [[text for entry in row for text in ([entry] if isinstance(entry, str) else entry)] for row in zip(*columns)]
 
 
-def only(columns: Sequence[Any]) -> Any:
+def _only(columns: Sequence[Any]) -> Any:
     """Return the entries of the only file of references."""
     if len(columns) > 1:
         raise ValueError(f"there are {len(columns)} files of references: this metric takes one.")
@@ -108,20 +151,13 @@ def _burstiness(predictions, *, least=3):
     return {"sentence_burstiness": diversity.sentence_burstiness(text), "word_burstiness": mean}
 
 
-def by_question(predictions, truth):
-    """Return the answers and one column of references, from {id: answer} and a data set in SQuAD's format."""
-    try:
-        asked = [item for article in truth["data"] for paragraph in article["paragraphs"] for item in paragraph["qas"]]
-        found = {item["id"]: [answer["text"] for answer in item["answers"]] for item in asked}
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"the references are not a file of SQuAD's: {type(error).__name__} {error}") from None
-    if missing := found.keys() - predictions.keys():
-        raise ValueError(f"{len(missing)} of {len(found)} questions have no prediction, such as {min(missing)}.")
-    return [predictions[number] for number in found], [list(found.values())]
-
-
 def _squad(predictions, references):
-    """Compute exact match and F1, also separately for questions with and without an answer where both exist."""
+    """Compute exact match and F1, also separately for questions with and without an answer if there are both.
+
+    Predictions are texts, or {id: answer} if the references are in the format of SQuAD.
+    """
+    if isinstance(predictions, dict):
+        predictions, references = _by_question(predictions, _only(references))
     rows = list(zip(_texts(predictions), _several(references)))
     groups = {"": rows}
     if not all(truth for _, truth in rows):
@@ -134,8 +170,20 @@ def _squad(predictions, references):
     }
 
 
+def _by_question(predictions, truth):
+    """Return the answers, and one column of references."""
+    try:
+        asked = [item for article in truth["data"] for paragraph in article["paragraphs"] for item in paragraph["qas"]]
+        found = {item["id"]: [answer["text"] for answer in item["answers"]] for item in asked}
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the references are not a file of SQuAD's: {type(error).__name__} {error}") from None
+    if missing := found.keys() - predictions.keys():
+        raise ValueError(f"{len(missing)} of {len(found)} questions have no prediction, such as {min(missing)}.")
+    return [predictions[number] for number in found], [list(found.values())]
+
+
 def _tagging(predictions, references, *, scheme=""):
-    tags, truths = ([e.split() if isinstance(e, str) else e for e in some] for some in (predictions, only(references)))
+    tags, truths = ([e.split() if isinstance(e, str) else e for e in some] for some in (predictions, _only(references)))
     state = Spans.empty().update(tags, truths, scheme or None)
     found = state.compute()._asdict() | {f"{how}_f1": state.compute(how).f1 for how in ("macro", "weighted")}
     return found | {f"f1 {kind}": value for kind, value in zip(state.types, state.compute(None).f1)}
@@ -143,7 +191,7 @@ def _tagging(predictions, references, *, scheme=""):
 
 def _coco(predictions, references):
     """Compute the twelve COCO metrics, and the average precision of each category."""
-    truth = only(references)
+    truth = _only(references)
     try:
         names = {each["id"]: each["name"] for each in sorted(truth["categories"], key=lambda each: each["id"])}
         numbers = {category: number for number, category in enumerate(names)}

@@ -20,13 +20,8 @@ def to_centres(boxes: Float[Array, "*N 4"]) -> Float[Array, "*N 4"]:
 def convert(boxes: Float[Array, "*N 4"], source: str, target: str) -> Float[Array, "*N 4"]:
     """Convert boxes from one format to another.
 
-    Args:
-        boxes: in the format `source`.
-        source, target: "xyxy" (left, top, right, bottom), "xywh" (left, top, width, height) or "cxcywh" (centre x,
-            centre y, width, height).
-
-    Raises:
-        ValueError: if a format is unknown.
+    The formats are "xyxy" (left, top, right, bottom), "xywh" (left, top, width, height) and "cxcywh" (centre x,
+    centre y, width, height).
     """
     if unknown := {source, target} - _FORMATS.keys():
         raise ValueError(f"The box format is {min(unknown)!r}, but must be one of {', '.join(_FORMATS)}.")

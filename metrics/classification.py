@@ -33,24 +33,16 @@ class Scores(NamedTuple):
 
 
 def precision_recall_f1(counts: Int[np.ndarray, "V V"], average: str | None = None) -> Scores:
-    """Return precision, recall and F1 from a confusion matrix; 0 / 0 is 0.
+    """Return precision, recall and F1 from a confusion matrix (see `metrics.states.Confusion`); 0 / 0 is 0.
 
-    Args:
-        counts: confusion matrix; rows are labels, columns are predictions, see `metrics.states.Confusion`.
-        average: None returns one score per class [V]; "micro" pools the counts; "macro" is the mean over the classes
-            that occur in labels or predictions; "weighted" is the mean weighted by the classes' label counts.
-
-    Raises:
-        ValueError: if the average is unknown.
+    The `average` None returns one score per class [V]; "micro" pools the counts; "macro" is the mean over the classes
+    that occur in labels or predictions; "weighted" is the mean weighted by the classes' label counts.
     """
     return from_counts(counts.diagonal(), counts.sum(axis=0), counts.sum(axis=1), average)
 
 
 def from_counts(correct: ArrayLike, predicted: ArrayLike, actual: ArrayLike, average: str | None = None) -> Scores:
-    """Return precision, recall and F1 from true positives, predictions and labels per class, each [V].
-
-    See `precision_recall_f1`.
-    """
+    """Compute `precision_recall_f1` from true positives, predictions and labels per class, each [V]."""
     if average not in (None, "micro", "macro", "weighted"):
         raise ValueError(f"average is {average!r}, but must be None, micro, macro or weighted.")
     hits, guesses, labels = (np.asarray(x, float) for x in (correct, predicted, actual))
@@ -68,16 +60,9 @@ def _ratio(a, b):
 
 
 def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
-    """Return the area under the ROC curve, 0 to 1; nan if all labels are equal.
+    """Return the area under the ROC curve of scores [N] and boolean labels [N], 0 to 1; nan if all labels are equal.
 
     It is the probability that a positive example has a higher score than a negative one; ties count one half.
-
-    Args:
-        scores: [N] numbers; higher means positive.
-        labels: [N] booleans.
-
-    Raises:
-        ValueError: if a score is nan, the labels are not boolean, or the lengths differ.
     """
     scores, labels = _pair(scores, labels)
     if labels.dtype != bool and len(labels):
@@ -92,9 +77,6 @@ def spearman(x: ArrayLike, y: ArrayLike) -> float:
     """Return Spearman's rank correlation of values [N], with average ranks for ties.
 
     It is nan if there are fewer than two values or one variable is constant.
-
-    Raises:
-        ValueError: if a value is nan or the lengths differ.
     """
     x, y = _pair(x, y)
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:

@@ -1,6 +1,6 @@
 """Average precision of object detection by the definitions of COCO (arXiv 1405.0312) and of PASCAL VOC.
 
-The metrics run on the host in float64 over a whole data set at once, and give the numbers of pycocotools and of the VOC
+The metrics run on the host in float64 over a whole data set at once, and agree with pycocotools and the VOC
 development kit. Boxes are in pixels.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy.typing import ArrayLike
 
-from lineage.metrics.matching import AREAS, THRESHOLDS, Image, flatten, match
+from lineage.metrics.matching import AREAS, THRESHOLDS, Image, flatten, match_detections
 
 RECALLS = np.linspace(0, 1, 101)  # recalls at which the precision is read
 LIMITS = (1, 10, 100)  # maximum numbers of detections per class and image; those with the highest scores count
@@ -22,7 +22,7 @@ LIMITS = (1, 10, 100)  # maximum numbers of detections per class and image; thos
 def box_overlaps(
     boxes: Float[np.ndarray, "N 4"], truths: Float[np.ndarray, "M 4"], crowd: Bool[np.ndarray, "M"], pixel: float = 0.0
 ) -> Float[np.ndarray, "N M"]:
-    """Return the IoU of boxes (left, top, width, height); for a crowd, the fraction of the detection inside it.
+    """Return the IoU of boxes (left, top, width, height); for a crowd, the fraction of the detection inside the crowd.
 
     `pixel` is added to every width and height: 1 by the convention of PASCAL VOC, 0 by that of COCO.
     """
@@ -52,8 +52,8 @@ class Detections:
 
     Attributes:
         num_classes: V.
-        images: by their unique numbers. Ties between scores are broken in the order of these numbers, as in
-            pycocotools, so the result does not depend on the order of the merges.
+        images: the detections and annotations of each image by its unique number. Ties between scores are broken in
+            the order of these numbers, as in pycocotools, so the result does not depend on the order of the merges.
     """
 
     num_classes: int
@@ -82,18 +82,17 @@ class Detections:
 
         Args:
             image: unique number of the image.
-            boxes, true_boxes: [N, 4] and [M, 4] in pixels, or boolean masks [N, h, w] and [M, h, w].
-            scores: [N], the confidences of the detections.
-            classes, true_classes: [N] and [M], from 0 to V - 1.
+            boxes, true_boxes: boxes [N, 4] and [M, 4] in pixels, or boolean masks [N, h, w] and [M, h, w].
+            scores: confidences of the detections [N].
+            classes, true_classes: classes [N] and [M], from 0 to V - 1.
             true_crowd: bool [M]; a crowd stands for many objects, and the detections inside it are ignored.
             true_ignored: bool [M]; objects whose detection is neither correct nor wrong ("difficult" in VOC).
-            true_areas: [M], as annotated (in COCO, the areas of the masks); None uses those of the boxes or masks.
+            true_areas: annotated areas [M] (in COCO, of the masks); None computes the areas of the boxes or masks.
             box_format: "xywh" (left, top, width, height), "xyxy" (corners) or "cxcywh" (centre, width, height).
             pixel: see `box_overlaps`.
 
         Raises:
-            ValueError: if lengths differ, a class is out of range, a score or box is not finite, a box has a negative
-                size, or the image was added before.
+            ValueError: the values are not those of an image, or the image was added before.
         """
         boxes, true_boxes = np.asarray(boxes), np.asarray(true_boxes)
         masks = boxes.ndim == 3 or true_boxes.ndim == 3
@@ -132,21 +131,15 @@ class Detections:
             raise ValueError(f"Image {image}: a class is {wrong[0]}, but must be from 0 to {self.num_classes - 1}.")
 
     def merge(self, other: "Detections") -> "Detections":
-        """Return the state of the images of both states.
-
-        Raises:
-            ValueError: if the states share an image or differ in the number of classes.
-        """
+        """Return the state of the images of both states, which must have no image in common."""
         if both := self.images.keys() & other.images.keys():
             raise ValueError(f"Image {min(both)} is in both states; every image must be counted once.")
         if self.num_classes != other.num_classes:
-            raise ValueError(
-                f"The states have {self.num_classes} and {other.num_classes} classes, which must be equal."
-            )
+            raise ValueError(f"The states have {self.num_classes} and {other.num_classes} classes: both must be equal.")
         return Detections(self.num_classes, {**self.images, **other.images})
 
     def compute(self) -> dict[str, float]:
-        """Return the twelve numbers of COCO, 0 to 1; see `Coco.summary`."""
+        """Return the twelve COCO metrics, each from 0 to 1; see `Coco.summary`."""
         return coco(self).summary()
 
 
@@ -190,7 +183,7 @@ class Coco:
     recall: Float[np.ndarray, "T V A 3"]
 
     def summary(self) -> dict[str, float]:
-        """Return COCO's twelve numbers, each 0 to 1; nan where no class has objects."""
+        """Return the twelve COCO metrics, each from 0 to 1; nan where no class has objects."""
         names = list(AREAS)
         values = {"ap": self.precision[..., 0], "ap_50": self.precision[0, ..., 0], "ap_75": self.precision[5, ..., 0]}
         values |= {f"ap_{name}": self.precision[..., number] for number, name in enumerate(names[1:], 1)}
@@ -199,10 +192,7 @@ class Coco:
         return {name: _mean(each) for name, each in values.items()}
 
     def curves(self) -> Float[np.ndarray, "T R"]:
-        """Return the precision at `THRESHOLDS` and `RECALLS`, averaged over the classes that have objects.
-
-        It is nan if no class has objects.
-        """
+        """Return the precision at `THRESHOLDS` and `RECALLS`, averaged over the classes that have objects, if any."""
         known = ~np.isnan(self.precision[0, 0, :, 0])
         if not known.any():
             return np.full(self.precision.shape[:2], np.nan)
@@ -224,7 +214,7 @@ def coco(state: Detections) -> Coco:
     classes, limits = state.num_classes, np.array(list(AREAS.values()))
     outside, ignore = ((areas < limits[:, :1]) | (areas > limits[:, 1:]) for areas in (found.areas, truths.areas))
     ignore |= truths.ignored
-    matched, ignored = match(found, truths, ignore)
+    matched, ignored = match_detections(found, truths, ignore)
     ignored |= ~matched & outside[:, None]
     correct, wrong = matched & ~ignored, ~matched & ~ignored
 
@@ -255,13 +245,10 @@ def _precision(correct, wrong, count):
 def voc(state: Detections, threshold: float = 0.5, points: Literal[11] | None = None) -> list[float]:
     """Return PASCAL VOC's average precision of each class, 0 to 1; nan for a class without objects.
 
-    A detection is assigned to the object that it overlaps most, if the IoU exceeds the threshold. The first detection
+    A detection is assigned to the object that it overlaps most, if the IoU exceeds `threshold`. The first detection
     of an object is correct, all others are wrong. The state must have been updated with `pixel=1`.
 
-    Args:
-        state: of the images.
-        threshold: of IoU.
-        points: 11 averages the precision at recalls 0, 0.1, ..., 1 (VOC2007); None takes the area under the curve.
+    `points=11` averages the precision at recalls 0, 0.1, ..., 1 (VOC2007); None takes the area under the curve.
     """
     found, truths = flatten(state.images, state.num_classes, np.inf)
     first, last = (np.searchsorted(truths.keys, found.keys, side) for side in ("left", "right"))

@@ -42,10 +42,8 @@ def sentences(text: str) -> list[str]:
 def burstiness(values: ArrayLike) -> float:
     """Return (s - m) / (s + m) for the standard deviation s and mean m of non-negative values [N].
 
-    It is -1 for equal values, 0 for the gaps of a Poisson process, and below 1 (Goh & Barabasi 2008, equation 2).
-
-    Raises:
-        ValueError: if there are no values, all are 0, or one is negative or nan.
+    It is -1 for equal values, 0 for the gaps of a Poisson process, and below 1 (Goh & Barabasi 2008, equation 2). It is
+    undefined if all values are 0.
     """
     values = np.asarray(values, float)
     if not (values >= 0).all():
@@ -69,11 +67,7 @@ def word_burstiness(tokens: Sequence[str], least: int = 3) -> dict[str, float]:
 
 
 def distinct(texts: Iterable[Sequence[str]], n: int) -> float:
-    """Return distinct-n: the fraction of different n-grams in all texts (arXiv 1510.03055); nan without n-grams.
-
-    Raises:
-        ValueError: if n is below 1.
-    """
+    """Return distinct-n: the fraction of different n-grams in all texts (arXiv 1510.03055); nan without n-grams."""
     if n < 1:
         raise ValueError(f"n is {n}, but must be at least 1.")
     counts = Counter(gram for tokens in texts for gram in zip(*(tokens[start:] for start in range(n))))
@@ -90,11 +84,7 @@ def repetition(texts: Iterable[Sequence[str]], n: int = 4) -> float:
 
 
 def self_bleu(texts: Sequence[str], order: int = 4) -> float:
-    """Return the mean BLEU of each text against all others, 0 to 100; higher means less diverse (arXiv 1802.01886).
-
-    Raises:
-        ValueError: if there are fewer than two texts.
-    """
+    """Return the mean BLEU of each text against all others, 0 to 100; higher means less diverse (arXiv 1802.01886)."""
     if len(texts) < 2:
         raise ValueError(f"There are {len(texts)} texts, but self-BLEU needs at least 2.")
     metric = BLEU(effective_order=True, max_ngram_order=order)

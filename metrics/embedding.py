@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from lineage.metrics.summary import check_numbers
+
 _MULTIPLE = 16  # lengths are padded to multiples of it, so that few shapes are compiled
 
 
@@ -50,19 +52,15 @@ def bert_score(
 
     Special tokens have weight 0, but can be matched. With several references, precision, recall and F1 are maximised
     separately. A text that is empty or has a total weight of 0 scores 0. Padding has no influence, whereas `bert-score`
-    gives a token that is similar to none of a padded text the similarity 0.
+    lets padding match with similarity 0, so that a token with only negative similarities scores 0.
 
     Args:
         candidates: one text per example.
-        references: one or several per candidate.
+        references: one or several texts per candidate.
         embed: see the module's documentation.
-        idf: weight tokens by their inverse document frequency in the references.
+        idf: whether to weight tokens by their inverse document frequency in the references, of which there must be two.
         baseline: precision, recall and F1 that are rescaled to 0, see `read_baseline`.
         batch_size: number of pairs of texts that are compared at once.
-
-    Raises:
-        ValueError: if candidates and references differ in number, a candidate has no reference, or `idf` is set and
-            there is one reference only.
     """
     pairs, first, known = _paired(candidates, references, embed)
     rarity = _idf([known[text] for _, text in pairs]) if idf else None
@@ -84,11 +82,7 @@ def bert_score(
 
 
 def read_baseline(path: str | os.PathLike, layer: int) -> tuple[float, float, float]:
-    """Read the precision, recall and F1 of a layer from a baseline file of `bert-score` (CSV: LAYER,P,R,F).
-
-    Raises:
-        ValueError: if the file is not a baseline file or does not have the layer.
-    """
+    """Read the precision, recall and F1 of a layer from a baseline file of `bert-score` (CSV: LAYER,P,R,F)."""
     try:
         with open(path, encoding="utf-8") as file:
             lines = csv.DictReader(file)
@@ -154,17 +148,13 @@ def mover_score(
 
     Args:
         candidates: one text per example.
-        references: one or several per candidate.
+        references: one or several texts per candidate.
         embed: see the module's documentation.
-        version: of the authors' programs.
+        version: version of the authors' program.
         size: n of the n-grams; ignored by version 2.
-        idf: weight tokens by inverse document frequency, separately in candidates and references.
+        idf: whether to weight tokens by inverse document frequency, separately in candidates and references.
         skip: ids of tokens to ignore, such as punctuation, stop words and word continuations.
         entropy: entropic regularisation (Sinkhorn distance); 0 computes the exact distance.
-
-    Raises:
-        ValueError: if candidates and references differ in number, a candidate has no reference, `idf` is set and there
-            is one text only, or an option is out of range.
     """
     if version not in (1, 2) or size < 1 or entropy < 0:
         raise ValueError(f"{version=}, {size=} and {entropy=}, but must be 1 or 2, at least 1, and at least 0.")
@@ -182,10 +172,7 @@ def mover_score(
 
 def _paired(candidates, references, embed):
     """Return all (text, reference) pairs, the index of the first pair of each text, and text -> `Embedded`."""
-    if not candidates or len(candidates) != len(references):
-        raise ValueError(
-            f"Got {len(candidates)} texts and {len(references)} references; the numbers must be equal and not 0."
-        )
+    check_numbers(candidates, references)
     groups = [[group] if isinstance(group, str) else list(group) for group in references]
     if not all(groups):
         raise ValueError(f"Text {groups.index([])} has no reference, but needs at least one.")

@@ -71,7 +71,7 @@ def flatten(images: Mapping[int, Image], num_classes: int, limit: int | float) -
     return found, Truths(*(part[order] for part in parts))
 
 
-def match(
+def match_detections(
     found: Found, truths: Truths, ignore: Bool[np.ndarray, "A M"]
 ) -> tuple[Bool[np.ndarray, "A T N"], Bool[np.ndarray, "A T N"]]:
     """Match detections to annotated objects by COCO's rules, for A area ranges and T IoU thresholds.
@@ -108,6 +108,6 @@ def match(
 
 
 def _best(overlaps, allowed):
-    """Return whether any object is allowed, and the allowed one of largest overlap, the last in ties: [A, T, N]."""
+    """Return whether any object may be matched, and the one of largest overlap (the last in ties): [A, T, N]."""
     values = np.where(allowed, overlaps, -1)[..., ::-1]
     return allowed.any(axis=-1), allowed.shape[-1] - 1 - values.argmax(axis=-1)

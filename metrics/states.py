@@ -58,7 +58,7 @@ def _nan_unless(condition, value):
 
 @struct.dataclass
 class Total(State):
-    """Sum of means; a total weight below 1 is replaced by 1 in the division."""
+    """Sum of several means, each of which is a total divided by its weight, or by 1 if the weight is less."""
 
     means: tuple[Mean, ...]
 
@@ -91,11 +91,7 @@ class Confusion(State):
         return type(self)(self.counts.at[labels, predictions].add(jnp.where(known, ones, 0)), outside)
 
     def compute(self) -> Leaf:
-        """Return the counts [V, V]; subclasses return a scalar score instead.
-
-        Raises:
-            ValueError: if a label or a prediction is not a class index.
-        """
+        """Return the counts [V, V]; subclasses return a scalar score instead."""
         if self.outside:
             raise ValueError(f"{self.outside} examples have a class that is not from 0 to {len(self.counts) - 1}.")
         return self.counts
@@ -137,7 +133,7 @@ class Correlation(State):
     def update(self, x: Float[Array, "N"], y: Float[Array, "N"], mask: Bool[Array, "N"]) -> "Correlation":
         """Add pairs; pairs whose mask is False are ignored."""
         pairs = jnp.where(mask, jnp.stack([x, y]), 0)
-        origin = pairs[:, mask.argmax()]  # one of the pairs: a large common offset costs no precision
+        origin = pairs[:, mask.argmax()]  # one pair is subtracted from all, to avoid cancellation for a large mean
         shifted, count = jnp.where(mask, pairs - origin[:, None], 0), mask.sum()
         mean = shifted.sum(axis=1) / count.clip(1)
         x, y = jnp.where(mask, shifted - mean[:, None], 0)
@@ -206,11 +202,7 @@ class Values(State):
         return cls((np.zeros(0),) * columns)
 
     def update(self, *columns: Leaf) -> "Values":
-        """Add values, one array [N] per column.
-
-        Raises:
-            ValueError: if the columns differ in length.
-        """
+        """Add values, one array [N] per column."""
         if len(lengths := {len(column) for column in columns}) > 1:
             raise ValueError(f"The columns have lengths {sorted(lengths)}, which must be equal.")
         return self.merge(Values(columns))

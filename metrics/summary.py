@@ -59,13 +59,10 @@ def rouge(
 
     Args:
         output: text; for "Lsum", each line is a sentence.
-        references: one or several.
-        kinds: of ROUGE, see the module's documentation.
+        references: one or several texts.
+        kinds: kinds of ROUGE, see the module's documentation.
         beta: weight of recall relative to precision in F.
-        tokenize: splits a text into tokens.
-
-    Raises:
-        ValueError: if there is no reference, a kind is unknown, or beta is not positive.
+        tokenize: function that splits a text into tokens.
     """
     references = [references] if isinstance(references, str) else list(references)
     if not references:
@@ -94,19 +91,13 @@ def corpus_rouge(
 
     Args:
         outputs: one text per example.
-        references: one or several per output.
-        kinds, options: as in `rouge`.
+        references: one or several texts per output.
+        kinds, options: see `rouge`.
         samples: number of bootstrap samples; the bounds are percentiles of their means.
         confidence: level of the intervals, 0 to 1.
-        seed: of the samples.
-
-    Raises:
-        ValueError: if outputs and references differ in number or are empty; and as `rouge`.
+        seed: random seed of the samples.
     """
-    if not outputs or len(outputs) != len(references):
-        raise ValueError(
-            f"Got {len(outputs)} outputs and {len(references)} references; the numbers must be equal and not 0."
-        )
+    check_numbers(outputs, references)
     each = [rouge(output, some, kinds, **options) for output, some in zip(outputs, references)]
     scores = np.array([[row[kind] for kind in kinds] for row in each])  # [N, kinds, 3]
     drawn = np.random.default_rng(seed).multinomial(len(scores), np.full(len(scores), 1 / len(scores)), samples)
@@ -114,6 +105,14 @@ def corpus_rouge(
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
     named = zip(kinds, *(values.tolist() for values in (low, scores.mean(axis=0), high)))
     return {kind: {"low": Score(*a), "mean": Score(*b), "high": Score(*c)} for kind, a, b, c in named}
+
+
+def check_numbers(outputs: Sequence[Any], references: Sequence[Any]) -> None:
+    """Raise ValueError unless there are as many outputs as references, and at least one."""
+    if not outputs or len(outputs) != len(references):
+        raise ValueError(
+            f"Got {len(outputs)} outputs and {len(references)} references; the numbers must be equal and not 0."
+        )
 
 
 class _Text:
@@ -125,7 +124,7 @@ class _Text:
 
 
 def _scored(counts, beta):
-    """Return the score from the numbers of matches, of units of the output and of units of the reference."""
+    """Compute precision, recall and F from the numbers of matches, output units and reference units."""
     hits, ours, theirs = counts
     precision, recall = hits / ours if ours else 0.0, hits / theirs if theirs else 0.0
     whole = recall + beta**2 * precision

@@ -33,15 +33,10 @@ class Span(NamedTuple):
 
 
 def spans(tags: Sequence[str], scheme: str | None = None) -> list[Span]:
-    """Return the spans of a sentence.
+    """Return the spans of a sentence, given a tag for each word.
 
-    Args:
-        tags: one per word.
-        scheme: None reads the tags leniently, as CoNLL's script does; "IOB1", "IOB2", "IOE2", "IOBES" and "BILOU" are
-            strict: sequences that are not valid in the scheme are not spans.
-
-    Raises:
-        ValueError: if the scheme is unknown or a tag does not belong to it.
+    The scheme None reads the tags leniently, as CoNLL's script does. "IOB1", "IOB2", "IOE2", "IOBES" and "BILOU" are
+    strict: sequences that are not valid in the scheme are not spans.
     """
     if scheme not in _SCHEMES:
         raise ValueError(f"scheme is {scheme!r}, but must be None or one of {', '.join(filter(None, _SCHEMES))}.")
@@ -81,11 +76,7 @@ class Spans:
     def update(
         self, tags: Sequence[Sequence[str]], true_tags: Sequence[Sequence[str]], scheme: str | None = None
     ) -> "Spans":
-        """Add sentences; `scheme` as in `spans`.
-
-        Raises:
-            ValueError: if the numbers of sentences or tags differ; and as `spans`.
-        """
+        """Add sentences; for `scheme`, see `spans`."""
         if len(tags) != len(true_tags):
             raise ValueError(
                 f"Got {len(tags)} predicted and {len(true_tags)} true sentences; the numbers must be equal."

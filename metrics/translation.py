@@ -15,6 +15,8 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest
 
+from lineage.metrics.summary import check_numbers
+
 SACREBLEU = {"bleu": BLEU, "chrf": CHRF, "ter": TER}
 References = Sequence[str | Sequence[str]]
 
@@ -56,12 +58,9 @@ def corpus_score(
     Args:
         name: metric, a key of `SACREBLEU`.
         outputs: one text per example.
-        references: one or several per output; their number may vary.
+        references: one or several texts per output; their number may vary.
         samples: number of bootstrap samples for a confidence interval; 0 computes none.
         settings: see `options`.
-
-    Raises:
-        ValueError: if outputs and references differ in number or are empty, or an option is unknown.
     """
     metric = _metric(name, settings)
     score = metric.corpus_score(list(outputs), _transposed(outputs, references), samples)
@@ -70,7 +69,7 @@ def corpus_score(
 
 
 def sentence_scores(name: str, outputs: Sequence[str], references: References, **settings: Any) -> list[float]:
-    """Return the sentence-level scores of a metric in `SACREBLEU`; arguments and errors as in `corpus_score`.
+    """Return the sentence-level scores of a metric in `SACREBLEU`; see `corpus_score`.
 
     BLEU ignores n-gram orders that a text is too short for, unless `effective_order` is False.
     """
@@ -92,16 +91,11 @@ def compare(
     """Return the scores of several systems, each tested against the first, and the signature.
 
     Args:
-        name: metric, a key of `SACREBLEU`.
+        name, references, settings: see `corpus_score`.
         systems: name -> outputs, at least two.
-        references: as in `corpus_score`.
         test: "bs" for paired bootstrap resampling (Koehn 2004), "ar" for paired approximate randomisation (Riezler &
             Maxwell 2005).
         samples: number of samples of the test; 0 means 1,000 for "bs" and 10,000 for "ar".
-        settings: see `options`.
-
-    Raises:
-        ValueError: if there are fewer than two systems or the test is unknown; and as `corpus_score`.
     """
     if len(systems) < 2 or test not in ("bs", "ar"):
         raise ValueError(f"Got {len(systems)} systems and the test {test!r}; there must be at least 2, and bs or ar.")
@@ -115,7 +109,7 @@ def compare(
 
 
 def bleu(outputs: Sequence[str], references: References) -> tuple[float, str]:
-    """Return corpus BLEU, 0 to 100, with sacreBLEU's defaults, and its signature; errors as in `corpus_score`."""
+    """Return corpus BLEU, 0 to 100, with sacreBLEU's defaults, and its signature."""
     return corpus_score("bleu", outputs, references)[:2]
 
 
@@ -124,11 +118,8 @@ def d2l_bleu(outputs: Sequence[Sequence[str]], references: Sequence[Sequence[str
 
     It is exp(min(0, 1 - len(reference) / len(output))) times the product of p_n^(1 / 2^n) over n from 1 to `order`, or
     to the output's length if that is less, where p_n is the n-gram precision. An empty output scores 0.
-
-    Raises:
-        ValueError: if outputs and references differ in number or are empty, or the order is below 1.
     """
-    _check(outputs, references)
+    check_numbers(outputs, references)
     if order < 1:
         raise ValueError(f"order is {order}, but must be at least 1.")
     return sum(_d2l_bleu(*pair, order) for pair in zip(outputs, references)) / len(outputs)
@@ -147,15 +138,9 @@ def _d2l_bleu(output, reference, order):
 def bleu_by_length(
     outputs: Sequence[str], references: Sequence[str], lengths: Sequence[int], groups: int = 6
 ) -> list[tuple[int, int, int, float]]:
-    """Return BLEU by input length, in groups of about equal size (arXiv 1409.0473, figure 2).
+    """Return BLEU by input length (arXiv 1409.0473, figure 2), in at most `groups` groups of about equal size.
 
-    Args:
-        outputs, references: one of each per input.
-        lengths: of the inputs.
-        groups: maximum number of groups; inputs of equal length are in the same group.
-
-    Returns:
-        The shortest length, the longest length, the number of inputs and the BLEU of each group.
+    A group is (shortest length, longest length, number of inputs, BLEU); inputs of equal length are in the same group.
     """
     lengths = np.asarray(lengths)
     edges = np.unique(np.quantile(lengths, np.linspace(0, 1, groups + 1)[1:], method="lower"))
@@ -184,15 +169,8 @@ def _metric(name: str, settings: Mapping[str, Any]) -> Metric:
 
 def _transposed(outputs: Sequence[str], references: References) -> list[tuple[Any, ...]]:
     """Return a column of all first references, one of all second references, ..., padded with None."""
-    _check(outputs, references)
+    check_numbers(outputs, references)
     rows = [[row] if isinstance(row, str) else list(row) for row in references]
     if not all(rows):
         raise ValueError(f"Output {rows.index([])} has no reference, but needs at least one.")
     return list(zip_longest(*rows))
-
-
-def _check(outputs, references):
-    if not outputs or len(outputs) != len(references):
-        raise ValueError(
-            f"Got {len(outputs)} outputs and {len(references)} references; the numbers must be equal and not 0."
-        )

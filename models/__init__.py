@@ -1,33 +1,11 @@
-"""The architectures by name, see `build`, and what they share."""
+"""Model architectures; `build` constructs one by name."""
 
 from typing import Any
 
-from lineage.models import (
-    albert,
-    bart,
-    bert,
-    bigbird,
-    deit,
-    detr,
-    distilbert,
-    electra,
-    elmo,
-    gpt,
-    llama,
-    mae,
-    resnet,
-    roberta,
-    seq2seq,
-    swin,
-    t5,
-    transformer,
-    transformer_xl,
-    vit,
-)
-from lineage.models.base import HiddenStates, Layers, Model, hidden_states
-from lineage.models.registry import MODELS
+from lineage.configs.registry import load_all
+from lineage.models.base import MODELS, HiddenStates, Layers, Model, hidden_states
 
-__all__ = ["MODELS", "HiddenStates", "Layers", "Model", "build", "hidden_states"]
+load_all(__name__, __path__)
 
 
 def build(name: str, variant: str | None = None, **settings: Any) -> Model:
@@ -35,8 +13,8 @@ def build(name: str, variant: str | None = None, **settings: Any) -> Model:
 
     Args:
         name: a key of `MODELS`.
-        variant: a key of the class's `VARIANTS`, which gives what `settings` do not; None is the class's defaults.
-        settings: fields of the class. None counts as not given; a dictionary is a model of its own.
+        variant: key of the class's `VARIANTS`, a set of default settings; None: the defaults of the class.
+        settings: fields of the class. None counts as not given; a dictionary describes another model.
 
     Raises:
         ValueError: the name, the variant, a setting or one of its choices is unknown (the message names the nearest),

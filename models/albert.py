@@ -11,22 +11,19 @@ import flax.linen as nn
 import numpy as np
 from jaxtyping import Array, Float
 
-from lineage.models.base import Activation, Layers
-from lineage.models.bert import BERT
-from lineage.models.registry import MODELS
+from lineage.models.base import MODELS, Layers
+from lineage.models.bert import BERT, Classifier
+from lineage.models.fields import Activation, Count
 
 
 class GroupedStack(nn.Module):
-    """Consecutive groups of layers; the layers of a group share their parameters (section 4.4 of the paper).
+    """Consecutive groups of layers, of sizes that are as equal as possible (section 4.4 of the paper).
 
-    Attributes:
-        stack: makes a stack of a number of layers that share their parameters.
-        depth: number of layers, L.
-        num_groups: number of groups, of sizes that are as equal as possible.
+    `stack` makes a stack of a number of layers that share their parameters.
     """
 
     stack: Callable[..., nn.Module]
-    depth: int
+    depth: Count
     num_groups: int
 
     def setup(self):
@@ -59,16 +56,7 @@ class ALBERT(BERT):
     }
 
     vocab_size: int = 30_000
-    head: Literal[
-        "none",
-        "pooler",
-        "masked_lm",
-        "pretraining",
-        "classification",
-        "token_classification",
-        "question_answering",
-        "choice",
-    ] = "pretraining"
+    head: Literal["none", "pooler", "masked_lm", "pretraining", Classifier] = "pretraining"
     activation: Activation = "gelu_tanh"
     embed_width: int = 128
     num_groups: int = 1

@@ -1,4 +1,4 @@
-"""BART (Lewis et al. 2019, arXiv 1910.13461): an encoder-decoder of post-norm blocks, trained to undo noise in text."""
+"""BART (Lewis et al. 2019, arXiv 1910.13461): a post-norm encoder-decoder, pre-trained as a denoising autoencoder."""
 
 from functools import partial
 from typing import ClassVar, Literal
@@ -6,19 +6,18 @@ from typing import ClassVar, Literal
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Int
 
-from lineage.models.base import Activation, Layers
-from lineage.models.decoder import EncoderDecoder
-from lineage.models.layers.attend import Mask
+from lineage.models.base import MODELS, Layers
+from lineage.models.decoder import Decoded, EncoderDecoder
+from lineage.models.fields import Count, Rate, Size, Strategy
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
-from lineage.models.layers.cache import Cache
+from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import Learned, sinusoidal
-from lineage.models.registry import MODELS
 
 # The first rows of its position tables are unused: fairseq counts positions from the padding token's id on.
 UNUSED = 2
@@ -31,19 +30,12 @@ class BART(EncoderDecoder):
     The decoder starts with token 2, the end of text.
 
     Attributes:
-        vocab_size: V, of the input and the output.
-        max_length: length of the longest input and of the longest output.
-        depth, decoder_depth: L, of the encoder and of the decoder; `decoder_depth` None is `depth`.
-        width, num_heads, mlp_dim: D, H and F; mlp_dim None is 4 D.
-        activation: a name of `ACTIVATIONS`.
         scale_embedding: whether token embeddings are multiplied by sqrt(D), as in Marian and mBART.
         position: "learned" positions, or Marian's fixed "sinusoidal" ones.
         embed_norm: whether the embeddings are normalised; Marian's are not.
         logits_bias: whether a bias is added to the logits, as in checkpoints of `transformers`.
         dropout: rate on embeddings and the output of each sublayer.
         attention_dropout, activation_dropout: rates on attention weights and on hidden layers.
-        remat, unroll: see `Stack`.
-        attend: name of the strategy of attention, see `STRATEGIES`.
     """
 
     VARIANTS: ClassVar = {
@@ -52,23 +44,19 @@ class BART(EncoderDecoder):
     }
 
     vocab_size: int = 50_265
-    max_length: int = 1024
-    depth: int = 12
-    decoder_depth: int | None = None
-    width: int = 1024
-    num_heads: int = 16
-    mlp_dim: int | None = None
-    activation: Activation = "gelu"
+    max_length: Count = 1024
+    depth: Count = 12
+    decoder_depth: Size = None
+    width: Count = 1024
+    num_heads: Count = 16
+    mlp_dim: Size = None
     scale_embedding: bool = False
     position: Literal["learned", "sinusoidal"] = "learned"
     embed_norm: bool = True
     logits_bias: bool = False
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    activation_dropout: float = 0.0
-    remat: Literal["dots", "full"] | None = None
-    unroll: int = 1
-    attend: Literal["auto", "dense", "cudnn"] = "auto"
+    attention_dropout: Rate = 0.0
+    activation_dropout: Rate = 0.0
+    attend: Strategy = "auto"
 
     input_parameters = "^(embed|encoder_(position|norm))/"
 
@@ -96,23 +84,17 @@ class BART(EncoderDecoder):
         if self.embed_norm:
             self.encoder_norm, self.decoder_norm = norm(), norm()
         self.encoder_stack = stack(block, self.depth)
-        self.decoder_stack = stack(decoder_block, self.decoder_depth or self.depth)
-        self.drop = nn.Dropout(self.dropout)
+        self.decoder_stack = stack(decoder_block, self.decoder_layers)
+        self.drop = Dropout(self.dropout)
         if self.logits_bias:
             self.bias = self.param("logits_bias", nn.initializers.zeros, (self.vocab_size,))
 
-    def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
-        x = self._embedded("encoder", tokens, jnp.arange(tokens.shape[1])[None])
-        return self.encoder_stack(x, mask=Mask(keys=mask))[0]
-
-    def logits(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs
-    ) -> tuple[Float[Array, "B T V"], Cache | None]:
-        x, cache = self.decoder_stack(self._embedded("decoder", tokens, positions), **kwargs)
+    def logits(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs) -> Decoded:
+        x, cache = self.decoder_stack(self.embedded("decoder", tokens, positions), **kwargs)
         logits = self.embed.logits(x)
         return logits + self.bias if self.logits_bias else logits, cache
 
-    def _embedded(self, side, tokens, positions):
+    def embedded(self, side, tokens, positions):
         self.check_length(tokens.shape[1])
         x = self.embed(tokens)
         if self.position == "learned":
@@ -123,6 +105,6 @@ class BART(EncoderDecoder):
             x = x + jnp.take(jnp.asarray(table, x.dtype), positions, axis=0)
         if self.embed_norm:
             x = getattr(self, f"{side}_norm")(x)
-        x = self.drop(x, deterministic=not self.has_rng("dropout"))
+        x = self.drop(x)
         self.sow("intermediates", f"{side}_embedding", x)
         return x

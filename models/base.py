@@ -1,4 +1,4 @@
-"""The interface of an architecture: what it declares about itself, so that no other file lists its parameters."""
+"""Base classes of the architectures: fields, outputs, layer order, sharding rules and hidden states."""
 
 import dataclasses
 import math
@@ -9,24 +9,18 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import flax.linen as nn
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
+from lineage.configs.registry import INHERITED, Registry, check_ranges
+from lineage.models.fields import Activation, Count, Image, Rate
 from lineage.models.layers.position import resample
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]  # the names of `layers.mlp.ACTIVATIONS`
+MODELS = Registry("model")
+
 # A regular expression of paths, and the mesh axes of the last dimensions; several axes may share a dimension.
 ShardingRule = tuple[str, tuple[str | tuple[str, ...] | None, ...]]
 # A regular expression of paths, and a function (table, shape) -> the table for another resolution.
 ResampleRule = tuple[str, Callable[[Any, tuple[int, ...]], Any]]
-
-
-# Fields by name, the least value, and the value that they must be below.
-RANGES = (
-    ({"depth", "width", "num_heads", "mlp_dim", "patch_size", "max_length", "unroll", "window", "depths"}, 1, None),
-    ({"decoder_width", "decoder_num_heads", "decoder_mlp_dim"}, 1, None),
-    ({"decoder_depth", "memory_length", "num_registers", "layer_scale"}, 0, None),
-    ({"dropout", "stochastic_depth"}, 0, 1),
-)
 
 
 class Layers(NamedTuple):
@@ -35,11 +29,11 @@ class Layers(NamedTuple):
     Attributes:
         path: path of their parameters, such as "encoder_stack/layers".
         count: number of layers.
-        side: the part of the model that they belong to.
+        side: part of the model that they belong to.
         stacked: whether their parameters are stacked along a leading axis. Otherwise there is one set of parameters.
-        first: regular expression of other parameters that count with the first of these layers, such as a projection
-            before it.
-        last: regular expression of other parameters that count with the last of these layers, such as a final norm.
+        first: regular expression of further parameters assigned to the first of these layers, such as a preceding
+            projection.
+        last: regular expression of further parameters assigned to the last of these layers, such as a final norm.
     """
 
     path: str
@@ -51,7 +45,7 @@ class Layers(NamedTuple):
 
     @property
     def places(self) -> int:
-        """Number of places in the order of layers; parameters that all layers share have one."""
+        """Number of positions in the layer order; layers with shared parameters count once."""
         return self.count if self.stacked else 1
 
 
@@ -72,10 +66,11 @@ class HiddenStates(NamedTuple):
 
 
 class Model(nn.Module):
-    """Base class of the architectures.
+    """Base class of the architectures, which are constructed with keyword arguments.
 
     An architecture adds itself to `models.MODELS`; see `configs.registry.Registry` for `VARIANTS` and `FROM_DATA`.
-    The attributes below are no fields: a subclass overrides them by another attribute, a property or a field.
+    The attributes below are not dataclass fields; a subclass overrides them with a class attribute, a property or a
+    field.
 
     Attributes:
         reads: kind of the inputs, "images" or "texts".
@@ -86,11 +81,17 @@ class Model(nn.Module):
         has_patch_attention: whether attention weights are between all patches of an image, in row order.
         has_class_token: whether a class token comes before the patches.
         uses_batch_statistics: whether norms average over all tokens of a batch, so that padding must be masked.
-        takes_own_rate: whether the call takes `own_rate`, the fraction of the tokens that the model replaces by its own
-            predictions (scheduled sampling).
-        depth, width, patch_size: L, D, and the side of a patch in pixels, where there is one.
-        max_length: length of the longest sequence; None is unlimited.
-        attend: name of the strategy of attention, see `layers.attention.STRATEGIES`.
+        takes_own_rate: whether `__call__` accepts `own_rate`, the probability of scheduled sampling.
+        depth: number of layers, L.
+        width: size of the hidden states, D.
+        num_heads: number of attention heads, H.
+        mlp_dim: width of the hidden layer of the MLPs, F; None is 4 D.
+        patch_size: side of a patch, in pixels.
+        vocab_size: number of tokens, V.
+        max_length: length of the longest sequence, in tokens; None is unlimited.
+        epsilon: constant added to the variance in every norm.
+        attend: attention implementation: "auto" or "dense", or "cudnn" for flash attention on NVIDIA GPUs in 16-bit
+            precision.
         input_parameters: regular expression of the parameters before the first layer.
         attention_path: path of the attention weights that a layer sows.
     """
@@ -114,20 +115,17 @@ class Model(nn.Module):
     input_parameters = "^(embed|position|segment)"
     attention_path = "attention/attention"
 
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(kw_only=True, **kwargs)
+
     def __post_init__(self):
         super().__post_init__()
-        for names, low, below in RANGES:
-            for name in names & self.settings.keys():
-                value = getattr(self, name)
-                numbers = value if isinstance(value, tuple) else () if value is None else (value,)
-                if not all(low <= number and (below is None or number < below) for number in numbers):
-                    allowed = f"{low} or more" + (f", and below {below}" if below else "")
-                    raise ValueError(f"model.{name} is {value}: it must be {allowed}.")
+        check_ranges("model", self)
 
     @property
     def settings(self) -> dict[str, Any]:
         """The fields by name."""
-        names = (field.name for field in dataclasses.fields(self) if field.name not in ("parent", "name"))
+        names = (field.name for field in dataclasses.fields(self) if field.name not in INHERITED)
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -143,16 +141,12 @@ class Model(nn.Module):
     def layer_of(self, path: str) -> int | range:
         """Return the layer that a parameter belongs to, for layer-wise learning rates and for freezing.
 
+        It is 0 before the first layer (embeddings), 1 to `num_layers` for the layers, and `num_layers` + 1 after the
+        last one (heads). A range is for the layers that a parameter holds along its first axis.
+
         The order is that of timm's `group_matcher`, as far as timm has the architecture: a norm at the end of a stack
         counts with its last layer, a projection between two stacks with the layer after it. An encoder's layers come
         before its decoder's.
-
-        Args:
-            path: of the parameter, such as "stack/layers/mlp/up/kernel".
-
-        Returns:
-            0 before the first layer (embeddings), 1 to `num_layers` for the layers, and `num_layers` + 1 after the last
-            one (heads). A range is for the layers that a parameter holds along its first axis.
         """
         layer = 1
         for group in self.layer_groups:
@@ -200,11 +194,11 @@ class Model(nn.Module):
         return table
 
     def portable(self) -> "Model":
-        """Return the model with a strategy of attention that runs on every platform and in every precision."""
+        """Return the model with an attention implementation that runs on every platform and in every precision."""
         return self if self.attend == "auto" else self.clone(attend="auto")
 
     def states_from(self, sown: Mapping[str, tuple[Any, ...]]) -> HiddenStates:
-        """Return the hidden states among what a forward pass has sown, by path; see `hidden_states`."""
+        """Collect the hidden states from the intermediates sown by a forward pass; see `hidden_states`."""
         found = HiddenStates({}, {}, {})
         for group in [group for group in self.layer_groups if group.side != "backbone"]:
             for name in (f"{group.side}_embedding", "embedding"):
@@ -220,6 +214,60 @@ class Model(nn.Module):
         return found
 
 
+class StackModel(Model):
+    """Base class of models that are made of stacks of blocks.
+
+    Attributes:
+        activation: activation function of the MLPs.
+        dropout: rate on embeddings, attention weights and the output of each sublayer.
+        remat: what the backward pass recomputes to save memory: None nothing, "dots" all but the matrix products of
+            weights, "full" everything inside a block.
+        unroll: number of layers in each iteration of the loop over layers; more take longer to compile and may run
+            faster.
+    """
+
+    activation: Activation = "gelu"
+    dropout: Rate = 0.0
+    remat: Literal["dots", "full"] | None = None
+    unroll: Count = 1
+
+
+class ImageModel(Model):
+    """Base class of image classifiers.
+
+    Attributes:
+        num_classes: V; 0 leaves the classifier out and returns the features that are its input.
+        image_size: side of the training images, in pixels.
+        channels: number of channels of the images.
+    """
+
+    FROM_DATA = ("num_classes", "image_size", "channels")
+
+    num_classes: int = 1000
+    image_size: int = 224
+    channels: int = 3
+
+    reads = "images"
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return ("classes",) if self.num_classes else ("features",)
+
+    def check_channels(self, image: Image) -> None:
+        """Raise ValueError if the image has other channels than the model."""
+        if image.shape[-1] != self.channels:
+            raise ValueError(f"the image has {image.shape[-1]} channels, the model {self.channels}.")
+
+    def __call__(self, image: Image) -> Float[Array, "B V"]:
+        """Return logits of the classes, or features [B, D] without a classifier.
+
+        Raises:
+            ValueError: the image has other channels than the model.
+        """
+        x = self.encode(image).mean(axis=(1, 2))
+        return self.classifier(x) if self.num_classes else x
+
+
 def hidden_states(model: Model, variables: Mapping[str, Any], *inputs: Any, **options: Any) -> HiddenStates:
     """Return the hidden states and attention weights of a model on some inputs.
 
@@ -232,10 +280,7 @@ def hidden_states(model: Model, variables: Mapping[str, Any], *inputs: Any, **op
     >>> states.embedding["encoder"].shape, states.attention["encoder"][0].shape
     ((1, 8, 128), (1, 2, 8, 8))
 
-    Args:
-        model: the architecture.
-        variables: its parameters and statistics.
-        inputs, options: what `model.apply` takes after the variables.
+    `inputs` and `options` are the arguments of `model.apply` after the variables.
     """
     _, state = model.apply(variables, *inputs, mutable=["intermediates"], **options)
     return model.states_from(flatten_dict(state.get("intermediates", {}), sep="/"))
@@ -247,7 +292,7 @@ def resample_line(table: Any, shape: tuple[int, ...]) -> Any:
 
 
 def resample_grid(table: Any, shape: tuple[int, ...]) -> Any:
-    """Return a table of some tokens and of a square grid of patches [T, D] for another grid of as many tokens."""
+    """Resample a position table [T, D] of special tokens and a square patch grid to a different grid size."""
     old = math.isqrt(len(table))
     special = len(table) - old**2
     new = math.isqrt(max(shape[0] - special, 0))

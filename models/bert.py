@@ -1,4 +1,4 @@
-"""BERT (arXiv 1810.04805): a bidirectional, post-norm Transformer encoder with a small head for each task.
+"""BERT (arXiv 1810.04805): a bidirectional, post-norm Transformer encoder with a task-specific head.
 
 Its descendants are the same encoder with other settings: `roberta.py`, `distilbert.py`, `albert.py`, `electra.py`,
 `bigbird.py`.
@@ -12,26 +12,29 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.base import Activation, Layers, Model
+from lineage.models.base import MODELS, Layers, StackModel
+from lineage.models.fields import Count, Rate, Size, Strategy
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
+from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import Learned
-from lineage.models.registry import MODELS
 
+Output = Float[Array, "..."] | tuple[Float[Array, "..."], Float[Array, "..."]]
 # Heads that predict tokens, heads that read the pooled first token, and the numbers of outputs of their classifiers.
 WORDS = ("masked_lm", "pretraining")
 POOLED = ("pooler", "pretraining", "next_sentence", "classification", "choice")
 OUTPUTS = {"none": 0, "pooler": 0, "masked_lm": 0, "pretraining": 2, "next_sentence": 2, "question_answering": 2}
 OUTPUTS |= {"choice": 1, "replaced": 1}
+Classifier = Literal["classification", "token_classification", "question_answering", "choice"]  # heads of most models
 
 
 @MODELS.register("bert")
-class BERT(Model):
+class BERT(StackModel):
     """An encoder of token sequences. The output depends on the head:
 
     - "none": the last hidden states [B, T, D].
@@ -45,19 +48,11 @@ class BERT(Model):
     - "choice": a logit for each of N texts [B, N].
 
     Attributes:
-        vocab_size: number of different tokens.
-        max_length: length of the longest sequence.
         num_segments: number of segments that embeddings tell apart; 0 leaves the segment embeddings out.
-        depth, width, num_heads, mlp_dim: L, D, H and F; mlp_dim None is 4 D.
         head: task, see above.
         num_classes: V of "classification" and "token_classification".
-        activation: a name of `ACTIVATIONS`.
-        epsilon: of every LayerNorm.
-        dropout: rate on embeddings, attention weights and the output of each sublayer.
         head_dropout: rate before the classifier of "classification", "token_classification" and "choice"; None is
             `dropout`.
-        remat, unroll: see `Stack`.
-        attend: name of the strategy of attention, see `STRATEGIES`.
     """
 
     VARIANTS: ClassVar = {
@@ -71,35 +66,22 @@ class BERT(Model):
     FROM_DATA = ("vocab_size", "max_length", "head")
 
     vocab_size: int = 30_522
-    max_length: int = 512
+    max_length: Count = 512
     num_segments: int = 2
-    depth: int = 12
-    width: int = 768
-    num_heads: int = 12
-    mlp_dim: int | None = None
-    head: Literal[
-        "none",
-        "pooler",
-        "masked_lm",
-        "pretraining",
-        "next_sentence",
-        "classification",
-        "token_classification",
-        "question_answering",
-        "choice",
-    ] = "pretraining"
+    depth: Count = 12
+    width: Count = 768
+    num_heads: Count = 12
+    mlp_dim: Size = None
+    head: Literal["none", "pooler", "masked_lm", "pretraining", "next_sentence", Classifier] = "pretraining"
     num_classes: int = 2
-    activation: Activation = "gelu"
     epsilon: float = 1e-12
-    dropout: float = 0.1
+    dropout: Rate = 0.1
     head_dropout: float | None = None
-    remat: Literal["dots", "full"] | None = None
-    unroll: int = 1
-    attend: Literal["auto", "dense", "cudnn"] = "auto"
+    attend: Strategy = "auto"
 
     input_parameters = "^(embed|position|projection|segment)"
 
-    # The descendants differ in these.
+    # Attributes that subclasses override.
     attention = Attention
     embed_width = None  # E; None is D, without a projection
     first_position = 0  # row of the position table for the first token
@@ -130,7 +112,7 @@ class BERT(Model):
         if self.num_segments:
             self.segment = Embed(self.num_segments, embed_width, table_init=init)
         self.embed_norm = norm()
-        self.embed_dropout = nn.Dropout(self.dropout)
+        self.embed_dropout = Dropout(self.dropout)
         if self.embed_width:
             self.projection = linear((self.width,))
         self.stack = self.make_stack(partial(Stack, block, remat=self.remat, unroll=self.unroll))
@@ -141,31 +123,22 @@ class BERT(Model):
         outputs = OUTPUTS.get(self.head, self.num_classes)
         if outputs:
             self.classifier = linear((outputs,))
-        self.classifier_dropout = nn.Dropout(self.dropout if self.head_dropout is None else self.head_dropout)
+        self.classifier_dropout = Dropout(self.dropout if self.head_dropout is None else self.head_dropout)
 
     def __call__(
-        self,
-        tokens: Int[Array, "*B T"],
-        *,
-        segments: Int[Array, "*B T"] | None = None,
-        mask: Bool[Array, "*B T"] | None = None,
-        positions: Int[Array, "*#B T"] | None = None,
-        places: Int[Array, "*B M"] | None = None,
-    ) -> Float[Array, "..."] | tuple[Float[Array, "..."], Float[Array, "..."]]:
+        self, tokens: Int[Array, "*B T"], *, places: Int[Array, "*B M"] | None = None, **inputs: Array | None
+    ) -> Output:
         """Return the output of the head, see the class.
 
         Args:
-            tokens: at most `max_length` in a row, of which the first represents the text; [B, N, T] for "choice".
-            segments: number of the text of a pair that a token belongs to; 0 when None.
-            mask: True for real tokens; nothing attends to the others.
-            positions: of the tokens; 0 to T-1 when None.
-            places: positions of the only tokens to predict, which makes the logits [B, M, V].
+            tokens: at most `max_length` in a sequence, of which the first represents the text; [B, N, T] for "choice".
+            places: positions [B, M] of the tokens to predict; the logits are then [B, M, V].
+            inputs: see `encode`.
 
         Raises:
             ValueError: the sequence is longer than the model's.
         """
-        x = self.encode(tokens, segments=segments, mask=mask, positions=positions)
-        return self.read(x, places)
+        return self.read(self.encode(tokens, **inputs), places)
 
     def encode(
         self,
@@ -175,7 +148,14 @@ class BERT(Model):
         mask: Bool[Array, "*B T"] | None = None,
         positions: Int[Array, "*#B T"] | None = None,
     ) -> Float[Array, "*B T D"]:
-        """Return the last hidden states."""
+        """Return the last hidden states.
+
+        Args:
+            tokens: see `__call__`.
+            segments: number of the text of a pair that a token belongs to; 0 when None.
+            mask: True for real tokens, False for padding, which is masked out in attention.
+            positions: of the tokens; 0 to T-1 when None.
+        """
         *batch, length = tokens.shape
         if length > self.max_length:
             raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}.")
@@ -183,7 +163,7 @@ class BERT(Model):
         x = self.embed(tokens) + jnp.take(self.position(), positions + self.first_position, axis=0)
         if self.num_segments:
             x = x + self.segment(jnp.zeros_like(tokens) if segments is None else segments)
-        drop = partial(self.embed_dropout, deterministic=not self.has_rng("dropout"))
+        drop = self.embed_dropout
         x = self.embed_norm(drop(x)) if self.dropout_first else drop(self.embed_norm(x))
         x = self.projection(x) if self.embed_width else x
         self.sow("intermediates", "embedding", x)
@@ -203,12 +183,10 @@ class BERT(Model):
         return jnp.arange(tokens.shape[-1]).reshape(*[1] * (tokens.ndim - 1), -1)
 
     def pool(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B D"]:
-        """Return a vector of each text, made of its first token's."""
+        """Return the pooled output of the first token."""
         return self.pooler_activation(self.pooler(x[..., 0, :]))
 
-    def read(
-        self, x: Float[Array, "*B T D"], places: Int[Array, "*B M"] | None = None
-    ) -> Float[Array, "..."] | tuple[Float[Array, "..."], Float[Array, "..."]]:
+    def read(self, x: Float[Array, "*B T D"], places: Int[Array, "*B M"] | None = None) -> Output:
         """Return the output of the head for the last hidden states."""
         if self.head in ("none", "pooler"):
             return x if self.head == "none" else (x, self.pool(x))
@@ -218,13 +196,13 @@ class BERT(Model):
             return words if self.head == "masked_lm" else (words, self.classifier(self.pool(x)))
         x = self.pool(x) if self.head in POOLED else x
         if self.head not in ("next_sentence", "question_answering"):
-            x = self.classifier_dropout(x, deterministic=not self.has_rng("dropout"))
+            x = self.classifier_dropout(x)
         logits = self.classifier(x)
         return logits[..., 0] if self.head == "choice" else logits
 
 
 class MaskedLM(nn.Module):
-    """Head of masked language modelling: a layer, the product with the token embeddings, and a bias for each token."""
+    """Head of masked language modelling: a layer, the product with the token embeddings, and a bias."""
 
     activation: Callable
     norm: Callable[..., nn.Module]

@@ -11,17 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lineage.models.base import Activation
+from lineage.models.base import MODELS
 from lineage.models.bert import BERT
+from lineage.models.fields import Activation, Count
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.mlp import ACTIVATIONS
 from lineage.models.layers.sparse import BlockSparse
-from lineage.models.registry import MODELS
 
 
 class BlockSparseAttention(Attention):
-    """Self-attention whose strategy is a pattern of blocks, which each layer has of its own."""
+    """Self-attention with a block-sparse pattern that differs between layers."""
 
     @nn.compact
     def __call__(
@@ -41,33 +41,24 @@ class BlockSparseAttention(Attention):
 
 @MODELS.register("bigbird")
 class BigBird(BERT):
-    """BERT with block-sparse attention in sequences of more than (5 + 2 R) blocks; shorter ones are seen whole.
+    """BERT with block-sparse attention in sequences of more than 5 + 2 R blocks; shorter ones use full attention.
 
     Attributes:
         attention_type: "block_sparse", or "original_full" for attention between all tokens in sequences of any length.
         block_size: tokens in a block; the last one may have fewer.
         num_random_blocks: R, the random blocks that a block sees beside its neighbours and the two ends.
-        random_blocks: "seeded" draws other blocks for each layer, among those not seen otherwise; "first" is the first
-            block, R times more, as the reference implementation evaluates.
+        random_blocks: "seeded": random blocks, different in each layer, excluding blocks that are attended to anyway;
+            "first": the first block repeated R times, as in evaluation mode of the reference implementation.
         seed: of "seeded".
     """
 
-    VARIANTS: ClassVar = {
-        "base": {"depth": 12, "width": 768, "num_heads": 12},
-        "large": {"depth": 24, "width": 1024, "num_heads": 16},
-    }
+    VARIANTS: ClassVar = {name: BERT.VARIANTS[name] for name in ("base", "large")}
 
     vocab_size: int = 50_358
-    max_length: int = 4096
-    head: Literal[
-        "none",
-        "pooler",
-        "masked_lm",
-        "pretraining",
-        "classification",
-        "token_classification",
-        "choice",
-    ] = "pretraining"
+    max_length: Count = 4096
+    head: Literal["none", "pooler", "masked_lm", "pretraining", "classification", "token_classification", "choice"] = (
+        "pretraining"
+    )
     activation: Activation = "gelu_tanh"
     attention_type: Literal["block_sparse", "original_full"] = "block_sparse"
     block_size: int = 64
@@ -87,7 +78,7 @@ class BigBird(BERT):
         if self.attention_type == "original_full" or length <= (5 + 2 * self.num_random_blocks) * self.block_size:
             return None
         if self.attend == "cudnn":
-            raise ValueError("attend is 'cudnn', which has no block-sparse attention: it must be 'auto' or 'dense'.")
+            raise ValueError("attend is 'cudnn', without block-sparse attention: it must be 'auto' or 'dense'.")
         blocks = -(-length // self.block_size)
         others = random_blocks(self.depth, blocks, self.num_random_blocks, self.seed)
         return {
@@ -96,13 +87,9 @@ class BigBird(BERT):
 
 
 def random_blocks(depth: int, blocks: int, count: int, seed: int) -> Int[np.ndarray, "L N R"]:
-    """Return, in each layer, `count` random blocks for each block between the ends, none of which it sees anyway.
-
-    Raises:
-        ValueError: there are not so many.
-    """
+    """Return, in each layer, `count` random blocks for each block between the ends not attended to anyway."""
     if blocks < 5 + count:
-        raise ValueError(f"{blocks} blocks leave no {count} others for each: there must be at least {5 + count}.")
+        raise ValueError(f"{blocks} blocks are too few for num_random_blocks={count}: at least {5 + count} are needed.")
     place = np.arange(blocks)
     seen = np.abs(place[1:-1, None] - place) < 2
     seen[:, [0, -1]] = True

@@ -1,8 +1,8 @@
 """Costs of a model before it runs: parameters, FLOPs and memory, for training and for inference.
 
 Nothing is allocated and nothing is specific to an architecture: parameters come from the shapes of `init`, FLOPs and
-activations from the jaxprs of the forward pass and of the training step. The textbook's closed form is given for
-comparison.
+activations from the jaxprs of the forward pass and of the training step. The usual closed-form estimate (arXiv
+2001.08361) is given for comparison.
 """
 
 import dataclasses
@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -23,7 +22,7 @@ from lineage.models.jaxpr_costs import bytes_of, flops_by_kind, flops_by_scope, 
 
 
 class Accelerator(NamedTuple):
-    """A device.
+    """Specification of an accelerator.
 
     Attributes:
         kind: a regular expression of its `jax.Device.device_kind`.
@@ -127,11 +126,11 @@ def budget(
     model: Model,
     inputs: tuple,
     *,
-    objective: Callable[[nn.Module, Any], Any] | None = None,
+    variables: Any = None,
+    merge: Callable[[Any, Any], Any] | None = None,
+    loss: Callable[[Any, Any, Any, Any], Any] | None = None,
     batch: Any = None,
     optimizer: Callable[[Any], Any] | None = None,
-    variables: Any = None,
-    adapter: Any = None,
     compute_dtype: Any = None,
     cache_length: int | None = None,
 ) -> Budget:
@@ -140,90 +139,64 @@ def budget(
     Args:
         model: the architecture.
         inputs: arrays or `jax.ShapeDtypeStruct`s that the model is called with.
-        objective: loss of training: (bound model, batch) -> loss or (loss, ...). None is the sum of squared outputs.
-        batch: the objective's batch, arrays or shapes; None is `inputs`.
-        optimizer: makes the optimizer's state of the parameters, as `optax.adamw(1e-3).init`; None: Adam's two moments.
-        variables: with an adapter, arrays or shapes: its trained "params", its "frozen" ones and the model's other
-            collections; None stands for the model's own variables, all of them trained.
-        adapter: makes the model's parameters of the trained and the frozen ones (`adapter.apply`).
+        variables: arrays or shapes: the trained "params" and other collections; None: the variables of the model.
+        merge: (params, others) -> the parameters of the model, where the trained ones are not these.
+        loss: (params, others, batch, rng) -> loss of training; None: the sum of squared outputs.
+        batch: the batch of the loss, arrays or shapes; None: `inputs`.
+        optimizer: makes the optimizer state of the parameters, as `optax.adamw(1e-3).init`; None: Adam's two moments.
         compute_dtype: dtype of parameters and inputs in computation, and of inference's weights and cache.
-        cache_length: number of tokens that a row of the KV cache of inference holds; None leaves the cache out.
+        cache_length: number of tokens of a sequence in the KV cache of inference; None leaves the cache out.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     # Parameters are float32, which some kernels do not take; their shapes do not depend on the kernel.
     variables = dict(variables or jax.eval_shape(model.portable().init, {"params": key, "dropout": key}, *inputs))
     params = variables.pop("params")
-    functions = _Functions(model, objective, adapter, compute_dtype)
-    whole, _ = jax.eval_shape(functions.complete, params, variables)
-    rest = {name: value for name, value in whole.items() if name != "params"}
-    light = jax.eval_shape(functions.cast, (whole["params"], rest, inputs))
-    forward = jax.make_jaxpr(functions.apply)(*light).jaxpr
-    step_inputs = (params, variables, inputs if batch is None else batch, key)
-    gradient = jax.make_jaxpr(jax.value_and_grad(functions.loss))(*step_inputs).jaxpr
-    counts, parts = _by_part(light[0], forward)
+    whole = jax.eval_shape(merge, params, variables) if merge else params
+    rest = {name: value for name, value in variables.items() if name != "frozen"}
 
-    weights, state = bytes_of(params), bytes_of(variables)
-    training = {"weights": weights + state, "gradients": weights}
-    training["optimizer"] = bytes_of(jax.eval_shape(optimizer, params)) if optimizer else 2 * weights
-    training["activations"] = saved_bytes(functions.loss, *step_inputs)
-    training["total"] = training["weights"] + training["optimizer"] + bytes_of(step_inputs[2]) + peak_bytes(gradient)
+    def apply(params, rest, inputs, **how):
+        return model.apply({"params": params, **rest}, *inputs, **how)
+
+    light = jax.eval_shape(partial(_cast, dtype=compute_dtype), (whole, rest, inputs))
+    forward, step = jax.make_jaxpr(apply)(*light).jaxpr, (params, variables, inputs if batch is None else batch, key)
+    counts, parts = _by_part(whole, forward)
+    costs, training = _training(loss or partial(_squares, model, compute_dtype), step, optimizer)
     inference = {"weights": bytes_of(light[:2]), "cache": 0, "activations": peak_bytes(forward)}
     if cache_length is not None:
         size = (jax.tree.leaves(inputs)[0].shape[0], cache_length)
-        init_cache = partial(functions.apply, inputs=size, method="init_cache")
-        inference["cache"] = bytes_of(jax.eval_shape(lambda *light: jax.tree.leaves(init_cache(*light)), *light[:2]))
+        cache = partial(apply, inputs=size, method="init_cache")
+        # As leaves, because a `Cache` takes no shapes in the place of arrays.
+        inference["cache"] = bytes_of(jax.eval_shape(lambda *light: jax.tree.leaves(cache(*light)), *light[:2]))
     inference["total"] = sum(inference.values()) + bytes_of(light[2:])
 
-    sown = jax.eval_shape(lambda *light: functions.apply(*light, mutable="intermediates")[1], *light)
-    costs = {"forward": flops_by_kind(forward), "training": flops_by_kind(gradient), "parts": parts}
-    memory = {"training": training, "inference": inference}
+    sown = jax.eval_shape(partial(apply, mutable="intermediates"), *light)[1]
     textbook = _textbook(model, sown.get("intermediates", {}))
-    return Budget(counts | {"total": counts.total()}, costs, memory, textbook)
+    flops = {"forward": flops_by_kind(forward), "training": costs, "parts": parts}
+    return Budget(counts | {"total": counts.total()}, flops, {"training": training, "inference": inference}, textbook)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Functions:
-    """The forward pass and the loss of a model, as functions of its variables; see `budget`."""
-
-    model: Model
-    objective: Callable[[nn.Module, Any], Any] | None
-    adapter: Any
-    compute_dtype: Any
-
-    def complete(self, params, rest):
-        """Return the model's variables, and the original parameters for objectives that compare with them."""
-        if self.adapter is None:
-            return {"params": params, **rest}, {}
-        rest = dict(rest)
-        frozen = rest.pop("frozen")
-        reference = {"reference": self.cast(self.adapter.reference(frozen))}
-        return {"params": self.adapter.apply(frozen, params), **rest}, reference
-
-    def cast(self, tree):
-        """Return a tree with its floating-point arrays in the dtype of computation."""
-
-        def cast(x):
-            floating = self.compute_dtype and jnp.issubdtype(x.dtype, jnp.floating)
-            return x.astype(self.compute_dtype) if floating else x
-
-        return jax.tree.map(cast, tree)
-
-    def apply(self, params, rest, inputs, **how):
-        """Return the model's outputs."""
-        return self.model.apply({"params": params, **rest}, *inputs, **how)
-
-    def loss(self, params, rest, batch, key):
-        """Return the loss of a batch."""
-        whole, reference = self.complete(params, rest)
-        mutable = [name for name in whole if name != "params"]
-        function = nn.apply(self.objective or _squares, self.model, mutable=mutable)
-        variables = whole | reference | {"params": self.cast(whole["params"])}
-        out = function(variables, self.cast(batch), rngs={"dropout": key})[0]
-        return out[0] if isinstance(out, tuple) else out
+def _training(loss, step, optimizer):
+    """Return the FLOPs of a training step with these inputs (parameters, others, batch, rng), and its memory."""
+    params, rest, batch, _ = step
+    gradient = jax.make_jaxpr(jax.value_and_grad(loss))(*step).jaxpr
+    weights = bytes_of(params)
+    memory = {"weights": weights + bytes_of(rest), "gradients": weights}
+    memory["optimizer"] = bytes_of(jax.eval_shape(optimizer, params)) if optimizer else 2 * weights
+    memory["activations"] = saved_bytes(loss, *step)
+    memory["total"] = memory["weights"] + memory["optimizer"] + bytes_of(batch) + peak_bytes(gradient)
+    return flops_by_kind(gradient), memory
 
 
-def _squares(model, inputs):
-    return sum(jnp.square(x.astype(jnp.float32)).sum() for x in jax.tree.leaves(model(*inputs)))
+def _cast(tree, dtype):
+    """Return a tree with its floating-point arrays in a dtype; None changes nothing."""
+    return jax.tree.map(lambda x: x.astype(dtype) if dtype and jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
+
+
+def _squares(model, dtype, params, rest, batch, key):
+    """Return the sum of the squared outputs, for inputs `batch`."""
+    variables, inputs = {"params": _cast(params, dtype), **rest}, _cast(batch, dtype)
+    out, _ = model.apply(variables, *inputs, mutable=list(rest), rngs={"dropout": key})
+    return sum(jnp.square(x.astype(jnp.float32)).sum() for x in jax.tree.leaves(out))
 
 
 def _by_part(params, forward):

@@ -3,30 +3,37 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.base import Layers, Model
+from lineage.models.base import Layers, StackModel
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.cache import Cache, Memory
 
+Decoded = tuple[Float[Array, "B T V"], Cache | None]  # logits, and the cache with the tokens appended
 
-class Decoder(Model):
-    """Base class of models that generate text; a subclass has `embed`, `depth`, `width` and `num_heads`."""
+
+class Decoder(StackModel):
+    """Base class of models that generate text; a subclass has `embed`, `depth`, `width` and `num_heads`.
+
+    Attributes:
+        decoder_depth: number of layers of the decoder; None is `depth`.
+    """
 
     FROM_DATA = ("vocab_size", "max_length")
 
     is_decoder = True
-    decoder_depth = None  # number of layers of the decoder; None is `depth`
+    decoder_depth = None
+
+    @property
+    def decoder_layers(self) -> int:
+        """Number of layers of the decoder."""
+        return self.decoder_depth or self.depth
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
         """Number of layers, of key/value heads, and of channels of a head."""
-        return self.decoder_depth or self.depth, self.num_heads, self.width // self.num_heads
+        return self.decoder_layers, self.num_heads, self.width // self.num_heads
 
     def init_cache(self, batch_size: int, max_length: int) -> Cache:
-        """Return an empty cache of the parameters' dtype with room for `max_length` tokens in each row.
-
-        Raises:
-            ValueError: `max_length` exceeds the model's.
-        """
+        """Return an empty cache of the parameters' dtype with room for `max_length` tokens of each sequence."""
         self.check_length(max_length)
         layers, heads, size = self.cache_shape
         return Cache.empty(layers, batch_size, max_length, heads, size, self.embed.table.dtype)
@@ -53,11 +60,10 @@ class DecoderOnly(Decoder):
         mask: Bool[Array, "B T"] | None = None,
         positions: Int[Array, "#B T"] | None = None,
     ) -> Float[Array, "B T V"]:
-        """Return the logits of the token after each one.
+        """Return the logits of the token after each one of at most `max_length` tokens.
 
         Args:
-            tokens: at most `max_length` tokens in a row.
-            mask: True for real tokens; nothing attends to the others (padding on either side).
+            mask: True for real tokens, False for padding (on either side), which is masked out in attention.
             positions: of the tokens; 0 to T-1 when None.
 
         Raises:
@@ -69,18 +75,16 @@ class DecoderOnly(Decoder):
     def encode(self, inputs: None = None) -> None:
         """Return None: a decoder-only model has no encoder."""
 
-    def decode(
-        self, tokens: Int[Array, "B T"], cache: Cache, memory: None = None
-    ) -> tuple[Float[Array, "B T V"], Cache]:
-        """Return the logits after each of T more tokens in every row, and the cache with these tokens appended."""
+    def decode(self, tokens: Int[Array, "B T"], cache: Cache, memory: None = None) -> Decoded:
+        """Return the logits after each of T more tokens of each sequence, and the cache with these tokens appended."""
         return self.logits(tokens, cache.positions(tokens.shape[1]), cache=cache)
 
 
 class EncoderDecoder(Decoder):
     """Base class of models that generate text from an input text.
 
-    It has an `encoder_stack` and a `decoder_stack`; `encoded(tokens, mask)` is its encoder, and the forward pass of its
-    decoder is `logits(tokens, positions, context=, context_mask=, mask=, cache=)`.
+    It has an `encoder_stack` and a `decoder_stack`; `embedded(side, tokens, positions)` are the input of the "encoder"
+    or the "decoder", and `logits(tokens, positions, context=, context_mask=, mask=, cache=)` is its decoder.
     """
 
     outputs = ("target_tokens",)
@@ -92,12 +96,17 @@ class EncoderDecoder(Decoder):
             Layers("encoder_stack/layers", self.depth, last="^encoder_norm/"),
             Layers(
                 "decoder_stack/layers",
-                self.decoder_depth or self.depth,
+                self.decoder_layers,
                 "decoder",
                 first="^decoder_(position|relative)/",
                 last="^decoder_norm/",
             ),
         )
+
+    def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
+        """Return the output of the encoder for tokens and their mask."""
+        x = self.embedded("encoder", tokens, jnp.arange(tokens.shape[1])[None])
+        return self.encoder_stack(x, mask=Mask(keys=mask))[0]
 
     def __call__(
         self,
@@ -109,13 +118,8 @@ class EncoderDecoder(Decoder):
     ) -> Float[Array, "B T V"]:
         """Return the logits of the token after each of `tokens`, given the whole of `inputs`.
 
-        Args:
-            inputs: tokens of the encoder, at most `max_length` in a row.
-            tokens: tokens of the decoder, at most as many.
-            inputs_mask, mask: True for real tokens; nothing attends to the others (padding on either side).
-
-        Raises:
-            ValueError: a sequence is longer than the model's.
+        Both have at most `max_length` tokens, or ValueError is raised. The masks are True for real tokens, False for
+        padding (on either side), which is masked out in attention.
         """
         inputs_mask = jnp.ones(inputs.shape, bool) if inputs_mask is None else inputs_mask
         mask = None if mask is None else Mask(keys=mask)
@@ -127,7 +131,7 @@ class EncoderDecoder(Decoder):
         tokens, mask = inputs
         return self.decoder_stack.memory(self.encoded(tokens, mask), mask)
 
-    def decode(self, tokens: Int[Array, "B T"], cache: Cache, memory: Memory) -> tuple[Float[Array, "B T V"], Cache]:
-        """Return the logits after each of T more tokens in every row, and the cache with these tokens appended."""
+    def decode(self, tokens: Int[Array, "B T"], cache: Cache, memory: Memory) -> Decoded:
+        """Return the logits after each of T more tokens of each sequence, and the cache with these tokens appended."""
         context = {"context": memory, "context_mask": Mask(keys=memory.mask)}
         return self.logits(tokens, cache.positions(tokens.shape[1]), cache=cache, **context)

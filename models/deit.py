@@ -5,7 +5,8 @@ from typing import ClassVar
 import flax.linen as nn
 from jaxtyping import Array, Float
 
-from lineage.models.registry import MODELS
+from lineage.models.base import MODELS
+from lineage.models.fields import Image
 from lineage.models.vit import ViT
 
 
@@ -35,7 +36,7 @@ class DeiT(ViT):
         if self.num_classes and self.distillation_head:
             self.distillation_classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)
 
-    def __call__(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B V"]:
+    def __call__(self, image: Image) -> Float[Array, "B V"]:
         """Return the mean of both heads' logits (or of both tokens [B, D] without a classifier).
 
         Without the distillation head, they are the class token's alone.
@@ -44,12 +45,8 @@ class DeiT(ViT):
             return super().__call__(image)
         return sum(self.heads(image)) / 2
 
-    def heads(self, image: Float[Array, "B height width channels"]) -> tuple[Float[Array, "B V"], Float[Array, "B V"]]:
-        """Return the logits of the head for labels and of the head for the teacher's predictions.
-
-        Raises:
-            ValueError: there is no distillation head.
-        """
+    def heads(self, image: Image) -> tuple[Float[Array, "B V"], Float[Array, "B V"]]:
+        """Return the logits of the head for labels and of the head for the teacher's predictions."""
         if not self.distillation_head:
             raise ValueError("distillation_head is False: the model has one head.")
         tokens = self.encode(image)

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from lineage.models.base import Activation, Layers, Model, ResampleRule
+from lineage.models.base import MODELS, Layers, Model, ResampleRule, StackModel
+from lineage.models.fields import Activation, Count, Image, Rate, Size
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack
@@ -17,7 +18,6 @@ from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import Learned
-from lineage.models.registry import MODELS
 
 
 class PositionedAttention(Attention):
@@ -58,7 +58,7 @@ class PositionedBlock(Block):
         drop_path: None = None,
         cache: None = None,
     ) -> tuple[Float[Array, "B T D"], None]:
-        """Return the output, and None in place of a cache; `places` are added to x, `context_places` to the context."""
+        """Return the output, and None in place of a cache; position embeddings are added to x and to the context."""
         attention = self.attention(name="attention")
         x, _ = self.add("attention", x, partial(attention, mask=mask or Mask(), positions=places))
         if self.cross_attention is not None:
@@ -72,20 +72,18 @@ class PositionedBlock(Block):
 
 
 @MODELS.register("detr")
-class DETR(Model):
+class DETR(StackModel):
     """An object detector for images of any size.
 
     Attributes:
-        backbone: a model with `features`, of which the last map is used.
-        num_classes: V, without "no object", which is the last logit.
-        image_size: of the training images, in pixels.
-        num_queries: Q, the largest number of objects in an image.
-        depth, decoder_depth: L, of the encoder and of the decoder; None is `depth`.
-        width, num_heads, mlp_dim: D, H and F; mlp_dim None is 8 D.
-        activation: a name of `ACTIVATIONS`.
+        backbone: model with `features`, of which the last feature map is used.
+        num_classes: number of classes, V, without "no object", which is the last logit.
+        image_size: side of the training images, in pixels.
+        num_queries: number of object queries, Q, the maximum number of objects in an image.
+        decoder_depth: number of layers of the decoder; None is `depth`.
+        mlp_dim: width of the hidden layer of the MLPs, F; None is 8 D.
         placement: see `Block`; with "pre" the encoder's output is normalised too.
-        dropout: rate on attention weights, hidden layers and the output of each part.
-        remat, unroll: see `Stack`.
+        dropout: rate on attention weights, hidden layers and the output of each sublayer.
     """
 
     VARIANTS: ClassVar = {
@@ -98,16 +96,14 @@ class DETR(Model):
     num_classes: int = 91
     image_size: int = 800
     num_queries: int = 100
-    depth: int = 6
-    decoder_depth: int | None = None
-    width: int = 256
-    num_heads: int = 8
-    mlp_dim: int | None = None
+    depth: Count = 6
+    decoder_depth: Size = None
+    width: Count = 256
+    num_heads: Count = 8
+    mlp_dim: Size = None
     activation: Activation = "relu"
     placement: Literal["post", "pre"] = "post"
-    dropout: float = 0.1
-    remat: Literal["dots", "full"] | None = None
-    unroll: int = 1
+    dropout: Rate = 0.1
 
     reads = "images"
     outputs = ("objects",)
@@ -120,19 +116,13 @@ class DETR(Model):
     def layer_groups(self) -> tuple[Layers, ...]:
         """The layers of the backbone, of the encoder and of the decoder, in this order."""
         count = self.decoder_depth or self.depth
-        return (
-            *(
-                group._replace(
-                    path=f"backbone/{group.path}",
-                    side="backbone",
-                    first=group.first.replace("^", "^backbone/"),
-                    last=group.last.replace("^", "^backbone/"),
-                )
-                for group in self.backbone.layer_groups
-            ),
-            Layers("encoder_stack/layers", self.depth, first="^projection/", last="^encoder_norm/"),
-            Layers("decoder_stack/layers", count, "decoder", first="^queries/", last="^decoder_norm/"),
-        )
+        groups = []
+        for group in self.backbone.layer_groups:
+            first, last = (pattern.replace("^", "^backbone/") for pattern in (group.first, group.last))
+            groups.append(group._replace(path=f"backbone/{group.path}", side="backbone", first=first, last=last))
+        groups.append(Layers("encoder_stack/layers", self.depth, first="^projection/", last="^encoder_norm/"))
+        groups.append(Layers("decoder_stack/layers", count, "decoder", first="^queries/", last="^decoder_norm/"))
+        return tuple(groups)
 
     @property
     def resample_rules(self) -> tuple[ResampleRule, ...]:
@@ -167,7 +157,7 @@ class DETR(Model):
         self.box = [nn.Dense(self.width), nn.Dense(self.width), nn.Dense(4)]
 
     def __call__(
-        self, image: Float[Array, "B height width channels"], mask: Bool[Array, "B height width"] | None = None
+        self, image: Image, mask: Bool[Array, "B height width"] | None = None
     ) -> tuple[Float[Array, "L B Q V"], Float[Array, "L B Q 4"]]:
         """Return logits and boxes (centre x, centre y, width and height, relative to the image) of every decoder layer.
 
@@ -193,14 +183,12 @@ class DETR(Model):
             box = nn.relu(layer(box))
         return self.classifier(x), jax.nn.sigmoid(self.box[-1](box).astype(jnp.float32))
 
-    def encode(
-        self, image: Float[Array, "B height width channels"], mask: Bool[Array, "B height width"] | None = None
-    ) -> Float[Array, "B P D"]:
-        """Return the encoder's output at the places of the backbone's last map, in row order."""
+    def encode(self, image: Image, mask: Bool[Array, "B height width"] | None = None) -> Float[Array, "B P D"]:
+        """Return the encoder's output at the positions of the last feature map of the backbone, in row order."""
         return self._encoded(image, mask)[0]
 
     def _encoded(self, image, mask):
-        """Return the encoder's output, True where a place is in the image, and the positions of the places."""
+        """Return the encoder's output, its mask (True for positions in the image), and the position embeddings."""
         x = self.projection(self.backbone.features(image)[-1])
         batch, rows, columns, width = x.shape
         mask = jnp.ones(image.shape[:3], bool) if mask is None else mask

@@ -4,8 +4,9 @@ from typing import ClassVar, Literal
 
 import jax
 
-from lineage.models.bert import BERT
-from lineage.models.registry import MODELS
+from lineage.models.base import MODELS
+from lineage.models.bert import BERT, Classifier
+from lineage.models.fields import Count
 
 
 @MODELS.register("distilbert")
@@ -15,14 +16,7 @@ class DistilBERT(BERT):
     VARIANTS: ClassVar = {"base": {"depth": 6, "width": 768, "num_heads": 12}}
 
     num_segments: int = 0
-    depth: int = 6
-    head: Literal[
-        "none",
-        "masked_lm",
-        "classification",
-        "token_classification",
-        "question_answering",
-        "choice",
-    ] = "masked_lm"
+    depth: Count = 6
+    head: Literal["none", "masked_lm", Classifier] = "masked_lm"
 
     pooler_activation = staticmethod(jax.nn.relu)

@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 import flax.linen as nn
 from jaxtyping import Array, Float, Int
 
-from lineage.models.bert import BERT
+from lineage.models.base import MODELS
+from lineage.models.bert import BERT, Classifier
 from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, gelu
-from lineage.models.registry import MODELS
 
 
 @MODELS.register("electra")
@@ -32,15 +32,7 @@ class ELECTRA(BERT):
         "large_generator": {"depth": 24, "width": 256, "num_heads": 4, "embed_width": 1024, "head": "masked_lm"},
     }
 
-    head: Literal[
-        "none",
-        "masked_lm",
-        "replaced",
-        "classification",
-        "token_classification",
-        "question_answering",
-        "choice",
-    ] = "replaced"
+    head: Literal["none", "masked_lm", "replaced", Classifier] = "replaced"
     embed_width: int | None = None
 
     pooler_activation = words_activation = staticmethod(gelu)

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.base import HiddenStates, Layers, Model
+from lineage.models.base import MODELS, HiddenStates, Layers, Model
+from lineage.models.fields import Count, Rate
+from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.linear import Linear
 from lineage.models.layers.recurrent import Cell, Layer
-from lineage.models.registry import MODELS
 
 
 @MODELS.register("elmo")
@@ -23,7 +24,6 @@ class ELMo(Model):
     The published models clip memories and outputs to -3..3; this one does not.
 
     Attributes:
-        vocab_size: V.
         depth: L, LSTMs of each direction, with residual connections.
         width: D, of the embeddings and of the output of each LSTM.
         cell_dim: F, size of the LSTMs' memories.
@@ -38,10 +38,10 @@ class ELMo(Model):
     FROM_DATA = ("vocab_size",)
 
     vocab_size: int
-    depth: int = 2
-    width: int = 512
+    depth: Count = 2
+    width: Count = 512
     cell_dim: int = 4096
-    dropout: float = 0.1
+    dropout: Rate = 0.1
 
     outputs = ("both_directions",)
 
@@ -56,7 +56,7 @@ class ELMo(Model):
     def setup(self):
         layer = partial(Layer, partial(Cell, "lstm", self.cell_dim, self.width))
         self.embed = Embed(self.vocab_size, self.width)
-        self.drop = nn.Dropout(self.dropout)
+        self.drop = Dropout(self.dropout)
         self.forward = [layer() for _ in range(self.depth)]
         self.backward = [layer(reverse=True) for _ in range(self.depth)]
         self.head = Linear((self.vocab_size,))
@@ -71,7 +71,7 @@ class ELMo(Model):
             mask: True for real tokens; the others change no state.
         """
         ahead, back = jnp.split(self.features(tokens, mask=mask)[-1], 2, axis=-1)
-        return self.head(self._dropped(ahead)), self.head(self._dropped(back))
+        return self.head(self.drop(ahead)), self.head(self.drop(back))
 
     def features(
         self, tokens: Int[Array, "B T"], *, mask: Bool[Array, "B T"] | None = None
@@ -87,11 +87,8 @@ class ELMo(Model):
         return layers
 
     def _further(self, layer, x, mask, i):
-        out, _ = layer(self._dropped(x), mask=mask)
+        out, _ = layer(self.drop(x), mask=mask)
         return x + out if i else out
-
-    def _dropped(self, x):
-        return self.drop(x, deterministic=not self.has_rng("dropout"))
 
 
 class ScalarMix(nn.Module):

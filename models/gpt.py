@@ -1,22 +1,22 @@
 """GPT-2 (Radford et al. 2019): a causal, pre-norm Transformer decoder with learned positions and tied embeddings."""
 
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
-from lineage.models.base import Activation
-from lineage.models.decoder import DecoderOnly
+from lineage.models.base import MODELS
+from lineage.models.decoder import Decoded, DecoderOnly
+from lineage.models.fields import Activation, Count, Size, Strategy
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
-from lineage.models.layers.cache import Cache
+from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import Learned
-from lineage.models.registry import MODELS
 
 
 @MODELS.register("gpt")
@@ -24,15 +24,7 @@ class GPT(DecoderOnly):
     """A language model: logits of the next token from the tokens so far.
 
     Attributes:
-        vocab_size: V.
-        max_length: length of the longest sequence, the size of the position table.
-        depth, width, num_heads, mlp_dim: L, D, H and F; mlp_dim None is 4 D.
-        activation: a name of `ACTIVATIONS`.
-        epsilon: of every LayerNorm.
         use_bias: whether projections and norms have biases, as in GPT-2; nanoGPT's recipes leave them out.
-        dropout: rate on embeddings, attention weights and the output of each sublayer.
-        remat, unroll: see `Stack`.
-        attend: name of the strategy of attention, see `STRATEGIES`.
     """
 
     VARIANTS: ClassVar = {
@@ -43,18 +35,15 @@ class GPT(DecoderOnly):
     }
 
     vocab_size: int = 50_257
-    max_length: int = 1024
-    depth: int = 12
-    width: int = 768
-    num_heads: int = 12
-    mlp_dim: int | None = None
+    max_length: Count = 1024
+    depth: Count = 12
+    width: Count = 768
+    num_heads: Count = 12
+    mlp_dim: Size = None
     activation: Activation = "gelu_tanh"
     epsilon: float = 1e-5
     use_bias: bool = True
-    dropout: float = 0.0
-    remat: Literal["dots", "full"] | None = None
-    unroll: int = 1
-    attend: Literal["auto", "dense", "cudnn"] = "auto"
+    attend: Strategy = "auto"
 
     def setup(self):
         init = nn.initializers.normal(0.02)
@@ -69,16 +58,14 @@ class GPT(DecoderOnly):
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
         self.embed = Embed(self.vocab_size, self.width)
         self.position = Learned(self.max_length, self.width)
-        self.embed_dropout = nn.Dropout(self.dropout)
+        self.embed_dropout = Dropout(self.dropout)
         self.stack = Stack(block, self.depth, remat=self.remat, unroll=self.unroll)
         self.norm = norm()
 
-    def logits(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs
-    ) -> tuple[Float[Array, "B T V"], Cache | None]:
+    def logits(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs) -> Decoded:
         self.check_length(tokens.shape[1])
         x = self.embed(tokens) + jnp.take(self.position(), positions, axis=0)
-        x = self.embed_dropout(x, deterministic=not self.has_rng("dropout"))
+        x = self.embed_dropout(x)
         self.sow("intermediates", "embedding", x)
         x, cache = self.stack(x, **kwargs)
         return self.embed.logits(self.norm(x)), cache

@@ -9,18 +9,18 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import flax.linen as nn
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
-from lineage.models.base import Activation
-from lineage.models.decoder import DecoderOnly
+from lineage.models.base import MODELS
+from lineage.models.decoder import Decoded, DecoderOnly
+from lineage.models.fields import Activation, Count, Size, Strategy
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
-from lineage.models.layers.cache import Cache
+from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import RMSNorm
 from lineage.models.layers.position import rotary, stretched, yarn_magnitude
-from lineage.models.registry import MODELS
 
 LLAMA2 = {"vocab_size": 32_000, "max_length": 4096}
 LLAMA3 = {"vocab_size": 128_256, "max_length": 8192, "rope_base": 500_000.0}
@@ -31,22 +31,15 @@ class Llama(DecoderOnly):
     """A language model: logits of the next token from the tokens so far.
 
     Attributes:
-        vocab_size: V.
-        max_length: length of the longest sequence.
-        depth, width, num_heads: L, D and H.
-        num_kv_heads: key/value heads, K; None is H. The cache is smaller by H / K.
-        head_size: C; None is D / H.
-        mlp_dim: F; None is 8/3 D, rounded up to a multiple of 256: as many weights as GPT's two matrices of 4 D.
+        num_kv_heads: number of key/value heads, K; None is H. The cache is smaller by H / K.
+        head_size: channels per head, C; None is D / H.
+        mlp_dim: width of the hidden layer of the MLPs, F; None is 8/3 D, rounded up to a multiple of 256: as many
+            weights as the two matrices of 4 D in GPT.
         window: number of tokens that each one attends to, itself included; None is all.
         tied: whether the embedding is the output projection too.
         rope_base: the slowest rotary frequency is about 1 / base.
         rope_scaling, rope_factor, rope_length, rope_turns: how the frequencies are slowed for sequences `rope_factor`
             times as long as the training's `rope_length`, see `stretched`; "default" leaves them.
-        activation: a name of `ACTIVATIONS`.
-        epsilon: of every RMSNorm.
-        dropout: rate on embeddings, attention weights and the output of each sublayer.
-        remat, unroll: see `Stack`.
-        attend: name of the strategy of attention, see `STRATEGIES`.
     """
 
     VARIANTS: ClassVar = {
@@ -62,14 +55,14 @@ class Llama(DecoderOnly):
     }
 
     vocab_size: int = 32_000
-    max_length: int = 4096
-    depth: int = 32
-    width: int = 4096
-    num_heads: int = 32
+    max_length: Count = 4096
+    depth: Count = 32
+    width: Count = 4096
+    num_heads: Count = 32
     num_kv_heads: int | None = None
     head_size: int | None = None
-    mlp_dim: int | None = None
-    window: int | None = None
+    mlp_dim: Size = None
+    window: Size = None
     tied: bool = False
     rope_base: float = 10_000.0
     rope_scaling: Literal["default", "linear", "llama3", "yarn"] = "default"
@@ -78,10 +71,7 @@ class Llama(DecoderOnly):
     rope_turns: tuple[float, float] = (1.0, 4.0)
     activation: Activation = "silu"
     epsilon: float = 1e-5
-    dropout: float = 0.0
-    remat: Literal["dots", "full"] | None = None
-    unroll: int = 1
-    attend: Literal["auto", "dense", "cudnn"] = "auto"
+    attend: Strategy = "auto"
 
     @property
     def kv_heads(self) -> int:
@@ -111,7 +101,7 @@ class Llama(DecoderOnly):
         mlp = partial(Mlp, self.mlp_size, ACTIVATIONS[self.activation], gated=True, **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
         self.embed = Embed(self.vocab_size, self.width)
-        self.embed_dropout = nn.Dropout(self.dropout)
+        self.embed_dropout = Dropout(self.dropout)
         self.stack = Stack(block, self.depth, remat=self.remat, unroll=self.unroll)
         self.norm = norm()
         self.unembed = self.embed if self.tied else Embed(self.vocab_size, self.width)
@@ -120,11 +110,9 @@ class Llama(DecoderOnly):
     def cache_shape(self) -> tuple[int, int, int]:
         return self.depth, self.kv_heads, self.head_size or self.width // self.num_heads
 
-    def logits(
-        self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs
-    ) -> tuple[Float[Array, "B T V"], Cache | None]:
+    def logits(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs) -> Decoded:
         self.check_length(tokens.shape[1])
-        x = self.embed_dropout(self.embed(tokens), deterministic=not self.has_rng("dropout"))
+        x = self.embed_dropout(self.embed(tokens))
         self.sow("intermediates", "embedding", x)
         x, cache = self.stack(x, positions=positions, **kwargs)
         return self.unembed.logits(self.norm(x)), cache

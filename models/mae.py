@@ -6,10 +6,10 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Real
 
-from lineage.models.base import Layers
+from lineage.models.base import MODELS, Layers
+from lineage.models.fields import Count, Image, Natural, Size
 from lineage.models.layers.embed import patches
 from lineage.models.layers.position import sincos_2d
-from lineage.models.registry import MODELS
 from lineage.models.vit import ViT
 
 
@@ -36,10 +36,10 @@ class MAE(ViT):
     position: Literal["none", "1d", "2d", "sincos2d", "mae"] = "mae"
     mask_rate: float = 0.75
     normalised: bool = True
-    decoder_depth: int = 8
-    decoder_width: int = 512
-    decoder_num_heads: int = 16
-    decoder_mlp_dim: int | None = None
+    decoder_depth: Natural = 8
+    decoder_width: Count = 512
+    decoder_num_heads: Count = 16
+    decoder_mlp_dim: Size = None
 
     outputs = ("patches",)
 
@@ -60,9 +60,11 @@ class MAE(ViT):
             self.decoder_head = nn.Dense(self.patch_size**2 * self.channels)
 
     def __call__(
-        self, image: Float[Array, "B height width channels"], noise: Real[Array, "B P"] | None = None
+        self, image: Image, noise: Real[Array, "B P"] | None = None
     ) -> tuple[Float[Array, "B Q F"], Bool[Array, "B P"]] | Float[Array, "B *P V"]:
-        """Return the prediction of each patch, and True where it was masked. Patches with the least noise are kept.
+        """Return the predicted pixels of each patch, and the mask (True for masked patches).
+
+        The patches with the smallest noise are kept.
 
         Without a decoder, the first is the encoder's output for the class token and the kept patches, in the order of
         their noise. Without noise, return the output of a `ViT`, which is given all patches.
@@ -74,7 +76,7 @@ class MAE(ViT):
             return super().__call__(image)
         count = int(noise.shape[1] * (1 - self.mask_rate))
         if not count:
-            raise ValueError(f"mask_rate is {self.mask_rate}: of {noise.shape[1]} patches, none would be seen.")
+            raise ValueError(f"mask_rate is {self.mask_rate}: it masks all {noise.shape[1]} patches.")
         order = jnp.argsort(noise, axis=1)
         rank = jnp.argsort(order, axis=1)
         x = self.encode(image, order[:, :count])
@@ -85,12 +87,9 @@ class MAE(ViT):
     def decode(
         self, tokens: Float[Array, "B S D"], rank: Int[Array, "B P"], grid: tuple[int, int]
     ) -> Float[Array, "B P F"]:
-        """Return the predictions of all patches.
+        """Return the predictions of all patches of a grid (rows, columns) from the encoder's output.
 
-        Args:
-            tokens: the encoder's output.
-            rank: index of each patch among the tokens, without the class token; masked patches have larger ones.
-            grid: rows and columns of patches.
+        `rank` is the index of each patch among the tokens, without the class token; masked patches have larger ones.
         """
         x = self.decoder_embed(tokens)
         special, side = len(self.special), self.image_size // self.patch_size
@@ -104,12 +103,12 @@ class MAE(ViT):
         x = self.decoder_norm(self.decoder_stack(x)[0])
         return self.decoder_head(x[:, special:])
 
-    def target(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B P F"]:
+    def target(self, image: Image) -> Float[Array, "B P F"]:
         """Return the target of each patch."""
         return self._normalised(image)[0]
 
     def pictures(
-        self, image: Float[Array, "B height width channels"], noise: Real[Array, "B P"]
+        self, image: Image, noise: Real[Array, "B P"]
     ) -> tuple[Float[Array, "B height width channels"], Float[Array, "B height width channels"]]:
         """Return the image with the masked patches at 0, and with the predictions in their place.
 

@@ -13,33 +13,29 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from lineage.models.base import HiddenStates, Layers, Model
+from lineage.models.base import MODELS, HiddenStates, ImageModel, Layers
+from lineage.models.fields import Count, Counts, Image
 from lineage.models.layers.norm import BatchNorm, standardise
-from lineage.models.registry import MODELS
 
 WIDTHS = (256, 512, 1024, 2048)
 BIT = {"norm": "group", "preactivation": True}
 
 
 @MODELS.register("resnet")
-class ResNet(Model):
+class ResNet(ImageModel):
     """An image classifier, for images of any size.
 
     Attributes:
-        num_classes: V; 0 leaves the classifier out and returns the features that it would see.
-        image_size: of the images in training, in pixels.
-        channels: of the images.
         depths, widths: blocks and channels of each stage; each but the first halves the resolution.
         stem: "imagenet" is a 7x7 convolution and a pooling, to a quarter of the resolution; "small" is a 3x3
             convolution at the whole resolution.
         stem_width: channels of the stem.
-        bottleneck: blocks are 1x1, 3x3 and 1x1 convolutions with a quarter of the channels inside, or two 3x3.
+        bottleneck: whether blocks are 1x1, 3x3 and 1x1 convolutions with a quarter of the channels inside, or two 3x3.
         preactivation: whether norm and activation come before each convolution instead of after it.
         norm: "batch", or "group" with standardised kernels.
-        groups: of the group norm.
+        groups: number of groups of the group norm.
         frozen: whether the batch norm uses its running statistics in training too, without updating them.
-        padding: "symmetric" as PyTorch's, or "same" as TensorFlow's, whose extra pixel is on the right and the bottom.
-        epsilon: of every norm.
+        padding: "symmetric" as in PyTorch, or "same" as in TensorFlow, with extra pixels on the right and the bottom.
     """
 
     VARIANTS: ClassVar = {
@@ -49,12 +45,7 @@ class ResNet(Model):
         "bit50": {"depths": (3, 4, 6, 3), "widths": WIDTHS, **BIT},
         "bit101": {"depths": (3, 4, 23, 3), "widths": WIDTHS, **BIT},
     }
-    FROM_DATA = ("num_classes", "image_size", "channels")
-
-    num_classes: int = 1000
-    image_size: int = 224
-    channels: int = 3
-    depths: tuple[int, ...] = (3, 4, 6, 3)
+    depths: Counts = (3, 4, 6, 3)
     widths: tuple[int, ...] = WIDTHS
     stem: Literal["imagenet", "small"] = "imagenet"
     stem_width: int = 64
@@ -66,13 +57,8 @@ class ResNet(Model):
     padding: Literal["symmetric", "same"] = "symmetric"
     epsilon: float = 1e-5
 
-    reads = "images"
     has_feature_maps = True
     input_parameters = "^(stem_conv|outer_norm)/"
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return ("classes",) if self.num_classes else ("features",)
 
     @property
     def layer_groups(self) -> tuple[Layers, ...]:
@@ -101,24 +87,14 @@ class ResNet(Model):
         if self.num_classes:
             self.classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.normal(0.01))
 
-    def __call__(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B V"]:
-        """Return logits of the classes, or features [B, D] without a classifier."""
-        x = self.encode(image).mean(axis=(1, 2))
-        return self.classifier(x) if self.num_classes else x
-
-    def encode(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B h w D"]:
-        """Return the last stage's map, after the activation."""
+    def encode(self, image: Image) -> Float[Array, "B h w D"]:
+        """Return the feature map of the last stage, after the activation."""
         x = self.features(image)[-1]
         return nn.relu(self.outer_norm(x)) if self.preactivation else x
 
-    def features(self, image: Float[Array, "B height width channels"]) -> tuple[Float[Array, "B _ _ _"], ...]:
-        """Return the map of each stage.
-
-        Raises:
-            ValueError: the image has other channels than the model.
-        """
-        if image.shape[-1] != self.channels:
-            raise ValueError(f"the image has {image.shape[-1]} channels, the model {self.channels}.")
+    def features(self, image: Image) -> tuple[Float[Array, "B _ _ _"], ...]:
+        """Return the feature map of each stage; raise ValueError if the image has other channels than the model."""
+        self.check_channels(image)
         x = self.stem_conv(image)
         x = x if self.preactivation else nn.relu(self.outer_norm(x))
         if self.stem == "imagenet":
@@ -133,12 +109,10 @@ class ResNet(Model):
 
 
 class Conv(nn.Module):
-    """A convolution with a square kernel, without bias.
+    """A convolution with a square kernel, without bias; see `ResNet` for the padding.
 
     Attributes:
-        features, size, stride: channels out, and pixels.
-        padding: see `ResNet`.
-        standardised: each channel's kernel has mean 0 and variance 1 (arXiv 1903.10520).
+        standardised: whether each channel's kernel is normalised to mean 0 and variance 1 (arXiv 1903.10520).
     """
 
     features: int
@@ -168,17 +142,11 @@ def _pads(x, size, stride, padding):
 
 
 class Residual(nn.Module):
-    """A residual block: convolutions added to the input, which is projected where the shape changes; see `ResNet`.
-
-    Attributes:
-        conv, norm: factories of the parts.
-        width: channels of the output.
-        stride: of the block.
-    """
+    """A residual block: convolutions added to the input, which is projected where the shape changes; see `ResNet`."""
 
     conv: partial
     norm: partial
-    width: int
+    width: Count
     stride: int
     bottleneck: bool
     preactivation: bool

@@ -5,9 +5,9 @@ from typing import ClassVar, Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from lineage.models.bert import BERT
+from lineage.models.base import MODELS
+from lineage.models.bert import BERT, Classifier
 from lineage.models.layers.mlp import gelu
-from lineage.models.registry import MODELS
 
 
 @MODELS.register("roberta")
@@ -18,22 +18,11 @@ class RoBERTa(BERT):
         pad_id: id and position of the padding token; the first real token's position is the one after.
     """
 
-    VARIANTS: ClassVar = {
-        "base": {"depth": 12, "width": 768, "num_heads": 12},
-        "large": {"depth": 24, "width": 1024, "num_heads": 16},
-    }
+    VARIANTS: ClassVar = {name: BERT.VARIANTS[name] for name in ("base", "large")}
 
     vocab_size: int = 50_265
     num_segments: int = 1
-    head: Literal[
-        "none",
-        "pooler",
-        "masked_lm",
-        "classification",
-        "token_classification",
-        "question_answering",
-        "choice",
-    ] = "masked_lm"
+    head: Literal["none", "pooler", "masked_lm", Classifier] = "masked_lm"
     epsilon: float = 1e-5
     pad_id: int = 1
 

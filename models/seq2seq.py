@@ -15,20 +15,21 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.base import HiddenStates, Layers, Model
+from lineage.models.base import MODELS, HiddenStates, Layers, Model
+from lineage.models.fields import Count, Rate
 from lineage.models.layers.attend import Additive, Mask, dense, dot_product
 from lineage.models.layers.cache import States
+from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.linear import Linear
 from lineage.models.layers.recurrent import CELLS, Cell, Recurrent, held
-from lineage.models.registry import MODELS
 
 LUONG = {"cell": "lstm", "depth": 4, "width": 1000, "bidirectional": False, "dropout": 0.2}
 
 
 @struct.dataclass
 class Annotations:
-    """Memory of the decoder, computed once: the encoder's states as keys and as values."""
+    """Memory of the decoder, computed once: the states of the encoder as keys and as values."""
 
     key: Float[Array, "B S C"]
     value: Float[Array, "B S E"]
@@ -45,17 +46,15 @@ class Seq2Seq(Model):
     """A recurrent encoder-decoder.
 
     Attributes:
-        vocab_size: V, of inputs and outputs.
-        cell: "rnn", "gru" or "lstm".
-        depth: L, of the encoder and of the decoder.
-        width: D, of each state.
+        cell: kind of the recurrent cells.
+        width: size of each state, D.
         embed_width: size of the embeddings; None is D.
         bidirectional: whether the encoder also reads backwards; the decoder starts from the backward states.
         attention: "additive" (Bahdanau's), "dot", "general", "concat" (Luong's), or "fixed": none.
         span: tokens that attention covers: "global" all, "monotonic" those around the output token's own position,
             "predictive" those around a predicted position (Luong's local-m and local-p).
         window: half the width of a local span, in tokens.
-        dropout: rate on embeddings, between layers and before the logits.
+        dropout: dropout rate of embeddings, between layers and before the logits.
     """
 
     VARIANTS: ClassVar = {
@@ -68,14 +67,14 @@ class Seq2Seq(Model):
 
     vocab_size: int
     cell: Literal["rnn", "gru", "lstm"] = "gru"
-    depth: int = 1
-    width: int = 1000
+    depth: Count = 1
+    width: Count = 1000
     embed_width: int | None = None
     bidirectional: bool = True
     attention: Literal["fixed", "additive", "dot", "general", "concat"] = "additive"
     span: Literal["global", "monotonic", "predictive"] = "global"
-    window: int = 10
-    dropout: float = 0.0
+    window: Count = 10
+    dropout: Rate = 0.0
 
     outputs = ("target_tokens",)
     is_decoder = True
@@ -86,23 +85,13 @@ class Seq2Seq(Model):
     def layer_groups(self) -> tuple[Layers, ...]:
         """The encoder's layers, both directions as one, and the decoder's; attention counts with the last of these."""
         last = self.depth - 1
-        return (
-            *(
-                Layers(f"encoder/forward_{i}", 1, stacked=False, first=f"^encoder/backward_{i}/")
-                for i in range(self.depth)
-            ),
-            *(
-                Layers(
-                    f"cells_{i}",
-                    1,
-                    "decoder",
-                    stacked=False,
-                    first=f"^(start_{i}_{'' if i else '|fed/|decoder_embed/'})",
-                    last="^(key|score|place|attentional|readout)" if i == last else "",
-                )
-                for i in range(self.depth)
-            ),
-        )
+        encoder, decoder = [], []
+        for i in range(self.depth):
+            encoder.append(Layers(f"encoder/forward_{i}", 1, stacked=False, first=f"^encoder/backward_{i}/"))
+            first = f"^(start_{i}_{'' if i else '|fed/|decoder_embed/'})"
+            after = "^(key|score|place|attentional|readout)" if i == last else ""
+            decoder.append(Layers(f"cells_{i}", 1, "decoder", stacked=False, first=first, last=after))
+        return (*encoder, *decoder)
 
     def states_from(self, sown: Mapping[str, Any]) -> HiddenStates:
         attention = {"cross": (sown["attention"][0],)} if "attention" in sown else {}
@@ -114,12 +103,12 @@ class Seq2Seq(Model):
         if self.attention == "dot" and self.bidirectional:
             raise ValueError("the dot product needs states of one width: those of a bidirectional encoder have two.")
         if self.attention == "fixed" and self.span != "global":
-            raise ValueError(f"without attention there is nothing for span {self.span!r}: it must be 'global'.")
+            raise ValueError(f"span is {self.span!r} without attention: it must be 'global'.")
         _, gates, parts = CELLS[self.cell]
         embed = partial(Embed, self.vocab_size, self.embed_width or self.width)
         linear = partial(Linear, use_bias=False)
         self.encoder_embed, self.decoder_embed = embed(), embed()
-        self.drop = nn.Dropout(self.dropout)
+        self.drop = Dropout(self.dropout)
         self.encoder = Recurrent(self.cell, self.width, self.depth, self.bidirectional, dropout=self.dropout)
         if self.bidirectional:
             self.start = [[Linear((self.width,)) for _ in range(parts)] for _ in range(self.depth)]
@@ -154,7 +143,7 @@ class Seq2Seq(Model):
 
         Args:
             inputs, tokens: tokens of the encoder and of the decoder.
-            inputs_mask, mask: True for real tokens; the others change no state, and nothing attends to them.
+            inputs_mask, mask: True for real tokens; padding changes no state and is masked out in attention.
             own_rate: probability of replacing a token of the decoder (but the first) by a sample from its prediction
                 (scheduled sampling, arXiv 1506.03099), with the "dropout" rng; None is never.
         """
@@ -167,9 +156,9 @@ class Seq2Seq(Model):
         return self._decode(tokens, jnp.broadcast_to(positions, tokens.shape), memory.state, memory, mask, given)[0]
 
     def encode(self, inputs: tuple[Int[Array, "B S"], Bool[Array, "B S"]]) -> Annotations:
-        """Return the decoder's memory of input tokens, given with a mask that is True where they are real."""
+        """Return the decoder's memory of input tokens and their mask, which is True for real tokens."""
         tokens, mask = inputs
-        x = self._dropped(self.encoder_embed(tokens))
+        x = self.drop(self.encoder_embed(tokens))
         self.sow("intermediates", "encoder_embedding", x)
         value, ends = self.encoder(x, mask=mask)
         cells = ends
@@ -185,14 +174,14 @@ class Seq2Seq(Model):
         return Annotations(key, value, mask, self._first(cells))
 
     def init_cache(self, batch_size: int, max_length: int) -> States:
-        """Return an empty cache of the parameters' dtype with room for `max_length` tokens in each row."""
+        """Return an empty cache of the parameters' dtype with room for `max_length` tokens of each sequence."""
         row = jnp.zeros((batch_size, self.width), self.encoder_embed.table.dtype)
         return States.empty(self._first([cell.zeros(row) for cell in self.cells]), max_length)
 
     def decode(
         self, tokens: Int[Array, "B T"], cache: States, memory: Annotations
     ) -> tuple[Float[Array, "B T V"], States]:
-        """Return the logits after each of T more tokens in every row, and the cache with these tokens appended."""
+        """Return the logits after each of T more tokens of each sequence, and the cache with these tokens appended."""
         positions = cache.positions(tokens.shape[1])
         logits, states = self._decode(tokens, positions, cache.last(memory.state), memory)
         return logits, cache.append(states)
@@ -208,7 +197,7 @@ class Seq2Seq(Model):
             state, drawn = carry
             vector, x, position, real, given = now
             if given is not None:
-                vector = jnp.where(given[:, None], vector, self._dropped(self.decoder_embed(drawn)))
+                vector = jnp.where(given[:, None], vector, self.drop(self.decoder_embed(drawn)))
                 x = self.cells[0].project(vector)
             new, seen, weights = self._step(state, x, position, memory)
             state = held(real, new, state)
@@ -220,10 +209,10 @@ class Seq2Seq(Model):
         scan = nn.scan(
             step, variable_broadcast="params", split_rngs={"params": False, "dropout": True}, in_axes=1, out_axes=1
         )
-        vectors = self._dropped(self.decoder_embed(tokens))
+        vectors = self.drop(self.decoder_embed(tokens))
         self.sow("intermediates", "decoder_embedding", vectors)
         now = vectors, self.cells[0].project(vectors), positions, mask, given
-        # The first token stands where the one drawn before it would, so it is never replaced.
+        # The first token has no preceding prediction, so it is never replaced.
         states, seen, vectors, weights = scan(self, (state, tokens[:, 0]), now)[1]
         self.sow("intermediates", "decoder_hidden", tuple(cell[0] for cell in states[0]))
         if weights is not None:
@@ -237,7 +226,7 @@ class Seq2Seq(Model):
             fed, weights = self._read(cells[-1][0], position, memory)
         x, new = x + self.fed(fed), []
         for i, cell in enumerate(self.cells):
-            x = cell.project(self._dropped(new[-1][0])) if i else x
+            x = cell.project(self.drop(new[-1][0])) if i else x
             new.append(cell(cells[i], x))
         top = new[-1][0]
         if not self.luong:
@@ -276,7 +265,4 @@ class Seq2Seq(Model):
         """Return logits from the attentional state (Luong), or from state, context and token by maxout (1302.4389)."""
         if not self.luong:
             seen = self.readout(jnp.concatenate([seen, vectors], axis=-1)).max(axis=-1)
-        return self.head(self._dropped(seen))
-
-    def _dropped(self, x):
-        return self.drop(x, deterministic=not self.has_rng("dropout"))
+        return self.head(self.drop(seen))

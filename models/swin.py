@@ -14,15 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lineage.models.base import Activation, Layers, Model, ResampleRule, resample_grid
+from lineage.models.base import MODELS, ImageModel, Layers, ResampleRule, StackModel, resample_grid
+from lineage.models.fields import Count, Counts, Image, Rate
 from lineage.models.layers.attend import Mask, dot_product
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack
+from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.embed import PatchEmbed
 from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
-from lineage.models.registry import MODELS
 
 INIT = nn.initializers.normal(0.02)
 SIZES = {
@@ -34,18 +35,17 @@ SIZES = {
 
 
 @MODELS.register("swin")
-class Swin(Model):
+class Swin(ImageModel, StackModel):
     """An image classifier, and a backbone: see `features`.
 
-    Images may have any size: maps that do not divide into windows are padded with zeros, which are attended to, as in
-    the reference. If a map is not larger than a window, windows are not shifted, and the window is as wide as the
-    shorter side of the map (`transformers` fails if the map is smaller). Version 2 compares the window with the map of
-    an image of `image_size`, for its biases depend on the size of the window.
+    Images may have any size: feature maps that do not divide into windows are padded with zeros, which are attended to,
+    as in the reference. If a feature map is not larger than a window, windows are not shifted, and the window is as
+    wide as its shorter side (`transformers` fails if it is smaller). Version 2 takes the feature map of an image of
+    `image_size` instead, because its biases depend on the size of the window.
 
     Attributes:
-        num_classes: V; 0 leaves the classifier out and returns the features that it would see.
-        image_size, patch_size, channels: of the images, in pixels.
-        depths, num_heads: of each stage; a stage has half the rows and columns of the one before, and twice its width.
+        depths, num_heads: layers and heads of each stage; a stage has half the resolution and twice the width of the
+            one before.
         width: D of the first stage.
         window: side of a window, in tokens.
         version: "v2" has cosine attention, biases computed from the logarithms of the offsets, and norms of the
@@ -53,11 +53,9 @@ class Swin(Model):
         trained_windows: sides of the windows that version 2's biases were trained with, by stage; 0, or (), stands for
             the present ones.
         mlp_ratio: F / D.
-        activation: a name of `ACTIVATIONS`.
         epsilon: of the LayerNorms of the blocks; those of patches and of merged patches have 1e-5.
         dropout: rate on embeddings, attention weights, hidden layers and the output of each sublayer.
         stochastic_depth: rate of skipping a sublayer, in the last layer; it grows linearly from 0.
-        remat, unroll: see `Stack`.
     """
 
     VARIANTS: ClassVar = {
@@ -65,34 +63,20 @@ class Swin(Model):
         **SIZES,
         **{f"V2-{name}": sizes | {"version": "v2", "window": 8} for name, sizes in SIZES.items()},
     }
-    FROM_DATA = ("num_classes", "image_size", "channels")
-
-    num_classes: int = 1000
-    image_size: int = 224
-    patch_size: int = 4
-    channels: int = 3
-    depths: tuple[int, ...] = (2, 2, 6, 2)
-    width: int = 96
-    num_heads: tuple[int, ...] = (3, 6, 12, 24)
-    window: int = 7
+    patch_size: Count = 4
+    depths: Counts = (2, 2, 6, 2)
+    width: Count = 96
+    num_heads: Counts = (3, 6, 12, 24)
+    window: Count = 7
     version: Literal["v1", "v2"] = "v1"
     trained_windows: tuple[int, ...] = ()
     mlp_ratio: float = 4.0
-    activation: Activation = "gelu"
     epsilon: float = 1e-5
-    dropout: float = 0.0
-    stochastic_depth: float = 0.0
-    remat: Literal["dots", "full"] | None = None
-    unroll: int = 1
+    stochastic_depth: Rate = 0.0
 
-    reads = "images"
     has_feature_maps = True
     input_parameters = "^(patch_embed|embed_norm)/"
     attention_path = "attention/attention/attention"
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return ("classes",) if self.num_classes else ("features",)
 
     @property
     def layer_groups(self) -> tuple[Layers, ...]:
@@ -136,32 +120,22 @@ class Swin(Model):
 
         self.patch_embed = PatchEmbed(self.patch_size, self.width)
         self.embed_norm = LayerNorm(1e-5)
-        self.embed_dropout = nn.Dropout(self.dropout)
+        self.embed_dropout = Dropout(self.dropout)
         self.merges = [PatchMerge(norm_first=not second) for _ in range(stages - 1)]
         self.stacks = [stack(i) for i in range(stages)]
         self.norm = norm()
         if self.num_classes:
             self.classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)
 
-    def __call__(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B V"]:
-        """Return logits of the classes, or features [B, D] without a classifier.
-
-        Raises:
-            ValueError: the image has other channels than the model.
-        """
-        x = self.encode(image).mean(axis=(1, 2))
-        return self.classifier(x) if self.num_classes else x
-
-    def encode(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B rows columns D"]:
-        """Return the last stage's map, normalised."""
+    def encode(self, image: Image) -> Float[Array, "B rows columns D"]:
+        """Return the normalised feature map of the last stage."""
         return self.norm(self.features(image)[-1])
 
-    def features(self, image: Float[Array, "B height width channels"]) -> tuple[Float[Array, "B _ _ _"], ...]:
-        """Return the maps [B, rows, columns, D] of all stages, from the finest to the coarsest."""
-        if image.shape[-1] != self.channels:
-            raise ValueError(f"the image has {image.shape[-1]} channels, the model {self.channels}.")
+    def features(self, image: Image) -> tuple[Float[Array, "B _ _ _"], ...]:
+        """Return the feature maps [B, rows, columns, D] of all stages, from the finest to the coarsest."""
+        self.check_channels(image)
         x = self.embed_norm(self.patch_embed(pad(image, self.patch_size)))
-        x = self.embed_dropout(x, deterministic=not self.has_rng("dropout"))
+        x = self.embed_dropout(x)
         self.sow("intermediates", "embedding", x)
         maps = []
         for i, stack in enumerate(self.stacks):
@@ -177,11 +151,7 @@ class Swin(Model):
 
 
 class WindowAttention(nn.Module):
-    """Attention of each token of a map to those in its window.
-
-    Attributes:
-        attention: what makes the attention within a window.
-    """
+    """Attention of each token of a feature map to those in its window, by the module that `attention` makes."""
 
     attention: partial
 
@@ -197,13 +167,8 @@ class WindowAttention(nn.Module):
     ) -> tuple[Float[Array, "B T D"], None]:
         """Return the output for each token, and None in place of a cache.
 
-        Args:
-            x: tokens of the map, in row order.
-            grid: rows and columns of the map.
-            window: side of a window.
-            shift: displacement of the windows down and to the right. The map is rolled instead, and tokens that are in
-                one window only because of that do not attend to each other.
-            inputs: further inputs of the attention.
+        Tokens are in row order of a feature map of `grid` (rows, columns). `shift` moves the windows down and
+        right: the feature map is rolled, and tokens that share a window only for this reason are masked out.
         """
         batch, _, width = x.shape
         x = pad(x.reshape(batch, *grid, width), window)
@@ -236,7 +201,7 @@ class Cosine(nn.Module):
 class RelativeTable(nn.Module):
     """A learned bias of each head for each offset within a window (arXiv 2103.14030, equation 4)."""
 
-    window: int
+    window: Count
 
     @nn.compact
     def __call__(
@@ -249,8 +214,7 @@ class RelativeTable(nn.Module):
 class ContinuousBias(nn.Module):
     """A bias of each head, a small network's function of the logarithm of the offset (arXiv 2111.09883, section 3.3).
 
-    Attributes:
-        trained_window: side of the window that normalises the offsets; 0 is the present one.
+    Offsets are relative to `trained_window`, the side of the window in training; 0 is the present one.
     """
 
     trained_window: int = 0
@@ -290,12 +254,12 @@ def _resampled_offsets(tables, shape):
 
 
 def pad(x: Float[Array, "B rows columns D"], multiple: int) -> Float[Array, "B _ _ D"]:
-    """Return a map padded with zeros below and to the right, so that rows and columns are multiples of a number."""
+    """Return a feature map padded with zeros below and to the right to multiples of a number of rows and columns."""
     return jnp.pad(x, [(0, 0), *((0, -size % multiple) for size in x.shape[1:3]), (0, 0)])
 
 
 def windows(x: Array, side: int) -> Array:
-    """Return the tokens of the windows of a map [B, rows, columns, D], [B x windows, side x side, D]."""
+    """Return the tokens of the windows of a feature map [B, rows, columns, D], [B x windows, side x side, D]."""
     batch, rows, columns, width = x.shape
     x = x.reshape(batch, rows // side, side, columns // side, side, width)
     return x.swapaxes(2, 3).reshape(-1, side * side, width)

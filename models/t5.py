@@ -4,24 +4,25 @@ Version 1.1 has a gated MLP and an output projection of its own.
 """
 
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.models.base import Activation
-from lineage.models.decoder import EncoderDecoder
+from lineage.models.base import MODELS
+from lineage.models.decoder import Decoded, EncoderDecoder
+from lineage.models.fields import Activation, Count, Size
 from lineage.models.layers.attend import Mask, dot_product
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.cache import Cache
+from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import RMSNorm
 from lineage.models.layers.position import RelativeBuckets
-from lineage.models.registry import MODELS
 
 V1_1 = {"activation": "gelu_tanh", "gated": True, "tied": False}
 
@@ -33,18 +34,13 @@ class T5(EncoderDecoder):
     Sequences may have any length. The decoder starts with token 0, the padding.
 
     Attributes:
-        vocab_size: V, of the input and the output.
-        depth, decoder_depth: L, of the encoder and of the decoder; `decoder_depth` None is `depth`.
-        width, num_heads, head_size, mlp_dim: D, H, C and F; H x C need not be D.
-        activation: a name of `ACTIVATIONS`.
+        head_size: C; H x C need not be D.
         gated: whether the hidden layer is multiplied by a second projection.
         tied: whether the embedding is the output projection too.
         scale_decoder_outputs: whether the decoder's output is multiplied by 1 / sqrt(D) before the projection; None is
             `tied`.
         buckets, max_distance: of the relative positions, see `RelativeBuckets`.
-        epsilon: of every norm.
         dropout: rate on embeddings, attention weights, hidden layers, the output of each sublayer and of each stack.
-        remat, unroll: see `Stack`.
     """
 
     VARIANTS: ClassVar = {
@@ -61,10 +57,10 @@ class T5(EncoderDecoder):
     }
 
     vocab_size: int = 32_128
-    depth: int = 6
-    decoder_depth: int | None = None
-    width: int = 512
-    num_heads: int = 8
+    depth: Count = 6
+    decoder_depth: Size = None
+    width: Count = 512
+    num_heads: Count = 8
     head_size: int = 64
     mlp_dim: int = 2048
     activation: Activation = "relu"
@@ -74,9 +70,6 @@ class T5(EncoderDecoder):
     buckets: int = 32
     max_distance: int = 128
     epsilon: float = 1e-6
-    dropout: float = 0.0
-    remat: Literal["dots", "full"] | None = None
-    unroll: int = 1
 
     FROM_DATA = ("vocab_size",)
 
@@ -103,20 +96,20 @@ class T5(EncoderDecoder):
         self.encoder_stack = stack(block, self.depth)
         self.encoder_norm = norm()
         self.decoder_relative = relative(bidirectional=False)
-        self.decoder_stack = stack(decoder_block, self.decoder_depth or self.depth)
+        self.decoder_stack = stack(decoder_block, self.decoder_layers)
         self.decoder_norm = norm()
-        self.drop = nn.Dropout(self.dropout)
+        self.drop = Dropout(self.dropout)
         if not self.tied:
             self.head = Linear((self.vocab_size,), use_bias=False, kernel_init=init)
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
-        return self.decoder_depth or self.depth, self.num_heads, self.head_size
+        return self.decoder_layers, self.num_heads, self.head_size
 
     def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
         bias = self.encoder_relative(jnp.arange(tokens.shape[1])[None], tokens.shape[1])
         x, _ = self.encoder_stack(self._embedded("encoder", tokens), mask=Mask(keys=mask, bias=bias))
-        return self._dropped(self.encoder_norm(x))
+        return self.drop(self.encoder_norm(x))
 
     def logits(
         self,
@@ -126,19 +119,16 @@ class T5(EncoderDecoder):
         mask: Mask | None = None,
         cache: Cache | None = None,
         **kwargs,
-    ) -> tuple[Float[Array, "B T V"], Cache | None]:
+    ) -> Decoded:
         bias = self.decoder_relative(positions, tokens.shape[1] if cache is None else cache.max_length)
         mask = (mask or Mask()).replace(bias=bias)
         x, cache = self.decoder_stack(self._embedded("decoder", tokens), mask=mask, cache=cache, **kwargs)
-        x = self._dropped(self.decoder_norm(x))
+        x = self.drop(self.decoder_norm(x))
         if self.tied if self.scale_decoder_outputs is None else self.scale_decoder_outputs:
             x = x * self.width**-0.5
         return self.embed.logits(x) if self.tied else self.head(x), cache
 
     def _embedded(self, side, tokens):
-        x = self._dropped(self.embed(tokens))
+        x = self.drop(self.embed(tokens))
         self.sow("intermediates", f"{side}_embedding", x)
         return x
-
-    def _dropped(self, x):
-        return self.drop(x, deterministic=not self.has_rng("dropout"))

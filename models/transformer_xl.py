@@ -6,46 +6,44 @@ of independent segments (section 3.1).
 """
 
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from lineage.models.base import Activation, ShardingRule
+from lineage.models.base import MODELS, ShardingRule
 from lineage.models.decoder import DecoderOnly
+from lineage.models.fields import Activation, Count, Natural, Rate, Size
 from lineage.models.layers.attend import Mask, dense
 from lineage.models.layers.block import Block, Stack
 from lineage.models.layers.cache import Cache
+from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.embed import Embed
 from lineage.models.layers.linear import Linear
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import sinusoidal
-from lineage.models.registry import MODELS
 
 
 class RecurrentAttention(nn.Module):
     """Causal attention to a segment and to the hidden states before it, by content and distance (section 3.3).
 
     The score of query i and key j is ((q_i + u) . k_j + (q_i + v) . W_R R_(i-j)) / sqrt(C), with sinusoids R. The
-    biases u and v are each layer's own, as in the published models.
-
-    If the collection "memory" is mutable, the last `memory_length` inputs are kept there for the next call.
+    biases u and v are each layer's own, as in the published models. If the collection "memory" is mutable, the last
+    `memory_length` inputs are kept there for the next call.
 
     Attributes:
-        num_heads: H; C is width / H.
-        memory_length: M, number of hidden states before the segment.
-        window: largest number of tokens of a cache that one attends to, itself included.
+        window: number of tokens of a cache that a token attends to, itself included.
         dropout: rate on the attention weights.
         kernel_init: of the projections, u and v.
     """
 
-    num_heads: int
+    num_heads: Count
     memory_length: int
-    window: int
-    dropout: float = 0.0
+    window: Count
+    dropout: Rate = 0.0
     kernel_init: nn.initializers.Initializer = nn.initializers.normal(0.02)
 
     @nn.compact
@@ -92,7 +90,7 @@ class RecurrentAttention(nn.Module):
         hidden = self.variable("memory", "hidden", jnp.zeros, shape)
         count = self.variable("memory", "count", jnp.zeros, (), jnp.int32)
         if hidden.value.shape != shape:
-            raise ValueError(f"the memory is of {hidden.value.shape[0]} rows: these are {len(x)}.")
+            raise ValueError(f"the batch size is {len(x)}: it must be {hidden.value.shape[0]}, as in the memory.")
         seen = jnp.concatenate([hidden.value.astype(x.dtype), x], axis=1)
         real = jnp.arange(seen.shape[1]) >= self.memory_length - count.value
         if not self.is_initializing():
@@ -102,7 +100,7 @@ class RecurrentAttention(nn.Module):
 
     def _weights(self, weights: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
         self.sow("intermediates", "attention", weights)
-        return nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(weights)
+        return Dropout(self.dropout)(weights)
 
 
 def shifted(scores: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
@@ -122,15 +120,10 @@ class TransformerXL(DecoderOnly):
     """A language model: logits of the next token from a segment and the memory of earlier ones.
 
     Attributes:
-        vocab_size: V.
         max_length: length of a segment in training.
         memory_length: M, number of tokens before the segment that each layer attends to; 0 is the vanilla model.
-        depth, width, num_heads, mlp_dim: L, D, H and F; mlp_dim None is 4 D.
-        activation: a name of `ACTIVATIONS`.
-        epsilon: of every LayerNorm.
         dropout: rate on embeddings, the output of each sublayer and of the stack.
         attention_dropout: rate on the attention weights.
-        remat, unroll: see `Stack`.
     """
 
     VARIANTS: ClassVar = {
@@ -139,18 +132,15 @@ class TransformerXL(DecoderOnly):
     }
 
     vocab_size: int = 267_735
-    max_length: int = 150
-    memory_length: int = 150
-    depth: int = 16
-    width: int = 410
-    num_heads: int = 10
-    mlp_dim: int | None = None
+    max_length: Count = 150
+    memory_length: Natural = 150
+    depth: Count = 16
+    width: Count = 410
+    num_heads: Count = 10
+    mlp_dim: Size = None
     activation: Activation = "relu"
     epsilon: float = 1e-5
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    remat: Literal["dots", "full"] | None = None
-    unroll: int = 1
+    attention_dropout: Rate = 0.0
 
     @property
     def sharding_rules(self) -> tuple[ShardingRule, ...]:
@@ -171,7 +161,7 @@ class TransformerXL(DecoderOnly):
         norm = partial(LayerNorm, epsilon=self.epsilon)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
         self.embed = Embed(self.vocab_size, self.width, scale=True)
-        self.drop = nn.Dropout(self.dropout)
+        self.drop = Dropout(self.dropout)
         self.stack = Stack(block, self.depth, remat=self.remat, unroll=self.unroll)
 
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
@@ -186,8 +176,7 @@ class TransformerXL(DecoderOnly):
 
     def logits(self, tokens, positions=None, **kwargs):
         """Return logits of the token after each one, and the cache with the tokens appended, wherever they are."""
-        drop = partial(self.drop, deterministic=not self.has_rng("dropout"))
-        x = drop(self.embed(tokens))
+        x = self.drop(self.embed(tokens))
         self.sow("intermediates", "embedding", x)
         x, cache = self.stack(x, **kwargs)
-        return self.embed.logits(drop(x)), cache
+        return self.embed.logits(self.drop(x)), cache

@@ -1,50 +1,46 @@
 """The Vision Transformer (arXiv 2010.11929): an image as a sequence of patches through a pre-norm encoder."""
 
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from lineage.models.base import Activation, Layers, Model, ResampleRule, resample_grid, resample_line
+from lineage.configs.registry import Range
+from lineage.models.base import MODELS, ImageModel, Layers, ResampleRule, StackModel, resample_grid, resample_line
+from lineage.models.fields import Count, Image, Natural, Rate, Size, Strategy
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.block import Block, Stack
+from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.embed import PatchEmbed
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.norm import BatchNorm, LayerNorm
 from lineage.models.layers.position import Learned, Learned2D, RelativeKeys, resample, sincos_2d
-from lineage.models.registry import MODELS
 from lineage.models.resnet import WIDTHS, ResNet
 
 
 @MODELS.register("vit")
-class ViT(Model):
+class ViT(ImageModel, StackModel):
     """An image classifier.
 
     Images may have another size than `image_size`: position tables are resampled to their grid.
 
     Attributes:
-        num_classes: V; 0 leaves the classifier out and returns the features that it would see.
-        image_size, patch_size, channels: of the images, in pixels; tables are made for image_size.
-        depth, width, num_heads, mlp_dim: L, D, H and F; mlp_dim None is 4 D.
         position: the paper's choices "none", "1d" (learned), "2d" (learned rows and columns) and "relative" (appendix
             D.4), or fixed ones: "sincos2d" (arXiv 2205.01580) or "mae" (arXiv 2111.06377, resampled as learned ones).
         pooling: "token" takes a class token, "gap" averages the patches, "map" attends to them (arXiv 2106.04560),
             "tokens" does not pool.
         head: "linear", for fine-tuning, "mlp" with a tanh layer before it, for pre-training, or "probe" with a batch
             norm without scale and bias before it, for a linear probe (arXiv 2111.06377, appendix A.1).
-        hybrid: blocks of each stage of a ResNet, such as (3, 4, 9), whose map is cut into patches (section 3.1);
-            () is none, and cuts the image. `patch_size` is in pixels of the image, here too.
+        hybrid: blocks of each stage of a ResNet, such as (3, 4, 9), whose feature map is cut into patches
+            (section 3.1); () cuts the image. `patch_size` is in pixels of the image, here too.
         num_registers: number of learned tokens without a position that are left out of the output (arXiv 2309.16588).
         layer_scale, qk_norm: see `Block` and `Attention`; with `qk_norm`, LayerNorm.
-        activation: a name of `ACTIVATIONS`.
-        epsilon: of every LayerNorm; the paper's checkpoints have 1e-6, `transformers` 1e-12.
+        epsilon: constant added to the variance; 1e-6 in the checkpoints of the paper, 1e-12 in `transformers`.
         dropout: rate on embeddings, attention weights, hidden layers and the output of each sublayer.
-        stochastic_depth: rate of skipping a sublayer, in the last layer; it grows linearly from 0.
-        remat, unroll: see `Stack`.
-        attend: name of the strategy of attention, see `STRATEGIES`.
+        stochastic_depth: probability of skipping a sublayer of the last layer; it grows linearly from 0.
     """
 
     VARIANTS: ClassVar = {
@@ -55,40 +51,26 @@ class ViT(Model):
         "L": {"depth": 24, "width": 1024, "num_heads": 16},
         "H": {"depth": 32, "width": 1280, "num_heads": 16},
     }
-    FROM_DATA = ("num_classes", "image_size", "channels")
-
-    num_classes: int = 1000
-    image_size: int = 224
-    patch_size: int = 16
-    channels: int = 3
-    depth: int = 12
-    width: int = 768
-    num_heads: int = 12
-    mlp_dim: int | None = None
+    patch_size: Count = 16
+    depth: Count = 12
+    width: Count = 768
+    num_heads: Count = 12
+    mlp_dim: Size = None
     position: Literal["none", "1d", "2d", "relative", "sincos2d", "mae"] = "1d"
     pooling: Literal["token", "gap", "map", "tokens"] = "token"
     head: Literal["linear", "mlp", "probe"] = "linear"
     hybrid: tuple[int, ...] = ()
-    num_registers: int = 0
-    layer_scale: float = 0.0
+    num_registers: Natural = 0
+    layer_scale: Annotated[float, Range(0)] = 0.0
     qk_norm: bool = False
-    activation: Activation = "gelu"
     epsilon: float = 1e-6
-    dropout: float = 0.0
-    stochastic_depth: float = 0.0
-    remat: Literal["dots", "full"] | None = None
-    unroll: int = 1
-    attend: Literal["auto", "dense", "cudnn"] = "auto"
+    stochastic_depth: Rate = 0.0
+    attend: Strategy = "auto"
 
     SPECIAL = ("class_token",)  # tokens before the patches, with positions
 
-    reads = "images"
     has_patch_attention = True
     input_parameters = "^(backbone|class_token|distillation_token|patch_embed|registers|table)"
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return ("classes",) if self.num_classes else ("features",)
 
     @property
     def has_class_token(self) -> bool:
@@ -112,7 +94,7 @@ class ViT(Model):
         self.patch_embed = PatchEmbed(self.patch_size // stride, self.width)
         if self.hybrid:
             sizes = {"channels": self.channels, "depths": self.hybrid, "widths": WIDTHS[: len(self.hybrid)]}
-            self.backbone = ResNet(0, **sizes, norm="group", padding="same", epsilon=1e-6)
+            self.backbone = ResNet(num_classes=0, **sizes, norm="group", padding="same", epsilon=1e-6)
         names = self.SPECIAL if self.pooling == "token" else ()
         self.special = [self.param(name, nn.initializers.zeros, (self.width,)) for name in names]
         if self.num_registers:
@@ -121,7 +103,7 @@ class ViT(Model):
             self.table = Learned(side * side + len(names), self.width)
         elif self.position == "2d":
             self.table = Learned2D(side, side, self.width)
-        self.embed_dropout = nn.Dropout(self.dropout)
+        self.embed_dropout = Dropout(self.dropout)
         self.stack = self._stack(block, self.depth)
         self.norm = norm()
         if self.pooling == "map":
@@ -152,7 +134,7 @@ class ViT(Model):
     def _stack(self, block, depth):
         return Stack(block, depth, stochastic_depth=self.stochastic_depth, remat=self.remat, unroll=self.unroll)
 
-    def __call__(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B *P V"]:
+    def __call__(self, image: Image) -> Float[Array, "B *P V"]:
         """Return logits of the classes, or features [B, D] without a classifier; of each token if they are not pooled.
 
         Raises:
@@ -165,17 +147,12 @@ class ViT(Model):
             x = self.probe_norm(x)
         return self.classifier(x) if self.num_classes else x
 
-    def encode(
-        self, image: Float[Array, "B height width channels"], seen: Int[Array, "B S"] | None = None
-    ) -> Float[Array, "B P D"]:
+    def encode(self, image: Image, seen: Int[Array, "B S"] | None = None) -> Float[Array, "B P D"]:
         """Return the normalised output tokens: the class token, if there is one, then the patches in row order.
 
-        Args:
-            image: of any size that divides into patches.
-            seen: indices of the only patches to encode, in this order; None is all.
+        The image may have any size that divides into patches. `seen` are the indices of the only patches to encode.
         """
-        if image.shape[-1] != self.channels:
-            raise ValueError(f"the image has {image.shape[-1]} channels, the model {self.channels}.")
+        self.check_channels(image)
         x = self.patch_embed(self.backbone.features(image)[-1] if self.hybrid else image)
         batch, *grid, width = x.shape
         places, table = self._positions(tuple(grid))
@@ -187,7 +164,7 @@ class ViT(Model):
         if first:
             first = jnp.broadcast_to(jnp.stack(first).astype(x.dtype), (batch, len(first), width))
             x = jnp.concatenate([first, x], axis=1)
-        x = self.embed_dropout(x, deterministic=not self.has_rng("dropout"))
+        x = self.embed_dropout(x)
         self.sow("intermediates", "embedding", x)
         x = self.norm(self.stack(x)[0])
         special, patches = x[:, : len(self.special)], x[:, len(self.special) + self.num_registers :]

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.image import imsave
 
 from lineage.report import attention, figures
-from lineage.report.html import card, file_name, note, section, text, words
+from lineage.report.html import card, file_name, note, section, table_row, text, words
 from lineage.runs.folder import read_json
 
 Arrays = Mapping[str, np.ndarray]
@@ -22,7 +22,7 @@ OBJECTS_IN_A_ROW = 6
 
 
 def sections(files: Path, arrays: Mapping[str, Arrays], folder: Path) -> list[str]:
-    """Return the sections for the files that are there, in the order of the page.
+    """Return the sections for the files that are there, in the order of the report.
 
     Args:
         files: the `artifacts` folder of a run.
@@ -51,13 +51,13 @@ def _confusion(key: str, data: Arrays, folder: Path) -> str:
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     wrong = counts - np.diag(np.diag(counts))
     worst = [divmod(int(k), len(names)) for k in np.argsort(-wrong, axis=None, kind="stable")[: MOST["confused"]]]
-    rows = "".join(
-        f"<tr><td>{text(names[i])}<td>{text(names[j])}<td class=n>{wrong[i, j]:,}<td class=n>{share[i, j]:.1%}"
+    rows = [
+        table_row(names[i], names[j], numbers=(f"{wrong[i, j]:,}", f"{share[i, j]:.1%}"))
         for i, j in worst
         if wrong[i, j]
-    )
-    head = "<h3>Confused most often</h3><table><tr><th>true<th>predicted<th class=n>count<th class=n>of the class"
-    table = f"<div class=card>{head}{rows}</table></div>" if rows else ""
+    ]
+    head = table_row("true", "predicted", numbers=("count", "of the class"), tag="th")
+    table = f"<div class=card><h3>Confused most often</h3><table>{head}{''.join(rows)}</table></div>" if rows else ""
     about = f"{np.trace(counts):,} of {counts.sum():,} correct. Colours show the share of the true class."
     body = card(figures.confusion, counts, names, name=file_name(key), folder=folder)
     return section(f"Confusion matrix, {_split(key)}", f"{note(about)}<div class=split>{body}{table}</div>")
@@ -136,8 +136,9 @@ def _samples(path: Path) -> str:
 def _generated_texts(path: Path, folder: Path) -> str:
     """Return BLEU by the length of the input, and the first generated texts beside their references."""
     written = read_json(path)
-    rows = "".join(f"<tr><td>{'<td>'.join(map(text, row))}" for row in written["rows"][: MOST["written"]])
-    table = f"<div class='card scroll'><table><tr><th>input<th>generated<th>reference{rows}</table></div>"
+    head = table_row("input", "generated", "reference", tag="th")
+    rows = "".join(table_row(*texts) for texts in written["rows"][: MOST["written"]])
+    table = f"<div class='card scroll'><table>{head}{rows}</table></div>"
     about = note(f"BLEU {written['bleu']:.2f}, {text(written['signature'])}.")
     chart = card(figures.bleu_by_length, {"": written["by_length"]}, name=file_name(path.stem), folder=folder)
     return section(f"Generated texts, {_split(path.stem)}", about + chart + table)

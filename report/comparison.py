@@ -1,9 +1,8 @@
-"""Runs side by side: `compare.html`, and of a sweep `sweep.html`, its table `sweep.csv` and its plot `sweep.png`."""
+"""Comparison of runs: `compare.html`, or for a sweep `sweep.html`, `sweep.csv` and `sweep.png`."""
 
 import csv
 import math
 import os
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,11 +21,13 @@ from lineage.report.html import (
     card,
     file_name,
     flatten,
+    header,
     note,
     number,
     resource,
     section,
     series,
+    table_row,
     text,
     tile,
     words,
@@ -43,10 +44,8 @@ def finish(runs: Sequence[Run], command: Sequence[str], folder: Path, target: Ta
     """Write `folder/sweep.csv`, `sweep.html` and `sweep.png`; print the table and the reasons why runs failed.
 
     Args:
-        runs: in the order of the sweep.
         command: the part of the command line that all runs share.
-        folder: of the sweep.
-        target: the metric that ranks the runs; None is `target_of(runs)`.
+        target: the metric that ranks the runs; None: `target_of(runs)`.
     """
     rows = [row_of(run) for run in runs]
     write_table(rows, folder / "sweep.csv")
@@ -86,12 +85,9 @@ def ranked(runs: Sequence[Run], target: Target) -> list[Run]:
 
 
 def compare(folders: Sequence[Path]) -> Path:
-    """Write `compare.html` for the runs in some folders; return its path.
+    """Write `compare.html` for the runs in some folders, each of a run or of several; return its path.
 
     The page is written to the closest folder that contains all runs, or to the current one if that is the root.
-
-    Args:
-        folders: of runs, or of several runs each.
 
     Raises:
         FileNotFoundError: a folder has no run.
@@ -134,7 +130,9 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
 
     def drawn(draw: Callable[..., Figure], *args, name: str) -> str:
         svg = card(draw, *args, name=name, folder=folder)
-        return re.sub(r'<g id="run(\d+)">', lambda found: _marked(int(found[1]), runs), svg)
+        for place, run in enumerate(runs):
+            svg = svg.replace(f'<g id="run{place}">', f'<g class="run run{place}"><title>{text(run.name)}</title>')
+        return svg
 
     charts = []
     quantities = ["train/loss", *dict.fromkeys([metric, *(key for run in runs for key in results(run))])]
@@ -184,20 +182,17 @@ def setting(run: Run, key: str) -> Any:
 
 
 def _header(title: str, runs: Sequence[Run], metric: str) -> str:
-    counts = Counter(run.state for run in runs)
-    facts = "".join(f"<li>{count} {text(state)}</li>" for state, count in counts.items())
+    facts = [f"{count} {state}" for state, count in Counter(run.state for run in runs).items()]
     best = runs[0]
-    tiles = [tile(words(key), number(value), "of the best run") for key, value in results(best).items()]
-    tiles = tiles if best.state == "done" else []
+    shown = results(best) if best.state == "done" else {}
+    tiles = [tile(words(key), number(value), "of the best run") for key, value in shown.items()]
     about = note(f"The best run by {text(metric)} is {text(best.name)}.") if tiles else ""
-    head = f"<h1>{text(title)}</h1><ul class=facts>{facts}</ul>{about}"
-    return f"<header>{head}<div class=tiles>{''.join(tiles)}</div></header>"
+    return header(title, facts, about, tiles)
 
 
 def _table(runs: Sequence[Run], colours: Sequence[str], keys: Sequence[str]) -> str:
     metrics = list(dict.fromkeys(key for run in runs for key in results(run)))
-    head = "".join(f"<th>{text(title)}" for title in ("run", "state", *keys))
-    head += "".join(f"<th class=n>{text(title)}" for title in (*metrics, "steps", "time"))
+    head = table_row("run", "state", *keys, numbers=[text(title) for title in (*metrics, "steps", "time")], tag="th")
     rows = ""
     for place, run in enumerate(runs):
         found, seconds = results(run), run.facts().get("seconds")
@@ -206,22 +201,17 @@ def _table(runs: Sequence[Run], colours: Sequence[str], keys: Sequence[str]) -> 
         cells = f"<td><i style='background:{colours[place]}'></i>{text(run.name)}"
         cells += "".join(f"<td>{text(cell)}" for cell in (run.state, *(setting(run, key) for key in keys)))
         rows += f"<tr class='run run{place}'>{cells}" + "".join(f"<td class=n>{cell}" for cell in numbers)
-    return f"<table class=runs><tr>{head}{rows}</table>"
+    return f"<table class=runs>{head}{rows}</table>"
 
 
 def _settings(runs: Sequence[Run], keys: Sequence[str]) -> str:
-    head = "".join(f"<th>{text(run.name)}" for run in runs)
-    rows = "".join(f"<tr><td>{key}" + "".join(f"<td>{text(setting(run, key))}" for run in runs) for key in keys)
-    return f"<table><tr><th>{head}{rows}</table>"
+    head = table_row("", *(run.name for run in runs), tag="th")
+    return f"<table>{head}{''.join(table_row(key, *(setting(run, key) for run in runs)) for key in keys)}</table>"
 
 
 def _commands(commands: Sequence[str]) -> str:
     lines = (f"<pre class=command>{text(command)}</pre>" for command in commands)
     return f"<details><summary>All {len(commands)} runs, best first</summary>{''.join(lines)}</details>"
-
-
-def _marked(place: int, runs: Sequence[Run]) -> str:
-    return f'<g class="run run{place}"><title>{text(runs[place].name)}</title>'
 
 
 def results(run: Run) -> dict[str, float]:
@@ -231,7 +221,7 @@ def results(run: Run) -> dict[str, float]:
 
 
 def row_of(run: Run) -> dict[str, str]:
-    """Return a run's line of `sweep.csv`; only a finished run has results."""
+    """Return a run's row of `sweep.csv`; only a finished run has results."""
     row = {"run": run.name, "state": run.state, **{key: str(value) for key, value in run.changes.items()}}
     if run.state == "done":
         row["seconds"] = f"{run.facts()['seconds']:.1f}"

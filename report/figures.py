@@ -77,13 +77,10 @@ def chart(
     """Return a chart of one metric over the steps.
 
     Args:
-        title: of the chart.
         curves: steps and values by split (or by run). A dotted line marks a step whose value is not finite.
-        splits: all splits of the page; the place of a split here gives its colour.
+        splits: all splits of the page; the index of a split here gives its color in `colours`.
         percent: whether the values are fractions to be shown as percentages.
         smoothed: whether long curves are smoothed, and the axis is logarithmic for values of different magnitude.
-        colours: of the curves, by their place in `splits`.
-        legend: whether several curves get a legend.
     """
     figure, (axes,) = _plots()
     figure.suptitle(title, x=0.02, ha="left", weight="bold", fontsize=10.5)
@@ -124,8 +121,6 @@ def lines(panels: Mapping[str, Mapping[str, Line]], xlabel: str, *, logarithmic:
     Args:
         panels: for each label of a y axis, the lines by name: x values [N], which may be words, and y values [N] or
             [N, runs], padded with NaN. Several runs are drawn as dots, with a line through their means.
-        xlabel: label of the x axes.
-        logarithmic: whether both axes are logarithmic.
     """
     figure, plots = _plots(len(panels))
     for axes, (label, curves) in zip(plots, panels.items()):
@@ -146,13 +141,11 @@ def lines(panels: Mapping[str, Mapping[str, Line]], xlabel: str, *, logarithmic:
 
 
 def parallel(columns: Mapping[str, Sequence[Any]], names: Sequence[str], colours: Sequence[str]) -> Figure:
-    """Return a parallel-coordinates plot: an axis for each column, and a line for each name.
+    """Return a parallel-coordinates plot: an axis for each column, and a line for each name, the first one on top.
 
     Args:
         columns: the values of each axis, in the order of `names`. Numbers are in ascending order from the bottom, on a
             logarithmic scale if they are positive and their magnitudes differ; words are in order of appearance.
-        names: of the lines; the first is drawn on top.
-        colours: of the lines.
     """
     figure = Figure((max(5.4, 1.5 * len(columns)), 3.4), layout="constrained")
     axes, heights = figure.subplots(), []
@@ -183,20 +176,14 @@ def parallel(columns: Mapping[str, Sequence[Any]], names: Sequence[str], colours
 def bleu_by_length(runs: Mapping[str, Sequence[tuple[int, int, int, float]]]) -> Figure:
     """Return BLEU against the number of words in the input, a line for each run.
 
-    Args:
-        runs: for each name rows of shortest length, longest length, count and BLEU, see
-            `metrics.translation.bleu_by_length`.
+    The rows of a run are those of `metrics.translation.bleu_by_length`: shortest and longest length, count and BLEU.
     """
     curves = {name: ([(row[0] + row[1]) / 2 for row in rows], [row[3] for row in rows]) for name, rows in runs.items()}
     return lines({"BLEU": curves}, "words in the input")
 
 
 def precision(curves: np.ndarray) -> Figure:
-    """Return precision-recall curves.
-
-    Args:
-        curves: precision [T, R] for T IoU thresholds from 0.5 to 0.95 at R recalls from 0 to 1.
-    """
+    """Return precision-recall curves [T, R] for T IoU thresholds from 0.5 to 0.95 at R recalls from 0 to 1."""
     figure, (axes,) = _plots()
     thresholds, recalls = np.linspace(0.5, 0.95, len(curves)), np.linspace(0, 1, curves.shape[1])
     shown = [round(place) for place in np.linspace(0, len(curves) - 1, len(SERIES))]
@@ -261,7 +248,6 @@ def grid(rows: Sequence[Sequence[Drawing]], titles: Sequence[str] = (), side: fl
 
     Args:
         rows: functions `draw(axes, extent)`, one for each picture; the first row is the longest.
-        titles: of the columns.
         side: width of a picture in inches.
     """
     width, height = 1.07 * len(rows[0]), 1.07 * len(rows)

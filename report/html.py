@@ -3,7 +3,7 @@
 import html
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -33,13 +33,7 @@ def resource(name: str) -> str:
 
 
 def write(path: Path, title: str, parts: Sequence[str]) -> Path:
-    """Write a page, atomically; return its path.
-
-    Args:
-        path: of the page.
-        title: shown by the browser.
-        parts: HTML of the body, in order.
-    """
+    """Write a page with the HTML `parts` as its body, atomically; return its path."""
     body = "\n".join(parts)
     return write_atomic(path, PAGE.format(title=text(title), style=resource("page.css"), body=body))
 
@@ -52,6 +46,19 @@ def tile(label: str, value: str, note: str) -> str:
 def card(draw: Callable[..., Figure], *args: Any, name: str, folder: Path, kind: str = "card scroll") -> str:
     """Return a card with the figure `draw(*args)`, which is also saved as `folder/name.png`."""
     return f"<div class='{kind}'>{figures.save(draw, *args, name=name, folder=folder)}</div>"
+
+
+def header(title: str, facts: Iterable[str], below: str, tiles: Iterable[str]) -> str:
+    """Return the top of a page: its title, a list of facts, further HTML, and tiles."""
+    items = "".join(f"<li>{text(fact)}</li>" for fact in facts)
+    head = f"<h1>{text(title)}</h1><ul class=facts>{items}</ul>{below}"
+    return f"<header>{head}<div class=tiles>{''.join(tiles)}</div></header>"
+
+
+def table_row(*cells: Any, numbers: Sequence[str] = (), tag: str = "td") -> str:
+    """Return a row of a table; the cells are text, and the numbers, which follow, are right-aligned."""
+    shown = [f"<{tag}>{text(cell)}" for cell in cells] + [f"<{tag} class=n>{value}" for value in numbers]
+    return f"<tr>{''.join(shown)}"
 
 
 def section(title: str, body: str, kind: str = "") -> str:

@@ -1,4 +1,4 @@
-"""The page of a run, `report.html`: self-contained, made from the files of the run's folder alone."""
+"""The HTML report of a run, `report.html`: self-contained, made only from the files in the run folder."""
 
 import json
 import math
@@ -19,6 +19,7 @@ from lineage.report.html import (
     card,
     file_name,
     flatten,
+    header,
     keys,
     number,
     section,
@@ -30,7 +31,7 @@ from lineage.report.html import (
 )
 from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, clock, read_json, read_metrics
 
-CURVES = {  # the first charts and their titles
+CURVES = {  # charts shown first, with their titles
     "loss": "Loss",
     "accuracy": "Accuracy",
     "perplexity": "Perplexity",
@@ -92,9 +93,7 @@ def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics:
     steps, loss = series(metrics, "train/loss")
     bad = steps[~np.isfinite(loss)]
     alert = f"<p class=alert>The training loss was not finite at step {bad[0]:,}.</p>" if bad.size else ""
-    items = "".join(f"<li>{text(fact)}</li>" for fact in shown)
-    head = f"<h1>{text(name)}</h1><ul class=facts>{items}</ul>{command}{alert}"
-    return f"<header>{head}<div class=tiles>{''.join(tiles)}</div></header>"
+    return header(name, shown, command + alert, tiles)
 
 
 def _results(metrics: Metrics) -> list[str]:

@@ -1,4 +1,4 @@
-"""The folder of a run: its files, its lock, and the signals and exit codes of its process. Standard library only."""
+"""Run folder: files, checks before it is used, locking, signals and exit codes. Uses only the standard library."""
 
 import contextlib
 import fcntl
@@ -9,9 +9,12 @@ import shlex
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsFloat
+
+from lineage.configs.atomic import write_atomic
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -22,16 +25,38 @@ LOCK = ".lock"  # locked while a run uses the folder
 CLAIM = ".sweep"  # locked from the moment a sweep starts a run until the run's process has ended
 
 LAUNCH = (sys.executable, "-m", "lineage.launch")  # starts the command line from any folder
-PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was told to stop and has saved: start it again
+PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was stopped by a signal and has saved
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # sent by clusters before they take a machine
+
+# Beginnings of the keys that may change when a run is resumed: its length, when it evaluates and saves, and the devices
+# and processes that it uses. A test checks that each is the beginning of a key.
+MAY_CHANGE = (
+    "checkpoint.",
+    "cluster.",
+    "evaluate_every_",
+    "evaluators.",
+    "experts.",
+    "grad_accum_steps",
+    "imports",
+    "loader.evaluation_batch_size",
+    "loader.threads",
+    "loader.workers",
+    "log_every_",
+    "mesh.",
+    "model.attend",
+    "model.remat",
+    "model.unroll",
+    "sampling.",
+    "save_every_",
+    "sharding",
+    "task.cache_dir",
+    "total_",
+    "wandb",
+)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file of a run, {} if the file does not exist.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
+    """Return the object in a JSON file of a run, {} if the file does not exist; raise ValueError if it is damaged."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
     except (ValueError, TypeError) as error:
@@ -76,11 +101,7 @@ def has_saved(workdir: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(workdir: Path) -> Iterator[None]:
-    """Keep other runs out of the folder; the lock ends with the process, however it ends.
-
-    Raises:
-        ValueError: another run uses the folder.
-    """
+    """Keep other runs out of the folder, or raise ValueError; the lock ends with the process, however it ends."""
     with (workdir / LOCK).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -124,8 +145,74 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
             yield f"{prefix}{key}", was, now
 
 
+def keep_config(config: Any, workdir: Path, force: bool = False) -> None:
+    """Write `config.json`, and delete the files of an earlier run that has not saved a checkpoint.
+
+    Args:
+        force: accept a folder that holds a run of another config, which otherwise raises ValueError.
+    """
+    path, saved = workdir / CONFIG, has_saved(workdir)
+    if not saved:
+        for name in ("tokenizer.json", "artifacts/samples.jsonl"):
+            (workdir / name).unlink(missing_ok=True)
+    if saved and path.exists() and not force:
+        check_config(config, workdir)
+    write_atomic(path, _text(config))
+
+
+def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
+    """Write `data.json`, the fingerprints by path of the files that the run reads.
+
+    Args:
+        force: accept files that differ from those that the run started with, which otherwise raise ValueError.
+    """
+    path = workdir / "data.json"
+    if has_saved(workdir) and path.exists() and not force:
+        before = read_json(path)
+        changed = [name for name in {**before, **files} if before.get(name) != files.get(name)]
+        if changed:
+            raise ValueError(
+                f"{', '.join(changed[:3])} changed since the run in {workdir} began ({len(changed)} of {len(before)} "
+                "files): restore the data, choose another workdir, or --force-config."
+            )
+    write_atomic(path, json.dumps(files, indent=2))
+
+
+def check_shared(config: Any, workdir: Path, process: int) -> None:
+    """Check that this process has the config and the folder of process 0, which has written `config.json`.
+
+    Raises:
+        ValueError: it has not.
+    """
+    path = workdir / CONFIG
+    if not path.exists() or path.read_text(encoding="utf-8") != _text(config):
+        raise ValueError(
+            f"{path} of process {process} is not that of process 0: every process must be given the same "
+            "command, and a workdir on storage that all share."
+        )
+
+
+def check_config(config: Any, workdir: Path) -> None:
+    """Raise ValueError unless the run in the folder has this config, apart from the keys of `MAY_CHANGE`."""
+    there = read_json(workdir / CONFIG)
+    changed = [
+        f"{key}: {was!r} there, {now!r} here"
+        for key, was, now in differences(there, plain(config))
+        if not key.startswith(MAY_CHANGE)
+    ]
+    if changed:
+        raise ValueError(
+            f"{workdir} holds a run of another config ({'; '.join(changed)}): choose another workdir, or "
+            "--force-config."
+        )
+
+
+def _text(config):
+    return json.dumps(plain(config), indent=2)
+
+
 class StopSignal(contextlib.AbstractContextManager):
-    """Note in `received` that the process was told to stop.
+    """Context manager that records stop signals in `received`.
 
     The signals are `STOP_SIGNALS`, of which a cluster may send several, and SIGINT. A second SIGINT has the effect that
     it had before.
@@ -164,6 +251,19 @@ def number(value: SupportsFloat) -> str:
     """Return a number with three digits, or whole from 1,000 on: 18,400, 0.990, 0.0312, 3.10e-05."""
     value = float(value)
     return f"{value:,.0f}" if 999.5 <= abs(value) < float("inf") else f"{value:#.3g}".rstrip(".")
+
+
+class Pace:
+    """Estimate of the time that a run still needs, by its mean speed, with evaluations and checkpoints."""
+
+    def __init__(self):
+        self._first: tuple[float, int] | None = None  # time and step of the first call
+
+    def left(self, step: int, total: int | None) -> str:
+        """Return the time left as text; "" at the first call, at the end, or if the total is unknown."""
+        now = time.monotonic()
+        start, first = self._first = self._first or (now, step)
+        return clock((now - start) / (step - first) * (total - step)) if total and first < step < total else ""
 
 
 def clock(seconds: int | float) -> str:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table as Grid
 
-from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, clock, held, number, read_json, read_metrics
+from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, Pace, held, number, read_json, read_metrics
 
 LOG = "log.txt"  # the output of a run that a sweep or a job started
 PROMPT = "$ "  # comes before the command of each start in the log
@@ -48,7 +48,7 @@ class Run:
     state: str = "waiting"
     metrics: Sequence[Mapping[str, Any]] = ()
     _read: tuple = ()  # size and modification time of the file when it was read
-    _first: tuple[float, int] | None = None  # time and step when the run was first seen in progress
+    _pace: Pace = field(default_factory=Pace)
 
     def look(self) -> bool:
         """Read `metrics.jsonl`; return whether it has changed."""
@@ -56,8 +56,6 @@ class Run:
             facts = (self.folder / METRICS).stat()
             if (read := (facts.st_size, facts.st_mtime_ns)) != self._read:
                 self.metrics, self._read = read_metrics(self.folder), read
-                if self.state == "running" and self.metrics and self._first is None:
-                    self._first = time.monotonic(), self.step
                 return True
         return False
 
@@ -106,10 +104,8 @@ class Run:
 
     def row(self) -> tuple[str, ...]:
         """Return name, state, step, loss and time left as text."""
-        step, total, loss, left = self.step, self.total, self.last("train/loss"), ""
-        if self.state == "running" and self._first and total and step > self._first[1]:
-            seconds = (time.monotonic() - self._first[0]) / (step - self._first[1]) * (total - step)
-            left = clock(max(seconds, 0))
+        step, total, loss = self.step, self.total, self.last("train/loss")
+        left = self._pace.left(step, total) if self.state == "running" and self.metrics else ""
         shown = "" if step is None else f"{step:,}" + (f"/{total:,}" if total else "")
         return self.name, self.state, shown, "" if math.isnan(loss) else number(loss), left
 
@@ -182,11 +178,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def watch(folders: Iterable[Path], seconds: float = 1.0) -> None:
-    """Show the runs in some folders, each of a run or of several, until none is in progress.
-
-    Raises:
-        FileNotFoundError: there is no run.
-    """
+    """Show the runs in some folders, each of a run or of several, until none is in progress."""
     folders = list(folders)
     runs: dict[Path, Run] = {}
     with Table() as table:

@@ -13,10 +13,7 @@ PACKAGES = (
 
 
 def provenance(folder: Path) -> dict[str, Any]:
-    """Return facts about the code of a run.
-
-    Args:
-        folder: of the config's file.
+    """Return metadata about the code of a run whose config file is in `folder`.
 
     Returns:
         `git`: the commit of the project's checkout, and whether it has changes (`dirty`); `config_git`: the same of

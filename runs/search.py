@@ -14,7 +14,7 @@ from lineage.runs.live import Run
 from lineage.runs.sweep import Launcher, exit_code
 
 STORAGE = "optuna.journal"
-HOPELESS = re.compile(r"\b(nan|inf|out of memory)\b")  # errors that the same values would cause again
+HOPELESS = re.compile(r"\b(nan|inf|out of memory)\b")  # deterministic errors, which are not retried
 
 
 def run_search(
@@ -24,21 +24,16 @@ def run_search(
     workdir: Path,
     parallel: int = 1,
 ) -> int:
-    """Run `command` in `workdir/trial_N` with values chosen by TPE (Bergstra et al., 2011).
+    """Run `command` in `workdir/trial_N` with values chosen by TPE (Bergstra et al., 2011); return the exit code.
 
     A run is stopped if its metric at an evaluation is worse than the median of the earlier runs at that step. The state
     of the search is in `workdir/optuna.journal`: after an interruption, the search and its runs continue. The next call
     repeats failed trials, unless they failed because of a loss that is not finite or for lack of memory.
 
     Args:
-        command: the command line of a run without its overrides and its workdir.
+        command, workdir, parallel: see `run_sweep`.
         search: the objective, a `configs.sweeps.Search`.
         config_of: returns the whole config of a run for its overrides.
-        workdir: folder of the search.
-        parallel: number of runs at a time.
-
-    Returns:
-        The exit code, see `run_sweep`.
 
     Raises:
         ModuleNotFoundError: Optuna is not installed.

@@ -35,10 +35,7 @@ class Task:
         signal.signal(signal.SIGTERM, lambda number, frame: self.process.terminate())
         self._wait()
         code = self.process.wait()
-        told = (
-            PREEMPTED,
-            *(-number for number in STOP_SIGNALS),
-        )  # the latter before the first step
+        told = (PREEMPTED, *(-number for number in STOP_SIGNALS))  # the latter before the first step
         if code and code not in told:  # a failed task might end the others before the first has the job requeued
             raise RuntimeError(f"exit code {code}: {Path(self.folder) / LOG} has what it said.")
 
@@ -62,7 +59,6 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
     """Submit runs as an array of jobs, without those that are done or in the queue; return the exit code of `status`.
 
     Args:
-        runs: of a sweep, or one.
         command: the part of the command line that the runs share.
         workdir: folder in which `slurm/` gets the scripts and logs of SLURM, and `jobs.json`.
         settings: the config's section `cluster`.

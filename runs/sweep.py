@@ -30,7 +30,7 @@ def run_sweep(
     workdir: Path,
     parallel: int = 1,
 ) -> int:
-    """Run `command` with each of the overrides, in folders of `workdir` that are named by what differs.
+    """Run `command` with each of the overrides, in subfolders of `workdir` named after the overrides.
 
     Finished runs are skipped, interrupted runs are resumed, and runs that an earlier sweep left in progress are waited
     for. A run that fails does not stop the others. At the end `report.comparison.finish` writes the results.
@@ -39,7 +39,6 @@ def run_sweep(
         command: the command line of a run without its overrides and its workdir.
         overrides: config keys and values of each run.
         configs: the whole config of each run, as in its `config.json`.
-        workdir: folder of the sweep.
         parallel: number of runs at a time.
 
     Returns:
@@ -117,10 +116,10 @@ class Job:
     """A run in progress.
 
     Attributes:
-        slot: index of its share of the devices; None if it was started by hand.
+        slot: index of its share of the devices; None if it was not started by a sweep.
         pid: its process; None if it was started by hand.
         process: the same, if this sweep started it.
-        pruned: whether it was told to stop because its results are bad.
+        pruned: whether it was pruned.
     """
 
     slot: int | None = None

@@ -1,4 +1,4 @@
-"""Attention weights of a trained model, as the report shows them."""
+"""Attention weights of a trained model, for the report."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,13 +10,13 @@ from lineage.data import Tokenizer
 from lineage.models import Model, hidden_states
 from lineage.tasks.base import Pictures
 
-IMAGES, TOKENS = 6, 32  # of which attention weights are kept
+IMAGES, TOKENS = 6, 32  # maximum number of images, and of tokens of a text
 
 
 def attention_weights(model: Model, variables: Mapping[str, Any], *inputs: np.ndarray) -> dict[str, np.ndarray]:
     """Return the attention weights [L, B, H, T, S] of the "encoder", the "decoder" and "cross"-attention.
 
-    Those of a model that has one of the first two alone are called "attention".
+    For a model with only an encoder or only a decoder, the key is "attention".
     """
     look = jax.jit(lambda variables, *inputs: hidden_states(model, variables, *inputs))
     found = look(variables, *inputs).attention
@@ -27,7 +27,7 @@ def attention_weights(model: Model, variables: Mapping[str, Any], *inputs: np.nd
 def attention_of_images(
     model: Model, variables: Mapping[str, Any], image: np.ndarray, to_pixels: Callable[[np.ndarray], np.ndarray]
 ) -> Pictures:
-    """Return what the tokens of some images attend to in each layer; {} where the model sows no such weights."""
+    """Return the attention weights of each layer for some images; {} if the model does not record them."""
     image = image[:IMAGES]
     weights = attention_weights(model, variables, image).get("attention") if model.has_patch_attention else None
     if weights is None:
@@ -40,7 +40,7 @@ def attention_of_images(
 def attention_of_texts(
     model: Model, variables: Mapping[str, Any], batch: Mapping[str, np.ndarray], tokenizer: Tokenizer
 ) -> Pictures:
-    """Return what the first tokens of a text, or of an input and its target, attend to in each layer."""
+    """Return the attention weights of each layer for the first tokens of a text, or of an input and its target."""
     real = {"inputs": batch.get("inputs_mask"), "tokens": batch.get("tokens_mask", batch["mask"])}
     texts = {name: batch[name][:1, :TOKENS][:, mask[0, :TOKENS]] for name, mask in real.items() if name in batch}
     weights = attention_weights(model, variables, *texts.values())

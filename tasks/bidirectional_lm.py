@@ -1,26 +1,26 @@
-"""Language modelling in both directions."""
+"""Bidirectional language modeling."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Result
-from lineage.tasks.causal_lm import NextTokenTask
+from lineage.tasks.causal_lm import CausalLM
 from lineage.tasks.losses import token_loss
 
 
 @TASKS.register("bidirectional_lm")
 @dataclass(frozen=True)
-class BidirectionalLM(NextTokenTask):
-    """Predict each token from those before it, and by a second model from those after it (ELMo, arXiv 1802.05365)."""
+class BidirectionalLM(CausalLM):
+    """Predict each token from those before it, and with a second model from those after it (ELMo, arXiv 1802.05365)."""
 
-    needs: ClassVar[tuple[str, ...]] = ("both_directions",)
+    needs = ("both_directions",)
+    label_smoothing: ClassVar[float] = 0.0  # not an option
 
     def loss(self, model: Model, batch: Batch) -> Result:
-        """Cross-entropy of `targets` [B, T] given the `tokens` [B, T] up to each, and of the tokens given those after.
+        """Return the sum of the forward and backward language modeling losses, where `mask` [B, T] is True.
 
-        Counted where `mask` [B, T] is True, both directions alike; the last of the tokens is not predicted, because
-        none follows it.
+        The backward model does not predict the last token, because none follows it.
         """
         tokens, mask = batch["tokens"], batch["mask"]
         forward, backward = model(tokens, mask=mask)

@@ -9,42 +9,36 @@ import optax
 
 from lineage.metrics.classification import correct
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Result, check_range, check_weights
-from lineage.tasks.images import Classification
+from lineage.tasks.base import TASKS, Batch, Result, Weight, check_weights
+from lineage.tasks.image_classification import ImageClassification
 from lineage.tasks.losses import divergence, smoothed, weighted
 from lineage.tasks.mixup import mixed
 
 
 @TASKS.register("distilled_image_classification")
 @dataclass(frozen=True)
-class DistilledImageClassification(Classification):
-    """Predict the class of an image with one head, and what a teacher says of it with another (DeiT, arXiv 2012.12877).
+class DistilledImageClassification(ImageClassification):
+    """Image classification with distillation (DeiT, arXiv 2012.12877).
+
+    One head is trained on the labels, with label smoothing, the other on the predictions of a teacher, which is applied
+    to the mixed images.
 
     Attributes:
-        temperature: 0 makes the teacher's likeliest class the label of its head; above, its probabilities are the
-            targets, of logits divided by the temperature.
-        weights: of the loss of the label, and of that of the teacher.
-        label_smoothing: fraction of the label's target that is spread evenly over all classes, in training only.
-        mixup: a of the Beta(a, a) by which images are mixed in training, before the teacher sees them; 0 is none.
-        cutmix: a of the Beta(a, a) by which boxes of other images are pasted in, before the teacher sees them.
+        temperature: distillation temperature; 0: hard distillation, with the most probable class of the teacher as the
+            label.
+        weights: weights of the label loss and of the distillation loss.
     """
 
-    needs: ClassVar[tuple[str, ...]] = ("distilled_classes",)
-    needs_teacher: ClassVar[bool] = True
+    needs = ("distilled_classes",)
+    needs_teacher = True
+    binary: ClassVar[bool] = False  # not an option
 
-    temperature: float = 0.0
+    temperature: Weight = 0.0
     weights: tuple[float, ...] = (0.5, 0.5)
-    label_smoothing: float = 0.0
-    mixup: float = 0.0
-    cutmix: float = 0.0
 
     def __post_init__(self):
         super().__post_init__()
-        check_range("temperature", self.temperature)
         check_weights(self.weights, ("label", "teacher"))
-        check_range("label_smoothing", self.label_smoothing, below=1)
-        check_range("mixup", self.mixup)
-        check_range("cutmix", self.cutmix)
 
     def prepare(self, key: jax.Array, batch: Batch, model: Model) -> Batch:
         if not (self.mixup or self.cutmix):
@@ -55,13 +49,9 @@ class DistilledImageClassification(Classification):
         return {"teacher_logits": self.forward(teacher, batch)}
 
     def loss(self, model: Model, batch: Batch) -> Result:
-        """The weighted sum of two losses of images [B, h, w, c]; accuracy is that of both heads' mean.
+        """Return the weighted sum of the label loss and the distillation loss (section 4).
 
-        One head learns the `label` [B], or the probabilities of the classes `target` [B, V], the other what the
-        teacher said, `teacher_logits` [B, V] (arXiv 2012.12877, section 4).
-
-        Raises:
-            ValueError: the teacher has another number of classes.
+        The label is `label` [B], or `target` [B, V] of mixed images. Accuracy is that of the mean of both heads.
         """
         ours, logits = model.heads(batch["image"])
         label, mask, theirs = batch["label"], batch["mask"], batch["teacher_logits"]

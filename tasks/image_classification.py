@@ -1,56 +1,49 @@
 """Image classification."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
+from lineage.metrics.states import Confusion
 from lineage.models import Model
 from lineage.tasks import mixup as mixing
-from lineage.tasks.base import TASKS, Batch, Result, check_range
-from lineage.tasks.images import Classification
+from lineage.tasks.attention import attention_of_images
+from lineage.tasks.base import TASKS, Batch, Pictures, Result, Smoothing, Weight
+from lineage.tasks.images import LabelledImageTask, to_pixels
 from lineage.tasks.losses import class_loss, probabilities, smoothed, sums
+
+MISTAKES = 24  # number of the most confident mistakes in the report
 
 
 @TASKS.register("image_classification")
 @dataclass(frozen=True)
-class ImageClassification(Classification):
-    """Predict the class of an image, by the cross-entropy of its label.
+class ImageClassification(LabelledImageTask):
+    """Predict the class of an image.
 
     Attributes:
-        label_smoothing: fraction of the target that is spread evenly over all classes (arXiv 1512.00567, section 7);
-            in training only, so that evaluations compare.
-        mixup: a of the Beta(a, a) by which images and labels are mixed in training (arXiv 1710.09412); 0 is none.
-        cutmix: a of the Beta(a, a) by which boxes of other images are pasted in (arXiv 1905.04899); with `mixup`,
-            either happens as often; 0 is none.
-        binary: whether each class is there or not by itself; where images are mixed, the classes of both are there
-            (arXiv 2110.00476, section 2).
+        label_smoothing: probability mass of the target that is spread evenly over all classes, in training only
+            (arXiv 1512.00567, section 7).
+        mixup: parameter a of the distribution Beta(a, a) of the mixing ratio (mixup, arXiv 1710.09412); 0 disables it.
+        cutmix: parameter a of the distribution Beta(a, a) of the area of pasted boxes (CutMix, arXiv 1905.04899); 0
+            disables it. With both mixup and CutMix, each is applied with probability 1/2.
+        binary: whether to use a binary cross-entropy per class (multi-label targets); a mixed image has the classes of
+            both images (arXiv 2110.00476, section 2).
     """
 
-    needs: ClassVar[tuple[str, ...]] = ("classes",)
+    needs = ("classes",)
 
-    label_smoothing: float = 0.0
-    mixup: float = 0.0
-    cutmix: float = 0.0
+    label_smoothing: Smoothing = 0.0
+    mixup: Weight = 0.0
+    cutmix: Weight = 0.0
     binary: bool = False
 
-    def __post_init__(self):
-        super().__post_init__()
-        check_range("label_smoothing", self.label_smoothing, below=1)
-        check_range("mixup", self.mixup)
-        check_range("cutmix", self.cutmix)
-
     def loss(self, model: Model, batch: Batch) -> Result:
-        """Cross-entropy of `label` [B] given `image` [B, h, w, c], over the examples whose `mask` [B] is True.
-
-        Labels may be soft: the probability of each class, [B, V].
-
-        Raises:
-            ValueError: images are to be mixed, but there is one alone.
-        """
+        """Return the cross-entropy of `label` [B], or of soft labels [B, V], where `mask` [B] is True."""
         label, mask, image = batch["label"], batch["mask"], batch["image"]
-        training = model.has_rng("dropout")
-        mixed = training and bool(self.mixup or self.cutmix)
+        mixed = model.has_rng("dropout") and bool(self.mixup or self.cutmix)
         if mixed:
             if len(image) == 1:
                 raise ValueError("mixup and cutmix need at least 2 examples in a batch, or in its accumulated parts.")
@@ -63,3 +56,24 @@ class ImageClassification(Classification):
             target = jnp.maximum(target, jnp.roll(target, 1, axis=0)) if self.binary else mixing.mix(target, share)
         loss, means = class_loss(logits, smoothed(model, target, self.label_smoothing), label, self.binary)
         return sums(loss, mask, means)
+
+    def pictures(self, context: Any, variables: Any, split: Any) -> Pictures:
+        """Return the confusion matrix, the most confident mistakes and attention weights."""
+        model, facts, first = context.model, split.facts, split.batches[0]
+        names = np.asarray(facts.class_names)
+        ask = jax.jit(lambda variables, image: jax.nn.softmax(model.apply(variables, image).astype(jnp.float32)))
+        confusion = Confusion.empty(len(names))
+        mistakes: list[tuple[float, np.ndarray, int, int]] = []
+        for batch in split.batches:
+            chances = np.asarray(ask(variables, batch["image"]))
+            predictions = chances.argmax(axis=-1)
+            confusion = confusion.update(*map(jnp.asarray, (predictions, batch["label"], batch["mask"])))
+            for i in np.flatnonzero((predictions != batch["label"]) & batch["mask"]):
+                mistakes.append((chances[i].max(), batch["image"][i], batch["label"][i], predictions[i]))
+            mistakes = sorted(mistakes, key=lambda mistake: -mistake[0])[:MISTAKES]
+        found: Pictures = {f"confusion_{split.name}": {"counts": np.asarray(confusion.counts), "class_names": names}}
+        if mistakes:
+            probability, image, label, prediction = map(np.stack, zip(*mistakes))
+            arrays = {"label": label, "prediction": prediction, "probability": probability, "class_names": names}
+            found[f"mistakes_{split.name}"] = {"image": to_pixels(image, facts), **arrays}
+        return found | attention_of_images(model, variables, first["image"], lambda image: to_pixels(image, facts))

@@ -1,4 +1,4 @@
-"""Functions for the losses of several tasks."""
+"""Loss functions that several tasks share."""
 
 from collections.abc import Mapping, Sequence
 from operator import mul
@@ -17,7 +17,7 @@ from lineage.tasks.base import Batch, Result
 
 
 def token_loss(model: nn.Module, logits: Float[Array, "B T V"], batch: Batch, label_smoothing: float = 0.0) -> Result:
-    """Cross-entropy of `targets` [B, T] where `mask` [B, T] is True; smoothed in training only."""
+    """Return the cross-entropy of `targets` [B, T] where `mask` [B, T] is True, with label smoothing in training."""
     loss = cross_entropy(logits, batch["targets"], label_smoothing if model.has_rng("dropout") else 0.0)
     return sums(loss, batch["mask"], {"accuracy": correct(logits, batch["targets"])})
 
@@ -25,9 +25,9 @@ def token_loss(model: nn.Module, logits: Float[Array, "B T V"], batch: Batch, la
 def class_loss(
     logits: Float[Array, "B V"], target: Float[Array, "B V"], label: Int[Array, "B"], binary: bool
 ) -> tuple[Float[Array, "B"], dict[str, Shaped[Array, "B"]]]:
-    """Cross-entropy of classes given the probability of each, and accuracies against `label`.
+    """Return the cross-entropy of target probabilities, and accuracies against `label`.
 
-    With `binary`, the mean over classes of the cross-entropy of each being there or not (arXiv 2110.00476, section 2).
+    With `binary`, it is the mean of the binary cross-entropies of the classes (arXiv 2110.00476, section 2).
     """
     if binary:
         loss = optax.sigmoid_binary_cross_entropy(logits, target).mean(axis=-1)
@@ -45,15 +45,15 @@ def probabilities(label: Shaped[Array, "B *V"], num_classes: int) -> Float[Array
 
 
 def smoothed(model: nn.Module, target: Float[Array, "B V"], label_smoothing: float) -> Float[Array, "B V"]:
-    """Return the probabilities with this fraction spread evenly over all classes; in training only."""
+    """Return target probabilities with label smoothing in training."""
     return optax.smooth_labels(target, label_smoothing) if model.has_rng("dropout") else target
 
 
 def divergence(theirs: Float[Array, "*B V"], ours: Float[Array, "*B V"], temperature: float) -> Float[Array, "*B"]:
-    """KL divergence of our probabilities from a teacher's (arXiv 1503.02531), from logits.
+    """Return the KL divergence between teacher and student distributions, from logits (arXiv 1503.02531).
 
-    Logits are divided by the temperature, and the divergence is multiplied by its square. At temperature 0, the
-    cross-entropy of the teacher's likeliest class.
+    Logits are divided by the temperature, and the divergence is multiplied by its square. At temperature 0, it is the
+    cross-entropy of the most probable class of the teacher.
     """
     if not temperature:
         return cross_entropy(ours, theirs.argmax(axis=-1))
@@ -62,7 +62,7 @@ def divergence(theirs: Float[Array, "*B V"], ours: Float[Array, "*B V"], tempera
 
 
 def weighted(weights: Sequence[float], losses: Mapping[str, Array], mask: Bool[Array, "..."], **means: Array) -> Result:
-    """Return the result of a weighted sum of losses, each of which is reported too."""
+    """Return `(loss_sum, weight, metric states)` of a weighted sum of losses, and report each loss."""
     return sums(sum(map(mul, weights, losses.values())), mask, means | losses)
 
 
@@ -72,6 +72,6 @@ def sums(
     means: Mapping[str, Array] = MappingProxyType({}),
     **states: State,
 ) -> Result:
-    """Return the result of the losses where the mask is True, with the means of other values, and further states."""
+    """Return `(loss_sum, weight, metric states)` of losses where the mask is True, with the means of other values."""
     means = {name: Mean.empty().update(value, mask) for name, value in {"loss": loss, **means}.items()}
     return means["loss"].total, means["loss"].weight, means | states

@@ -1,48 +1,44 @@
 """Masked autoencoding of images."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lineage.data import Examples, Facts, Images, Tokenizer
+from lineage.configs.registry import Range
+from lineage.data import Examples, Images, Tokenizer
 from lineage.data.examples.masking import MaskPatches
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Pictures, Result, Spec, Task, check_range, check_rate, specs
+from lineage.tasks.base import TASKS, Batch, Pictures, Rate, Result, Sizes, Task
 from lineage.tasks.images import LabelledImageTask, to_pixels
 from lineage.tasks.losses import sums
 
-PICTURES = 6
+PICTURES = 6  # number of images in a snapshot
 
 
 @TASKS.register("masked_autoencoding")
 @dataclass(frozen=True)
 class MaskedAutoencoding(LabelledImageTask):
-    """Reconstruct the hidden patches of an image from the visible ones (MAE, arXiv 2111.06377).
+    """Reconstruct the masked patches of an image from the visible ones (MAE, arXiv 2111.06377).
 
     Attributes:
-        mask_rate: fraction of the patches that is hidden; also the model's, unless `model.mask_rate` is set.
-        masking: which patches are hidden: "random", in "block"s, or all but one of four in a "grid".
-        patch_size: side of a patch, in pixels; None is `model.patch_size`.
+        mask_rate: fraction of the patches that is masked; default of `model.mask_rate`.
+        masking: mask sampling: "random", "block" (block-wise) or "grid" (one of every four patches is kept).
+        patch_size: height and width of a patch, in pixels; None: `model.patch_size`.
     """
 
-    has_snapshots: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("patches",)
-    arguments: ClassVar[tuple[str, ...]] = ("image", "noise")
+    has_snapshots = True
+    needs = ("patches",)
+    arguments = ("image", "noise")
+    arrays = LabelledImageTask.arrays | {"noise": "int32 B P"}
 
-    mask_rate: float = 0.15
+    mask_rate: Rate = 0.15
     masking: Literal["random", "block", "grid"] = "random"
-    patch_size: int | None = None
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_rate("mask_rate", self.mask_rate)
-        if self.patch_size is not None:
-            check_range("patch_size", self.patch_size, 1)
+    patch_size: Annotated[int | None, Range(1)] = None
 
     def adapt(self, model: Mapping[str, Any]) -> Task:
         return self if self.patch_size is not None else replace(self, patch_size=model.get("patch_size"))
@@ -51,11 +47,6 @@ class MaskedAutoencoding(LabelledImageTask):
         return super().model_options() | {"mask_rate": self.mask_rate}
 
     def examples(self, content: Images, tokenizer: Tokenizer | None, seed: int) -> Examples:
-        """Return labelled images, with the order in which their patches are hidden.
-
-        Raises:
-            ValueError: neither the task nor the model has a patch size.
-        """
         if self.patch_size is None:
             raise ValueError("task.patch_size is None and the model has no patch_size: set task.patch_size.")
         found = super().examples(content, tokenizer, seed)
@@ -65,29 +56,23 @@ class MaskedAutoencoding(LabelledImageTask):
         )
         return replace(found, train_transform=train, evaluation_transform=evaluation)
 
-    def batch_spec(self, batch_size: int, model: Model, facts: Callable[[], Facts], length: int | None = None) -> Spec:
-        spec = super().batch_spec(batch_size, model, facts, length)
-        height, width = spec["image"].shape[1:3]
-        patches = height // model.patch_size * (width // model.patch_size)
-        return spec | specs(jnp.int32, noise=(batch_size, patches))
+    def axes(self, sizes: Sizes) -> dict[str, int]:
+        axes, side = super().axes(sizes), sizes.model.patch_size
+        return axes | {"P": axes["height"] // side * (axes["width"] // side)}
 
     def loss(self, model: Model, batch: Batch) -> Result:
-        """Mean squared error of the predictions of the patches that `noise` [B, P] hides (section 3).
-
-        Counted are those of the images whose `mask` [B] is True.
-        """
+        """Return the mean squared error of the patches that `noise` [B, P] masks, where `mask` [B] is True."""
         predicted, hidden = model(batch["image"], batch["noise"])
         errors = jnp.square(predicted.astype(jnp.float32) - model.target(batch["image"])).mean(axis=-1)
         return sums(errors, hidden & batch["mask"][:, None])
 
-    def snapshot(
-        self, model: Model, variables: Mapping[str, Any], batch: dict[str, np.ndarray], facts: Facts
-    ) -> Pictures:
-        """Return some images [N, h, w, c], without their hidden patches, and as the model reconstructs them."""
+    def snapshot(self, context: Any, variables: Any, split: Any) -> Pictures:
+        """Return some images [N, h, w, c], as they are, masked and reconstructed."""
+        batch = split.batches[0]
         image, noise = batch["image"][:PICTURES], batch["noise"][:PICTURES]
-        masked, painted = _reconstructed(model, variables, image, noise)
+        masked, painted = _reconstructed(context.model, variables, image, noise)
         arrays = {"image": image, "masked": masked, "painted": painted}
-        return {"painted": {name: to_pixels(np.asarray(array), facts) for name, array in arrays.items()}}
+        return {"painted": {name: to_pixels(np.asarray(array), split.facts) for name, array in arrays.items()}}
 
 
 @partial(jax.jit, static_argnums=0)

@@ -1,4 +1,4 @@
-"""Masked language modelling with a teacher."""
+"""Masked language modeling with a teacher."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -9,32 +9,32 @@ from jaxtyping import Array, Float
 from lineage.metrics.classification import correct
 from lineage.metrics.likelihood import cross_entropy
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Result, check_range, check_weights
+from lineage.tasks.base import TASKS, Batch, Result, Weight, check_weights
 from lineage.tasks.losses import divergence, weighted
-from lineage.tasks.masked_lm import MaskedTask
+from lineage.tasks.masked_lm import MaskedLM
 
 
 @TASKS.register("masked_lm_distillation")
 @dataclass(frozen=True)
-class MaskedLMDistillation(MaskedTask):
-    """Predict the hidden tokens of a text as a teacher does (DistilBERT, arXiv 1910.01108, section 3).
+class MaskedLMDistillation(MaskedLM):
+    """Predict the masked tokens of a text as a teacher does (DistilBERT, arXiv 1910.01108, section 3).
 
     Attributes:
-        temperature: by which both models' logits are divided before they are compared (arXiv 1503.02531); 0 makes the
-            teacher's likeliest token the target.
-        weights: of the teacher's loss, of the masked language modelling loss, and of 1 - the cosine of both models'
-            last hidden states.
+        temperature: distillation temperature of both models (arXiv 1503.02531); 0: hard distillation, with the most
+            probable token of the teacher as the target.
+        weights: weights of the distillation loss, of the masked language modeling loss, and of 1 - the cosine
+            similarity of the last hidden states of both models.
     """
 
-    needs: ClassVar[tuple[str, ...]] = ("masked_lm", "pretraining")
-    needs_teacher: ClassVar[bool] = True
+    needs = ("masked_lm", "pretraining")
+    needs_teacher = True
+    label_smoothing: ClassVar[float] = 0.0  # not an option
 
-    temperature: float = 2.0
+    temperature: Weight = 2.0
     weights: tuple[float, ...] = (5.0, 2.0, 1.0)
 
     def __post_init__(self):
         super().__post_init__()
-        check_range("temperature", self.temperature)
         check_weights(self.weights, ("teacher", "masked language modelling", "cosine"))
 
     def teach(self, teacher: Model, batch: Batch) -> Batch:
@@ -42,11 +42,7 @@ class MaskedLMDistillation(MaskedTask):
         return {"teacher_hidden": hidden, "teacher_logits": logits}
 
     def loss(self, model: Model, batch: Batch) -> Result:
-        """The weighted sum of the three losses, given `teacher_logits` [B, M, V] and `teacher_hidden` [B, T, D].
-
-        Raises:
-            ValueError: the teacher has another number of tokens or another width.
-        """
+        """Return the weighted sum of the three losses, given `teacher_logits` [B, M, V], `teacher_hidden` [B, T, D]."""
         hidden, logits = (x.astype(jnp.float32) for x in hidden_and_logits(model, batch))
         their_hidden, their_logits = (batch[f"teacher_{name}"].astype(jnp.float32) for name in ("hidden", "logits"))
         for ours, theirs, name in ((logits, their_logits, "vocab_size"), (hidden, their_hidden, "width")):
@@ -62,7 +58,7 @@ class MaskedLMDistillation(MaskedTask):
 
 
 def hidden_and_logits(model: Model, batch: Batch) -> tuple[Float[Array, "B T D"], Float[Array, "B M V"]]:
-    """Return an encoder's last hidden states, and its logits of the hidden tokens."""
+    """Return the last hidden states and the logits of the masked tokens."""
     hidden = model.encode(batch["tokens"], mask=batch["tokens_mask"])
     outputs: Any = model.read(hidden, batch["places"])
     return hidden, outputs[0] if isinstance(outputs, tuple) else outputs

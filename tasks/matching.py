@@ -21,19 +21,20 @@ def set_loss(
     weights: Sequence[float],
     whole: Mapping[str, Array],
 ) -> tuple[Float[Array, ""], Float[Array, ""], dict[str, State]]:
-    """Return `(loss_sum, weight, metric states)`, as a task's loss does, of the predictions of all decoder layers.
+    """Return `(loss_sum, weight, metric states)` of the predictions of all decoder layers.
 
     The objects of an image, `boxes` [B, N, 4] and `classes` [B, N] where `boxes_mask` is True, are assigned to
-    different queries so that the sum of the costs (- probability of the class, distance, - generalised IoU) is minimal.
-    The losses are the weighted mean of the cross-entropies of queries, and the means of the distances and of
-    1 - IoU over all objects. Those of layer i but the last are reported as `class_loss_layer_i` and so on.
+    different queries so that the sum of the costs (- class probability, L1 distance, - generalized IoU) is minimal. The
+    losses are the weighted mean of the cross-entropies of queries, and the means of the distances and of 1 - IoU over
+    all objects. The losses of the intermediate decoder layers are reported as `class_loss_layer_i` etc.
 
     Args:
-        logits: of the classes of each query in each layer; the last class is "no object".
-        boxes: of each query in each layer.
-        batch: the true objects.
-        weights: of the three costs and losses.
-        whole: the number of images (`mask`) and objects (`boxes_mask`) of the whole batch, of which this may be a part.
+        logits: class logits of each query in each layer; the last class is "no object".
+        boxes: boxes of each query in each layer.
+        batch: true objects.
+        weights: weights of the three costs and losses.
+        whole: number of images (`mask`) and objects (`boxes_mask`) of the whole batch, which may consist of several
+            micro-batches.
     """
     kinds, real = batch["classes"], batch["boxes_mask"] & batch["mask"][:, None]
     queries, nothing = logits.shape[2], logits.shape[3] - 1
@@ -64,7 +65,7 @@ def set_loss(
 
     of_class, *of_boxes = (factor * value.sum() for factor, value in zip(weights, losses.values()))
     aux["loss"] = Total((Mean(of_class, weight), Mean(sum(of_boxes), objects)))
-    # Means over different things: what they are divided by has the proportion of the whole batch's, not this part's.
+    # The losses are means over different counts; the ratios of the counts are those of the whole batch.
     queried = NO_OBJECT * queries * whole["mask"] + (1 - NO_OBJECT) * whole["boxes_mask"]
     return of_class + sum(of_boxes) * queried / jnp.maximum(whole["boxes_mask"], 1), weight, aux
 

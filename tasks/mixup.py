@@ -1,4 +1,4 @@
-"""Mixup and CutMix: each image is mixed with the next one of the batch, and so is its label."""
+"""Mixup and CutMix: each image and its label are mixed with the next ones of the batch."""
 
 from functools import partial
 
@@ -10,17 +10,15 @@ from jaxtyping import Array, Float, Key
 def kept(
     key: Key[Array, ""], size: tuple[int, int], mixup: float, cutmix: float
 ) -> tuple[Float[Array, "height width 1"], Float[Array, ""]]:
-    """Return the fraction of each pixel that an image keeps, drawn once for a batch, and its mean, which labels keep.
+    """Return the mixing ratio of each pixel, drawn once per batch, and its mean, the ratio of labels.
 
-    If both `mixup` and `cutmix` are above 0, either one is applied, with the same probability (DeiT, arXiv 2012.12877).
+    If both `mixup` and `cutmix` are above 0, each is applied with probability 1/2 (DeiT, arXiv 2012.12877).
 
     Args:
-        key: of the draw.
         size: height and width.
-        mixup: a of the Beta(a, a) from which the fraction of all pixels is drawn, the larger of x and 1 - x
-            (arXiv 1710.09412); 0 is none.
-        cutmix: a of the Beta(a, a) from which the fraction outside of a box is drawn. The box has its centre anywhere,
-            and its pixels are replaced (arXiv 1905.04899, section 3.1); 0 is none.
+        mixup: parameter a of Beta(a, a); the ratio of all pixels is the larger of x and 1 - x (arXiv 1710.09412).
+        cutmix: parameter a of Beta(a, a), the fraction of the image outside of a box whose center is uniform; the
+            pixels in the box are replaced (arXiv 1905.04899, section 3.1).
     """
     share, inside = jnp.float32(1), jnp.zeros((*size, 1), bool)
     if mixup:

@@ -1,9 +1,9 @@
 """Object detection."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -12,15 +12,16 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import softmax
 
-from lineage.data import Examples, Facts, Images, Tokenizer
+from lineage.configs.registry import Range
+from lineage.data import Examples, Images, Tokenizer
 from lineage.data.transforms import boxes
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Pictures, Result, Spec, check_range, check_weights, specs
-from lineage.tasks.images import ImageTask, first_image, to_pixels
+from lineage.tasks.base import TASKS, Batch, Count, Pictures, Result, Sizes, check_weights
+from lineage.tasks.images import ImageTask, to_pixels
 from lineage.tasks.matching import set_loss
 
-PICTURES, SUREST = 12, 0.5  # images in the report, and the least probability of an object that they show
-SIZE = 64  # of the frame of images, unless it is given
+PICTURES, THRESHOLD = 12, 0.5  # number of images in the report, and minimum probability of the objects in them
+SIZE = 64  # default of image_size
 
 
 @TASKS.register("object_detection")
@@ -29,54 +30,50 @@ class ObjectDetection(ImageTask):
     """Predict the boxes and the classes of the objects of an image, as a set (DETR, arXiv 2005.12872).
 
     Attributes:
-        image_size: side of the square in which images lie, in pixels; 0 is 64.
-        shorter_side: of images, in pixels, if the longer side then fits into `image_size`; 0 is as large as fits.
-        max_boxes: the most objects in an image.
-        augment: of training images, steps such as "flip | crop(384, 600) | resize(480, 800)"; "" is none.
-        weights: of the losses of the classes, of the distances of the boxes, and of their generalised IoU.
+        image_size: height and width that images are padded to, in pixels; 0: 64.
+        shorter_side: shorter side of images, in pixels, if the longer side then fits into `image_size`; 0: as large as
+            fits.
+        max_boxes: maximum number of objects in an image.
+        augment: augmentation of training images, such as "flip | crop(384, 600) | resize(480, 800)"; empty: none.
+        weights: weights of the class loss, of the L1 distance of boxes, and of their generalized IoU.
     """
 
-    reads: ClassVar[str] = "images_with_boxes"
-    needs: ClassVar[tuple[str, ...]] = ("objects",)
-    inputs: ClassVar[tuple[str, ...]] = ("image", "extent")
+    reads = "images_with_boxes"
+    needs = ("objects",)
+    inputs = ("image", "extent")
+    evaluators = ("loss", "detection")
+    arrays: ClassVar = {
+        "image": "float32 B height width channels",
+        "extent": "float32 B 2",
+        "boxes": "float32 B N 4",
+        "classes": "int32 B N",
+        "boxes_mask": "bool B N",
+        "mask": "bool B",
+    }
 
-    shorter_side: int = 0
-    max_boxes: int = 100
+    shorter_side: Count = 0
+    max_boxes: Annotated[int, Range(1)] = 100
     weights: tuple[float, ...] = (1.0, 5.0, 2.0)
 
     def __post_init__(self):
         super().__post_init__()
-        check_range("shorter_side", self.shorter_side)
-        check_range("max_boxes", self.max_boxes, 1)
         check_weights(self.weights, ("class", "distance", "generalised IoU"))
 
     def examples(self, content: Images, tokenizer: Tokenizer | None, seed: int) -> Examples:
-        size, names = self.image_size or SIZE, tuple(content.class_names)
-        image = first_image(content.splits["train"])
-        mean, std = self.normalisation(image)
+        size = self.image_size or SIZE
+        facts = self.facts(content.splits["train"], content.class_names, size)
         fit = boxes.Resize(self.shorter_side or size, self.shorter_side or size, size)
         steps = boxes.parse(self.augment, size)
         resized = any(isinstance(step, boxes.Resize) for step in steps)
-        make = partial(boxes.Transform, size=size, most=self.max_boxes, mean=mean, std=std)
-        facts = Facts(
-            num_classes=len(names),
-            class_names=names,
-            image_size=(size, size),
-            channels=image.shape[2],
-            mean=mean,
-            std=std,
-        )
+        make = partial(boxes.Transform, size=size, most=self.max_boxes, mean=facts.mean, std=facts.std)
         train = make(steps if resized else [*steps, fit], training=True)
         return Examples(content.splits, facts, None, train, make([fit], training=False))
 
-    def batch_spec(self, batch_size: int, model: Model, facts: Callable[[], Facts], length: int | None = None) -> Spec:
-        objects = (batch_size, self.max_boxes)
-        image = self.image_spec(batch_size, model, facts)
-        numbers = specs(jnp.float32, boxes=(*objects, 4), extent=(batch_size, 2))
-        return image | numbers | specs(jnp.int32, classes=objects) | specs(bool, mask=(batch_size,), boxes_mask=objects)
+    def axes(self, sizes: Sizes) -> dict[str, int]:
+        return super().axes(sizes) | {"N": self.max_boxes}
 
     def forward(self, model: Model, batch: Batch) -> Any:
-        """Return logits [L, B, Q, V] and boxes [L, B, Q, 4] of each decoder layer; pixels past `extent` are masked."""
+        """Return logits [L, B, Q, V] and boxes [L, B, Q, 4] of the decoder layers; pixels past `extent` are masked."""
         rows, columns = (
             jnp.arange(size) + 0.5 < (extent * size)[:, None]
             for size, extent in zip(batch["image"].shape[1:3], batch["extent"].T)
@@ -84,11 +81,7 @@ class ObjectDetection(ImageTask):
         return model(batch["image"], rows[:, :, None] & columns[:, None])
 
     def loss(self, model: Model, batch: Batch) -> Result:
-        """DETR's loss of a set of objects, see `set_loss`.
-
-        Raises:
-            ValueError: the model has too few queries.
-        """
+        """Return the set loss of DETR, see `set_loss`."""
         logits, found = self.forward(model, batch)
         real = batch["boxes_mask"] & batch["mask"][:, None]
         if logits.shape[2] < real.shape[1]:
@@ -98,45 +91,24 @@ class ObjectDetection(ImageTask):
         whole = {"mask": batch["mask"].sum(), "boxes_mask": real.sum().astype(jnp.float32)}
         return set_loss(logits, found, batch, self.weights, model.get_variable("run", "real", whole))
 
-    def evaluators(self) -> dict[str, dict[str, Any]]:
-        return super().evaluators() | {"detection": {"name": "detection"}}
+    def pictures(self, context: Any, variables: Any, split: Any) -> Pictures:
+        """Return some images with their true objects and the confident predictions.
 
-    def predict(self, outputs: Any, batch: dict[str, np.ndarray], facts: Facts) -> list[dict[str, Any]]:
-        """Return the objects of each image; boxes are left, top, width and height in the frame, from 0 to 1."""
-        return [
-            {
-                "boxes": (objects["boxes"] * np.tile(extent[::-1], 2)).tolist(),
-                "labels": [facts.class_names[number] for number in objects["classes"]],
-                "scores": objects["scores"].tolist(),
-            }
-            for objects, extent in zip(objects_of(batch, *outputs)[1], batch["extent"][np.flatnonzero(batch["mask"])])
-        ]
-
-    def pictures(
-        self,
-        split: str,
-        model: Model,
-        variables: Mapping[str, Any],
-        batches: Iterable[dict[str, np.ndarray]],
-        facts: Facts,
-        tokenizer: Tokenizer | None,
-    ) -> Pictures:
-        """Return some images with their true objects and those that the model is sure of.
-
-        Objects are rows (image, class, score, left, top, width, height), the boxes relative to the frame.
+        Objects are rows (image, class, score, left, top, width, height), with boxes relative to the padded image.
         """
-        batch = {name: value[:PICTURES] for name, value in next(iter(batches)).items()}
-        ask = jax.jit(nn.apply(self.forward, model))
+        batch = {name: value[:PICTURES] for name, value in split.batches[0].items()}
+        ask = jax.jit(nn.apply(self.forward, context.model))
         answer = ask(variables, {name: jnp.asarray(value) for name, value in batch.items()})
+        facts = split.facts
         arrays = {"image": to_pixels(batch["image"], facts), "class_names": np.asarray(facts.class_names)}
         for name, images in zip(("truth", "found"), objects_of(batch, *map(np.asarray, answer))):
             rows = []
             for number, (objects, extent) in enumerate(zip(images, batch["extent"])):
                 scores = objects.get("scores", np.ones(len(objects["classes"])))
                 numbers, placed = np.full(len(scores), number), objects["boxes"] * np.tile(extent[::-1], 2)
-                rows.append(np.column_stack([numbers, objects["classes"], scores, placed])[scores >= SUREST])
+                rows.append(np.column_stack([numbers, objects["classes"], scores, placed])[scores >= THRESHOLD])
             arrays[name] = np.concatenate(rows).astype(np.float32)
-        return {f"objects_{split}": arrays}
+        return {f"objects_{split.name}": arrays}
 
 
 def objects_of(

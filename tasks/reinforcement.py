@@ -1,6 +1,7 @@
-"""Reinforcement learning of a decoder by the correctness of what it generates."""
+"""Reinforcement learning of a decoder, with the correctness of the generated text as the reward."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -8,34 +9,29 @@ from jaxtyping import Array, Bool, Float
 
 from lineage.metrics.likelihood import cross_entropy
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Result, check_range
-from lineage.tasks.conditional_lm import ContinuationTask
+from lineage.tasks.base import TASKS, Batch, Result, Weight
+from lineage.tasks.conditional_lm import ConditionalLM
 from lineage.tasks.losses import sums
 
 
 @TASKS.register("reinforcement")
 @dataclass(frozen=True)
-class Reinforcement(ContinuationTask):
+class Reinforcement(ConditionalLM):
     """Generate the target of an input; REINFORCE with a leave-one-out baseline (arXiv 2501.06252, section 3.2).
 
     Attributes:
-        kl: in training, weight of the Kullback-Leibler divergence from the base of an adapter; 0 is none.
+        kl: weight of the Kullback-Leibler divergence from the base model of an adapter, in training; 0 disables it.
     """
 
-    kl: float = 0.0
+    label_smoothing: ClassVar[float] = 0.0  # not an option
 
-    def __post_init__(self):
-        super().__post_init__()
-        check_range("kl", self.kl)
+    kl: Weight = 0.0
 
     def loss(self, model: Model, batch: Batch) -> Result:
-        """Policy loss of what a decoder generates in the place of `targets` [B, T], where `mask` [B, T] is True.
+        """Return the policy-gradient loss of tokens generated in place of `targets` where `mask` is True, both [B, T].
 
-        The reward is 1 if it generates the same tokens, and -1 otherwise (equation 1). In training it samples, without
-        dropout; otherwise it takes the likeliest tokens.
-
-        Raises:
-            ValueError: `kl` is above 0, but there is no reference model, or an adapter trains other parameters too.
+        The reward is 1 if all tokens are those of the target, and -1 otherwise (equation 1). Tokens are sampled in
+        training, without dropout; in evaluation they are the most probable ones.
         """
         tokens, targets, mask = batch["tokens"], batch["targets"], batch["mask"]
         if model.is_initializing():
@@ -62,10 +58,10 @@ class Reinforcement(ContinuationTask):
 def policy_loss(
     log_likelihood: Float[Array, "B"], reward: Float[Array, "B"], real: Bool[Array, "B"]
 ) -> Float[Array, "B"]:
-    """Minus the reward of each sample, with an unbiased gradient (REINFORCE).
+    """Return the negative reward of each sample, with the REINFORCE gradient estimator.
 
-    The gradient is that of the log-likelihoods, weighted by each sample's advantage: its reward less the leave-one-out
-    baseline, the mean reward of the other real samples (Kool et al. 2019).
+    The gradient is that of the log-likelihoods, weighted by the advantage: the reward minus the leave-one-out baseline,
+    the mean reward of the other real samples (Kool et al. 2019).
     """
     reward = jax.lax.stop_gradient(reward)
     baseline = (jnp.where(real, reward, 0).sum() - reward) / jnp.maximum(real.sum() - 1, 1)
@@ -74,9 +70,9 @@ def policy_loss(
 
 
 def generate(model, variables, batch, key):
-    """Return targets [B, T] as the model generates them from each row's first True of the mask on.
+    """Generate the targets [B, T]: in each sequence, the tokens from the first True of the mask on.
 
-    It samples with a key, and takes the likeliest tokens with None.
+    They are sampled with a key; without one, they are the most probable tokens.
     """
     starts = batch["mask"].argmax(axis=1)
     variables = jax.lax.stop_gradient(variables)

@@ -1,20 +1,19 @@
-"""Sequence-to-sequence learning: a text is generated for an input text."""
+"""Sequence-to-sequence learning."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-import jax.numpy as jnp
 import numpy as np
 
 from lineage.data import Examples, Facts, PairedTexts, Tokenizer
 from lineage.data.examples import pairs
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Request, Result, Spec, check_range, specs
-from lineage.tasks.documents import TextTask, windows_spec
+from lineage.tasks.base import TASKS, Batch, Request, Result, Smoothing
 from lineage.tasks.losses import token_loss
+from lineage.tasks.text import TextTask
 
-# From (about) 1 at progress 0 to `end` at progress 1 (arXiv 1506.03099, section 2.4); 100 is the sigmoid's k.
+# Probability of teacher forcing, from (about) 1 at progress 0 to `end` at progress 1 (arXiv 1506.03099, section 2.4).
 DECAYS = {
     "linear": lambda progress, end: 1 - (1 - end) * progress,
     "exponential": lambda progress, end: end**progress,
@@ -24,27 +23,23 @@ DECAYS = {
 
 @dataclass(frozen=True)
 class EncoderDecoderTask(TextTask):
-    """Base class of tasks of inputs and targets.
+    """Base class of tasks of encoder-decoders.
 
     Attributes:
-        label_smoothing: fraction of the target that is spread evenly over the vocabulary, in training only.
-        scheduled_sampling: fraction of the tokens in whose place a recurrent decoder reads its own prediction at the
-            end of the training (arXiv 1506.03099); it rises from 0.
-        decay: how the fraction of the tokens that are given falls meanwhile.
+        label_smoothing: probability mass of the target that is spread evenly over the vocabulary, in training only.
+        scheduled_sampling: scheduled-sampling probability at the end of training (arXiv 1506.03099), which rises from
+            0; recurrent decoders only.
+        decay: schedule of the teacher-forcing probability.
     """
 
-    needs: ClassVar[tuple[str, ...]] = ("target_tokens",)
-    inputs: ClassVar[tuple[str, ...]] = ("inputs", "inputs_mask", "tokens")
-    arguments: ClassVar[tuple[str, ...]] = ("inputs", "tokens")
+    needs = ("target_tokens",)
+    inputs = ("inputs", "inputs_mask", "tokens")
+    arguments = ("inputs", "tokens")
+    arrays = TextTask.arrays | {"inputs": "int32 B S", "inputs_mask": "bool B S"}
 
-    label_smoothing: float = 0.0
-    scheduled_sampling: float = 0.0
+    label_smoothing: Smoothing = 0.0
+    scheduled_sampling: Smoothing = 0.0
     decay: Literal["linear", "exponential", "inverse_sigmoid"] = "linear"
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_range("label_smoothing", self.label_smoothing, below=1)
-        check_range("scheduled_sampling", self.scheduled_sampling, below=1)
 
     def check_model(self, model: Model) -> None:
         super().check_model(model)
@@ -54,41 +49,31 @@ class EncoderDecoderTask(TextTask):
                 "which reads all tokens at once; it is for seq2seq."
             )
 
-    def batch_spec(self, batch_size: int, model: Model, facts: Callable[[], Facts], length: int | None = None) -> Spec:
-        inputs, targets = self.lengths(length or self.sequence_length)
-        shape = (batch_size, inputs)
-        return windows_spec(batch_size, targets) | specs(jnp.int32, inputs=shape) | specs(bool, inputs_mask=shape)
-
-    def lengths(self, length: int) -> tuple[int, int]:
-        """Return the lengths of inputs and of targets, for a `sequence_length`."""
-        return length, length
-
     def forward(self, model: Model, batch: Batch) -> Any:
         return model(batch["inputs"], batch["tokens"], inputs_mask=batch["inputs_mask"])
 
     def loss(self, model: Model, batch: Batch) -> Result:
-        """Cross-entropy of `targets` [B, T], given all `inputs` [B, S] and the `tokens` [B, T] up to each.
+        """Return the next-token loss of `targets` given `tokens`, both [B, T], where `mask` [B, T] is True.
 
-        Counted where `mask` [B, T] is True; of the inputs, those where `inputs_mask` [B, S] is True are seen.
+        The model attends to `inputs` [B, S] where `inputs_mask` [B, S] is True.
         """
         options = {}
         if model.has_rng("dropout"):
             if self.scheduled_sampling:
                 progress = model.get_variable("run", "progress", 0.0)
                 options["own_rate"] = 1 - DECAYS[self.decay](progress, 1 - self.scheduled_sampling)
-            if model.uses_batch_statistics:  # of which padding must not be a part
+            if model.uses_batch_statistics:  # without padding
                 options["mask"] = batch["mask"]
         logits = model(batch["inputs"], batch["tokens"], inputs_mask=batch["inputs_mask"], **options)
         return token_loss(model, logits, batch, self.label_smoothing)
 
     def request(self, tokens: np.ndarray, tokenizer: Tokenizer, facts: Facts) -> Request:
-        return np.array([facts.start_token]), np.append(tokens, tokenizer.end_of_text).astype(np.int32)
+        inputs = np.append(tokens, tokenizer.end_of_text).astype(np.int32)[None]
+        return Request(np.array([[facts.start_token]]), inputs=(inputs, np.ones(inputs.shape, bool)))
 
-    def requests(
-        self, batch: dict[str, np.ndarray], facts: Facts
-    ) -> tuple[np.ndarray, np.ndarray | None, tuple[np.ndarray, np.ndarray] | None]:
+    def requests(self, batch: dict[str, np.ndarray], facts: Facts) -> Request:
         prompts = np.full((len(batch["inputs"]), 1), facts.start_token)
-        return prompts, None, (batch["inputs"], batch["inputs_mask"])
+        return Request(prompts, inputs=(batch["inputs"], batch["inputs_mask"]))
 
 
 @dataclass(frozen=True)
@@ -96,32 +81,31 @@ class PairTask(TextTask):
     """Base class of tasks of paired texts.
 
     Attributes:
-        sequence_length: tokens of an input, and of a target, with its end; longer pairs are left out of the training,
-            and cut in evaluation.
+        sequence_length: maximum number of tokens of an input, and of a target, with its end token; longer pairs are
+            left out of the training set and truncated in evaluation.
     """
 
-    reads: ClassVar[str] = "pairs"
-    special_tokens: ClassVar[tuple[str, ...]] = ("end_of_text",)
-    loader_options: ClassVar[tuple[str, ...]] = ("buckets",)
-    kind: ClassVar[type[pairs.Pairs]] = pairs.Pairs
+    reads = "pairs"
+    special_tokens = ("end_of_text",)
+    loader_options = ("buckets",)
+    evaluators = ("loss", "generation")
+    kind = pairs.EncodedPairs
 
     def texts(self, content: Mapping[str, PairedTexts]) -> dict[str, Iterable[str]]:
         return {name: [*part.inputs, *part.targets] for name, part in content.items()}
 
-    def encoded(
-        self, content: Mapping[str, PairedTexts], tokenizer: Tokenizer, start_token: int | None = None
-    ) -> Examples:
-        """Return the pairs as token ids; `start_token`, if given, is where targets are read from."""
+    def first_token(self, tokenizer: Tokenizer) -> int | None:
+        """Return the first token of an encoder-decoder's target; None for a decoder-only model."""
+        return None
+
+    def examples(self, content: Mapping[str, PairedTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
+        start_token = self.first_token(tokenizer)
         start = tokenizer.end_of_text if start_token is None else start_token
         splits = {
             name: pairs.encode(part, tokenizer, self.sequence_length, name == "train", start, self.kind)
             for name, part in content.items()
         }
-        facts = Facts(vocab_size=tokenizer.vocab_size, sequence_length=self.sequence_length, start_token=start_token)
-        return Examples(splits, facts, tokenizer)
-
-    def evaluators(self) -> dict[str, dict[str, Any]]:
-        return super().evaluators() | {"generation": {"name": "generation"}}
+        return Examples(splits, self.facts(tokenizer, start_token=start_token), tokenizer)
 
 
 @TASKS.register("sequence_to_sequence")
@@ -130,10 +114,10 @@ class SequenceToSequence(EncoderDecoderTask, PairTask):
     """Predict each token of a target from an input and the target's tokens before it.
 
     Attributes:
-        start_token: role of the token with which the decoder starts: "end_of_text", or "pad" as in T5's checkpoints.
+        start_token: role of the first token of the decoder: "end_of_text", or "pad" as in the checkpoints of T5.
     """
 
-    optional_tokens: ClassVar[tuple[str, ...]] = ("end_of_text",)
+    optional_tokens = ("end_of_text",)
 
     start_token: Literal["end_of_text", "pad"] = "end_of_text"
 
@@ -141,6 +125,5 @@ class SequenceToSequence(EncoderDecoderTask, PairTask):
     def special_tokens(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([self.start_token, "end_of_text"]))
 
-    def examples(self, content: Mapping[str, PairedTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
-        start = tokenizer.pad if self.start_token == "pad" else tokenizer.end_of_text
-        return self.encoded(content, tokenizer, start)
+    def first_token(self, tokenizer: Tokenizer) -> int:
+        return tokenizer.pad if self.start_token == "pad" else tokenizer.end_of_text

@@ -8,8 +8,8 @@ import shutil
 import sys
 import tempfile
 
-# Before JAX is imported. Most of the time goes into compilation, which takes half as long without LLVM's optimisations;
-# flags of the caller come later and override these. The environment is inherited by the xdist workers and by the
+# Set before JAX is imported. Compilation dominates, and takes half as long without LLVM's optimizations; flags of the
+# caller come later and override these. The environment is inherited by the xdist workers and by the
 # processes that tests start, so that all of them share the compilation cache of the run.
 os.environ["XLA_FLAGS"] = " ".join(
     [
@@ -22,14 +22,15 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="lineage_tests_")
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # PyTorch's waiting threads would slow down the other workers
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # waiting PyTorch threads would slow down the other workers
 
 import hypothesis
 import jax
 import jaxtyping
 import pytest
 
-MEMORY = 1.25 * 2**30  # bytes of a worker above which compiled functions are dropped after a module; twice that in one
+# Memory of a worker above which compiled functions are dropped after a module (twice this: within a module).
+MEMORY = 1.25 * 2**30
 # Before any of the packages is imported.
 CHECKED = [f"lineage.{name}" for name in ("models", "metrics", "tasks", "evaluation", "train")]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
@@ -40,7 +41,7 @@ hypothesis.settings.load_profile("untimed")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Give each worker a contiguous part of the tests, so that those of a module share what is compiled."""
+    """Give each worker a contiguous part of the tests, so that the tests of a module share compiled functions."""
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log) if config.getvalue("dist") == "load" else None
@@ -48,7 +49,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
-    """Drop what was compiled, so that a worker stays below 3 GiB: preferably between modules."""
+    """Drop compiled functions, preferably between modules, so that a worker stays below 3 GiB."""
     same = nextitem is not None and nextitem.path == item.path
     if resident() > MEMORY * (2 if same else 1):
         jax.clear_caches()
@@ -57,7 +58,7 @@ def pytest_runtest_teardown(item, nextitem):
 
 
 def resident() -> int:
-    """Return the bytes of memory that this process occupies; 0 where the system does not tell."""
+    """Return the resident memory of this process in bytes, or 0 if it is unknown."""
     if sys.platform != "linux":
         return 0
     with open("/proc/self/statm") as file:

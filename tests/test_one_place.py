@@ -1,4 +1,4 @@
-"""One place for each fact: no file outside of the registries' packages asks which model or task it has."""
+"""No file outside of the packages of models and tasks checks which model or task it has."""
 
 import ast
 from pathlib import Path
@@ -15,13 +15,13 @@ FILES = [
     for path in sorted((ROOT / room).rglob("*.py"))
     if path.parent.name not in ("small", "paper")
 ] + [ROOT / "launch.py"]
-# Names that mean something else too: the mode of a command, a role of a file, a kind of content.
+# Names with another meaning: the mode of a command, the role of a file, or a kind of content.
 NAMES = {*MODELS, *TASKS} - {"generation"}
 KINDS = {"images", "masked images", "detection", "text", "masked text", "noisy text", "continuations", "spans"}
 
 
 def violations(tree: ast.AST) -> list[str]:
-    """Return the questions about a model or a task in a file."""
+    """Return the comparisons with names of models or tasks in a file."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("hasattr", "getattr"):
@@ -39,7 +39,7 @@ def violations(tree: ast.AST) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_file_asks_which_model_or_task_it_has(path):
+def test_no_file_checks_which_model_or_task_it_has(path):
     assert not violations(ast.parse(path.read_text(encoding="utf-8")))
 
 
@@ -53,5 +53,5 @@ def test_no_file_asks_which_model_or_task_it_has(path):
         "info['kind'] == 'masked images'",
     ],
 )
-def test_the_check_sees_a_violation(source):
+def test_violations_are_detected(source):
     assert violations(ast.parse(source))

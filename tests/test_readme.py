@@ -1,4 +1,4 @@
-"""The examples of README's section on metrics run and give the numbers in their comments."""
+"""The examples of the README section on metrics run and return the values in their comments."""
 
 import json
 import re
@@ -18,7 +18,7 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```$", SECTION[1], re.M | re.S)
 
 
-def test_its_code_runs():
+def test_code_examples_run():
     names = {}
     for block in blocks("python"):
         exec(block, names)
@@ -32,7 +32,7 @@ def test_its_code_runs():
     assert [found.compute().f1, *found.compute(None).f1] == pytest.approx([2 / 3, 0, 1])
 
 
-def test_its_commands_run(tmp_path, monkeypatch, capsys):
+def test_commands_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("out.txt", "a.txt", "b.txt"):
         Path(name).write_text(f"the cat sat on the mat\n{name} ran over the road\n")

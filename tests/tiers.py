@@ -1,4 +1,4 @@
-"""Tiers of tests: the first is run by README's command, the thorough one by `.ci/run` too."""
+"""Tiers of tests: the README command runs the first, `.ci/run` also the thorough one."""
 
 from collections.abc import Callable, Iterable
 
@@ -8,11 +8,11 @@ import pytest
 def tiered(
     names: str | tuple[str, ...], cases: Iterable, first: int | Callable[..., bool] = 1, **options
 ) -> pytest.MarkDecorator:
-    """Parametrize a test, with some of the cases in the thorough tier.
+    """Parametrize a test, with some cases in the thorough tier.
 
     Args:
         names, cases, options: as in `pytest.mark.parametrize`.
-        first: the first tier has this number of cases, or those for whose values the function is true.
+        first: number of cases in the first tier, or a function of their values that selects them.
     """
     marked = []
     for number, case in enumerate(cases):

@@ -45,7 +45,7 @@ def get_config(model: str = "gpt") -> ConfigDict:
 
 def sweep():
     yield {"seed": 1}
-    yield {"seed": 2, "model.num_heads": 3}  # which does not divide the width: this run fails
+    yield {"seed": 2, "model.num_heads": 3}  # does not divide the width, so this run fails
     yield {"seed": 3}
 
 

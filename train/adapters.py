@@ -2,15 +2,14 @@
 
 LoRA (arXiv 2106.09685) adds the product of two low-rank matrices to a matrix; singular value fine-tuning (SVF), of
 Transformer-squared (arXiv 2501.06252), multiplies each singular value of a matrix by a factor. Models do not know about
-adapters: the training state holds the trained numbers and the frozen ones, and its adapter makes the model's parameters
-of them.
+adapters: the training state holds trained and frozen arrays, from which its adapter computes the model's parameters.
 """
 
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,8 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Array, Float
 
-from lineage.configs.registry import Registry
+from lineage.configs.registry import Registry, check_ranges
+from lineage.configs.run import check_patterns
 
 ADAPTERS: Registry = Registry("adapter")
 Kernels = dict[str, tuple[int, int]]  # path of a kernel -> the number of its last axes that are inputs, and outputs
@@ -59,21 +59,20 @@ class Matrix(NamedTuple):
         return min(math.prod(self.inputs), math.prod(self.outputs))
 
 
+@ADAPTERS.register("none")
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """Base class of adapters; as it is, all parameters are trained and nothing is frozen.
+    """Train all parameters of the model; base class of the other adapters.
 
     An adapter is hashable and, in a pytree, has no leaves.
     """
 
+    def __post_init__(self):
+        check_ranges("adapter", self)
+
     def init(self, params: Params, kernels: Kernels, key: jax.Array) -> tuple[Any, Any]:
         """Split the parameters of a model into trained ones and frozen ones; `apply` restores the model's parameters.
-
-        Args:
-            params: of the model.
-            kernels: of the model, see `recording`.
-            key: for random initial values.
 
         Raises:
             ValueError: a pattern matches nothing, or an option does not fit a matrix.
@@ -93,14 +92,7 @@ class Adapter:
         return None
 
 
-@ADAPTERS.register("none")
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class NoAdapter(Adapter):
-    """Train all parameters of the model."""
-
-
-NO_ADAPTER = NoAdapter()
+NO_ADAPTER = Adapter()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,15 +107,12 @@ class MatrixAdapter(Adapter):
     patterns: tuple[str, ...] = ("layers/",)
     trained: tuple[str, ...] = ()
 
+    own: ClassVar[str]  # key of the adapter's arrays among the trained ones
+
     def __post_init__(self):
-        for name in ("patterns", "trained"):
-            for pattern in getattr(self, name):
-                try:
-                    re.compile(pattern)
-                except re.error as error:
-                    raise ValueError(
-                        f"adapter.{name} has {pattern!r}, which is not a regular expression: {error}."
-                    ) from None
+        super().__post_init__()
+        check_patterns("adapter.patterns", self.patterns)
+        check_patterns("adapter.trained", self.trained)
 
     def init(self, params, kernels, key):
         flat = flatten_dict(params, sep="/")
@@ -136,12 +125,21 @@ class MatrixAdapter(Adapter):
             shape, (inputs, outputs) = flat[path].shape, kernels[path]
             at = len(shape) - inputs - outputs
             sizes = shape[:at], shape[at : at + inputs], shape[at + inputs :]
-            new, constant = self._init_matrix(
-                Matrix(path.removesuffix("/kernel"), *sizes), jax.random.fold_in(key, number)
-            )
+            matrix = Matrix(path.removesuffix("/kernel"), *sizes)
+            new, constant = self._init_matrix(matrix, jax.random.fold_in(key, number))
             own, parts = own | new, parts | constant
         frozen = {"params": unflatten_dict({path: flat[path] for path in flat.keys() - direct}, sep="/")}
         return unflatten_dict(own, sep="/"), frozen | unflatten_dict(parts, sep="/") | self._constants()
+
+    def apply(self, frozen, trained):
+        own = dict(trained)
+        factors = flatten_dict(own.pop(self.own, {}), sep="/")
+        constants = flatten_dict(frozen, sep="/")
+        flat = flatten_dict(frozen["params"], sep="/") | flatten_dict(own, sep="/")
+        for owner in dict.fromkeys(path.rpartition("/")[0] for path in factors):
+            product = self._product(owner, factors, constants)
+            flat[f"{owner}/kernel"] = _add_product(flat[f"{owner}/kernel"], *product)
+        return unflatten_dict(flat, sep="/")
 
     def rebase(self, trained, frozen, params):
         flat = flatten_dict(params, sep="/")
@@ -166,8 +164,15 @@ class MatrixAdapter(Adapter):
         raise NotImplementedError
 
     def _constants(self) -> dict[str, Any]:
-        """Return what is frozen for all matrices together."""
+        """Return the frozen arrays that belong to no matrix."""
         return {}
+
+    def _product(self, owner: str, factors: dict[str, Any], constants: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """Return `left`, `scale` and `right` of `_add_product` for the kernel of the module at the path `owner`.
+
+        `factors` has the trained arrays of all matrices by path, `constants` all frozen ones.
+        """
+        raise NotImplementedError
 
     def _decomposed(self, frozen: dict[str, Any], flat: dict[str, Any]) -> dict[str, Any]:
         """Return the frozen arrays that are computed from the model's parameters, by their paths."""
@@ -185,6 +190,7 @@ class LoRA(MatrixAdapter):
         alpha: the products are scaled by alpha / rank.
     """
 
+    own = "lora"
     rank: int = 8
     alpha: float = 16.0
 
@@ -201,16 +207,8 @@ class LoRA(MatrixAdapter):
     def _constants(self):
         return {"factor": jnp.float32(self.alpha / self.rank)}
 
-    def apply(self, frozen, trained):
-        own = dict(trained)
-        factors = flatten_dict(own.pop("lora"), sep="/")
-        flat = flatten_dict(frozen["params"], sep="/") | flatten_dict(own, sep="/")
-        for path, a in factors.items():
-            if path.endswith("/a"):
-                owner = path.removesuffix("/a")
-                b = factors[f"{owner}/b"]
-                flat[f"{owner}/kernel"] = _add_product(flat[f"{owner}/kernel"], a, frozen["factor"], b)
-        return unflatten_dict(flat, sep="/")
+    def _product(self, owner, factors, constants):
+        return factors[f"{owner}/a"], constants["factor"], factors[f"{owner}/b"]
 
 
 @ADAPTERS.register("svf")
@@ -223,28 +221,20 @@ class SVF(MatrixAdapter):
     zeros until `rebase` computes them.
     """
 
+    own = "svf"
+
     def _init_matrix(self, matrix, key):
         full, owner = matrix.full_rank, matrix.owner
         sizes = {"u": (*matrix.inputs, full), "s": (full,), "v": (full, *matrix.outputs)}
         vectors = {f"svf/{owner}/{part}": jnp.zeros((*matrix.layers, *size)) for part, size in sizes.items()}
         return {f"svf/{owner}/scale": jnp.ones((*matrix.layers, full))}, vectors
 
-    def apply(self, frozen, trained):
-        own = dict(trained)
-        factors = flatten_dict(own.pop("svf", {}), sep="/")
-        flat = flatten_dict(frozen["params"], sep="/") | flatten_dict(own, sep="/")
-        vectors = flatten_dict(frozen["svf"], sep="/")
-        for path, z in factors.items():
-            owner = path.removesuffix("/scale")
-            u, s, v = (vectors[f"{owner}/{part}"] for part in "usv")
-            flat[f"{owner}/kernel"] = _add_product(flat[f"{owner}/kernel"], u, (z - 1) * s, v)
-        return unflatten_dict(flat, sep="/")
+    def _product(self, owner, factors, constants):
+        u, s, v = (constants[f"svf/{owner}/{part}"] for part in "usv")
+        return u, (factors[f"{owner}/scale"] - 1) * s, v
 
     def mixture(self, weights: Float[Array, "K"], experts: Sequence[Any]) -> Any:
-        """Return 1 + sum_k weight_k (z_k - 1) of the factors z_k of several experts.
-
-        What the weights lack to 1 is the share of the frozen model (arXiv 2501.06252, section 3.2).
-        """
+        """Return 1 + sum_k weight_k (z_k - 1) of the factors z_k of several experts (arXiv 2501.06252, section 3.2)."""
         return jax.tree.map(lambda *z: 1 + sum(weight * (each - 1) for weight, each in zip(weights, z)), *experts)
 
     def same_base(self, frozen: Any, other: Any) -> bool:
@@ -265,18 +255,6 @@ class SVF(MatrixAdapter):
                 arrays = {"u": u.reshape(vectors.shape), "s": s, "v": v.reshape(others.shape)}
                 found |= {f"svf/{owner}/{part}": value for part, value in arrays.items()}
         return found
-
-
-def to_json(adapter: Adapter) -> dict[str, Any]:
-    """Return the name and the options of an adapter."""
-    name = next(name for name, cls in ADAPTERS.items() if type(adapter) is cls)
-    return {"name": name} | dataclasses.asdict(adapter)
-
-
-def from_json(values: Mapping[str, Any]) -> Adapter:
-    """Return the adapter that `to_json` describes."""
-    options = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-    return ADAPTERS[options.pop("name")](**options)
 
 
 def _add_product(kernel, left, scale, right):

@@ -18,7 +18,10 @@ import orbax.checkpoint as ocp
 from jax.experimental.multihost_utils import sync_global_devices
 from orbax.checkpoint import checkpoint_managers as policies
 
-from lineage.train import adapters, distributed
+from lineage.configs import schema
+from lineage.configs.run import Checkpoint
+from lineage.train import distributed
+from lineage.train.adapters import ADAPTERS
 from lineage.train.state import TrainState
 
 
@@ -28,44 +31,33 @@ class Checkpoints(contextlib.AbstractContextManager):
     Each holds the state, a checksum of every array, the number of the next batch and the config. It appears complete or
     not at all.
 
-    Args:
-        workdir: of the run.
-        keep: number of the newest checkpoints to keep.
-        best: metric, such as "validation/loss", whose best checkpoint is kept too; "" keeps none for that.
-        best_is_highest: whether higher values of the metric are better.
-        on_error: "stop" or "continue", what the run does after a save that failed, as on a full disk.
-
     Attributes:
         say: called with a message about an error that the run survives.
 
     Raises:
-        ValueError: `keep` is below 1, `on_error` is unknown, or it is "continue" in a run of several processes.
+        ValueError: `options.on_error` is "continue" in a run of several processes.
     """
 
-    def __init__(
-        self, workdir: Path, *, keep: int = 2, best: str = "", best_is_highest: bool = False, on_error: str = "stop"
-    ):
+    def __init__(self, workdir: Path, options: Checkpoint | None = None):
         self.folder, self.say = Path(workdir).absolute() / "checkpoints", partial(print, file=sys.stderr)
-        self._best, self._on_error = best, on_error
-        if on_error not in ("stop", "continue"):
-            raise ValueError(f"checkpoint.on_error is {on_error!r}: it must be stop or continue.")
-        if on_error == "continue" and jax.process_count() > 1:
+        self.options = options = options or Checkpoint()
+        if options.on_error == "continue" and jax.process_count() > 1:
             raise ValueError("checkpoint.on_error is 'continue': of several processes the others would wait for one.")
-        if keep < 1:
-            raise ValueError(f"checkpoint.keep is {keep}: at least the newest, 1, must stay.")
-        preserve = [policies.LatestN(keep)]
-        # Checkpoints without the metric count as the worst.
-        sign = 1 if best_is_highest else -1
-        rank = lambda metrics: sign * metrics.get(best, -sign * float("inf"))  # noqa: E731
-        if best:
+        sign = 1 if options.best_is_highest else -1
+
+        def rank(metrics):
+            return sign * metrics.get(options.best, -sign * float("inf"))  # without the metric: the worst
+
+        preserve = [policies.LatestN(options.keep)]
+        if options.best:
             preserve.append(policies.BestN(get_metric_fn=rank, n=1, keep_checkpoints_without_metrics=False))
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=policies.AnyPreservationPolicy(preserve), best_fn=rank if best else None
+        settings = ocp.CheckpointManagerOptions(
+            preservation_policy=policies.AnyPreservationPolicy(preserve), best_fn=rank if options.best else None
         )
         # Learned parameters do not compress. Each item and each array costs time; arrays cost less in Zarr 3.
         state = ocp.PyTreeCheckpointHandler(use_compression=False, use_zarr3=True)
         handlers = {"state": state, "about": ocp.JsonCheckpointHandler()}
-        self._open = partial(ocp.CheckpointManager, self.folder, options=options, item_handlers=handlers)
+        self._open = partial(ocp.CheckpointManager, self.folder, options=settings, item_handlers=handlers)
         self._manager = self._open()
 
     @property
@@ -76,7 +68,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     @property
     def best(self) -> int | None:
         """Step of the best checkpoint by the metric; None without one."""
-        return self._manager.best_step() if self._best else None
+        return self._manager.best_step() if self.options.best else None
 
     def save(self, state: TrainState, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Start writing a state; return when the state may be changed. An existing step is not written again.
@@ -85,21 +77,20 @@ class Checkpoints(contextlib.AbstractContextManager):
             ValueError: `metrics` is not empty and lacks the metric that the best checkpoint is chosen by.
             OSError: this checkpoint, or the one before, cannot be written, and `on_error` is "stop".
         """
-        step = int(state.step)
-        if self._best and metrics and self._best not in metrics:
-            raise ValueError(f"checkpoint.best is {self._best!r}: it must be one of {', '.join(metrics)}.")
+        step, best = int(state.step), self.options.best
+        if best and metrics and best not in metrics:
+            raise ValueError(f"checkpoint.best is {best!r}: it must be one of {', '.join(metrics)}.")
         if step in self._manager.all_steps():
             return
         about = {"next_batch": step, "checksums": _checksums(state), "config": dict(config)}
-        about["adapter"] = adapters.to_json(state.adapter)
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=ocp.args.JsonSave(about))
         for _ in range(2):  # the first attempt may raise the error of the save before
             try:
                 with self._os_errors():
-                    self._manager.save(step, args=args, metrics=dict(metrics) if self._best and metrics else None)
+                    self._manager.save(step, args=args, metrics=dict(metrics) if best and metrics else None)
                 return
             except OSError as error:
-                if self._on_error == "stop":
+                if self.options.on_error == "stop":
                     raise
                 self.say(f"{error} The run goes on.")
             with contextlib.suppress(Exception):  # the failure has been reported
@@ -120,9 +111,8 @@ class Checkpoints(contextlib.AbstractContextManager):
         """
         steps = sorted(self._manager.all_steps(), reverse=True) if step is None else [step]
         if not steps or step not in (None, *self._manager.all_steps()):
-            raise FileNotFoundError(
-                f"there is no checkpoint{'' if step is None else f' of step {step}'} in {self.folder}."
-            )
+            which = "" if step is None else f" of step {step}"
+            raise FileNotFoundError(f"there is no checkpoint{which} in {self.folder}.")
         damaged = {}
         for each in steps:
             try:
@@ -140,12 +130,8 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     def _read(self, target, step):
         folder = self.folder / str(step)
-        try:
+        with _blamed(folder, " or of another model than the config's"):
             return read_checkpoint(folder, target)
-        except ValueError as error:
-            raise ValueError(
-                f"the checkpoint {folder} is damaged or of another model than the config's: {error}"
-            ) from error.__cause__
 
     def _set_aside(self, step):
         if jax.process_index() == 0:
@@ -171,10 +157,8 @@ class Checkpoints(contextlib.AbstractContextManager):
         except jax.errors.JaxRuntimeError:  # raised by the computation whose result was to be saved
             raise
         except Exception as error:  # Orbax raises exceptions of many types, also from its threads
-            raise OSError(
-                f"a checkpoint could not be written to {self.folder} ({os_reason(error)}): those that are complete "
-                "stay."
-            ) from error
+            message = f"a checkpoint could not be written to {self.folder} ({os_reason(error)})"
+            raise OSError(f"{message}: those that are complete stay.") from error
 
 
 def os_reason(error: Exception) -> str:
@@ -186,6 +170,11 @@ def os_reason(error: Exception) -> str:
         return error.strerror
     code = re.search(r"os_error_code='(\d+)'", str(error))
     return os.strerror(int(code[1])) if code else " ".join(str(error).split())[:300]
+
+
+def last_step(workdir: Path) -> int:
+    """Return the step of the newest checkpoint in a run folder; 0 without one."""
+    return max((int(step.name) for step in (workdir / "checkpoints").glob("*") if step.name.isdigit()), default=0)
 
 
 def clean(workdir: Path) -> None:
@@ -204,20 +193,21 @@ def read_variables(workdir: Path) -> dict[str, Any]:
 
 
 def read_newest(workdir: Path) -> TrainState:
-    """Return the newest state of a run as far as its model needs it, see `read_checkpoint`.
-
-    Raises:
-        FileNotFoundError: the run has no checkpoint.
-        ValueError: the checkpoint is damaged.
-    """
-    steps = [int(step.name) for step in (workdir / "checkpoints").glob("*") if step.name.isdigit()]
-    if not steps:
+    """Return the newest state of a run as far as its model needs it, see `read_checkpoint`."""
+    if not (step := last_step(workdir)):
         raise FileNotFoundError(f"there is no checkpoint in {workdir / 'checkpoints'}.")
-    folder = workdir.absolute() / "checkpoints" / str(max(steps))
-    try:
+    folder = workdir.absolute() / "checkpoints" / str(step)
+    with _blamed(folder):
         return read_checkpoint(folder)
+
+
+@contextlib.contextmanager
+def _blamed(folder: Path, alternative: str = "") -> Iterator[None]:
+    """Name the checkpoint in a ValueError of the block."""
+    try:
+        yield
     except ValueError as error:
-        raise ValueError(f"the checkpoint {folder} is damaged: {error}") from error.__cause__
+        raise ValueError(f"the checkpoint {folder} is damaged{alternative}: {error}") from error.__cause__
 
 
 def read_checkpoint(folder: Path, target: TrainState | None = None) -> TrainState:
@@ -275,7 +265,8 @@ def _read_model(folder, about, _):
         args = ocp.args.PyTreeRestore(item=wanted, restore_args=kinds, partial_restore=True)
         found = checkpointer.restore(folder, args=args)
     sums = jax.tree.unflatten(jax.tree.structure(TrainState(**saved)), about["checksums"])
-    rest = {"frozen": found.get("frozen"), "adapter": adapters.from_json(about["adapter"])}
+    adapter = schema.build(ADAPTERS, schema.tuples(about["config"]["adapter"]))
+    rest = {"frozen": found.get("frozen"), "adapter": adapter}
     state = TrainState(about["next_batch"], found[source], None, found.get("collections", {}), None, **rest)
     return state, lambda: jax.tree.map(_host_checksum, found), {key: getattr(sums, key) for key in wanted}
 

@@ -1,4 +1,4 @@
-"""Runs of several processes: they join, agree on errors and on stopping, and end together."""
+"""Runs of several processes: coordination of start-up, errors, stopping and shutdown."""
 
 import atexit
 import contextlib
@@ -24,7 +24,7 @@ LAUNCHERS = {"SLURM_STEP_NUM_TASKS": "[^01]|..", "OMPI_COMM_WORLD_SIZE": "[^01]|
 def joined(
     coordinator: str | None = None, num_processes: int | None = None, process: int | None = None, heartbeat: int = 60
 ) -> Iterator[None]:
-    """Join the processes of the run for the block. It must be entered before JAX initialises its devices.
+    """Connect the processes of a run for the block. It must be entered before JAX initializes its devices.
 
     Without arguments, the tasks of `srun` or `mpirun` and the workers of a TPU slice on GKE are detected; elsewhere the
     run has one process.
@@ -32,12 +32,12 @@ def joined(
     Args:
         coordinator: "HOST:PORT" of process 0, reachable by all processes; "auto" lets JAX detect it.
         num_processes: number of processes of the run.
-        process: number of this process, from 0.
-        heartbeat: heartbeat timeout in seconds: a process that is silent for longer is declared dead, and all end.
+        process: index of this process.
+        heartbeat: seconds without a heartbeat after which a process is declared dead, and all processes end.
 
     Raises:
         ValueError: the arguments do not fit together.
-        ConnectionError: the other processes did not come, or one was lost.
+        ConnectionError: the other processes did not connect, or the connection to one was lost.
     """
     given, none = (coordinator, num_processes, process), (None, None, None)
     if given == none and not any(re.match(several, os.environ.get(name, "")) for name, several in LAUNCHERS.items()):
@@ -84,11 +84,7 @@ def is_lost_process(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def agreed() -> Iterator[None]:
-    """Raise in all processes if the block raises in one.
-
-    Raises:
-        ChildProcessError: another process has raised; its own message says why.
-    """
+    """Raise in all processes if the block raises in one: ChildProcessError in the others."""
     try:
         yield
     except Exception:

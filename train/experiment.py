@@ -19,12 +19,13 @@ from lineage.data import SOURCES, TOKENIZERS, Data, Facts, Loader, Source, Token
 from lineage.evaluation import EVALUATORS, Context, Evaluation
 from lineage.models import MODELS, Model
 from lineage.tasks import TASKS, Batch, Task
+from lineage.tasks.base import Sizes
 from lineage.train import pretrained, sharding
 from lineage.train.adapters import ADAPTERS, NO_ADAPTER, Adapter
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, LearningRate, check_patterns
 from lineage.train.state import TrainState
-from lineage.train.step import init_state, make_evaluation_step, make_forward_step
+from lineage.train.step import init_state, make_forward_step
 
 # Options of models that the data determine unless the config sets them.
 FROM_FACTS: dict[str, Callable[[Facts], Any]] = {
@@ -177,13 +178,14 @@ class Experiment:
             length: of texts; None is the config's.
         """
         self.task.check_model(self.model)
-        batch = self.task.zeros(size or self.loader.batch_size, self.model, lambda: self.data.facts, length)
+        sizes = Sizes(size or self.loader.batch_size, self.model, lambda: self.data.facts, length)
+        batch = self.task.zeros(sizes)
         said = jax.eval_shape(partial(self.taught, step=0), batch) if self.teacher else {}
         return batch | {name: jnp.zeros(value.shape, value.dtype) for name, value in said.items()}
 
     @cached_property
     def teacher(self) -> Callable[[Batch], Batch] | None:
-        """The function that adds to a batch what the teacher says of it; None for tasks without a teacher."""
+        """Function that adds the teacher's outputs to a batch; None for tasks without a teacher."""
         if self.task.needs_teacher and not self.run.teacher:
             raise ValueError(f"teacher is empty: the task {self.task.name!r} needs a run's workdir, or a folder.")
         if not self.task.needs_teacher:
@@ -194,11 +196,10 @@ class Experiment:
             return pretrained.load_teacher(self.run.teacher, self.mesh, self.model, self.task.teach)
 
     def taught(self, batch: Batch, step: int | None = None) -> Batch:
-        """Return a batch on the devices with what the teacher says of it, if there is one.
+        """Return a batch on the devices with the outputs of the teacher, if there is one.
 
         Args:
-            batch: on the devices.
-            step: of a training batch, which the task may change before the teacher sees it; None in evaluations.
+            step: training step, for the task's transform of the batch; None in evaluations.
         """
         if not self.teacher:
             return batch
@@ -209,18 +210,16 @@ class Experiment:
 
     def context(self) -> Context:
         """Return what evaluators work with."""
-        precision = self.run.precision
+        step = partial(make_forward_step, precision=self.run.precision)
         return Context(
             model=self.model,
             task=self.task,
             data=self.data,
             sampling=self.config.sampling,
             seed=self.run.seed,
-            compile=lambda model, function: self.jit(make_forward_step(model, function, precision)),
-            loss_step=self.jit(make_evaluation_step(self.model, self.task.loss, precision)),
-            to_mesh=lambda batch: sharding.to_mesh(batch, self.mesh),
+            compile=lambda *args, **options: self.jit(step(*args, **options)),
+            to_mesh=partial(sharding.to_mesh, mesh=self.mesh),
             teach=self.taught,
-            check_batch=lambda size: sharding.check_batch(size, self.mesh),
             open=lambda text: self.read(schema.build(SOURCES, schema.parse(SOURCES, text))),
         )
 
@@ -247,15 +246,10 @@ class Experiment:
         return checkpoints.restore(target, step)
 
     def restore(self, which: str = "latest") -> TrainState:
-        """Return the state of the newest or the "best" checkpoint of the workdir.
-
-        Raises:
-            FileNotFoundError: there is none.
-            ValueError: it is damaged, or of another model.
-        """
+        """Return the state of the newest or the "best" checkpoint of the workdir."""
         if not (self.workdir / "checkpoints").is_dir():
             raise FileNotFoundError(f"There is no trained model in {self.workdir}: give the workdir of a run.")
-        with Checkpoints(self.workdir, **self.config.checkpoint) as checkpoints:
+        with Checkpoints(self.workdir, self.run.checkpoint) as checkpoints:
             step = checkpoints.best if which == "best" else checkpoints.latest
             if step is None:
                 raise FileNotFoundError(f"There is no {which} checkpoint in {checkpoints.folder}.")

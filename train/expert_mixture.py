@@ -19,24 +19,18 @@ from lineage.train.sharding import to_mesh
 from lineage.train.state import TrainState
 from lineage.train.step import make_evaluation_step
 
-CHOICES = ("few_shot", "prompt")
-
 
 def choose(experiment: Experiment, state: TrainState, prompt: str | None = None) -> tuple[TrainState, str]:
-    """Return the state with the parameters of the mixture that `config.experts` asks for, and a message about it.
+    """Return the state with the parameters of the mixture that `config.experts` describes, and a message about it.
 
     Args:
-        experiment: its training data provide the examples.
-        state: of the experiment's model.
-        prompt: the text to choose by, instead of examples, if the choice is by prompt.
+        prompt: the text to choose by if `experts.choice` is "prompt"; None: examples of the training data.
 
     Raises:
         FileNotFoundError: an expert does not exist.
         ValueError: an option is wrong, a run is not an expert, or it has another frozen model than the others.
     """
     settings = experiment.config.experts
-    if settings.choice not in CHOICES:
-        raise ValueError(f"experts.choice is {settings.choice!r}: it must be one of {', '.join(CHOICES)}.")
     if not settings.paths:
         raise ValueError("experts.paths is empty: it must name the workdirs of the experts to choose from.")
     experts = load(settings.paths)
@@ -44,7 +38,7 @@ def choose(experiment: Experiment, state: TrainState, prompt: str | None = None)
     base = next(iter(experts.values()))
     changed = jax.tree_util.Partial(_mixed, base.adapter, base.frozen, [one.params for one in experts.values()])
     theirs, ours = jax.eval_shape(changed, np.zeros(len(names))), jax.eval_shape(TrainState.variables, state)["params"]
-    if jax.tree.map(_shape, theirs) != jax.tree.map(_shape, ours):
+    if jax.tree.map(lambda a: a.shape, theirs) != jax.tree.map(lambda a: a.shape, ours):
         raise ValueError(f"experts.paths: {names[0]} is of another model than the config's.")
     if settings.choice == "few_shot":
         score = _scorer(experiment, changed, state.collections)
@@ -59,25 +53,16 @@ def choose(experiment: Experiment, state: TrainState, prompt: str | None = None)
     return with_variables(state, {"params": changed(weights)}), f"experts: {said}"
 
 
-def _shape(array):
-    return array.shape
-
-
 def _mixed(adapter, frozen, experts, weights):
     """Return the parameters of the model with a mixture of experts."""
     return adapter.apply(frozen, adapter.mixture(jnp.asarray(weights, jnp.float32), experts))
 
 
 def load(paths: Sequence[str | os.PathLike], base: TrainState | None = None) -> dict[str, TrainState]:
-    """Return the states of experts, by the names of their folders.
+    """Return the states of the experts in some workdirs, by the names of the folders.
 
     Args:
-        paths: workdirs of the experts.
-        base: an expert that they must share the frozen model with; None stands for the first one.
-
-    Raises:
-        FileNotFoundError: an expert does not exist.
-        ValueError: a run is not an expert, or its frozen model is not that of the others.
+        base: an expert that they must share the frozen model with; None: the first one.
     """
     found = {}
     for path in map(Path, paths):
@@ -102,13 +87,11 @@ def cross_entropy_search(
     population: int = 24,
     elite: int = 6,
 ) -> Float[np.ndarray, "K"]:
-    """Maximise a score over `size` numbers by the cross-entropy method (Rubinstein & Kroese 2004).
+    """Maximize a score over `size` numbers by the cross-entropy method (Rubinstein & Kroese 2004).
 
     In each round a population is drawn from a normal distribution, which is then fitted to the elite of the population.
     Noise added to its standard deviation, less in each round, prevents premature convergence (Szita & Lőrincz 2006).
-
-    Returns:
-        The mean of the last distribution.
+    The result is the mean of the last distribution.
     """
     random, mean, spread = np.random.default_rng(seed), np.full(size, 1 / size), np.full(size, 0.5)
     for done in range(rounds):

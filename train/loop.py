@@ -19,9 +19,10 @@ from lineage.data.fingerprint import fingerprint
 from lineage.evaluation import artifacts
 from lineage.evaluation.sampling import Sampler
 from lineage.report.run import write_report
+from lineage.runs import folder
 from lineage.runs.folder import START, StopSignal, locked, plain
-from lineage.train import distributed, expert_mixture, pretrained, run_folder
-from lineage.train.checkpoint import Checkpoints, clean
+from lineage.train import distributed, expert_mixture, pretrained
+from lineage.train.checkpoint import Checkpoints, clean, last_step
 from lineage.train.experiment import Experiment
 from lineage.train.metrics_writer import MetricsWriter, ProgressBar
 from lineage.train.profiling import Throughput, out_of_memory_explained
@@ -31,7 +32,7 @@ from lineage.train.step import make_train_step
 
 
 class Preempted(Exception):
-    """The run was told to stop and has saved its state; it resumes from there when it is started again."""
+    """Exception raised when a run was stopped by a signal after saving its state."""
 
 
 def train(
@@ -47,14 +48,12 @@ def train(
     A run that was killed at any moment and is started again ends with the same parameters, bit for bit.
 
     Args:
-        config: as `configs/base.py` defines it.
-        workdir: folder of the run.
-        about: facts about the run, such as its command, which are kept in `run.json` and shown in the report.
-        devices: to train on; None stands for all.
+        about: metadata of the run, such as its command, which is kept in `run.json` and shown in the report.
+        devices: to train on; None: all devices.
         force_config: accept a folder that holds a run of another config.
 
     Raises:
-        Preempted: the run was told to stop by a signal; its state is saved.
+        Preempted: the run was stopped by a signal; its state is saved.
         FloatingPointError: the loss or the gradient is not finite; the last good checkpoint is kept.
         MemoryError: the device has too little memory.
         ValueError, OSError: the config, the data, a checkpoint or the disk has a problem; the message says which.
@@ -65,14 +64,16 @@ def train(
     with contextlib.ExitStack() as kept, out_of_memory_explained(memory):
         with distributed.agreed():
             experiment = Experiment(config, workdir, devices)
+            if (done := last_step(workdir)) > experiment.total_steps:
+                raise ValueError(f"the run is {experiment.total_steps:,} steps long, but {workdir} has step {done:,}.")
             if jax.process_index() == 0:
                 kept.enter_context(locked(workdir))
-                run_folder.keep_config(config, workdir, force_config)
+                folder.keep_config(config, workdir, force_config)
                 write_atomic(workdir / START, json.dumps(dict(about), indent=2))
-                run_folder.keep_data(fingerprint(experiment.source.files()), workdir, force_config)
+                folder.keep_data(fingerprint(experiment.source.files()), workdir, force_config)
                 clean(workdir)
         with distributed.agreed():
-            run_folder.check_shared(config, workdir)
+            folder.check_shared(config, workdir, jax.process_index())
             loader = experiment.loader
             check_batch(loader.batch_size, experiment.mesh, config.grad_accum_steps)
             check_batch(loader.evaluation_batch_size or loader.batch_size, experiment.mesh)
@@ -101,7 +102,7 @@ class TrainingLoop:
         config, workdir = experiment.config, experiment.workdir
         primary = jax.process_index() == 0
         self.experiment, self.throughput = experiment, throughput
-        self.checkpoints = stack.enter_context(Checkpoints(workdir, **config.checkpoint))
+        self.checkpoints = stack.enter_context(Checkpoints(workdir, experiment.run.checkpoint))
         self.state, message = initial_state(experiment, self.checkpoints)
         self.start, self.total = int(self.state.step), experiment.total_steps
         self.stop = stack.enter_context(StopSignal())
@@ -205,7 +206,7 @@ class TrainingLoop:
             self.disk_full = True
 
     def _log(self, step: int) -> None:
-        """Fetch, check, show and write the pending metrics, those of `step`."""
+        """Fetch the pending metrics of `step`, check that they are finite, and log them."""
         if self.pending is None:
             return
         metrics = {f"train/{key}": float(value) for key, value in jax.device_get(self.pending).items()}
@@ -233,7 +234,7 @@ def initial_state(experiment: Experiment, checkpoints: Checkpoints) -> tuple[Tra
     config, make, message = experiment.config, partial(experiment.state, checkpoints), ""
     fresh = checkpoints.latest is None
     if config.init.path and fresh:
-        state, message = pretrained.start_from(experiment.abstract_state, experiment.model, **config.init, make=make)
+        state, message = pretrained.start_from(experiment.abstract_state, experiment.model, experiment.run.init, make)
     else:
         state = make()
     if config.experts.paths and fresh:
@@ -242,11 +243,7 @@ def initial_state(experiment: Experiment, checkpoints: Checkpoints) -> tuple[Tra
 
 
 def interval(experiment: Experiment, name: str, default: int) -> int:
-    """Return a duration of the config in steps, at least 1.
-
-    Raises:
-        ValueError: the duration is 0.
-    """
+    """Return a duration of the config in steps; raise ValueError if it is 0."""
     steps = experiment.steps(name, default=max(default, 1))
     if not steps:
         raise ValueError(f"{name} is 0 steps: it must be at least 1.")
@@ -255,17 +252,8 @@ def interval(experiment: Experiment, name: str, default: int) -> int:
 
 def jit_step(experiment: Experiment):
     """Return the jitted training step, (state, batch) -> (state, metrics); the memory of the old state is donated."""
-    config, places = experiment.config, experiment.state_shardings
-    step = make_train_step(
-        experiment.model,
-        experiment.task.loss,
-        experiment.optimizer,
-        seed=config.seed,
-        grad_accum_steps=config.grad_accum_steps,
-        precision=config.precision,
-        ema_decay=config.ema_decay,
-        total_steps=experiment.total_steps,
-    )
+    loss, total_steps, places = experiment.task.loss, experiment.total_steps, experiment.state_shardings
+    step = make_train_step(experiment.model, loss, experiment.optimizer, experiment.run, total_steps)
     batch = batch_sharding(experiment.mesh)
     return experiment.jit(step, in_shardings=(places, batch), out_shardings=(places, None), donate_argnums=0)
 
@@ -273,9 +261,7 @@ def jit_step(experiment: Experiment):
 def compile_step(experiment: Experiment, state: TrainState):
     """Return the compiled training step; with buckets of lengths, it is compiled for each when it first occurs."""
     step = jit_step(experiment)
-    if experiment.loader.buckets:
-        return step
-    return step.lower(state, jax.eval_shape(experiment.zeros)).compile()
+    return step if experiment.loader.buckets else step.lower(state, jax.eval_shape(experiment.zeros)).compile()
 
 
 def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax.Array]]:

@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import Any, SupportsFloat
 
 import numpy as np
+from rich.console import Console
+from rich.progress_bar import ProgressBar as Bar
 
 from lineage.configs.atomic import replacing
 from lineage.runs import folder
-from lineage.runs.folder import clock, number
+from lineage.runs.folder import number
+
+MIN_BAR = 16  # the least width of a progress bar
 
 
 class MetricsWriter(AbstractContextManager):
@@ -28,16 +32,12 @@ class MetricsWriter(AbstractContextManager):
 
     Args:
         workdir: the folder of the run; created if it does not exist.
-        resume_step: the step that the run resumes from. 0 starts a new run and deletes the lines of an earlier one.
-            Otherwise lines of later steps are deleted, and lines of this step that exist already are not written
-            twice, such as an evaluation repeated after a kill.
-        wandb: the Weights & Biases project to write to as well; "" = none. A resumed run continues its W&B run.
+        resume_step: step of the checkpoint that the run resumes from; 0 starts a new run and deletes the lines of an
+            earlier one. Otherwise lines of later steps are deleted, and lines of this step that exist already, such as
+            an evaluation repeated after a kill, are not written twice.
+        wandb: the Weights & Biases project to write to as well; "" disables it. A resumed run continues its W&B run.
         config: the config of the run, for Weights & Biases, where the run is named after the workdir.
         primary: whether this process writes, `jax.process_index() == 0`; the others touch no file.
-
-    Raises:
-        ModuleNotFoundError: Weights & Biases is asked for but not installed.
-        ValueError: `metrics.jsonl` is damaged.
     """
 
     def __init__(
@@ -141,13 +141,13 @@ class MetricsWriter(AbstractContextManager):
 
 
 class ProgressBar(AbstractContextManager):
-    """Show step, loss, accuracy, examples/s, MFU and the time left: a bar on a terminal, elsewhere a line now and then.
+    """Show step, loss, accuracy, examples/s, MFU and the time left: a bar on a terminal, otherwise lines.
 
     What does not fit the terminal's width is left out.
 
     Args:
         total: number of steps of the run.
-        stream: where to write; None stands for standard error.
+        stream: where to write; None: standard error.
         log_seconds: seconds between two lines if the stream is not a terminal.
         primary: whether this process shows anything, `jax.process_index() == 0`.
     """
@@ -156,13 +156,10 @@ class ProgressBar(AbstractContextManager):
         self._total, self._step, self._primary = total, 0, primary
         self._stream = stream or sys.stderr
         self._terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._colours = (
-            ("\x1b[36m", "\x1b[90m", "\x1b[0m") if self._terminal and not os.environ.get("NO_COLOR") else None
-        )
-        self._unicode = "utf" in (self._stream.encoding or "").lower()
+        self._console = Console(file=self._stream)
         self._interval = 0.1 if self._terminal else log_seconds
         self._metrics: dict[str, SupportsFloat] = {}
-        self._first: tuple[float, int] | None = None  # time and step; the clock starts after the first step
+        self._pace, self._left = folder.Pace(), ""  # the clock starts after the first step
         self._drawn = -float("inf")
 
     def update(self, step: int, metrics: Mapping[str, SupportsFloat] | None = None) -> None:
@@ -172,9 +169,8 @@ class ProgressBar(AbstractContextManager):
         """
         self._step = step
         self._metrics.update(metrics or {})
-        now = time.monotonic()
-        self._first = self._first or (now, step)
-        if now - self._drawn >= self._interval and (self._terminal or self._metrics):
+        self._left = self._pace.left(step, self._total)
+        if time.monotonic() - self._drawn >= self._interval and (self._terminal or self._metrics):
             self._draw()
 
     def message(self, text: str) -> None:
@@ -207,44 +203,40 @@ class ProgressBar(AbstractContextManager):
         if self._primary and self._terminal:
             self._stream.write("\r\x1b[2K" + self._line(shutil.get_terminal_size().columns - 1))
         elif self._primary and not only_bar:
-            self._stream.write(self._line(None) + "\n")
+            self._stream.write(self._line() + "\n")
         self._stream.flush()
         self._drawn = time.monotonic()
 
-    def _line(self, width: int | None) -> str:
-        get, fraction = self._metrics.get, min(self._step / max(self._total, 1), 1.0)
-        head = f"{self._step:,}/{self._total:,} {fraction:4.0%}"
-        fields = []  # (long form, short form)
-        for name, brief in (("loss", "loss"), ("accuracy", "acc")):
-            if (value := get(f"train/{name}")) is not None:
-                fields.append((f"{name} {number(value)}", f"{brief} {number(value)}"))
-        if (rate := get("time/examples_per_second")) is not None:
-            fields.append((f"{number(rate)} examples/s", f"{number(rate)}/s"))
-        if (mfu := get("time/mfu")) is not None:
-            fields.append((f"MFU {float(mfu):.0%}" if mfu >= 0.1 else f"MFU {float(mfu):.1%}",) * 2)
-        if self._first and self._first[1] < self._step < self._total:
-            # The mean over the run, not over the last steps: it includes evaluations and checkpoints, which recur.
-            seconds = (time.monotonic() - self._first[0]) / (self._step - self._first[1]) * (self._total - self._step)
-            fields.append((f"{clock(seconds)} left",) * 2)
-        long, short = ([field[i] for field in fields] for i in (0, 1))
-        if width is None:
-            return "  ".join([f"step {head}", *long])
-        for start, parts, least in ((f"step {head}", long, 16), (head, short, 5)):
-            room = width - len("  ".join([start, *parts])) - 1
-            if room >= least:
-                return "  ".join([f"{start} {self._bar(fraction, min(room, 40))}", *parts])
-        while len(short) > 1 and len("  ".join([head, *short])) > width:
-            del short[-2]  # the loss and the time left are dropped last
-        return "  ".join([head, *short])[:width]
+    def _line(self, width: int | None = None) -> str:
+        """Return the line of a terminal of this width, with a bar, or the whole line without a bar."""
+        fraction = min(self._step / max(self._total, 1), 1.0)
+        head = f"step {self._step:,}/{self._total:,} {fraction:4.0%}"
+        fields = {"bar": " " * MIN_BAR} if width else {}
+        for name in ("loss", "accuracy"):
+            if (value := self._metrics.get(f"train/{name}")) is not None:
+                fields[name] = f"{name} {number(value)}"
+        if (rate := self._metrics.get("time/examples_per_second")) is not None:
+            fields["rate"] = f"{number(rate)} examples/s"
+        if (mfu := self._metrics.get("time/mfu")) is not None:
+            fields["mfu"] = f"MFU {float(mfu):.0%}" if mfu >= 0.1 else f"MFU {float(mfu):.1%}"
+        if self._left:
+            fields["left"] = f"{self._left} left"
+        if width:
+            for name in ("accuracy", "rate", "bar", "mfu", "left", "loss"):  # dropped in this order
+                if len("  ".join([head, *fields.values()])) > width:
+                    fields.pop(name, None)
+            if "bar" in fields:
+                room = width - len("  ".join([head, *fields.values()])) + MIN_BAR
+                fields["bar"] = self._bar(fraction, min(room, 40))
+            elif len(head) > width:
+                head = head.removeprefix("step ")[:width]
+        return "  ".join([head, *fields.values()])
 
     def _bar(self, fraction: float, width: int) -> str:
-        halves = round(fraction * width * 2)
-        whole, half, rest = "━╸━" if self._unicode else "#  "
-        done = whole * (halves // 2) + half * (halves % 2)
-        if self._colours is None:
-            return done.ljust(width)
-        bright, dim, end = self._colours
-        return f"{bright}{done}{dim}{rest * (width - len(done))}{end}"
+        styles = {"style": "bright_black", "complete_style": "cyan", "finished_style": "cyan"}
+        with self._console.capture() as drawn:
+            self._console.print(Bar(total=1, completed=fraction, width=width, **styles), end="")
+        return drawn.get()
 
 
 def _scalar(key: str, value: Any) -> int | float:

@@ -4,17 +4,19 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from lineage.configs.registry import Registry
+from lineage.configs.registry import Range, Registry, check_ranges
 from lineage.configs.run import check_patterns as check_expressions
 from lineage.models import Model
 
 LearningRate = Callable[[Any], Any]  # of a step, counted from 0
+NonNegative = Annotated[float, Range(0)]
+Decay = Annotated[float, Range(0, below=1)]
 
 SCHEDULES = Registry("schedule")
 OPTIMIZERS = Registry("optimizer")
@@ -30,24 +32,17 @@ class Schedule:
         warmup_percent: the same in percent of the run.
     """
 
-    learning_rate: float = 1e-3
-    warmup_steps: int | None = None
-    warmup_epochs: float | None = None
-    warmup_examples: int | None = None
-    warmup_percent: float | None = None
+    learning_rate: NonNegative = 1e-3
+    warmup_steps: Annotated[int | None, Range(0)] = None
+    warmup_epochs: Annotated[float | None, Range(0)] = None
+    warmup_examples: Annotated[int | None, Range(0)] = None
+    warmup_percent: Annotated[float | None, Range(0)] = None
 
     def __post_init__(self):
-        lengths = ("warmup_steps", "warmup_epochs", "warmup_examples", "warmup_percent")
-        _check_range("schedule", self, ("learning_rate", *lengths))
+        check_ranges("schedule", self)
 
     def make(self, total_steps: int, warmup_steps: int = 0, width: int = 512) -> LearningRate:
-        """Return the learning rate as a function of the step.
-
-        Args:
-            total_steps: length of the run, its warm-up included.
-            warmup_steps: length of the warm-up.
-            width: D of the model.
-        """
+        """Return the learning rate as a function of the step, for a run of `total_steps` and a model of width D."""
         decay = self.decay(max(total_steps - warmup_steps, 1), max(warmup_steps, 1))
         if not warmup_steps:
             return decay
@@ -76,11 +71,7 @@ class _Falling(Schedule):
         end_factor: ratio of the learning rate of the step after the last one to the peak.
     """
 
-    end_factor: float = 0.0
-
-    def __post_init__(self):
-        super().__post_init__()
-        _check_range("schedule", self, ("end_factor",))
+    end_factor: NonNegative = 0.0
 
 
 @SCHEDULES.register("cosine")
@@ -124,13 +115,12 @@ class TransformerSchedule(Schedule):
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Update rule, and what all optimizers share.
+    """Base class of optimizers: weight decay, gradient clipping, freezing and layer-wise learning rates.
 
     Attributes:
-        weight_decay: this part of a parameter, times the learning rate, is subtracted from it in each step (decoupled,
-            arXiv 1711.05101).
+        weight_decay: decoupled weight decay, multiplied by the learning rate (arXiv 1711.05101).
         no_decay: no weight decay for parameters in whose path one of these regular expressions is found.
-        clip_norm: largest global norm of the gradient, which is scaled down to it; 0 turns clipping off.
+        clip_norm: maximum global norm of the gradient, for clipping; 0 disables it.
         frozen: parameters in whose path one of these regular expressions is found are not trained.
         frozen_layers: number of the first layers, in the order of `Model.layer_of`, that are not trained. Neither are
             the parameters before them.
@@ -140,16 +130,16 @@ class Optimizer:
             learning rate.
     """
 
-    weight_decay: float = 0.0
+    weight_decay: NonNegative = 0.0
     no_decay: tuple[str, ...] = ("bias$", "scale$")
-    clip_norm: float = 1.0
+    clip_norm: NonNegative = 1.0
     frozen: tuple[str, ...] = ()
-    frozen_layers: int = 0
-    layer_decay: float = 0.0
+    frozen_layers: Annotated[int, Range(0)] = 0
+    layer_decay: NonNegative = 0.0
     lr_multipliers: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self):
-        _check_range("optimizer", self, ("weight_decay", "clip_norm", "frozen_layers", "layer_decay"))
+        check_ranges("optimizer", self)
         check_expressions("optimizer.no_decay", self.no_decay)
         check_expressions("optimizer.frozen", self.frozen)
         check_expressions("optimizer.lr_multipliers", self.lr_multipliers, paired=True)
@@ -159,20 +149,17 @@ class Optimizer:
         raise NotImplementedError
 
     def make(self, learning_rate: LearningRate, model: Model | None = None) -> optax.GradientTransformation:
-        """Return the transformation of gradients into what is added to the parameters.
-
-        Args:
-            learning_rate: learning rate of each step.
-            model: the architecture, which knows the order of its layers; needed for `layer_decay` and `frozen_layers`.
+        """Return the transformation of gradients into updates of the parameters.
 
         Raises:
-            ValueError: the model has fewer layers than are frozen; or, from the transformation's `init`, an expression
-                of `frozen` finds no parameter.
+            ValueError: the model, which `layer_decay` and `frozen_layers` need, is absent or has fewer layers than are
+                frozen; or, from the transformation's `init`, an expression of `frozen` finds no parameter.
         """
         parts = [optax.clip_by_global_norm(self.clip_norm)] if self.clip_norm else []
         parts.append(self.rule())
         if self.weight_decay:
-            parts.append(optax.add_decayed_weights(self.weight_decay, self._is_decayed))
+            decayed = partial(map_paths, lambda path, _: not _found(self.no_decay, path))
+            parts.append(optax.add_decayed_weights(self.weight_decay, decayed))
         if self.layer_decay or self.frozen_layers:
             parts.append(_scale_by_layer(model, self.layer_decay or 1.0, self.frozen_layers))
         if self.lr_multipliers:
@@ -182,9 +169,6 @@ class Optimizer:
         if not self.frozen:
             return optimizer
         return optax.partition({"trained": optimizer, "frozen": optax.set_to_zero()}, self._labels)
-
-    def _is_decayed(self, params):
-        return map_paths(lambda path, _: not _found(self.no_decay, path), params)
 
     def _labels(self, params):
         check_patterns(self.frozen, params)
@@ -201,14 +185,9 @@ class AdamW(Optimizer):
         epsilon: added to the root of the second moment.
     """
 
-    b1: float = 0.9
-    b2: float = 0.999
-    epsilon: float = 1e-8
-
-    def __post_init__(self):
-        super().__post_init__()
-        _check_range("optimizer", self, ("b1", "b2"), below=1)
-        _check_range("optimizer", self, ("epsilon",))
+    b1: Decay = 0.9
+    b2: Decay = 0.999
+    epsilon: NonNegative = 1e-8
 
     def rule(self) -> optax.GradientTransformation:
         return optax.scale_by_adam(self.b1, self.b2, self.epsilon)
@@ -222,11 +201,7 @@ class _Momentum(Optimizer):
         b1: momentum; 0 turns it off.
     """
 
-    b1: float = 0.9
-
-    def __post_init__(self):
-        super().__post_init__()
-        _check_range("optimizer", self, ("b1",), below=1)
+    b1: Decay = 0.9
 
 
 @OPTIMIZERS.register("sgd")
@@ -261,11 +236,7 @@ class Lion(_Momentum):
         b2: decay of the momentum.
     """
 
-    b2: float = 0.999
-
-    def __post_init__(self):
-        super().__post_init__()
-        _check_range("optimizer", self, ("b2",), below=1)
+    b2: Decay = 0.999
 
     def rule(self) -> optax.GradientTransformation:
         return optax.scale_by_lion(self.b1, self.b2)
@@ -278,7 +249,9 @@ class LARS(_Momentum):
 
     def rule(self) -> optax.GradientTransformation:
         return optax.chain(
-            optax.masked(optax.scale_by_trust_ratio(trust_coefficient=0.001), partial(jax.tree.map, _is_matrix)),
+            optax.masked(
+                optax.scale_by_trust_ratio(trust_coefficient=0.001), partial(jax.tree.map, lambda leaf: leaf.ndim > 1)
+            ),
             optax.trace(self.b1),
         )
 
@@ -296,10 +269,6 @@ def check_patterns(patterns: Sequence[str], tree: Any) -> None:
     for pattern in patterns:
         if not any(re.search(pattern, path) for path in paths):
             raise ValueError(f"the pattern {pattern!r} finds no parameter; a path is like {paths[-1]!r}.")
-
-
-def _is_matrix(leaf):
-    return leaf.ndim > 1
 
 
 def _found(patterns, path):
@@ -329,11 +298,3 @@ def _scale_by_path(lr_multipliers):
         return leaf * next((factor for pattern, factor in lr_multipliers if re.search(pattern, path)), 1.0)
 
     return optax.stateless(lambda updates, params: map_paths(scale, updates))
-
-
-def _check_range(section, values, names, below=None):
-    for name in names:
-        value = getattr(values, name)
-        if value is not None and not (value >= 0 and (below is None or value < below)):
-            limit = "" if below is None else f", and below {below}"
-            raise ValueError(f"{section}.{name} is {value}: it must be 0 or more{limit}.")

@@ -1,7 +1,7 @@
-"""Pretrained parameters: those that a run starts from, and a teacher's; from another run or from `transformers`."""
+"""Loading of pre-trained parameters, for initialization or as a teacher, from a run or from `transformers`."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lineage.configs import modules, schema
+from lineage.configs.run import Init
 from lineage.data import Tokenizer
 from lineage.models import MODELS, Model, convert
 from lineage.runs.folder import read_json
@@ -23,13 +24,7 @@ from lineage.train.state import TrainState
 
 
 def start_from(
-    state: TrainState,
-    model: Model,
-    path: str,
-    skip: Sequence[str] = (),
-    layers: Sequence[int] = (),
-    rename: Sequence[tuple[str, str]] = (),
-    make: Callable[[], TrainState] | None = None,
+    state: TrainState, model: Model, init: Init, make: Callable[[], TrainState] | None = None
 ) -> tuple[TrainState, str]:
     """Return the state with the parameters and running statistics of another model, and a sentence that describes it.
 
@@ -38,27 +33,25 @@ def start_from(
 
     Args:
         state: the state before the first step; or its shapes, if `make` is given.
-        model: the model of the state.
-        path: a run's workdir, or a folder in `transformers`' layout.
-        skip: regular expressions; parameters in whose path one is found stay new, such as another task's head.
-        layers: layers of the other model that become this one's, from 0; empty means all.
-        rename: (regular expression, replacement) pairs, each applied to the paths of the other model's parameters.
         make: makes the state, once the other model is known to fit.
 
     Raises:
         FileNotFoundError: there is no such run.
-        ValueError: a parameter has another shape there, none of the model's is there, or a pair of `rename`, a pattern
-            of `skip` or a number of `layers` fits nothing.
+        ValueError: a parameter has another shape there, none of the model's is there, or an item of `init.rename`,
+            `init.skip` or `init.layers` fits nothing.
     """
+    path, layers = init.path, init.layers
     ours = _flat(jax.eval_shape(TrainState.variables, state))
-    theirs = _renamed(_flat(_variables(path)), rename, path)
+    theirs = _renamed(_flat(read_variables(Path(path)) if _is_run(path) else convert.load(path)[1]), init.rename, path)
     depth = next((len(value) for name, value in theirs.items() if isinstance(model.layer_of(name), range)), 0)
     if layers and not 0 <= min(layers) <= max(layers) < depth:
-        raise ValueError(f"init.layers is {tuple(layers)}: the model in {path} has layers 0 to {depth - 1}.")
-    _check_skipped(skip, ours)
+        raise ValueError(f"init.layers is {layers}: the model in {path} has layers 0 to {depth - 1}.")
+    for pattern in init.skip:
+        if not any(re.search(pattern, name) for name in ours):
+            raise ValueError(f"init.skip: {pattern!r} is in no parameter of the model, which has {_parts(ours)}.")
     taken = {}
     for name in ours.keys() & theirs.keys():
-        if not any(re.search(pattern, name) for pattern in skip):
+        if not any(re.search(pattern, name) for pattern in init.skip):
             chosen = layers and isinstance(model.layer_of(name), range)
             found = theirs[name][np.array(layers)] if chosen else theirs[name]
             taken[name] = model.resampled(name, found, ours[name].shape)
@@ -70,24 +63,16 @@ def start_from(
     if not taken:
         raise ValueError(f"none of the model's parameters is in {path}, which has {_parts(theirs)}.")
     state = make() if make else state
-    variables = {
-        kind: unflatten_dict(
-            {name: taken.get(name, value) for name, value in flatten_dict(tree, sep="/").items()}, sep="/"
-        )
-        for kind, tree in state.variables().items()
-        if kind in ("params", "statistics")
-    }
+    variables = {}
+    for kind, tree in state.variables().items():
+        if kind in ("params", "statistics"):
+            flat = {name: taken.get(name, value) for name, value in flatten_dict(tree, sep="/").items()}
+            variables[kind] = unflatten_dict(flat, sep="/")
     fresh, unused = _parts(ours.keys() - taken.keys()), _parts(theirs.keys() - taken.keys())
     message = f"starts from {path}; new: {fresh}; not used: {unused}"
     if state.frozen is not None:
         message += f"; trained: {sum(a.size for a in jax.tree.leaves(state.params)):,} numbers"
     return with_variables(state, variables), message
-
-
-def _check_skipped(skip, names):
-    for pattern in skip:
-        if not any(re.search(pattern, name) for name in names):
-            raise ValueError(f"init.skip: {pattern!r} is in no parameter of the model, which has {_parts(names)}.")
 
 
 def with_variables(state: TrainState, variables: Mapping[str, Any]) -> TrainState:
@@ -105,10 +90,9 @@ def with_variables(state: TrainState, variables: Mapping[str, Any]) -> TrainStat
 def load_teacher(
     path: str, mesh: Mesh, student: Model, teach: Callable[[Model, Batch], Batch]
 ) -> Callable[[Batch], Batch]:
-    """Return a function that gives the outputs of a trained model for a batch, for its student to learn.
+    """Return a function that computes what the trained model in a folder adds to a batch, for its student to learn.
 
     Args:
-        path: a run's workdir, or a folder in `transformers`' layout.
         mesh: devices, each of which holds all of the teacher's parameters.
         student: model whose sizes the teacher has where its run left them to the data.
         teach: returns the arrays that a bound model adds to a batch, without dropout; see `Task.teach`.
@@ -138,10 +122,6 @@ def _flat(variables):
     """Return parameters and running statistics by their paths, which differ."""
     kinds = (variables.get(kind, {}) for kind in ("params", "statistics"))
     return {name: value for tree in kinds for name, value in flatten_dict(tree, sep="/").items()}
-
-
-def _variables(path: str) -> dict[str, Any]:
-    return read_variables(Path(path)) if _is_run(path) else convert.load(path)[1]
 
 
 def _is_run(path: str) -> bool:

@@ -13,10 +13,9 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from lineage.models.budget import ACCELERATORS, Budget, aligned, budget, human, peak_flops
-from lineage.train.adapters import NO_ADAPTER
 from lineage.train.experiment import Experiment
 from lineage.train.sharding import abstract_mesh, shardings
-from lineage.train.step import compute_dtype
+from lineage.train.step import make_loss
 
 # Fraction of a block's activations that tensor parallelism does not shard (arXiv 2205.05198, section 4.2.1).
 REPLICATED = 10 / 34
@@ -33,7 +32,7 @@ class Throughput:
 
     def __init__(self, experiment: Experiment):
         kind = jax.devices()[0].device_kind
-        peak = peak_flops(kind, compute_dtype(experiment.config.precision).name) or measured_peak()
+        peak = peak_flops(kind, experiment.run.precision) or measured_peak()
         self.budget = experiment_budget(experiment)
         lengths = experiment.data.train.lengths
         flops = [experiment_budget(experiment, length).flops["training"]["model"] for length in lengths if length]
@@ -87,23 +86,25 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
     Args:
         length: number of tokens of the texts in the batch; None stands for the config's.
     """
-    config = experiment.config
+    model, adapter, state = experiment.model, experiment.adapter, experiment.abstract_state
     batch = jax.eval_shape(partial(experiment.zeros, length=length))
-    model = experiment.model
     length = (model.max_length or experiment.task.sequence_length) if model.is_decoder else None  # length of the cache
-    adapted = {}
-    if experiment.adapter != NO_ADAPTER:
-        state = experiment.abstract_state
-        variables = {"params": state.params, "frozen": state.frozen, **state.collections}
-        adapted = {"adapter": experiment.adapter, "variables": variables}
+    dtype = jnp.dtype(experiment.config.precision)
+    loss_sum = make_loss(model, experiment.task.loss, dtype)
+
+    def loss(params, rest, batch, key):
+        collections = {name: value for name, value in rest.items() if name != "frozen"}
+        return loss_sum(params, (adapter, rest["frozen"]), {}, collections, batch, key)[0]
+
     return budget(
-        experiment.model,
+        model,
         tuple(batch[name] for name in experiment.task.arguments),
-        objective=experiment.task.loss,
+        variables={"params": state.params, "frozen": state.frozen, **state.collections},
+        merge=lambda params, rest: adapter.apply(rest["frozen"], params),
+        loss=loss,
         batch=batch,
         optimizer=experiment.optimizer_by(lambda step: 0.0).init,  # the schedule may need the size of the data
-        **adapted,
-        compute_dtype=config.precision,
+        compute_dtype=dtype,
         cache_length=length,
     )
 
@@ -122,7 +123,7 @@ def describe(experiment: Experiment) -> str:
     devices = [("accelerator", "memory", "needed", "step")]
     for name, device in ACCELERATORS.items():
         share = memory["total"] / (device.memory * 1e9)
-        peak = device.peak(compute_dtype(config.precision)) * mesh.size
+        peak = device.peak(jnp.dtype(config.precision)) * mesh.size
         milliseconds = 1000 * total.flops["training"]["model"] / (UTILISATION * peak)
         devices.append(
             (name, f"{device.memory} GB", f"{share:.0%}" if share <= 1 else "too much", f"{milliseconds:,.3g} ms")

@@ -19,13 +19,7 @@ Rule = tuple[str, Sequence[str | tuple[str, ...] | None]]  # pattern of paths, m
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Return a mesh of three axes, in which the devices of a process are adjacent.
-
-    Args:
-        data: number of replicas of the model; one of the sizes may be -1, which fills the number of devices.
-        fsdp: number of shards in which parameters are stored.
-        tensor: number of shards in which heads and hidden layers are computed.
-        devices: None stands for all.
+    """Return a mesh of the axes of `configs.run.Mesh`, in which the devices of a process are adjacent.
 
     Raises:
         ValueError: the sizes do not multiply to the number of devices.
@@ -60,7 +54,7 @@ def shardings(tree: Any, rules: Sequence[Rule], mesh: Mesh | AbstractMesh) -> An
     """
 
     def flat(axis):
-        return axis if isinstance(axis, tuple) else (axis,) * (axis is not None)
+        return axis if isinstance(axis, tuple) else () if axis is None else (axis,)
 
     def place(path, leaf):
         axes = next((axes for pattern, axes in rules if re.search(pattern, path)), ())
@@ -122,12 +116,10 @@ def share(mesh: Mesh) -> tuple[int, int]:
 
 
 def part_of(owners: Int[np.ndarray, "rows tensor"], process: int) -> tuple[int, int]:
-    """Return (i, n): a process reads the rows [i / n, (i + 1) / n) of a batch.
-
-    Processes that share a tensor axis read the same part.
+    """Return (i, n): a process reads the rows [i / n, (i + 1) / n) of a batch, the same as others of its tensor axis.
 
     Args:
-        owners: number of the process that owns each device of the mesh.
+        owners: index of the process that owns each device of the mesh.
 
     Raises:
         ValueError: the process would hold parts of rows that it does not read.
@@ -142,8 +134,13 @@ def part_of(owners: Int[np.ndarray, "rows tensor"], process: int) -> tuple[int, 
 
 
 def to_mesh(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Return the global batch as arrays on the mesh; every process passes the rows of its `share`."""
+    """Return the global batch as arrays on the mesh; every process passes the rows of its `share`.
+
+    Raises:
+        ValueError: the batch does not divide over the devices.
+    """
     sharding, parts = batch_sharding(mesh), share(mesh)[1]
+    check_batch(len(next(iter(batch.values()))) * parts, mesh)
     return {
         name: jax.make_array_from_process_local_data(sharding, array, (len(array) * parts, *array.shape[1:]))
         for name, array in batch.items()

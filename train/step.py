@@ -11,6 +11,7 @@ import optax
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from optax.tree_utils import tree_get
 
+from lineage.configs.run import Run
 from lineage.metrics.states import State
 from lineage.tasks import Batch, Result
 from lineage.train.adapters import NO_ADAPTER, Adapter, Kernels, recording
@@ -30,11 +31,9 @@ def init_state(
     ema: bool = False,
     adapter: Adapter = NO_ADAPTER,
 ) -> TrainState:
-    """Return the state before the first step.
+    """Return the state before the first step, with a moving average of the parameters if `ema`.
 
-    Args:
-        batch: only its shapes and dtypes matter.
-        ema: whether an exponential moving average of the parameters is kept.
+    Only the shapes and dtypes of the batch matter.
     """
     model = model.portable()  # flash attention does not take float32, the dtype of new parameters
     key, kernels = jax.random.key(seed), Kernels()
@@ -50,35 +49,25 @@ def init_state(
 
 
 def make_train_step(
-    model: nn.Module,
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
-    *,
-    seed: int,
-    grad_accum_steps: int = 1,
-    precision: str = "float32",
-    ema_decay: float = 0.0,
-    total_steps: int = 1,
+    model: nn.Module, objective: Objective, optimizer: optax.GradientTransformation, run: Run, total_steps: int = 1
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Return a function (state, batch) -> (state after one more step, metrics of that step).
 
+    With `run.grad_accum_steps`, the gradients of micro-batches are summed before the update: this needs less memory and
+    gives the same result, unless the loss mixes examples, as mixup does. Parameters, gradients and the optimizer's
+    state are float32 in any `run.precision`.
+
     Args:
-        grad_accum_steps: number of micro-batches that a batch is split into; their gradients are summed before the
-            update. Uses less memory and gives the same result, unless the loss mixes examples, as mixup does. It must
-            divide the batch size.
-        precision: "float32" or "bfloat16", the dtype of the computation; parameters, gradients and the optimizer's
-            state stay float32.
-        ema_decay: decay of the exponential moving average; 0 keeps no average.
         total_steps: of the run; the completed fraction is the variable `progress` of the collection "run", which
             objectives can read.
     """
-    gradients = make_gradients(model, objective, compute_dtype(precision))
-    compute = gradients if grad_accum_steps == 1 else accumulated(gradients, grad_accum_steps)
+    gradients = make_gradients(model, objective, jnp.dtype(run.precision))
+    compute = gradients if run.grad_accum_steps == 1 else accumulated(gradients, run.grad_accum_steps)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        if grad_accum_steps > 1 and "memory" in state.collections:
-            raise ValueError(f"grad_accum_steps is {grad_accum_steps}: it must be 1 for a model with a memory.")
-        rng = jax.random.fold_in(jax.random.key(seed), state.step)
+        if run.grad_accum_steps > 1 and "memory" in state.collections:
+            raise ValueError(f"grad_accum_steps is {run.grad_accum_steps}: it must be 1 for a model with a memory.")
+        rng = jax.random.fold_in(jax.random.key(run.seed), state.step)
         real = {name: value.sum() for name, value in batch.items() if value.dtype == bool}
         collections = {**state.collections, "run": {"progress": state.step / total_steps, "real": real}}
         fixed = state.adapter, state.frozen
@@ -87,7 +76,7 @@ def make_train_step(
         grads = jax.tree.map(lambda g: g / weight, grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        ema = optax.incremental_update(params, state.ema, 1 - ema_decay) if ema_decay else None
+        ema = optax.incremental_update(params, state.ema, 1 - run.ema_decay) if run.ema_decay else None
         metrics = {name: value.compute() for name, value in aux.items()} | {"gradient_norm": optax.tree.norm(grads)}
         if (in_a_row := tree_get(opt_state, "notfinite_count")) is not None:  # of `optax.apply_if_finite`
             kept = partial(jnp.where, in_a_row == 0)
@@ -99,11 +88,10 @@ def make_train_step(
     return step
 
 
-def make_gradients(model: nn.Module, objective: Objective, dtype: jnp.dtype) -> Callable[..., Any]:
-    """Return a function that computes the gradients of an objective with respect to the trained parameters.
+def make_loss(model: nn.Module, objective: Objective, dtype: jnp.dtype) -> Callable[..., Any]:
+    """Return a function that computes the sum of an objective, and (weight, metric states, updated collections).
 
-    The function takes (params, (adapter, frozen), collections, batch, rng) and returns the updated collections and
-    (gradients of the loss's sum, weight, metric states).
+    The function takes (params, (adapter, frozen), overwritten collections, collections, batch, rng).
     """
 
     def loss(params, fixed, overwritten, collections, batch, rng):
@@ -114,6 +102,17 @@ def make_gradients(model: nn.Module, objective: Objective, dtype: jnp.dtype) -> 
         apply = nn.apply(objective, model, mutable=list(collections))
         (loss_sum, weight, aux), collections = apply(variables, _cast_images(batch, dtype), rngs={"dropout": rng})
         return loss_sum, (weight, aux, collections)
+
+    return loss
+
+
+def make_gradients(model: nn.Module, objective: Objective, dtype: jnp.dtype) -> Callable[..., Any]:
+    """Return a function that computes the gradients of an objective with respect to the trained parameters.
+
+    The function takes (params, (adapter, frozen), collections, batch, rng) and returns the updated collections and
+    (gradients of the loss's sum, weight, metric states).
+    """
+    loss = make_loss(model, objective, dtype)
 
     def gradients(params, fixed, collections, batch, rng):
         # Flax returns the state of low-precision (fp8) operations as the gradient with respect to the old state.
@@ -126,7 +125,7 @@ def make_gradients(model: nn.Module, objective: Objective, dtype: jnp.dtype) -> 
 
 
 def accumulated(gradients: Callable[..., Any], steps: int) -> Callable[..., Any]:
-    """Return a function as of `make_gradients` that goes through the batch in micro-batches and sums their results."""
+    """Wrap a function from `make_gradients` to process the batch in `steps` micro-batches and sum the results."""
 
     def compute(params, fixed, collections, batch, rng):
         # Micro-batch i holds rows i, i + steps, ...: each device then works on its own rows in every micro-batch.
@@ -150,10 +149,7 @@ def accumulated(gradients: Callable[..., Any], steps: int) -> Callable[..., Any]
 def make_evaluation_step(
     model: nn.Module, objective: Objective, precision: str = "float32"
 ) -> Callable[[Any, Batch], tuple[dict[str, State], dict[str, Any]]]:
-    """Return a function (variables, batch) -> (metric states of the batch, the model's memory after it, if any).
-
-    The function has no randomness.
-    """
+    """Return a function (variables, batch) -> (metric states, the model's memory if any), without randomness."""
     return make_forward_step(model, lambda bound, batch: objective(bound, batch)[2], precision, mutable=["memory"])
 
 
@@ -162,27 +158,15 @@ def make_forward_step(
 ) -> Callable[[Any, Batch], Any]:
     """Return a function (variables, batch) -> `function(bound model, batch)`, without randomness.
 
-    Args:
-        kwargs: of Flax's `apply`.
+    `kwargs` are those of Flax's `apply`.
     """
-    dtype = compute_dtype(precision)
+    dtype = jnp.dtype(precision)
 
     def step(variables: Any, batch: Batch) -> Any:
         variables = {**variables, "params": cast(variables["params"], dtype)}
         return nn.apply(function, model, **kwargs)(variables, _cast_images(batch, dtype))
 
     return step
-
-
-def compute_dtype(precision: str) -> jnp.dtype:
-    """Return the dtype that a model computes in.
-
-    Raises:
-        ValueError: the precision is not supported.
-    """
-    if precision not in ("float32", "bfloat16"):
-        raise ValueError(f"precision is {precision!r}: it must be float32 or bfloat16.")
-    return jnp.dtype(precision)
 
 
 def _cast_images(batch, dtype):

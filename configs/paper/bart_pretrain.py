@@ -1,11 +1,11 @@
-"""BART from scratch: text infilling and sentence permutation, after arXiv 1910.13461. It has not been run.
+"""BART from scratch: infilling and sentence permutation (arXiv 1910.13461). Not run yet.
 
-    python launch.py --config=bart_pretrain:large --config.source.data_dir=DIR
+    lineage train --config=bart_pretrain:large --config.source.data_dir=DIR
 
-`base` or `large`. The data are a TFDS data set with the feature `text`, prepared under source.data_dir; the README says
-how to store one. The tokenizer is the published one of bart-large. The paper says neither the learning rate nor the
-warm-up: these are RoBERTa's of the same sizes (arXiv 1907.11692), whose batch it follows, and whose 160 GB of text
-OpenWebText stands for here. Windows of 512 tokens take no notice of where a text ends.
+The argument is `base` or `large`. The data are a TFDS data set with the feature `text`, prepared under source.data_dir;
+the README shows how to prepare one. The tokenizer is the published one of bart-large. The paper gives neither learning
+rate nor warm-up; the values here are those of RoBERTa (arXiv 1907.11692). OpenWebText replaces its 160 GB corpus.
+Windows of 512 tokens may cross document boundaries.
 """
 
 from ml_collections import ConfigDict
@@ -14,7 +14,7 @@ from lineage.configs import base
 
 
 def get_config(variant: str = "large") -> ConfigDict:
-    """The recipe for a size."""
+    """Return the config of a variant."""
     config = base.get_config(
         "bart", "denoising", "tfds:openwebtext", tokenizer="bart-large/tokenizer.json", schedule="linear"
     )

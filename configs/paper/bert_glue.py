@@ -1,17 +1,17 @@
 """BERT on a task of GLUE, as published (arXiv 1810.04805, section 4.1; appendix A.3).
 
     tfds build glue/mrpc --file_format=array_record
-    python launch.py --config=bert_glue:mrpc --config.init.path=FOLDER
+    lineage train --config=bert_glue:mrpc --config.init.path=FOLDER
 
-FOLDER holds `config.json`, `model.safetensors` and `tokenizer.json` of google-bert/bert-base-uncased, or is the workdir
-of a run. The paper takes the best of the rates 5e-5, 3e-5 and 2e-5. It has not been run.
+FOLDER contains `config.json`, `model.safetensors` and `tokenizer.json` of google-bert/bert-base-uncased, or is the
+workdir of a run. The paper selects the best of the learning rates 5e-5, 3e-5 and 2e-5. Not run yet.
 """
 
 from ml_collections import ConfigDict
 
 from lineage.configs import base
 
-# task -> its texts, its classes (1: a number), what it is judged by
+# task -> text features, number of classes (1: regression), evaluation metric
 TASKS = {
     "cola": ("sentence", 2, "matthews"),
     "sst2": ("sentence", 2, "accuracy"),
@@ -27,7 +27,7 @@ TASKS = {
 
 def get_config(task: str = "mrpc") -> ConfigDict:
     if task not in TASKS:
-        raise ValueError(f"{task!r} is not a task of GLUE: it is one of {', '.join(TASKS)}.")
+        raise ValueError(f"The GLUE task is {task!r}: it must be one of {', '.join(TASKS)}.")
     text_key, num_classes, metric = TASKS[task]
     kind = "text_regression" if num_classes == 1 else "text_classification"
     config = base.get_config("bert", kind, f"tfds:glue/{task}", schedule="linear")

@@ -1,11 +1,11 @@
-"""BERT from scratch: hidden words and next sentences, after the recipe of arXiv 1810.04805. It has not been run.
+"""BERT from scratch: masked words and next sentences (arXiv 1810.04805). Not run yet.
 
-    python launch.py --config=bert_pretrain:base --config.source.data_dir=DIR
+    lineage train --config=bert_pretrain:base --config.source.data_dir=DIR
 
-`base` or `large`. The text is English Wikipedia (the paper also has BooksCorpus), prepared under source.data_dir. The
-tokenizer is the published one of bert-base-uncased; tokenizer=wordpiece with tokenizer.vocab_size and
-tokenizer.lowercase trains one instead. The paper has sequences of 128 tokens in the first 90% of the steps: run these
-first, then go on.
+The argument is `base` or `large`. The text is English Wikipedia (the paper also uses BooksCorpus), prepared under
+source.data_dir. The tokenizer is the published one of bert-base-uncased; tokenizer=wordpiece with tokenizer.vocab_size
+and tokenizer.lowercase trains one instead. The paper uses sequences of 128 tokens for the first 90% of the steps; run
+that phase separately and continue from its checkpoint.
 """
 
 from ml_collections import ConfigDict
@@ -14,7 +14,7 @@ from lineage.configs import base
 
 
 def get_config(variant: str = "base") -> ConfigDict:
-    """The recipe for a size."""
+    """Return the config of a variant."""
     config = base.get_config(
         "bert",
         "sentence_pair_pretraining",

@@ -1,12 +1,12 @@
 """BERT on SQuAD, as published (arXiv 1810.04805, sections 4.2 and 4.3; appendix A.3).
 
     tfds build squad/v1.1 --file_format=array_record
-    python launch.py --config=bert_squad --config.init.path=FOLDER
+    lineage train --config=bert_squad --config.init.path=FOLDER
 
-FOLDER holds `config.json`, `model.safetensors` and `tokenizer.json` of google-bert/bert-base-uncased, or is the workdir
-of a run; `bert_squad.py:v2.0` has questions without answers too, with the paper's recipe for these. The files of
-SQuAD's own page are `--config.source=squad:train-v1.1.json --config.source.validation_path=dev-v1.1.json`. It has
-not been run.
+FOLDER contains `config.json`, `model.safetensors` and `tokenizer.json` of google-bert/bert-base-uncased, or is the
+workdir of a run. `bert_squad:v2.0` includes unanswerable questions, with the recipe of the paper for these. The
+original files are read with `--config.source=squad:train-v1.1.json --config.source.validation_path=dev-v1.1.json`.
+Not run yet.
 """
 
 from ml_collections import ConfigDict

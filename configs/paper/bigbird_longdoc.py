@@ -1,7 +1,7 @@
-"""BigBird base (128M parameters) pre-trained on texts of 4,096 tokens, after arXiv 2007.14062. It has not been run.
+"""BigBird base, pre-trained on texts of 4,096 tokens (arXiv 2007.14062). Not run yet.
 
-The data are the books of PG-19, a TFDS data set with the feature `book_text`, prepared under source.data_dir; the
-README says how to store one.
+The model has 128M parameters. The data are the books of PG-19, a TFDS data set with the feature `book_text`, prepared
+under source.data_dir; the README shows how to prepare one.
 """
 
 from ml_collections import ConfigDict

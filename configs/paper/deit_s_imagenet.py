@@ -1,11 +1,11 @@
-"""DeiT-S on ImageNet-1k in 300 epochs (arXiv 2012.12877, table 9), alone or taught. It has not been run.
+"""DeiT-S on ImageNet-1k (arXiv 2012.12877), with or without distillation. Not run yet.
 
-    python launch.py --config=deit_s_imagenet
-    python launch.py --config=deit_s_imagenet:distilled --config.teacher=FOLDER
+    lineage train --config=deit_s_imagenet
+    lineage train --config=deit_s_imagenet:distilled --config.teacher=FOLDER
 
-The paper reports 79.9% top-1 on the validation split, and 81.2% from a RegNetY-16GF's likeliest classes. FOLDER is
-the workdir of a run, or has `config.json` and `model.safetensors` as transformers has them.
-The data are TFDS's imagenet2012, prepared under source.data_dir.
+Training takes 300 epochs. The paper reports (table 9) 79.9% top-1 accuracy on the validation split, and 81.2% with hard
+distillation from a RegNetY-16GF. FOLDER is the workdir of a run, or contains `config.json` and `model.safetensors` in
+the Hugging Face format. The data are imagenet2012 of TFDS, prepared under source.data_dir.
 """
 
 from ml_collections import ConfigDict
@@ -15,7 +15,7 @@ from lineage.configs import base
 
 def get_config(kind: str = "alone") -> ConfigDict:
     if kind not in ("alone", "distilled"):
-        raise ValueError(f"{kind!r} is no kind of DeiT: it is alone or distilled.")
+        raise ValueError(f"The DeiT variant is {kind!r}: it must be 'alone' or 'distilled'.")
     distilled = "deit", "distilled_image_classification"
     parts = distilled if kind == "distilled" else ("vit", "image_classification")
     config = base.get_config(*parts, "tfds:imagenet2012")
@@ -28,7 +28,7 @@ def get_config(kind: str = "alone") -> ConfigDict:
     config.task.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     config.loader.update(batch_size=1024, workers=8)
     config.task.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)
-    config.schedule.learning_rate = 1e-3  # 5e-4 for every 512 examples
+    config.schedule.learning_rate = 1e-3  # 5e-4 per 512 examples
     config.schedule.update(end_factor=0.01, warmup_percent=100 * 5 / 300)
     config.optimizer.update(weight_decay=0.05, clip_norm=0.0)
     config.update(precision="bfloat16", total_epochs=300.0, log_every_steps=50, evaluate_every_epochs=5.0)

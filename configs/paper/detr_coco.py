@@ -1,12 +1,12 @@
-"""DETR with a ResNet-50 on COCO 2017 in 500 epochs (arXiv 2005.12872, section 4 and appendix A.4).
+"""DETR with a ResNet-50 on COCO 2017 in 500 epochs (arXiv 2005.12872).
 
-The paper reports 42.0 AP on the validation split, which is `test` here, for COCO's own has no boxes; the best
-checkpoint is chosen on a hundredth of the training split. The data are TFDS's coco/2017, prepared under
-source.data_dir; the backbone starts from an ImageNet classifier's, a folder in transformers' layout or a run of
-resnet50_imagenet. Images lie in squares of 1333 pixels; the paper's are as large as the largest of their batch, and its
-learning rate falls by 10 once, after 400 epochs.
+The recipe is in section 4 and appendix A.4. The paper reports 42.0 AP on the validation split, which is `test` here
+because the test split of COCO has no boxes; the best checkpoint is selected on 1% of the training split. The data are
+coco/2017 of TFDS, prepared under source.data_dir. The backbone is initialized from an ImageNet classifier: a folder in
+the Hugging Face format or a run of `resnet50_imagenet`. Images are padded to squares of 1333 pixels, in the paper to
+the largest image of the batch; the learning rate of the paper is divided by 10 once, after 400 epochs.
 
-    python launch.py --config=detr_coco --config.source.data_dir=DIR --config.init.path=RESNET50
+    lineage train --config=detr_coco --config.source.data_dir=DIR --config.init.path=RESNET50
 """
 
 from ml_collections import ConfigDict
@@ -17,7 +17,7 @@ from lineage.configs import base
 def get_config() -> ConfigDict:
     config = base.get_config("detr", "object_detection", "tfds:coco/2017", schedule="constant")
     config.model.variant = "r50"
-    config.model.num_classes = 91  # COCO's numbers of classes, of which 80 are used
+    config.model.num_classes = 91  # the class ids of COCO, of which 80 are used
     config.model.image_size = 1333
     config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
     config.source.test_split = "validation"

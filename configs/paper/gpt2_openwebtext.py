@@ -1,6 +1,7 @@
 """GPT-2 small (124M parameters) from scratch on OpenWebText, after nanoGPT's recipe.
 
-The data are a TFDS data set with the feature `text`, prepared under source.data_dir; the README says how to store one.
+The data are a TFDS data set with the feature `text`, prepared under source.data_dir; the README shows how to prepare
+one.
 """
 
 from ml_collections import ConfigDict
@@ -16,7 +17,7 @@ def get_config() -> ConfigDict:
     config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
     config.tokenizer.vocab_size = 50_257
     config.task.sequence_length = 1024
-    config.loader.batch_size = 480  # half a million tokens
+    config.loader.batch_size = 480  # 491,520 tokens
     config.task.cache_dir = "outputs/openwebtext_tokens"
     config.loader.workers = 4
     config.schedule.learning_rate = 6e-4

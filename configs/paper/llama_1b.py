@@ -1,7 +1,7 @@
-"""Llama of the size of Llama 3.2 1B from scratch on a tenth of C4. It has not been run.
+"""Llama of the size of Llama 3.2 1B from scratch on a tenth of C4. Not run yet.
 
-The data are a TFDS data set with the feature `text`, prepared under source.data_dir; the README says how to store one.
-The tokenizer is trained on them; tokenizer may be the path of a published `tokenizer.json` instead.
+The data are a TFDS data set with the feature `text`, prepared under source.data_dir; the README shows how to prepare
+one. The tokenizer is trained on the data; `tokenizer` may be the path of a published `tokenizer.json` instead.
 """
 
 from ml_collections import ConfigDict
@@ -12,7 +12,7 @@ from lineage.configs import base
 def get_config() -> ConfigDict:
     config = base.get_config("llama", "causal_lm", "tfds:c4/en", tokenizer="bpe")
     config.model.update(variant="llama3.2-1b", vocab_size=32_000, max_length=2048)
-    config.model.rope_scaling = "default"  # it never trained on shorter sequences
+    config.model.rope_scaling = "default"  # no pre-training on shorter sequences
     config.model.remat = "full"
     config.source.update(train_split="train[:10%]", validation_split="validation[:1%]")
     config.tokenizer.vocab_size = 32_000

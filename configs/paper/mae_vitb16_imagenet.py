@@ -1,13 +1,13 @@
-"""MAE with ViT-B/16 on ImageNet-1k (arXiv 2111.06377, appendix A.1). It has not been run.
+"""MAE with ViT-B/16 on ImageNet-1k (arXiv 2111.06377, appendix A.1). Not run yet.
 
-    python launch.py --config=mae_vitb16_imagenet --workdir=outputs/mae
-    python launch.py --config=mae_vitb16_imagenet:finetune --config.init.path=outputs/mae
-    python launch.py --config=mae_vitb16_imagenet:probe --config.init.path=outputs/mae
+    lineage train --config=mae_vitb16_imagenet --workdir=outputs/mae
+    lineage train --config=mae_vitb16_imagenet:finetune --config.init.path=outputs/mae
+    lineage train --config=mae_vitb16_imagenet:probe --config.init.path=outputs/mae
 
-The paper reports 83.6% top-1 on the validation split after fine-tuning, and 68.0% of the linear probe, after 1,600
-epochs of pre-training: --config.total_epochs=1600. --config.optimizer.frozen_layers=8 fine-tunes the last four layers
-alone. The data are TFDS's imagenet2012, prepared under source.data_dir. The authors' code trains the positions too in
-fine-tuning.
+After 1,600 epochs of pre-training (--config.total_epochs=1600), the paper reports 83.6% top-1 accuracy on the
+validation split with fine-tuning, and 68.0% with a linear probe. --config.optimizer.frozen_layers=8 fine-tunes only the
+last four layers. The data are imagenet2012 of TFDS, prepared under source.data_dir. In the authors' code, fine-tuning
+also trains the position embeddings.
 """
 
 from ml_collections import ConfigDict
@@ -19,7 +19,7 @@ TASKS = ("pretrain", "finetune", "probe")
 
 def get_config(task: str = "pretrain") -> ConfigDict:
     if task not in TASKS:
-        raise ValueError(f"{task!r} is nothing to do with MAE: it is one of {', '.join(TASKS)}.")
+        raise ValueError(f"The stage is {task!r}: it must be one of {', '.join(TASKS)}.")
     config = base.get_config("mae" if task == "pretrain" else "vit", "image_classification", "tfds:imagenet2012")
     config.model.update(variant="B", image_size=224, channels=3)
     config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
@@ -33,7 +33,7 @@ def get_config(task: str = "pretrain") -> ConfigDict:
         base.choose(config, "task", "masked_autoencoding")
         config.task.update(mask_rate=0.75, augment="crop(0.2) | flip")
         config.loader.batch_size = 4096
-        config.schedule.learning_rate = 2.4e-3  # 1.5e-4 for every 256 examples
+        config.schedule.learning_rate = 2.4e-3  # 1.5e-4 per 256 examples
         config.schedule.warmup_percent = 5.0
         config.optimizer.update(b2=0.95, weight_decay=0.05)
         config.total_epochs = 800.0
@@ -46,7 +46,7 @@ def get_config(task: str = "pretrain") -> ConfigDict:
         config.task.augment = "crop(0.08) | flip | randaugment(2, 9, 0.5, 0.5, True)"
         config.loader.batch_size = 1024
         config.task.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)
-        config.schedule.learning_rate = 4e-3  # 1e-3 for every 256 examples
+        config.schedule.learning_rate = 4e-3  # 1e-3 per 256 examples
         config.optimizer.update(layer_decay=0.75, weight_decay=0.05)
         config.schedule.warmup_percent = 5.0
         config.total_epochs = 100.0
@@ -55,7 +55,7 @@ def get_config(task: str = "pretrain") -> ConfigDict:
         config.task.augment = "crop(0.08) | flip"
         config.loader.batch_size = 16_384
         base.choose(config, "optimizer", "lars")
-        config.schedule.learning_rate = 6.4  # 0.1 for every 256 examples
+        config.schedule.learning_rate = 6.4  # 0.1 per 256 examples
         config.optimizer.frozen = ("^(?!classifier)",)
         config.schedule.warmup_percent = 100 * 10 / 90
         config.total_epochs = 90.0

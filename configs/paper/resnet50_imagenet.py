@@ -1,9 +1,10 @@
-"""ResNet-50 on ImageNet-1k in 90 epochs: "Accurate, Large Minibatch SGD" (arXiv 1706.02677), with batches of 256.
+"""ResNet-50 on ImageNet-1k in 90 epochs, with batches of 256 (arXiv 1706.02677).
 
-The paper reports 23.6% top-1 error on the validation split. The data are TFDS's imagenet2012, prepared under
-source.data_dir. Its learning rate falls by 10 every 30 epochs, ours as a cosine, without momentum correction.
+The paper, "Accurate, Large Minibatch SGD", reports a top-1 error of 23.6% on the validation split. The data are
+imagenet2012 of TFDS, prepared under source.data_dir. The learning rate of the paper is divided by 10 every 30 epochs;
+here it follows a cosine, without momentum correction.
 
-    python launch.py --config=resnet50_imagenet
+    lineage train --config=resnet50_imagenet
 """
 
 from ml_collections import ConfigDict
@@ -21,7 +22,7 @@ def get_config() -> ConfigDict:
     config.loader.update(batch_size=256, workers=8)
     config.schedule.learning_rate = 0.1
     config.schedule.warmup_percent = 5.6  # 5 epochs
-    config.optimizer.weight_decay = 1e-3  # the 1e-4 of the paper goes through the momentum of 0.9, ours does not
+    config.optimizer.weight_decay = 1e-3  # 1e-4 in the paper, where momentum 0.9 multiplies it by 10; decoupled here
     config.optimizer.clip_norm = 0.0
     config.update(precision="bfloat16", total_epochs=90.0, log_every_steps=50, evaluate_every_epochs=1.0)
     config.save_every_epochs = 1.0

@@ -1,12 +1,12 @@
 """Recurrent networks with attention at the papers' scale, from English to German: WMT 2014.
 
-    python launch.py --config=seq2seq_wmt14
-    python launch.py --config=seq2seq_wmt14:luong_local
+    lineage train --config=seq2seq_wmt14
+    lineage train --config=seq2seq_wmt14:luong_local
 
-The variants: rnnencdec and rnnsearch (arXiv 1409.0473: 1,000 hidden units, words of 620 numbers, batches of 80
+The variants are rnnencdec and rnnsearch (arXiv 1409.0473: 1,000 hidden units, word vectors of size 620, batches of 80
 sentences of at most 50 words, Adadelta), luong and luong_local (arXiv 1508.04025: four layers of 1,000 cells, dropout
-0.2, input feeding, SGD). Both papers had vocabularies of words, of 30,000 and 50,000. Here one of 32,000 sub-words
-serves both languages, and all train with AdamW and a cosine. None has been run.
+0.2, input feeding, SGD). The papers have vocabularies of 30,000 and 50,000 words. Here both languages share a
+vocabulary of 32,000 subwords, and all variants are trained with AdamW and a cosine schedule. Not run yet.
 """
 
 from ml_collections import ConfigDict
@@ -15,7 +15,7 @@ from lineage.configs import base
 
 
 def get_config(variant: str = "rnnsearch") -> ConfigDict:
-    """The data and the recipe for a variant of `models.seq2seq`."""
+    """Return the config of a variant of `models.seq2seq`."""
     config = base.get_config("seq2seq", "sequence_to_sequence", "tfds:wmt14_translate/de-en", tokenizer="bpe")
     config.model.update(variant=variant, vocab_size=32_000)
     config.source.text_key = "en,de"

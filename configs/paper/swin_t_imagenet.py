@@ -1,7 +1,7 @@
 """Swin-T on ImageNet-1k in 300 epochs (arXiv 2103.14030, section 4.1 and the authors' code).
 
-The paper reports 81.3% top-1 on the validation split. The data are TFDS's imagenet2012, prepared under source.data_dir;
-unlike the paper's, a hundredth of the training images is held out, to choose a checkpoint by.
+The paper reports 81.3% top-1 accuracy on the validation split. The data are imagenet2012 of TFDS, prepared under
+source.data_dir; unlike in the paper, 1% of the training images is held out to select a checkpoint.
 """
 
 from ml_collections import ConfigDict

@@ -1,10 +1,10 @@
-"""T5 from scratch: span corruption on C4, after the baseline of arXiv 1910.10683. It has not been run.
+"""T5 from scratch: span corruption on C4 (baseline of arXiv 1910.10683). Not run yet.
 
-    python launch.py --config=t5_c4:base --config.source.data_dir=DIR
+    lineage train --config=t5_c4:base --config.source.data_dir=DIR
 
-The argument is a variant of models/t5.py, such as base, 3b or v1_1_base. The data are TFDS's c4/en, prepared under
-source.data_dir; the tokenizer is the published one of t5-base. Two things differ from the paper: its learning rate,
-0.01 until step 10,000, is relative to the size of each parameter, which it is not here, and there is a warm-up.
+The argument is a variant of models/t5.py, such as base, 3b or v1_1_base. The data are c4/en of TFDS, prepared under
+source.data_dir; the tokenizer is the published one of t5-base. Two differences from the paper: its learning rate, 0.01
+until step 10,000, is relative to the scale of each parameter, and it has no warm-up.
 """
 
 from ml_collections import ConfigDict
@@ -13,7 +13,7 @@ from lineage.configs import base
 
 
 def get_config(variant: str = "base") -> ConfigDict:
-    """The recipe for a size."""
+    """Return the config of a variant."""
     config = base.get_config(
         "t5",
         "span_corruption",
@@ -26,13 +26,13 @@ def get_config(variant: str = "base") -> ConfigDict:
     config.model.vocab_size = 32_128  # 32,100 rounded up to a multiple of 128
     config.model.update(dropout=0.0 if variant.startswith("v1_1") else 0.1, remat="dots")
     config.source.validation_split = "validation[:1%]"
-    config.task.sequence_length = 512  # of 568 tokens; targets have 114
+    config.task.sequence_length = 512  # from 568 tokens; targets have 114
     config.loader.update(batch_size=128, workers=4)
     config.task.cache_dir = "outputs/c4_tokens_t5"
     config.schedule.learning_rate = 1e-3
     config.optimizer.b1 = 0.0
     config.schedule.warmup_steps = 10_000
-    config.optimizer.clip_norm = 0.0  # but by parameter, as Adafactor does
+    config.optimizer.clip_norm = 0.0  # Adafactor clips the update of each parameter
     config.update(precision="bfloat16", total_steps=524_288, log_every_steps=100, evaluate_every_steps=10_000)
     config.save_every_steps = 5000
     config.checkpoint.best = "validation/loss"

@@ -1,11 +1,11 @@
-"""The Transformer from English to German on WMT 2014, after the recipe of arXiv 1706.03762. It has not been run.
+"""The Transformer on WMT 2014 English to German (arXiv 1706.03762). Not run yet.
 
-    python launch.py --config=transformer_wmt14:base --config.source.data_dir=DIR
+    lineage train --config=transformer_wmt14:base --config.source.data_dir=DIR
 
-`base` or `big`. The data are TFDS's wmt14_translate/de-en, prepared under source.data_dir; one vocabulary of 37,000 for
-both languages, all embeddings shared. The paper's batches have about 25,000 tokens on either side, and it reports 27.3
-and 28.4 BLEU on newstest2014 (tokenised, which is not sacreBLEU's), of an average of the last checkpoints; here it is
-a moving average.
+The argument is `base` or `big`. The data are wmt14_translate/de-en of TFDS, prepared under source.data_dir, with a
+vocabulary of 37,000 and all embeddings shared by both languages. The paper uses batches of about 25,000 tokens per side
+and averages the last checkpoints, for which there is a moving average here. It reports 27.3 and 28.4 BLEU on
+newstest2014, tokenized, which is not comparable with sacreBLEU.
 """
 
 from ml_collections import ConfigDict
@@ -14,7 +14,7 @@ from lineage.configs import base
 
 
 def get_config(variant: str = "base") -> ConfigDict:
-    """The recipe for a size."""
+    """Return the config of a variant."""
     big = variant == "big"
     config = base.get_config(
         "transformer",
@@ -28,7 +28,7 @@ def get_config(variant: str = "base") -> ConfigDict:
     config.tokenizer.vocab_size = 37_000
     config.task.sequence_length = 256
     config.loader.buckets = (16, 24, 32, 48, 64, 96, 128)
-    config.loader.batch_size = 896  # of 28 tokens on average
+    config.loader.batch_size = 896  # pairs of 28 tokens per side on average
     config.loader.update(evaluation_batch_size=64, workers=4)
     config.task.label_smoothing = 0.1
     config.schedule.learning_rate = 1.0

@@ -1,7 +1,8 @@
-"""The standard Transformer-XL (151M parameters) on WikiText-103, after arXiv 1901.02860. It has not been run.
+"""The standard Transformer-XL on WikiText-103 (arXiv 1901.02860). Not run yet.
 
-The parameters are those of the words, which are the output's too (110M), and of 16 layers (41M). The paper's adaptive
-softmax is left out: all 267,735 words have logits in every step. source.path and the others are the data set's files.
+The 151M parameters are the word embeddings, shared with the output layer (110M), and 16 layers (41M). The adaptive
+softmax of the paper is omitted: every step computes logits for all 267,735 words. source.path, source.validation_path
+and source.test_path are the files of the data set.
 """
 
 from ml_collections import ConfigDict
@@ -18,7 +19,7 @@ def get_config() -> ConfigDict:
     config.loader.update(order="stream", batch_size=60)
     config.loader.evaluation_batch_size = 10
     config.task.cache_dir = "outputs/wikitext103_tokens"
-    # without weight decay: Adam
+    # Adam: there is no weight decay
     config.schedule.learning_rate = 2.5e-4
     config.optimizer.clip_norm = 0.25
     config.update(total_steps=200_000, log_every_steps=100, evaluate_every_steps=4000, save_every_steps=4000)

@@ -1,8 +1,9 @@
-"""ViT on ImageNet-21k in 90 epochs, as the paper pre-trains it (arXiv 2010.11929, table 3). It has not been run.
+"""ViT, pre-trained on ImageNet-21k in 90 epochs (arXiv 2010.11929). Not run yet.
 
-    python launch.py --config=vit_imagenet21k:B --config.source=folder:DIR
+    lineage train --config=vit_imagenet21k:B --config.source=folder:DIR
 
-The argument is a variant of models/vit.py: B, L or H. DIR has the images in train/<class>/ and validation/<class>/.
+The recipe is that of table 3. The argument is a variant of models/vit.py: B, L or H. DIR has the images in
+train/<class>/ and validation/<class>/.
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,7 @@
-"""ViT-S/16 on ImageNet-1k in 90 epochs: "Better plain ViT baselines for ImageNet-1k" (arXiv 2205.01580).
+"""ViT-S/16 on ImageNet-1k in 90 epochs (arXiv 2205.01580).
 
-The paper reports 76.5% top-1 on the validation split. The data are TFDS's imagenet2012, prepared under source.data_dir.
+The paper, "Better plain ViT baselines for ImageNet-1k", reports 76.5% top-1 accuracy on the validation split. The data
+are imagenet2012 of TFDS, prepared under source.data_dir.
 """
 
 from ml_collections import ConfigDict
@@ -20,7 +21,7 @@ def get_config() -> ConfigDict:
     config.task.mixup = 0.2
     config.schedule.learning_rate = 1e-3
     config.schedule.warmup_steps = 10_000
-    config.optimizer.weight_decay = 0.1  # the paper's 1e-4 is not multiplied by the learning rate of 1e-3, ours is
+    config.optimizer.weight_decay = 0.1  # 1e-4 in the paper, which does not multiply it by the learning rate of 1e-3
     config.optimizer.update(no_decay=("bias$", "scale$"), clip_norm=1.0)
     config.update(precision="bfloat16", total_epochs=90.0, log_every_steps=50, evaluate_every_steps=2500)
     config.save_every_steps = 1000

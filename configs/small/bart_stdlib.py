@@ -1,8 +1,8 @@
-"""A small BART that restores the source text of Python's standard library: spans filled in, sentences put in order.
+"""A small BART: text infilling and sentence permutation of Python's standard library.
 
-    python launch.py --config=bart_stdlib
+    lineage train --config=bart_stdlib
 
-30% of the tokens are taken out, in spans of three on average, each of which leaves one mask.
+30% of the tokens are removed, in spans of 3 tokens on average, each replaced by one mask token.
 """
 
 from ml_collections import ConfigDict

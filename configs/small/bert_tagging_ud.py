@@ -1,12 +1,13 @@
-"""A small BERT that tells the part of speech of every word in a treebank of Universal Dependencies.
+"""A small BERT for part-of-speech tagging of a treebank of Universal Dependencies.
 
-    python launch.py --config=bert_tagging_ud:PATH        PATH: a folder of *.conllu or *.conllu.gz files
-    python launch.py --config=bert_tagging_ud:PATH,RUN    from the parameters and the tokenizer of a run
+    lineage train --config=bert_tagging_ud:PATH        PATH: a folder of *.conllu or *.conllu.gz files
+    lineage train --config=bert_tagging_ud:PATH,RUN    initialized with the parameters and the tokenizer of a run
 
-RUN is the workdir of a BERT that has guessed hidden words: of bert_stdlib.py, or of one on texts that are nearer:
+RUN is the workdir of a pre-trained BERT: `bert_stdlib`, or one pre-trained on in-domain text:
 
-    python launch.py --config=bert_stdlib --workdir=RUN --config.source=conllu:PATH \\
-      --config.task.name=masked_lm
+    lineage train --config=bert_stdlib --workdir=RUN --config.source=conllu:PATH --config.task.name=masked_lm
+
+Results: RESULTS.md.
 """
 
 import json
@@ -36,7 +37,7 @@ def get_config(paths: str = "ud_english_ewt") -> ConfigDict:
 
 
 def start_from(config: ConfigDict, run: str) -> None:
-    """The sizes of a run's model, and its parameters but for the head."""
+    """Initialize from a run: copy its model sizes and all parameters except the head."""
     config.init.update(path=run, skip=("^classifier",))
     trained = json.loads(Path(run, "config.json").read_text(encoding="utf-8"))
     for key in ("variant", "depth", "num_heads", "width", "mlp_dim", "num_segments", "activation"):

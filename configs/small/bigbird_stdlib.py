@@ -1,8 +1,8 @@
-"""A small BigBird that guesses hidden tokens in texts of 1,024 tokens: Python's standard library.
+"""A small BigBird: masked language modeling on 1,024 tokens of Python's standard library.
 
-    python launch.py --config=bigbird_stdlib
+    lineage train --config=bigbird_stdlib
 
-16 blocks of 64 tokens, of which each sees 6: itself, its neighbours, the ends and a random one.
+Each of the 16 blocks of 64 tokens attends to 6 blocks: itself, its two neighbors, the first, the last and a random one.
 """
 
 from ml_collections import ConfigDict
@@ -18,6 +18,6 @@ def get_config() -> ConfigDict:
     config.model.update(dropout=0.0, unroll=4)
     config.tokenizer.vocab_size = 2048
     config.task.sequence_length = 1024
-    config.loader.batch_size = 4  # tokens are as many as in bert_stdlib.py
+    config.loader.batch_size = 4  # the number of tokens of bert_stdlib
     config.loader.evaluation_batch_size = 8
     return config

@@ -1,10 +1,10 @@
-"""CIFAR-10, by a small Vision Transformer or a residual network. It has not been run.
+"""CIFAR-10, by a small Vision Transformer or a residual network. Not run yet.
 
-    python launch.py --config=cifar10:MODEL,PATH --workdir=outputs/cifar10_MODEL
+    lineage train --config=cifar10:MODEL,PATH --workdir=outputs/cifar10_MODEL
 
-MODEL is vit or resnet, PATH a folder of the binary version or of the one for Python. The residual network is ResNet-18
-with a stem that keeps the resolution, and learns as such are usually trained on CIFAR; the Vision Transformer is
-DeiT-Ti with patches of 4x4 pixels, and learns as DeiT does (arXiv 2012.12877, table 9).
+MODEL is vit or resnet; PATH is a folder with the binary or the Python version of the data set. The residual network is
+ResNet-18 with a stem that keeps the resolution and a standard CIFAR training recipe; the Vision Transformer is DeiT-Ti
+with 4x4 patches and the DeiT recipe (arXiv 2012.12877, table 9).
 """
 
 from ml_collections import ConfigDict
@@ -20,7 +20,7 @@ MODELS = {
 def get_config(argument: str = "vit,cifar10") -> ConfigDict:
     name, _, path = argument.partition(",")
     if name not in MODELS:
-        raise ValueError(f"{name!r} is not a model for CIFAR-10: it is one of {', '.join(MODELS)}.")
+        raise ValueError(f"MODEL is {name!r}: it must be one of {', '.join(MODELS)}.")
     config = base.get_config(name, "image_classification", f"cifar:{path}")
     config.model.update(MODELS[name])
     config.loader.batch_size = 128
@@ -31,7 +31,7 @@ def get_config(argument: str = "vit,cifar10") -> ConfigDict:
     if name == "resnet":
         base.choose(config, "optimizer", "sgd")
         config.schedule.learning_rate = 0.1
-        config.optimizer.weight_decay = 5e-3  # the usual 5e-4 goes through the momentum of 0.9, ours does not
+        config.optimizer.weight_decay = 5e-3  # usually 5e-4, which momentum 0.9 multiplies by 10; decoupled here
     else:
         config.task.augment += " | randaugment(2, 9, 0.5, 0.5, True) | erase(0.25)"
         config.task.update(label_smoothing=0.1, mixup=0.8, cutmix=1.0)

@@ -1,9 +1,9 @@
-"""A small DETR on `shapes`: drawn circles, squares, triangles and crosses in images of 64x64 pixels, to be found.
+"""A small DETR that detects circles, squares, triangles and crosses in drawn images.
 
-    python launch.py --config=detr_shapes --workdir=outputs/detr_shapes
+    lineage train --config=detr_shapes --workdir=outputs/detr_shapes
 
-It is judged by COCO's average precision on 500 images of each split, which are not among the 20,000 to train on: 83.6
-after 37 minutes on one CPU core.
+The source `shapes` draws images of 64x64 pixels, 20,000 for training. Metric: COCO average precision on 500 images
+of each other split. Results: RESULTS.md.
 """
 
 from ml_collections import ConfigDict

@@ -1,7 +1,7 @@
-"""DistilBERT (arXiv 1910.01108): half of a small BERT's layers, taught by the whole, on the text that it learned from.
+"""DistilBERT (arXiv 1910.01108): a small BERT distilled into half of its layers.
 
-python launch.py --config=bert_stdlib
-python launch.py --config=distilbert_stdlib:outputs/bert_stdlib
+lineage train --config=bert_stdlib
+lineage train --config=distilbert_stdlib:outputs/bert_stdlib
 """
 
 from ml_collections import ConfigDict
@@ -17,5 +17,5 @@ def get_config(teacher: str = "outputs/bert_stdlib") -> ConfigDict:
     config.model.update(depth=1, num_heads=2, width=128, num_segments=0, dropout=0.0)
     config.teacher = teacher
     config.init.path = teacher
-    config.init.layers = (0,)  # every other one
+    config.init.layers = (0,)  # every other layer
     return config

@@ -1,8 +1,8 @@
-"""A small ELMo, language models of both directions, on the source text of Python's standard library.
+"""A small ELMo: language models of both directions on Python's standard library.
 
-    python launch.py --config=elmo_stdlib
+    lineage train --config=elmo_stdlib
 
-Perplexity is the mean of both directions'.
+Perplexity is computed from the mean loss of both directions.
 """
 
 from ml_collections import ConfigDict

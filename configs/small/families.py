@@ -1,12 +1,12 @@
-"""Three families on one task: an encoder chooses a text's class, a decoder and an encoder-decoder write its name.
+"""Three families on one task: an encoder classifies, two decoders generate the class name.
 
-    python launch.py sweep --config=families:PATH
+    lineage sweep --config=families:PATH
 
-PATH has train.tsv, validation.tsv and test.tsv of texts and their classes. All three models have the same width, the
-same number of parameters within 3%, and see the same texts as often. Each learns by what is natural to its family: BERT
-by classification, GPT by going on after the text, the Transformer by translating it to the class's name, as T5 does
-(arXiv 1910.10683, section 3.2). The first's `accuracy` and the others' `exact_match` are the same thing: the part of
-the texts whose class is right. Genres of English sentences, from a treebank of Universal Dependencies (UD_English-EWT):
+PATH contains train.tsv, validation.tsv and test.tsv with texts and class names. All three models have the same width,
+the same number of parameters within 3%, and the same training texts. Each model uses the standard formulation of its
+family: BERT classifies, GPT continues the text with the class name, and the Transformer generates the class name, as in
+T5 (arXiv 1910.10683, section 3.2). `accuracy` (encoder) and `exact_match` (the others) are the same metric: the
+fraction of correctly classified texts. Example: genres of sentences of UD_English-EWT (Universal Dependencies):
 
     for split in train dev:validation test; do
       cat en_ewt-ud-${split%:*}.conllu | awk -F ' = ' '/^# sent_id/ {split($2, id, "-")}
@@ -45,7 +45,7 @@ def sweep() -> Iterator[dict]:
     yield {"model.name": "gpt", "model.dropout": 0.1, "task.name": "conditional_lm"}
     yield {
         "model.name": "transformer",
-        "model.depth": 2,  # of each side; a decoder's layer has 16 D^2 + 2 D F parameters, an encoder's 8 less
+        "model.depth": 2,  # per side; a decoder layer has 8 D^2 + 2 D F parameters, an encoder layer 4 D^2 + 2 D F
         "model.mlp_dim": 384,
         "task.name": "sequence_to_sequence",
     }

@@ -1,11 +1,11 @@
-"""Fashion-MNIST, by a small Vision Transformer, Swin Transformer, residual network or masked autoencoder.
+"""Fashion-MNIST with a small ViT, Swin Transformer, ResNet or masked autoencoder.
 
-    python launch.py --config=fashion_mnist:MODEL,PATH --workdir=outputs/MODEL
-    python launch.py --config=fashion_mnist:finetune,PATH --workdir=outputs/finetune --config.init.path=outputs/mae
+    lineage train --config=fashion_mnist:MODEL,PATH --workdir=outputs/MODEL
+    lineage train --config=fashion_mnist:finetune,PATH --workdir=outputs/finetune --config.init.path=outputs/mae
 
-MODEL is vit, swin, resnet or mae; finetune is a ViT that goes on from the autoencoder's encoder. PATH is a folder of
-the four idx files; the set that TFDS has prepared in DIR gives the same batches, with
---config.source=tfds:fashion_mnist --config.source.data_dir=DIR --config.task.in_memory=true.
+MODEL is vit, swin, resnet or mae; `finetune` is a ViT initialized with the encoder of the masked autoencoder. PATH is a
+folder with the four idx files; the TFDS data set prepared in DIR gives the same batches, with
+--config.source=tfds:fashion_mnist --config.source.data_dir=DIR --config.task.in_memory=true. Results: RESULTS.md.
 """
 
 from ml_collections import ConfigDict
@@ -32,7 +32,7 @@ MODELS = {
 def get_config(argument: str = "vit,fashion_mnist") -> ConfigDict:
     name, _, path = argument.partition(",")
     if name not in MODELS:
-        raise ValueError(f"{name!r} is not a model for Fashion-MNIST: it is one of {', '.join(MODELS)}.")
+        raise ValueError(f"MODEL is {name!r}: it must be one of {', '.join(MODELS)}.")
     config = base.get_config("vit" if name == "finetune" else name, "image_classification", f"idx:{path}")
     config.model.update(MODELS[name])
     config.task.update(augment="flip | shift(2)", mean=(0.286,), std=(0.353,))

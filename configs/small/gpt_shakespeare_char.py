@@ -1,11 +1,10 @@
-"""nanoGPT's character-level Shakespeare, on the text that nanoGPT calls input.txt (1,115,394 characters).
+"""nanoGPT's character-level Shakespeare.
 
-    python launch.py --config=gpt_shakespeare_char --config.source=text:PATH/input.txt
+    lineage train --config=gpt_shakespeare_char --config.source=text:PATH/input.txt
 
-On 2 CPU cores (x86-64 with AVX-512): loss 1.878 (2.709 bits per character) over the whole last tenth of the text, 1 min
-45 s in all. It differs from nanoGPT's CPU recipe where that helps so short a run: gradients are not clipped, b2 is
-0.999, the parameters' average is evaluated, the warm-up is 50 steps, tables do not decay. RESULTS.md has nanoGPT's own
-values.
+PATH/input.txt is the text that nanoGPT uses (1,115,394 characters). Changes from nanoGPT's CPU recipe, for this short
+run: no gradient clipping, b2 = 0.999, evaluation with the moving average of the parameters, 50 warm-up steps, no weight
+decay on embeddings. Results of both: RESULTS.md.
 """
 
 from ml_collections import ConfigDict
@@ -14,9 +13,9 @@ from lineage.configs import base
 
 
 def get_config(recipe: str = "cpu") -> ConfigDict:
-    """nanoGPT's recipe for a "cpu", or the larger one for a "gpu"."""
+    """Return the config of nanoGPT's recipe for a "cpu", or of the larger one for a "gpu"."""
     if recipe not in ("cpu", "gpu"):
-        raise ValueError(f"gpt_shakespeare_char has the recipes cpu and gpu, not {recipe!r}.")
+        raise ValueError(f"The recipe is {recipe!r}: it must be cpu or gpu.")
     gpu = recipe == "gpu"
     config = base.get_config("gpt", "causal_lm", "text:data/tinyshakespeare.txt", tokenizer="characters")
     config.model.update(depth=6 if gpu else 4, num_heads=6 if gpu else 4, width=384 if gpu else 128)

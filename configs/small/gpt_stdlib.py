@@ -1,10 +1,9 @@
-"""A small GPT on the source text of Python's standard library, which comes with every Python.
+"""A small GPT on the source text of Python's standard library.
 
-    python launch.py --config=gpt_stdlib
-    python launch.py sweep --config=gpt_stdlib --optuna --workdir=outputs/gpt_search
+    lineage train --config=gpt_stdlib
+    lineage sweep --config=gpt_stdlib --optuna --workdir=outputs/gpt_search
 
-On 2 CPU cores (x86-64 with AVX-512), Python 3.11's library: 1.518 bits per character on the held-out files (loss 3.160
-a token), 6 min 51 s of training.
+Results: RESULTS.md.
 """
 
 from ml_collections import ConfigDict
@@ -31,7 +30,7 @@ def get_config() -> ConfigDict:
 
 
 def search() -> Search:
-    """The learning rate, the weight decay and the dropout, stopped early where they do not help."""
+    """Search over learning rate, weight decay and dropout, with pruning."""
     space = {
         "schedule.learning_rate": Floats(3e-4, 1e-2, log=True),
         "optimizer.weight_decay": Floats(0.01, 0.3, log=True),

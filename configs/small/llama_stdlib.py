@@ -1,8 +1,9 @@
-"""A small Llama on the source text of Python's standard library, as gpt_stdlib.py trains a GPT: same data, size, steps.
+"""A small Llama on Python's standard library, comparable to gpt_stdlib.
 
-    python launch.py --config=llama_stdlib
+    lineage train --config=llama_stdlib
 
-Two heads share keys and values, so the cache is half of GPT's.
+Data, size and number of steps are those of `gpt_stdlib`. Each key/value head is shared by two query heads, so the cache
+is half as large as that of GPT.
 """
 
 from ml_collections import ConfigDict

@@ -1,8 +1,7 @@
-r"""A masked autoencoder on scikit-learn's handwritten digits, then a ViT that goes on from it.
+"""A masked autoencoder on scikit-learn's handwritten digits, then a fine-tuned ViT.
 
-python launch.py --config=mae_digits --workdir=outputs/mae
-python launch.py --config=vit_digits --workdir=outputs/mae_vit --config.model.position=mae \
-    --config.init.path=outputs/mae
+lineage train --config=mae_digits --workdir=outputs/mae
+lineage train --config=vit_digits --workdir=outputs/mae_vit --config.model.position=mae --config.init.path=outputs/mae
 """
 
 from ml_collections import ConfigDict

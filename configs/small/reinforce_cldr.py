@@ -1,12 +1,12 @@
-"""A small GPT that goes on after a date with its ISO 8601 form, and what a reward for the right one adds.
+"""A small GPT that completes dates with their ISO 8601 form, fine-tuned with REINFORCE.
 
-    python launch.py --config=reinforce_cldr --workdir=outputs/dates
-    python launch.py --config=reinforce_cldr:svf,outputs/dates --workdir=outputs/rewarded_svf
-    python launch.py --config=reinforce_cldr:lora,outputs/dates --workdir=outputs/rewarded_lora
-    python launch.py --config=reinforce_cldr:likelihood,outputs/dates --workdir=outputs/taught
+    lineage train --config=reinforce_cldr --workdir=outputs/dates
+    lineage train --config=reinforce_cldr:svf,outputs/dates --workdir=outputs/rewarded_svf
+    lineage train --config=reinforce_cldr:lora,outputs/dates --workdir=outputs/rewarded_lora
+    lineage train --config=reinforce_cldr:likelihood,outputs/dates --workdir=outputs/likelihood
 
-The base learns by likelihood and stops early; then factors of its matrices' singular values (arXiv 2501.06252), or thin
-matrices, learn by REINFORCE, and the factors by likelihood. RESULTS.md has what comes of it.
+The base model is trained briefly with maximum likelihood. Then SVF factors (arXiv 2501.06252) or LoRA matrices are
+trained with REINFORCE; as a baseline, SVF factors are also trained with maximum likelihood. Results: RESULTS.md.
 """
 
 from ml_collections import ConfigDict
@@ -15,7 +15,9 @@ from lineage.configs import base
 
 
 def get_config(argument: str = "base") -> ConfigDict:
-    """ "base", or on top of its run "svf,RUN" and "lora,RUN" by reward, or "likelihood,RUN"."""
+    """Return the config of a stage: "base"; "svf,RUN" or "lora,RUN" (REINFORCE); or "likelihood,RUN", where RUN is the
+    workdir of the base model.
+    """
     stage, _, run = argument.partition(",")
     if stage not in ("base", "svf", "lora", "likelihood") or (stage == "base") == bool(run):
         raise ValueError(f"reinforce_cldr takes base, or svf|lora|likelihood,RUN, not {argument!r}.")

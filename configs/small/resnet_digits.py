@@ -1,8 +1,8 @@
 """A small residual network on scikit-learn's 8x8 handwritten digits.
 
-    python launch.py --config=resnet_digits --workdir=outputs/resnet_digits
+    lineage train --config=resnet_digits --workdir=outputs/resnet_digits
 
-On 2 CPU cores, busy with other work: 99.4% (357 of 359) on the held-out fifth.
+On 2 CPU cores shared with other work, its accuracy on the held-out fifth of the data is 99.4% (357 of 359).
 """
 
 from ml_collections import ConfigDict

@@ -1,15 +1,15 @@
-"""Transformer-squared on a small GPT: experts of kinds of text, and what their mixture does for other texts.
+r"""Transformer-squared on a small GPT: experts for categories of text, and their mixtures.
 
     python -c "from lineage.configs.small.self_adaptive import mix; mix('TEXTS')"
-    python launch.py --config=self_adaptive:base,TEXTS --workdir=outputs/base
-    python launch.py --config=self_adaptive:svf,TEXTS/play.txt,outputs/base --workdir=outputs/play
-    python launch.py --config=self_adaptive:mixture,TEXTS/two.txt,outputs/base --workdir=outputs/mixture \
+    lineage train --config=self_adaptive:base,TEXTS --workdir=outputs/base
+    lineage train --config=self_adaptive:svf,TEXTS/play.txt,outputs/base --workdir=outputs/play
+    lineage train --config=self_adaptive:mixture,TEXTS/two.txt,outputs/base --workdir=outputs/mixture \
         "--config.experts.paths=('outputs/play','outputs/wiki','outputs/code')"
-    python launch.py generate --workdir=outputs/base --prompt="JULIET:" --config.experts.choice=prompt \
+    lineage generate --workdir=outputs/base --prompt="JULIET:" --config.experts.choice=prompt \
         "--config.experts.paths=('outputs/play','outputs/wiki','outputs/code')"
 
-TEXTS has play.txt (the tiny Shakespeare text), wiki.txt (WikiText-2's validation text) and code.txt (the modules of
-Python's library, one after the other), cut at 1,200,000 characters. RESULTS.md has what comes of it.
+TEXTS contains play.txt (tiny Shakespeare), wiki.txt (the validation text of WikiText-2) and code.txt (the concatenated
+modules of Python's standard library), each truncated to 1,200,000 characters. Results: RESULTS.md.
 """
 
 import random
@@ -21,7 +21,9 @@ from lineage.configs import base
 
 
 def get_config(argument: str = "base,texts") -> ConfigDict:
-    """ "base,FOLDER" of mixed texts; on top of its run "svf,TEXT,RUN", "lora,TEXT,RUN" and "mixture,TEXT,RUN"."""
+    """Return the config of a stage: "base,FOLDER"; "svf,TEXT,RUN", "lora,TEXT,RUN" or "mixture,TEXT,RUN", where RUN is
+    the workdir of the base model.
+    """
     stage, *names = argument.split(",")
     if (stage, len(names)) not in (("base", 1), ("svf", 2), ("lora", 2), ("mixture", 2)):
         raise ValueError(f"self_adaptive takes base,FOLDER or svf|lora|mixture,TEXT,RUN, not {argument!r}.")
@@ -47,8 +49,9 @@ def get_config(argument: str = "base,texts") -> ConfigDict:
 
 
 def mix(folder: str) -> None:
-    """Writes pieces of three kinds of text, each followed by its kind's name, which the base learns to tell; and pieces
-    of two kinds without, of what neither the base nor the experts have seen."""
+    """Write the data sets: passages of three categories, each followed by its category name, for the base model; and
+    unlabeled passages of two categories from held-out text.
+    """
     texts = {kind: Path(folder, f"{kind}.txt").read_text(encoding="utf-8") for kind in ("play", "wiki", "code")}
     starts, ends = {}, {}
     for kind, text in texts.items():

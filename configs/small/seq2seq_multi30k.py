@@ -1,13 +1,11 @@
 """Recurrent networks from English to German image captions, with attention or without.
 
-    python launch.py --config=seq2seq_multi30k:PATH
-    python launch.py --config=seq2seq_multi30k:PATH,fixed
+    lineage train --config=seq2seq_multi30k:PATH
+    lineage train --config=seq2seq_multi30k:PATH,fixed
 
-PATH is as in transformer_multi30k.py, whose data and recipe these are. After a comma stands what the decoder reads:
-additive (Bahdanau's attention, the default), general or concat (Luong's), or fixed, the encoder's last state.
-
-On one core each of a CPU (x86-64 with AVX-512): 31.0 BLEU on test_2016 with additive attention, in 24 min of training,
-and 18.2 with a fixed vector, in 16 min.
+PATH and the data are those of `transformer_multi30k`. The second argument selects the attention: `additive` (Bahdanau,
+default), `general` or `concat` (Luong), or `fixed` (none: the decoder is conditioned on the last encoder state).
+Results: RESULTS.md.
 """
 
 from ml_collections import ConfigDict
@@ -17,7 +15,7 @@ from lineage.configs.small import transformer_multi30k
 
 
 def get_config(argument: str = "data/multi30k") -> ConfigDict:
-    """Return the recipe for the captions in a folder, after which may stand a comma and a kind of attention."""
+    """Return the config for "FOLDER" or "FOLDER,ATTENTION"."""
     folder, _, attention = argument.partition(",")
     config = transformer_multi30k.get_config(folder)
     base.replace(config, model="seq2seq")

@@ -1,8 +1,9 @@
 """A small Swin Transformer on scikit-learn's 8x8 handwritten digits.
 
-    python launch.py --config=swin_digits
+    lineage train --config=swin_digits
 
-Each pixel is a token: four windows of 4x4 in the first stage, which the second block shifts, one in the second.
+Each pixel is a token: four windows of 4x4 tokens in the first stage, shifted in its second block, and one window in the
+second stage.
 """
 
 from ml_collections import ConfigDict

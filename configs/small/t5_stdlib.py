@@ -1,8 +1,8 @@
 """A small T5 that fills in spans of the source text of Python's standard library.
 
-    python launch.py --config=t5_stdlib
+    lineage train --config=t5_stdlib
 
-15% of the tokens are taken out, in spans of three on average.
+15% of the tokens are removed, in spans of 3 tokens on average.
 """
 
 from ml_collections import ConfigDict

@@ -1,8 +1,8 @@
-"""A small Transformer that reads dates as twelve locales write them, and writes them as ISO 8601 has them.
+"""A small Transformer that converts dates of twelve locales to ISO 8601.
 
-    python launch.py --config=transformer_cldr
+    lineage train --config=transformer_cldr
 
-On 2 CPU cores: 99.6% of the 3,630 test dates exactly right.
+Results: RESULTS.md.
 """
 
 from ml_collections import ConfigDict

@@ -1,11 +1,13 @@
 """Ablations of the ViT paper (arXiv 2010.11929) at small scale, on Fashion-MNIST.
 
-    python launch.py sweep --config=vit_ablations:WHAT,PATH --workdir=outputs/vit_WHAT
+    lineage sweep --config=vit_ablations:STUDY,PATH --workdir=outputs/vit_STUDY
 
-PATH is that of `fashion_mnist.py`, and WHAT is
-position    what patches know of their place: nothing, or learned 1-D, 2-D or relative positions (appendix D.4)
-pooling     what the class is read from: a class token, or the mean of all patches (appendix D.3)
-size        ViT and a residual network, by the number of training images (section 4.3)
+PATH is that of `fashion_mnist`, and STUDY is one of
+position    position embedding: none, learned 1-D, learned 2-D or relative (appendix D.4)
+pooling     class token or global average pooling (appendix D.3)
+size        ViT and a residual network by the number of training images (section 4.3)
+
+Results: RESULTS.md.
 """
 
 from collections.abc import Iterator
@@ -25,15 +27,15 @@ def get_config(argument: str = "position,fashion_mnist") -> ConfigDict:
 
 
 def sweep(argument: str = "position,fashion_mnist") -> Iterator[dict]:
-    what = argument.partition(",")[0]
-    if what == "position":
+    study = argument.partition(",")[0]
+    if study == "position":
         return repeat(axis("model.position", ("none", "1d", "2d", "relative")), seeds=2)
-    if what == "pooling":
+    if study == "pooling":
         return repeat(axis("model.pooling", ("token", "gap")), seeds=2)
-    if what == "size":
+    if study == "size":
         models = [
             {"model.name": name} | {f"model.{key}": value for key, value in fashion_mnist.MODELS[name].items()}
             for name in ("vit", "resnet")
         ]
         return product(axis("task.max_examples", (500, 5000, 60_000)), models)
-    raise ValueError(f"{what!r} is not an ablation of ViT: it is one of position, pooling, size.")
+    raise ValueError(f"STUDY is {study!r}: it must be one of position, pooling, size.")

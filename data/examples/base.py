@@ -1,12 +1,11 @@
 """Examples: what a task makes from the content of a source."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from lineage.data.facts import Facts
 from lineage.data.loader import Batch, ExampleSource
 from lineage.data.tokenizers import Tokenizer
 
@@ -14,15 +13,49 @@ Transform = Callable[[dict[str, Any], np.ndarray], Batch]
 
 
 @dataclass(frozen=True)
-class Examples:
-    """Examples of each split, and the transforms that their batches go through.
+class Facts:
+    """Properties of the data of a run; None or empty where one does not apply.
 
     Attributes:
-        splits: the examples of each split; "train" must be among them.
-        facts: what is known about them; `data.load` adds the number of examples.
+        examples: the number of examples in each split; `data.load` fills it in.
+        vocab_size: the number of token ids.
+        sequence_length: the length that sequences are padded to, in tokens.
+        num_classes: the number of classes; 1 for regression.
+        class_names: the names of the classes in order.
+        image_size: the height and width of the model's images in pixels.
+        channels: the number of channels of an image.
+        mean, std: the normalisation of images, one number or one for each channel: (pixel / 255 - mean) / std.
+        tokens: the number of tokens in each split of documents.
+        characters_per_token: the mean number of characters of a token in each split of documents.
+        bytes_per_token: the same in UTF-8 bytes.
+        start_token: the token that a decoder's input begins with.
+    """
+
+    examples: Mapping[str, int] = field(default_factory=dict)
+    vocab_size: int | None = None
+    sequence_length: int | None = None
+    num_classes: int | None = None
+    class_names: tuple[str, ...] = ()
+    image_size: tuple[int, int] | None = None
+    channels: int | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    characters_per_token: Mapping[str, float] = field(default_factory=dict)
+    bytes_per_token: Mapping[str, float] = field(default_factory=dict)
+    start_token: int | None = None
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Examples of each split, and the transforms of their batches.
+
+    Attributes:
+        splits: the examples of each split, "train" among them.
+        facts: the properties of the data; `data.load` adds the number of examples.
         tokenizer: the tokenizer of the texts; None for images.
-        train_transform: the transform of training batches, given a batch and a random key for each of its rows.
-        evaluation_transform: the same for evaluation, either one for all splits or one for each split.
+        train_transform: the transform of training batches, given a batch and a random key for each of its examples.
+        evaluation_transform: the transform of evaluation batches, either one for all splits or one for each split.
     """
 
     splits: Mapping[str, ExampleSource]

@@ -36,8 +36,8 @@ def infill(
 ) -> np.ndarray:
     """Replace spans, which have a fraction of the tokens together, by one mask `token` each.
 
-    Their lengths are drawn from Poisson(`mean`), and the last one is cut. A span of length 0 inserts a mask. At least
-    one token stays between two spans.
+    Their lengths are drawn from Poisson(`mean`), and the last one is cut. A span of length 0 inserts a mask. At
+    least one token is kept between two spans.
     """
     total = round(rate * len(tokens))
     stops = np.minimum(np.cumsum(random.poisson(mean, 20 + int(4 * total / mean))), total)
@@ -65,7 +65,7 @@ def rotate(tokens: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def parse(noise: str, tokenizer: Tokenizer) -> list[Noise]:
-    """Return the functions that a text such as `permute_sentences | infill(0.3, 3)` names, in order.
+    """Return the functions of a pipeline such as `permute_sentences | infill(0.3, 3)`.
 
     A sentence ends with a token that ends with . ! or ?, contains a newline or is special.
 
@@ -99,7 +99,8 @@ def parse(noise: str, tokenizer: Tokenizer) -> list[Noise]:
 class AddNoise:
     """Transform that makes noisy inputs of windows; the targets are the windows themselves.
 
-    It draws new noise each time. The batch then has the arrays of `pairs.Pairs`, with T = `length`, the end included.
+    It draws new noise each time. The batch then has the arrays of `pairs.EncodedPairs`, with T = `length`, the end
+    included.
     """
 
     steps: Sequence[Noise]
@@ -107,7 +108,6 @@ class AddNoise:
     end: int
 
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
-        """Add noise to windows of at most `length` - 1 tokens, given a random key uint64 [B] for each."""
         tokens, real = batch["tokens"], present(batch)
         noisy, kept = np.zeros((len(keys), self.length - 1), np.int32), np.zeros((len(keys), self.length - 1), bool)
         for row, key in enumerate(keys):

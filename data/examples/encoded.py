@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -13,19 +15,19 @@ ROLES = ("cls", "sep", "pad", "mask")
 
 @dataclass(frozen=True)
 class Encoded(ExampleSource):
-    """Rows of token ids, with further arrays for each row or each token.
+    """Sequences of token ids, with further arrays for each sequence or each token.
 
     An example has `tokens` int32 [T], `segments` int32 [T] (0 for the first text and 1 for the second), `tokens_mask`
     bool [T] (True for tokens), and the entries of `per_row` and `per_token`.
 
     Attributes:
-        tokens: the token ids of each row.
-        seconds: where the second text starts in each row.
-        origins: the index of the text, sentence or question of each row; a long one has several rows.
+        tokens: the token ids of each sequence.
+        seconds: the position at which the second text starts in each sequence.
+        origins: the index of the text, sentence or question of each sequence; a long text has several sequences.
         length: T.
-        pad: the token that fills rows up.
-        per_row: name -> an array with an entry for each row.
-        per_token: name -> for each row, an array with an entry for each token; it is padded with 0 or False.
+        pad: the token that sequences are padded with.
+        per_row: name -> an array with an entry for each sequence.
+        per_token: name -> for each sequence, an array with an entry for each token; it is padded with 0 or False.
     """
 
     tokens: Sequence[np.ndarray]
@@ -41,18 +43,18 @@ class Encoded(ExampleSource):
 
     @property
     def is_cut(self) -> bool:
-        """True if some text has several rows."""
+        """True if some text has several sequences."""
         return len(set(self.origins.tolist())) < len(self)
 
-    @property
+    @cached_property
     def lengths(self) -> np.ndarray:
-        """The number of tokens int64 [N] of each row."""
+        """The number of tokens int64 [N] of each sequence."""
         return np.array([len(row) for row in self.tokens])
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         padded = {"tokens": self._padded(self.tokens, indices, self.pad)}
         padded |= {name: self._padded(rows, indices, 0) for name, rows in self.per_token.items()}
-        mask = np.arange(self.length) < np.array([len(self.tokens[i]) for i in indices])[:, None]
+        mask = np.arange(self.length) < self.lengths[indices, None]
         second = np.arange(self.length) >= self.seconds[indices, None]
         padded |= {"tokens_mask": mask, "segments": (second & mask).astype(np.int32)}
         return padded | {name: values[indices] for name, values in self.per_row.items()}
@@ -64,40 +66,41 @@ class Encoded(ExampleSource):
         return out
 
 
-def check(length: int, least: int = 4) -> None:
-    """Raise ValueError if rows are too short."""
+def check_length(length: int, least: int = 4) -> None:
+    """Raise ValueError if sequences are too short."""
     if length < least:
         raise ValueError(f"task.sequence_length is {length}: it must be at least {least}.")
 
 
 def join(tokenizer: Tokenizer, *texts: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return the row of one or two texts, and where the second text starts in it."""
+    """Return the sequence of one or two texts, and the position at which the second text starts in it."""
     row = [tokenizer.cls, *(token for text in texts for token in (*text, tokenizer.sep))]
     return np.array(row, np.int32), len(texts[0]) + 2
 
 
-def rows(
-    joined: Sequence[tuple[np.ndarray, int]], origins: Sequence[int], length: int, tokenizer: Tokenizer, **others
+def collect(
+    joined: Sequence[tuple[np.ndarray, int]],
+    origins: Sequence[int],
+    length: int,
+    tokenizer: Tokenizer,
+    kind: type[Encoded] = Encoded,
+    **others: Any,
 ) -> Encoded:
-    """Return the rows that `join` made as a source of examples. Raises ValueError if there is none."""
+    """Return the sequences that `join` made as a source of examples, of a class with further fields `others`."""
     if not joined:
         raise ValueError("The data set is empty: at least one example is needed.")
     tokens, seconds = zip(*joined)
-    return Encoded(tokens, np.array(seconds), np.array(origins), length, tokenizer.pad, **others)
+    return kind(tokens, np.array(seconds), np.array(origins), length, tokenizer.pad, **others)
 
 
-def starts(count: int, room: int, stride: int) -> range:
-    """Return the starts of windows of `room` tokens over `count` tokens, `stride` apart (0 = without overlap).
-
-    Raises:
-        ValueError: the stride leaves tokens out.
-    """
+def window_starts(count: int, room: int, stride: int) -> range:
+    """Return the starts of windows of `room` tokens over `count` tokens, `stride` apart (0 = without overlap)."""
     if not 0 <= stride <= room:
         raise ValueError(f"task.stride is {stride}: it must be from 0 (no overlap) to {room}, the tokens of a window.")
     return range(0, max(count - room, 0) + (stride or room), stride or room)
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return how many tokens of two texts stay if the longer one loses tokens until both fit (arXiv 1810.04805)."""
+    """Return the truncated lengths of two texts: the longer one is truncated first (arXiv 1810.04805)."""
     first = min(first, max(room - second, (room + 1) // 2))
     return first, min(second, room - first)

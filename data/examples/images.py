@@ -26,11 +26,7 @@ class Subset(ExampleSource):
 
 
 def draw(source: ExampleSource, count: int, seed: int) -> Subset:
-    """Draw `count` examples at random; a larger count contains the examples of a smaller one.
-
-    Raises:
-        ValueError: there are fewer examples.
-    """
+    """Draw `count` examples at random; a larger count contains the examples of a smaller one."""
     if not 0 < count <= len(source):
         raise ValueError(f"task.max_examples is {count}: it must be 0 (all), or at most the {len(source)} examples.")
     return Subset(source, shuffle.permute(np.arange(count), len(source), seed))

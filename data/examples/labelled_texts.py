@@ -12,8 +12,6 @@ from lineage.data.examples.encoded import Encoded
 from lineage.data.examples.sentence_pairs import ENDS
 from lineage.data.tokenizers import Tokenizer
 
-LONG = ("head", "tail", "head_tail", "key_sentences", "segments")
-
 
 def names(splits: dict[str, LabelledTexts]) -> list[str]:
     """Return the class names: those that the source knows, or the sorted labels of the training split.
@@ -34,39 +32,34 @@ def names(splits: dict[str, LabelledTexts]) -> list[str]:
 
 
 def encode(part: LabelledTexts, labels: np.ndarray, tokenizer: Tokenizer, length: int, fit: "Fit") -> Encoded:
-    """Encode texts, which have one `label` each; `fit` may turn a text into several rows."""
+    """Encode texts, which have one of the `labels` [N] each; `fit` may turn a text into several sequences."""
     ids = zip(*map(tokenizer.encode_batch, zip(*part.texts)))
     made = [(parts, origin) for origin, row in enumerate(zip(part.texts, ids)) for parts in fit(*row)]
     origins = [origin for _, origin in made]
     joined = [encoded.join(tokenizer, *parts) for parts, _ in made]
-    return encoded.rows(joined, origins, length, tokenizer, per_row={"label": labels[origins]})
+    return encoded.collect(joined, origins, length, tokenizer, per_row={"label": labels[origins]})
 
 
 class Fit:
-    """Rule that makes texts fit into rows of a fixed number of tokens.
+    """Rule that makes texts fit into sequences of `length` tokens.
 
     Args:
         long_text: the rule for texts that are too long:
             "head", "tail", "head_tail": keep the first tokens, the last tokens, or a quarter of them from the beginning
-            and the rest from the end (arXiv 1905.05583); of a pair, the longer text loses tokens first;
+            and the rest from the end (arXiv 1905.05583); of a pair, the longer text is truncated first;
             "key_sentences": keep the sentences that are closest to the centroid of the text, in their order;
-            "segments": make several rows, which start `stride` tokens after each other.
-        tokenizer: encodes sentences.
-        length: the tokens of a row.
-        stride: the tokens from one segment to the next; 0 = without overlap.
+            "segments": make several sequences, which start `stride` tokens after each other (0 = without overlap).
         train: the training texts.
 
     Raises:
-        ValueError: the rule is unknown, or does not apply to pairs.
+        ValueError: the length is too short, or the rule does not apply to pairs.
     """
 
     def __init__(self, long_text: str, tokenizer: Tokenizer, length: int, stride: int, train: LabelledTexts):
-        encoded.check(length)
-        if long_text not in LONG:
-            raise ValueError(f"task.long_text is {long_text!r}: it must be one of {', '.join(LONG)}.")
+        encoded.check_length(length)
         pairs = any(len(texts) > 1 for texts in train.texts)
         if pairs and long_text in ("key_sentences", "segments"):
-            raise ValueError(f"task.long_text is {long_text!r}, which applies to single texts, not to pairs.")
+            raise ValueError(f"task.long_text is {long_text!r}: pairs of texts support head, tail and head_tail.")
         self.rule, self.encode = long_text, tokenizer.encode
         self.room = length - (3 if pairs else 2)
         self.stride = stride
@@ -74,11 +67,11 @@ class Fit:
         self.spread = Counter(word for (text,) in spread for word in set(_words(text)))
 
     def __call__(self, texts: tuple[str, ...], ids: tuple[np.ndarray, ...]) -> list[list[np.ndarray]]:
-        """Return the token ids of the one or two texts of each row, given the texts and their token ids."""
+        """Return the token ids of the one or two texts of each sequence, given the texts and their token ids."""
         if sum(map(len, ids)) <= self.room:
             return [list(ids)]
         if self.rule == "segments":
-            starts = encoded.starts(len(ids[0]), self.room, self.stride)
+            starts = encoded.window_starts(len(ids[0]), self.room, self.stride)
             return [[ids[0][start : start + self.room]] for start in starts]
         if self.rule == "key_sentences":
             return [[self._key_sentences(texts[0])]]

@@ -10,41 +10,36 @@ from lineage.data import shuffle
 from lineage.data.loader import Batch
 from lineage.data.tokenizers import Tokenizer
 
-_LAST = np.uint64(2**64 - 1)  # sorts tokens that must not be chosen behind all others
+_LAST = np.uint64(2**64 - 1)  # sorts tokens that must not be selected behind all others
 
 
 def count_masked(rate: float, length: int) -> int:
-    """Return M, the number of tokens of a sequence that are chosen: rate * length rounded, at least 1."""
+    """Return M, the number of selected tokens of a sequence: rate * length rounded, at least 1."""
     return max(round(rate * length), 1)
 
 
 def present(batch: Batch) -> np.ndarray:
-    """Return bool [B, T], True for the tokens of windows that are not padding."""
+    """Return a mask bool [B, T] of the tokens of windows that are not padding."""
     real = np.roll(batch["mask"], 1, axis=1)  # a token is real if it is the target of the one before
     real[:, 0] = batch["mask"][:, 0]
     return real
 
 
 class MaskTokens:
-    """Transform that masks tokens of windows: of the chosen tokens, 80% become the mask, 10% a random token, 10% stay.
+    """Transform that selects tokens of windows, and replaces 80% of them by the mask token and 10% by a random token.
 
-    Training chooses different tokens each time, evaluation always the same; special tokens are never chosen. The batch
-    then has `tokens` int32 [B, T] and `tokens_mask` bool [B, T] (True for tokens, False for padding), and for the
-    chosen tokens `places` int32 [B, M], their positions, `targets` int32 [B, M], the original tokens, and `mask`
-    bool [B, M], False where fewer tokens could be chosen.
+    Training selects different tokens each time, evaluation always the same; special tokens are never selected. The
+    batch then has `tokens` int32 [B, T] and `tokens_mask` bool [B, T] (True for tokens, False for padding), and for the
+    selected tokens `places` int32 [B, M], their positions, `targets` int32 [B, M], the original tokens, and `mask`
+    bool [B, M], False where fewer tokens could be selected.
 
     Args:
-        rate: the fraction of a window's tokens that is chosen, see `count_masked`.
-        tokenizer: must have a mask token.
-        whole_words: choose all tokens of a word, or none, as long as whole words fit.
-
-    Raises:
-        ValueError: the rate is not between 0 and 1, or the tokenizer has no mask.
+        rate: the fraction of a window's tokens that is selected, see `count_masked`.
+        tokenizer: the tokenizer of the windows, with a mask token.
+        whole_words: whether to select all tokens of a word, or none, as long as whole words fit.
     """
 
     def __init__(self, rate: float, tokenizer: Tokenizer, whole_words: bool = False):
-        if not 0 < rate < 1:
-            raise ValueError(f"task.mask_rate is {rate}: it must be between 0 and 1.")
         if tokenizer.mask is None:
             raise ValueError("Masking needs a tokenizer with a mask token: this one has none.")
         self.rate, self.mask_token, self.vocab_size = rate, tokenizer.mask, tokenizer.vocab_size
@@ -52,7 +47,6 @@ class MaskTokens:
         self.word_marks = tokenizer.word_marks if whole_words else None
 
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
-        """Mask a batch of windows, given a random key uint64 [B] for each."""
         return self.hide(batch["tokens"], present(batch), keys)
 
     def hide(self, tokens: np.ndarray, real: np.ndarray, keys: np.ndarray) -> Batch:
@@ -73,16 +67,11 @@ class MaskTokens:
         new = np.where(tenth < 8, np.int32(self.mask_token), np.where(tenth == 8, random, targets))
         tokens = tokens.copy()
         np.put_along_axis(tokens, places, np.where(chosen, new, targets), axis=1)
-        return {
-            "tokens": tokens,
-            "tokens_mask": real,
-            "places": places.astype(np.int32),
-            "targets": targets,
-            "mask": chosen,
-        }
+        found = {"places": places.astype(np.int32), "targets": targets, "mask": chosen}
+        return {"tokens": tokens, "tokens_mask": real} | found
 
     def _in_words(self, tokens, free, draws, share):
-        """Choose whole words with at most `share` [B] free tokens together: in random order, each that still fits."""
+        """Select whole words with at most `share` [B] free tokens together: in random order, each that still fits."""
         begins, ends = self.word_marks
         starts = begins[tokens]
         starts[:, 1:] |= ends[tokens[:, :-1]]
@@ -105,13 +94,10 @@ class MaskPatches:
     always the same.
 
     Attributes:
-        images: the transform that batches go through first.
+        images: the transform that is applied first.
         patch_size: the height and width of a patch in pixels.
-        rate: the fraction of the patches that is hidden.
+        rate: the fraction of the patches that is masked.
         kind: a name of `PATTERNS`.
-
-    Raises:
-        ValueError: the rate is not between 0 and 1, the kind is unknown, or there is no size.
     """
 
     images: Callable[[Batch, np.ndarray], Batch]
@@ -119,33 +105,25 @@ class MaskPatches:
     rate: float
     kind: str = "random"
 
-    def __post_init__(self):
-        if not 0 < self.rate < 1:
-            raise ValueError(f"task.mask_rate is {self.rate}: it must be between 0 and 1.")
-        if self.kind not in PATTERNS:
-            raise ValueError(f"task.masking is {self.kind!r}: it must be one of {', '.join(PATTERNS)}.")
-        if not self.patch_size:
-            raise ValueError("Masked images need a patch size: set task.patch_size.")
-
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
         batch = self.images(batch, keys)
         rows, columns = (side // self.patch_size for side in batch["image"].shape[1:3])
-        hidden = rows * columns - int(rows * columns * (1 - self.rate))
+        masked = rows * columns - int(rows * columns * (1 - self.rate))
         draw = PATTERNS[self.kind]
-        values = [draw(rows, columns, hidden, shuffle.generator(key)).ravel() for key in shuffle.fold(keys, -1)]
+        values = [draw(rows, columns, masked, shuffle.generator(key)).ravel() for key in shuffle.fold(keys, -1)]
         return batch | {"noise": np.argsort(np.argsort(values, axis=1), axis=1).astype(np.int32)}
 
 
-def _anywhere(rows: int, columns: int, hidden: int, random: np.random.Generator) -> np.ndarray:
+def _anywhere(rows: int, columns: int, masked: int, random: np.random.Generator) -> np.ndarray:
     return random.random((rows, columns))
 
 
-def _blocks(rows: int, columns: int, hidden: int, random: np.random.Generator) -> np.ndarray:
-    """Hide rectangles until enough patches are hidden, and cut the last one (arXiv 2106.08254, algorithm 1)."""
+def _blocks(rows: int, columns: int, masked: int, random: np.random.Generator) -> np.ndarray:
+    """Mask rectangles until enough patches are masked, and cut the last one (arXiv 2106.08254, algorithm 1)."""
     values = random.random((rows, columns))
     chosen = np.zeros((rows, columns), bool)
     last = rows * columns
-    while (left := hidden - chosen.sum()) > 0:
+    while (left := masked - chosen.sum()) > 0:
         area, aspect = random.uniform(min(16, left), left), math.exp(random.uniform(-1, 1) * math.log(1 / 0.3))
         height = min(max(round(math.sqrt(area * aspect)), 1), rows)
         width = min(max(round(math.sqrt(area / aspect)), 1), columns)
@@ -158,8 +136,8 @@ def _blocks(rows: int, columns: int, hidden: int, random: np.random.Generator) -
     return values
 
 
-def _grid(rows: int, columns: int, hidden: int, random: np.random.Generator) -> np.ndarray:
-    """Keep one patch of each square of four, at the same place in all squares."""
+def _grid(rows: int, columns: int, masked: int, random: np.random.Generator) -> np.ndarray:
+    """Keep one patch of each square of four, at the same position in all squares."""
     values = random.random((rows, columns)) + 1
     row, column = random.integers(2, size=2)
     values[row::2, column::2] -= 1

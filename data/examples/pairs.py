@@ -11,7 +11,7 @@ from lineage.data.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs(ExampleSource):
+class EncodedPairs(ExampleSource):
     """Token ids of inputs and targets, padded to one length.
 
     An example has `inputs` int32 [T] and `inputs_mask` bool [T] (True for tokens), and `tokens`, `targets` int32 [T]
@@ -63,7 +63,7 @@ def shifted(targets: np.ndarray, mask: np.ndarray, start: int) -> dict[str, np.n
     return {"tokens": tokens, "targets": targets, "mask": mask}
 
 
-class Continuations(Pairs):
+class Continuations(EncodedPairs):
     """Pairs for a decoder-only model: each example is the input, `end`, the target and `end` in one sequence.
 
     An example has `tokens`, `targets` (the next tokens), int32 [T], and `mask` bool [T], True for the tokens of the
@@ -88,17 +88,14 @@ class Continuations(Pairs):
 
 
 def encode(
-    texts: PairedTexts, tokenizer: Tokenizer, length: int, drop: bool, start: int, kind: type[Pairs] = Pairs
-) -> Pairs:
-    """Encode pairs of texts.
-
-    Args:
-        texts: the pairs.
-        tokenizer: must have an end of text.
-        length: T, the length of an example.
-        drop: leave out the pairs that do not fit, instead of truncating them.
-        start: the token that a decoder's input begins with.
-        kind: the class of the result.
+    texts: PairedTexts,
+    tokenizer: Tokenizer,
+    length: int,
+    drop: bool,
+    start: int,
+    kind: type[EncodedPairs] = EncodedPairs,
+) -> EncodedPairs:
+    """Encode pairs of texts as a source of a class, see `EncodedPairs`; `drop` leaves out the pairs that do not fit.
 
     Raises:
         ValueError: the length is too short, no pair fits, or the tokenizer has no end of text.

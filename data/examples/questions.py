@@ -14,15 +14,15 @@ MAX_QUESTION, MAX_ANSWER = 64, 30  # tokens, as in BERT's recipe (arXiv 1810.048
 
 
 @dataclass(frozen=True)
-class Windows(Encoded):
-    """Rows `[CLS] question [SEP] part of the context [SEP]`.
+class ContextWindows(Encoded):
+    """Windows `[CLS] question [SEP] part of the context [SEP]`.
 
-    Each row has `start` and `end` int32, the positions of the first and last token of the answer, or 0, the position of
-    [CLS], if the part does not contain the whole answer.
+    Each window has `start` and `end` int32, the positions of the first and last token of the answer, or 0, the position
+    of [CLS], if the part does not contain the whole answer.
 
     Attributes:
-        questions: the questions; `origins` has the index of each row's question.
-        offsets: for each row, the characters [T, 2] of the context that its tokens stand for; -1 for other tokens.
+        questions: the questions; `origins` has the index of each window's question.
+        offsets: for each window, the characters [T, 2] of the context that its tokens stand for; -1 for other tokens.
     """
 
     questions: Sequence[Question] = ()
@@ -35,8 +35,8 @@ class Windows(Encoded):
         some questions have no answer, it is "" unless that sum exceeds the lowest sum of [CLS] (arXiv 1810.04805, 4.3).
 
         Args:
-            start: logits [N, T] of the first token of the answer in each row.
-            end: logits [N, T] of the last token.
+            start: the logits [N, T] of the first token of the answer in each window.
+            end: the logits [N, T] of its last token.
         """
         best = np.full(len(self.questions), -np.inf)
         nothing = np.full(len(self.questions), np.inf)
@@ -57,19 +57,15 @@ class Windows(Encoded):
         return [text if score > null else "" for text, score, null in zip(texts, best, nothing)]
 
 
-def encode(questions: Sequence[Question], tokenizer: Tokenizer, length: int, stride: int) -> Windows:
-    """Encode questions in windows over their contexts.
+def encode(questions: Sequence[Question], tokenizer: Tokenizer, length: int, stride: int) -> Encoded:
+    """Encode questions in windows of `length` tokens over their contexts, `stride` tokens apart (0 = without overlap).
 
-    Args:
-        questions: the questions.
-        tokenizer: must have the tokens of `encoded.ROLES`.
-        length: the tokens of a row.
-        stride: the tokens from one window to the next; 0 = without overlap.
+    The tokenizer must have the tokens of `encoded.ROLES`.
 
     Raises:
         ValueError: the length is too short, or the stride leaves tokens out.
     """
-    encoded.check(length, least=16)
+    encoded.check_length(length, least=16)
     joined, origins, placed, starts, ends = [], [], [], [], []
     contexts = {question.context: None for question in questions}
     contexts = dict(zip(contexts, tokenizer.encode_with_offsets(list(contexts))))
@@ -78,7 +74,7 @@ def encode(questions: Sequence[Question], tokenizer: Tokenizer, length: int, str
         ids, where = contexts[question.context]
         words = asked[origin][: min(MAX_QUESTION, length // 2)]
         room = length - len(words) - 3
-        for first in encoded.starts(len(ids), room, stride):
+        for first in encoded.window_starts(len(ids), room, stride):
             part, offsets = ids[first : first + room], where[first : first + room]
             row, second = encoded.join(tokenizer, words, part)
             outside = np.full((second, 2), -1)
@@ -89,8 +85,8 @@ def encode(questions: Sequence[Question], tokenizer: Tokenizer, length: int, str
             starts.append(span[0] + second if span else 0)
             ends.append(span[1] + second if span else 0)
     per_row = {"start": np.array(starts, np.int32), "end": np.array(ends, np.int32)}
-    made = encoded.rows(joined, origins, length, tokenizer, per_row=per_row)
-    return Windows(**vars(made), questions=questions, offsets=placed)
+    others = {"per_row": per_row, "questions": questions, "offsets": placed}
+    return encoded.collect(joined, origins, length, tokenizer, ContextWindows, **others)
 
 
 def _span(question, offsets):

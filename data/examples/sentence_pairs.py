@@ -1,4 +1,4 @@
-"""Pairs of runs of sentences, for next-sentence prediction (BERT, arXiv 1810.04805, section 3.1 and appendix A.2) and
+"""Pairs of groups of sentences, for next-sentence prediction (BERT, arXiv 1810.04805, section 3.1 and appendix A.2) and
 sentence-order prediction (ALBERT, arXiv 1909.11942, section 3.1)."""
 
 import re
@@ -9,6 +9,7 @@ import numpy as np
 
 from lineage.data import shuffle
 from lineage.data.content import Documents
+from lineage.data.examples.encoded import longest_first
 from lineage.data.examples.masking import MaskTokens
 from lineage.data.examples.windows import Tokens
 from lineage.data.loader import Batch, ExampleSource
@@ -32,27 +33,22 @@ class Sentences(Documents):
             yield ""
 
     def fingerprint(self) -> str:
-        """Return a string that changes when the texts change."""
         return f"{self._texts.fingerprint()} in sentences"
 
 
 class Chunks(Tokens, ExampleSource):
-    """Runs of at least two sentences of a document, of about `length` tokens.
+    """Chunks of at least two consecutive sentences of a document, of about `length` tokens.
 
-    Example i has the index of its first sentence as `first`. Together the runs contain each document once, except for a
-    last sentence that is left alone.
+    Example i has the index of its first sentence as `first`. Together the chunks contain each document once, except for
+    a last sentence that is left alone.
 
     Args:
-        tokens: the tokens [N]; `end` follows each sentence, and another `end` each document.
-        end: the end of text.
+        tokens: the tokens [N]; the end of text `end` follows each sentence, and another one each document.
         length: the number of tokens of both parts of an example together.
 
     Attributes:
         starts, lengths: the first token and the number of tokens of each sentence, [S].
         stops: for each sentence [S], the index of the first sentence of the next document.
-
-    Raises:
-        ValueError: no document has two sentences.
     """
 
     def __init__(self, tokens: np.ndarray, end: int, length: int):
@@ -68,10 +64,8 @@ class Chunks(Tokens, ExampleSource):
             stop = int(self.stops[first])
             if first + 1 < stop:
                 firsts.append(first)
-            fits = (
-                int(np.searchsorted(total, total[first] + length, side="right")) - 1
-            )  # the first sentence that does not fit
-            first = min(max(fits, first + 2), stop)
+            too_long = int(np.searchsorted(total, total[first] + length, side="right")) - 1  # the next sentence
+            first = min(max(too_long, first + 2), stop)
         self.firsts = np.array(firsts, np.int64)
         if not len(self.firsts):
             raise ValueError("Pairs of sentences need texts of at least two sentences: there is none.")
@@ -83,7 +77,7 @@ class Chunks(Tokens, ExampleSource):
         return {"first": self.firsts[indices]}
 
     def whole(self, first: int, size: int) -> int:
-        """Return how many sentences of a document, from sentence `first` on, have at most `size` tokens together."""
+        """Return the number of sentences of a document from `first` on that have at most `size` tokens together."""
         lengths = self.lengths[first : min(self.stops[first], first + size)]
         return int(np.searchsorted(np.cumsum(lengths), size, side="right"))
 
@@ -100,13 +94,10 @@ class PairSentences:
 
     A chunk is split between two sentences. In half of the examples, drawn anew each time, B follows A (label 0); in the
     others (label 1), B begins at a random sentence of another document or, with `order`, A and B are swapped. If A and
-    B are too long together, the longer one loses tokens first, A at its beginning and B at its end. A tenth of the
+    B are too long together, the longer one is truncated first, A at its beginning and B at its end. A tenth of the
     examples is shorter.
 
     The batch also has `segments` int32 [B, T] (0 up to the first [SEP], then 1) and the arrays of `MaskTokens`.
-
-    Raises:
-        ValueError: next-sentence prediction has only one document.
     """
 
     chunks: Chunks
@@ -117,7 +108,7 @@ class PairSentences:
     def __post_init__(self):
         if not self.order and self.chunks.stops[0] == len(self.chunks.stops):
             raise ValueError(
-                "Next-sentence prediction needs several documents in each split: false pairs come from two documents."
+                "Next-sentence prediction needs several documents in each split: a negative pair is of two documents."
             )
 
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
@@ -151,5 +142,5 @@ class PairSentences:
             b = chunks.read(first + middle, count - middle)
         if other and self.order:
             a, b = b, a
-        kept = min(len(a), max(size - len(b), (size + 1) // 2))
-        return a[len(a) - kept :], b[: size - kept]
+        kept, rest = longest_first(len(a), len(b), size)
+        return a[len(a) - kept :], b[:rest]

@@ -22,15 +22,9 @@ def lengths(rate: float, inputs_length: int) -> tuple[int, int]:
     """Return the number of tokens of a window, and of its targets.
 
     The window is the longest whose inputs have at most `inputs_length` tokens, sentinels and end included.
-
-    Raises:
-        ValueError: the rate is not between 0 and 1, or the inputs are too short for any text.
     """
-    if not 0 < rate < 1 or inputs_length < 3:
-        raise ValueError(
-            f"task.mask_rate is {rate} and task.sequence_length {inputs_length}: "
-            "the rate must be between 0 and 1, and the length at least 3."
-        )
+    if inputs_length < 3:
+        raise ValueError(f"task.sequence_length is {inputs_length}: it must be 3 or more.")
     length = 2
     while _sizes(rate, length + 1)[0] <= inputs_length:
         length += 1
@@ -48,8 +42,8 @@ def draw_spans(sizes: np.ndarray, counts: np.ndarray, length: int, keys: np.ndar
     Args:
         sizes: the number of tokens [B] of all spans together.
         counts: the number of spans [B], of at least one token each; the others have none.
-        length: the most tokens.
-        keys: a random key uint64 [B] for each row.
+        length: the maximum number of tokens.
+        keys: a random key uint64 for each sequence [B].
     """
     places = np.arange(length)
     draws = shuffle.draw(keys, length)
@@ -62,7 +56,7 @@ def draw_spans(sizes: np.ndarray, counts: np.ndarray, length: int, keys: np.ndar
 
 
 def draw_noise(rate: float, real: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Draw which of the `real` tokens [B, T], the first ones of each row, are noise: bool [B, T].
+    """Draw a mask bool [B, T] of the noise among the `real` tokens [B, T], the first ones of each sequence.
 
     Spans of kept tokens and of noise alternate, beginning with kept tokens; `count_noise` gives their number.
     """
@@ -76,7 +70,7 @@ def draw_noise(rate: float, real: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 
 def replace_spans(tokens: np.ndarray, spans: np.ndarray, sentinels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens [B, T] with a sentinel at the first token of each span, and which of them are left, bool [B, T]."""
+    """Return tokens [B, T] with a sentinel at the first token of each span, and a mask of the remaining tokens."""
     first = spans.copy()
     first[:, 1:] &= ~spans[:, :-1]
     number = np.minimum(np.cumsum(first, axis=1) - 1, len(sentinels) - 1)
@@ -84,7 +78,7 @@ def replace_spans(tokens: np.ndarray, spans: np.ndarray, sentinels: np.ndarray) 
 
 
 def pack(tokens: np.ndarray, kept: np.ndarray, length: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the `kept` tokens of each row and `end`, int32 [B, length], padded with `end`, and their mask."""
+    """Return the `kept` tokens of each sequence and `end`, int32 [B, length], padded with `end`, and their mask."""
     ids = np.full((len(tokens), length), end, np.int32)
     rows, columns = np.nonzero(kept)
     ids[rows, (np.cumsum(kept, axis=1) - 1)[rows, columns]] = tokens[rows, columns]
@@ -95,7 +89,7 @@ def pack(tokens: np.ndarray, kept: np.ndarray, length: int, end: int) -> tuple[n
 class CorruptSpans:
     """Transform that replaces spans of windows by sentinels; the targets are the sentinels and the spans.
 
-    It draws new spans each time. The batch then has the arrays of `pairs.Pairs`.
+    It draws new spans each time. The batch then has the arrays of `pairs.EncodedPairs`.
 
     Attributes:
         rate: the fraction of the tokens that is replaced.
@@ -112,7 +106,6 @@ class CorruptSpans:
     end: int
 
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
-        """Corrupt a batch of windows, given a random key uint64 [B] for each."""
         tokens, real = batch["tokens"], present(batch)
         noise = draw_noise(self.rate, real, keys)
         (inputs, left), (targets, gone) = (

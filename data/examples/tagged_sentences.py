@@ -19,10 +19,10 @@ def names(splits: dict[str, list[TaggedSentence]]) -> list[str]:
 def encode(sentences: Sequence[TaggedSentence], tags: Sequence[str], tokenizer: Tokenizer, length: int) -> Encoded:
     """Encode sentences; `targets` int32 [T] has the index of each word's tag at its first token, where `mask` is True.
 
-    A sentence that does not fit continues in the next row. A word that is longer than a row is truncated. A word that
-    has no tokens becomes a mask token.
+    A sentence that does not fit continues in the next sequence. A word that is longer than a sequence is truncated. A
+    word that has no tokens becomes a mask token.
     """
-    encoded.check(length)
+    encoded.check_length(length)
     number_of, room = {tag: number for number, tag in enumerate(tags)}, length - 2
     joined, origins, targets, masks = [], [], [], []
     of_words = iter(tokenizer.encode_batch([word for sentence in sentences for word in sentence.words]))
@@ -41,4 +41,4 @@ def encode(sentences: Sequence[TaggedSentence], tags: Sequence[str], tokenizer: 
             targets.append(target)
             masks.append(mask)
             first = last
-    return encoded.rows(joined, origins, length, tokenizer, per_token={"targets": targets, "mask": masks})
+    return encoded.collect(joined, origins, length, tokenizer, per_token={"targets": targets, "mask": masks})

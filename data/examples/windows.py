@@ -17,7 +17,7 @@ from lineage.data.tokenizers import Tokenizer
 
 
 class Tokens:
-    """Base class of holders of `tokens` [N]; if these are memory-mapped, worker processes map the same file."""
+    """Base class of objects with `tokens` [N]; worker processes map the same file if they are memory-mapped."""
 
     tokens: np.ndarray
 
@@ -34,20 +34,18 @@ class Tokens:
 
 
 class Windows(Tokens, ExampleSource):
-    """Windows over a stream of tokens; window i starts at token i * stride.
+    """Windows over a stream of tokens [N]; window i starts at token i * stride.
 
     An example has `tokens` and `targets` (the next tokens), int32 [T], and `mask` bool [T], which is False past the end
     of the stream. All windows but the last are full.
 
     Args:
-        tokens: the stream [N].
+        tokens: the stream.
         length: T.
-        stride: the tokens from one window to the next; 0 = T, so that every token but the first is a target once.
-        once: `mask` is True for each target only in the first window that contains it, which has at least T - stride
-            tokens before it (but for the beginning of the stream).
-
-    Raises:
-        ValueError: the length or the stride is out of range, or the stream is too short.
+        stride: the number of tokens from one window to the next; 0 = T, so that every token but the first is a target
+            once.
+        once: whether `mask` is True for each target only in the first window that contains it, which has at least
+            T - stride tokens before it (except at the beginning of the stream).
     """
 
     def __init__(self, tokens: np.ndarray, length: int, stride: int = 0, once: bool = False):
@@ -60,7 +58,7 @@ class Windows(Tokens, ExampleSource):
                 f"task.sequence_length is {length} and the stride {stride}: 1 <= stride <= sequence_length must hold."
             )
         if len(tokens) < 2:
-            raise ValueError(f"A text of {len(tokens)} tokens has nothing to predict: at least 2 are needed.")
+            raise ValueError(f"The text has {len(tokens)} tokens: language modelling needs at least 2.")
 
     def __len__(self) -> int:
         return -(-max(len(self.tokens) - 1 - self.length, 0) // self.stride) + 1
@@ -94,10 +92,7 @@ class Stream:
 def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path = "") -> Stream:
     """Encode documents into one stream; if there are several, an end of text follows each.
 
-    Args:
-        documents: the documents.
-        tokenizer: encodes them.
-        cache_dir: the folder that keeps streams for later runs, which memory-map them; "" = keep none.
+    The folder `cache_dir` keeps streams for later runs, which memory-map them; "" keeps none.
     """
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
     counts = {"characters": 0, "bytes": 0}

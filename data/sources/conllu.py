@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lineage.data.content import Documents, TaggedSentence
 from lineage.data.sources.base import SOURCES, SplitFiles
-from lineage.data.sources.rows import read_lines
+from lineage.data.sources.lines import read_lines
 
 _ID = re.compile(r"\d+([-.]\d+)?")
 
@@ -20,34 +20,28 @@ class CoNLLU(SplitFiles):
     sentence is a document.
 
     Attributes:
-        path: a file to train on, or a folder with the files of a Universal Dependencies treebank
+        path: the training file, or a folder with the files of a Universal Dependencies treebank
             (*-train.conllu, *-dev.conllu and *-test.conllu).
-        validation_path: a file to validate on; "" = the folder's, if any.
-        test_path: a file to test on; "" = the folder's, if any.
+        validation_path: the validation file; "" = the folder's, if any.
+        test_path: the test file; "" = the folder's, if any.
     """
 
     def paths(self) -> dict[str, str]:
-        return find_splits(self.path) | {name: path for name, path in super().paths().items() if name != "train"}
+        return _files_of_splits(self.path) | {name: path for name, path in super().paths().items() if name != "train"}
 
     def files(self) -> list[str]:
         return list(super().paths().values())
 
     def tagged_sentences(self) -> dict[str, list[TaggedSentence]]:
-        return {split: read(path) for split, path in self.paths().items()}
+        return self.each(read_sentences)
 
     def documents(self) -> dict[str, Documents]:
-        splits = self.tagged_sentences()
-        return {
-            split: Documents(["".join(sentence.words) for sentence in sentences]) for split, sentences in splits.items()
-        }
+        splits = self.tagged_sentences().items()
+        return {split: Documents(["".join(sentence.words) for sentence in part]) for split, part in splits}
 
 
-def find_splits(path: str) -> dict[str, str]:
-    """Return the file of each split: `path` itself, or those of a treebank of Universal Dependencies in a folder.
-
-    Raises:
-        FileNotFoundError: the folder has no training file.
-    """
+def _files_of_splits(path: str) -> dict[str, str]:
+    """Return the file of each split: `path` itself, or those of a treebank of Universal Dependencies in a folder."""
     if not Path(path).is_dir():
         return {"train": path}
     names = {"train": "train", "dev": "validation", "test": "test"}
@@ -59,13 +53,8 @@ def find_splits(path: str) -> dict[str, str]:
     return found
 
 
-def read(path: str) -> list[TaggedSentence]:
-    """Return the sentences in a file with their universal parts of speech.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is not CoNLL-U; the message has its number.
-    """
+def read_sentences(path: str) -> list[TaggedSentence]:
+    """Return the sentences in a file with their universal parts of speech; an error has the number of the line."""
     sentences: list[TaggedSentence] = []
     words: list[str] = []
     tags: list[str] = []

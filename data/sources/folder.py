@@ -30,9 +30,8 @@ class Folder(PathSource):
     def images(self) -> Images:
         root = Path(self.path)
         if not (root / "train").is_dir():
-            raise FileNotFoundError(
-                f"There is no folder {root / 'train'}: images are read from PATH/<split>/<class>/<file>."
-            )
+            where = "images are read from PATH/<split>/<class>/<file>"
+            raise FileNotFoundError(f"There is no folder {root / 'train'}: {where}.")
         names = _classes(root / "train")
         splits, channels = {}, 0
         for split in ("train", "validation", "test"):

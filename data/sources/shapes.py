@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
+from lineage.configs.registry import Range
 from lineage.data import shuffle
 from lineage.data.content import Images, gather
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES, Source
 
-# Each function tells whether the points of a square from -1 to 1 (x to the right, y down) are inside of the shape.
+# Functions that return whether the points of a square from -1 to 1 (x to the right, y down) are inside the shape.
 SHAPES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "circle": lambda x, y: x * x + y * y <= 1,
     "square": lambda x, y: np.maximum(abs(x), abs(y)) <= 1,
@@ -29,7 +31,7 @@ class Shapes(Source):
         image_size: the height and width of the images in pixels.
     """
 
-    image_size: int = 64
+    image_size: Annotated[int, Range(1)] = 64
 
     def images_with_boxes(self) -> Images:
         return Images({split: DrawnShapes(split, self.image_size) for split in SIZES}, list(SHAPES))
@@ -42,7 +44,7 @@ class DrawnShapes(ExampleSource):
     Attributes:
         split: a name of `SIZES`.
         size: the height and width of the images in pixels.
-        most: the most shapes in an image.
+        most: the maximum number of shapes in an image.
         seed: names the stream of random numbers.
     """
 

@@ -1,15 +1,18 @@
-"""Text files."""
+"""Text files, and the source text of Python's standard library."""
 
 import glob
 import os
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
+from lineage.configs.registry import Range
 from lineage.data.content import Documents
-from lineage.data.sources.base import SOURCES, SplitFiles
+from lineage.data.sources.base import SOURCES, Source, SplitFiles
 
 
 @SOURCES.register("text")
@@ -18,23 +21,45 @@ class Text(SplitFiles):
     """UTF-8 text files; each file is a document.
 
     Attributes:
-        path: a file, a folder (read with its subfolders) or a glob, to train on.
-        validation_path: the same to validate on; "" = hold out a part of the training text.
-        test_path: the same to test on; "" = nothing.
+        path: the training data: a file, a folder (read with its subfolders) or a glob.
+        validation_path: the validation data, likewise; "" = hold out a part of the training text.
+        test_path: the test data, likewise; "" = none.
         validation_fraction: the fraction of the training text that is held out where there is no `validation_path`,
             by file if there are enough files; 0 = none.
-        max_bytes: the most bytes to read for each split, in whole files; 0 = no limit.
+        max_bytes: the maximum number of bytes to read for each split, in whole files; 0 = no limit.
     """
 
-    validation_fraction: float = 0.1
-    max_bytes: int = 0
+    validation_fraction: Annotated[float, Range(0, below=1)] = 0.1
+    max_bytes: Annotated[int, Range(0)] = 0
 
     def documents(self) -> dict[str, Documents]:
-        texts = {split: read_all(find(path), path, self.max_bytes) for split, path in self.paths().items()}
-        return with_validation(texts, self.validation_fraction)
+        texts = self.each(lambda path: _read_all(_text_files(path), path, self.max_bytes))
+        return _with_validation(texts, self.validation_fraction)
 
 
-def with_validation(texts: dict[str, list[str]], fraction: float) -> dict[str, Documents]:
+@SOURCES.register("stdlib")
+@dataclass(frozen=True)
+class StandardLibrary(Source):
+    """Source text of the running Python's standard library without its tests; each module is a document.
+
+    Attributes:
+        validation_fraction: the fraction of the modules that is held out for validation; 0 = none.
+        max_bytes: the maximum number of bytes to read, in whole modules; 0 = no limit.
+    """
+
+    validation_fraction: Annotated[float, Range(0, below=1)] = 0.1
+    max_bytes: Annotated[int, Range(0)] = 0
+
+    def documents(self) -> dict[str, Documents]:
+        root, found = sysconfig.get_path("stdlib"), []
+        for folder, names, modules in os.walk(root):
+            names[:] = set(names) - {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+            # _sysconfigdata lists the paths and compiler flags of the machine that built Python.
+            found += [Path(folder, name) for name in modules if name.endswith(".py") and name[:14] != "_sysconfigdata"]
+        return _with_validation({"train": _read_all(sorted(found), root, self.max_bytes)}, self.validation_fraction)
+
+
+def _with_validation(texts: dict[str, list[str]], fraction: float) -> dict[str, Documents]:
     """Return documents by split; a `fraction` of the training texts is held out where there is no validation split."""
     if "validation" not in texts and fraction:
         texts["train"], texts["validation"] = hold_out(texts["train"], fraction)
@@ -46,12 +71,7 @@ def hold_out(texts: list[str], fraction: float) -> tuple[list[str], list[str]]:
 
     Of several texts, `fraction` of them, evenly spread, are for validation. If that would be none or all of them, the
     last `fraction` of the characters of each text is.
-
-    Raises:
-        ValueError: the fraction is not between 0 and 1.
     """
-    if not 0 < fraction < 1:
-        raise ValueError(f"source.validation_fraction is {fraction}: it must be 0 (none), or between 0 and 1.")
     # Of the first i texts, floor(i * fraction) are held out; the small number absorbs rounding errors.
     held = np.diff(np.floor(np.arange(len(texts) + 1) * fraction + 1e-9)) > 0
     if held.any() and not held.all():
@@ -60,7 +80,7 @@ def hold_out(texts: list[str], fraction: float) -> tuple[list[str], list[str]]:
     return [text[:cut] for text, cut in zip(texts, cuts)], [text[cut:] for text, cut in zip(texts, cuts)]
 
 
-def find(path: str) -> list[Path]:
+def _text_files(path: str) -> list[Path]:
     """Return the file, the files that match a glob, or all files in a folder that are not hidden, sorted by name."""
     if os.path.isdir(path):
         found = [file for file in Path(path).rglob("*") if not file.name.startswith(".")]
@@ -69,19 +89,14 @@ def find(path: str) -> list[Path]:
     return sorted(file for file in found if file.is_file())
 
 
-def read_all(files: Sequence[Path], where: str, max_bytes: int = 0) -> list[str]:
-    """Return the texts of the first files that have at most `max_bytes` together (0 = of all files).
-
-    Raises:
-        FileNotFoundError: there is no file.
-        ValueError: there is no text, or a file is not UTF-8.
-    """
+def _read_all(files: Sequence[Path], where: str, max_bytes: int) -> list[str]:
+    """Return the texts of the first files that have at most `max_bytes` together (0 = of all files)."""
     texts, size = [], 0
     for file in files:
         size += file.stat().st_size
         if max_bytes and size > max_bytes:
             break
-        texts.append(read(file))
+        texts.append(read_text(file))
     if not files:
         raise FileNotFoundError(f"There is no text file at {where}.")
     if not any(texts):
@@ -89,12 +104,8 @@ def read_all(files: Sequence[Path], where: str, max_bytes: int = 0) -> list[str]
     return texts
 
 
-def read(path: str | Path) -> str:
-    """Return the text of a file.
-
-    Raises:
-        ValueError: the file is not UTF-8; the message has the offset of the first wrong byte.
-    """
+def read_text(path: str | Path) -> str:
+    """Return the text of a UTF-8 file; an error has the offset of the first wrong byte."""
     content = Path(path).read_bytes()
     try:
         return content.decode("utf-8-sig")

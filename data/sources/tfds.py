@@ -1,13 +1,14 @@
 """Data sets that TensorFlow Datasets has prepared as array_record, read without TensorFlow."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import cached_property
+from typing import Annotated, Any
 
 import numpy as np
 
+from lineage.configs.registry import Range
 from lineage.data.content import Documents, Images, LabelledTexts, PairedTexts, Question, gather
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES, PathSource
@@ -22,13 +23,13 @@ class TFDS(PathSource):
     Attributes:
         path: NAME[/CONFIG][:VERSION] of the data set; the newest prepared version unless one is given.
         data_dir: the folder of prepared data sets; "" = $TFDS_DATA_DIR or ~/tensorflow_datasets.
-        train_split: the split to train on, such as train[:99%].
-        validation_split: the split to validate on; "" = the data set's own, if it has one.
-        test_split: the split to test on; "" = the data set's own, if it has one.
+        train_split: the training split, such as train[:99%].
+        validation_split: the validation split; "" = the data set's own, if it has one.
+        test_split: the test split; "" = the data set's own, if it has one.
         text_key: the feature with the text; two features separated by a comma for pairs, such as "de,en".
         label_key: the feature with the label.
         image_key: the feature with the image.
-        max_bytes: the most bytes of documents to read for each split, in whole documents; 0 = no limit.
+        max_bytes: the maximum number of bytes of documents to read for each split, in whole documents; 0 = no limit.
     """
 
     data_dir: str = ""
@@ -38,14 +39,13 @@ class TFDS(PathSource):
     text_key: str = "text"
     label_key: str = "label"
     image_key: str = "image"
-    max_bytes: int = 0
+    max_bytes: Annotated[int, Range(0)] = 0
 
     def files(self) -> list[str]:
         return []  # The files of TFDS have checksums of their own.
 
     def documents(self) -> dict[str, Documents]:
-        builder, splits = self._prepared()
-        return {name: _texts(builder, split, self.text_key, self.max_bytes) for name, split in splits.items()}
+        return {name: self._texts(split) for name, split in self._splits.items()}
 
     def pairs(self) -> dict[str, PairedTexts]:
         keys = self.text_key.split(",")
@@ -55,10 +55,9 @@ class TFDS(PathSource):
 
     def labelled_texts(self) -> dict[str, LabelledTexts]:
         """Return the texts that have a label; a split without labels, such as GLUE's test splits, is left out."""
-        keys, splits = self.text_key.split(","), {}
-        feature = _feature(find_builder(self.path, self.data_dir), self.label_key)
-        known = [str(name) for name in getattr(feature, "names", None) or ()]
-        for name, (*texts, labels) in self._columns([*keys, self.label_key]).items():
+        known = [str(name) for name in getattr(self._feature(self.label_key), "names", None) or ()]
+        splits = {}
+        for name, (*texts, labels) in self._columns([*self.text_key.split(","), self.label_key]).items():
             # -1 marks a missing label. Where labels are numbers, it does so only if there is no other label.
             missing = -1 if known or set(labels) == {-1} else None
             rows = [(row, label) for row, label in zip(zip(*texts), labels) if label != missing]
@@ -68,59 +67,109 @@ class TFDS(PathSource):
         return splits
 
     def questions(self) -> dict[str, list[Question]]:
-        return {
-            name: [
-                Question(
-                    question, context, [(int(s), t.decode()) for s, t in zip(found["answer_start"], found["text"])]
-                )
-                for question, context, found in zip(*columns)
-            ]
-            for name, columns in self._columns(["question", "context", "answers"]).items()
-        }
+        columns = self._columns(["question", "context", "answers"])
+        return {name: [_question(*values) for values in zip(*of_split)] for name, of_split in columns.items()}
 
     def images(self) -> Images:
-        builder, splits = self._prepared()
-        image, label = _feature(builder, self.image_key), _feature(builder, self.label_key)
+        _, label = self._feature(self.image_key), self._feature(self.label_key)
         if getattr(label, "num_classes", None) is None:
-            raise ValueError(f"The feature {self.label_key!r} of {builder.info.full_name} is not a class label.")
-        make = partial(_labelled, self.image_key, self.label_key, image.shape[-1])
-        return Images(_made(builder, splits, self.image_key, make), [str(name) for name in label.names])
+            raise ValueError(f"The feature {self.label_key!r} of {self._builder.info.full_name} is not a class label.")
+        return self._images(self.label_key, label.names)
 
     def images_with_boxes(self) -> Images:
-        builder, splits = self._prepared()
-        image, found = _feature(builder, self.image_key), getattr(_feature(builder, "objects"), "feature", ())
+        found = getattr(self._feature("objects"), "feature", ())
         if "bbox" not in found or "label" not in found:
-            raise ValueError(f"The feature 'objects' of {builder.info.full_name} has no 'bbox' and 'label'.")
-        make = partial(_with_boxes, self.image_key, image.shape[-1])
-        return Images(_made(builder, splits, self.image_key, make), [str(name) for name in found["label"].names])
+            raise ValueError(f"The feature 'objects' of {self._builder.info.full_name} has no 'bbox' and 'label'.")
+        return self._images("", found["label"].names)
 
-    def _prepared(self) -> tuple[Any, dict[str, str]]:
-        """Return the builder of the data set, and the splits to read."""
-        builder = find_builder(self.path, self.data_dir)
+    @cached_property
+    def _builder(self) -> Any:
+        return find_builder(self.path, self.data_dir)
+
+    @cached_property
+    def _splits(self) -> dict[str, str]:
+        """The splits to read, by their role."""
         # A part of the training split is used for validation only if the user says so.
-        own = {name: name for name in ("validation", "test") if name in builder.info.splits}
+        own = {name: name for name in ("validation", "test") if name in self._builder.info.splits}
         asked = {"train": self.train_split, "validation": self.validation_split, "test": self.test_split}
-        return builder, {"train": "train"} | own | {name: split for name, split in asked.items() if split}
+        return {"train": "train"} | own | {name: split for name, split in asked.items() if split}
+
+    def _feature(self, key: str) -> Any:
+        info = self._builder.info
+        if key not in info.features:
+            raise ValueError(f"{info.full_name} has no feature {key!r}: it has {', '.join(sorted(info.features))}.")
+        return info.features[key]
+
+    def _records(self, split: str, key: str, decoders: Any = None) -> Any:
+        """Return the examples of a split, which must have a feature."""
+        self._feature(key)
+        try:
+            return self._builder.as_data_source(split, decoders=decoders, file_format="array_record")
+        except ValueError as error:
+            name = self._builder.info.full_name
+            raise ValueError(f"The split {split!r} of {name} cannot be read: {error}") from None
 
     def _columns(self, keys: Sequence[str]) -> dict[str, list[list[Any]]]:
         """Return all values of some features, by split; texts are decoded."""
-        builder, splits = self._prepared()
-        return {name: _columns(builder, split, keys) for name, split in splits.items()}
+        for key in keys:
+            self._feature(key)
+        splits = {}
+        for name, split in self._splits.items():
+            records = list(self._records(split, keys[0]))
+            splits[name] = [[_decoded(row[key], key, number) for number, row in enumerate(records)] for key in keys]
+        return splits
+
+    def _texts(self, split: str) -> Documents:
+        """Return the first texts of a split that have at most `max_bytes` together (0 = all of them)."""
+        key, records = self.text_key, self._records(split, self.text_key)
+        length = len(records)
+        if self.max_bytes:
+            size = np.cumsum([len(records[i][key]) for i in range(min(length, self.max_bytes))])
+            length = int(np.searchsorted(size, self.max_bytes, side="right"))
+        info = self._builder.info
+        fingerprint = f"{info.full_name} {info.splits[split].num_bytes} {split} {key} {length}"
+        return Documents(Texts(records, key, length), fingerprint)
+
+    def _images(self, label_key: str, class_names: Sequence[Any]) -> Images:
+        """Return the images of all splits, with labels, or with boxes if there is no `label_key`."""
+        import tensorflow_datasets
+
+        key, channels = self.image_key, self._feature(self.image_key).shape[-1]
+        splits = {}
+        for name, split in self._splits.items():
+            records = self._records(split, key, {key: tensorflow_datasets.decode.SkipDecoding()})
+            splits[name] = Records(records, key, label_key, channels)
+        return Images(splits, [str(name) for name in class_names])
 
 
 @dataclass(frozen=True)
 class Records(ExampleSource):
-    """A split of images; examples are made from records on access."""
+    """Images of a split with labels, or with boxes if there is no `label_key`; they are decoded on access."""
 
     records: Any
-    make: Callable[[dict[str, Any]], dict[str, Any]]
+    image_key: str
+    label_key: str
+    channels: int
 
     def __len__(self) -> int:
         return len(self.records)
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
-        examples = gather([self.make(record) for record in self.records.__getitems__(indices.tolist())])
-        return examples | {name: np.array(examples[name], np.int32) for name in ("label",) if name in examples}
+        records = self.records.__getitems__(indices.tolist())
+        images = [decode(record[self.image_key], self.channels) for record in records]
+        if self.label_key:
+            return {"image": images, "label": np.array([record[self.label_key] for record in records], np.int32)}
+        return gather([_with_boxes(image, record["objects"]) for image, record in zip(images, records)])
+
+
+def _with_boxes(image: np.ndarray, objects: dict[str, Any]) -> dict[str, np.ndarray]:
+    boxes = np.reshape(objects["bbox"], (-1, 4)).astype(np.float32)[:, [1, 0, 3, 2]]
+    return {
+        "image": image,
+        "boxes": boxes * np.float32([image.shape[1], image.shape[0]] * 2),
+        "classes": np.asarray(objects["label"], np.int32),
+        "crowd": np.asarray(objects.get("is_crowd", np.zeros(len(boxes))), bool),
+    }
 
 
 @dataclass(frozen=True)
@@ -140,12 +189,20 @@ class Texts:
         return _decoded(self.records[index][self.key], self.key, index)
 
 
-def find_builder(name: str, data_dir: str = "") -> Any:
-    """Return the read-only builder of a prepared data set.
+def _question(text: str, context: str, answers: Any) -> Question:
+    pairs = zip(answers["answer_start"], answers["text"])
+    return Question(text, context, [(int(start), answer.decode()) for start, answer in pairs])
 
-    Args:
-        name: NAME[/CONFIG][:VERSION]; the newest prepared version unless one is given.
-        data_dir: the folder of prepared data sets; "" = $TFDS_DATA_DIR or ~/tensorflow_datasets.
+
+def _decoded(value: Any, key: str, index: int) -> Any:
+    try:
+        return value.decode("utf-8") if isinstance(value, bytes) else value
+    except UnicodeDecodeError as error:
+        raise ValueError(f"The feature {key!r} of example {index} is not UTF-8 at byte {error.start}.") from None
+
+
+def find_builder(name: str, data_dir: str = "") -> Any:
+    """Return the read-only builder of a prepared data set; see `TFDS.path` and `TFDS.data_dir`.
 
     Raises:
         FileNotFoundError: the data set is not prepared; the message has the command that prepares it.
@@ -157,11 +214,7 @@ def find_builder(name: str, data_dir: str = "") -> Any:
     root = epath.Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
     path, _, version = name.partition(":")
     folder = root / path
-    versions = []
-    if folder.is_dir():
-        versions = [child.name for child in folder.iterdir() if (child / "features.json").exists()]
-    if version:
-        versions = [found for found in versions if found == version]
+    versions = [file.parent.name for file in folder.glob("*/features.json") if version in ("", file.parent.name)]
     if not versions:
         configs = sorted(child.parent.parent.name for child in folder.glob("*/*/features.json"))
         hint = f"; its prepared configs are {', '.join(configs)}" if configs and not version else ""
@@ -178,69 +231,3 @@ def find_builder(name: str, data_dir: str = "") -> Any:
             "with --file_format=array_record."
         )
     return found
-
-
-def _feature(builder: Any, key: str) -> Any:
-    if key not in builder.info.features:
-        raise ValueError(
-            f"{builder.info.full_name} has no feature {key!r}: it has {', '.join(sorted(builder.info.features))}."
-        )
-    return builder.info.features[key]
-
-
-def _records(builder: Any, split: str, key: str, skip_decoding: bool = False) -> Any:
-    import tensorflow_datasets
-
-    _feature(builder, key)
-    decoders = {key: tensorflow_datasets.decode.SkipDecoding()} if skip_decoding else None
-    try:
-        return builder.as_data_source(split, decoders=decoders, file_format="array_record")
-    except ValueError as error:
-        raise ValueError(f"The split {split!r} of {builder.info.full_name} cannot be read: {error}") from None
-
-
-def _made(
-    builder: Any, splits: Mapping[str, str], image_key: str, make: Callable[[dict[str, Any]], dict[str, Any]]
-) -> dict[str, Records]:
-    records = {name: _records(builder, split, image_key, skip_decoding=True) for name, split in splits.items()}
-    return {name: Records(of_split, make) for name, of_split in records.items()}
-
-
-def _labelled(image_key: str, label_key: str, channels: int, record: dict[str, Any]) -> dict[str, Any]:
-    return {"image": decode(record[image_key], channels), "label": record[label_key]}
-
-
-def _with_boxes(image_key: str, channels: int, record: dict[str, Any]) -> dict[str, Any]:
-    image, objects = decode(record[image_key], channels), record["objects"]
-    boxes = np.reshape(objects["bbox"], (-1, 4)).astype(np.float32)[:, [1, 0, 3, 2]]
-    return {
-        "image": image,
-        "boxes": boxes * np.float32([image.shape[1], image.shape[0]] * 2),
-        "classes": np.asarray(objects["label"], np.int32),
-        "crowd": np.asarray(objects.get("is_crowd", np.zeros(len(boxes))), bool),
-    }
-
-
-def _texts(builder: Any, split: str, key: str, max_bytes: int) -> Documents:
-    """Return the first texts of a split that have at most `max_bytes` together (0 = all of them)."""
-    records = _records(builder, split, key)
-    length = len(records)
-    if max_bytes:
-        size = np.cumsum([len(records[i][key]) for i in range(min(length, max_bytes))])
-        length = int(np.searchsorted(size, max_bytes, side="right"))
-    fingerprint = f"{builder.info.full_name} {builder.info.splits[split].num_bytes} {split} {key} {length}"
-    return Documents(Texts(records, key, length), fingerprint)
-
-
-def _columns(builder: Any, split: str, keys: Sequence[str]) -> list[list[Any]]:
-    for key in keys:
-        _feature(builder, key)
-    records = list(_records(builder, split, keys[0]))
-    return [[_decoded(record[key], key, number) for number, record in enumerate(records)] for key in keys]
-
-
-def _decoded(value: Any, key: str, index: int) -> Any:
-    try:
-        return value.decode("utf-8") if isinstance(value, bytes) else value
-    except UnicodeDecodeError as error:
-        raise ValueError(f"The feature {key!r} of example {index} is not UTF-8 at byte {error.start}.") from None

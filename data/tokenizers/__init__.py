@@ -11,24 +11,6 @@ from lineage.data.tokenizers.kinds import (
     WordBPE,
     WordPiece,
     Words,
-    find,
+    find_tokenizer,
 )
 from lineage.data.tokenizers.tokenizer import FILE, SENTINELS, SPECIAL, Tokenizer
-
-__all__ = [
-    "BPE",
-    "FILE",
-    "SENTINELS",
-    "SPECIAL",
-    "TOKENIZERS",
-    "Bytes",
-    "Characters",
-    "Tokenizer",
-    "TokenizerFile",
-    "TokenizerKind",
-    "Unigram",
-    "WordBPE",
-    "WordPiece",
-    "Words",
-    "find",
-]

@@ -6,49 +6,39 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from lineage.configs.registry import Registry
+from lineage.configs.registry import Range, Registry, check_ranges
 from lineage.data.tokenizers.tokenizer import ANY_CHARACTER, BYTES, FILE, SENTINELS, SPECIAL, Tokenizer
 
 TOKENIZERS: Registry = Registry("tokenizer")
 _END_OF_WORD = "</w>"
-_ALPHABET = 1000  # wordpiece and bpe_words know so many characters, the commonest
+_ALPHABET = 1000  # the alphabet size of wordpiece and bpe_words: the most frequent characters
 
 
 @dataclass(frozen=True)
 class TokenizerKind:
     """Base class of the kinds of tokenizers. Training on the same texts always gives the same tokenizer.
 
-    A subclass implements `backend`. Where the size of the vocabulary is limited, it has a field `vocab_size`.
+    A subclass implements `backend`. If the size of its vocabulary is limited, it has a field `vocab_size`.
     """
 
-    unknown: ClassVar[bool] = True  # whether there is a token for what is not in the vocabulary
+    unknown: ClassVar[bool] = True  # whether the tokenizer has an unknown token
     style: ClassVar[str] = "<"  # the first character of the names of special tokens
     vocab_size: ClassVar[int] = 0
 
-    @property
-    def name(self) -> str:
-        """The name that the kind is registered under."""
-        return next((name for name, cls in TOKENIZERS.items() if cls is type(self)), type(self).__name__)
+    def __post_init__(self):
+        check_ranges("tokenizer", self)
 
     def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
-        """Train a tokenizer of the library with special tokens of some names."""
+        """Train a tokenizer of the library with special tokens that have the given names."""
         raise NotImplementedError
 
     def train(self, texts: Iterable[str], special_tokens: Sequence[str] = ("end_of_text",)) -> Tokenizer:
-        """Train a tokenizer on texts.
-
-        Args:
-            texts: the texts.
-            special_tokens: the roles of `SPECIAL`, or "sentinels", that get tokens; one token may have two roles.
-
-        Raises:
-            ValueError: the vocabulary is too small.
-        """
+        """Train a tokenizer on texts, with tokens for some roles of `SPECIAL` or "sentinels"."""
         roles = (*special_tokens, "unknown") if self.unknown else special_tokens
         names = (SENTINELS if role == "sentinels" else [self.special_name(role)] for role in roles)
         names = list(dict.fromkeys(chain(*names)))
@@ -64,7 +54,7 @@ class TokenizerKind:
     def train_on_splits(
         self, texts: Mapping[str, Collection[str]], special_tokens: Sequence[str], optional: Collection[str]
     ) -> Tokenizer:
-        """Train a tokenizer on the training split of some texts; a kind may also use the others."""
+        """Train a tokenizer on the training split of texts; a kind may also use the other splits."""
         return self.train(texts["train"], special_tokens)
 
     def special_name(self, role: str) -> str:
@@ -73,8 +63,8 @@ class TokenizerKind:
 
 
 @dataclass(frozen=True)
-class SubwordKind(TokenizerKind):
-    """Base class of tokenizers that learn a vocabulary of subwords.
+class VocabularyKind(TokenizerKind):
+    """Base class of tokenizers that learn a vocabulary of a given size.
 
     Attributes:
         vocab_size: the number of tokens, special tokens included.
@@ -82,15 +72,31 @@ class SubwordKind(TokenizerKind):
 
     vocab_size: int = 0
 
-    alphabet: ClassVar[int] = 1  # the fewest tokens that are not special
+    alphabet: ClassVar[int] = 1  # the minimum number of tokens that are not special
 
     def settings(self, names: list[str]) -> dict[str, Any]:
         """Return the settings of the library's trainers. Raises ValueError if the vocabulary is too small."""
         least = len(names) + self.alphabet
         if self.vocab_size < least:
-            needed = f"{self.name} needs at least {least}, special tokens included"
+            needed = f"{TOKENIZERS.name_of(self)} needs at least {least}, special tokens included"
             raise ValueError(f"tokenizer.vocab_size is {self.vocab_size}: {needed}.")
         return {"special_tokens": names, "vocab_size": self.vocab_size, "show_progress": False}
+
+
+@dataclass(frozen=True)
+class CasedKind(VocabularyKind):
+    """Base class of tokenizers that may convert texts to lower case first.
+
+    Attributes:
+        lowercase: whether to convert texts to lower case.
+    """
+
+    lowercase: bool = False
+
+    @property
+    def normalizer(self) -> normalizers.Normalizer:
+        """The library's normalizer."""
+        return normalizers.Lowercase() if self.lowercase else normalizers.Sequence([])
 
 
 @TOKENIZERS.register("bytes")
@@ -132,20 +138,18 @@ class Characters(TokenizerKind):
 
 @TOKENIZERS.register("words")
 @dataclass(frozen=True)
-class Words(TokenizerKind):
+class Words(CasedKind):
     """Words and runs of punctuation; any other word is `<unk>`, and decoding puts one space between tokens.
 
     Attributes:
-        vocab_size: the most tokens, special tokens included; 0 = every word of the texts.
-        lowercase: whether to convert texts to lower case.
+        vocab_size: the maximum number of tokens, special tokens included; 0 = every word of the texts.
     """
 
-    vocab_size: int = 0
-    lowercase: bool = False
+    vocab_size: Annotated[int, Range(0)] = 0
 
     def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer(models.WordLevel(unk_token=self.special_name("unknown")))
-        backend.normalizer = _lower(self.lowercase)
+        backend.normalizer = self.normalizer
         backend.pre_tokenizer = pre_tokenizers.Whitespace()
         settings = {"special_tokens": names, "vocab_size": self.vocab_size or 2**31, "show_progress": False}
         backend.train_from_iterator(texts, trainers.WordLevelTrainer(**settings))
@@ -154,7 +158,7 @@ class Words(TokenizerKind):
 
 @TOKENIZERS.register("bpe")
 @dataclass(frozen=True)
-class BPE(SubwordKind):
+class BPE(VocabularyKind):
     """Byte-level byte-pair encoding with GPT-2's splitting into words. Lossless."""
 
     unknown = False
@@ -171,22 +175,17 @@ class BPE(SubwordKind):
 
 @TOKENIZERS.register("bpe_words")
 @dataclass(frozen=True)
-class WordBPE(SubwordKind):
+class WordBPE(CasedKind):
     """Byte-pair encoding of words between white space, with a mark at the end of each word (arXiv 1508.07909).
 
     White space is normalised to single spaces; characters that are not in the training texts are unknown.
-
-    Attributes:
-        lowercase: whether to convert texts to lower case.
     """
-
-    lowercase: bool = False
 
     def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
         settings = self.settings(names) | {"end_of_word_suffix": _END_OF_WORD}
         model = models.BPE(unk_token=self.special_name("unknown"), end_of_word_suffix=_END_OF_WORD)
         backend = tokenizers.Tokenizer(model)
-        backend.normalizer = _lower(self.lowercase)
+        backend.normalizer = self.normalizer
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         backend.decoder = decoders.BPEDecoder(_END_OF_WORD)
         return _train_merges(backend, texts, trainers.BpeTrainer, f"{{}}{_END_OF_WORD}", settings)
@@ -194,7 +193,7 @@ class WordBPE(SubwordKind):
 
 @TOKENIZERS.register("wordpiece")
 @dataclass(frozen=True)
-class WordPiece(SubwordKind):
+class WordPiece(CasedKind):
     """BERT's WordPiece: pieces of words and punctuation; all but the first piece of a word begin with ##.
 
     Decoding puts one space between words; characters that are not in the training texts are unknown.
@@ -202,8 +201,6 @@ class WordPiece(SubwordKind):
     Attributes:
         lowercase: whether to convert texts to lower case and to remove accents.
     """
-
-    lowercase: bool = False
 
     style = "["
 
@@ -218,21 +215,16 @@ class WordPiece(SubwordKind):
 
 @TOKENIZERS.register("unigram")
 @dataclass(frozen=True)
-class Unigram(SubwordKind):
+class Unigram(CasedKind):
     """SentencePiece's unigram language model of pieces (arXiv 1804.10959), after NFKC, with a mark before each word.
 
     White space is normalised to single spaces; characters that are not in the training texts are unknown.
-
-    Attributes:
-        lowercase: whether to convert texts to lower case.
     """
-
-    lowercase: bool = False
 
     def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
         settings = self.settings(names)
         backend = tokenizers.Tokenizer(models.Unigram())
-        backend.normalizer = normalizers.Sequence([normalizers.NFKC(), _lower(self.lowercase)])
+        backend.normalizer = normalizers.Sequence([normalizers.NFKC(), self.normalizer])
         # Without the last split, the name of a special token in a text would become that token.
         parts = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(), pre_tokenizers.Split("<", "isolated")]
         backend.pre_tokenizer = pre_tokenizers.Sequence(parts)
@@ -260,7 +252,7 @@ class TokenizerFile(TokenizerKind):
         return Tokenizer.load(self.path)
 
 
-def find(
+def find_tokenizer(
     kind: TokenizerKind,
     texts: Mapping[str, Collection[str]],
     special_tokens: Sequence[str],
@@ -272,15 +264,12 @@ def find(
     """Return the tokenizer of a run: the one in its workdir if there is one, else a new one.
 
     Args:
-        kind: makes the tokenizer.
+        kind: the kind of a new tokenizer.
         texts: the texts of each split.
-        special_tokens: the roles of `SPECIAL`, or "sentinels", that a trained tokenizer gets tokens for.
-        optional: those of them that the tokenizer may lack.
-        workdir: the folder of the run, where the tokenizer is kept; None = keep none.
+        special_tokens: the roles of `SPECIAL`, or "sentinels", that the tokenizer must have tokens for.
+        optional: the special tokens that the tokenizer may lack.
+        workdir: the folder of the run, in which the tokenizer is kept; None keeps none.
         save: whether this process writes it there.
-
-    Raises:
-        ValueError: the tokenizer lacks a special token.
     """
     if workdir is not None and (Path(workdir) / FILE).is_file():
         return Tokenizer.load(workdir)
@@ -291,10 +280,6 @@ def find(
     if workdir is not None and save:
         tokenizer.save(workdir)
     return tokenizer
-
-
-def _lower(lowercase: bool) -> normalizers.Normalizer:
-    return normalizers.Lowercase() if lowercase else normalizers.Sequence([])
 
 
 def _train_merges(

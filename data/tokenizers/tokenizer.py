@@ -12,8 +12,8 @@ import tokenizers
 from lineage.configs.atomic import write_atomic
 
 FILE = "tokenizer.json"
-# Role -> the names of its token. A tokenizer that is loaded may have any of them; one that is trained has the first, or
-# for wordpiece the one in brackets.
+# Role -> the names of its token. A loaded tokenizer may have any of them; a trained one has the first, or for wordpiece
+# the one in brackets.
 SPECIAL = {
     "pad": ("<pad>", "[PAD]"),
     "unknown": ("<unk>", "[UNK]"),
@@ -60,13 +60,7 @@ class Tokenizer:
         self._backend = backend
         self.vocab_size: int = max(backend.get_vocab().values()) + 1
         ids = {role: [backend.token_to_id(name) for name in names] for role, names in SPECIAL.items()}
-        found = {role: next((id for id in some if id is not None), None) for role, some in ids.items()}
-        self.end_of_text: int | None = found["end_of_text"]
-        self.mask: int | None = found["mask"]
-        self.cls: int | None = found["cls"]
-        self.sep: int | None = found["sep"]
-        self.pad: int | None = found["pad"]
-        self.unknown: int | None = found["unknown"]
+        vars(self).update({role: next((id for id in some if id is not None), None) for role, some in ids.items()})
         self.sentinels = [id for id in map(backend.token_to_id, SENTINELS) if id is not None]
         self.special = np.zeros(self.vocab_size, bool)
         self.special[[id for id, token in backend.get_added_tokens_decoder().items() if token.special]] = True
@@ -77,9 +71,8 @@ class Tokenizer:
         self._characters = None
         if model["type"] == "WordLevel" and split.get("pattern") == {"Regex": ANY_CHARACTER}:
             known = {ord(character): number for character, number in model["vocab"].items() if len(character) == 1}
-            self._characters = np.full(
-                max(known, default=0) + 2, -1, np.int32
-            )  # The last entry stands for all larger ones.
+            # The last entry stands for all larger characters.
+            self._characters = np.full(max(known, default=0) + 2, -1, np.int32)
             self._characters[list(known)] = list(known.values())
 
     def encode(self, text: str) -> np.ndarray:
@@ -115,9 +108,9 @@ class Tokenizer:
 
     @cached_property
     def word_marks(self) -> tuple[np.ndarray, np.ndarray]:
-        """Two arrays bool [vocab_size]: whether a token begins a word, and whether it ends one.
+        """Masks bool [vocab_size] of the tokens that begin a word and of those that end one.
 
-        A word is what the tokenizer splits into pieces; for bytes and characters, it begins with white space.
+        Words are what the tokenizer splits into pieces; for bytes and characters, they begin with white space.
         """
         model = json.loads(self._backend.to_str())["model"]
         prefix, suffix = model.get("continuing_subword_prefix"), model.get("end_of_word_suffix")
@@ -137,8 +130,7 @@ class Tokenizer:
 
     def has(self, role: str) -> bool:
         """Return whether there is a token for a role of `SPECIAL`, or for "sentinels"."""
-        roles = {name: getattr(self, name) is not None for name in SPECIAL} | {"sentinels": bool(self.sentinels)}
-        return roles[role]
+        return bool(self.sentinels) if role == "sentinels" else getattr(self, role) is not None
 
     def save(self, path: str | Path) -> None:
         """Write `tokenizer.json` into the folder `path`, or the file `path` if it ends with .json, atomically."""
@@ -148,12 +140,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> "Tokenizer":
-        """Read a `tokenizer.json`, given the file or its folder.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: the file is not a tokenizer.
-        """
+        """Read a `tokenizer.json`, given the file or its folder."""
         path = _file(path)
         if not path.is_file():
             raise FileNotFoundError(f"There is no tokenizer at {path}.")

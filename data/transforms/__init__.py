@@ -1,1 +1,1 @@
-"""Transforms: image decoding and augmentation, and the small language that options use to name them."""
+"""Transforms: image decoding and augmentation, and the parser of pipelines such as "crop | flip"."""

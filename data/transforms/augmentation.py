@@ -15,7 +15,7 @@ from PIL import Image
 from lineage.data import shuffle
 from lineage.data.transforms.calls import parse_calls
 from lineage.data.transforms.distortions import Jitter, RandAugment
-from lineage.data.transforms.pillow import from_pillow, stack, to_pillow
+from lineage.data.transforms.pillow import PerImage, from_pillow, stack, to_pillow
 
 Images = Sequence[np.ndarray] | np.ndarray
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -24,10 +24,7 @@ RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling
 def random_box(
     height: int, width: int, areas: tuple[float, float], max_aspect: float, random: np.random.Generator
 ) -> tuple[int, int, int, int] | None:
-    """Draw a part (top, left, height, width) of an image, of random relative area and aspect ratio.
-
-    Returns None if none of ten tries fits into the image.
-    """
+    """Draw a box (top, left, height, width) of random relative area and aspect ratio; None if no box of ten fits."""
     for _ in range(10):
         area = random.uniform(*areas) * height * width
         aspect = math.exp(random.uniform(-math.log(max_aspect), math.log(max_aspect)))
@@ -52,7 +49,6 @@ class CentreCrop:
     resample: str = "bilinear"
 
     def __post_init__(self):
-        _check_resample(self.resample)
         if not 0 < self.fraction <= 1:
             raise ValueError(f"task.evaluation_crop is {self.fraction}: it must be above 0 and at most 1.")
 
@@ -70,8 +66,8 @@ class CentreCrop:
 
 
 @dataclass(frozen=True)
-class RandomCrop:
-    """The "inception" crop (arXiv 1409.4842): a part of random area and aspect ratio, resized to size x size pixels.
+class RandomCrop(PerImage):
+    """Inception's crop (arXiv 1409.4842): a box of random area and aspect ratio, resized to size x size pixels.
 
     Attributes:
         size: the height and width of the result in pixels.
@@ -87,20 +83,18 @@ class RandomCrop:
     resample: str = "bilinear"
 
     def __post_init__(self):
-        _check_resample(self.resample)
+        if self.resample not in RESAMPLING:
+            raise ValueError(f"task.resample is {self.resample!r}: it must be {' or '.join(RESAMPLING)}.")
         if not 0 < self.min_area <= self.max_area <= 1 or self.max_aspect < 1:
             raise ValueError(f"{self}: need 0 < min_area <= max_area <= 1 and max_aspect >= 1.")
 
-    def __call__(self, images: Images, keys: np.ndarray) -> np.ndarray:
-        return np.stack([self._one(image, shuffle.generator(key)) for image, key in zip(images, keys)])
-
-    def _one(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    def transform(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
         top, left, height, width = self.box(*image.shape[:2], random)
         part = to_pillow(image[top : top + height, left : left + width])
         return from_pillow(part.resize((self.size, self.size), RESAMPLING[self.resample]))
 
     def box(self, height: int, width: int, random: np.random.Generator) -> tuple[int, int, int, int]:
-        """Draw the part (top, left, height, width); the whole image if none of ten tries fits."""
+        """Draw the box (top, left, height, width); the whole image if no box of ten fits."""
         box = random_box(height, width, (self.min_area, self.max_area), self.max_aspect, random)
         return box or (0, 0, height, width)
 
@@ -140,7 +134,7 @@ class Erase:
     """Random erasing (arXiv 1708.04896) as in DeiT: a box of a normalised image becomes Gaussian noise.
 
     Attributes:
-        probability: of erasing a box of an image.
+        probability: the probability of erasing a box of an image.
         min_area, max_area: the range of the box's relative area.
         max_aspect: the largest aspect ratio; the smallest is its inverse.
     """
@@ -166,23 +160,18 @@ class Erase:
         return images
 
 
-def _check_resample(name):
-    if name not in RESAMPLING:
-        raise ValueError(f"task.resample is {name!r}: it must be {' or '.join(RESAMPLING)}.")
-
-
 def parse(
     augment: str, image_size: int = 0, resample: str = "bilinear"
 ) -> list[Callable[[Images, np.ndarray], np.ndarray]]:
-    """Return the transforms that a text such as `crop | flip | randaugment(2, 10)` names.
+    """Return the transforms of a pipeline such as `crop | flip | randaugment(2, 10)`.
 
     Args:
-        augment: the text.
-        image_size: the height and width that `crop` makes, in pixels.
+        augment: the pipeline.
+        image_size: the height and width in pixels of the images that `crop` returns.
         resample: the interpolation of `crop`.
 
     Raises:
-        ValueError: a transform is unknown or not in its place.
+        ValueError: a transform is unknown or in the wrong position.
     """
     crop = partial(RandomCrop, image_size, resample=resample)
     known = {"crop": crop, "flip": Flip, "randaugment": RandAugment, "jitter": Jitter, "shift": Shift, "erase": Erase}
@@ -201,10 +190,10 @@ class Transform:
     """Transform of batches of decoded images into batches for the model.
 
     Attributes:
-        resize: makes images of one size; None for images that have one size.
-        steps: changes of the pixels.
-        mean, std: normalisation to (pixel / 255 - mean) / std in float32.
-        erase: changes normalised images.
+        resize: the transform to images of one size; None for images that have one size.
+        steps: transforms of images uint8.
+        mean, std: the normalisation to (pixel / 255 - mean) / std in float32.
+        erase: a transform of normalised images.
     """
 
     resize: CentreCrop | RandomCrop | None

@@ -93,7 +93,7 @@ class Crop:
 
 
 def parse(augment: str, longest: int) -> list[Callable[[Example, np.random.Generator], Example]]:
-    """Return the transforms that a text such as `flip | crop(384, 600) | resize(480, 800)` names."""
+    """Return the transforms of a pipeline such as `flip | crop(384, 600) | resize(480, 800)`."""
     known = {"flip": Flip, "crop": Crop, "resize": lambda low, high: Resize(low, high, longest)}
     return parse_calls("task.augment", augment, known)
 
@@ -108,10 +108,10 @@ class Transform:
     `boxes_mask` bool [B, N] is True or, in evaluation, `crowd` bool [B, N].
 
     Attributes:
-        steps: the transforms of single images.
+        steps: transforms of single images.
         size: the height and width of the square in pixels.
-        most: N, the most objects in an image.
-        mean, std: normalisation, (pixel / 255 - mean) / std.
+        most: N, the maximum number of objects in an image.
+        mean, std: the normalisation (pixel / 255 - mean) / std.
         training: whether to leave out crowds and the objects beyond N; in evaluation, more than N are an error.
     """
 
@@ -133,33 +133,29 @@ class Transform:
             "crowd": np.zeros((count, self.most), bool),
             "mask": batch["mask"],
         }
-        mean, std = np.float32(self.mean), np.float32(self.std)
-        names = ("image", "boxes", "classes", "crowd")
-        for row, values in enumerate(zip(keys, *(batch[name] for name in names))):
-            example, random = dict(zip(names, values[1:])), shuffle.generator(values[0])
+        for row, key in enumerate(keys):
+            example = {name: batch[name][row] for name in ("image", "boxes", "classes", "crowd")}
+            random = shuffle.generator(key)
             for step in self.steps:
                 example = step(example, random)
-            self._put(out, row, example, mean, std)
+            self._put(out, row, example)
         if self.training:
             del out["crowd"]
         return out
 
-    def _put(self, out, row, example, mean, std):
+    def _put(self, out, row, example):
         image, boxes = example["image"], example["boxes"]
         height, width = image.shape[:2]
         if max(height, width) > self.size:
-            raise ValueError(
-                f"An image of {height}x{width} pixels does not fit in task.image_size, which is {self.size}."
-            )
+            raise ValueError(f"An image of {height}x{width} does not fit in task.image_size, which is {self.size}.")
         if len(boxes) > self.most and not self.training:
             raise ValueError(f"task.max_boxes is {self.most}: an image has {len(boxes)} objects.")
-        out["image"][row, :height, :width] = (image * np.float32(1 / 255) - mean) / std
+        scaled = image * np.float32(1 / 255)
+        out["image"][row, :height, :width] = (scaled - np.float32(self.mean)) / np.float32(self.std)
         out["extent"][row] = height / self.size, width / self.size
         boxes = boxes / np.float32([width, height] * 2)
         boxes = np.concatenate([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], axis=1)
         kept = np.flatnonzero(~example["crowd"])[: self.most] if self.training else np.arange(len(boxes))
-        found = {"boxes": boxes, "boxes_mask": ~example["crowd"]} | {
-            name: example[name] for name in ("classes", "crowd")
-        }
-        for name, value in found.items():
+        found = {"boxes": boxes, "boxes_mask": ~example["crowd"], "crowd": example["crowd"]}
+        for name, value in (found | {"classes": example["classes"]}).items():
             out[name][row, : len(kept)] = value[kept]

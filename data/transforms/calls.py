@@ -1,4 +1,4 @@
-"""The small language of options such as `crop | flip | randaugment(2, 10)`."""
+"""The parser of pipelines such as `crop | flip | randaugment(2, 10)`."""
 
 import ast
 import inspect
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def parse_calls(option: str, value: str, known: Mapping[str, Callable[..., Any]]) -> list[Any]:
-    """Call the functions that a text such as `a | b(2, 10)` names, and return their results.
+    """Return the results of the calls in a pipeline such as `a | b(2, 10)`, whose arguments are literals.
 
     Args:
-        option: the name of the option, for error messages.
-        value: calls separated by "|"; arguments are literals.
+        option: the key of the pipeline, for error messages.
+        value: the pipeline.
         known: the functions by name.
 
     Raises:

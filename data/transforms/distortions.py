@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
-from lineage.data import shuffle
-from lineage.data.transforms.pillow import from_pillow, to_pillow
+from lineage.data.transforms.pillow import PerImage, from_pillow, to_pillow
 
 
 @dataclass(frozen=True)
-class RandAugment:
+class RandAugment(PerImage):
     """RandAugment (arXiv 1909.13719): operations drawn at random from 16.
 
     The operations and their strengths are those of the ImageNet recipe of arXiv 2205.01580, which are EfficientNet's:
@@ -20,10 +19,10 @@ class RandAugment:
     image. DeiT, Swin and MAE (arXiv 2012.12877, table 9) use `randaugment(2, 9, 0.5, 0.5, True)`.
 
     Attributes:
-        layers: the number of operations.
+        layers: the number of operations for each image.
         magnitude: their strength, from 0 to 10.
         deviation: the standard deviation of the magnitude.
-        probability: of applying each operation that was drawn.
+        probability: the probability of applying each operation that was drawn.
         increasing: whether all operations do more as the magnitude grows.
     """
 
@@ -39,10 +38,7 @@ class RandAugment:
         if not isinstance(self.layers, int) or self.layers < 0 or not 0 <= self.magnitude <= 10:
             raise ValueError(f"randaugment({self.layers}, {self.magnitude}) needs layers >= 0 and magnitude in 0..10.")
 
-    def __call__(self, images: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        return np.stack([self._one(image, shuffle.generator(key)) for image, key in zip(images, keys)])
-
-    def _one(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    def transform(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
         picture, names = to_pillow(image), list(OPERATIONS)
         for number in random.integers(len(names), size=self.layers):
             name, magnitude = names[number], self.magnitude
@@ -58,7 +54,7 @@ class RandAugment:
 
 
 @dataclass(frozen=True)
-class Jitter:
+class Jitter(PerImage):
     """Colour jitter, in random order.
 
     Attributes:
@@ -75,10 +71,7 @@ class Jitter:
         if min(self.brightness, self.contrast, self.saturation, self.hue) < 0 or self.hue > 0.5:
             raise ValueError(f"{self} needs values of 0 or more, and hue in 0..0.5.")
 
-    def __call__(self, images: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        return np.stack([self._one(image, shuffle.generator(key)) for image, key in zip(images, keys)])
-
-    def _one(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    def transform(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
         picture = to_pillow(image)
         enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
         for number in random.permutation(4):

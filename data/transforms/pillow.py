@@ -1,4 +1,4 @@
-"""Conversions between image files, Pillow images and arrays."""
+"""Conversions between image files, Pillow images and arrays, and a base class of transforms."""
 
 import io
 from collections.abc import Sequence
@@ -7,13 +7,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from lineage.data import shuffle
+
 
 def decode(file: str | Path | bytes, channels: int) -> np.ndarray:
-    """Decode an image file, or its content, to uint8 [h, w, channels].
-
-    Args:
-        file: the path or the content.
-        channels: 1 for grey, 3 for RGB, 4 for RGBA.
+    """Decode an image file, or its content, to uint8 [h, w, channels]: 1 for grey, 3 for RGB, 4 for RGBA.
 
     Raises:
         ValueError: the file is not an image of 8 bits for each channel.
@@ -41,12 +39,19 @@ def from_pillow(image: Image.Image) -> np.ndarray:
 
 
 def stack(images: Sequence[np.ndarray]) -> np.ndarray:
-    """Stack images [h, w, c] of one size to [N, h, w, c].
-
-    Raises:
-        ValueError: the images differ in size.
-    """
+    """Stack images [h, w, c] to [N, h, w, c]. Raises ValueError if they differ in size."""
     different = next((image.shape for image in images if image.shape != images[0].shape), None)
     if different:
         raise ValueError(f"Images differ in size, such as {images[0].shape} and {different}: set task.image_size.")
     return np.stack(images)
+
+
+class PerImage:
+    """Base class of transforms of batches that transform each image by itself, with random numbers of its own."""
+
+    def __call__(self, images: Sequence[np.ndarray], keys: np.ndarray) -> np.ndarray:
+        return np.stack([self.transform(image, shuffle.generator(key)) for image, key in zip(images, keys)])
+
+    def transform(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """Return the transformed image uint8 [h, w, c]."""
+        raise NotImplementedError

@@ -16,49 +16,11 @@ from safetensors.numpy import save_file
 
 from lineage import models
 from lineage.configs.atomic import replacing, write_atomic
-from lineage.models.convert import (
-    albert,
-    bart,
-    bert,
-    bigbird,
-    detr,
-    distilbert,
-    electra,
-    gpt2,
-    llama,
-    mae,
-    resnet,
-    roberta,
-    swin,
-    t5,
-    vit,
-    vit_npz,
-)
-from lineage.models.convert.family import ACTIVATIONS, rearrange
+from lineage.configs.registry import load_all
+from lineage.models.convert import vit_npz
+from lineage.models.convert.family import ACTIVATIONS, FAMILIES, rearrange
 
-FAMILIES = {
-    "albert": albert.FAMILY,
-    "bart": bart.FAMILY,
-    "bert": bert.FAMILY,
-    "big_bird": bigbird.FAMILY,
-    "bit": resnet.BIT,
-    "deit": vit.DEIT,
-    "detr": detr.FAMILY,
-    "distilbert": distilbert.FAMILY,
-    "electra": electra.FAMILY,
-    "gpt2": gpt2.FAMILY,
-    "llama": llama.LLAMA,
-    "marian": bart.MARIAN,
-    "mistral": llama.MISTRAL,
-    "resnet": resnet.FAMILY,
-    "roberta": roberta.ROBERTA,
-    "swin": swin.SWIN,
-    "swinv2": swin.SWINV2,
-    "t5": t5.FAMILY,
-    "vit": vit.VIT,
-    "vit_mae": mae.FAMILY,
-    "xlm-roberta": roberta.XLMR,
-}
+load_all(__name__, __path__)
 
 
 def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) -> tuple[nn.Module, dict]:
@@ -80,7 +42,7 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
     config = _json(folder / "config.json")
     kind = config.get("model_type")
     if kind not in FAMILIES:
-        raise ValueError(f"{folder}: model_type is {kind!r}: it must be one of {', '.join(FAMILIES)}.")
+        raise ValueError(f"{folder}: model_type is {kind!r}: it must be one of {', '.join(sorted(FAMILIES))}.")
     family, files = FAMILIES[kind], _files(folder)
     try:
         model = models.build(family.model, **_settings(family, config, files, settings))
@@ -132,7 +94,7 @@ def _read(family, model, files, shapes, dtype):
     expected = {name: array.shape for name, array in _tensors(family, model, hollow)}
     copies = {copy: original for copy, original in family.tied if original in expected and copy not in expected}
     names = {name: _spelling(family, name, files) for name in [*expected, *copies]}
-    ignored = family.ignored(model) if callable(family.ignored) else family.ignored
+    ignored = family.ignored(model)
     found = {
         name: tuple(file.get_slice(name).get_shape())
         for name, file in files.items()
@@ -173,7 +135,7 @@ def _spelling(family, name, files):
 
 def _shapes(family, model):
     """Return the shapes of the model's parameters, and of its statistics if it has any, by path."""
-    variables = jax.eval_shape(model.init, jax.random.key(0), *jax.tree.leaves(family.example(model)))
+    variables = jax.eval_shape(model.init, jax.random.key(0), *family.example(model))
     kinds = {kind: flatten_dict(variables[kind], sep="/") for kind in ("params", "statistics") if kind in variables}
     return {kind: {path: value.shape for path, value in found.items()} for kind, found in kinds.items()}
 
@@ -200,8 +162,8 @@ def _tensors(family, model, params):
 
 
 def _settings(family, config, names, overrides):
-    """Return our model's settings: those of the reference's config, unless they are overridden."""
-    architecture = (config.get("architectures") or family.architectures)[0]
+    """Return the model settings from the reference config, with overrides applied."""
+    architecture = (config.get("architectures") or [*family.architectures])[0]
     for name, value, allowed in [
         ("architectures", architecture, family.architectures),
         *((name, config.get(name, value), (value,)) for name, value in family.fixed.items()),

@@ -1,37 +1,7 @@
 """BART and Marian: `BartForConditionalGeneration`, `MarianMTModel`, or `BartModel`, `MarianModel` (the head is the
 embedding anyway) <-> `BART`; Marian has sinusoidal positions and no norm of the embeddings."""
 
-from dataclasses import replace
-
-import numpy as np
-
-from lineage.models.convert.family import Family, Rule, attention, block, norm
-
-FIELDS = {
-    "vocab_size": ("vocab_size", 50_265),
-    "max_position_embeddings": ("max_length", 1024),
-    "encoder_layers": ("depth", 12),
-    "decoder_layers": ("decoder_depth", 12),
-    "d_model": ("width", 1024),
-    "encoder_attention_heads": ("num_heads", 16),
-    "decoder_attention_heads": ("num_heads", 16),
-    "encoder_ffn_dim": ("mlp_dim", 4096),
-    "decoder_ffn_dim": ("mlp_dim", 4096),
-    "activation_function": ("activation", "gelu"),
-    "dropout": ("dropout", 0.1),
-    "attention_dropout": ("attention_dropout", 0.0),
-    "activation_dropout": ("activation_dropout", 0.0),
-}
-
-
-def _rules(model):
-    table = [Rule("model.shared.weight", "embed/table"), *layers()]
-    for side in ("encoder", "decoder"):
-        if model.position == "learned":
-            table.append(Rule(f"model.{side}.embed_positions.weight", f"{side}_position/table"))
-        if model.embed_norm:
-            table += norm(f"model.{side}.layernorm_embedding", f"{side}_norm")
-    return [*table, Rule("final_logits_bias", "logits_bias", "1 V -> V")] if model.logits_bias else table
+from lineage.models.convert.family import Family, Rule, attention, block, norm, register
 
 
 def layers() -> list[Rule]:
@@ -48,56 +18,75 @@ def _projections(attention):
     return [f"{attention}.{part}_proj" for part in ("q", "k", "v", "out")]
 
 
-def _settings(config, architecture, names):
-    return {"logits_bias": "final_logits_bias" in names, "scale_embedding": config.get("scale_embedding", False)}
-
-
-def _config(model):
-    width = model.mlp_dim or 4 * model.width
-    return {
-        "architectures": ["BartForConditionalGeneration"],
-        "scale_embedding": model.scale_embedding,
-        "decoder_layers": model.decoder_depth or model.depth,
-        "encoder_ffn_dim": width,
-        "decoder_ffn_dim": width,
+@register("bart")
+class Bart(Family):
+    model = "bart"
+    architectures = ("BartForConditionalGeneration", "BartModel")
+    prefix = "model."
+    fields = {
+        "vocab_size": ("vocab_size", 50_265),
+        "max_position_embeddings": ("max_length", 1024),
+        "encoder_layers": ("depth", 12),
+        "decoder_layers": ("decoder_depth", 12),
+        "d_model": ("width", 1024),
+        "encoder_attention_heads": ("num_heads", 16),
+        "decoder_attention_heads": ("num_heads", 16),
+        "encoder_ffn_dim": ("mlp_dim", 4096),
+        "decoder_ffn_dim": ("mlp_dim", 4096),
+        "activation_function": ("activation", "gelu"),
+        "dropout": ("dropout", 0.1),
+        "attention_dropout": ("attention_dropout", 0.0),
+        "activation_dropout": ("activation_dropout", 0.0),
     }
+    fixed = {"is_encoder_decoder": True, "tie_word_embeddings": True}
+    tied = tuple(
+        (f"{copy}.weight", "model.shared.weight")
+        for copy in ("model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head")
+    )
+    num_inputs = 2
+
+    def rules(self, model):
+        table = [Rule("model.shared.weight", "embed/table"), *layers()]
+        for side in ("encoder", "decoder"):
+            if model.position == "learned":
+                table.append(Rule(f"model.{side}.embed_positions.weight", f"{side}_position/table"))
+            if model.embed_norm:
+                table += norm(f"model.{side}.layernorm_embedding", f"{side}_norm")
+        return [*table, Rule("final_logits_bias", "logits_bias", "1 V -> V")] if model.logits_bias else table
+
+    def settings(self, config, architecture, names):
+        return {"logits_bias": "final_logits_bias" in names, "scale_embedding": config.get("scale_embedding", False)}
+
+    def config(self, model):
+        width = model.mlp_dim or 4 * model.width
+        return {
+            "architectures": [self.architectures[0]],
+            "scale_embedding": model.scale_embedding,
+            "decoder_layers": model.decoder_depth or model.depth,
+            "encoder_ffn_dim": width,
+            "decoder_ffn_dim": width,
+        }
+
+    def fits(self, model):
+        return (model.position, model.embed_norm) == ("learned", True)
 
 
-FAMILY = Family(
-    model="bart",
-    architectures=("BartForConditionalGeneration", "BartModel"),
-    prefix="model.",
-    fields=FIELDS,
-    fixed={"is_encoder_decoder": True, "tie_word_embeddings": True},
-    example=lambda model: (np.zeros((1, 1), np.int32),) * 2,
-    rules=_rules,
-    config=_config,
-    settings=_settings,
-    fits=lambda model: (model.position, model.embed_norm) == ("learned", True),
-    tied=tuple(
-        (copy, "model.shared.weight")
-        for copy in ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
-    ),
-)
+@register("marian")
+class Marian(Bart):
+    architectures = ("MarianMTModel", "MarianModel")
+    fields = Bart.fields | {"vocab_size": ("vocab_size", 58_101)}
+    fixed = Bart.fixed | {"share_encoder_decoder_embeddings": True}
 
+    def settings(self, config, architecture, names):
+        return super().settings(config, architecture, names) | {"position": "sinusoidal", "embed_norm": False}
 
-def _marian_config(model):
-    last = model.vocab_size - 1  # by convention, the padding, with which the decoder starts
-    return _config(model) | {
-        "architectures": ["MarianMTModel"],
-        "decoder_vocab_size": model.vocab_size,
-        "pad_token_id": last,
-        "decoder_start_token_id": last,
-    }
+    def config(self, model):
+        last = model.vocab_size - 1  # by convention, the padding, with which the decoder starts
+        tokens = {"pad_token_id": last, "decoder_start_token_id": last}
+        return super().config(model) | {"decoder_vocab_size": model.vocab_size} | tokens
 
+    def fits(self, model):
+        return (model.position, model.embed_norm) == ("sinusoidal", False)
 
-MARIAN = replace(
-    FAMILY,
-    architectures=("MarianMTModel", "MarianModel"),
-    fields=FIELDS | {"vocab_size": ("vocab_size", 58_101)},
-    fixed=FAMILY.fixed | {"share_encoder_decoder_embeddings": True},
-    config=_marian_config,
-    settings=lambda *args: _settings(*args) | {"position": "sinusoidal", "embed_norm": False},
-    fits=lambda model: (model.position, model.embed_norm) == ("sinusoidal", False),
-    ignored=r"(model\.)?(encoder|decoder)\.embed_positions\.weight",  # the fixed table, in old files
-)
+    def ignored(self, model):
+        return r"(model\.)?(encoder|decoder)\.embed_positions\.weight"  # the fixed table, in old files

@@ -1,58 +1,35 @@
-"""BigBird: `BigBirdForPreTraining`... <-> `BigBird` with the head of the same task; block-sparse attention with
-`random_blocks="first"`, or full attention.
+"""BigBird: `BigBirdForPreTraining`... <-> `BigBird` with the head of the same task.
 
-The two layers of the reference's text classifier are our pooler and classifier. The reference has dropout before both
-of them, ours before the classifier.
+Attention is block-sparse with `random_blocks="first"`, or full.
 """
 
-from lineage.models.convert import bert
-from lineage.models.convert.family import Family
-
-FIELDS = bert.FIELDS | {
-    "vocab_size": ("vocab_size", 50_358),
-    "max_position_embeddings": ("max_length", 4096),
-    "hidden_act": ("activation", "gelu_new"),
-    "block_size": ("block_size", 64),
-    "num_random_blocks": ("num_random_blocks", 3),
-}
-ARCHITECTURES = bert.architectures("BigBird", "next_sentence", "question_answering")
+from lineage.models.convert.bert import Bert
+from lineage.models.convert.family import register
 
 
-def _rules(model):
-    pooler = "classifier.dense" if model.head == "classification" else "bert.pooler"
-    return [
-        *bert.embeddings(model, "bert.embeddings"),
-        *bert.layers("bert.encoder.layer"),
-        *bert.head(model, pooler, pretraining=bert.SECOND, classification="classifier.out_proj"),
-    ]
+@register("big_bird")
+class BigBird(Bert):
+    model = "bigbird"
+    name = "BigBird"
+    fields = Bert.fields | {
+        "vocab_size": ("vocab_size", 50_358),
+        "max_position_embeddings": ("max_length", 4096),
+        "hidden_act": ("activation", "gelu_new"),
+        "block_size": ("block_size", 64),
+        "num_random_blocks": ("num_random_blocks", 3),
+    }
+    fixed = Bert.fixed | {"use_bias": True, "rescale_embeddings": False}
+    pooler = "bert.pooler"
+    two_layers = True
 
+    def settings(self, config, architecture, names):
+        kind = config.get("attention_type", "block_sparse")
+        if kind not in ("block_sparse", "original_full"):
+            raise ValueError(f"attention_type is {kind!r}: it must be 'block_sparse' or 'original_full'.")
+        attention = {"attention_type": kind} if kind == "original_full" else {"random_blocks": "first"}
+        return super().settings(config, architecture, names) | attention
 
-def _settings(config, architecture, names):
-    head = bert.head_settings(config, ARCHITECTURES[architecture], names, second=bert.SECOND)
-    kind = config.get("attention_type", "block_sparse")
-    if kind not in ("block_sparse", "original_full"):
-        raise ValueError(f"attention_type is {kind!r}: it must be 'block_sparse' or 'original_full'.")
-    return head | ({"attention_type": kind} if kind == "original_full" else {"random_blocks": "first"})
-
-
-def _config(model):
-    if model.attention_type == "block_sparse" and model.random_blocks != "first":
-        raise ValueError(f"random_blocks is {model.random_blocks!r}: it must be 'first', as in the reference.")
-    config = {"classifier_dropout": model.head_dropout, "attention_type": model.attention_type}
-    return bert.head_config(model, ARCHITECTURES) | config
-
-
-FAMILY = Family(
-    model="bigbird",
-    architectures=tuple(ARCHITECTURES),
-    prefix="bert.",
-    fields=FIELDS,
-    fixed=bert.FIXED | {"use_bias": True, "rescale_embeddings": False},
-    rules=_rules,
-    config=_config,
-    settings=_settings,
-    tied=bert.TIED,
-    ignored=lambda model: bert.spare(
-        model, "cls", "classifier", pooler=r"(bert\.)?pooler", pooled=("pooler", "pretraining", "choice")
-    ),
-)
+    def config(self, model):
+        if model.attention_type == "block_sparse" and model.random_blocks != "first":
+            raise ValueError(f"random_blocks is {model.random_blocks!r}: it must be 'first', as in the reference.")
+        return super().config(model) | {"attention_type": model.attention_type}

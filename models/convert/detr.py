@@ -9,94 +9,85 @@ import re
 import numpy as np
 
 from lineage.models.convert import bart, resnet
-from lineage.models.convert.family import Family, Rule, labels, linear, norm, num_labels
+from lineage.models.convert.family import FAMILIES, Family, Rule, labels, linear, norm, num_labels, register
 from lineage.models.resnet import ResNet
 
-FIELDS = {
-    "num_queries": ("num_queries", 100),
-    "encoder_layers": ("depth", 6),
-    "decoder_layers": ("decoder_depth", 6),
-    "d_model": ("width", 256),
-    "encoder_attention_heads": ("num_heads", 8),
-    "decoder_attention_heads": ("num_heads", 8),
-    "encoder_ffn_dim": ("mlp_dim", 2048),
-    "decoder_ffn_dim": ("mlp_dim", 2048),
-    "activation_function": ("activation", "relu"),
-    "dropout": ("dropout", 0.1),
-}
 
+@register("detr")
+class DETR(Family):
+    model = "detr"
+    architectures = ("DetrForObjectDetection",)
+    fields = {
+        "num_queries": ("num_queries", 100),
+        "encoder_layers": ("depth", 6),
+        "decoder_layers": ("decoder_depth", 6),
+        "d_model": ("width", 256),
+        "encoder_attention_heads": ("num_heads", 8),
+        "decoder_attention_heads": ("num_heads", 8),
+        "encoder_ffn_dim": ("mlp_dim", 2048),
+        "decoder_ffn_dim": ("mlp_dim", 2048),
+        "activation_function": ("activation", "relu"),
+        "dropout": ("dropout", 0.1),
+    }
+    fixed = {"position_embedding_type": "sine", "dilation": False}
 
-def _rules(model):
-    return [
-        *resnet.backbone(model.backbone, "model.backbone.conv_encoder.model.", "backbone/"),
-        *linear("model.input_projection", "projection", "D E 1 1 -> E D"),
-        Rule("model.query_position_embeddings.weight", "queries/table"),
-        *bart.layers(),
-        *norm("model.decoder.layernorm", "decoder_norm"),
-        *linear("class_labels_classifier", "classifier"),
-        *(rule for i in range(3) for rule in linear(f"bbox_predictor.layers.{i}", f"box_{i}")),
-    ]
+    def example(self, model):
+        return (np.zeros((1, 64, 64, model.channels), np.float32),)
 
+    def rules(self, model):
+        return [
+            *resnet.backbone(model.backbone, "model.backbone.conv_encoder.model.", "backbone/"),
+            *linear("model.input_projection", "projection", "D E 1 1 -> E D"),
+            Rule("model.query_position_embeddings.weight", "queries/table"),
+            *bart.layers(),
+            *norm("model.decoder.layernorm", "decoder_norm"),
+            *linear("class_labels_classifier", "classifier"),
+            *(rule for i in range(3) for rule in linear(f"bbox_predictor.layers.{i}", f"box_{i}")),
+        ]
 
-def _timm(name):
-    """Return timm's name of a tensor of the backbone: `layer1.0.conv2.weight`, `layer1.0.downsample.1.weight`..."""
-    place = r"(?:embedder\.embedder|encoder\.stages\.(\d+)\.layers\.(\d+)\.(?:layer\.(\d+)|shortcut))"
-    found = re.fullmatch(rf"(.+\.conv_encoder\.model\.){place}\.(convolution|normalization)(\..+)", name)
-    if not found:
-        return name
-    start, stage, block, layer, kind, end = found.groups()
-    part = f"{'conv' if kind == 'convolution' else 'bn'}{int(layer or 0) + 1}"
-    if stage and not layer:
-        part = f"downsample.{int(kind == 'normalization')}"
-    return start + (f"layer{int(stage) + 1}.{block}." if stage else "") + part + end
+    def settings(self, config, architecture, names):
+        return {"backbone": _backbone(config, names), "num_classes": num_labels(config)}
+
+    def config(self, model):
+        backbone, family, hidden = model.backbone, FAMILIES["resnet"], model.mlp_dim or 8 * model.width
+        if not isinstance(backbone, ResNet) or backbone.norm != "batch" or model.placement != "post":
+            raise ValueError("`transformers` has DETR only with a ResNet with batch norm and placement 'post'.")
+        own = {name: getattr(backbone, setting) for name, (setting, _) in family.fields.items()}
+        own |= {"model_type": "resnet", "out_features": [f"stage{len(backbone.depths)}"]}
+        return {
+            "architectures": list(self.architectures),
+            "backbone_config": family.config(backbone) | own,
+            "decoder_layers": model.decoder_depth or model.depth,
+            "encoder_ffn_dim": hidden,
+            "decoder_ffn_dim": hidden,
+            **labels(model),
+        }
+
+    def ignored(self, model):
+        return r".*\.num_batches_tracked"
+
+    def other(self, name):
+        """Return timm's name of a tensor of the backbone: `layer1.0.conv2.weight`, `layer1.0.downsample.1.weight`..."""
+        place = r"(?:embedder\.embedder|encoder\.stages\.(\d+)\.layers\.(\d+)\.(?:layer\.(\d+)|shortcut))"
+        found = re.fullmatch(rf"(.+\.conv_encoder\.model\.){place}\.(convolution|normalization)(\..+)", name)
+        if not found:
+            return name
+        start, stage, block, layer, kind, end = found.groups()
+        part = f"{'conv' if kind == 'convolution' else 'bn'}{int(layer or 0) + 1}"
+        if stage and not layer:
+            part = f"downsample.{int(kind == 'normalization')}"
+        return start + (f"layer{int(stage) + 1}.{block}." if stage else "") + part + end
 
 
 def _backbone(config, names):
-    found = config.get("backbone_config") or {}
+    found, family = config.get("backbone_config") or {}, FAMILIES["resnet"]
     if found.get("model_type", "timm_backbone") == "timm_backbone":
         name = (found or config).get("backbone") or "resnet50"
         if not name.startswith("resnet") or name[6:] not in ("18", "50", "101"):
             raise ValueError(f"backbone is {name!r}: it must be resnet18, resnet50 or resnet101.")
-        return ResNet(0, **ResNet.VARIANTS[name[6:]], frozen=True)
-    for name, value in ({"model_type": "resnet"} | resnet.FAMILY.fixed).items():
+        return ResNet(num_classes=0, **ResNet.VARIANTS[name[6:]], frozen=True)
+    for name, value in ({"model_type": "resnet"} | family.fixed).items():
         if found.get(name, value) != value:
             raise ValueError(f"backbone_config has {name} {found.get(name)!r}: it must be {value!r}.")
-    own = {setting: found.get(name, default) for name, (setting, default) in resnet.FAMILY.fields.items()}
-    return ResNet(**resnet.FAMILY.settings(found, "ResNetModel", names), **own, frozen=True)
-
-
-def _settings(config, architecture, names):
-    return {"backbone": _backbone(config, names), "num_classes": num_labels(config)}
-
-
-def _config(model):
-    if not isinstance(model.backbone, ResNet) or model.backbone.norm != "batch" or model.placement != "post":
-        raise ValueError("`transformers` has DETR only with a ResNet with batch norm and placement 'post'.")
-    backbone = resnet.FAMILY.config(model.backbone)
-    own = {name: getattr(model.backbone, setting) for name, (setting, _) in resnet.FAMILY.fields.items()}
-    hidden = model.mlp_dim or 8 * model.width
-    return {
-        "architectures": list(FAMILY.architectures),
-        "backbone_config": backbone
-        | own
-        | {"model_type": "resnet", "out_features": [f"stage{len(model.backbone.depths)}"]},
-        "decoder_layers": model.decoder_depth or model.depth,
-        "encoder_ffn_dim": hidden,
-        "decoder_ffn_dim": hidden,
-        **labels(model),
-    }
-
-
-FAMILY = Family(
-    model="detr",
-    architectures=("DetrForObjectDetection",),
-    prefix="",
-    fields=FIELDS,
-    fixed={"position_embedding_type": "sine", "dilation": False},
-    example=lambda model: np.zeros((1, 64, 64, model.channels), np.float32),
-    rules=_rules,
-    config=_config,
-    settings=_settings,
-    ignored=r".*\.num_batches_tracked",
-    other=_timm,
-)
+    own = {setting: found.get(name, default) for name, (setting, default) in family.fields.items()}
+    return ResNet(**family.settings(found, "ResNetModel", names), **own, frozen=True)

@@ -1,9 +1,8 @@
-"""Mappings between our parameters and the tensors of a reference, and the conversion of a tensor."""
+"""Mapping of parameters to the tensors of reference checkpoints."""
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -43,9 +42,8 @@ class Rule(NamedTuple):
             yield self.reference.replace("*", str(layer)), paths, layer
 
 
-@dataclass(frozen=True)
 class Family:
-    """Correspondence of a `model_type` of `transformers` to one of our models.
+    """Correspondence of a `model_type` of `transformers` to one of our models; a subclass is registered by `register`.
 
     Attributes:
         model: name in `models.MODELS`.
@@ -53,35 +51,75 @@ class Family:
         prefix: prefix that the tensors of a model without its head lack.
         fields: fields of `config.json` -> (our setting, the default if absent). Fields of one setting must agree.
         fixed: fields -> the only value that our model supports.
-        rules: makes the rules of a model.
-        config: (model) -> the fields that no setting gives; raises ValueError if the reference has no such model.
-        settings: (config, architecture, names of tensors) -> the settings that no field gives.
         sizes: letters in layouts -> our settings that give their sizes.
-        example: makes the input of a model, or the tuple of its inputs; by default a token.
-        fits: whether a model belongs to this family, where several families have the same model.
         tied: pairs of tensors that our model shares, unless a rule has the first; a file may leave out the first.
-        constants: makes the tensors, by name, that are computed by our model: written, and checked when read.
-        ignored: pattern of tensors that are not read, or makes the pattern from the model.
         old: endings of tensor names -> the endings in old files.
-        other: maps the name of a tensor to the name that some files have instead.
+        num_inputs: number of arrays of tokens that the model takes.
     """
 
     model: str
-    architectures: tuple[str, ...]
-    prefix: str
+    architectures: Sequence[str]
+    prefix = ""
     fields: Mapping[str, tuple[str, Any]]
-    fixed: Mapping[str, Any]
-    rules: Callable[[nn.Module], list[Rule]]
-    config: Callable[[nn.Module], dict]
-    settings: Callable[[dict, str, Mapping], dict] = lambda config, architecture, names: {}
-    sizes: Mapping[str, str] = field(default_factory=lambda: {"H": "num_heads"})
-    example: Callable[[nn.Module], np.ndarray | tuple[np.ndarray, ...]] = lambda model: np.zeros((1, 1), np.int32)
-    fits: Callable[[nn.Module], bool] = lambda model: True
+    fixed: Mapping[str, Any] = {}
+    sizes: Mapping[str, str] = {"H": "num_heads"}
     tied: tuple[tuple[str, str], ...] = ()
-    constants: Callable[[nn.Module], dict[str, np.ndarray]] = lambda model: {}
-    ignored: str | Callable[[nn.Module], str] = ""
-    old: Mapping[str, str] = field(default_factory=dict)
-    other: Callable[[str], str] = lambda name: name
+    old: Mapping[str, str] = {}
+    num_inputs = 1
+
+    def rules(self, model: nn.Module) -> list[Rule]:
+        """Return the rules of a model; raise ValueError if the reference has no such model."""
+        raise NotImplementedError
+
+    def config(self, model: nn.Module) -> dict:
+        """Return the fields of `config.json` that no setting gives; raise ValueError as `rules`."""
+        raise NotImplementedError
+
+    def settings(self, config: dict, architecture: str, names: Iterable[str]) -> dict:
+        """Return the settings that no field gives, from the config, its architecture and the names of the tensors."""
+        return {}
+
+    def example(self, model: nn.Module) -> tuple[np.ndarray, ...]:
+        """Return inputs of a model, of any size."""
+        return (np.zeros((1, 1), np.int32),) * self.num_inputs
+
+    def fits(self, model: nn.Module) -> bool:
+        """Return whether a model belongs to this family, where several families have the same model."""
+        return True
+
+    def constants(self, model: nn.Module) -> dict[str, np.ndarray]:
+        """Return the tensors that our model computes, by name: they are written, and checked when read."""
+        return {}
+
+    def ignored(self, model: nn.Module) -> str:
+        """Return a regular expression of tensors that may be in a file but are not read."""
+        return ""
+
+    def other(self, name: str) -> str:
+        """Return the name that some files have instead of the name of a tensor."""
+        return name
+
+
+FAMILIES: dict[str, Family] = {}  # by `model_type`
+
+
+def register(model_type: str) -> Callable[[type[Family]], type[Family]]:
+    """Return a class decorator that adds a family to `FAMILIES`."""
+
+    def add(cls):
+        FAMILIES[model_type] = cls()
+        return cls
+
+    return add
+
+
+class ImageFamily(Family):
+    """Family of a model of square images of one size."""
+
+    sizes = {"H": "num_heads", "p": "patch_size", "q": "patch_size", "c": "channels"}
+
+    def example(self, model: nn.Module) -> tuple[np.ndarray, ...]:
+        return (np.zeros((1, model.image_size, model.image_size, model.channels), np.float32),)
 
 
 def linear(reference: str, ours: str, layout: str = "F D -> D F") -> list[Rule]:
@@ -112,15 +150,10 @@ def attention(names: Sequence[str], after: str, ours: str, h: str = "H") -> list
 def block(
     reference: str, ours: str, *, attended: Sequence[str], mlp: Sequence[str], norms: Sequence[str], h: str = "H"
 ) -> list[Rule]:
-    """Return the rules of a block at the path `ours`.
+    """Return the rules of a block at the path `ours`; the other arguments are names in the reference.
 
-    Args:
-        reference: prefix of the names of the parts.
-        ours: path of the block.
-        attended: names of query, key, value and output.
-        mlp: names of the two layers of the MLP.
-        norms: names of the LayerNorms of attention and MLP.
-        h: letter of the number of heads.
+    Names start with the prefix `reference`: of query, key, value and output, of the layers of the MLP, and of the
+    LayerNorms of attention and MLP. `h` is the letter of the number of heads.
     """
     (up, down), (first, second) = ([f"{reference}{name}" for name in names] for names in (mlp, norms))
     return [
@@ -129,11 +162,6 @@ def block(
         *linear(down, f"{ours}/mlp/down"),
         *norm(second, f"{ours}/mlp_norm"),
     ]
-
-
-def image(model: nn.Module) -> np.ndarray:
-    """Return an image of the model's size."""
-    return np.zeros((1, model.image_size, model.image_size, model.channels), np.float32)
 
 
 def labels(model: nn.Module) -> dict:

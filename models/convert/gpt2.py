@@ -1,61 +1,56 @@
 """GPT-2: `GPT2LMHeadModel`, or `GPT2Model` (the head is the embedding anyway) <-> `GPT`. Weights are (in, out)."""
 
-from lineage.models.convert.family import Family, Rule, linear, norm
-
-FIELDS = {
-    "vocab_size": ("vocab_size", 50_257),
-    "n_positions": ("max_length", 1024),
-    "n_layer": ("depth", 12),
-    "n_embd": ("width", 768),
-    "n_head": ("num_heads", 12),
-    "n_inner": ("mlp_dim", None),
-    "activation_function": ("activation", "gelu_new"),
-    "layer_norm_epsilon": ("epsilon", 1e-5),
-    "resid_pdrop": ("dropout", 0.1),
-    "embd_pdrop": ("dropout", 0.1),
-    "attn_pdrop": ("dropout", 0.1),
-}
-FIXED = {
-    "tie_word_embeddings": True,
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "add_cross_attention": False,
-}
+from lineage.models.convert.family import Family, Rule, linear, norm, register
 
 
-def _rules(model):
-    if not model.use_bias:
-        raise ValueError("use_bias is False: GPT-2 has biases.")
-    layer, ours = "transformer.h.*.", "stack/layers/"
-    qkv = [f"{ours}attention/{part}/" for part in ("query", "key", "value")]
-    return [
-        Rule("transformer.wte.weight", "embed/table"),
-        Rule("transformer.wpe.weight", "position/table"),
-        *norm(f"{layer}ln_1", f"{ours}attention_norm"),
-        Rule(f"{layer}attn.c_attn.weight", tuple(part + "kernel" for part in qkv), "D (n H C) -> n D H C"),
-        Rule(f"{layer}attn.c_attn.bias", tuple(part + "bias" for part in qkv), "(n H C) -> n H C"),
-        *linear(f"{layer}attn.c_proj", f"{ours}attention/out", "(H C) D -> H C D"),
-        *norm(f"{layer}ln_2", f"{ours}mlp_norm"),
-        *linear(f"{layer}mlp.c_fc", f"{ours}mlp/up", ""),
-        *linear(f"{layer}mlp.c_proj", f"{ours}mlp/down", ""),
-        *norm("transformer.ln_f", "norm"),
-    ]
+@register("gpt2")
+class GPT2(Family):
+    model = "gpt"
+    architectures = ("GPT2LMHeadModel", "GPT2Model")
+    prefix = "transformer."
+    fields = {
+        "vocab_size": ("vocab_size", 50_257),
+        "n_positions": ("max_length", 1024),
+        "n_layer": ("depth", 12),
+        "n_embd": ("width", 768),
+        "n_head": ("num_heads", 12),
+        "n_inner": ("mlp_dim", None),
+        "activation_function": ("activation", "gelu_new"),
+        "layer_norm_epsilon": ("epsilon", 1e-5),
+        "resid_pdrop": ("dropout", 0.1),
+        "embd_pdrop": ("dropout", 0.1),
+        "attn_pdrop": ("dropout", 0.1),
+    }
+    fixed = {
+        "tie_word_embeddings": True,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    }
+    tied = (("lm_head.weight", "transformer.wte.weight"),)
 
+    def rules(self, model):
+        if not model.use_bias:
+            raise ValueError("use_bias is False: GPT-2 has biases.")
+        layer, ours = "transformer.h.*.", "stack/layers/"
+        qkv = [f"{ours}attention/{part}/" for part in ("query", "key", "value")]
+        return [
+            Rule("transformer.wte.weight", "embed/table"),
+            Rule("transformer.wpe.weight", "position/table"),
+            *norm(f"{layer}ln_1", f"{ours}attention_norm"),
+            Rule(f"{layer}attn.c_attn.weight", tuple(part + "kernel" for part in qkv), "D (n H C) -> n D H C"),
+            Rule(f"{layer}attn.c_attn.bias", tuple(part + "bias" for part in qkv), "(n H C) -> n H C"),
+            *linear(f"{layer}attn.c_proj", f"{ours}attention/out", "(H C) D -> H C D"),
+            *norm(f"{layer}ln_2", f"{ours}mlp_norm"),
+            *linear(f"{layer}mlp.c_fc", f"{ours}mlp/up", ""),
+            *linear(f"{layer}mlp.c_proj", f"{ours}mlp/down", ""),
+            *norm("transformer.ln_f", "norm"),
+        ]
 
-def _config(model):
-    # The reference's end of text is a token of the published vocabulary only.
-    end = 50_256 if model.vocab_size == 50_257 else None
-    return {"architectures": ["GPT2LMHeadModel"], "bos_token_id": end, "eos_token_id": end}
+    def config(self, model):
+        # The reference's end of text is a token of the published vocabulary only.
+        end = 50_256 if model.vocab_size == 50_257 else None
+        return {"architectures": ["GPT2LMHeadModel"], "bos_token_id": end, "eos_token_id": end}
 
-
-FAMILY = Family(
-    model="gpt",
-    architectures=("GPT2LMHeadModel", "GPT2Model"),
-    prefix="transformer.",
-    fields=FIELDS,
-    fixed=FIXED,
-    rules=_rules,
-    config=_config,
-    tied=(("lm_head.weight", "transformer.wte.weight"),),
-    ignored=r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",  # causal masks, in old files
-)
+    def ignored(self, model):
+        return r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias"  # causal masks, in old files

@@ -3,29 +3,8 @@
 The reference has dropout on the attention weights only; ours is on the output of each part too.
 """
 
-from dataclasses import replace
+from lineage.models.convert.family import Family, Rule, register
 
-from lineage.models.convert.family import Family, Rule
-
-FIELDS = {
-    "vocab_size": ("vocab_size", 32_000),
-    "max_position_embeddings": ("max_length", 2048),
-    "num_hidden_layers": ("depth", 32),
-    "hidden_size": ("width", 4096),
-    "num_attention_heads": ("num_heads", 32),
-    "num_key_value_heads": ("num_kv_heads", None),
-    "head_dim": ("head_size", None),
-    "intermediate_size": ("mlp_dim", 11_008),
-    "hidden_act": ("activation", "silu"),
-    "rms_norm_eps": ("epsilon", 1e-6),
-    "attention_dropout": ("dropout", 0.0),
-}
-MISTRAL_FIELDS = FIELDS | {
-    "max_position_embeddings": ("max_length", 131_072),
-    "num_key_value_heads": ("num_kv_heads", 8),
-    "intermediate_size": ("mlp_dim", 14_336),
-    "sliding_window": ("window", None),
-}
 # The supported rope types, and their names of the two values of `rope_turns`.
 TURNS = {
     "default": (),
@@ -44,29 +23,96 @@ ROPE_FIXED = {
 ENDS = {32_000: (1, 2), 128_256: (128_000, 128_001)}
 
 
-def _rules(model):
-    layer, ours = "model.layers.*.", "stack/layers/"
-    head = [] if model.tied else [Rule("lm_head.weight", "unembed/table")]
-    return [
-        Rule("model.embed_tokens.weight", "embed/table"),
-        Rule(f"{layer}input_layernorm.weight", f"{ours}attention_norm/scale"),
-        Rule(f"{layer}self_attn.q_proj.weight", f"{ours}attention/query/kernel", "(H C) D -> D H C"),
-        Rule(f"{layer}self_attn.k_proj.weight", f"{ours}attention/key/kernel", "(K C) D -> D K C"),
-        Rule(f"{layer}self_attn.v_proj.weight", f"{ours}attention/value/kernel", "(K C) D -> D K C"),
-        Rule(f"{layer}self_attn.o_proj.weight", f"{ours}attention/out/kernel", "D (H C) -> H C D"),
-        Rule(f"{layer}post_attention_layernorm.weight", f"{ours}mlp_norm/scale"),
-        Rule(f"{layer}mlp.gate_proj.weight", f"{ours}mlp/gate/kernel", "F D -> D F"),
-        Rule(f"{layer}mlp.up_proj.weight", f"{ours}mlp/up/kernel", "F D -> D F"),
-        Rule(f"{layer}mlp.down_proj.weight", f"{ours}mlp/down/kernel", "D F -> F D"),
-        Rule("model.norm.weight", "norm/scale"),
-        *head,
-    ]
+@register("llama")
+class Llama(Family):
+    model = "llama"
+    architectures = ("LlamaForCausalLM",)
+    fields = {
+        "vocab_size": ("vocab_size", 32_000),
+        "max_position_embeddings": ("max_length", 2048),
+        "num_hidden_layers": ("depth", 32),
+        "hidden_size": ("width", 4096),
+        "num_attention_heads": ("num_heads", 32),
+        "num_key_value_heads": ("num_kv_heads", None),
+        "head_dim": ("head_size", None),
+        "intermediate_size": ("mlp_dim", 11_008),
+        "hidden_act": ("activation", "silu"),
+        "rms_norm_eps": ("epsilon", 1e-6),
+        "attention_dropout": ("dropout", 0.0),
+    }
+    fixed = {"attention_bias": False, "mlp_bias": False}
+    sizes = {"H": "num_heads", "K": "kv_heads"}
+    tied = (("lm_head.weight", "model.embed_tokens.weight"),)
+
+    def rules(self, model):
+        names = {
+            "input_layernorm": ("attention_norm/scale", ""),
+            "self_attn.q_proj": ("attention/query/kernel", "(H C) D -> D H C"),
+            "self_attn.k_proj": ("attention/key/kernel", "(K C) D -> D K C"),
+            "self_attn.v_proj": ("attention/value/kernel", "(K C) D -> D K C"),
+            "self_attn.o_proj": ("attention/out/kernel", "D (H C) -> H C D"),
+            "post_attention_layernorm": ("mlp_norm/scale", ""),
+            "mlp.gate_proj": ("mlp/gate/kernel", "F D -> D F"),
+            "mlp.up_proj": ("mlp/up/kernel", "F D -> D F"),
+            "mlp.down_proj": ("mlp/down/kernel", "D F -> F D"),
+        }
+        return [
+            Rule("model.embed_tokens.weight", "embed/table"),
+            *(
+                Rule(f"model.layers.*.{name}.weight", f"stack/layers/{path}", how)
+                for name, (path, how) in names.items()
+            ),
+            Rule("model.norm.weight", "norm/scale"),
+            *([] if model.tied else [Rule("lm_head.weight", "unembed/table")]),
+        ]
+
+    def settings(self, config, architecture, names):
+        return {"tied": bool(config.get("tie_word_embeddings")), **_rope(config)}
+
+    def config(self, model):
+        first, last = ENDS.get(model.vocab_size, (None, None))
+        rope = {"rope_type": model.rope_scaling, "rope_theta": model.rope_base}
+        if model.rope_scaling != "default":
+            rope["factor"] = model.rope_factor
+        if TURNS[model.rope_scaling]:
+            rope["original_max_position_embeddings"] = model.rope_length or model.max_length
+            rope |= zip(TURNS[model.rope_scaling], model.rope_turns)
+        return {
+            "architectures": list(self.architectures),
+            "num_key_value_heads": model.kv_heads,
+            "intermediate_size": model.mlp_size,
+            "tie_word_embeddings": model.tied,
+            "rope_parameters": rope,
+            "rope_theta": model.rope_base,  # where `transformers` 4 looks for it
+            "rope_scaling": None if model.rope_scaling == "default" else rope,
+            "bos_token_id": first,
+            "eos_token_id": last,
+        }
+
+    def fits(self, model):
+        return model.window is None
+
+    def ignored(self, model):
+        return r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"  # in old files
 
 
-def _settings(config, architecture, names):
-    if config["model_type"] == "mistral":
+@register("mistral")
+class Mistral(Llama):
+    architectures = ("MistralForCausalLM",)
+    fields = Llama.fields | {
+        "max_position_embeddings": ("max_length", 131_072),
+        "num_key_value_heads": ("num_kv_heads", 8),
+        "intermediate_size": ("mlp_dim", 14_336),
+        "sliding_window": ("window", None),
+    }
+    fixed = {}
+
+    def settings(self, config, architecture, names):
         config.setdefault("sliding_window", 4096)
-    return {"tied": bool(config.get("tie_word_embeddings")), **_rope(config)}
+        return super().settings(config, architecture, names)
+
+    def fits(self, model):
+        return model.window is not None
 
 
 def _rope(config):
@@ -97,47 +143,3 @@ def _rope(config):
         turns = tuple(float(numbers[name]) for name in TURNS[kind])
         settings |= {"rope_length": int(numbers["original_max_position_embeddings"]), "rope_turns": turns}
     return settings
-
-
-def _config(model):
-    first, last = ENDS.get(model.vocab_size, (None, None))
-    rope = {"rope_type": model.rope_scaling, "rope_theta": model.rope_base}
-    if model.rope_scaling != "default":
-        rope["factor"] = model.rope_factor
-    if TURNS[model.rope_scaling]:
-        rope["original_max_position_embeddings"] = model.rope_length or model.max_length
-        rope |= zip(TURNS[model.rope_scaling], model.rope_turns)
-    return {
-        "architectures": [("LlamaForCausalLM", "MistralForCausalLM")[model.window is not None]],
-        "num_key_value_heads": model.kv_heads,
-        "intermediate_size": model.mlp_size,
-        "tie_word_embeddings": model.tied,
-        "rope_parameters": rope,
-        "rope_theta": model.rope_base,  # where `transformers` 4 looks for it
-        "rope_scaling": None if model.rope_scaling == "default" else rope,
-        "bos_token_id": first,
-        "eos_token_id": last,
-    }
-
-
-LLAMA = Family(
-    model="llama",
-    architectures=("LlamaForCausalLM",),
-    prefix="",
-    fields=FIELDS,
-    fixed={"attention_bias": False, "mlp_bias": False},
-    sizes={"H": "num_heads", "K": "kv_heads"},
-    rules=_rules,
-    config=_config,
-    settings=_settings,
-    fits=lambda model: model.window is None,
-    tied=(("lm_head.weight", "model.embed_tokens.weight"),),
-    ignored=r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",  # in old files
-)
-MISTRAL = replace(
-    LLAMA,
-    architectures=("MistralForCausalLM",),
-    fields=MISTRAL_FIELDS,
-    fixed={},
-    fits=lambda model: model.window is not None,
-)

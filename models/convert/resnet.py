@@ -3,11 +3,15 @@
 `ResNetModel` and `BitModel` <-> `num_classes=0`.
 """
 
-from dataclasses import replace
-
 import numpy as np
 
-from lineage.models.convert.family import Family, Rule, labels, linear, norm, num_labels
+from lineage.models.convert.family import Family, Rule, labels, linear, norm, num_labels, register
+
+# Fields of Big Transfer and of the stem of hybrid ViTs, by our padding.
+BITS = {
+    "symmetric": {"layer_type": "preactivation", "global_padding": None, "embedding_dynamic_padding": False},
+    "same": {"layer_type": "bottleneck", "global_padding": "SAME", "embedding_dynamic_padding": True},
+}
 
 
 def backbone(model, prefix, ours=""):
@@ -31,20 +35,6 @@ def backbone(model, prefix, ours=""):
     return table
 
 
-def _bit(model, prefix):
-    outer = "norm" if model.preactivation else "embedder.norm"
-    table = _conv(f"{prefix}embedder.convolution", "stem_conv") + norm(f"{prefix}{outer}", "outer_norm")
-    for name, own, projected in _blocks(model):
-        for i in range(3):
-            table += _conv(f"{prefix}{name}.conv{i + 1}", f"{own}/conv_{i}")
-            table += norm(f"{prefix}{name}.norm{i + 1}", f"{own}/norm_{i}")
-        if projected:
-            table += _conv(f"{prefix}{name}.downsample.conv", f"{own}/shortcut")
-            if not model.preactivation:
-                table += norm(f"{prefix}{name}.downsample.norm", f"{own}/shortcut_norm")
-    return table
-
-
 def _conv(reference, ours):
     return [Rule(f"{reference}.weight", f"{ours}/kernel", "O I p q -> p q I O")]
 
@@ -60,67 +50,89 @@ def _blocks(model):
             )
 
 
-def _rules(model):
-    name, table = ("resnet", backbone) if model.norm == "batch" else ("bit", _bit)
-    return table(model, f"{name}.") + linear("classifier.1", "classifier") if model.num_classes else table(model, "")
+@register("resnet")
+class ResNet(Family):
+    model = "resnet"
+    norm = "batch"
+    architectures = ("ResNetForImageClassification", "ResNetModel")
+    prefix = "resnet."
+    fields = {"num_channels": ("channels", 3), "embedding_size": ("stem_width", 64)}
+    fixed = {"hidden_act": "relu", "downsample_in_first_stage": False, "downsample_in_bottleneck": False}
+    sizes = {}
+
+    def example(self, model):
+        return (np.zeros((1, 64, 64, model.channels), np.float32),)
+
+    def rules(self, model):
+        if not model.num_classes:
+            return self.backbone(model, "")
+        return self.backbone(model, self.prefix) + linear("classifier.1", "classifier")
+
+    def backbone(self, model, prefix: str) -> list[Rule]:
+        """Return the rules of all but the classifier."""
+        return backbone(model, prefix)
+
+    def settings(self, config, architecture, names):
+        return {
+            "depths": tuple(config.get("depths", (3, 4, 6, 3))),
+            "widths": tuple(config.get("hidden_sizes", (256, 512, 1024, 2048))),
+            "num_classes": 0 if architecture.endswith("Model") else num_labels(config),
+            "bottleneck": config.get("layer_type") != "basic",
+        }
+
+    def config(self, model):
+        self.check(model)
+        return {
+            "architectures": [self.architectures[not model.num_classes]],
+            "depths": list(model.depths),
+            "hidden_sizes": list(model.widths),
+            **labels(model),
+            "layer_type": "bottleneck" if model.bottleneck else "basic",
+        }
+
+    def check(self, model) -> None:
+        """Raise ValueError if `transformers` has no such model."""
+        known = not model.preactivation and model.padding == "symmetric"
+        if model.norm == "group":
+            known = model.bottleneck and model.preactivation == (model.padding == "symmetric")
+        if not known or model.stem != "imagenet" or model.epsilon != 1e-5:
+            raise ValueError("`transformers` has only ResNets and BiTs with the stem 'imagenet' and epsilon 1e-5.")
+
+    def fits(self, model):
+        return model.norm == self.norm
+
+    def ignored(self, model):
+        return r".*\.num_batches_tracked"
 
 
-def _settings(config, architecture, names):
-    settings = {
-        "depths": tuple(config.get("depths", (3, 4, 6, 3))),
-        "widths": tuple(config.get("hidden_sizes", (256, 512, 1024, 2048))),
-        "num_classes": 0 if architecture.endswith("Model") else num_labels(config),
-        "bottleneck": config.get("layer_type") != "basic",
-    }
-    if not architecture.startswith("Bit"):
-        return settings
-    found = {name: config.get(name, default) for name, default in BITS["symmetric"].items()}
-    if found not in BITS.values():
-        raise ValueError(f"BiT with {found} is not supported: it must have one of {list(BITS.values())}.")
-    padding = next(padding for padding, kind in BITS.items() if kind == found)
-    return settings | {"norm": "group", "preactivation": padding == "symmetric", "padding": padding}
+@register("bit")
+class BiT(ResNet):
+    norm = "group"
+    architectures = ("BitForImageClassification", "BitModel")
+    prefix = "bit."
+    fields = ResNet.fields | {"num_groups": ("groups", 32)}
+    fixed = {"hidden_act": "relu", "output_stride": 32, "width_factor": 1, "drop_path_rate": 0.0}
 
+    def backbone(self, model, prefix):
+        outer = "norm" if model.preactivation else "embedder.norm"
+        table = _conv(f"{prefix}embedder.convolution", "stem_conv") + norm(f"{prefix}{outer}", "outer_norm")
+        for name, own, projected in _blocks(model):
+            for i in range(3):
+                table += _conv(f"{prefix}{name}.conv{i + 1}", f"{own}/conv_{i}")
+                table += norm(f"{prefix}{name}.norm{i + 1}", f"{own}/norm_{i}")
+            if projected:
+                table += _conv(f"{prefix}{name}.downsample.conv", f"{own}/shortcut")
+                if not model.preactivation:
+                    table += norm(f"{prefix}{name}.downsample.norm", f"{own}/shortcut_norm")
+        return table
 
-def _config(model):
-    group, same = model.norm == "group", model.padding == "same"
-    known = (group and model.bottleneck) if same or model.preactivation else not group
-    if not known or (same and model.preactivation) or model.stem != "imagenet" or model.epsilon != 1e-5:
-        raise ValueError("`transformers` has only ResNets and BiTs with the stem 'imagenet' and epsilon 1e-5.")
-    return {
-        "architectures": [(BIT if group else FAMILY).architectures[not model.num_classes]],
-        "depths": list(model.depths),
-        "hidden_sizes": list(model.widths),
-        **labels(model),
-        **(BITS[model.padding] if group else {"layer_type": "bottleneck" if model.bottleneck else "basic"}),
-    }
+    def settings(self, config, architecture, names):
+        found = {name: config.get(name, default) for name, default in BITS["symmetric"].items()}
+        if found not in BITS.values():
+            raise ValueError(f"BiT with {found} is not supported: it must have one of {list(BITS.values())}.")
+        padding = next(padding for padding, kind in BITS.items() if kind == found)
+        own = {"norm": "group", "preactivation": padding == "symmetric", "padding": padding}
+        return super().settings(config, architecture, names) | own
 
-
-# Fields of Big Transfer and of the stem of hybrid ViTs, by our padding.
-BITS = {
-    "symmetric": {"layer_type": "preactivation", "global_padding": None, "embedding_dynamic_padding": False},
-    "same": {"layer_type": "bottleneck", "global_padding": "SAME", "embedding_dynamic_padding": True},
-}
-
-
-FAMILY = Family(
-    model="resnet",
-    architectures=("ResNetForImageClassification", "ResNetModel"),
-    prefix="resnet.",
-    fields={"num_channels": ("channels", 3), "embedding_size": ("stem_width", 64)},
-    fixed={"hidden_act": "relu", "downsample_in_first_stage": False, "downsample_in_bottleneck": False},
-    sizes={},
-    example=lambda model: np.zeros((1, 64, 64, model.channels), np.float32),
-    rules=_rules,
-    config=_config,
-    settings=_settings,
-    fits=lambda model: model.norm == "batch",
-    ignored=r".*\.num_batches_tracked",
-)
-BIT = replace(
-    FAMILY,
-    architectures=("BitForImageClassification", "BitModel"),
-    prefix="bit.",
-    fields=FAMILY.fields | {"num_groups": ("groups", 32)},
-    fixed={"hidden_act": "relu", "output_stride": 32, "width_factor": 1, "drop_path_rate": 0.0},
-    fits=lambda model: model.norm == "group",
-)
+    def config(self, model):
+        return super().config(model) | BITS[model.padding]

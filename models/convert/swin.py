@@ -5,101 +5,100 @@ The dropout rate is the same, but the reference has no dropout inside the MLP, a
 only the attention there, and both parts here and in the paper's code.
 """
 
-from functools import partial
-
-from lineage.models.convert.family import Family, Rule, heads, image, labels, linear, norm, num_labels
-
-FIELDS = {
-    "image_size": ("image_size", 224),
-    "patch_size": ("patch_size", 4),
-    "num_channels": ("channels", 3),
-    "embed_dim": ("width", 96),
-    "window_size": ("window", 7),
-    "mlp_ratio": ("mlp_ratio", 4.0),
-    "hidden_act": ("activation", "gelu"),
-    "layer_norm_eps": ("epsilon", 1e-5),
-    "drop_path_rate": ("stochastic_depth", 0.1),
-    "hidden_dropout_prob": ("dropout", 0.0),
-    "attention_probs_dropout_prob": ("dropout", 0.0),
-}
+from lineage.models.convert.family import ImageFamily, Rule, heads, labels, linear, norm, num_labels, register
 
 
-def _rules(prefix, model):
-    second = model.version == "v2"
-    table = [
-        *linear(f"{prefix}embeddings.patch_embeddings.projection", "patch_embed/projection", "D c p q -> (p q c) D"),
-        *norm(f"{prefix}embeddings.norm", "embed_norm"),
-        *norm(f"{prefix}layernorm", "norm"),
-    ]
-    for stage, number in enumerate(model.num_heads):
-        layer, ours = f"{prefix}encoder.layers.{stage}.blocks.*.", f"stacks_{stage}/layers/"
-        attention, mine = f"{layer}attention.self.", f"{ours}attention/attention/"
-        table += [
-            *norm(f"{layer}layernorm_before", f"{ours}attention_norm"),
-            *heads(f"{attention}query", f"{mine}query", number),
-            *heads(f"{attention}key", f"{mine}key", number)[: 1 if second else 2],  # version 2's keys have no bias
-            *heads(f"{attention}value", f"{mine}value", number),
-            *linear(f"{layer}attention.output.dense", f"{mine}out", f"D ({number} C) -> {number} C D"),
-            *norm(f"{layer}layernorm_after", f"{ours}mlp_norm"),
-            *linear(f"{layer}intermediate.dense", f"{ours}mlp/up"),
-            *linear(f"{layer}output.dense", f"{ours}mlp/down"),
+@register("swin")
+class Swin(ImageFamily):
+    model = "swin"
+    version = "v1"
+    architectures = ("SwinForImageClassification", "SwinModel")
+    prefix = "swin."
+    fields = {
+        "image_size": ("image_size", 224),
+        "patch_size": ("patch_size", 4),
+        "num_channels": ("channels", 3),
+        "embed_dim": ("width", 96),
+        "window_size": ("window", 7),
+        "mlp_ratio": ("mlp_ratio", 4.0),
+        "hidden_act": ("activation", "gelu"),
+        "layer_norm_eps": ("epsilon", 1e-5),
+        "drop_path_rate": ("stochastic_depth", 0.1),
+        "hidden_dropout_prob": ("dropout", 0.0),
+        "attention_probs_dropout_prob": ("dropout", 0.0),
+    }
+    fixed = {"qkv_bias": True, "use_absolute_embeddings": False}
+    sizes = {"p": "patch_size", "q": "patch_size", "c": "channels"}
+
+    def rules(self, model):
+        prefix = self.prefix
+        second = model.version == "v2"
+        table = [
+            *linear(
+                f"{prefix}embeddings.patch_embeddings.projection", "patch_embed/projection", "D c p q -> (p q c) D"
+            ),
+            *norm(f"{prefix}embeddings.norm", "embed_norm"),
+            *norm(f"{prefix}layernorm", "norm"),
         ]
-        if second:
-            bias = f"{attention}continuous_position_bias_mlp."
+        for stage, number in enumerate(model.num_heads):
+            layer, ours = f"{prefix}encoder.layers.{stage}.blocks.*.", f"stacks_{stage}/layers/"
+            attention, mine = f"{layer}attention.self.", f"{ours}attention/attention/"
             table += [
-                Rule(f"{attention}logit_scale", f"{mine}score/scale", "H 1 1 -> H 1"),
-                *linear(f"{bias}0", f"{mine}relative/hidden"),
-                Rule(f"{bias}2.weight", f"{mine}relative/out/kernel", "H F -> F H"),
+                *norm(f"{layer}layernorm_before", f"{ours}attention_norm"),
+                *heads(f"{attention}query", f"{mine}query", number),
+                *heads(f"{attention}key", f"{mine}key", number)[: 1 if second else 2],  # version 2's keys have no bias
+                *heads(f"{attention}value", f"{mine}value", number),
+                *linear(f"{layer}attention.output.dense", f"{mine}out", f"D ({number} C) -> {number} C D"),
+                *norm(f"{layer}layernorm_after", f"{ours}mlp_norm"),
+                *linear(f"{layer}intermediate.dense", f"{ours}mlp/up"),
+                *linear(f"{layer}output.dense", f"{ours}mlp/down"),
             ]
-        else:
-            table.append(Rule(f"{attention}relative_position_bias_table", f"{mine}relative/table"))
-        if stage < len(model.depths) - 1:
-            merge, ours = f"{prefix}encoder.layers.{stage}.downsample.", f"merges_{stage}/"
-            table += [
-                Rule(f"{merge}reduction.weight", f"{ours}projection/kernel", "F D -> D F"),
-                *norm(f"{merge}norm", f"{ours}norm"),
-            ]
-    return table + (linear("classifier", "classifier") if model.num_classes else [])
+            if second:
+                bias = f"{attention}continuous_position_bias_mlp."
+                table += [
+                    Rule(f"{attention}logit_scale", f"{mine}score/scale", "H 1 1 -> H 1"),
+                    *linear(f"{bias}0", f"{mine}relative/hidden"),
+                    Rule(f"{bias}2.weight", f"{mine}relative/out/kernel", "H F -> F H"),
+                ]
+            else:
+                table.append(Rule(f"{attention}relative_position_bias_table", f"{mine}relative/table"))
+            if stage < len(model.depths) - 1:
+                merge, ours = f"{prefix}encoder.layers.{stage}.downsample.", f"merges_{stage}/"
+                table += [
+                    Rule(f"{merge}reduction.weight", f"{ours}projection/kernel", "F D -> D F"),
+                    *norm(f"{merge}norm", f"{ours}norm"),
+                ]
+        return table + (linear("classifier", "classifier") if model.num_classes else [])
+
+    def settings(self, config, architecture, names):
+        trained = config.get("pretrained_window_sizes", ())
+        return {
+            "version": self.version,
+            "depths": tuple(config.get("depths", (2, 2, 6, 2))),
+            "num_heads": tuple(config.get("num_heads", (3, 6, 12, 24))),
+            "trained_windows": tuple(trained) if any(trained) else (),
+            "num_classes": 0 if architecture.endswith("Model") else num_labels(config),
+        }
+
+    def config(self, model):
+        return {
+            "architectures": [self.architectures[0]],
+            **labels(model),
+            "depths": model.depths,
+            "num_heads": model.num_heads,
+            "pretrained_window_sizes": model.trained_windows or [0] * len(model.depths),
+            "encoder_stride": model.patch_size * 2 ** (len(model.depths) - 1),
+        }
+
+    def fits(self, model):
+        return model.version == self.version
+
+    def ignored(self, model):
+        return r".*\.relative_(position_index|coords_table)"  # in old files
 
 
-def _settings(version, config, architecture, names):
-    trained = config.get("pretrained_window_sizes", ())
-    return {
-        "version": version,
-        "depths": tuple(config.get("depths", (2, 2, 6, 2))),
-        "num_heads": tuple(config.get("num_heads", (3, 6, 12, 24))),
-        "trained_windows": tuple(trained) if any(trained) else (),
-        "num_classes": 0 if architecture.endswith("Model") else num_labels(config),
-    }
-
-
-def _config(name, model):
-    return {
-        "architectures": [f"{name}ForImageClassification"],
-        **labels(model),
-        "depths": model.depths,
-        "num_heads": model.num_heads,
-        "pretrained_window_sizes": model.trained_windows or [0] * len(model.depths),
-        "encoder_stride": model.patch_size * 2 ** (len(model.depths) - 1),
-    }
-
-
-def _family(name, version):
-    prefix = f"{name.lower()}."
-    return Family(
-        model="swin",
-        architectures=(f"{name}ForImageClassification", f"{name}Model"),
-        prefix=prefix,
-        fields=FIELDS,
-        fixed={"qkv_bias": True, "use_absolute_embeddings": False},
-        sizes={"p": "patch_size", "q": "patch_size", "c": "channels"},
-        example=image,
-        rules=partial(_rules, prefix),
-        config=partial(_config, name),
-        settings=partial(_settings, version),
-        fits=lambda model: model.version == version,
-        ignored=r".*\.relative_(position_index|coords_table)",  # in old files
-    )
-
-
-SWIN, SWINV2 = _family("Swin", "v1"), _family("Swinv2", "v2")
+@register("swinv2")
+class SwinV2(Swin):
+    version = "v2"
+    architectures = ("Swinv2ForImageClassification", "Swinv2Model")
+    prefix = "swinv2."

@@ -1,86 +1,82 @@
 """T5: `T5ForConditionalGeneration`, or `T5Model` (the head is the embedding anyway) <-> `T5`, version 1.0 or 1.1."""
 
-import numpy as np
+from lineage.models.convert.family import ACTIVATIONS, Family, Rule, register
 
-from lineage.models.convert.family import ACTIVATIONS, Family, Rule
-
-FIELDS = {
-    "vocab_size": ("vocab_size", 32_128),
-    "num_layers": ("depth", 6),
-    "num_decoder_layers": ("decoder_depth", None),
-    "d_model": ("width", 512),
-    "num_heads": ("num_heads", 8),
-    "d_kv": ("head_size", 64),
-    "d_ff": ("mlp_dim", 2048),
-    "relative_attention_num_buckets": ("buckets", 32),
-    "relative_attention_max_distance": ("max_distance", 128),
-    "layer_norm_epsilon": ("epsilon", 1e-6),
-    "dropout_rate": ("dropout", 0.1),
-}
 # `feed_forward_proj` -> (gated, activation): in "gated-gelu" alone, gelu is the tanh approximation.
 PROJECTIONS = {name: (False, ours) for name, ours in ACTIVATIONS.items()}
 PROJECTIONS |= {f"gated-{name}": (True, ours) for name, ours in ACTIVATIONS.items()}
 PROJECTIONS |= {"gated-gelu": (True, "gelu_tanh")}
 
 
-def _rules(model):
-    heads, out = "(H C) D -> D H C", "D (H C) -> H C D"
-    attention = [("q", "query", heads), ("k", "key", heads), ("v", "value", heads), ("o", "out", out)]
-    up = [("wi_0", "gate"), ("wi_1", "up")] if model.gated else [("wi", "up")]
-    mlp = [(theirs, ours, "F D -> D F") for theirs, ours in (*up, ("wo", "down"))]
-    first = ("SelfAttention", "attention", attention)
-    cross = ("EncDecAttention", "cross_attention", attention)
-    last = ("DenseReluDense", "mlp", mlp)
-
-    table = [Rule("shared.weight", "embed/table")]
-    for side, parts in (("encoder", (first, last)), ("decoder", (first, cross, last))):
-        bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        table += [Rule(bias, f"{side}_relative/table"), Rule(f"{side}.final_layer_norm.weight", f"{side}_norm/scale")]
-        for number, (name, part, matrices) in enumerate(parts):
-            layer, path = f"{side}.block.*.layer.{number}", f"{side}_stack/layers/{part}"
-            table.append(Rule(f"{layer}.layer_norm.weight", f"{path}_norm/scale"))
-            table += [Rule(f"{layer}.{name}.{m}.weight", f"{path}/{ours}/kernel", axes) for m, ours, axes in matrices]
-    return table if model.tied else [*table, Rule("lm_head.weight", "head/kernel", "V D -> D V")]
-
-
-def _settings(config, architecture, names):
-    projection = config.get("feed_forward_proj", "relu")
-    if projection not in PROJECTIONS:
-        raise ValueError(f"feed_forward_proj is {projection!r}: it must be one of {', '.join(PROJECTIONS)}.")
-    gated, activation = PROJECTIONS[projection]
-    # `transformers` 5 writes tie_word_embeddings=True for every T5, and scale_decoder_outputs=False for version 1.1;
-    # before it, tie_word_embeddings=False said both.
-    scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings")) is not False
-    tied = scaled or (architecture != "T5Model" and "lm_head.weight" not in names)
-    scale = None if scaled == tied else scaled
-    return {"gated": gated, "activation": activation, "tied": tied, "scale_decoder_outputs": scale}
-
-
-def _config(model):
-    kind, scale = (model.gated, model.activation), model.scale_decoder_outputs
-    if scale and not model.tied:
-        raise ValueError("scale_decoder_outputs is True and tied is False: `transformers` scales tied outputs alone.")
-    return {
-        "architectures": ["T5ForConditionalGeneration"],
-        "feed_forward_proj": next(name for name, value in PROJECTIONS.items() if value == kind),
-        "tie_word_embeddings": model.tied if scale is None else scale,
-        "decoder_start_token_id": 0,
+@register("t5")
+class T5(Family):
+    model = "t5"
+    architectures = ("T5ForConditionalGeneration", "T5Model")
+    fields = {
+        "vocab_size": ("vocab_size", 32_128),
+        "num_layers": ("depth", 6),
+        "num_decoder_layers": ("decoder_depth", None),
+        "d_model": ("width", 512),
+        "num_heads": ("num_heads", 8),
+        "d_kv": ("head_size", 64),
+        "d_ff": ("mlp_dim", 2048),
+        "relative_attention_num_buckets": ("buckets", 32),
+        "relative_attention_max_distance": ("max_distance", 128),
+        "layer_norm_epsilon": ("epsilon", 1e-6),
+        "dropout_rate": ("dropout", 0.1),
     }
-
-
-FAMILY = Family(
-    model="t5",
-    architectures=("T5ForConditionalGeneration", "T5Model"),
-    prefix="",
-    fields=FIELDS,
-    fixed={"is_encoder_decoder": True},
-    example=lambda model: (np.zeros((1, 1), np.int32),) * 2,
-    rules=_rules,
-    config=_config,
-    settings=_settings,
-    tied=tuple(
+    fixed = {"is_encoder_decoder": True}
+    tied = tuple(
         (f"{copy}.weight", "shared.weight") for copy in ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
-    ),
-    # A bias of cross-attention in old files, which is not used.
-    ignored=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
-)
+    )
+    num_inputs = 2
+
+    def rules(self, model):
+        heads, out = "(H C) D -> D H C", "D (H C) -> H C D"
+        attention = [("q", "query", heads), ("k", "key", heads), ("v", "value", heads), ("o", "out", out)]
+        up = [("wi_0", "gate"), ("wi_1", "up")] if model.gated else [("wi", "up")]
+        mlp = [(theirs, ours, "F D -> D F") for theirs, ours in (*up, ("wo", "down"))]
+        first = ("SelfAttention", "attention", attention)
+        cross = ("EncDecAttention", "cross_attention", attention)
+        last = ("DenseReluDense", "mlp", mlp)
+
+        table = [Rule("shared.weight", "embed/table")]
+        for side, parts in (("encoder", (first, last)), ("decoder", (first, cross, last))):
+            bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+            norm = Rule(f"{side}.final_layer_norm.weight", f"{side}_norm/scale")
+            table += [Rule(bias, f"{side}_relative/table"), norm]
+            for number, (name, part, matrices) in enumerate(parts):
+                layer, path = f"{side}.block.*.layer.{number}", f"{side}_stack/layers/{part}"
+                table.append(Rule(f"{layer}.layer_norm.weight", f"{path}_norm/scale"))
+                for theirs, ours, axes in matrices:
+                    table.append(Rule(f"{layer}.{name}.{theirs}.weight", f"{path}/{ours}/kernel", axes))
+        return table if model.tied else [*table, Rule("lm_head.weight", "head/kernel", "V D -> D V")]
+
+    def settings(self, config, architecture, names):
+        projection = config.get("feed_forward_proj", "relu")
+        if projection not in PROJECTIONS:
+            raise ValueError(f"feed_forward_proj is {projection!r}: it must be one of {', '.join(PROJECTIONS)}.")
+        gated, activation = PROJECTIONS[projection]
+        # `transformers` 5 writes tie_word_embeddings=True for every T5, and scale_decoder_outputs=False for version
+        # 1.1; before it, tie_word_embeddings=False said both.
+        scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings")) is not False
+        tied = scaled or (architecture != "T5Model" and "lm_head.weight" not in names)
+        scale = None if scaled == tied else scaled
+        return {"gated": gated, "activation": activation, "tied": tied, "scale_decoder_outputs": scale}
+
+    def config(self, model):
+        kind, scale = (model.gated, model.activation), model.scale_decoder_outputs
+        if scale and not model.tied:
+            raise ValueError(
+                "scale_decoder_outputs is True and tied is False: `transformers` scales tied outputs alone."
+            )
+        return {
+            "architectures": ["T5ForConditionalGeneration"],
+            "feed_forward_proj": next(name for name, value in PROJECTIONS.items() if value == kind),
+            "tie_word_embeddings": model.tied if scale is None else scale,
+            "decoder_start_token_id": 0,
+        }
+
+    def ignored(self, model):
+        # A bias of cross-attention in old files, which is not used.
+        return r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"

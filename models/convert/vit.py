@@ -5,25 +5,9 @@ The pooler of a `ViTModel` is the tanh layer of the pre-training head: `head="ml
 not those of the modules in memory. The dropout rate is the same, but the reference has no dropout inside the MLP.
 """
 
-from dataclasses import replace
-
 import flax.linen as nn
 
-from lineage.models.convert.family import Family, Rule, block, image, labels, linear, norm, num_labels
-
-FIELDS = {
-    "image_size": ("image_size", 224),
-    "patch_size": ("patch_size", 16),
-    "num_channels": ("channels", 3),
-    "num_hidden_layers": ("depth", 12),
-    "hidden_size": ("width", 768),
-    "num_attention_heads": ("num_heads", 12),
-    "intermediate_size": ("mlp_dim", 3072),
-    "hidden_act": ("activation", "gelu"),
-    "layer_norm_eps": ("epsilon", 1e-12),
-    "hidden_dropout_prob": ("dropout", 0.0),
-    "attention_probs_dropout_prob": ("dropout", 0.0),
-}
+from lineage.models.convert.family import ImageFamily, Rule, block, labels, linear, norm, num_labels, register
 
 
 def layers(reference: str, ours: str, h: str = "H") -> list[Rule]:
@@ -48,70 +32,12 @@ def encoder(body: str) -> list[Rule]:
     ]
 
 
-def _rules(model):
-    body = "" if _has_pooler(model) else "vit."
-    table = [*encoder(body), Rule(f"{body}embeddings.position_embeddings", "table/table", "1 P D -> P D")]
-    if model.num_classes:
-        return table + linear("classifier", "classifier")
-    return table + linear("pooler.dense", "pre_logits") if _has_pooler(model) else table
-
-
-def _has_pooler(model):
-    return model.head == "mlp" and not model.num_classes
-
-
 def make_square(config: dict) -> None:
     """Replace sizes given as two equal numbers by one number, in place."""
     for field in ("image_size", "patch_size"):
         size = config.get(field)
         if isinstance(size, list) and len(set(size)) == 1:
             config[field] = size[0]
-
-
-def _settings(config, architecture, names):
-    make_square(config)
-    if architecture == "ViTModel":
-        pooler = "pooler.dense.weight" in names
-        if pooler and config.get("pooler_act", "tanh") != "tanh":
-            raise ValueError(f"pooler_act is {config['pooler_act']!r}: it must be 'tanh'.")
-        return {"num_classes": 0, "head": "mlp" if pooler else "linear"}
-    return {"num_classes": num_labels(config)}
-
-
-def _config(model):
-    refuse_others(model, head=model.head if model.num_classes else "linear")
-    return _written(model, "ViTModel" if _has_pooler(model) else "ViTForImageClassification")
-
-
-def _written(model, architecture):
-    return {
-        "architectures": [architecture],
-        **labels(model),
-        "intermediate_size": model.mlp_dim or 4 * model.width,
-        "encoder_stride": model.patch_size,
-    }
-
-
-def _deit_rules(model):
-    teacher = linear("distillation_classifier", "distillation_classifier") if model.distillation_head else []
-    return [
-        *encoder("deit."),
-        Rule("deit.embeddings.distillation_token", "distillation_token", "1 1 D -> D"),
-        Rule("deit.embeddings.position_embeddings", "table/table", "1 P D -> P D"),
-        *linear("cls_classifier" if model.distillation_head else "classifier", "classifier"),
-        *teacher,
-    ]
-
-
-def _deit_config(model):
-    refuse_others(model)
-    if not model.num_classes:
-        raise ValueError("num_classes is 0: `transformers` has no DeiT with two tokens and no classes.")
-    return _written(model, DEIT.architectures[0 if model.distillation_head else 1])
-
-
-def _deit_settings(config, architecture, names):
-    return _settings(config, architecture, names) | {"distillation_head": architecture.endswith("WithTeacher")}
 
 
 def refuse_others(model: nn.Module, position: str = "1d", **kind) -> None:
@@ -125,24 +51,83 @@ def refuse_others(model: nn.Module, position: str = "1d", **kind) -> None:
         )
 
 
-VIT = Family(
-    model="vit",
-    architectures=("ViTForImageClassification", "ViTModel"),
-    prefix="vit.",
-    fields=FIELDS,
-    fixed={"qkv_bias": True},
-    sizes={"H": "num_heads", "p": "patch_size", "q": "patch_size", "c": "channels"},
-    example=image,
-    rules=_rules,
-    config=_config,
-    settings=_settings,
-)
-DEIT = replace(
-    VIT,
-    model="deit",
-    architectures=("DeiTForImageClassificationWithTeacher", "DeiTForImageClassification"),
-    prefix="deit.",
-    rules=_deit_rules,
-    settings=_deit_settings,
-    config=_deit_config,
-)
+@register("vit")
+class ViT(ImageFamily):
+    model = "vit"
+    architectures = ("ViTForImageClassification", "ViTModel")
+    prefix = "vit."
+    fields = {
+        "image_size": ("image_size", 224),
+        "patch_size": ("patch_size", 16),
+        "num_channels": ("channels", 3),
+        "num_hidden_layers": ("depth", 12),
+        "hidden_size": ("width", 768),
+        "num_attention_heads": ("num_heads", 12),
+        "intermediate_size": ("mlp_dim", 3072),
+        "hidden_act": ("activation", "gelu"),
+        "layer_norm_eps": ("epsilon", 1e-12),
+        "hidden_dropout_prob": ("dropout", 0.0),
+        "attention_probs_dropout_prob": ("dropout", 0.0),
+    }
+    fixed = {"qkv_bias": True}
+
+    def rules(self, model):
+        pooled = self._has_pooler(model)
+        body = "" if pooled else self.prefix
+        table = [*encoder(body), Rule(f"{body}embeddings.position_embeddings", "table/table", "1 P D -> P D")]
+        if model.num_classes:
+            return table + linear("classifier", "classifier")
+        return table + linear("pooler.dense", "pre_logits") if pooled else table
+
+    def settings(self, config, architecture, names):
+        make_square(config)
+        if not architecture.endswith("Model"):
+            return {"num_classes": num_labels(config)}
+        pooler = "pooler.dense.weight" in names
+        if pooler and config.get("pooler_act", "tanh") != "tanh":
+            raise ValueError(f"pooler_act is {config['pooler_act']!r}: it must be 'tanh'.")
+        return {"num_classes": 0, "head": "mlp" if pooler else "linear"}
+
+    def config(self, model):
+        refuse_others(model, head=model.head if model.num_classes else "linear")
+        return self.written(model, self.architectures[1 if self._has_pooler(model) else 0])
+
+    def written(self, model, architecture: str) -> dict:
+        """Return the fields of `config.json` of a class in `transformers`."""
+        return {
+            "architectures": [architecture],
+            **labels(model),
+            "intermediate_size": model.mlp_dim or 4 * model.width,
+            "encoder_stride": model.patch_size,
+        }
+
+    def _has_pooler(self, model):
+        return model.head == "mlp" and not model.num_classes
+
+
+@register("deit")
+class DeiT(ViT):
+    model = "deit"
+    architectures = ("DeiTForImageClassificationWithTeacher", "DeiTForImageClassification")
+    prefix = "deit."
+
+    def rules(self, model):
+        table = [
+            *encoder("deit."),
+            Rule("deit.embeddings.distillation_token", "distillation_token", "1 1 D -> D"),
+            Rule("deit.embeddings.position_embeddings", "table/table", "1 P D -> P D"),
+        ]
+        if not model.distillation_head:
+            return table + linear("classifier", "classifier")
+        teacher = linear("distillation_classifier", "distillation_classifier")
+        return table + linear("cls_classifier", "classifier") + teacher
+
+    def settings(self, config, architecture, names):
+        teacher = architecture.endswith("WithTeacher")
+        return super().settings(config, architecture, names) | {"distillation_head": teacher}
+
+    def config(self, model):
+        refuse_others(model)
+        if not model.num_classes:
+            raise ValueError("num_classes is 0: `transformers` has no DeiT with two tokens and no classes.")
+        return self.written(model, self.architectures[0 if model.distillation_head else 1])

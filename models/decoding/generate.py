@@ -3,13 +3,12 @@
 A decoder is any model with the field `vocab_size` and the methods
 
 * `encode(inputs) -> memory`: a pytree that is computed once (None for a decoder-only model);
-* `init_cache(batch_size, max_length) -> cache`: an empty pytree with room for that many tokens in each row;
+* `init_cache(batch_size, max_length) -> cache`: an empty pytree with room for that many tokens of each sequence;
 * `decode(tokens [B, T], cache, memory) -> (logits [B, T, V], cache)`: the logits after each of T more tokens.
 
-Only cache and memory know which of their axes is the batch, so they implement what the searches need: both
-`gather(rows)`, which selects and reorders rows (beam search), and the cache `rewind(length)`, which returns to the
-state after the first `length` tokens of each row (prompts of different lengths). `models.layers.cache` has such
-classes: `Cache`, `States`, `Memory`.
+Cache and memory have the method `gather(rows)`, which selects and reorders sequences (beam search), and the cache has
+`rewind(length)`, which restores the state after the first `length` tokens of each sequence (prompts of different
+lengths). See `Cache`, `States` and `Memory` of `models.layers.cache`.
 """
 
 from functools import partial
@@ -28,7 +27,7 @@ IMPOSSIBLE = -1e9  # score of a hypothesis that must not be chosen; finite, so t
 
 
 class Generation(NamedTuple):
-    """Generated rows.
+    """Generated sequences.
 
     Attributes:
         tokens: the prompt, the new tokens (a stop token included) and padding; S is the length of the prompts plus
@@ -61,17 +60,16 @@ def generate(
 
     The first call with a model, shapes, `max_new_tokens`, `top_k`, `num_beams`, size of n-grams and set of processors
     compiles; calls that differ in anything else (weights, tokens, lengths, seed, temperature, top-p, penalties) do not.
-    A row's tokens depend on its prompt, the seed and its place in the batch, not on the other rows: to draw several
-    samples of a prompt, repeat it. Semantics and beam search are those of `transformers.GenerationMixin.generate`.
+    The tokens of a sequence depend on its prompt, the seed and its place in the batch, not on other sequences: to draw
+    several samples of a prompt, repeat it. Sampling and beam search follow `transformers.GenerationMixin.generate`.
 
     Args:
         model, variables: a decoder, see above, and its weights.
         prompts: [B, T], padded on the right with any tokens.
         lengths: [B], of the prompts, each at least 1; None means that there is no padding.
-        max_new_tokens: largest number of new tokens in a row.
+        max_new_tokens: largest number of new tokens of a sequence.
         inputs: the argument of `model.encode`.
-        seed: of the samples.
-        pad_token: fills the rows after their last token.
+        pad_token: fills the sequences after their last token.
         num_beams: more than 1 is beam search; the best hypothesis is returned.
         length_penalty: for beam search: above 0 favours long hypotheses, below 0 short ones, see `Generation`.
         processors: `temperature`, `top_k`, `top_p`, `stop_tokens`..., see `LogitsProcessors.create`.
@@ -100,18 +98,14 @@ def best_of(
     contrast: tuple[nn.Module, Any] | None = None,
     **options,
 ) -> Generation:
-    """Return the best of several samples of each prompt: that of the largest mean log-probability of its new tokens.
+    """Return the sample of each prompt with the largest mean log-probability of its new tokens.
 
     Args:
         best_of: number of samples of each prompt.
-        model, variables, prompts, lengths, inputs: see `generate`.
-        contrast: a weaker model of the same tokens and its variables, whose mean log-probability is subtracted. This
-            is the objective of contrastive decoding (arXiv 2210.15097, equation 1), averaged over the tokens; `top_p`
-            takes the place of its constraint to plausible tokens.
+        contrast: a weaker model with the same vocabulary and its variables, whose mean log-probability is subtracted.
+            This is the objective of contrastive decoding (arXiv 2210.15097, equation 1), averaged over the tokens;
+            `top_p` takes the place of its constraint to plausible tokens.
         options: other arguments of `generate`.
-
-    Raises:
-        ValueError: as `generate`.
     """
     check(best_of >= 1, f"best_of must be at least 1, not {best_of}.")
     if best_of == 1:
@@ -129,7 +123,7 @@ def best_of(
 def log_likelihood(
     model: nn.Module, variables: Any, generation: Generation, starts: Int[Array, "B"], inputs: Any = None
 ) -> Float[Array, "B"]:
-    """Return the sum of a decoder's log-probabilities of the tokens after the first `starts` ones of each row."""
+    """Return the sum of a decoder's log-probabilities of the tokens after the first `starts` of each sequence."""
     places = jnp.arange(generation.tokens.shape[1])
     real = places < generation.lengths[:, None]
     tokens = jnp.where(real, generation.tokens, 0)
@@ -144,23 +138,26 @@ def log_likelihood(
 def validate_prompts(
     model: nn.Module, prompts: ArrayLike, lengths: ArrayLike | None, max_new_tokens: int
 ) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B"] | None]:
-    """Return prompts and lengths as int32.
-
-    Raises:
-        ValueError: they, or `max_new_tokens`, are not valid arguments of `generate`.
-    """
+    """Return prompts and lengths as int32; raise ValueError if they or `max_new_tokens` are invalid."""
     prompts = np.asarray(prompts)
     check(prompts.ndim == 2 and prompts.size > 0, f"prompts must be [rows, tokens] and not empty, not {prompts.shape}.")
     if lengths is not None:
         lengths = np.asarray(lengths, np.int32)
         longest = prompts.shape[1]
-        check(lengths.shape == prompts.shape[:1], f"{len(prompts)} prompts need as many lengths, not {lengths.shape}.")
+        wanted = prompts.shape[:1]
+        check(lengths.shape == wanted, f"lengths has shape {lengths.shape}: it must be {wanted}, one for each prompt.")
         check(lengths.min() >= 1, f"prompt {lengths.argmin()} is empty: a prompt has at least 1 token.")
-        check(lengths.max() <= longest, f"a prompt of {lengths.max()} tokens does not fit an array of {longest}.")
+        check(
+            lengths.max() <= longest,
+            f"lengths contains {lengths.max()}: it must be at most {longest}, the width of prompts.",
+        )
     real = prompts if lengths is None else prompts[np.arange(longest) < lengths[:, None]]
     check((real == real.astype(np.int32)).all(), "prompts must be whole numbers, the ids of tokens.")
     last = model.vocab_size - 1
-    check(0 <= real.min() <= real.max() <= last, f"tokens {real.min()} to {real.max()}: the model has 0 to {last}.")
+    check(
+        0 <= real.min() <= real.max() <= last,
+        f"prompts contain tokens {real.min()} to {real.max()}: they must be from 0 to {last}.",
+    )
     check(max_new_tokens >= 1, f"max_new_tokens must be at least 1, not {max_new_tokens}.")
     return prompts.astype(np.int32), lengths
 
@@ -190,19 +187,8 @@ def prefill(
 
 @partial(jax.jit, static_argnames=("model", "num_beams", "max_new_tokens"))
 def _generate(
-    model,
-    variables,
-    prompts,
-    lengths,
-    inputs,
-    processors,
-    seed,
-    pad_token,
-    length_penalty,
-    *,
-    num_beams,
-    max_new_tokens,
-):
+    model, variables, prompts, lengths, inputs, processors, seed, pad_token, penalty, *, num_beams, max_new_tokens
+):  # fmt: skip
     tokens, starts, cache, memory = prefill(model, variables, prompts, lengths, inputs, max_new_tokens)
 
     def decode(tokens, lengths, cache, memory):
@@ -217,14 +203,14 @@ def _generate(
         rows = jnp.repeat(jnp.arange(len(tokens)), num_beams)
         decode = partial(decode, memory=None if memory is None else memory.gather(rows))
         tokens, lengths, scores = _beam_search(
-            decode, processors, cache.gather(rows), tokens, starts, max_new_tokens, num_beams, length_penalty
+            decode, processors, cache.gather(rows), tokens, starts, max_new_tokens, num_beams, penalty
         )
     real = jnp.arange(tokens.shape[1]) < lengths[:, None]
     return Generation(jnp.where(real, tokens, pad_token), lengths, scores)
 
 
 def _sample(decode, processors, seed, cache, tokens, lengths, max_new_tokens):
-    """Continue each row with the most likely token, or with one that is sampled."""
+    """Continue each sequence greedily or by sampling."""
     batch = len(tokens)
     rows = jnp.arange(batch)
 
@@ -250,11 +236,7 @@ def _sample(decode, processors, seed, cache, tokens, lengths, max_new_tokens):
 
 
 class _Hypotheses(NamedTuple):
-    """N continuations of each row, the best first.
-
-    Attributes:
-        new: number of new tokens; 0 if there is no such hypothesis yet.
-    """
+    """N continuations of each sequence, the best first; `new` tokens are new, 0 if there is no such hypothesis yet."""
 
     tokens: Int[Array, "B N S"]
     scores: Float[Array, "B N"]
@@ -268,9 +250,9 @@ class _Hypotheses(NamedTuple):
 
 
 def _beam_search(decode, processors, cache, tokens, starts, max_new_tokens, num_beams, length_penalty):
-    """Continue the `num_beams` best running hypotheses of each row; return the best finished one.
+    """Continue the `num_beams` best running hypotheses of each prompt; return the best finished one.
 
-    A row is done when no running hypothesis, at its present length, would score more than the worst of `num_beams`
+    A prompt is done when no running hypothesis, at its present length, would score more than the worst of `num_beams`
     finished ones.
     """
     batch, length = tokens.shape

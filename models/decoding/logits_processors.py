@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Integer
 def repetition_penalty(
     logits: Float[Array, "B V"], tokens: Int[Array, "B S"], lengths: Int[Array, "B"], penalty: Float[Array, ""] | float
 ) -> Float[Array, "B V"]:
-    """Divide the positive and multiply the negative logits of the tokens in a row (arXiv 1909.05858, section 4.1)."""
+    """Divide positive and multiply negative logits of the tokens in a sequence (arXiv 1909.05858, section 4.1)."""
     seen = _found(logits, tokens, jnp.arange(tokens.shape[1]) < lengths[:, None])
     return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
 
@@ -26,7 +26,7 @@ def repetition_penalty(
 def no_repeat_ngrams(
     logits: Float[Array, "B V"], tokens: Int[Array, "B S"], lengths: Int[Array, "B"], size: int
 ) -> Float[Array, "B V"]:
-    """Set to -inf the tokens that would repeat an n-gram of the row, of n = `size` (arXiv 1705.04304, section 2.5)."""
+    """Set to -inf the tokens that would repeat an n-gram of n = `size` (arXiv 1705.04304, section 2.5)."""
     places = jnp.arange(tokens.shape[1])
     repeats = (places >= size - 1) & (places < lengths[:, None])
     for back in range(1, size):  # the tokens before a place are those before the new token
@@ -36,7 +36,7 @@ def no_repeat_ngrams(
 
 
 def _found(logits, tokens, where):
-    """Return [B, V], True for the tokens that a row has at the places `where` [B, S]."""
+    """Return [B, V], True for the tokens that a sequence has at the places `where` [B, S]."""
     rows = jnp.arange(tokens.shape[0])[:, None]
     return jnp.zeros(logits.shape, bool).at[rows, tokens].max(where)
 
@@ -58,10 +58,10 @@ def top_p(logits: Float[Array, "B V"], p: Float[Array, ""] | float) -> Float[Arr
 
 @struct.dataclass
 class LogitsProcessors:
-    """The logits processors of a generation, and the tokens that end a row.
+    """The logits processors of a generation, and the tokens that end a sequence.
 
-    None leaves a processor out, and is another type to the compiler: a processor that is used recompiles, another value
-    of it does not. Tokens are sampled, unless `temperature` is None: then the most likely one is chosen.
+    None disables a processor. Enabling or disabling a processor recompiles; changing its value does not. Tokens are
+    sampled, unless `temperature` is None: then the most likely one is chosen.
     """
 
     stop_tokens: Int[Any, "E"]
@@ -87,17 +87,17 @@ class LogitsProcessors:
         forced_first_token: int | None = None,
         stop_tokens: Sequence[int] = (),
     ) -> "LogitsProcessors":
-        """Return the processors that the arguments ask for.
+        """Return the processors for a model with the given options.
 
         Args:
-            model: the decoder, of `vocab_size` tokens.
+            model: the decoder, with `vocab_size` tokens.
             temperature: divides the logits before sampling; 0 chooses the most likely token, as beam search requires.
             top_k, top_p: sample from the most likely tokens only, see the functions of these names; None: from all.
-            repetition_penalty: above 1, makes tokens less likely that the row already has, the prompt included.
-            no_repeat_ngram_size: no n-gram of this size occurs twice in a row, the prompt included; None allows it.
+            repetition_penalty: above 1, makes tokens less likely that are in the prompt or were generated.
+            no_repeat_ngram_size: no n-gram of this size is repeated, the prompt included; None allows it.
             min_new_tokens: stop tokens are forbidden until there are so many new tokens.
             forced_first_token: the first new token, such as the language token of multilingual translation models.
-            stop_tokens: each ends the row it appears in.
+            stop_tokens: tokens that end the sequence.
 
         Raises:
             ValueError: an argument is out of its range.
@@ -125,7 +125,7 @@ class LogitsProcessors:
     def __call__(
         self, logits: Float[Array, "B V"], tokens: Int[Array, "B S"], lengths: Int[Array, "B"], new: Int[Array, "#B"]
     ) -> Float[Array, "B V"]:
-        """Return the processed logits of the token after the first `lengths` tokens of each row.
+        """Return the processed logits of the token after the first `lengths` tokens of each sequence.
 
         `new` of these tokens were generated. If n-grams and the minimum length forbid every token, they forbid none.
         """
@@ -149,12 +149,12 @@ class LogitsProcessors:
         return logits if self.top_p is None else top_p(logits, self.top_p)
 
     def stops(self, tokens: Int[Array, "*B"]) -> Bool[Array, "*B"]:
-        """Return True for the tokens that end a row."""
+        """Return True for the tokens that end a sequence."""
         return jnp.isin(tokens, self.stop_tokens)
 
 
 def row_keys(seed: Integer[Array, ""], step: Integer[Array, ""] | int, rows: int) -> Array:
-    """Return a random key for each row at a step; it does not depend on the number of rows."""
+    """Return a random key for each sequence at a step, which does not depend on the number of sequences."""
     fold = jax.vmap(jax.random.fold_in, (None, 0))
     return fold(jax.random.fold_in(jax.random.key(seed), step), jnp.arange(rows))
 

@@ -1,10 +1,9 @@
-"""Speculative decoding (arXiv 2211.17192): a small model drafts tokens, and the large one verifies them in one call.
+"""Speculative decoding (arXiv 2211.17192): a draft model proposes tokens; the target model verifies them in one call.
 
-A drafted token is accepted with probability min(1, p / q), where p and q are its probabilities under the large and the
-small model. The first rejected one is replaced by a sample from norm(max(0, p - q)); if all are accepted, the large
-model adds one. So the distribution of each token is p, that of the large model (appendix A.1). p and q are
-probabilities after all logits processors; for greedy search they are 0 or 1, and the tokens are the large model's most
-likely ones.
+A drafted token is accepted with probability min(1, p / q), where p and q are its probabilities under the target and the
+draft model. The first rejected one is replaced by a sample from norm(max(0, p - q)); if all are accepted, the target
+model adds one. The resulting distribution is exactly p (appendix A.1). p and q are probabilities after all logits
+processors; for greedy search they are 0 or 1, and the tokens are the most likely ones of the target model.
 """
 
 from collections.abc import Callable
@@ -26,11 +25,11 @@ class Speculation(NamedTuple):
     """Result of speculative decoding.
 
     Attributes:
-        generation: the generated rows.
-        checked: number of drafted tokens of each row that were verified, without those after the first rejected one or
-            after the row's end.
+        generation: the generated sequences.
+        checked: number of drafted tokens of each sequence that were verified, without those after the first rejected
+            one or after the end of the sequence.
         accepted: number of these that were accepted.
-        calls: number of calls of the large model.
+        calls: number of calls of the target model.
     """
 
     generation: Generation
@@ -62,9 +61,8 @@ def speculate(
     """Generate as `generate` without beams does, in fewer calls of the model.
 
     Args:
-        model, variables, prompts, lengths, max_new_tokens, inputs, seed, pad_token, processors: see `generate`.
-        draft, draft_variables: a faster decoder of the same tokens; the more often it is right, the fewer calls.
-        num_drafted: number of tokens that the draft proposes at a time.
+        draft, draft_variables: draft model and its variables: a faster decoder with the same vocabulary.
+        num_drafted: number of tokens that the draft model proposes at a time.
 
     Raises:
         ValueError: as `generate`; or the models have different vocabularies, or one has a cache without `rewind`.
@@ -80,7 +78,7 @@ def speculate(
 
 
 class _State(NamedTuple):
-    """The state of the loop; the caches hold the first `lengths` - 1 tokens of each row."""
+    """State of the loop; the caches hold the first `lengths` - 1 tokens of each sequence."""
 
     calls: Int[Array, ""]
     tokens: Int[Array, "B S"]
@@ -155,7 +153,7 @@ def _decoder(model, variables, memory):
 
 
 def _advance(setting, state):
-    """Draft tokens, verify them, and append the accepted ones and one more to each row."""
+    """Draft tokens, verify them, and append the accepted ones and one more to each sequence."""
     tokens, lengths, done = state.tokens, state.lengths, state.done
     rows, steps = jnp.arange(len(tokens)), jnp.arange(setting.num_drafted + 1)
     keys = row_keys(setting.seed, state.calls, len(tokens))

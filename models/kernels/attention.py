@@ -1,4 +1,4 @@
-"""Strategies of attention that are kernels of a platform, see `models.layers.attend`."""
+"""Attention implementations for some platforms, see `models.layers.attend`."""
 
 from collections.abc import Callable
 

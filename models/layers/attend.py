@@ -1,8 +1,8 @@
 """From queries, keys and values to outputs, without parameters: score functions, masks and dense attention.
 
-A *strategy* is a function `(query, key, value, mask, *, score, transform, sow) -> output` that computes the mean of the
-values, weighted by the softmax of each query's scores over the keys. `dense` is the definition; `layers.sparse` and
-`models.kernels` hold strategies that compute the same, or part of it, in another way.
+An attention implementation is a function `(query, key, value, mask, *, score, transform, sow) -> output`: the
+mean of the values, weighted by the softmax of each query's scores over the keys. `dense` is the reference;
+`layers.sparse` and `models.kernels` have other implementations.
 
 Queries come in groups: H = K x G heads, where each of K key/value heads serves G query heads. G = 1 is multi-head
 attention, K = 1 multi-query (arXiv 1911.02150), anything between grouped-query attention (arXiv 2305.13245).
@@ -31,12 +31,6 @@ def scaled_dot_product(query: Float[Array, "B T K G C"], key: Float[Array, "B S 
     return dot_product(query * query.shape[-1] ** -0.5, key)
 
 
-def gaussian(query: Float[Array, "B T K G C"], key: Float[Array, "B S K C"]) -> Float[Array, "B K G T S"]:
-    """Return -|q - k|^2 / 2, the score of Nadaraya-Watson regression with a Gaussian kernel of unit width."""
-    difference = query[:, :, None] - key[:, None, :, :, None]
-    return jnp.einsum("BTSKGC,BTSKGC->BKGTS", difference, difference) * -0.5
-
-
 class Additive(nn.Module):
     """Bahdanau's score v . tanh(W q + U k) (arXiv 1409.0473); query and key may differ in size.
 
@@ -60,17 +54,17 @@ class Additive(nn.Module):
 
 @struct.dataclass
 class Mask:
-    """Description of which keys a query may attend to, and of what is added to its scores.
+    """Restrictions on the keys that a query may attend to, and a bias of its scores.
 
-    A key is visible where all restrictions allow it; without any, every key is. `dense` turns the description into an
-    array of T x S; other strategies use it as it is.
+    A key is visible where all restrictions allow it. `dense` turns the description into an array of T x S; other
+    implementations use it as it is.
 
     Attributes:
-        keys: True where a key is real, False where it is padding.
-        segments: in self-attention, tokens see the tokens with the same number alone.
+        keys: True for real keys, False for padding.
+        segments: number of the segment of each token: in self-attention, tokens attend within their segment only.
         allowed: any other restriction, True where a query may attend to a key.
-        causal: a query sees no key of a later position.
-        window: with `causal`, a query sees only the last `window` of these keys, the one at its own position included.
+        causal: mask out keys at later positions.
+        window: with `causal`, the number of last keys that are visible, the one at the own position included.
         positions: of the queries among the keys, for `causal` and `window`; None is 0 to T-1.
         bias: added to the scores.
     """
@@ -129,10 +123,10 @@ def dense(
 ) -> Float[Array, "B T H E"]:
     """Attend with all T x S weights in memory.
 
+    H must be a multiple of K: query head h uses key/value head h // (H / K). A query without any visible key gets the
+    mean of all values.
+
     Args:
-        query, key, value: H must be a multiple of K: query head h uses key/value head h // (H / K).
-        mask: which keys a query may attend to, and a bias; a query without any gets the plain mean of all values.
-        score: how well a query matches a key.
         transform: applied to the weights [B, H, T, S] before they are used, such as dropout.
         sow: called with the weights [B, H, T, S] to record them.
     """

@@ -17,7 +17,7 @@ from lineage.models.layers.sparse import has_windows, windowed
 def auto(
     query: Float[Array, "B T H C"], key: Float[Array, "B S K C"], value: Float[Array, "B S K E"], mask: Mask, **options
 ) -> Float[Array, "B T H E"]:
-    """Attend with the best strategy for the mask: `windowed` if it saves work, otherwise `dense`."""
+    """Attend with `windowed` if the mask allows it and it saves work, otherwise with `dense`."""
     strategy = windowed if has_windows(mask, query.shape[1]) else dense
     return strategy(query, key, value, mask, **options)
 
@@ -34,20 +34,19 @@ class Attention(nn.Module):
         num_heads: query heads, H.
         num_kv_heads: key/value heads, K, a divisor of H; None is H.
         head_size: C; None is width / H.
-        causal: a query sees no later key (self-attention only).
-        window: a causal query sees only the last `window` keys, its own included (arXiv 2310.06825, section 2); None
-            is all.
-        attend: the strategy that computes outputs from queries, keys and values, see `layers.attend`.
-        score: a function or a Module, see `Score`.
+        causal: mask out later keys (self-attention only).
+        window: with `causal`, attend to the last `window` keys only, the own one included (arXiv 2310.06825, section
+            2); None is all.
+        attend: attention implementation, see `layers.attend`.
+        score: function or Module, see `Score`.
         rotary: rotates queries or keys [B, T, H, C] by their positions [B, T]; None leaves them unchanged.
         relative: makes a Module that maps (queries [B, T, H, C], positions [B, T], number of keys S) to a bias
             [B, H, T, S], such as `partial(RelativeKeys, max_distance=8)`; None adds none.
         qk_norm: makes a norm of each head's queries and of its keys (arXiv 2302.05442, section 2.1); None adds none.
         dropout: rate on the attention weights.
-        use_bias, kernel_init: of the projections.
-        out_init: initializer of the output projection.
+        use_bias, kernel_init, out_init: of the projections, and of the output projection.
         query_init: initializer of the query projection; None is `kernel_init`.
-        key_bias: False leaves the bias out of the key projection even if `use_bias` is True.
+        key_bias: whether the key projection has a bias, if `use_bias`.
     """
 
     num_heads: int
@@ -77,18 +76,18 @@ class Attention(nn.Module):
         positions: Int[Array, "#B T"] | None = None,
         cache: Cache | None = None,
     ) -> tuple[Float[Array, "B T D"], Cache | None]:
-        """Return the output, and the cache with this call's keys and values appended (None if none was given).
+        """Return the output, and the cache with the new keys and values appended (None if none was given).
 
         Args:
-            x: the input, from which queries are projected.
-            context: keys and values are projected from it, or from x if it is None; a `Memory` holds projected ones.
-            mask: which keys a query may attend to, beside `causal` and `window`. With a cache, `mask.keys` and
-                `mask.bias` are over all of its places, and a query sees those up to its own.
+            x: input of the queries.
+            context: input of the keys and values; None is x. A `Memory` holds keys and values already.
+            mask: keys that a query may attend to, beside `causal` and `window`. With a cache, `mask.keys` and
+                `mask.bias` cover all of its places, and a query attends to those up to its own.
             positions: of the queries; None is 0 to T-1, or the next T places of the cache.
-            cache: keys and values of the tokens before these.
+            cache: keys and values of the preceding tokens.
 
         Raises:
-            ValueError: heads do not divide, or the strategy does not support what is asked of it.
+            ValueError: heads do not divide the width, or the implementation does not support the arguments.
         """
         if self.causal and context is not None:
             raise ValueError("attention to a context cannot be causal: its positions are not those of the queries.")

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.cache import Cache, Memory
+from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.norm import normalise
 
 REMAT = {
@@ -56,11 +57,10 @@ class Block(nn.Module):
         drop_path: Float[Array, ""] | None = None,
         **inputs: Any,
     ) -> tuple[Float[Array, "B T D"], Cache | None]:
-        """Return the output and the cache with this call appended.
+        """Return the output, and the cache with this call appended.
 
         Args:
-            x, mask, positions, cache: see `Attention`.
-            context, context_mask: what the cross-attention reads, and which parts of it.
+            context, context_mask: input of the cross-attention, and its mask (True for real tokens).
             drop_path: probability that an example skips a part (stochastic depth, arXiv 1603.09382).
             inputs: other arguments of the self-attention.
         """
@@ -87,14 +87,14 @@ class Block(nn.Module):
     ) -> tuple[Float[Array, "B T D"], Any]:
         """Add the first result of a part's function to x, with the part's norm; return the sum and the second result.
 
-        `real` tells norms over tokens which of them count.
+        `real` is the mask of real tokens, for norms with statistics over tokens.
         """
         norm = None if self.placement == "none" else self.norm(name=f"{part}_norm")
         branch, other = function(normalise(norm, x, real) if self.placement == "pre" else x)
         if self.layer_scale:
             init = nn.initializers.constant(self.layer_scale)
             branch = branch * self.param(f"{part}_scale", init, x.shape[-1:]).astype(branch.dtype)
-        branch = nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(branch)
+        branch = Dropout(self.dropout)(branch)
         if self.placement == "branch":
             branch = normalise(norm, branch, real)
         if drop_path is not None and self.has_rng("dropout"):
@@ -112,9 +112,7 @@ class Stack(nn.Module):
         depth: number of layers, L.
         share: all layers have the same parameters (ALBERT, arXiv 1909.11942).
         first_rate, stochastic_depth: `drop_path` of the first and of the last layer; it grows linearly in between.
-        remat: what the backward pass recomputes to save memory: None nothing, "dots" all but the matrix products of
-            weights, "full" everything inside a block.
-        unroll: number of layers in each iteration of the loop; more take longer to compile and may run faster.
+        remat, unroll: see `StackModel`.
         every: return every layer's output [L, B, T, D].
     """
 
@@ -140,8 +138,7 @@ class Stack(nn.Module):
         """Return the last block's output and the cache.
 
         Args:
-            x, cache, context: see `Block`.
-            each: arguments of which every layer has its own, with a leading layer axis.
+            each: arguments that differ between layers, with a leading layer axis.
             inputs: arguments that all layers share.
         """
         remembered = isinstance(context, Memory)

@@ -12,13 +12,13 @@ from jaxtyping import Array, Bool, Float, Int
 class Cache:
     """Keys and values of the tokens so far in every layer.
 
-    Rows advance independently, so that prompts of different lengths share a batch: every row writes at its own
-    `length`, and nothing beyond it is read. One cache goes through all layers, each of which works on its own part,
-    `at(layer)`: a loop over layers writes a token in place, whereas slices of a cache would be copied.
+    Each sequence of the batch has its own `length`, so that prompts of different lengths can share a batch. One cache
+    goes through all layers, each of which works on its own part, `at(layer)`: a loop over layers writes a token in
+    place, whereas slices of a cache would be copied.
 
     Attributes:
-        key, value: room for S tokens in each row.
-        length: number of tokens in each row.
+        key, value: room for S tokens of each sequence.
+        length: number of tokens of each sequence.
         layer: the layer that the methods read and write.
     """
 
@@ -31,7 +31,7 @@ class Cache:
     def empty(
         cls, layers: int, batch_size: int, max_length: int, num_kv_heads: int, head_size: int, dtype=jnp.float32
     ) -> "Cache":
-        """Return a cache of `layers` layers with room for `max_length` tokens in each row, at the first layer."""
+        """Return a cache of `layers` layers with room for `max_length` tokens of each sequence, at the first layer."""
         shape = (layers, batch_size, num_kv_heads, max_length, head_size)
         length = jnp.zeros((layers, batch_size), jnp.int32)
         return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), length, jnp.zeros((), jnp.int32))
@@ -45,7 +45,7 @@ class Cache:
         return self.replace(layer=jnp.asarray(layer, jnp.int32))
 
     def positions(self, count: int) -> Int[Array, "B T"]:
-        """Return the positions of the next `count` tokens of each row."""
+        """Return the positions of the next `count` tokens of each sequence."""
         return self.length[self.layer][:, None] + jnp.arange(count)
 
     def keys_and_values(self) -> tuple[Float[Array, "B S K C"], Float[Array, "B S K C"]]:
@@ -53,7 +53,7 @@ class Cache:
         return self.key[self.layer].swapaxes(1, 2), self.value[self.layer].swapaxes(1, 2)
 
     def append(self, key: Float[Array, "B T K C"], value: Float[Array, "B T K C"]) -> "Cache":
-        """Return the cache with `T` more tokens in each row of the layer; tokens without room are not written."""
+        """Return the cache with `T` more tokens of each sequence of the layer; tokens without room are not written."""
         rows, places = jnp.arange(len(key))[:, None], self.positions(key.shape[1])
 
         def write(old, new):
@@ -68,7 +68,7 @@ class Cache:
         return self.replace(key=key, value=value, length=length)
 
     def rewind(self, length: Int[Array, "B"]) -> "Cache":
-        """Return the cache as it was after the first `length` tokens of each row."""
+        """Return the cache as it was after the first `length` tokens of each sequence."""
         return self.replace(length=jnp.broadcast_to(length, self.length.shape))
 
 
@@ -91,28 +91,23 @@ class Memory:
 
 @struct.dataclass
 class States:
-    """Cache of a recurrent decoder: its state after every token, so that it can be rewound.
-
-    Attributes:
-        state: pytree of arrays [B, S, ...].
-        length: number of tokens in each row.
-    """
+    """Cache of a recurrent decoder: its state [B, S, ...] after every token, so that it can be rewound."""
 
     state: Any
     length: Int[Array, "B"]
 
     @classmethod
     def empty(cls, state: Any, max_length: int) -> "States":
-        """Return a cache for states like this one, with room for `max_length` tokens in each row."""
+        """Return a cache for states like this one, with room for `max_length` tokens of each sequence."""
         state = jax.tree.map(lambda a: jnp.zeros((len(a), max_length, *a.shape[1:]), a.dtype), state)
         return cls(state, jnp.zeros(len(jax.tree.leaves(state)[0]), jnp.int32))
 
     def positions(self, count: int) -> Int[Array, "B T"]:
-        """Return the positions of the next `count` tokens of each row."""
+        """Return the positions of the next `count` tokens of each sequence."""
         return self.length[:, None] + jnp.arange(count)
 
     def last(self, first: Any) -> Any:
-        """Return the present state; rows without any token have the state `first`."""
+        """Return the present state; sequences without any token have the state `first`."""
 
         def read(states, first):
             rows = jnp.arange(len(states))
@@ -121,7 +116,7 @@ class States:
         return jax.tree.map(read, self.state, first)
 
     def append(self, state: Any) -> "States":
-        """Return the cache with the states [B, T, ...] after T more tokens in each row."""
+        """Return the cache with the states [B, T, ...] after T more tokens of each sequence."""
         count = jax.tree.leaves(state)[0].shape[1]
         rows, places = jnp.arange(len(self.length))[:, None], self.positions(count)
 
@@ -135,5 +130,5 @@ class States:
         return jax.tree.map(lambda a: a[rows], self)
 
     def rewind(self, length: Int[Array, "B"]) -> "States":
-        """Return the cache as it was after the first `length` tokens of each row."""
+        """Return the cache as it was after the first `length` tokens of each sequence."""
         return self.replace(length=jnp.broadcast_to(length, self.length.shape))

@@ -12,11 +12,7 @@ from lineage.models.layers.linear import Linear
 class Embed(nn.Module):
     """Table of token vectors, usable as the output projection too.
 
-    Attributes:
-        vocab_size: V.
-        width: D.
-        scale: multiply by sqrt(width), as the Transformer does (arXiv 1706.03762, section 3.4).
-        table_init: initializer of the table.
+    With `scale`, vectors are multiplied by sqrt(width) (arXiv 1706.03762, section 3.4).
     """
 
     vocab_size: int
@@ -37,11 +33,7 @@ class Embed(nn.Module):
 
 
 def patches(image: Float[Array, "B height width channels"], size: int) -> Float[Array, "B rows columns F"]:
-    """Return the pixels of each square patch of `size` rows and columns, in the order row, column, channel.
-
-    Raises:
-        ValueError: the sides of the image are not multiples of the size.
-    """
+    """Return the pixels of each square patch of `size` rows and columns, in the order row, column, channel."""
     batch, height, width, channels = image.shape
     if height % size or width % size:
         raise ValueError(f"image {height}x{width} does not divide into patches of {size}x{size} pixels.")
@@ -50,17 +42,11 @@ def patches(image: Float[Array, "B height width channels"], size: int) -> Float[
 
 
 class PatchEmbed(nn.Module):
-    """Linear projection of each square patch of an image to the width: a convolution whose stride is its kernel size.
-
-    Attributes:
-        patch_size: side of a patch, in pixels.
-        width: D.
-    """
+    """Linear projection of each square patch of an image: a convolution whose stride is its kernel size."""
 
     patch_size: int
     width: int
 
     @nn.compact
     def __call__(self, image: Float[Array, "B height width channels"]) -> Float[Array, "B rows columns D"]:
-        """Return the patches' vectors; raise ValueError if the image's sides are not multiples of the patch size."""
         return Linear((self.width,), name="projection")(patches(image, self.patch_size))

@@ -18,8 +18,7 @@ class Linear(nn.Module):
     Attributes:
         features: sizes of the output's last axes.
         axes: number of last axes of x that are mapped.
-        use_bias: add b.
-        kernel_init, bias_init: initializers of the kernel, as a matrix (inputs, outputs), and of the bias.
+        kernel_init: initializer of the kernel, as a matrix (inputs, outputs).
     """
 
     features: tuple[int, ...]

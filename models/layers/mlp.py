@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.linear import Linear
 
 
@@ -56,10 +57,8 @@ class Mlp(nn.Module):
 
     Attributes:
         mlp_dim: width of the hidden layer, F; when gated, of each of the two projections.
-        activation: elementwise function, one of `ACTIVATIONS` or any other.
         gated: multiply the hidden layer by a second projection.
         dropout: rate on the hidden layer.
-        use_bias, kernel_init, bias_init: of the projections.
         out_init: initializer of the output projection.
     """
 
@@ -84,5 +83,5 @@ class Mlp(nn.Module):
             hidden = self.activation(dense("gate", self.mlp_dim, self.kernel_init)(x)) * hidden
         else:
             hidden = self.activation(hidden)
-        hidden = nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(hidden)
+        hidden = Dropout(self.dropout)(hidden)
         return dense("down", x.shape[-1], self.out_init)(hidden)

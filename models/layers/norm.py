@@ -33,7 +33,7 @@ class LayerNorm(nn.Module):
     """Layer normalisation: (x - mean) / sqrt(variance + epsilon) * scale + bias (arXiv 1607.06450).
 
     Attributes:
-        epsilon: as the checkpoints have it: 1e-12 in BERT and ViT, 1e-5 in GPT-2, 1e-6 in MAE.
+        epsilon: constant added to the variance; 1e-12 in BERT and ViT, 1e-5 in GPT-2, 1e-6 in MAE.
         use_bias: learn a bias beside the scale.
     """
 
@@ -50,11 +50,7 @@ class LayerNorm(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square normalisation: x / sqrt(mean(x^2) + epsilon) * scale (arXiv 1910.07467).
-
-    Attributes:
-        epsilon: as the checkpoints have it: 1e-6 in T5 and Llama 1.
-    """
+    """Root-mean-square normalisation: x / sqrt(mean(x^2) + epsilon) * scale (arXiv 1910.07467)."""
 
     epsilon: float
 
@@ -66,11 +62,10 @@ class RMSNorm(nn.Module):
 
 
 class TokenNorm(nn.Module):
-    """Base class of norms of each feature over the tokens of the batch, or those of them where a mask is True.
+    """Base class of norms of each feature over the tokens of the batch, or over those where a mask is True.
 
-    In training, that is, when the collection "statistics" is mutable, running statistics follow those of the batches:
-    with several devices those of the whole batch, with gradient accumulation those of each part in turn. Otherwise the
-    running statistics are used.
+    When the collection "statistics" is mutable, as in training, the statistics of the batch are used and update the
+    running statistics (with gradient accumulation, of each micro-batch in turn). Otherwise the running ones are used.
 
     Attributes:
         epsilon: added to the variance or the mean square.

@@ -48,7 +48,7 @@ def rotary(
     The inner product of two rotated vectors depends only on the distance of their positions.
 
     Args:
-        x, positions: queries or keys, and their positions.
+        x: queries or keys.
         base: the frequencies fall from 1 towards 1 / base.
         scaling: maps frequencies and base to frequencies, such as `partial(stretched, kind="linear", factor=2.0)`.
         magnitude: multiplies the vectors, for YaRN by `yarn_magnitude`.
@@ -97,13 +97,7 @@ def yarn_magnitude(factor: float) -> float:
 
 
 class Learned(nn.Module):
-    """Learned vector for each position.
-
-    Attributes:
-        length: number of positions.
-        width: D.
-        stddev: standard deviation of the initial values.
-    """
+    """Learned vector for each position; `stddev` is the standard deviation of the initial values."""
 
     length: int
     width: int
@@ -134,8 +128,7 @@ class Learned2D(nn.Module):
 class RelativeKeys(nn.Module):
     """Bias that is the product of the query with a learned key of each distance (arXiv 1803.02155; 2010.11929, D.4).
 
-    Attributes:
-        max_distance: larger distances share its key.
+    Distances above `max_distance` share its key.
     """
 
     max_distance: int
@@ -160,12 +153,10 @@ class RelativeBuckets(nn.Module):
     and the last one all larger distances. All layers share one such bias.
 
     Attributes:
-        num_heads: H.
         buckets: number of buckets of both directions together, or, if not `bidirectional`, of the keys before the
             query: those after it share the bucket of distance 0.
         max_distance: distance from which on the last bucket is used.
         bidirectional: half of the buckets are for keys after the query.
-        stddev: standard deviation of the initial values.
     """
 
     num_heads: int
@@ -201,39 +192,31 @@ class RelativeBuckets(nn.Module):
         return jnp.moveaxis(table[index], -1, 1)
 
 
-def resample(
-    table: Float[Array, "P D"], old: tuple[int, int], new: tuple[int, int], antialias: bool = False
-) -> Float[Array, "Q D"]:
+def resample(table: Float[Array, "P D"], old: tuple[int, int], new: tuple[int, int]) -> Float[Array, "Q D"]:
     """Interpolate a table of a grid of `old` (rows, columns) to a `new` grid, bicubically.
 
-    Without `antialias`, this is PyTorch's bicubic mode (Keys' kernel with a = -0.75), with which ViT checkpoints are
-    resampled; with it, a = -0.5 and the kernel widens when the grid shrinks, as in PyTorch's antialiased mode and
-    `jax.image.resize`.
+    This is PyTorch's bicubic mode (Keys' kernel with a = -0.75), with which ViT checkpoints are resampled.
 
     Raises:
         ValueError: the length of the table is not that of the old grid.
     """
     if table.shape[0] != old[0] * old[1]:
         raise ValueError(f"a table of {table.shape[0]} positions is not one of a {old[0]}x{old[1]} grid.")
-    row, column = (_bicubic(before, after, antialias) for before, after in zip(old, new))
+    row, column = (_bicubic(before, after) for before, after in zip(old, new))
     grid = table.reshape(*old, -1)
     grid = jnp.einsum("rR,cC,RCD->rcD", row, column, grid.astype(jnp.float32), precision="highest")
     return grid.reshape(-1, table.shape[-1]).astype(table.dtype)
 
 
-def _bicubic(before: int, after: int, antialias: bool) -> Float[np.ndarray, "{after} {before}"]:
+def _bicubic(before: int, after: int) -> Float[np.ndarray, "{after} {before}"]:
     """Return the matrix that interpolates `before` samples to `after`, with pixel centres at half-integers."""
-    a, scale = (-0.5, max(before / after, 1.0)) if antialias else (-0.75, 1.0)
+    a = -0.75
     centre = (np.arange(after) + 0.5) * before / after - 0.5
-    reach = int(np.ceil(2 * scale)) + 1
-    taps = np.floor(centre).astype(int)[:, None] + np.arange(-reach, reach + 1)
-    x = np.abs(taps - centre[:, None]) / scale
+    taps = np.floor(centre).astype(int)[:, None] + np.arange(-3, 4)
+    x = np.abs(taps - centre[:, None])
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
     weights = np.where(x <= 1, near, np.where(x < 2, far, 0.0))
-    if antialias:  # taps outside are dropped and the others renormalised; otherwise the border is repeated
-        weights = weights * ((taps >= 0) & (taps < before))
-        weights = weights / weights.sum(axis=1, keepdims=True)
-    matrix = np.zeros((after, before))
+    matrix = np.zeros((after, before))  # taps outside repeat the border
     np.add.at(matrix, (np.arange(after)[:, None], np.clip(taps, 0, before - 1)), weights)
     return matrix.astype(np.float32)

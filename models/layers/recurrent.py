@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.linear import Linear
 
 State = tuple[Float[Array, "B _"], ...]
@@ -40,11 +41,8 @@ def lstm(state: State, x: Float[Array, "B F"], h: Float[Array, "B F"]) -> State:
     return jax.nn.sigmoid(output_gate) * jnp.tanh(memory), memory
 
 
-CELLS = {
-    "rnn": (rnn, 1, 1),
-    "gru": (gru, 3, 1),
-    "lstm": (lstm, 4, 2),
-}  # function, number of projections, number of arrays in a state
+# function, number of projections, number of arrays in a state
+CELLS = {"rnn": (rnn, 1, 1), "gru": (gru, 3, 1), "lstm": (lstm, 4, 2)}
 
 
 class Cell(nn.Module):
@@ -105,12 +103,9 @@ class Layer(nn.Module):
     def __call__(
         self, x: Float[Array, "B T E"], *, mask: Bool[Array, "B T"] | None = None, state: State | None = None
     ) -> tuple[Float[Array, "B T D"], State]:
-        """Return the output after each token, and the final state.
+        """Return the output after each token, and the final state; the initial state None is zeros.
 
-        Args:
-            x: the inputs.
-            mask: True = a real token; the others leave the state unchanged.
-            state: initial state; None is zeros.
+        Tokens where the mask is False leave the state unchanged.
         """
         cell = self.cell(name="cell")
 
@@ -148,16 +143,14 @@ class Recurrent(nn.Module):
     ) -> tuple[Float[Array, "B S D"], list[State]]:
         """Return the last layer's outputs, the directions concatenated, and the final states.
 
-        Args:
-            x: the inputs.
-            mask: True = a real token; the others change no state.
-            states: initial states, of the first layer's directions, then of the next layer's; None is zeros.
+        States are those of the first layer's directions, then of the next layer's; initial states None are zeros.
+        Tokens where the mask is False leave them unchanged.
         """
         cell = partial(Cell, self.kind, self.width, self.projection)
         directions = ("forward", "backward") if self.bidirectional else ("forward",)
         ends = []
         for i in range(self.depth):
-            x = nn.Dropout(self.dropout, deterministic=not (i and self.has_rng("dropout")))(x)
+            x = Dropout(self.dropout if i else 0.0)(x)
             out = []
             for direction in directions:
                 layer = Layer(cell, reverse=direction == "backward", name=f"{direction}_{i}")

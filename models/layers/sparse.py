@@ -1,4 +1,4 @@
-"""Strategies of attention that compute few of the T x S scores: work and memory grow as the length, not its square."""
+"""Sparse attention, whose work and memory grow as the length of the sequence instead of its square."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,20 +15,13 @@ def has_windows(mask: Mask, length: int) -> bool:
 
 
 def windowed(
-    query: Float[Array, "B T H C"],
-    key: Float[Array, "B T K C"],
-    value: Float[Array, "B T K E"],
-    mask: Mask,
-    **options,
+    query: Float[Array, "B T H C"], key: Float[Array, "B T K C"], value: Float[Array, "B T K E"], mask: Mask, **options
 ) -> Float[Array, "B T H E"]:
     """Attend within a causal window: 2 T x window scores instead of T x T (arXiv 2310.06825, section 2).
 
-    The queries are cut into blocks as long as the window. The keys that a block sees lie in it and in the one before.
-
-    Args:
-        query, key, value: as for `dense`.
-        mask: causal with a window, and perhaps `keys`; nothing else.
-        options: those of `dense`, whose weights are [B x blocks, H, window, 2 x window] here.
+    Queries are cut into blocks of the length of the window, which attend to their own and the preceding block. The
+    mask must be causal with a window, and may have `keys`. `options` are those of `dense`, with weights
+    [B x blocks, H, window, 2 x window].
     """
     batch, length = query.shape[:2]
     window = mask.window
@@ -49,10 +42,9 @@ def windowed(
 
 @struct.dataclass
 class BlockSparse:
-    """Attend to few blocks of tokens: a block sees itself, its neighbours, the first, the last and R others.
+    """BigBird's attention (arXiv 2007.14062): a block attends to itself, its neighbours, both end blocks and R others.
 
-    This is BigBird's attention (arXiv 2007.14062). The first and the last block see all, as all see them. Blocks are
-    cut out and gathered: there are no T x T scores.
+    The end blocks attend to all. Blocks are gathered, so that there are no T x T scores.
 
     Attributes:
         others: the R others of each of the N blocks between the ends; with a layer axis, of each layer.
@@ -70,7 +62,7 @@ class BlockSparse:
         mask: Mask,
         **options,
     ) -> Float[Array, "B T H E"]:
-        """Attend as `dense` does, whose options these are; of the mask, only `keys` may be given."""
+        """Attend as `dense` does, with its options; the mask may have `keys` only."""
         batch, length, count = *query.shape[:2], self.others.shape[-2]
         real = jnp.ones((1, length), bool) if mask.keys is None else mask.keys
         real = jnp.broadcast_to(real, (batch, length))[..., None, None]

@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from lineage import launch
-from lineage.configs import cli, schema
+from lineage.configs import base, cli, schema
 from lineage.configs.arguments import COMMANDS, parse
 
 
 def test_every_command_has_a_handler_help_and_an_example(capsys):
-    assert launch.HANDLERS.keys() == COMMANDS.keys()
+    assert {f"run_{name}" for name in COMMANDS} == {name for name in vars(launch) if name.startswith("run_")}
     for name in COMMANDS:
         with pytest.raises(SystemExit, match="0"):
             launch.main([name, "--help"])
@@ -42,6 +42,7 @@ def test_list_shows_every_experiment_with_a_summary(capsys):
         group = small if path.parent.name == "small" else paper
         assert re.search(rf"^  {name} +{re.escape(cli.summary(path))}$", group, re.MULTILINE)
         assert cli.summary(path)
+    assert all(len(line) <= 120 for line in [*small.splitlines(), *paper.splitlines()])
 
 
 def test_config_shows_every_key(capsys):
@@ -52,8 +53,8 @@ def test_config_shows_every_key(capsys):
     assert shown == list(cli.keys(config))
     assert "seed = 3  [int, default 0]" in lines
     assert "model.position = '1d'  ['none' | '1d' | '2d' | 'relative' | 'sincos2d' | 'mae']" in lines
-    assert "model.patch_size = 2  [int, default 16]" in lines
-    documented = schema.documentation(cli.classes(config)["model"])["pooling"].split()[:4]
+    assert "model.patch_size = 2  [int, 1 or more, default 16]" in lines
+    documented = schema.documentation(base.classes(config)["model"])["pooling"].split()[:4]
     assert "    " + " ".join(documented) in "\n".join(lines)
     for arguments in (["config", "vit_digits", "mesh"], ["config", "mesh", "--config=vit_digits"]):
         assert launch.main(arguments) == 0

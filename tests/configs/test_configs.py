@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -150,7 +151,7 @@ def test_cifar10_resnet_has_standard_size():
         cli.override(config, {"task.image_size": 32, "total_steps": 1})
         assert (config.source.name, config.source.path) == ("cifar", "folder")
         assert sum(leaf.size for leaf in jax.tree.leaves(Experiment(config).abstract_state.params)) == size
-    with pytest.raises(ValueError, match="'swin' is not a model for CIFAR-10: it is one of vit, resnet"):
+    with pytest.raises(ValueError, match="MODEL is 'swin': it must be one of vit, resnet"):
         cli.load(f"{path}:swin,folder")
 
 
@@ -167,7 +168,7 @@ def test_glue():
     path = ROOT / "configs" / "paper" / "bert_glue.py"
     assert cli.load(f"{path}:stsb")[0].task.name == "text_regression"
     assert cli.load(f"{path}:mnli")[0].model.num_classes == 3
-    with pytest.raises(ValueError, match="'glue' is not a task of GLUE: it is one of cola, sst2,"):
+    with pytest.raises(ValueError, match="The GLUE task is 'glue': it must be one of cola, sst2,"):
         cli.load(f"{path}:glue")
 
 
@@ -245,7 +246,7 @@ def test_argument_selects_the_variant():
     path = ROOT / "configs" / "small" / "gpt_shakespeare_char.py"
     assert cli.load(str(path))[0].model.depth == 4
     assert cli.load(f"{path}:gpu")[0].model.depth == 6
-    with pytest.raises(ValueError, match="recipes cpu and gpu"):
+    with pytest.raises(ValueError, match="The recipe is 'tpu': it must be cpu or gpu"):
         cli.load(f"{path}:tpu")
 
 
@@ -262,7 +263,7 @@ def test_argument_selects_the_sweep():
     config, sweep = cli.load(f"{path}:pooling,folder")
     assert (config.source.name, config.source.path) == ("idx", "folder")
     assert {changes["model.pooling"] for changes in sweep} == {"token", "gap"}
-    with pytest.raises(ValueError, match="'depth' is not an ablation of ViT: it is one of position, pooling, size"):
+    with pytest.raises(ValueError, match="STUDY is 'depth': it must be one of position, pooling, size"):
         cli.load(f"{path}:depth,folder")
     for overrides in cli.load(f"{path}:size,folder")[1]:
         config, _ = cli.load(f"{path}:size,folder")
@@ -278,3 +279,40 @@ def test_sweep_yields_overrides(tmp_path):
         "def sweep():\n    for seed in range(3):\n        yield {'seed': seed}\n"
     )
     assert cli.load(str(tmp_path / "x.py"))[1] == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("config.model.update(deth=1)", 'Key "deth" does not exist'),
+        ("config.model.deth = 1", 'Did you mean "depth" instead of "deth"?'),
+        ("config.model.depth = '1'", "Could not override field 'depth'"),
+        ("config.total_steps = stps", "name 'stps' is not defined"),
+        ("config.total_steps =", "invalid syntax"),
+    ],
+)
+def test_mistakes_in_a_config_file_are_reported_with_their_line(tmp_path, line, message):
+    path = tmp_path / "wrong.py"
+    path.write_text(
+        "from lineage.configs import base\n\n\ndef get_config():\n"
+        f"    config = base.get_config()\n    {line}\n    return config\n"
+    )
+    with pytest.raises(ValueError, match=rf"wrong\.py, line 6: .*{re.escape(message)}") as raised:
+        cli.load(str(path))
+    assert len(str(raised.value)) < 300
+
+
+def test_imports_on_the_command_line_come_before_the_parts_that_they_register(tmp_path):
+    path = tmp_path / "extra.py"
+    path.write_text(
+        "from dataclasses import dataclass\n\nfrom lineage.tasks import TASKS\n"
+        "from lineage.tasks.image_classification import ImageClassification\n\n\n"
+        '@TASKS.register("extra")\n@dataclass(frozen=True)\nclass Extra(ImageClassification):\n    """Extra task."""\n'
+    )
+    config, _ = cli.load("vit_digits")
+    try:
+        cli.override(config, {"task.name": "extra", "imports": str(path)})
+        assert config.task.name == "extra"
+        assert config.imports == (str(path),)
+    finally:
+        base.REGISTRIES["task"].pop("extra")

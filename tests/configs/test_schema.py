@@ -110,7 +110,7 @@ def test_config_takes_precedence_over_data_variant_and_default(changes, given, e
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: whole(widht=3), r"Whole has no key 'widht'\. Did you mean 'width'\? Keys: variant, part"),
+        (lambda: whole(widht=3), r"Whole has no key 'widht'\. Did you mean 'width'\? Available: variant, part"),
         (lambda: THINGS.build("hole"), r"Unknown thing 'hole'\. Did you mean 'whole'\? Available: part, whole"),
         (lambda: THINGS.build("whole"), "whole needs part: give it, or a variant of small, large"),
         (lambda: THINGS.build("part", "bigg"), r"Unknown variant of part 'bigg'\. Did you mean 'big'\?"),
@@ -190,3 +190,11 @@ def test_keys_show_their_range():
 def test_name_of_returns_the_name_of_the_class():
     assert THINGS.name_of(Part()) == "part"
     assert THINGS.name_of(3) == "int"
+
+
+def test_registering_a_class_that_is_not_a_dataclass_raises():
+    class Undecorated(Part):
+        colour: str = "red"
+
+    with pytest.raises(ValueError, match=r"The thing .*Undecorated must be a dataclass: add @dataclass"):
+        THINGS.register("undecorated")(Undecorated)

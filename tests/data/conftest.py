@@ -10,16 +10,30 @@ from lineage import data
 from lineage.data.tokenizers import TOKENIZERS, Bytes
 
 
-def load(source, task, tokenizer=None, **options):
-    """`data.load` with the options of the loader among the others; texts have bytes as tokens unless told otherwise."""
+def with_loader(options):
+    """Return options with those of the loader replaced by a `loader`."""
     names = {field.name for field in dataclasses.fields(data.Loader)}
     loader = data.Loader(**{name: value for name, value in options.items() if name in names})
-    others = {name: value for name, value in options.items() if name not in names}
-    return data.load(source, task, tokenizer or Bytes(), loader, **others)
+    return {name: value for name, value in options.items() if name not in names} | {"loader": loader}
+
+
+def load(source, task, tokenizer=None, **options):
+    """Call `data.load`, with the options of the loader as keyword arguments; the default tokenizer is bytes."""
+    return data.load(source, task, tokenizer or Bytes(), **with_loader(options))
+
+
+def train_batches(**options):
+    """Return training batches, given the loader's options among the others."""
+    return data.TrainBatches(**with_loader(options))
+
+
+def evaluation_batches(**options):
+    """Return evaluation batches, given the loader's options among the others."""
+    return data.EvaluationBatches(**with_loader(options))
 
 
 def train(kind, texts, special_tokens=("end_of_text",), **options):
-    """A tokenizer of a registered kind."""
+    """Train a tokenizer of a registered kind."""
     return TOKENIZERS[kind](**options).train(texts, special_tokens)
 
 
@@ -31,7 +45,7 @@ def png(pixels):
 
 @pytest.fixture(scope="session")
 def prepare():
-    """Writes a TFDS data set as array_record without TensorFlow: prepare(folder, name, features, examples by split)."""
+    """Return `prepare(folder, name, features, splits)`, which writes a TFDS data set without TensorFlow."""
     tfds = pytest.importorskip("tensorflow_datasets")
     from array_record.python.array_record_module import ArrayRecordWriter
     from tensorflow_datasets.core.dataset_info import DatasetIdentity
@@ -43,7 +57,7 @@ def prepare():
             feature = proto.features.feature[name]
             array = np.atleast_1d(np.asarray(value, object if isinstance(value, bytes) else None))
             kind = {"i": feature.int64_list, "f": feature.float_list}.get(array.dtype.kind, feature.bytes_list)
-            kind.SetInParent()  # an empty list is one too
+            kind.SetInParent()  # also for empty lists
             kind.value.extend(array.tolist())
         return proto.SerializeToString()
 
@@ -83,7 +97,7 @@ def prepare():
 
 @pytest.fixture(scope="session")
 def shapes(prepare, tmp_path_factory):
-    """A data_dir with the image set `shapes`: 40 and 7 grey 8x8 images; image i has all pixels i and class i % 3."""
+    """Prepare 40 and 7 gray 8x8 images, image i with all pixels i and class i % 3, and return the data_dir."""
     folder = tmp_path_factory.mktemp("tfds")
 
     def examples(n):

@@ -1,19 +1,19 @@
-"""Images with boxes: boxes stay where their pixels are, and are exact; COCO's layout in TFDS."""
+"""Images with boxes: boxes follow their pixels exactly; the TFDS layout of COCO."""
 
 import numpy as np
 import pytest
 
 from lineage.data import shuffle
 from lineage.data.content import gather
-from lineage.data.sources import TFDS, Shapes
-from lineage.data.sources.shapes import SHAPES, DrawnShapes
+from lineage.data.sources.shapes import SHAPES, DrawnShapes, Shapes
+from lineage.data.sources.tfds import TFDS
 from lineage.data.transforms import boxes as detection
 from lineage.tasks.object_detection import ObjectDetection
 from tests.data.conftest import load, png
 
 
 def blocks(seed):
-    """An image of coloured rectangles, each of a colour of its own, and their boxes."""
+    """Return an example with three rectangles of different colors and their boxes."""
     rng = np.random.default_rng(seed)
     height, width = rng.integers(40, 90, 2)
     image, boxes = np.zeros((height, width, 3), np.uint8), []
@@ -26,8 +26,8 @@ def blocks(seed):
     return {"image": image} | arrays
 
 
-def assert_boxes_are_the_colours(example, tolerance):
-    """Each object's box is that of the pixels of its colour; of an object without a box there are none."""
+def assert_boxes_match_colors(example, tolerance):
+    """Assert that each box encloses the pixels of its color, and that objects without a box have no pixels."""
     image = example["image"].astype(float)
     for number in range(3):
         inside = image[..., number] > 127
@@ -48,21 +48,21 @@ def assert_boxes_are_the_colours(example, tolerance):
 @pytest.mark.parametrize("seed", range(20))
 def test_boxes_move_with_their_pixels(seed):
     example, random = blocks(seed), np.random.default_rng(seed)
-    assert_boxes_are_the_colours(example, 0)
-    assert_boxes_are_the_colours(detection.flip(example), 0)
+    assert_boxes_match_colors(example, 0)
+    assert_boxes_match_colors(detection.flip(example), 0)
     height, width = example["image"].shape[:2]
     cut = [int(random.integers(1, side + 1)) for side in (height, width)]
     start = [int(random.integers(side - part + 1)) for side, part in zip((height, width), cut)]
-    assert_boxes_are_the_colours(detection.crop(example, *start, *cut), 0)
-    assert_boxes_are_the_colours(detection.resize(example, 2 * height, 3 * width), 1)
+    assert_boxes_match_colors(detection.crop(example, *start, *cut), 0)
+    assert_boxes_match_colors(detection.resize(example, 2 * height, 3 * width), 1)
     for step in (detection.Flip(), detection.Resize(30, 80, 100), detection.Crop(20, 50)):
         changed = step(example, random)
-        assert_boxes_are_the_colours(changed, 1.5)
+        assert_boxes_match_colors(changed, 1.5)
         if isinstance(step, detection.Resize):
             assert max(changed["image"].shape) <= 100
 
 
-def test_what_is_random_happens_as_often_and_as_much_as_it_should():
+def test_random_transforms_have_expected_frequency_and_range():
     example, random = blocks(0), np.random.default_rng(0)
     flip, crop = detection.Flip(), detection.Crop(48, 60)
     mirrored = [np.array_equal(flip(example, random)["image"], example["image"][:, ::-1]) for _ in range(200)]
@@ -74,7 +74,7 @@ def test_what_is_random_happens_as_often_and_as_much_as_it_should():
     assert sizes[~whole].max() == 60
 
 
-def test_a_batch_is_in_frames_and_relative():
+def test_batches_are_padded_and_boxes_relative():
     examples = [blocks(seed) for seed in range(6)]
     batch = gather(examples) | {"mask": np.arange(6) < 5}
     keys = shuffle.keys(np.arange(6), 0)
@@ -91,14 +91,14 @@ def test_a_batch_is_in_frames_and_relative():
         centre, size = out["boxes"][row, :3, :2], out["boxes"][row, :3, 2:]
         boxes = np.concatenate([centre - size / 2, centre + size / 2], axis=1) * np.tile([width, height], 2)
         found = {"image": image[:height, :width] * 255, "boxes": boxes, "classes": out["classes"][row, :3]}
-        assert_boxes_are_the_colours(found | {"crowd": out["crowd"][row, :3]}, 1.5)
+        assert_boxes_match_colors(found | {"crowd": out["crowd"][row, :3]}, 1.5)
         assert out["boxes_mask"][row].tolist() == [True] * 3 + [False]
     alone = make({name: value[3:4] for name, value in batch.items()}, keys[3:4])
     for name, value in alone.items():
         np.testing.assert_array_equal(value, out[name][3:4])
 
 
-def test_what_training_and_evaluation_do_with_crowds_and_many_objects():
+def test_crowds_and_excess_objects_in_training_and_evaluation():
     example = blocks(0) | {"crowd": np.array([False, True, False])}
     batch, keys = gather([example]) | {"mask": np.ones(1, bool)}, shuffle.keys(np.arange(1), 0)
     make = lambda most, training: detection.Transform([], 96, most, (0.5,), (0.5,), training)(batch, keys)  # noqa: E731
@@ -116,7 +116,7 @@ def test_what_training_and_evaluation_do_with_crowds_and_many_objects():
         detection.Transform([], 32, 3, (0.5,), (0.5,), True)(batch, keys)
 
 
-def test_shapes_are_functions_of_their_place():
+def test_drawn_shapes_depend_on_index_split_and_seed_only():
     train, test = DrawnShapes("train"), DrawnShapes("test")
     first = train[7]
     for name, value in train[7].items():
@@ -137,8 +137,8 @@ def test_shapes_are_functions_of_their_place():
         test[len(test)]
 
 
-def test_boxes_of_shapes_are_those_of_their_pixels():
-    """Alone on its ground, a shape is all that is far from the ground's colour."""
+def test_boxes_of_drawn_shapes_match_their_pixels():
+    """Compare the boxes with the pixels that differ from the background."""
     source, seen = DrawnShapes("train"), set()
     for index in range(200):
         example = source[index]
@@ -150,7 +150,7 @@ def test_boxes_of_shapes_are_those_of_their_pixels():
         inside[top:bottom, left:right] = True
         ground = np.median(image[~inside], axis=0)
         far = np.abs(image - ground).mean(axis=-1)
-        assert ((far > 50) & ~inside).sum() <= 3  # of the ground's noise
+        assert ((far > 50) & ~inside).sum() <= 3  # noise of the background
         shape = (far > 40) & inside
         assert shape.any(1)[top:bottom].all()
         assert shape.any(0)[left:right].all()
@@ -178,7 +178,7 @@ def test_load():
         load(Shapes(), ObjectDetection(std=(0.0,)))
 
 
-def test_shapes_too_small_for_a_pixel_are_left_out():
+def test_shapes_smaller_than_a_pixel_are_omitted():
     found = [DrawnShapes("test", size=4)[index]["boxes"] for index in range(100)]
     assert {boxes.shape[1] for boxes in found} == {4}
     assert min(map(len, found)) == 0

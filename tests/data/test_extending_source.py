@@ -1,4 +1,4 @@
-"""A new source is one class in one file, which may be outside of the repository."""
+"""A new source is one class in one file, possibly outside of the repository."""
 
 import importlib.util
 
@@ -47,7 +47,7 @@ class CSV(SplitFiles):
 
 @pytest.fixture
 def registered(tmp_path):
-    """The module of the source, registered as long as the test runs."""
+    """Import the module of the source, which stays registered during the test."""
     path = tmp_path / "csv_source.py"
     path.write_text(CSV_SOURCE)
     spec = importlib.util.spec_from_file_location("csv_source", path)
@@ -63,9 +63,9 @@ def test_a_csv_of_texts_and_labels(registered, tmp_path):
     held_out.write_text("stars,review\n3,middling\n")
     section = schema.section(SOURCES, "csv", path=str(train), validation_path=str(held_out), text="review")
     assert {key.name: key.documentation for key in schema.keys(registered.CSV)} == {
-        "path": "what to train on.",
-        "validation_path": 'what to validate on; "" = nothing.',
-        "test_path": 'what to test on; "" = nothing.',
+        "path": "the training data.",
+        "validation_path": 'the validation data; "" = none.',
+        "test_path": 'the test data; "" = none.',
         "text": "the name of the column with the text.",
         "label": "the name of the column with the label.",
     }
@@ -85,10 +85,10 @@ def test_a_csv_of_texts_and_labels(registered, tmp_path):
     (validation,) = loaded.splits["validation"]
     np.testing.assert_array_equal(validation["label"][validation["mask"]], [1])
     with pytest.raises(ValueError, match="The source 'csv' offers labelled texts, not documents"):
-        source.documents()
+        source.read("documents")
 
 
-def test_the_same_file_may_be_imported_twice_and_another_class_may_not_take_the_name(registered):
+def test_reimport_is_allowed_and_duplicate_name_raises(registered):
     exec(CSV_SOURCE, {"__name__": "again"})
     with pytest.raises(ValueError, match=r"The source name 'csv' is taken by .*CSV"):
         SOURCES.register("csv")(Loader)

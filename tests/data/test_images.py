@@ -4,7 +4,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from lineage.data.examples.images import in_memory
-from lineage.data.sources import Digits, Folder
+from lineage.data.sources.digits import Digits
+from lineage.data.sources.folder import Folder
 from lineage.data.transforms.pillow import decode, stack
 
 
@@ -14,13 +15,13 @@ def test_digits():
     train, test = splits["train"], splits["test"]
     assert (len(train), len(test)) == (1438, 359)
     assert train.take(np.arange(3))["image"].shape == (3, 8, 8, 1)
-    # Every example of the original, once, in one of the two.
+    # Every example of the original is in exactly one split.
     pixels, labels = load_digits(return_X_y=True)
     got = np.concatenate([part.features["image"].reshape(-1, 64) for part in splits.values()])
     np.testing.assert_array_equal(np.unique(np.rint(got / 255 * 16), axis=0), np.unique(pixels, axis=0))
     assert len(np.unique(got, axis=0)) == 1797
-    assert test.features["image"].sum(dtype=int) == 1802577  # The same images always.
-    # The classes are spread as in the whole.
+    assert test.features["image"].sum(dtype=int) == 1802577  # The split is fixed.
+    # The class distribution is that of the whole.
     whole = np.bincount(labels) / 5
     assert np.abs(np.bincount(test.features["label"]) - whole).max() <= 1
     assert got.min() == 0
@@ -55,7 +56,7 @@ def test_folders(folder):
     assert memory[5]["label"] == 1
 
 
-def test_grey_folders(tmp_path):
+def test_gray_folders(tmp_path):
     write(tmp_path / "train" / "a" / "1.png", np.zeros((3, 3), np.uint8))
     write(tmp_path / "train" / "a" / "2.png", np.full((3, 3, 3), 7, np.uint8))
     batch = Folder(str(tmp_path)).images().splits["train"].take(np.arange(2))
@@ -75,18 +76,18 @@ def test_folder_errors(folder, tmp_path):
         decode(folder / "train" / "cat" / "0.png", 3)
 
 
-def test_hidden_folders_are_no_classes(folder):
+def test_hidden_folders_are_ignored(folder):
     (folder / "train" / ".checkpoints").mkdir()
     (folder / "test" / ".checkpoints").mkdir()
     assert Folder(str(folder)).images().class_names == ["cat", "dog"]
 
 
-def test_pixels_of_16_bits_are_refused(tmp_path):
+def test_16_bit_images_raise(tmp_path):
     Image.fromarray(np.full((4, 5), 1000, np.uint16)).save(tmp_path / "a.png")
     with pytest.raises(ValueError, match="its pixels are I;16, not of 8 bits"):
         decode(tmp_path / "a.png", 1)
 
 
-def test_sizes_differ():
+def test_different_image_sizes_raise():
     with pytest.raises(ValueError, match=r"Images differ in size, such as \(2, 2, 1\) and \(3, 2, 1\): .*image_size"):
         stack([np.zeros((2, 2, 1)), np.zeros((3, 2, 1))])

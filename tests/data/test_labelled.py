@@ -1,7 +1,8 @@
-"""Labelled texts: every layout of files, pairs, what of long texts is read."""
+"""Labeled texts: file layouts, sentence pairs, and truncation of long texts."""
 
 import gzip
 import json
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -11,8 +12,7 @@ from hypothesis import strategies as st
 from lineage.configs import schema
 from lineage.data import LabelledTexts
 from lineage.data.examples import encoded, labelled_texts
-from lineage.data.sources import Labels
-from lineage.data.sources.labels import read
+from lineage.data.sources.lines import LabelFiles, read_labelled_texts
 from lineage.data.tokenizers import TokenizerFile, Words
 from lineage.tasks import TASKS
 from lineage.tasks.text_classification import TextClassification
@@ -42,11 +42,11 @@ def test_every_layout_of_files_gives_the_same_texts(layout, zipped, second, tmp_
     lines = ["\t".join(row) if layout == "tsv" else json.dumps(dict(zip(keys, row))) for row in rows]
     path = tmp_path / f"a.{layout}{'.gz' if zipped else ''}"
     (gzip.open if zipped else open)(path, "wt", encoding="utf-8").write("\n".join(lines) + "\n")
-    part = read(str(path))
+    part = read_labelled_texts(str(path))
     assert list(part.texts) == [row[:-1] for row in rows]
     assert list(part.labels) == ["yes", "no", "yes"]
     task = TextClassification(sequence_length=20)
-    loaded = load(Labels(str(path), validation_path=str(path)), task, batch_size=3)
+    loaded = load(LabelFiles(str(path), validation_path=str(path)), task, batch_size=3)
     assert loaded.facts.class_names == ("no", "yes")
     (batch,) = loaded.splits["validation"]
     assert batch["label"].tolist() == [1, 0, 1]
@@ -64,23 +64,23 @@ def test_every_layout_of_files_gives_the_same_texts(layout, zipped, second, tmp_
         np.testing.assert_array_equal(segments, expected)
 
 
-def test_classes_that_are_numbers_are_in_their_order():
+def test_numeric_classes_are_in_numeric_order():
     part = LabelledTexts([("a",)] * 3, ["10", "9", "x"])
     assert labelled_texts.names({"train": part}) == ["9", "10", "x"]
     with pytest.raises(ValueError, match="The label 'y' of the test split is not one of 9, 10, x"):
         labelled_texts.names({"train": part, "test": LabelledTexts([("a",)], ["y"])})
 
 
-def test_numbers(tmp_path):
+def test_regression_targets(tmp_path):
     (tmp_path / "a.tsv").write_text("a\tb\t1.5\nc\td\t-0.25\n")
-    loaded = load(Labels(f"{tmp_path}/a.tsv"), TextRegression(sequence_length=8), batch_size=2)
+    loaded = load(LabelFiles(f"{tmp_path}/a.tsv"), TextRegression(sequence_length=8), batch_size=2)
     assert sorted(loaded.train[0]["label"].tolist()) == [-0.25, 1.5]
     assert loaded.train[0]["label"].dtype == np.float32
     assert loaded.facts.num_classes == 1
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 30))
-def test_the_longer_text_loses_tokens_first(first, second, room):
+def test_longer_text_is_truncated_first(first, second, room):
     a, b = first, second
     while a + b > room:
         a, b = (a - 1, b) if a > b else (a, b - 1)
@@ -88,15 +88,15 @@ def test_the_longer_text_loses_tokens_first(first, second, room):
 
 
 @given(st.integers(0, 60), st.integers(1, 20), st.data())
-def test_windows_have_everything(count, room, draw):
+def test_windows_cover_the_whole_text(count, room, draw):
     stride = draw.draw(st.integers(0, room))
-    starts = list(encoded.starts(count, room, stride))
+    starts = list(encoded.window_starts(count, room, stride))
     assert {i for start in starts for i in range(start, start + room)} >= set(range(count))
     assert starts == [i * (stride or room) for i in range(len(starts))]
-    assert len(starts) == 1 or starts[-2] + room < count  # none is for nothing
+    assert len(starts) == 1 or starts[-2] + room < count  # no window is redundant
 
 
-def test_what_of_a_long_text_is_read():
+def test_truncation_rules():
     text = " ".join(WORDS[:10])
     assert written(fit("head")((text,))) == [[" ".join(WORDS[:6])]]
     assert written(fit("tail")((text,))) == [[" ".join(WORDS[4:10])]]
@@ -106,7 +106,7 @@ def test_what_of_a_long_text_is_read():
         ["w3 w4 w5 w6 w7 w8"],
         ["w6 w7 w8 w9"],
     ]
-    for rule in labelled_texts.LONG:
+    for rule in get_args(get_type_hints(TextClassification)["long_text"]):
         assert written(fit(rule)(("w3 w4",))) == [["w3 w4"]]
     pair = (" ".join(WORDS[:9]), "w20 w21")
     assert written(fit("tail", texts=[("a", "b")])(pair)) == [["w6 w7 w8", "w20 w21"]]
@@ -118,16 +118,16 @@ def test_bert_keeps_128_and_382_of_510():
     np.testing.assert_array_equal(ids, expected)
 
 
-def test_key_sentences_are_those_of_the_texts_own_words():
-    """w5 is what this text alone speaks of again and again; `the` is in every text."""
+def test_key_sentences_have_the_most_distinctive_words():
+    """Check a text in which w5 is frequent and specific, whereas `the` occurs in every text."""
     others = [(f"the {word} .",) for word in WORDS[10:]]
     text = "the the the . w5 w6 w5 . the . w7 w5 ."
     assert written(fit("key_sentences", 9, texts=[*others, (text,)])((text,))) == [["w5 w6 w5 . w7 w5 ."]]
 
 
-def test_rows_of_one_text_have_its_label(tmp_path):
+def test_windows_of_a_text_have_its_label(tmp_path):
     (tmp_path / "a.tsv").write_text(f"{' '.join(WORDS[:10])}\tyes\nw1\tno\n{' '.join(WORDS[:7])}\tno\n")
-    source = Labels(f"{tmp_path}/a.tsv", validation_path=f"{tmp_path}/a.tsv")
+    source = LabelFiles(f"{tmp_path}/a.tsv", validation_path=f"{tmp_path}/a.tsv")
     loaded = load(source, TextClassification(sequence_length=8, long_text="segments", stride=2), Words(), batch_size=4)
     source = loaded.splits["validation"].source
     assert source.origins.tolist() == [0, 0, 0, 1, 2, 2]
@@ -146,7 +146,7 @@ def test_rows_of_one_text_have_its_label(tmp_path):
         (
             "a\tb\tyes\n",
             {"long_text": "segments"},
-            "'segments', which applies to single texts, not to pairs",
+            "'segments': pairs of texts support head, tail and head_tail",
         ),
         (
             "a\tyes\n",
@@ -158,29 +158,29 @@ def test_rows_of_one_text_have_its_label(tmp_path):
         ("a\tyes\n", {"mask_rate": 0.5}, "TextClassification has no key 'mask_rate'"),
     ],
 )
-def test_errors(content, options, message, tmp_path):
+def test_invalid_files_raise(content, options, message, tmp_path):
     (tmp_path / "a.tsv").write_text(content + ("b c d e f g h i\tyes\n" if options.get("stride") else ""))
     options = {"name": "text_classification", "sequence_length": 8} | options
     with pytest.raises(ValueError, match=message):
-        load(Labels(f"{tmp_path}/a.tsv"), schema.build(TASKS, schema.section(TASKS, **options)))
+        load(LabelFiles(f"{tmp_path}/a.tsv"), schema.build(TASKS, schema.section(TASKS, **options)))
     with pytest.raises(ValueError, match=r"must be a \.tsv or \.jsonl file"):
-        read("a.csv")
+        read_labelled_texts("a.csv")
     for content in ('{"text": "a"}\n', '{"text": "a", "label": null}\n'):
         (tmp_path / "a.jsonl").write_text(content)
         with pytest.raises(ValueError, match="line 1 must be a JSON object with `text` and `label`"):
-            read(f"{tmp_path}/a.jsonl")
+            read_labelled_texts(f"{tmp_path}/a.jsonl")
 
 
-def test_a_tokenizer_without_the_tokens(tmp_path):
+def test_tokenizer_without_special_tokens_raises(tmp_path):
     train("bytes", []).save(tmp_path)
     (tmp_path / "a.tsv").write_text("a\tyes\n")
     tokenizer = TokenizerFile(f"{tmp_path}/tokenizer.json")
     with pytest.raises(ValueError, match=r"special tokens cls, sep, pad, mask, which .*tokenizer.json.* does not have"):
-        load(Labels(f"{tmp_path}/a.tsv"), TextClassification(sequence_length=8), tokenizer)
+        load(LabelFiles(f"{tmp_path}/a.tsv"), TextClassification(sequence_length=8), tokenizer)
 
 
-def test_rows_of_one_text_and_of_two(tmp_path):
+def test_token_layout_of_single_texts_and_pairs(tmp_path):
     (tmp_path / "a.tsv").write_text("one\tyes\n")
     (tmp_path / "b.tsv").write_text("one\ttwo\tyes\n")
     with pytest.raises(ValueError, match="rows of 1 and of 2 texts: all must have as many"):
-        load(Labels(f"{tmp_path}/a.tsv", f"{tmp_path}/b.tsv"), TextClassification(sequence_length=16))
+        load(LabelFiles(f"{tmp_path}/a.tsv", f"{tmp_path}/b.tsv"), TextClassification(sequence_length=16))

@@ -5,7 +5,11 @@ import pytest
 
 from lineage.configs import schema
 from lineage.data import Loader
-from lineage.data.sources import SOURCES, Dates, Digits, Folder, StandardLibrary, Text
+from lineage.data.sources import SOURCES
+from lineage.data.sources.cldr import Dates
+from lineage.data.sources.digits import Digits
+from lineage.data.sources.folder import Folder
+from lineage.data.sources.text import StandardLibrary, Text
 from lineage.data.tokenizers import BPE, Characters, TokenizerFile
 from lineage.tasks import TASKS
 from lineage.tasks.causal_lm import CausalLM
@@ -41,7 +45,7 @@ def test_digits():
     assert loaded.train.batch_size == 128
 
 
-def test_held_out_images_do_not_depend_on_the_seed_and_training_does():
+def test_seed_changes_training_batches_only():
     first, second = (load(Digits(), ImageClassification(), batch_size=64, seed=seed) for seed in (0, 1))
     np.testing.assert_array_equal(first.splits["test"][2]["image"], second.splits["test"][2]["image"])
     assert (first.train[0]["label"] != second.train[0]["label"]).any()
@@ -56,7 +60,7 @@ def test_augmentation_is_for_training_only():
     assert (plain.train[0]["image"] != shifted.train[0]["image"]).any()
 
 
-def test_processes_see_parts_of_the_same_batch():
+def test_processes_share_the_global_batch():
     what = Digits(), ImageClassification(augment="shift(1)")
     whole = load(*what, batch_size=64).train[7]
     parts = [load(*what, batch_size=64, process_index=i, process_count=4).train[7] for i in range(4)]
@@ -86,7 +90,7 @@ def test_text_file(prose):
 
 
 @pytest.mark.parametrize(("size", "stride"), [(1, 0), (7, 0), (64, 0), (7, 4)])
-def test_evaluation_scores_each_target_once_at_any_batch_size_and_stride(prose, size, stride):
+def test_evaluation_counts_each_target_once_for_any_batch_size_and_stride(prose, size, stride):
     task = CausalLM(sequence_length=10, stride=3, evaluation_stride=stride)
     loaded = load(Text(prose), task, batch_size=1, evaluation_batch_size=size)
     batches = list(loaded.splits["validation"])
@@ -113,7 +117,7 @@ def test_no_validation(prose):
     assert loaded.facts.tokens == {"train": len(PROSE)}
 
 
-def test_stdlib_is_held_out_by_module():
+def test_stdlib_splits_by_module():
     loaded = load(StandardLibrary(max_bytes=2_000_000), CausalLM(sequence_length=64), batch_size=2)
     tokens = loaded.facts.tokens
     assert 0.02 < tokens["validation"] / (tokens["train"] + tokens["validation"]) < 0.4
@@ -121,7 +125,7 @@ def test_stdlib_is_held_out_by_module():
     assert loaded.train.source.tokens[-1] == loaded.splits["validation"].source.tokens[-1] == end
 
 
-def test_the_tokenizer_of_the_workdir_is_kept(prose, tmp_path):
+def test_tokenizer_of_the_workdir_is_reused(prose, tmp_path):
     run = tmp_path / "run"
     what, options = (Text(prose), CausalLM(sequence_length=8), BPE(280)), {"batch_size": 2, "workdir": run}
     load(*what, **options, process_index=1, process_count=2)
@@ -134,7 +138,7 @@ def test_the_tokenizer_of_the_workdir_is_kept(prose, tmp_path):
     assert load(*what, batch_size=2).tokenizer.to_str() != first.tokenizer.to_str()
 
 
-def test_a_tokenizer_from_a_file(prose, tmp_path):
+def test_tokenizer_from_a_file(prose, tmp_path):
     train("bpe", ["fox " * 100], vocab_size=270).save(tmp_path / "own.json")
     loaded = load(Text(prose), CausalLM(sequence_length=8), TokenizerFile(str(tmp_path / "own.json")), batch_size=2)
     assert loaded.facts.vocab_size == loaded.tokenizer.vocab_size < 270
@@ -200,7 +204,7 @@ SOME = StandardLibrary(max_bytes=100_000)
         ((Digits(), IMAGES), {"batch_size": 9, "process_count": 2}, "size 9 cannot be divided among 2 processes"),
     ],
 )
-def test_errors(what, options, message):
+def test_invalid_options_raise(what, options, message):
     with pytest.raises(ValueError, match=message) as caught:
         load(*what, **{"batch_size": 4, **options})
     assert "\n" not in str(caught.value)
@@ -220,18 +224,18 @@ def test_errors(what, options, message):
         (TASKS, "pears", {}, "Unknown task 'pears'"),
     ],
 )
-def test_errors_of_sections(registry, name, options, message):
+def test_invalid_sections_raise(registry, name, options, message):
     with pytest.raises(ValueError, match=message):
         schema.build(registry, schema.section(registry, name, **options))
 
 
 @pytest.mark.parametrize(("key", "value"), [("batch_size", 0), ("evaluation_batch_size", -1)])
-def test_errors_of_the_loader(key, value):
-    with pytest.raises(ValueError, match=f"loader.{key} is {value}: it must be at least"):
+def test_invalid_loader_options_raise(key, value):
+    with pytest.raises(ValueError, match=f"loader.{key} is {value}: it must be . or more"):
         Loader(**{key: value})
 
 
-def test_empty_and_missing_texts(tmp_path):
+def test_empty_and_missing_texts_raise(tmp_path):
     (tmp_path / "empty").write_text("")
     with pytest.raises(ValueError, match="There is no text in"):
         load(Text(str(tmp_path / "empty")), CausalLM(sequence_length=8))

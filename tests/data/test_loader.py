@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lineage.data import Arrays, shuffle
-from lineage.data.loader import EvaluationBatches, TrainBatches
+from tests.data.conftest import evaluation_batches, train_batches
 
 
 def source(n):
@@ -26,8 +26,8 @@ def same(a, b):
         assert a[name].dtype == b[name].dtype
 
 
-def test_an_epoch_has_every_example_once_and_the_next_another_order():
-    batches = TrainBatches(source=source(10), batch_size=4, seed=0)
+def test_epochs_are_different_permutations():
+    batches = train_batches(source=source(10), batch_size=4, seed=0)
     stream = np.concatenate([batches[step]["number"] for step in range(10)])
     epochs = stream.reshape(4, 10)
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
@@ -36,14 +36,14 @@ def test_an_epoch_has_every_example_once_and_the_next_another_order():
     assert batches[3]["mask"].all()
 
 
-def test_a_batch_may_be_larger_than_the_source():
-    numbers = TrainBatches(source=source(3), batch_size=8, seed=0)[0]["number"]
+def test_batch_larger_than_the_source():
+    numbers = train_batches(source=source(3), batch_size=8, seed=0)[0]["number"]
     assert sorted(numbers[:3]) == sorted(numbers[3:6]) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("size", [12, 10])
-def test_repeats_are_apart_and_differ(size):
-    batches = TrainBatches(source=source(20), batch_size=size, seed=3, repeats=3, transform=add_noise)
+def test_repeated_examples_are_in_different_chunks_and_transformed_independently(size):
+    batches = train_batches(source=source(20), batch_size=size, seed=3, repeats=3, transform=add_noise)
     once = -(-size // 3)
     for step in range(3):
         batch = batches[step]
@@ -55,25 +55,25 @@ def test_repeats_are_apart_and_differ(size):
     assert batches.examples_per_epoch == 20
 
 
-def test_iterate_is_indexing_from_any_step():
-    batches = TrainBatches(source=source(50), batch_size=7, seed=1, transform=add_noise)
+def test_iterate_matches_indexing_from_any_step():
+    batches = train_batches(source=source(50), batch_size=7, seed=1, transform=add_noise)
     for start in (0, 3, 10**9):
         for offset, batch in enumerate(itertools.islice(batches.iterate(start), 4)):
             same(batch, batches[start + offset])
 
 
 def test_noise_differs_between_epochs_and_seeds():
-    batches = TrainBatches(source=source(5), batch_size=5, seed=1, transform=add_noise)
-    other = TrainBatches(source=source(5), batch_size=5, seed=2, transform=add_noise)
+    batches = train_batches(source=source(5), batch_size=5, seed=1, transform=add_noise)
+    other = train_batches(source=source(5), batch_size=5, seed=2, transform=add_noise)
     noise = np.concatenate([batches[0]["noise"], batches[1]["noise"], other[0]["noise"]])
     assert len(set(noise.tolist())) == 15
 
 
 @pytest.mark.parametrize("processes", [2, 3, 6])
 def test_processes_share_the_global_batch(processes):
-    whole = TrainBatches(source=source(20), batch_size=12, seed=4, transform=add_noise)
+    whole = train_batches(source=source(20), batch_size=12, seed=4, transform=add_noise)
     parts = [
-        TrainBatches(
+        train_batches(
             source=source(20), batch_size=12, seed=4, transform=add_noise, process_index=i, process_count=processes
         )
         for i in range(processes)
@@ -84,9 +84,9 @@ def test_processes_share_the_global_batch(processes):
 
 
 @pytest.mark.parametrize("kind", ["threads", "workers"])
-def test_made_ahead_is_the_same_in_order(kind):
-    plain = TrainBatches(source=source(100), batch_size=16, seed=4, transform=add_noise)
-    ahead = TrainBatches(source=source(100), batch_size=16, seed=4, transform=add_noise, **{kind: 2})
+def test_prefetched_batches_are_identical(kind):
+    plain = train_batches(source=source(100), batch_size=16, seed=4, transform=add_noise)
+    ahead = train_batches(source=source(100), batch_size=16, seed=4, transform=add_noise, **{kind: 2})
     iterator = ahead.iterate(5)
     for step in range(5, 12):
         same(next(iterator), plain[step])
@@ -94,20 +94,21 @@ def test_made_ahead_is_the_same_in_order(kind):
 
 
 @pytest.mark.parametrize("kind", ["threads", pytest.param("workers", marks=pytest.mark.slow)])
-def test_evaluation_made_ahead_is_the_same(kind):
-    plain = EvaluationBatches(source=source(100), batch_size=16)
-    ahead = EvaluationBatches(source=source(100), batch_size=16, **{kind: 2})
+def test_prefetched_evaluation_batches_are_identical(kind):
+    plain = evaluation_batches(source=source(100), batch_size=16)
+    ahead = evaluation_batches(source=source(100), batch_size=16, **{kind: 2})
     for expected, batch in itertools.zip_longest(plain, ahead):
         same(batch, expected)
 
 
-def test_a_worker_ends_when_its_run_does_and_not_before():
-    """Not by the signals that a cluster sends to all processes of a job; and when its run is killed."""
+def test_workers_ignore_signals_and_end_with_their_run():
+    """Check that workers ignore cluster signals and terminate when their parent is killed."""
     script = """
 import multiprocessing, os, signal, sys
-from tests.data.test_loader import TrainBatches, source
+from tests.data.conftest import train_batches
+from tests.data.test_loader import source
 if __name__ == "__main__":
-    batches = TrainBatches(source=source(100), batch_size=16, seed=4, workers=1).iterate()
+    batches = train_batches(source=source(100), batch_size=16, seed=4, workers=1).iterate()
     next(batches)
     (worker,) = multiprocessing.active_children()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
@@ -132,16 +133,16 @@ def fail(batch, keys):
 
 
 @pytest.mark.parametrize("kind", [{}, {"threads": 1}, pytest.param({"workers": 1}, marks=pytest.mark.slow)])
-def test_a_failure_reaches_the_caller(kind):
-    batches = TrainBatches(source=source(4), batch_size=2, seed=0, transform=fail, **kind)
+def test_worker_exception_reaches_the_caller(kind):
+    batches = train_batches(source=source(4), batch_size=2, seed=0, transform=fail, **kind)
     with pytest.raises(ValueError, match="the picture is torn"):
         next(batches.iterate())
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])
 @pytest.mark.parametrize("n", [1, 50, 64])
-def test_evaluation_sees_each_example_once(size, n):
-    batches = EvaluationBatches(source=source(n), batch_size=size)
+def test_evaluation_contains_each_example_once(size, n):
+    batches = evaluation_batches(source=source(n), batch_size=size)
     assert len(batches) == len(list(batches)) == -(-n // size)
     assert batches.num_examples == n
     for _ in range(2):
@@ -150,9 +151,9 @@ def test_evaluation_sees_each_example_once(size, n):
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_evaluation_by_processes(processes):
+def test_evaluation_is_divided_among_processes(processes):
     parts = [
-        EvaluationBatches(source=source(9), batch_size=8, process_index=i, process_count=processes)
+        evaluation_batches(source=source(9), batch_size=8, process_index=i, process_count=processes)
         for i in range(processes)
     ]
     assert {len(list(part)) for part in parts} == {2}
@@ -160,44 +161,45 @@ def test_evaluation_by_processes(processes):
     assert sorted(seen) == list(range(9))
 
 
-def test_evaluation_masks_tokens_too():
+def test_evaluation_padding_extends_token_masks():
     tokens = Arrays({"tokens": np.ones((3, 5), np.int32), "mask": np.tile([True, True, True, False, False], (3, 1))})
-    first, second = EvaluationBatches(source=tokens, batch_size=2)
+    first, second = evaluation_batches(source=tokens, batch_size=2)
     assert first["mask"].sum() == 6
     assert second["mask"].tolist() == [[True, True, True, False, False], [False] * 5]
 
 
-def test_indices_outside():
-    evaluation = EvaluationBatches(source=source(3), batch_size=2)
+def test_indices_out_of_range_raise():
+    evaluation = evaluation_batches(source=source(3), batch_size=2)
     with pytest.raises(IndexError):
         evaluation[2]
     with pytest.raises(IndexError, match="step -1"):
-        TrainBatches(source=source(3), batch_size=2, seed=0)[-1]
+        train_batches(source=source(3), batch_size=2, seed=0)[-1]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"batch_size": 10, "process_count": 4}, "batch size 10 cannot be divided among 4 processes"),
-        ({"batch_size": 0}, "batch size 0"),
-        ({"batch_size": 4, "process_index": 2, "process_count": 2}, "process_index is 2: it must be in 0..1"),
-        ({"batch_size": 4, "workers": -1}, "workers=-1"),
+        ({"batch_size": 0}, "loader.batch_size is 0: it must be 1 or more"),
+        ({"batch_size": 4, "workers": -1}, "loader.workers is -1: it must be 0 or more"),
+        ({"batch_size": 4, "repeats": 0}, "loader.repeats is 0: it must be 1 or more"),
+        ({"batch_size": 4, "buckets": (0, 3)}, r"loader.buckets is \(0, 3\): it must be 1 or more"),
+        ({"batch_size": 4, "buckets": (3, 3)}, r"loader.buckets is \(3, 3\): it must be lengths in increasing order"),
         ({"batch_size": 4, "source": source(0)}, "The data set is empty"),
-        ({"batch_size": 4, "order": "sorted"}, "order is .sorted.: it must be .stream. or ...$"),
     ],
 )
-def test_errors(options, message):
+def test_invalid_options_raise(options, message):
     with pytest.raises(ValueError, match=message):
-        EvaluationBatches(**{"source": source(5), **options})
+        evaluation_batches(**{"source": source(5), **options})
 
 
 @pytest.mark.parametrize(("n", "size"), [(12, 4), (11, 4), (3, 8)])
-def test_in_a_stream_each_row_goes_on(n, size):
-    batches = TrainBatches(source=source(n), batch_size=size, seed=0, order="stream")
+def test_stream_rows_are_contiguous(n, size):
+    batches = train_batches(source=source(n), batch_size=size, seed=0, order="stream")
     rows = np.stack([batches[step]["number"] for step in range(3 * n)])
     np.testing.assert_array_equal(rows[1:], (rows[:-1] + 1) % n)
     assert np.bincount(rows.ravel()).tolist() == [3 * size] * n
-    # The rows start evenly spread, so that a pass takes no longer than that many batches.
+    # The rows start at evenly spaced positions, so that this number of batches covers the source.
     assert set(rows[: -(-n // size)].ravel()) == set(range(n))
     for start in (0, 7, 10**9):
         for offset, batch in enumerate(itertools.islice(batches.iterate(start), 2)):
@@ -205,8 +207,8 @@ def test_in_a_stream_each_row_goes_on(n, size):
 
 
 @pytest.mark.parametrize(("n", "size"), [(12, 4), (11, 4), (9, 8), (3, 8)])
-def test_in_an_evaluated_stream_each_row_goes_on_and_all_are_seen_once(n, size):
-    batches = EvaluationBatches(source=source(n), batch_size=size, order="stream")
+def test_evaluation_stream_rows_are_contiguous_and_complete(n, size):
+    batches = evaluation_batches(source=source(n), batch_size=size, order="stream")
     assert len(list(batches)) == len(batches) == -(-n // size)
     rows, real = (np.stack([batch[name] for batch in batches], axis=1) for name in ("number", "mask"))
     assert rows[real].tolist() == list(range(n))
@@ -216,7 +218,7 @@ def test_in_an_evaluated_stream_each_row_goes_on_and_all_are_seen_once(n, size):
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_processes_share_a_stream(processes):
-    for make in (lambda **how: TrainBatches(seed=0, **how), EvaluationBatches):
+    for make in (lambda **how: train_batches(seed=0, **how), evaluation_batches):
         options = {"source": source(21), "batch_size": 8, "order": "stream"}
         whole = make(**options)
         parts = [make(**options, process_index=i, process_count=processes) for i in range(processes)]

@@ -4,7 +4,8 @@ import pytest
 from lineage.configs import schema
 from lineage.data import shuffle
 from lineage.data.examples.masking import PATTERNS, MaskPatches, MaskTokens
-from lineage.data.sources import Digits, Text
+from lineage.data.sources.digits import Digits
+from lineage.data.sources.text import Text
 from lineage.data.tokenizers import Words
 from lineage.tasks import TASKS
 from lineage.tasks.masked_autoencoding import MaskedAutoencoding
@@ -17,7 +18,9 @@ END, MASK = CODER.end_of_text, CODER.mask
 
 
 def windows(rows=400, length=40, seed=0):
-    """Windows without padding, an end of text in each, and then two with padding and one that is all padding."""
+    """Return windows without padding, each with an end of text, followed by two with padding and one of padding
+    only.
+    """
     rng = np.random.default_rng(seed)
     tokens = rng.integers(3, CODER.vocab_size, (rows, length)).astype(np.int32)
     tokens[:, 7] = END
@@ -33,7 +36,7 @@ def masked(rate=0.15, seed=0, **options):
     return batch["tokens"], MaskTokens(rate, CODER)(batch, keys)
 
 
-def test_the_chosen_ones_are_to_be_guessed_and_the_others_are_as_they_were():
+def test_only_selected_tokens_are_targets_and_others_are_unchanged():
     tokens, batch = masked()
     assert batch["places"].shape == batch["targets"].shape == batch["mask"].shape == (400, 6)
     assert batch["mask"][:-3].all()
@@ -46,7 +49,7 @@ def test_the_chosen_ones_are_to_be_guessed_and_the_others_are_as_they_were():
         np.testing.assert_array_equal(batch["tokens"][row, others], tokens[row, others])
 
 
-def test_neither_special_tokens_nor_padding_are_chosen():
+def test_special_tokens_and_padding_are_never_selected():
     _, batch = masked()
     assert (batch["targets"][batch["mask"]] != END).all()
     assert batch["tokens_mask"].sum(axis=1)[[0, -3, -1]].tolist() == [40, 21, 0]
@@ -54,8 +57,10 @@ def test_neither_special_tokens_nor_padding_are_chosen():
     assert batch["tokens_mask"][rows, batch["places"][rows, columns]].all()
 
 
-def test_shares_of_mask_random_and_unchanged():
-    """15% chosen, evenly over the places; of them 80%, 10% and 10%, each within 4 standard deviations."""
+def test_masking_rates():
+    """Check that 15% of positions are selected uniformly, and that 80%, 10% and 10% of them are masked, random
+    and unchanged, within 4 standard deviations.
+    """
     _, batch = masked(rows=20_000)
     real, new, old = batch["mask"], np.take_along_axis(batch["tokens"], batch["places"], axis=1), batch["targets"]
     count = real.sum()
@@ -81,8 +86,8 @@ SUBWORDS = {
 
 
 @pytest.mark.parametrize("kind", SUBWORDS)
-def test_whole_words(kind):
-    """All or none of a word's tokens; each word as often as any other of its length, and 15% less what does not fit."""
+def test_whole_word_masking(kind):
+    """Check that words are masked as a whole, with equal probability for words of equal length."""
     coder, rng = SUBWORDS[kind], np.random.default_rng(0)
     texts = [" ".join(rng.choice(["one", "two", "three", "words", "rewritten"], 40)) for _ in range(2000)]
     encoded = coder.encode_batch(texts)
@@ -123,7 +128,7 @@ def test_whole_words(kind):
     assert any(size > 1 for size in rates)
 
 
-def test_training_draws_anew_in_each_epoch_and_evaluation_does_not(tmp_path):
+def test_masks_change_in_each_training_epoch_but_not_in_evaluation(tmp_path):
     (tmp_path / "a.txt").write_text(" ".join(WORDS * 20))
     task = MaskedLM(sequence_length=10, mask_rate=0.2)
     loaded = load(Text(f"{tmp_path}/a.txt"), task, Words(), batch_size=90, seed=1)
@@ -138,15 +143,13 @@ def test_training_draws_anew_in_each_epoch_and_evaluation_does_not(tmp_path):
         np.testing.assert_array_equal(value, evaluation[0][name])
 
 
-def test_what_cannot_be_masked():
-    with pytest.raises(ValueError, match=r"task.mask_rate is 1\.5: it must be between 0 and 1"):
-        MaskTokens(1.5, CODER)
+def test_masking_needs_a_mask_token():
     with pytest.raises(ValueError, match="needs a tokenizer with a mask token"):
         MaskTokens(0.15, train("bytes", []))
 
 
 def patches(kind="random", rate=0.75, rows=6, columns=8, count=50, seed=0):
-    """True in the patches [N, rows, columns] that are hidden of images of so many patches."""
+    """Return the masks [N, rows, columns], True for masked patches, of N images."""
     images, keys = np.zeros((count, 2 * rows, 2 * columns, 1)), shuffle.keys(np.arange(count), seed)
     noise = MaskPatches(lambda batch, keys: batch, 2, rate, kind)({"image": images}, keys)["noise"]
     np.testing.assert_array_equal(np.sort(noise), np.tile(np.arange(rows * columns), (count, 1)))
@@ -154,7 +157,7 @@ def patches(kind="random", rate=0.75, rows=6, columns=8, count=50, seed=0):
 
 
 @pytest.mark.parametrize("kind", PATTERNS)
-def test_as_many_patches_as_asked_for_are_hidden_others_in_each_image(kind):
+def test_number_of_masked_patches_and_variation_between_images(kind):
     for rate in (0.4, 0.75, 0.9):
         hidden = patches(kind, rate, rows=5)
         assert set(hidden.sum(axis=(1, 2))) == {40 - int(40 * (1 - rate))}
@@ -163,7 +166,7 @@ def test_as_many_patches_as_asked_for_are_hidden_others_in_each_image(kind):
     assert (patches(kind, seed=1) != patches(kind)).any()
 
 
-def test_blocks_hang_together_and_random_patches_do_not():
+def test_block_masks_are_contiguous_unlike_random_masks():
     share = {}
     for kind in ("random", "block"):
         hidden = patches(kind, 0.5, 14, 14)
@@ -172,15 +175,15 @@ def test_blocks_hang_together_and_random_patches_do_not():
     assert share["block"] > 0.75
 
 
-def test_a_grid_shows_one_patch_of_each_four():
+def test_grid_mask_keeps_one_patch_of_each_2x2_cell():
     hidden = patches("grid")
     cells = ~hidden.reshape(50, 3, 2, 4, 2)
     np.testing.assert_array_equal(cells.sum(axis=(2, 4)), 1)
-    np.testing.assert_array_equal(cells.any(axis=(1, 3)).sum(axis=(1, 2)), 1)  # at the same place
+    np.testing.assert_array_equal(cells.any(axis=(1, 3)).sum(axis=(1, 2)), 1)  # at the same position in each cell
 
 
 @pytest.mark.parametrize("size", [7, 64])
-def test_an_evaluation_hides_the_same_patches_whatever_the_batch(size):
+def test_evaluation_masks_do_not_depend_on_the_batch(size):
     task = MaskedAutoencoding(mask_rate=0.75, patch_size=2)
     loaded = load(Digits(), task, batch_size=8, evaluation_batch_size=size)
     test = loaded.splits["test"]
@@ -189,7 +192,7 @@ def test_an_evaluation_hides_the_same_patches_whatever_the_batch(size):
     expected = MaskPatches(lambda batch, keys: batch, 2, 0.75)({"image": np.zeros((100, 8, 8, 1))}, keys)["noise"]
     np.testing.assert_array_equal(noise, expected)
     assert noise.dtype == np.int32
-    # In training, an image has another mask in each epoch.
+    # In training, the mask of an image changes in each epoch.
     epoch = loaded.train.examples_per_epoch
     first = [loaded.train[step] for step in range(2 * epoch // 8 + 1)]
     images = np.concatenate([batch["image"] for batch in first]).reshape(-1, 64)
@@ -199,22 +202,9 @@ def test_an_evaluation_hides_the_same_patches_whatever_the_batch(size):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rate": 1.0}, "task.mask_rate is 1.0: it must be between 0 and 1"),
-        ({"kind": "stripes"}, "task.masking is 'stripes': it must be one of random, block, grid"),
-        ({"patch_size": 0}, "Masked images need a patch size"),
-    ],
-)
-def test_errors_of_masked_images(changes, message):
-    with pytest.raises(ValueError, match=message):
-        MaskPatches(**{"images": lambda batch, keys: batch, "patch_size": 2, "rate": 0.5} | changes)
-
-
-@pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("masked_autoencoding", {"mask_rate": 1.0}, "task.mask_rate is 1.0: it must be between 0 and 1"),
+        ("masked_autoencoding", {"mask_rate": 1.0}, "task.mask_rate is 1.0: it must be above 0 and below 1"),
         (
             "masked_autoencoding",
             {"masking": "stripes"},
@@ -224,6 +214,6 @@ def test_errors_of_masked_images(changes, message):
         ("image_classification", {"mask_rate": 0.5}, "ImageClassification has no key 'mask_rate'"),
     ],
 )
-def test_errors_of_the_section_of_masked_images(name, options, message):
+def test_invalid_image_masking_section_raises(name, options, message):
     with pytest.raises(ValueError, match=message):
         schema.build(TASKS, schema.section(TASKS, name, **options))

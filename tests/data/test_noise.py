@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from lineage.data import shuffle
 from lineage.data.examples import denoising
-from lineage.data.sources import Text
+from lineage.data.sources.text import Text
 from lineage.data.tokenizers import BPE
 from lineage.tasks.denoising import Denoising
 from tests.data.conftest import load, train
@@ -21,7 +21,7 @@ def random(seed=0):
 
 
 @given(tokens=ROWS, rate=RATES, seed=SEEDS)
-def test_mask_hides_that_part_and_moves_nothing(tokens, rate, seed):
+def test_mask_replaces_the_given_fraction_in_place(tokens, rate, seed):
     before, new = tokens.copy(), denoising.mask(tokens, random(seed), rate, token=MASK)
     assert (new == MASK).sum() == round(rate * len(tokens))
     np.testing.assert_array_equal(np.where(new == MASK, tokens, new), tokens)
@@ -29,27 +29,27 @@ def test_mask_hides_that_part_and_moves_nothing(tokens, rate, seed):
 
 
 @given(tokens=ROWS, rate=RATES, seed=SEEDS)
-def test_delete_leaves_the_others_in_order(tokens, rate, seed):
+def test_delete_keeps_the_order_of_other_tokens(tokens, rate, seed):
     new = denoising.delete(tokens, random(seed), rate)
     assert len(new) == len(tokens) - round(rate * len(tokens))
     assert (np.diff(new) > 0).all()
 
 
 @given(tokens=ROWS, rate=RATES, mean=st.floats(0.5, 8), seed=SEEDS)
-def test_infill_takes_that_part_out_in_spans_that_do_not_touch(tokens, rate, mean, seed):
+def test_infill_removes_the_given_fraction_in_separate_spans(tokens, rate, mean, seed):
     new = denoising.infill(tokens, random(seed), rate, mean, token=MASK)
     left = new[new != MASK]
     assert (np.diff(left) > 0).all()
     assert len(left) == len(tokens) - round(rate * len(tokens))
     masks = np.flatnonzero(new == MASK)
     assert (np.diff(masks) > 1).all()
-    # Where tokens are missing there is a mask, and only one.
+    # There is exactly one mask for each gap.
     gaps = np.flatnonzero(np.diff(left, prepend=-1, append=len(tokens)) > 1)
     assert len(gaps) <= len(masks)
 
 
-def test_lengths_of_spans_are_poissons():
-    """Shares of 0 to 8 tokens among the spans of long texts, of which a twentieth come in without a token."""
+def test_span_lengths_follow_a_poisson_distribution():
+    """Check that span lengths follow a Poisson distribution, including empty spans (5%)."""
     tokens, counts = np.arange(10_000), np.zeros(50)
     for seed in range(10):
         new = denoising.infill(tokens, random(seed), 0.3, 3.0, token=MASK)
@@ -64,7 +64,7 @@ def test_lengths_of_spans_are_poissons():
 
 
 @given(tokens=st.lists(st.integers(0, 9), min_size=1, max_size=60), seed=SEEDS)
-def test_permuted_sentences_are_the_same_ones(tokens, seed):
+def test_permutation_keeps_the_sentences(tokens, seed):
     ends = np.arange(10) == 3
     new = denoising.permute_sentences(np.array(tokens), random(seed), ends=ends)
 
@@ -77,19 +77,19 @@ def test_permuted_sentences_are_the_same_ones(tokens, seed):
     assert sorted(new.tolist()) == sorted(tokens)
 
 
-def test_sentences_come_in_any_order():
+def test_permutation_produces_all_orders():
     tokens = np.array([0, 3, 1, 3, 2, 3])
     orders = {tuple(denoising.permute_sentences(tokens, random(s), ends=np.arange(10) == 3)[::2]) for s in range(100)}
     assert len(orders) == 6
 
 
 @given(tokens=ROWS, seed=SEEDS)
-def test_rotation_is_one(tokens, seed):
+def test_rotate_is_a_rotation(tokens, seed):
     new = denoising.rotate(tokens, random(seed))
     np.testing.assert_array_equal(np.roll(new, int(new[0])), tokens)
 
 
-def test_rotation_begins_with_any_token():
+def test_rotate_starts_at_a_uniformly_random_token():
     firsts = np.bincount([denoising.rotate(np.arange(8), random(seed))[0] for seed in range(4000)])
     assert len(firsts) == 8
     assert (np.abs(firsts - 500) < 5 * 500**0.5).all()
@@ -99,7 +99,7 @@ TEXT = "First. Second! Third? fourth\nfifth 5.6 " * 60
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "words"])
-def test_steps_one_after_the_other(kind):
+def test_parse_applies_steps_in_order(kind):
     sizes = {"bpe": 400, "unigram": 30, "wordpiece": 60, "words": 0}
     coder = train(kind, [TEXT], ("pad", "end_of_text", "mask"), vocab_size=sizes[kind])
     ids = coder.encode(TEXT)[:60]
@@ -148,12 +148,12 @@ def test_load(tmp_path):
         ("infill(0.5, 0)", "and lengths above 0"),
     ],
 )
-def test_errors(text, message):
+def test_invalid_noise_raises(text, message):
     with pytest.raises(ValueError, match=message):
         denoising.parse(text, train("bytes", [], ("mask",)))
 
 
-def test_the_keys_alone_decide(tmp_path):
+def test_noise_depends_on_the_keys_only(tmp_path):
     coder = train("bytes", [], ("end_of_text", "mask"))
     add = denoising.AddNoise(denoising.parse("infill(0.3) | rotate", coder), 21, coder.end_of_text)
     tokens = np.tile(np.arange(20, dtype=np.int32), (3, 1))

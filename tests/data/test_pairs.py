@@ -6,14 +6,13 @@ import pytest
 
 from lineage.configs import schema
 from lineage.data.examples import pairs
-from lineage.data.loader import TrainBatches
-from lineage.data.sources import Dates, Labels, Pairs
-from lineage.data.sources.pairs import read
+from lineage.data.sources.cldr import Dates
+from lineage.data.sources.lines import LabelFiles, PairFiles, read_pairs
 from lineage.data.tokenizers import Characters
 from lineage.tasks import TASKS
 from lineage.tasks.conditional_lm import ConditionalLM
 from lineage.tasks.sequence_to_sequence import SequenceToSequence
-from tests.data.conftest import load, train
+from tests.data.conftest import load, train, train_batches
 
 LEFT, RIGHT = ["ein Haus", "zwei", "drei Bäume im Wald"], ["a house", "two", "three trees"]
 
@@ -40,10 +39,10 @@ def test_every_layout_of_files_gives_the_same_pairs(layout, zipped, tmp_path):
         path = write("a.tsv", [f"{left}\t{right}" for left, right in zip(LEFT, RIGHT)])
     else:
         path = write("a.jsonl", [json.dumps({"input": left, "target": right}) for left, right in zip(LEFT, RIGHT)])
-    assert read(path) == (LEFT, RIGHT)
+    assert read_pairs(path) == (LEFT, RIGHT)
 
 
-def test_tokens_are_the_targets_one_place_later(coder):
+def test_tokens_are_the_targets_shifted_right(coder):
     made = pairs.encode((LEFT, RIGHT), coder, 20, drop=False, start=0)
     batch = made.take(np.array([2, 0]))
     end = coder.end_of_text
@@ -58,7 +57,7 @@ def test_tokens_are_the_targets_one_place_later(coder):
     np.testing.assert_array_equal(made[0]["targets"], batch["targets"][1])
 
 
-def test_long_pairs_are_dropped_or_cut_and_the_reference_stays_whole(coder):
+def test_long_pairs_are_dropped_or_truncated_but_references_are_not(coder):
     assert len(pairs.encode((LEFT, RIGHT), coder, 12, drop=True, start=0)) == 2
     cut = pairs.encode((LEFT, RIGHT), coder, 12, drop=False, start=0)
     assert len(cut) == 3
@@ -69,7 +68,7 @@ def test_long_pairs_are_dropped_or_cut_and_the_reference_stays_whole(coder):
     assert last["inputs"][-1] == coder.end_of_text
 
 
-def test_cldr_has_every_day_once_and_reads_as_babel_writes():
+def test_cldr_contains_every_day_once_in_babel_formats():
     splits = Dates().pairs()
     days = [day for _, targets in splits.values() for day in targets]
     assert len(days) == len(set(days)) == 36_525
@@ -85,7 +84,7 @@ def test_cldr_has_every_day_once_and_reads_as_babel_writes():
 def test_load(tmp_path):
     (tmp_path / "a.tsv").write_text("".join(f"{left}\t{right}\n" for left, right in zip(LEFT, RIGHT)))
     (tmp_path / "b.tsv").write_text("Haus\thouse\n")
-    source = Pairs(f"{tmp_path}/a.tsv", test_path=f"{tmp_path}/b.tsv")
+    source = PairFiles(f"{tmp_path}/a.tsv", test_path=f"{tmp_path}/b.tsv")
     assert source.files() == [f"{tmp_path}/a.tsv", f"{tmp_path}/b.tsv"]
     loaded = load(source, SequenceToSequence(sequence_length=20), Characters(), batch_size=2)
     assert loaded.facts.examples == {"train": 3, "test": 1}
@@ -100,13 +99,13 @@ def test_load(tmp_path):
         load(source, SequenceToSequence(), Characters())
 
 
-def test_the_files_of_parallel_texts():
-    assert Pairs("a.en,a.de", "b.en,b.de").files() == ["a.en", "a.de", "b.en", "b.de"]
+def test_files_of_parallel_texts():
+    assert PairFiles("a.en,a.de", "b.en,b.de").files() == ["a.en", "a.de", "b.en", "b.de"]
 
 
-def test_what_outputs_begin_with(tmp_path):
+def test_start_token_of_outputs(tmp_path):
     (tmp_path / "a.tsv").write_text("".join(f"{left}\t{right}\n" for left, right in zip(LEFT, RIGHT)))
-    source = Pairs(f"{tmp_path}/a.tsv")
+    source = PairFiles(f"{tmp_path}/a.tsv")
     for role in ("end_of_text", "pad"):
         task = SequenceToSequence(sequence_length=20, start_token=role)
         loaded = load(source, task, Characters(), batch_size=3)
@@ -127,39 +126,39 @@ def test_what_outputs_begin_with(tmp_path):
         ("a.txt", "x\n", "must be a .tsv or .jsonl file, or two files separated by a comma"),
     ],
 )
-def test_files_that_hold_no_pairs(name, content, message, tmp_path):
+def test_files_without_pairs_raise(name, content, message, tmp_path):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
-        read(str(tmp_path / name))
+        read_pairs(str(tmp_path / name))
 
 
-def test_files_that_are_not_parallel_not_there_or_not_text(tmp_path):
+def test_unequal_missing_or_binary_files_raise(tmp_path):
     one, two, bad = tmp_path / "a", tmp_path / "b", tmp_path / "c.tsv"
     one.write_text("x\ny\n"), two.write_text("x\n"), bad.write_bytes(b"\xff\ty\n")
     with pytest.raises(ValueError, match=r"has 2 lines and .* 1: they must have equally many"):
-        read(f"{one},{two}")
+        read_pairs(f"{one},{two}")
     with pytest.raises(FileNotFoundError, match=r"There is no file .*nowhere"):
-        read(f"{one},{tmp_path}/nowhere")
+        read_pairs(f"{one},{tmp_path}/nowhere")
     with pytest.raises(ValueError, match=r"c\.tsv is not UTF-8 text"):
-        read(str(bad))
+        read_pairs(str(bad))
 
 
 def of_lengths(*counts):
-    """Pairs whose longer side has 1, 2, ... tokens and the end, so many of each; the first input token is a number."""
+    """Return the given numbers of pairs whose longer side has 1, 2, ... tokens; the input token identifies the pair."""
     rows = [np.full(length, length) for length, count in enumerate(counts, 1) for _ in range(count)]
     inputs = [np.array([1000 + number]) for number in range(len(rows))]
-    return pairs.Pairs(inputs, rows, [""] * len(rows), 12, 0, 0)
+    return pairs.EncodedPairs(inputs, rows, [""] * len(rows), 12, 0, 0)
 
 
 def bucketed(**options):
     source = of_lengths(10, 0, 31, 20, 0, 0, 0, 41)
     settings = {"batch_size": 10, "seed": 3, "buckets": (3, 5, 6)} | options
-    return source, TrainBatches(source=source, **settings)
+    return source, train_batches(source=source, **settings)
 
 
-def test_a_batch_has_pairs_of_about_one_length():
+def test_bucketed_batches_have_pairs_of_similar_length():
     source, batches = bucketed()
-    lengths = {3: (2,), 5: (4, 5), 12: (9,)}  # with the end
+    lengths = {3: (2,), 5: (4, 5), 12: (9,)}  # including the end token
     widths = []
     for step in range(30):
         batch = batches[step]
@@ -169,7 +168,7 @@ def test_a_batch_has_pairs_of_about_one_length():
         assert set(batch["mask"].sum(axis=1).tolist()) <= set(lengths[width])
         for row, number in enumerate(batch["inputs"][:, 0] - 1000):
             np.testing.assert_array_equal(batch["targets"][row], source[number]["targets"][:width])
-    # 10, 51 and 41 pairs are 1, 5 and 4 batches of each round; the middle of 3..5 and 12 is empty.
+    # 10, 51 and 41 pairs give 1, 5 and 4 batches per round; no pair has a length between the second and last bucket.
     assert batches.lengths == {3: 0.1, 5: 0.5, None: 0.4}
     assert batches.examples_per_epoch == 100
     for start in (0, 10, 20):
@@ -177,8 +176,8 @@ def test_a_batch_has_pairs_of_about_one_length():
     assert widths[:10] != widths[10:20]
 
 
-def test_the_pairs_of_a_bucket_come_equally_often():
-    """In 20 rounds, whose batches are 10, 50 and 40 of buckets of 10, 51 and 41."""
+def test_pairs_of_a_bucket_occur_equally_often():
+    """Check 20 rounds, each of which draws 10, 50 and 40 pairs from buckets of 10, 51 and 41."""
     _, batches = bucketed()
     seen = {3: [], 5: [], 12: []}
     for step in range(200):
@@ -199,12 +198,12 @@ def test_processes_share_a_bucketed_batch():
             np.testing.assert_array_equal(np.concatenate([part[step][name] for part in parts]), value)
 
 
-def test_pairs_as_one_text(tmp_path):
-    """What is to be guessed is the target and its end, given the input and its end; a long input makes room."""
+def test_pairs_as_single_texts(tmp_path):
+    """Check that only the target and its end token are predicted, and that long inputs are truncated."""
     (tmp_path / "a.tsv").write_text("ab\txyz\nabcdefgh\txy\na\tx\n")
-    source = Pairs(f"{tmp_path}/a.tsv", validation_path=f"{tmp_path}/a.tsv")
+    source = PairFiles(f"{tmp_path}/a.tsv", validation_path=f"{tmp_path}/a.tsv")
     loaded = load(source, ConditionalLM(sequence_length=7), batch_size=2, evaluation_batch_size=3)
-    assert loaded.facts.examples == {"train": 2, "validation": 3}  # one is too long
+    assert loaded.facts.examples == {"train": 2, "validation": 3}  # one pair is too long
     (batch,) = loaded.splits["validation"]
     end = loaded.tokenizer.end_of_text
     for row, text, target in zip(range(3), ["ab", "abcd", "a"], ["xyz", "xy", "x"]):
@@ -216,18 +215,18 @@ def test_pairs_as_one_text(tmp_path):
     assert loaded.splits["validation"].source.references == ["xyz", "xy", "x"]
 
 
-def test_labels_can_be_written(tmp_path):
+def test_labels_as_target_texts(tmp_path):
     (tmp_path / "a.tsv").write_text("one\ttwo\tyes\n")
-    loaded = load(Labels(f"{tmp_path}/a.tsv"), SequenceToSequence(sequence_length=10), batch_size=1)
+    loaded = load(LabelFiles(f"{tmp_path}/a.tsv"), SequenceToSequence(sequence_length=10), batch_size=1)
     batch = loaded.train[0]
     assert loaded.tokenizer.decode(batch["inputs"][0][batch["inputs_mask"][0]]) == "one two<|endoftext|>"
     assert loaded.tokenizer.decode(batch["targets"][0][batch["mask"][0]]) == "yes<|endoftext|>"
 
 
-def test_files_that_are_cut_or_marked(tmp_path):
+def test_truncated_files_and_byte_order_marks(tmp_path):
     whole = gzip.compress(b"ein Haus\ta house\n" * 100)
     (tmp_path / "a.tsv.gz").write_bytes(whole[:-20])
     with pytest.raises(ValueError, match=r"a\.tsv\.gz is not a complete gzip file"):
-        read(f"{tmp_path}/a.tsv.gz")
+        read_pairs(f"{tmp_path}/a.tsv.gz")
     (tmp_path / "b.tsv").write_text("ein Haus\ta house\n", encoding="utf-8-sig")
-    assert read(f"{tmp_path}/b.tsv") == (["ein Haus"], ["a house"])
+    assert read_pairs(f"{tmp_path}/b.tsv") == (["ein Haus"], ["a house"])

@@ -1,4 +1,4 @@
-"""Questions about texts: files, windows, and answers back from tokens to characters."""
+"""Question answering: files, windows, and mapping answers from tokens back to characters."""
 
 import gzip
 import json
@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from lineage.data import Question
 from lineage.data.examples import encoded, questions
-from lineage.data.sources import SQuAD
-from lineage.data.sources.squad import read
+from lineage.data.sources.lines import SQuAD, read_questions
 from lineage.tasks.question_answering import QuestionAnswering
 from tests.data.conftest import load, train
 
@@ -23,7 +22,7 @@ CODERS = {
 
 
 def squad(path, rows, version="v2.0"):
-    """A file of SQuAD's from (question, context, answers)."""
+    """Write a file in the SQuAD layout from (question, context, answers)."""
     content = [
         {
             "context": context,
@@ -44,8 +43,8 @@ def squad(path, rows, version="v2.0"):
     return str(path)
 
 
-def sure(source):
-    """Logits of a model that knows the places: of [CLS] in windows without the answer."""
+def oracle_logits(source):
+    """Return logits that are maximal at the correct positions ([CLS] for windows without the answer)."""
     start, end = np.zeros((2, len(source), source.length))
     rows = np.arange(len(source))
     start[rows, source.per_row["start"]] = end[rows, source.per_row["end"]] = 5.0
@@ -57,15 +56,17 @@ def sure(source):
 def test_files(name, version, tmp_path):
     rows = [("When?", CONTEXT, [(3, "1066"), (0, "In 1066")]), ("Who?", CONTEXT, [(13, "Normans")])]
     rows += [("Why?", CONTEXT, [])] if version == "v2.0" else []
-    found = read(squad(tmp_path / name, rows, version))
+    found = read_questions(squad(tmp_path / name, rows, version))
     assert [(item.text, item.context, list(item.answers)) for item in found] == rows
     assert found[0].references == ["1066", "In 1066"]
 
 
 @settings(max_examples=200)
 @given(st.data())
-def test_the_answer_comes_back_from_the_tokens(draw):
-    """Whatever window it is in: to the character with bytes, and else with what is left of its first and last token."""
+def test_answers_are_recovered_from_token_positions(draw):
+    """Check that answers are recovered from token positions: exactly for byte tokenizers, and up to token
+    boundaries otherwise.
+    """
     kind = draw.draw(st.sampled_from(sorted(CODERS)))
     start = draw.draw(st.integers(0, len(CONTEXT) - 1))
     stop = draw.draw(st.integers(start + 1, min(len(CONTEXT), start + 8)))
@@ -73,10 +74,10 @@ def test_the_answer_comes_back_from_the_tokens(draw):
     stride = draw.draw(st.integers(1, 5))
     source = questions.encode([Question("Who?", CONTEXT, [(start, text)])], CODERS[kind], 32, stride)
     inside = source.per_row["start"] > 0
-    if not inside.any():  # no token has a character of it, or it ends in a space that no token has
+    if not inside.any():  # no token covers the answer, or the answer ends with a space that no token covers
         assert kind == "words"
         return
-    logits = np.stack(sure(source))
+    logits = np.stack(oracle_logits(source))
     (answer,) = source.answers(*np.where(inside[:, None], logits, 0))
     if kind == "bytes":
         assert answer == text.strip()
@@ -84,7 +85,7 @@ def test_the_answer_comes_back_from_the_tokens(draw):
     assert len(answer) <= len(text) + 18
 
 
-def test_windows_overlap_and_have_the_question():
+def test_windows_overlap_and_contain_the_question():
     coder = CODERS["bytes"]
     source = questions.encode([Question("Who?", CONTEXT, [(13, "Normans")])], coder, 32, 10)
     room = 32 - 4 - 3
@@ -102,8 +103,8 @@ def test_windows_overlap_and_have_the_question():
     np.testing.assert_array_equal(batch["end"][~has], 0)
 
 
-def test_answers_are_the_best_of_all_windows():
-    """By a search through everything, for random logits."""
+def test_answers_match_exhaustive_search_over_windows():
+    """Compare with an exhaustive search for random logits."""
     asked = [Question("Who?", CONTEXT, [(13, "Normans")]), Question("A?", CONTEXT[:20], [(0, "In")])]
     source = questions.encode(asked, CODERS["bytes"], 48, 7)
     start, end = np.random.default_rng(0).normal(size=(2, len(source), 48))
@@ -119,14 +120,14 @@ def test_answers_are_the_best_of_all_windows():
         assert answer == best[1]
 
 
-def test_no_answer_is_one_where_there_are_questions_without():
+def test_unanswerable_questions_need_a_null_answer():
     asked = [Question("Who?", CONTEXT, [(13, "Normans")]), Question("Why?", CONTEXT, [])]
     source = questions.encode(asked, CODERS["words"], 64, 0)
-    assert source.answers(*sure(source)) == ["Normans", ""]
+    assert source.answers(*oracle_logits(source)) == ["Normans", ""]
     source = questions.encode([*asked[:1], Question("Why?", CONTEXT, [(13, "Normans")])], CODERS["words"], 64, 0)
-    start, end = sure(source)
+    start, end = oracle_logits(source)
     start[1], end[1] = 0, 0
-    start[1, 0] = 9  # of no use: every question has an answer
+    start[1, 0] = 9  # not used: every question has an answer
     assert source.answers(start, end)[1] != ""
 
 
@@ -145,12 +146,12 @@ def test_loading(tmp_path):
     }
 
 
-def test_errors(tmp_path):
+def test_invalid_files_raise(tmp_path):
     path = squad(tmp_path / "a.json", [("Who?", CONTEXT, [(14, "Normans")])])
     with pytest.raises(ValueError, match=r"The answer 'Normans' to 'Who\?' is not at character 14 of its context"):
-        read(path)
+        read_questions(path)
     (tmp_path / "b.json").write_text('{"data": [{}]}')
     with pytest.raises(ValueError, match=r"b\.json is not a file in SQuAD's format: KeyError 'paragraphs'"):
-        read(f"{tmp_path}/b.json")
+        read_questions(f"{tmp_path}/b.json")
     with pytest.raises(ValueError, match=r"task.stride is 60: it must be from 0"):
         questions.encode([Question("Who?", CONTEXT, [])], CODERS["bytes"], 32, 60)

@@ -1,4 +1,4 @@
-"""Images in files of plain bytes: as TFDS has them, and files that are damaged."""
+"""Images in binary files: the batches match TFDS, and damaged files raise."""
 
 import gzip
 import pickle
@@ -7,7 +7,9 @@ import struct
 import numpy as np
 import pytest
 
-from lineage.data.sources import CIFAR, IDX, TFDS, Digits
+from lineage.data.sources.digits import Digits
+from lineage.data.sources.raw_images import CIFAR, IDX
+from lineage.data.sources.tfds import TFDS
 from lineage.tasks.image_classification import ImageClassification
 from tests.data.conftest import load, png
 
@@ -16,7 +18,7 @@ SIZES = {"train": 50, "test": 9}
 
 
 def content(array):
-    """An idx file of bytes."""
+    """Return the content of an idx file of bytes."""
     return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.astype(np.uint8).tobytes()
 
 
@@ -33,13 +35,13 @@ def drawn():
 
 
 def as_tfds(split, examples):
-    """The examples in the order in which TFDS's own writer puts them."""
+    """Return the examples in the order of the TFDS writer."""
     hashing = pytest.importorskip("tensorflow_datasets.core.hashing")
     hasher = hashing.Hasher(split)
     return [examples[number] for number in sorted(range(len(examples)), key=hasher.hash_key)]
 
 
-def test_batches_are_those_of_tfds(prepare, drawn, tmp_path):
+def test_batches_match_tfds(prepare, drawn, tmp_path):
     image, label = drawn
     write_idx(tmp_path, image, label)
     examples = {
@@ -77,7 +79,7 @@ def test_every_image_keeps_its_label(drawn, tmp_path):
 
 
 def pickled(image, label, key):
-    """A batch for Python as Python 2 wrote it: rows of pixels, and a list of labels."""
+    """Return a pickled CIFAR batch as written by Python 2: rows of pixels, and a list of labels."""
     rows = image.transpose(0, 3, 1, 2).tobytes()
     shape = b"(J" + struct.pack("<i", len(image)) + b"M" + struct.pack("<H", 3072) + b"t"
     dtype = b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
@@ -129,7 +131,7 @@ def test_cifar(kind, python, tmp_path):
                 CIFAR(str(tmp_path)).images()
 
 
-def test_damaged_files(drawn, tmp_path):
+def test_damaged_files_raise(drawn, tmp_path):
     with pytest.raises(
         FileNotFoundError, match=r"There is no file .*train-images-idx3-ubyte, and no train-images-.*gz"
     ):

@@ -6,7 +6,7 @@ from lineage.data import Documents, shuffle
 from lineage.data.examples.masking import MaskTokens
 from lineage.data.examples.sentence_pairs import Chunks, PairSentences, Sentences
 from lineage.data.examples.windows import tokenize
-from lineage.data.sources import Text
+from lineage.data.sources.text import Text
 from lineage.data.tokenizers import TokenizerFile, WordPiece, Words
 from lineage.tasks.sentence_pair_pretraining import SentencePairPretraining
 from tests.data.conftest import load, train
@@ -16,7 +16,7 @@ ROLES = ("pad", "cls", "sep", "mask", "end_of_text")
 
 
 def corpus(documents=30, seed=0):
-    """Documents of numbered sentences: the word "d3s7w1" is of document 3 and its sentence 7."""
+    """Return documents of numbered words: "d3s7w1" is word 1 of sentence 7 of document 3."""
     rng = np.random.default_rng(seed)
     return [
         "\n".join(" ".join(f"d{d}s{s}w{w}" for w in range(rng.integers(1, 9))) for s in range(rng.integers(1, 30)))
@@ -32,34 +32,34 @@ def chunks():
 
 
 def read(coder, tokens):
-    """(document, sentence, word) of each token."""
+    """Return (document, sentence, word) of each token."""
     words = coder.decode(tokens).split()
     return [tuple(map(int, word[1:].replace("s", " ").replace("w", " ").split())) for word in words]
 
 
 def begins(chunks, coder):
-    """(document, sentence, word) of the first word of each sentence."""
+    """Return (document, sentence, word) of the first word of each sentence."""
     return read(coder, chunks.tokens[chunks.starts])
 
 
 def pairs(chunks, coder, order=False, seed=0, rounds=1):
-    """The examples before words are hidden."""
+    """Return the examples with the masking undone."""
     masked = MaskTokens(0.15, coder)
     firsts = np.tile(chunks.firsts, rounds)
     batch = {"first": firsts, "mask": np.ones(len(firsts), bool)}
     made = PairSentences(chunks, coder, masked, order)(batch, shuffle.keys(np.arange(len(firsts)), seed))
     hidden = made["tokens"].copy()
-    np.put_along_axis(hidden, made["places"], made["targets"], axis=1)  # what masking hid is what was there
+    np.put_along_axis(hidden, made["places"], made["targets"], axis=1)  # restore the masked tokens
     return firsts, made | {"tokens": hidden}
 
 
-def test_sentences_are_lines_and_what_ends_with_a_full_stop():
+def test_sentences_end_at_lines_and_punctuation():
     texts = ["One. Two!  Three?\nfour 5.6\n\n  \nlast", "", "x.y"]
     sentences = list(Sentences(Documents(texts)))
     assert sentences == ["One.", " Two!", "  Three?\n", "four 5.6\n", "last", "", "", "x.y", ""]
 
 
-def test_chunks_begin_with_sentences_and_go_through_each_document(chunks):
+def test_chunks_start_at_sentences_and_cover_each_document(chunks):
     chunks, coder = chunks
     everything = read(coder, np.concatenate([chunks.read(s, 1) for s in range(len(chunks.starts))]))
     words = " ".join(corpus()).split()
@@ -82,7 +82,7 @@ def test_chunks_begin_with_sentences_and_go_through_each_document(chunks):
     assert len(seen) > 0.9 * len(everything)
 
 
-def test_the_second_follows_the_first_or_is_of_another_document(chunks):
+def test_second_sentence_follows_the_first_or_is_from_another_document(chunks):
     chunks, coder = chunks
     firsts, batch = pairs(chunks, coder, rounds=200)
     count = len(firsts)
@@ -105,7 +105,7 @@ def test_the_second_follows_the_first_or_is_of_another_document(chunks):
             assert a[0][0] != b[0][0]
             others.append(b[0])
         else:
-            assert (a[-1][0], a[-1][1] + 1, 0) == b[0]  # the end of a sentence and the beginning of the next one
+            assert (a[-1][0], a[-1][1] + 1, 0) == b[0]  # one sentence ends and the next one begins
         assert b[0][2] == 0
         assert a[-1] in lasts
         assert len(a) + len(b) <= LENGTH
@@ -114,8 +114,8 @@ def test_the_second_follows_the_first_or_is_of_another_document(chunks):
     assert 0.02 < short / 1000 < 0.3
 
 
-def test_any_sentence_of_another_document_may_follow(chunks):
-    """Evenly: each of the S - s others as often as any other."""
+def test_negative_sentences_are_uniform_over_other_documents(chunks):
+    """Check that each of the S - s sentences of other documents is equally frequent."""
     chunks, coder = chunks
     firsts = np.full(10_000, chunks.firsts[5])
     pair = PairSentences(chunks, coder, MaskTokens(0.15, coder))
@@ -129,7 +129,7 @@ def test_any_sentence_of_another_document_may_follow(chunks):
     assert (np.abs(counts - expected) < 5 * expected**0.5).all()
 
 
-def test_sentence_order_is_right_in_half_the_examples(chunks):
+def test_sentences_are_swapped_in_half_of_the_examples(chunks):
     chunks, coder = chunks
     firsts, batch = pairs(chunks, coder, order=True, rounds=200)
     assert abs(batch["label"].mean() - 0.5) < 4 * 0.5 / len(firsts) ** 0.5
@@ -140,7 +140,7 @@ def test_sentence_order_is_right_in_half_the_examples(chunks):
         assert (a > b) == bool(batch["label"][row])
 
 
-def test_other_pairs_in_each_epoch_and_the_same_in_each_evaluation(tmp_path):
+def test_pairs_change_in_each_epoch_but_not_in_evaluation(tmp_path):
     for number, document in enumerate(corpus(40)):
         (tmp_path / f"{number:02}.txt").write_text(document)
     task = SentencePairPretraining(sequence_length=32, pairing="next_sentence", whole_words=True)
@@ -165,7 +165,7 @@ def test_other_pairs_in_each_epoch_and_the_same_in_each_evaluation(tmp_path):
     assert not last["mask"][rows:].any()
 
 
-def test_what_has_no_pairs(tmp_path):
+def test_data_without_pairs_raise(tmp_path):
     one, flat = tmp_path / "one.txt", tmp_path / "flat"
     one.write_text("a b\nc d\n" * 20)
     flat.mkdir()

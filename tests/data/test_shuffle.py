@@ -12,7 +12,7 @@ def test_each_epoch_is_a_permutation(length, seed, epoch):
     assert sorted(indices) == list(range(length))
 
 
-def test_a_position_does_not_depend_on_the_others():
+def test_indices_do_not_depend_on_other_positions():
     positions = np.array([5, 10**12, 99, 5])
     together = shuffle.permute(positions, 1000, 3)
     assert [shuffle.permute(positions[i : i + 1], 1000, 3)[0] for i in range(4)] == together.tolist()
@@ -23,18 +23,18 @@ def test_seeds_and_epochs_differ(other):
     positions = np.arange(1000)
     first = shuffle.permute(positions, 1000, 0)
     second = shuffle.permute(positions, 1000, 1) if other == "seed" else shuffle.permute(positions + 1000, 1000, 0)
-    # Two independent permutations agree in Poisson(1) places.
+    # The number of positions at which two independent permutations agree is Poisson(1).
     assert (first == second).sum() < 8
     assert (first == positions).sum() < 8
 
 
-def test_every_index_is_as_likely_at_every_position_and_next_to_any_other():
+def test_positions_and_neighbors_are_uniform():
     length, epochs = 10, 20_000
     orders = shuffle.permute(np.arange(length * epochs), length, 7).reshape(epochs, length)
     counts = np.array([np.bincount(orders[:, place], minlength=length) for place in range(length)])
     pairs = np.bincount(orders[:, 0] * length + orders[:, 1], minlength=length**2).reshape(length, length)
     assert pairs.diagonal().sum() == 0
-    # Chi-square: the mean is the degrees of freedom f, the deviation sqrt(2 f).
+    # Chi-square: the mean is the number of degrees of freedom f, the standard deviation sqrt(2 f).
     place_statistic = ((counts - epochs / 10) ** 2 / (epochs / 10)).sum()
     assert abs(place_statistic - 81) < 5 * np.sqrt(2 * 81)
     off = pairs[~np.eye(length, dtype=bool)]

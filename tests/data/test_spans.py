@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from lineage.data import shuffle
 from lineage.data.examples import span_corruption
 from lineage.data.examples.span_corruption import CorruptSpans
-from lineage.data.sources import Text
+from lineage.data.sources.text import Text
 from lineage.data.tokenizers import TokenizerFile
 from lineage.tasks.span_corruption import SpanCorruption
 from tests.data.conftest import load, train
@@ -16,7 +16,7 @@ SENTINELS = np.arange(1000, 900, -1)
 
 
 def windows(lengths, width):
-    """Rows of numbers from 2 on, so many of them real; a window's `mask` is of the targets, which the first is not."""
+    """Return windows of tokens 2, 3, ... with the given numbers of real tokens; `mask` refers to the targets."""
     tokens = np.tile(np.arange(2, width + 2), (len(lengths), 1)).astype(np.int32)
     targets = np.array([size if size == width else max(size - 1, 0) for size in lengths])
     return {"tokens": tokens, "targets": tokens + 1, "mask": np.arange(width) < targets[:, None]}
@@ -30,7 +30,7 @@ def corrupt(lengths, inputs_length, rate=0.15, seed=0):
 
 
 def restore(inputs, targets):
-    """The text of inputs and targets without their ends, read by hand."""
+    """Return the text restored from inputs and targets without end tokens, and the spans that were not used."""
     found, parts = {}, []
     for token in targets:
         if token > 900:
@@ -46,7 +46,7 @@ def restore(inputs, targets):
     rate=st.floats(0.05, 0.6),
     seed=st.integers(0, 2**32),
 )
-def test_inputs_and_targets_give_back_the_text(lengths, inputs_length, rate, seed):
+def test_inputs_and_targets_restore_the_text(lengths, inputs_length, rate, seed):
     batch, made = corrupt(lengths, inputs_length, rate, seed)
     for row in range(len(lengths)):
         size = min(lengths[row], batch["tokens"].shape[1])
@@ -64,8 +64,10 @@ def test_inputs_and_targets_give_back_the_text(lengths, inputs_length, rate, see
         assert len(inputs) == size - noise + count + 1
 
 
-def test_sizes_are_the_references():
-    """512 tokens of input are made of 568, with targets of 114, in the published T5; full windows fill both exactly."""
+def test_lengths_match_the_reference():
+    """Check the published T5: 568 tokens give inputs of 512 and targets of 114 tokens; full windows fill both
+    exactly.
+    """
     assert span_corruption.lengths(0.15, 512) == (568, 114)
     assert span_corruption.count_noise(0.15, 568) == (85, 28)
     _, made = corrupt([568] * 4, 512)
@@ -75,8 +77,8 @@ def test_sizes_are_the_references():
     assert made["mask"].all()
 
 
-def test_any_segmentation_is_alike_likely():
-    """The 36 ways to have 10 tokens in 3 spans, within 5 standard deviations."""
+def test_segmentations_are_uniform():
+    """Check the 36 ways to divide 10 tokens into 3 spans, within 5 standard deviations."""
     count = 36_000
     drawn = span_corruption.draw_spans(np.full(count, 10), np.full(count, 3), 15, shuffle.keys(np.arange(count), 0))
     assert (drawn.sum(axis=1) == 10).all()
@@ -91,12 +93,12 @@ def test_noise_is_spread_over_the_text():
     noise = span_corruption.draw_noise(0.15, batch["mask"], shuffle.keys(np.arange(5000), 1))
     assert (noise.sum(axis=1) == 15).all()
     assert ((noise[:, 1:] & ~noise[:, :-1]).sum(axis=1) == 5).all()  # five spans: three tokens on average
-    assert not noise[:, 0].any()  # a text begins with a token that stays, and ends with noise
+    assert not noise[:, 0].any()  # a text begins with an uncorrupted token and ends with a noise span
     assert noise[:, -1].all()
     np.testing.assert_allclose(noise[:, 20:80].mean(axis=0), 0.15, atol=0.04)
 
 
-def test_padded_rows_count_for_nothing():
+def test_padded_rows_have_no_targets():
     _, made = corrupt([0, 30], 20)
     assert not made["mask"][0].any()
     assert made["mask"][1].any()
@@ -118,8 +120,7 @@ def test_load(tmp_path):
     train("bytes", []).save(tmp_path / "few.json")
     with pytest.raises(ValueError, match=r"needs the special tokens pad, sentinels, which .*few.json.* does not have"):
         load(source, task, TokenizerFile(str(tmp_path / "few.json")))
-    with pytest.raises(ValueError, match=r"task.mask_rate is 1.0: it must be between 0 and 1"):
+    with pytest.raises(ValueError, match=r"task.mask_rate is 1.0: it must be above 0 and below 1"):
         SpanCorruption(sequence_length=64, mask_rate=1.0)
-    for rate, length in ((1.0, 64), (0.15, 2)):
-        with pytest.raises(ValueError, match="the rate must be between 0 and 1, and the length at least 3"):
-            span_corruption.lengths(rate, length)
+    with pytest.raises(ValueError, match=r"task.sequence_length is 2: it must be 3 or more"):
+        span_corruption.lengths(0.15, 2)

@@ -1,4 +1,4 @@
-"""Tagged words: CoNLL-U, and every word's tag at its first token and back."""
+"""Tagged words: CoNLL-U files, and tags aligned with the first token of each word."""
 
 import itertools
 
@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from lineage.data import TaggedSentence
 from lineage.data.examples import encoded, tagged_sentences
-from lineage.data.sources import CoNLLU
-from lineage.data.sources.conllu import read
+from lineage.data.sources.conllu import CoNLLU, read_sentences
 from lineage.tasks.masked_lm import MaskedLM
 from lineage.tasks.token_classification import TokenClassification
 from tests.data.conftest import load, train
@@ -35,16 +34,16 @@ CONLLU = """\
 
 def test_conllu(tmp_path):
     (tmp_path / "a.conllu").write_text(CONLLU)
-    first, second = read(f"{tmp_path}/a.conllu")
+    first, second = read_sentences(f"{tmp_path}/a.conllu")
     assert first.words == ["I", " do", "n't", " vámonos", " (", "a", "el", "."]
     assert first.tags == ["PRON", "AUX", "PART", "VERB", "PUNCT", "ADP", "DET", "PUNCT"]
     assert second == TaggedSentence(["Yes"], ["INTJ"])
     (tmp_path / "b.conllu").write_text("1\ta\n")
     with pytest.raises(ValueError, match=r"b.conllu, line 1 has 2 columns: CoNLL-U has 10"):
-        read(f"{tmp_path}/b.conllu")
+        read_sentences(f"{tmp_path}/b.conllu")
     (tmp_path / "c.conllu").write_text(CONLLU.replace("1\tYes", "one\tYes"))
     with pytest.raises(ValueError, match=r"c.conllu, line \d+ begins with 'one', not with an ID such as 1 or 1-2"):
-        read(f"{tmp_path}/c.conllu")
+        read_sentences(f"{tmp_path}/c.conllu")
 
 
 def test_a_folder_of_universal_dependencies(tmp_path):
@@ -75,8 +74,8 @@ SENTENCE = st.lists(st.tuples(WORD, st.sampled_from(TAGS)), min_size=1, max_size
 
 @settings(max_examples=200)
 @given(st.lists(SENTENCE, min_size=1, max_size=4), st.sampled_from(CODERS), st.integers(4, 24))
-def test_every_words_tag_comes_back(sentences, coder, length):
-    """Whatever words are, spaces among them, and however they are cut and spread over rows."""
+def test_tags_are_recovered(sentences, coder, length):
+    """Check that tags are recovered for arbitrary words, including words with spaces and words split over rows."""
     sentences = [TaggedSentence(*zip(*sentence)) for sentence in sentences]
     source = tagged_sentences.encode(sentences, TAGS, coder, length)
     batch = source.take(np.arange(len(source)))
@@ -91,8 +90,8 @@ def test_every_words_tag_comes_back(sentences, coder, length):
 
 @settings(max_examples=100)
 @given(st.lists(SENTENCE, min_size=1, max_size=4), st.integers(16, 40))
-def test_a_words_tokens_are_those_of_its_text(sentences, length):
-    """Between the first token of a word and that of the next one is the word: bytes, so that it can be read."""
+def test_tokens_of_a_word_decode_to_its_text(sentences, length):
+    """Check, with byte tokens, that the tokens from the start of a word up to the next one decode to the word."""
     coder = CODERS[0]
     sentences = [TaggedSentence(*zip(*sentence)) for sentence in sentences]
     source = tagged_sentences.encode(sentences, TAGS, coder, length)
@@ -103,7 +102,7 @@ def test_a_words_tokens_are_those_of_its_text(sentences, length):
     assert words == [word.encode()[: length - 2] for sentence in sentences for word in sentence.words]
 
 
-def test_words_that_the_tokenizer_makes_nothing_of():
+def test_words_without_tokens_become_mask_tokens():
     coder = CODERS[2]
     sentence = TaggedSentence(["the", "\u200b", " \t", "fox"], ["A", "B", "C", "A"])
     source = tagged_sentences.encode([sentence], TAGS, coder, 8)
@@ -112,7 +111,7 @@ def test_words_that_the_tokenizer_makes_nothing_of():
     assert source.tokens[0][3] == coder.mask
 
 
-def test_sentences_are_texts_to_guess_words_of(tmp_path):
+def test_sentences_are_texts_for_masked_lm(tmp_path):
     (tmp_path / "a-train.conllu").write_text(CONLLU * 3)
     (tmp_path / "a-dev.conllu").write_text(CONLLU)
     facts = load(CoNLLU(str(tmp_path)), MaskedLM(sequence_length=16), batch_size=1).facts

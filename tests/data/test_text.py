@@ -7,20 +7,19 @@ from hypothesis import strategies as st
 from lineage.data import Documents
 from lineage.data.examples import windows
 from lineage.data.examples.windows import Windows, tokenize
-from lineage.data.sources import StandardLibrary, Text
-from lineage.data.sources.text import hold_out, read
+from lineage.data.sources.text import StandardLibrary, Text, hold_out, read_text
 from tests.data.conftest import train
 
 BYTES = train("bytes", [])
 
 
 def texts(path, **options):
-    """The texts of a path, all of them for training."""
+    """Return the texts of a path, all of them for training."""
     return list(Text(str(path), validation_fraction=0.0, **options).documents()["train"])
 
 
 @given(n=st.integers(2, 200), length=st.integers(1, 50))
-def test_every_target_once(n, length):
+def test_every_target_occurs_once(n, length):
     tokens = np.arange(n, dtype=np.uint16)
     windows = Windows(tokens, length)
     batch = windows.take(np.arange(len(windows)))
@@ -32,7 +31,7 @@ def test_every_target_once(n, length):
 
 
 @given(n=st.integers(2, 200), length=st.integers(1, 50), data=st.data())
-def test_windows_of_any_stride(n, length, data):
+def test_windows_with_any_stride(n, length, data):
     stride = data.draw(st.integers(1, length))
     windows = Windows(np.arange(n, dtype=np.int32), length, stride)
     for index in range(len(windows)):
@@ -45,34 +44,34 @@ def test_windows_of_any_stride(n, length, data):
 
 
 @given(n=st.integers(2, 200), length=st.integers(1, 50), data=st.data())
-def test_every_target_once_after_as_much_text_as_there_is(n, length, data):
+def test_overlapping_windows_count_targets_once_with_enough_context(n, length, data):
     stride = data.draw(st.integers(1, length))
     windows = Windows(np.arange(n, dtype=np.int32), length, stride, once=True)
     batch = windows.take(np.arange(len(windows)))
     counted = batch["targets"][batch["mask"]]
     assert counted.tolist() == list(range(1, n))
-    seen = counted - np.broadcast_to(batch["tokens"][:, :1], batch["mask"].shape)[batch["mask"]]  # tokens before it
+    seen = counted - np.broadcast_to(batch["tokens"][:, :1], batch["mask"].shape)[batch["mask"]]  # context length
     assert (seen >= np.minimum(counted, length - stride + 1)).all()
 
 
-def test_stride_one_is_every_offset():
+def test_stride_one_gives_every_offset():
     windows = Windows(np.arange(100), 10, stride=1)
     assert len(windows) == 90  # nanoGPT draws from range(len(tokens) - length).
     assert windows[89]["targets"].tolist() == list(range(90, 100))
 
 
 @pytest.mark.parametrize(("length", "stride"), [(0, 0), (4, 5), (4, -1)])
-def test_bad_strides(length, stride):
+def test_invalid_strides_raise(length, stride):
     with pytest.raises(ValueError, match=f"sequence_length is {length} and the stride {stride}"):
         Windows(np.arange(10), length, stride)
 
 
-def test_too_short():
-    with pytest.raises(ValueError, match="A text of 1 tokens"):
+def test_too_short_texts_raise():
+    with pytest.raises(ValueError, match="The text has 1 tokens"):
         Windows(np.arange(1), 4)
 
 
-def test_documents_are_joined_by_the_end_of_text():
+def test_documents_are_separated_by_the_end_of_text():
     assert tokenize(Documents(["ab", "", "c"]), BYTES).tokens.tolist() == [97, 98, 256, 256, 99, 256]
     assert tokenize(Documents(["ab"]), BYTES).tokens.tolist() == [97, 98]
     stream = tokenize(Documents(["aß", "日"]), BYTES)
@@ -80,7 +79,7 @@ def test_documents_are_joined_by_the_end_of_text():
     assert stream.tokens.dtype == np.uint16
 
 
-def test_chunks_do_not_matter(monkeypatch):
+def test_tokens_do_not_depend_on_chunks(monkeypatch):
     documents = Documents([f"text {i} " * (i % 5) for i in range(40)])
     whole = tokenize(documents, BYTES).tokens
     monkeypatch.setattr(Documents.chunks, "__defaults__", (20,))
@@ -95,7 +94,7 @@ def test_cache(tmp_path, monkeypatch):
         kept = tokenize(documents, BYTES, tmp_path)
         np.testing.assert_array_equal(kept.tokens, plain.tokens)
         assert (kept.characters, kept.bytes) == (6, 6)
-        # The second time it is read, not made.
+        # The second call reads the cache.
         monkeypatch.setattr(windows, "_encode", None)
     assert len(list(tmp_path.iterdir())) == 2
     monkeypatch.undo()
@@ -106,7 +105,7 @@ def test_cache(tmp_path, monkeypatch):
     assert len(tokenize(Documents([""]), BYTES, tmp_path).tokens) == 0
 
 
-def test_mapped_tokens_travel_as_a_path(tmp_path):
+def test_memory_mapped_tokens_are_pickled_as_a_path(tmp_path):
     stream = tokenize(Documents(["word " * 100_000]), BYTES, tmp_path)
     assert isinstance(stream.tokens, np.memmap)
     windows = Windows(stream.tokens, 16)
@@ -136,15 +135,15 @@ def test_newlines_are_kept(tmp_path):
     assert texts(tmp_path / "a") == ["one\r\ntwo\r"]
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path):
+def test_byte_order_mark_is_removed(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfabc")
-    assert read(tmp_path / "a.txt") == "abc"
+    assert read_text(tmp_path / "a.txt") == "abc"
 
 
-def test_not_utf8(tmp_path):
+def test_invalid_utf8_raises(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait")
     with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8 text: byte 0xe9 at offset 3") as caught:
-        read(tmp_path / "latin.txt")
+        read_text(tmp_path / "latin.txt")
     assert "\n" not in str(caught.value)
 
 
@@ -163,7 +162,7 @@ def test_stdlib():
 
 def test_hold_out():
     assert hold_out(["abcdefghij"], 0.1) == (["abcdefghi"], ["j"])
-    assert len(hold_out(["x" * 1115394], 0.1)[0][0]) == 1003854  # nanoGPT's split of its text.
+    assert len(hold_out(["x" * 1115394], 0.1)[0][0]) == 1003854  # as nanoGPT splits its text
     parts = [str(i) for i in range(25)]
     train, held = hold_out(parts, 0.1)
     assert held == ["9", "19"]
@@ -171,5 +170,5 @@ def test_hold_out():
     assert hold_out(["abcdefghij", "k" * 20], 0.1) == (["abcdefghi", "k" * 18], ["j", "kk"])
     for fraction in (0.1, 0.25, 0.3, 0.5, 0.7, 0.99):
         assert len(hold_out(["x"] * 100, fraction)[1]) == round(100 * fraction)
-    with pytest.raises(ValueError, match=r"validation_fraction is 1\.5"):
-        hold_out(parts, 1.5)
+    with pytest.raises(ValueError, match=r"source.validation_fraction is 1\.5: it must be 0 or more and below 1"):
+        StandardLibrary(validation_fraction=1.5)

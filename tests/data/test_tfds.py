@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from lineage.data import Arrays
-from lineage.data.sources import TFDS
-from lineage.data.sources.tfds import find_builder
+from lineage.data.sources.tfds import TFDS, find_builder
 from lineage.data.tokenizers import Words
 from lineage.tasks.causal_lm import CausalLM
 from lineage.tasks.image_classification import ImageClassification
@@ -88,7 +87,7 @@ def test_pairs_of_two_features(prepare, tmp_path):
         load(TFDS("wmt", str(tmp_path)), task)
 
 
-def test_texts_that_are_not_utf8(prepare, tmp_path):
+def test_invalid_utf8_raises(prepare, tmp_path):
     prepare(tmp_path, "prose", lambda kinds: {"text": kinds.Text()}, {"train": [{"text": b"a"}, {"text": b"ab\xff"}]})
     with pytest.raises(ValueError, match=r"feature 'text' of example 1 is not UTF-8 at byte 2"):
         load(TFDS("prose", str(tmp_path)), CausalLM(sequence_length=8))
@@ -102,7 +101,7 @@ def test_newest_version(prepare, tmp_path):
     assert find_builder("prose:2.0.0", str(tmp_path)).info.splits["train"].num_examples == 3
 
 
-def test_not_prepared(shapes, tmp_path, monkeypatch):
+def test_unprepared_data_set_raises(shapes, tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError) as caught:
         load(TFDS("imagenet2012", str(tmp_path)), ImageClassification())
     assert f"`tfds build imagenet2012 --data_dir={tmp_path} --file_format=array_record`" in str(caught.value)
@@ -137,19 +136,20 @@ def test_other_formats(prepare, tmp_path):
         ({"label_key": "image"}, "feature 'image' of shapes/1.0.0 is not a class label"),
     ],
 )
-def test_errors(shapes, options, message):
+def test_invalid_options_raise(shapes, options, message):
     with pytest.raises(ValueError, match=message):
         load(TFDS("shapes", str(shapes), **options), ImageClassification())
 
 
 def test_needs_neither_jax_nor_tensorflow(shapes, tmp_path):
-    # As if it were installed, so that an import of it that is only tried shows too.
+    # A fake package, so that attempts to import TensorFlow also fail if it is not installed.
     (tmp_path / "tensorflow").mkdir()
     (tmp_path / "tensorflow" / "__init__.py").write_text("raise AssertionError('TensorFlow was imported')")
     program = f"""
         import sys
         from lineage import data
-        from lineage.data.sources import TFDS, Digits
+        from lineage.data.sources.tfds import TFDS
+        from lineage.data.sources.digits import Digits
         from lineage.data.transforms.augmentation import Shift, Transform
         sys.path.append({str(tmp_path)!r})
 
@@ -167,7 +167,7 @@ def test_needs_neither_jax_nor_tensorflow(shapes, tmp_path):
                 return data.Examples(content.splits, data.Facts(), None, transform, transform)
 
         for source in (TFDS("shapes", {str(shapes)!r}), Digits()):
-            loaded = data.load(source, Plain(), None, data.Loader(batch_size=8))
+            loaded = data.load(source, Plain(), data.Bytes(), data.Loader(batch_size=8))
             assert loaded.train[0]["image"].shape == (8, 8, 8, 1)
         print(sorted({{"jax", "tensorflow", "torch"}} & set(sys.modules)))
         """
@@ -175,21 +175,21 @@ def test_needs_neither_jax_nor_tensorflow(shapes, tmp_path):
     assert result.stdout == "[]\n", result.stderr
 
 
-def test_importing_is_light():
+def test_import_loads_no_heavy_packages():
     heavy = "{'jax', 'tensorflow', 'grain', 'tensorflow_datasets'}"
     program = f"import sys, lineage.data; print(sorted({heavy} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.stdout == "[]\n", result.stderr
 
 
-def test_sources_can_be_sent_to_workers(shapes):
+def test_sources_can_be_pickled_for_workers(shapes):
     source = TFDS("shapes", str(shapes)).images().splits["train"]
     received = cloudpickle.loads(cloudpickle.dumps(source))
     np.testing.assert_array_equal(received[3]["image"], source[3]["image"])
 
 
 def test_labelled_pairs(prepare, tmp_path):
-    """As GLUE has them: a test split without labels is none, and so is an example without one."""
+    """Check the conventions of GLUE: splits and examples without labels (-1) are omitted."""
 
     def features(kinds):
         return {"sentence1": kinds.Text(), "sentence2": kinds.Text(), "label": kinds.ClassLabel(names=["no", "yes"])}
@@ -207,7 +207,7 @@ def test_labelled_pairs(prepare, tmp_path):
     assert loaded.tokenizer.decode(batch["tokens"][0]) == "<s>a 0</s>b</s><pad><pad><pad><pad><pad>"
 
 
-def test_numbers(prepare, tmp_path):
+def test_regression_targets(prepare, tmp_path):
     def features(kinds):
         return {"sentence": kinds.Text(), "label": kinds.Scalar(np.float32)}
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lineage.configs import schema
-from lineage.data.tokenizers import TOKENIZERS, Bytes, Characters, Tokenizer, TokenizerFile, find
+from lineage.data.tokenizers import TOKENIZERS, Bytes, Characters, Tokenizer, TokenizerFile, find_tokenizer
 from lineage.data.tokenizers import tokenizer as implementation
 from tests.data.conftest import train
 
@@ -49,15 +49,15 @@ def test_characters_are_lossless_on_their_alphabet(text):
 @given(st.text())
 def test_bytes_are_utf8(text):
     assert BYTES.encode(text).tolist() == list(text.encode())
-    # The library, which reads the same file, agrees with the look-up.
+    # The lookup agrees with the library, which reads the same file.
     assert BYTES._backend.encode(text, add_special_tokens=False).ids == list(text.encode())
 
 
-def test_the_look_up_of_characters_is_the_librarys():
+def test_character_lookup_matches_the_library():
     assert CHARACTERS.encode(TEXT).tolist() == CHARACTERS._backend.encode(TEXT, add_special_tokens=False).ids
 
 
-def test_unknown_characters_are_an_error():
+def test_unknown_characters_raise():
     for text in ("onß", "\U0001f600", "Q"):
         with pytest.raises(ValueError, match=f"The character '{text[-1]}' is not one of the"):
             CHARACTERS.encode(text)
@@ -71,7 +71,7 @@ def test_words():
     assert train("words", [TEXT], vocab_size=5).vocab_size == 5
 
 
-def test_sizes_and_ends():
+def test_vocabulary_sizes_and_end_of_text():
     assert BYTES.vocab_size == 257
     assert BYTES.end_of_text == 256
     assert BPE.vocab_size == 300
@@ -84,17 +84,17 @@ def test_sizes_and_ends():
 
 
 @given(LETTERS)
-def test_round_trips_up_to_white_space_and_normalisation(text):
+def test_round_trip_up_to_whitespace_and_normalization(text):
     for kind, form in (("bpe_words", "NFC"), ("unigram", "NFKC")):
         ids = ALL[kind].encode(text)
         assert ALL[kind].decode(ids) == unicodedata.normalize(form, " ".join(text.split()))
-    # WordPiece puts a space around punctuation, and knows words of up to 100 letters.
+    # WordPiece puts spaces around punctuation, and has a maximum word length of 100 characters.
     ids = ALL["wordpiece"].encode(text)
     assert ALL["wordpiece"].decode(ids).replace(" ", "") == "".join(text.split())
 
 
 @given(st.text())
-def test_what_is_unknown_is_said_to_be(text):
+def test_unknown_text_maps_to_the_unknown_token(text):
     for tokenizer in SUBWORDS.values():
         ids = tokenizer.encode(text)
         assert ((ids >= 0) & (ids < tokenizer.vocab_size)).all()
@@ -108,12 +108,12 @@ def test_lower_case():
         assert tokenizer.decode(tokenizer.encode("NAÏVE\nThree")) == text
 
 
-def test_special_tokens_come_first_and_within_the_size():
+def test_special_tokens_come_first_and_count_in_the_vocabulary_size():
     for kind in SUBWORDS:
         made = train(kind, [TEXT], BERT, vocab_size=150 if kind != "unigram" else 60)
         assert [made.pad, made.cls, made.sep, made.mask, made.unknown] == [0, 1, 2, 3, 4]
         assert np.flatnonzero(made.special).tolist() == [0, 1, 2, 3, 4]
-        assert made.end_of_text == made.sep  # for want of one of its own
+        assert made.end_of_text == made.sep  # `sep` is used if there is no `end_of_text`
         assert made.encode("[MASK] <mask>").min() > 3
     made = train("bpe", [TEXT], ("pad", "end_of_text", "sentinels"), vocab_size=400)
     assert (made.pad, made.end_of_text, made.sentinels) == (0, 1, list(range(2, 102)))
@@ -134,9 +134,9 @@ def test_where_words_begin(kind):
     assert begins[tokenizer.end_of_text]
 
 
-@functools.cache  # The library's training depends on more than the text.
+@functools.cache  # training by the library is not deterministic
 def reference(family):
-    """What the reference's checkpoints have: a tokenizer of the library with special tokens under their names."""
+    """Return the tokenizer.json of a family of checkpoints, with their names of the special tokens."""
     if family == "bert":
         names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
         made = library.BertWordPieceTokenizer()
@@ -163,7 +163,7 @@ def reference(family):
         ("gpt2", {"end_of_text": 0, "pad": None, "mask": None, "cls": None}),
     ],
 )
-def test_the_references_tokenizers_load(family, roles, tmp_path):
+def test_tokenizers_of_reference_checkpoints_load(family, roles, tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(reference(family)))
     loaded = Tokenizer.load(tmp_path)
     assert {role: getattr(loaded, role) for role in roles} == roles
@@ -197,7 +197,7 @@ def test_saved_and_loaded(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_training_again_gives_the_same(kind):
+def test_training_is_deterministic(kind):
     texts = [f"{TEXT} {i} {i * i} word{i % 7}" for i in range(50)]
     first = train(kind, texts, **SIZES.get(kind, {}))
     for _ in range(3):
@@ -206,7 +206,7 @@ def test_training_again_gives_the_same(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_long_texts_are_cut_without_a_trace(kind, monkeypatch):
+def test_chunking_of_long_texts_does_not_change_tokens(kind, monkeypatch):
     text = (TEXT + "\n\n \n\t\n a\r\n b\n'll\n x\u2028\ny\n1\u00a0\n2\ns \n\tt \nu\n") * 20
     tokenizer = train(kind, [text], **SIZES.get(kind, {}))
     whole = tokenizer._backend.encode(text, add_special_tokens=False).ids
@@ -218,19 +218,24 @@ def test_long_texts_are_cut_without_a_trace(kind, monkeypatch):
     assert [ids.tolist() for ids in tokenizer.encode_batch([text, "", text])] == [whole, [], whole]
 
 
-def test_characters_are_those_of_all_splits_and_an_end_is_left_out_where_it_may_be_and_none_is_needed():
+def test_character_vocabulary_covers_all_splits_and_optional_end_of_text():
     texts = {"train": ["ab"], "validation": ["bc"]}
-    found = find(Characters(), texts, ("end_of_text", "mask"), optional=("end_of_text",))
+    found = find_tokenizer(Characters(), texts, ("end_of_text", "mask"), optional=("end_of_text",))
     assert found.end_of_text is None
     assert found.vocab_size == len("abc") + 1
     assert found.has("mask")
     assert not found.has("sentinels")
-    assert find(Characters(), texts, ("end_of_text",)).has("end_of_text")
-    assert find(Characters(), texts | {"test": ["d", "e"]}, ("end_of_text",), optional=("end_of_text",)).vocab_size == 6
-    assert find(Bytes(), texts, ("end_of_text",), optional=("end_of_text",)).has("end_of_text")
+    assert find_tokenizer(Characters(), texts, ("end_of_text",)).has("end_of_text")
+    assert (
+        find_tokenizer(
+            Characters(), texts | {"test": ["d", "e"]}, ("end_of_text",), optional=("end_of_text",)
+        ).vocab_size
+        == 6
+    )
+    assert find_tokenizer(Bytes(), texts, ("end_of_text",), optional=("end_of_text",)).has("end_of_text")
 
 
-def test_errors(tmp_path):
+def test_invalid_tokenizers_raise(tmp_path):
     with pytest.raises(
         ValueError, match=r"Unknown tokenizer 'bites'. Did you mean 'bytes'\? Available: bpe, bpe_words,"
     ):

@@ -27,7 +27,7 @@ ALL = {
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("images", [RGB, GREY], ids=["rgb", "grey"])
-def test_each_image_depends_on_its_key_alone(name, images):
+def test_images_depend_on_their_own_key_only(name, images):
     before = images.copy()
     images = images.astype(np.float32) if name == "erase" else images
     together = ALL[name](images, KEYS)
@@ -58,14 +58,14 @@ def test_shift():
     _, rows, columns, _ = np.nonzero(moved)
     assert len(rows) == 5000
     counts = np.bincount((rows - 1) * 5 + columns - 1, minlength=25)
-    assert counts.min() > 130  # 200 expected in each of the 25 places.
+    assert counts.min() > 130  # 200 expected for each of the 25 shifts
     assert len(counts) == 25
     np.testing.assert_array_equal(Shift(0)(RGB, KEYS), RGB)
     edges = Shift(2)(np.ones((100, 4, 4, 1), np.uint8), keys[:100])
     assert {int(image.sum()) for image in edges} == {a * b for a in (2, 3, 4) for b in (2, 3, 4)}
 
 
-def test_centre_crop_is_pillows_resize():
+def test_crops_match_pillow_resize():
     image = RGB[0]
     for name, kind in (("bilinear", Image.Resampling.BILINEAR), ("bicubic", Image.Resampling.BICUBIC)):
         expected = np.asarray(Image.fromarray(image).resize((19, 16), kind))[1:15, 2:16]
@@ -97,7 +97,7 @@ def test_random_crop():
     assert (left + width <= 150).all()
     assert (top == 0).any()
     assert (top + height == 100)[height < 90].any()
-    # Where nothing fits, all of it.
+    # The whole image if no crop fits.
     assert RandomCrop(8, 0.9, 1).box(2, 1000, shuffle.generator(KEYS[0])) == (0, 0, 2, 1000)
     np.testing.assert_array_equal(RandomCrop(20, 1, 1, 1)(RGB[:1, :, :20], KEYS[:1]), RGB[:1, :, :20])
 
@@ -113,7 +113,7 @@ def test_randaugment_draws_all_operations():
         OPERATIONS.update(originals)
     assert len(seen) == 960
     counts = {name: seen.count(name) for name in originals}
-    assert min(counts.values()) > 30  # 60 expected.
+    assert min(counts.values()) > 30  # 60 expected
     np.testing.assert_array_equal(RandAugment(0, 10)(RGB, KEYS), RGB)
 
 
@@ -146,7 +146,7 @@ def test_operations():
     assert apply("brightness", ramp, 0.5) == [ramp]
     assert apply("brightness", ramp, 1) == [[[0, 190, 241, 243, 255, 255]]]
     assert apply("autocontrast", [[50, 100, 150]], 1) == [[[0, 127, 255]]]
-    # One pixel of 224 / 100, either way; grey comes in.
+    # The shift is one pixel (0.75 * 100 / 224 of 3), in either direction; new pixels are gray.
     assert sorted(apply("translate_x", [[1, 2, 3]], 0.75)) == [[[2, 3, 128]], [[128, 1, 2]]]
     assert sorted(apply("translate_y", [[1], [2], [3]], 0.75)) == [[[2], [3], [128]], [[128], [1], [2]]]
     board = np.arange(100).reshape(10, 10).tolist()
@@ -172,19 +172,19 @@ def test_randaugment_of_deit(monkeypatch):
     assert 0.87 < rotated.mean() < 0.93
     assert 0.03 < rotated.std() < 0.07
     plain = [strength for name, strength in seen if name not in distortions._INCREASING]
-    assert max(plain) == 1  # what was drawn above
+    assert max(plain) == 1  # larger strengths are clipped
     both = np.array([strength for name, strength in seen if name in ("color", "contrast", "brightness", "sharpness")])
     np.testing.assert_allclose(np.sort(np.unique(both > 0.5)), [False, True])
-    assert np.abs(2 * both - 1).mean() == pytest.approx(0.9, abs=0.03)  # of the way to either side
+    assert np.abs(2 * both - 1).mean() == pytest.approx(0.9, abs=0.03)  # magnitude in either direction
     seen.clear()
     RandAugment(2, 9, increasing=True)(np.repeat(GREY, 10, 0), shuffle.keys(np.arange(160), 0))
     strengths = {
         name: sorted({round(s, 9) for other, s in seen if other == name}) for name in ("posterize", "solarize")
     }
-    assert strengths == {"posterize": [0.25], "solarize": [0.1]}  # one bit stays; all above 25 is inverted
+    assert strengths == {"posterize": [0.25], "solarize": [0.1]}  # one bit is kept; values above 25 are inverted
 
 
-def test_jitter_is_in_any_order(monkeypatch):
+def test_jitter_steps_are_in_random_order(monkeypatch):
     orders = []
     for name in ("Brightness", "Contrast", "Color"):
 
@@ -207,14 +207,14 @@ def test_jitter():
     assert bright.min() == pytest.approx(0.6, abs=0.02)
     assert bright.max() == pytest.approx(1.4, abs=0.02)
     assert bright.mean() == pytest.approx(1, abs=0.03)
-    faded = Jitter(0, 0, 0.8)(image, keys)[:, 0, 0]  # the distance of a channel from grey changes, grey does not
+    faded = Jitter(0, 0, 0.8)(image, keys)[:, 0, 0]  # saturation changes, luminance does not
     assert np.abs(grey(faded) - grey(image[:, 0, 0])).max() < 2
     spread = np.ptp(faded, axis=-1) / 100
     assert (spread.min() < 0.25, spread.max() > 1.7) == (True, True)
     board = np.tile(np.array([60, 140], np.uint8).reshape(1, 1, 2, 1), (400, 2, 1, 3))
     contrast = np.ptp(Jitter(0, 0.5, 0)(board, keys).astype(int), axis=(1, 2, 3)) / 80
     assert (contrast.min() < 0.55, contrast.max() > 1.45) == (True, True)
-    # A third of the circle makes red green, a third the other way blue.
+    # A rotation of the hue by a third of the circle turns red into green or blue.
     red = np.full((400, 1, 1, 3), (255, 0, 0), np.uint8)
     turned = Jitter(0, 0, 0, 0.5)(red, keys)[:, 0, 0]
     assert {tuple(np.rint(pixel / 255).astype(int)) for pixel in turned} >= {(1, 0, 0), (0, 1, 0), (0, 0, 1)}
@@ -237,7 +237,7 @@ def test_erase():
     assert 0.27 < (height / width)[area > 80].min() < 0.35
     noise = erased[changed]
     assert (abs(noise.mean()), abs(noise.std() - 1)) < (0.02, 0.02)
-    # Noise is of the normalised image, and never of an evaluation's.
+    # The noise is added after normalization, and only in training.
     transform = Transform(None, [Flip()], (0.5,), (0.5,), Erase(1.0))
     pixels = transform({"image": np.zeros((50, 24, 20, 1), np.uint8)}, KEYS[:1].repeat(50))["image"]
     assert (pixels != -1).any((1, 2, 3)).all()
@@ -284,12 +284,12 @@ def test_parse():
         ("jitter(0.4, hue=0.7)", "hue in 0..0.5"),
     ],
 )
-def test_parse_errors(augment, message):
+def test_invalid_transforms_raise(augment, message):
     with pytest.raises(ValueError, match=message.replace("()", r"\(\)")):
         parse(augment, 8)
 
 
-def test_crop_needs_a_size():
+def test_crop_without_size_raises():
     with pytest.raises(ValueError, match=r"crop needs task.image_size"):
         parse("crop")
 
@@ -303,11 +303,11 @@ def test_transform():
     assert result["label"].tolist() == list(range(16))
 
 
-def test_steps_have_their_own_randomness():
+def test_steps_have_independent_randomness():
     pixels = np.zeros((500, 9, 9, 1), np.uint8)
     pixels[:, 4, 4] = 1
     keys = shuffle.keys(np.arange(500), 0)
     twice = Transform(None, [Shift(1), Shift(1)], (0.0,), (1.0,))({"image": pixels}, keys)["image"]
     _, rows, _, _ = np.nonzero(twice)
-    # Were they the same, no image would have moved by one.
+    # With the same random numbers, no image would have moved by one pixel.
     assert set(rows.tolist()) == {2, 3, 4, 5, 6}

@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory):
-    """Return environment variables with which a process starts quickly."""
-    # A process starts sooner without torch, which TensorBoard's writer imports where it is installed, and with less
-    # optimised code.
+    """Return environment variables that make processes start quickly."""
+    # A process starts sooner without torch, which TensorBoard's writer imports if it is installed, and with less
+    # optimization.
     stubs = tmp_path_factory.mktemp("stubs")
     (stubs / "torch.py").write_text("raise ImportError('left out')\n")
     flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
@@ -35,7 +35,7 @@ def start(environment):
 
 @pytest.fixture(scope="session")
 def launch(start):
-    """Return `launch(*arguments)`, which runs to the end and returns (exit code, output)."""
+    """Return `launch(*arguments)`, which runs `python launch.py` and returns (exit code, output)."""
 
     def launch(*arguments):
         process = start(*arguments)
@@ -54,7 +54,7 @@ def finished(launch, tmp_path_factory):
     return workdir
 
 
-# Dropout and samples, so that randomness is part of what must come out the same.
+# Dropout and samples, so that random numbers are part of the comparison.
 RUN = (
     f"--config={ROOT}/tests/tiny.py:gpt",
     "--config.model.dropout=0.1",

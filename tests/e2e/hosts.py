@@ -1,4 +1,4 @@
-"""What a process does for `test_hosts.py`, as one of several: hosts.py COORDINATOR COUNT NUMBER FOLDER BEFORE RUN..."""
+"""Worker script of `test_hosts.py`, usage: hosts.py COORDINATOR COUNT NUMBER FOLDER BEFORE RUN..."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ from lineage.train.experiment import Experiment
 from lineage.train.loop import compile_step, device_batches
 
 SMALL = {"model.depth": 1, "schedule.learning_rate": 3e-3}
-RUNS = {  # model, steps, mesh over four devices, and what else is changed
+RUNS = {  # model, steps, mesh of four devices, other overrides
     "fsdp": ("vit", 50, {"mesh.fsdp": 4}, {}),
     "tensor": ("gpt", 50, {"mesh.tensor": 4}, {"model.num_heads": 4, "loader.evaluation_batch_size": 56}),
     "data": ("vit", 0, {"mesh.data": 4}, {"probes": "few_shot(2)"}),
@@ -25,7 +25,7 @@ RUNS = {  # model, steps, mesh over four devices, and what else is changed
 
 
 class Seen:
-    """A source that notes which examples are taken from it."""
+    """Source that records the indices of the examples that are read."""
 
     def __init__(self, source):
         self.source, self.rows = source, []
@@ -39,7 +39,7 @@ class Seen:
 
 
 def experiment(name, folder, mesh=False, devices=None):
-    """That of a run in a folder, whose data are beside it."""
+    """Return the experiment of a run in a folder, with its data in the parent folder."""
     model, _, sizes, changes = RUNS[name]
     config, _ = cli.load(f"{Path(__file__).parents[1]}/tiny.py:{model}")
     if name == "pairs":
@@ -50,20 +50,20 @@ def experiment(name, folder, mesh=False, devices=None):
 
 
 def restored(of, folder):
-    """The state in a folder."""
+    """Return the state saved in a folder."""
     with Checkpoints(folder) as checkpoints:
         assert checkpoints.latest is not None
         return of.state(checkpoints)
 
 
 def write_pairs(folder):
-    """Some pairs of texts, so many that batches do not divide them."""
+    """Write pairs of texts whose number is not a multiple of the batch size."""
     for split, count in (("train", 64), ("validation", 70)):
         (folder / f"{split}.tsv").write_text("".join(f"{number}\t{number + 1}\n" for number in range(count)))
 
 
 def follow(name, of, folder, before=None):
-    """Trains, evaluates and saves in a folder; evaluates, too, what is in the folder `before`."""
+    """Train, evaluate and save in a folder, evaluate the state in the folder `before`, and return all results."""
     seen = Seen(of.data.train.source)
     of.__dict__["data"] = replace(of.data, train=replace(of.data.train, source=seen))
     evaluation, found = of.evaluation(), {"losses": []}

@@ -23,7 +23,9 @@ OWN = {"model": "mixer", "task": "contrastive", "source": "csv"}
 
 @pytest.fixture
 def example(tmp_path, monkeypatch):
-    """example(name, argument) is the config of an example's file; what it registers is forgotten afterwards."""
+    """Return `example(name, argument)`, which loads the config of an example; its registrations are undone
+    afterwards.
+    """
     monkeypatch.setattr(loop, "write_report", lambda workdir: None)
 
     def load(name, argument=""):
@@ -36,7 +38,7 @@ def example(tmp_path, monkeypatch):
 
 
 def forget(folder):
-    """Undo what the examples' files have registered, as in a new process."""
+    """Undo the registrations of the examples, as in a new process."""
     for part, name in OWN.items():
         base.REGISTRIES[part].pop(name, None)
     EVALUATORS.pop("calibration", None)
@@ -44,16 +46,16 @@ def forget(folder):
         sys.modules.pop(modules._module_name(folder / name), None)
 
 
-def test_there_are_four():
+def test_documentation_has_four_examples():
     assert list(EXAMPLES) == ["mixer.py", "simclr.py", "reviews.py", "calibration.py"]
 
 
-def test_an_architecture(example, tmp_path):
+def test_new_architecture(example, tmp_path):
     metrics = loop.train(example("mixer"), tmp_path / "run", **ONE)
     assert np.isfinite(metrics["test/loss"])
 
 
-def test_a_source(example, tmp_path):
+def test_new_source(example, tmp_path):
     rows = [("good, nice", "yes"), ("bad", "no")] * 8
     path = tmp_path / "reviews.csv"
     path.write_text("text,label\n" + "".join(f'"{text}",{label}\n' for text, label in rows), encoding="utf-8")
@@ -61,27 +63,27 @@ def test_a_source(example, tmp_path):
     assert {"validation/loss", "validation/f1"} < set(metrics)
 
 
-def test_an_evaluator(example, tmp_path):
+def test_new_evaluator(example, tmp_path):
     metrics = loop.train(example("calibration"), tmp_path / "run", **ONE)
     assert 0 <= metrics["test/calibration_error"] <= 1
 
 
-def test_a_task(example, tmp_path):
+def test_new_task(example, tmp_path):
     metrics = loop.train(example("simclr"), tmp_path / "run", **ONE)
     assert set(metrics) == METRICS
 
 
 def evaluation(folder):
-    """Return the metrics of a run's last evaluation."""
+    """Return the metrics of the last evaluation of a run."""
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     return {key: last[key] for key in METRICS}
 
 
 @pytest.mark.thorough
-def test_a_killed_run_of_a_new_task_is_resumed_evaluated_and_exported(start, launch, tmp_path):
+def test_killed_run_of_new_task_is_resumed_evaluated_and_exported(start, launch, tmp_path):
     path = tmp_path / "simclr.py"
     path.write_text(EXAMPLES[path.name], encoding="utf-8")
-    arguments = ("train", f"--config={path}", "--config.total_steps=40")
+    arguments = ("train", f"--config={path}", "--config.total_steps=40", "--config.loader.workers=1")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     code, expected = launch(*arguments, f"--workdir={whole}")
     assert code == 0, expected
@@ -98,7 +100,7 @@ def test_a_killed_run_of_a_new_task_is_resumed_evaluated_and_exported(start, lau
     records = [evaluation(folder) for folder in (whole, killed)]
     assert records[0] == records[1]
     code, output = launch("evaluate", f"--workdir={killed}")
-    assert json.loads(output[output.index("{") :]) == records[0]
+    assert json.JSONDecoder().raw_decode(output, output.index("{"))[0] == records[0]
     code, output = launch("export", f"--workdir={killed}", "--format=stablehlo")
     assert code == 0, output
     assert {"model.stablehlo", "model.json"} <= {file.name for file in (killed / "export").iterdir()}

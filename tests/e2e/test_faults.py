@@ -1,4 +1,6 @@
-"""Whatever happens to the files of a run, it ends with the same parameters or says what is wrong and loses nothing."""
+"""Fault injection: a run with damaged files or a full disk ends with the same parameters, or raises and loses
+nothing.
+"""
 
 import json
 import os
@@ -25,7 +27,7 @@ TOTAL, SAVE_EVERY = 20, 4
 
 
 def run(workdir, data):
-    """Trains a small model on the texts of a folder, to the end."""
+    """Train a small model on the texts of a folder to the end."""
     config, _ = cli.load(f"{ROOT}/tests/tiny.py:gpt")
     changes = {"source": f"text:{data}", "source.max_bytes": 0, "source.validation_fraction": 0.0, "seed": 1}
     changes |= {"total_steps": TOTAL, "save_every_steps": SAVE_EVERY, "checkpoint.keep": 2, "model.dropout": 0.1}
@@ -34,12 +36,12 @@ def run(workdir, data):
 
 
 class Killed(BaseException):
-    """The end of a run, whatever it does."""
+    """Exception that simulates the death of the process; a BaseException, so that no handler catches it."""
 
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
-    """What does not differ from run to run is computed once, and nothing is drawn."""
+    """Share compiled functions between runs and disable reports."""
     cache = tmp_path_factory.mktemp("cache")
     before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_compilation_cache_dir", str(cache))
@@ -61,7 +63,7 @@ def quick(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference(quick, tmp_path_factory):
-    """The texts, and what the undisturbed run leaves."""
+    """Return the folder of texts and the final state of an undisturbed run."""
     folder = tmp_path_factory.mktemp("reference")
     (folder / "data").mkdir()
     for name in ("launch.py", "setup.py"):
@@ -71,7 +73,7 @@ def reference(quick, tmp_path_factory):
 
 
 def final(workdir):
-    """The parameters at the end, bit for bit, and the history."""
+    """Return the bytes of the final state and the history."""
     saved = ocp.StandardCheckpointer().restore(workdir / "checkpoints" / str(TOTAL) / "state")
     lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     history = [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
@@ -83,7 +85,7 @@ def saved_steps(workdir):
 
 
 def damage(rng, folder):
-    """Does something to a file below a folder, a large one more likely; returns the file."""
+    """Damage a random file in a folder, chosen with probability proportional to size; return its path."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     if not files:
         return None
@@ -99,7 +101,7 @@ def damage(rng, folder):
 
 
 def disturbed(kind, rng, workdir, data, monkeypatch):
-    """A run to which something happens, and which ends at a random step after; returns the checkpoint that is hit."""
+    """Run with a fault at a random step, and end at a random later step; return the damaged checkpoint."""
     moment = rng.randint(SAVE_EVERY + 1, TOTAL)
     end, hit = rng.randint(moment, TOTAL), []
     whole, limits = loop.TrainingLoop.run, resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -111,7 +113,7 @@ def disturbed(kind, rng, workdir, data, monkeypatch):
         elif number == moment and kind == "data":
             damage(rng, data)
         elif number == moment and kind == "checkpoint":
-            self.checkpoints.wait()  # so that the newest, which matters most, can be hit too
+            self.checkpoints.wait()  # so that the newest checkpoint can be damaged too
             steps = sorted(saved_steps(workdir))
             hit.append(rng.choice(steps) if steps else None)
             damage(rng, workdir / "checkpoints" / str(hit[0]))
@@ -133,10 +135,10 @@ def disturbed(kind, rng, workdir, data, monkeypatch):
 
 
 def killed(rng, workdir, data, paths):
-    """A run in a process of its own, which is killed at a random moment."""
+    """Run in a separate process, and kill it at a random moment."""
     script = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import runpy; "
     script += f"runpy.run_path({__file__!r})['run']({str(workdir)!r}, {str(data)!r})"
-    environment = os.environ | {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}  # as everywhere in the tests
+    environment = os.environ | {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}  # as in all tests
     environment |= {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir}
     environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "PYTHONPATH": paths}
     process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
@@ -150,7 +152,7 @@ def killed(rng, workdir, data, paths):
 
 
 def disturb(kind, seed, reference, folder, monkeypatch, paths=""):
-    """A fault, and what comes after; returns what was said."""
+    """Inject a fault, rerun until the run completes, and check the result; return the error messages."""
     rng, said = random.Random(seed), []
     workdir, data = folder / "run", folder / "data"
     shutil.copytree(reference[0], data)
@@ -185,7 +187,7 @@ def disturb(kind, seed, reference, folder, monkeypatch, paths=""):
     return said
 
 
-# The newest checkpoint is hit that is there at the end, or the data in each way before the run comes to its end.
+# Seeds that damage the newest checkpoint, or damage the data in each way before the run ends.
 FAULTS = {"checkpoint": (2, 16, 18, 52), "data": (1, 4, 6, 8), "full": range(4)}
 
 
@@ -194,13 +196,13 @@ FAULTS = {"checkpoint": (2, 16, 18, 52), "data": (1, 4, 6, 8), "full": range(4)}
     [(kind, seed) for kind, seeds in FAULTS.items() for seed in seeds],
     first=lambda kind, seed: seed == FAULTS[kind][0],
 )
-def test_a_fault(kind, seed, reference, tmp_path, monkeypatch):
+def test_run_survives_a_fault(kind, seed, reference, tmp_path, monkeypatch):
     disturb(kind, seed, reference, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_a_hundred_faults(reference, environment, tmp_path, monkeypatch):
-    """`pytest -m slow -s tests/e2e/test_faults.py` says what each of them led to."""
+def test_run_survives_a_hundred_faults(reference, environment, tmp_path, monkeypatch):
+    """Check random faults; `pytest -m slow -s tests/e2e/test_faults.py` prints the outcome of each."""
     for seed in range(100):
         kind = ("checkpoint", "checkpoint", "data", "full", "kill")[seed % 5]
         said = disturb(kind, 1000 + seed, reference, tmp_path / str(seed), monkeypatch, environment["PYTHONPATH"])

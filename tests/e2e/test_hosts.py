@@ -1,4 +1,4 @@
-"""One run over several processes gives what one process gives, and ends as it should when one of them does."""
+"""Runs over several processes match a run of one process, and end together when one process stops or dies."""
 
 import json
 import os
@@ -24,8 +24,10 @@ hosts = runpy.run_path(str(Path(__file__).with_name("hosts.py")))
 
 @pytest.fixture(scope="session")
 def start_all(environment, tmp_path_factory):
-    """start_all(count, *command) starts the processes of a run, with four devices in all; what {coordinator}, {count}
-    and {number} stand for is put into the command."""
+    """Return `start_all(count, *command)`, which starts the processes of a run with four devices in total.
+
+    {coordinator}, {count} and {number} in the command are replaced by their values.
+    """
     compiled = str(tmp_path_factory.mktemp("compiled"))
 
     def start_all(count, *command):
@@ -51,7 +53,7 @@ def start_all(environment, tmp_path_factory):
 
 
 def outputs_of(processes, seconds=900):
-    """What processes print, when they have ended."""
+    """Wait for processes to end and return their outputs."""
     try:
         return [process.communicate(timeout=seconds)[0] for process in processes]
     finally:
@@ -60,7 +62,7 @@ def outputs_of(processes, seconds=900):
 
 
 def alone(folder, names):
-    """What one process with one device finds, by run."""
+    """Return the single-process reference results by run name."""
     folder.mkdir()
     hosts["write_pairs"](folder)
     of = {name: hosts["experiment"](name, folder / name, devices=jax.devices()[:1]) for name in names}
@@ -68,7 +70,7 @@ def alone(folder, names):
 
 
 def follow(start_all, count, folder, before, names):
-    """What each of several processes finds; they also evaluate what is in the folder `before`."""
+    """Return the results of each of several processes, which also evaluate the states in the folder `before`."""
     folder.mkdir()
     script = Path(__file__).with_name("hosts.py")
     processes = start_all(count, script, "{coordinator}", "{count}", "{number}", folder, before, *names)
@@ -78,7 +80,7 @@ def follow(start_all, count, folder, before, names):
 
 
 def check(found, expected):
-    """Several processes found what one did, and each has read its share; with FSDP and tensor axes over processes."""
+    """Check that several processes match one process, and that each has read its share of the examples."""
     for name, single in expected.items():
         shares = [each[name] for each in found]
         for one in shares:
@@ -89,37 +91,37 @@ def check(found, expected):
             assert one["evaluated_before"] == pytest.approx(single["evaluated"], rel=1e-5)
         for number, rows in enumerate(single["rows"]):
             read = [one["rows"][number] for one in shares]
-            if name == "tensor":  # a part of every example is computed by each
+            if name == "tensor":  # every process computes a part of every example
                 assert all(part == rows for part in read)
-            elif len(read) == 4 and name == "mixed":  # by two
+            elif len(read) == 4 and name == "mixed":  # two processes share each half
                 assert [read[0] + read[2], read[1] + read[3]] == [rows, rows]
             else:
                 assert [row for part in read for row in part] == rows
 
 
-def test_two_processes_give_what_one_gives(start_all, tmp_path):
+def test_two_processes_match_one(start_all, tmp_path):
     names = "fsdp", "tensor"
     expected = alone(tmp_path / "one", names)
     check(follow(start_all, 2, tmp_path / "two", tmp_path / "one", names), expected)
-    for name in names:  # whose arrays no process of the two had whole
+    for name in names:  # neither of the two processes had the whole arrays
         of = hosts["experiment"](name, tmp_path / "one" / name, devices=jax.devices()[:1])
-        assert int(hosts["restored"](of, tmp_path / "two" / name).step) == 50  # every bit, or it raises
+        assert int(hosts["restored"](of, tmp_path / "two" / name).step) == 50  # checksums are verified
 
 
 @pytest.mark.slow
-def test_four_processes_give_what_one_gives(start_all, tmp_path):
+def test_four_processes_match_one(start_all, tmp_path):
     names = tuple(hosts["RUNS"])
     expected = alone(tmp_path / "one", names)
     four = follow(start_all, 4, tmp_path / "four", tmp_path / "one", names)
     check(four, expected)
     hosts["write_pairs"](tmp_path / "four")
     found = follow(start_all, 2, tmp_path / "two", tmp_path / "four", names)
-    for name in names:  # what four saved, two restore
+    for name in names:  # saved by four processes, restored by two
         assert found[0][name]["evaluated_before"] == pytest.approx(four[0][name]["evaluated"], rel=1e-5)
 
 
 def launch_all(start_all, count, workdir, *arguments):
-    """Starts a run of tests/tiny.py over several processes."""
+    """Start a run of tests/tiny.py over several processes."""
     several = "--coordinator={coordinator}", "--num-processes={count}", "--process={number}", "--heartbeat=10"
     changes = "--config.total_steps=400", "--config.evaluate_every_steps=400", "--config.save_every_steps=10"
     changes += ("--config.model.depth=1",)
@@ -128,7 +130,7 @@ def launch_all(start_all, count, workdir, *arguments):
 
 
 def wait_for(workdir, step, processes):
-    """Returns when a step is in the history."""
+    """Wait until a step is in the history."""
     path, end = workdir / "metrics.jsonl", time.monotonic() + 600
     while not path.exists() or path.read_bytes().count(b'"train/loss"') < step:
         assert time.monotonic() < end
@@ -137,8 +139,10 @@ def wait_for(workdir, step, processes):
 
 
 @pytest.mark.thorough
-def test_several_processes_stop_together(start_all, tiny_config, tmp_path):
-    """One is told to stop: all save the same step. One is killed: the other ends. One alone goes on from there."""
+def test_processes_stop_together_and_one_resumes(start_all, tiny_config, tmp_path):
+    """Check that a stop signal to one process makes all processes save the same step, that killing one ends the
+    others, and that a single process can resume.
+    """
     processes = launch_all(start_all, 2, tmp_path)
     wait_for(tmp_path, 4, processes)
     processes[1].send_signal(signal.SIGTERM)
@@ -154,7 +158,7 @@ def test_several_processes_stop_together(start_all, tiny_config, tmp_path):
     output = outputs_of(processes)[0]
     assert time.monotonic() - begin < 60
     assert processes[0].returncode not in (0, 75)
-    # The step that waits says so, or JAX, which ends the process when the other one has been silent for too long.
+    # The message of the waiting step, or of JAX, which ends the process after the heartbeat timeout.
     assert re.search("a process of this run was lost|tasks are unhealthy", output)
     saved = max(int(path.name) for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit())
     assert saved >= max(stopped)
@@ -168,7 +172,7 @@ def test_several_processes_stop_together(start_all, tiny_config, tmp_path):
 
 @pytest.fixture
 def tiny_config(monkeypatch):
-    """tiny_config({key: value}) is a config of `tests/tiny.py`; its run draws nothing at the end."""
+    """Return `tiny_config(changes)`, which returns a config of `tests/tiny.py`, and disable reports."""
     monkeypatch.setattr(loop, "write_report", lambda workdir: None)
     monkeypatch.setattr(loop.artifacts, "write_all", lambda *args: None)
 
@@ -185,12 +189,12 @@ def tiny_config(monkeypatch):
     [("localhost:1", 2, None), ("localhost", 2, 0), (None, 2, 1), ("localhost:1", 2, 2), ("auto", 2, 0)],
     ids=str,
 )
-def test_what_does_not_fit_together_is_said(arguments):
+def test_incomplete_distributed_options_raise(arguments):
     with pytest.raises(ValueError, match="all three are needed"), distributed.joined(*arguments):
         pass
 
 
-def test_alone_there_is_nothing_to_join(monkeypatch):
+def test_single_process_does_not_initialize_jax_distributed(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
     with distributed.joined():
         assert not jax.distributed.is_initialized()

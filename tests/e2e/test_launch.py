@@ -1,4 +1,4 @@
-"""The commands of the command line, on runs of their own."""
+"""The commands of the command line, on small runs."""
 
 import csv
 import json
@@ -14,7 +14,7 @@ from lineage.runs.folder import read_metrics
 
 @pytest.fixture
 def say(capsys):
-    """say(*arguments) is what the command line prints when all is well."""
+    """Return `say(*arguments)`, which runs a command that must succeed and returns its output."""
 
     def say(*arguments):
         code = launch.main([str(argument) for argument in arguments])
@@ -25,15 +25,15 @@ def say(capsys):
     return say
 
 
-def test_a_workdir_of_its_own_for_each_argument():
+def test_default_workdirs_are_distinct():
     assert launch.default_workdir("configs/small/vit_digits.py") == "outputs/vit_digits"
     assert launch.default_workdir("configs/paper/bert_pretrain.py:base") == "outputs/bert_pretrain_base"
-    for path in ("/data/images", "../../data"):  # not outputs/data, nor one that two models share
+    for path in ("/data/images", "../../data"):  # not outputs/data, and not shared by two models
         workdir = launch.default_workdir(f"configs/small/fashion_mnist.py:vit,{path}")
         assert workdir == f"outputs/fashion_mnist_vit,{path.replace('/', '_')}"
 
 
-def test_a_run_leaves_everything(finished):
+def test_finished_run_has_all_files(finished):
     left = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
     assert {"config.json", "metrics.jsonl", "tokenizer.json", "report.html"} <= left
     assert {f"artifacts/{name}" for name in ("run.json", "cost.json", "samples.jsonl", "attention_text.npz")} <= left
@@ -51,30 +51,35 @@ def test_a_run_leaves_everything(finished):
     assert steps == [*range(1, 41)]
 
 
-def test_evaluate_gives_the_last_evaluation_of_training(finished, say):
+def test_evaluate_reproduces_the_last_evaluation_of_training(finished, say):
     last = read_metrics(finished)[-1]
     expected = {key: value for key, value in last.items() if key.startswith("validation/")}
     assert len(expected) == 5
     assert json.loads(say("evaluate", f"--workdir={finished}")) == pytest.approx(expected, rel=1e-5)
 
 
-def test_generate_goes_on_from_the_prompt(finished, say):
+def test_generate_continues_the_prompt(finished, say):
     texts = say("generate", f"--workdir={finished}", "--prompt=def f", "--config.sampling.temperature=0")
     assert texts.startswith("def f")
-    assert texts.count("def f") == 2  # num_samples of them
+    assert texts.count("def f") == 2  # num_samples texts
     sample = json.loads((finished / "artifacts/samples.jsonl").read_text().splitlines()[-1])
     assert sample["prompt"] == "\n"
     assert sample["step"] == 40
     assert say("generate", f"--workdir={finished}").rstrip("\n").endswith(sample["text"].rstrip("\n"))
 
 
-def test_other_runs_help_to_generate(finished, say):
-    """A draft that is the model itself is always right; a contrast is read and used, see `best_of`."""
+def test_generate_with_draft_and_contrast_models(finished, say):
+    """Check that all tokens of a draft that is the model itself are accepted, and that a contrast model can be used."""
     arguments = "generate", f"--workdir={finished}", "--config.sampling.temperature=0"
     drafted = say(*arguments, f"--config.sampling.draft={finished}")
     assert drafted == say(*arguments) + "100% of the draft's tokens were accepted\n"
     several = "--config.sampling.best_of=3", "--config.sampling.temperature=1"
     assert say(*arguments, *several, f"--config.sampling.contrast={finished}")
+
+
+def test_describe_and_config_read_the_config_of_a_run(finished, say):
+    assert "model.name = 'gpt'" in say("config", f"--workdir={finished}")
+    assert say("describe", f"--workdir={finished}") == say("describe", f"--config={finished}/config.json")
 
 
 def test_describe_needs_no_training(say):
@@ -83,14 +88,14 @@ def test_describe_needs_no_training(say):
     assert f"{total:,}" in table
 
 
-def test_report_is_written_again(finished, say):
+def test_report_is_rewritten(finished, say):
     (finished / "report.html").unlink()
     assert say("report", f"--workdir={finished}").strip() == str(finished / "report.html")
     assert (finished / "report.html").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("name", ["sweep.run_sweep", "search.run_search"])
-def test_the_runs_of_a_sweep_are_told_what_it_was_told(name, tmp_path, monkeypatch):
+def test_sweep_passes_its_options_to_runs(name, tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(f"lineage.runs.{name}", lambda command, *_: told.extend(command) or 0)
     kind = ["--optuna"] * ("search" in name)

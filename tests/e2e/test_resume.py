@@ -1,4 +1,4 @@
-"""A run that is stopped at any moment and started again ends as if nothing had happened, bit for bit."""
+"""Killed and restarted runs end bit for bit as uninterrupted runs."""
 
 import json
 import random
@@ -15,7 +15,7 @@ TOTAL, SAVE_EVERY = 40, 5
 
 
 def final(workdir):
-    """What a finished run left: its state's leaves by path, its history without the wall clock's, its samples."""
+    """Return the results of a finished run: leaves of the state by path, history without times, and samples."""
     saved = ocp.StandardCheckpointer().restore(workdir / "checkpoints" / str(TOTAL) / "state")
     leaves = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(saved)}
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
@@ -46,7 +46,7 @@ def saved_steps(workdir):
 
 
 def wait_until(condition, process, seconds=600):
-    """Looks again and again, so that a short moment is not missed; False when the process has ended."""
+    """Poll until `condition()` is true and return True; return False if the process has ended."""
     end = time.monotonic() + seconds
     while not condition():
         if process.poll() is not None:
@@ -57,7 +57,7 @@ def wait_until(condition, process, seconds=600):
 
 
 def in_a_save(workdir, after):
-    """A folder of a checkpoint being written is there, and at least `after` checkpoints were begun."""
+    """Return whether a checkpoint is being written after at least `after` steps."""
     folder = workdir / "checkpoints"
     if not folder.exists():
         return False
@@ -66,7 +66,7 @@ def in_a_save(workdir, after):
 
 
 def kill_and_resume(start, arguments, workdir, kills, seed):
-    """Runs to the end through `kills` kills, every other one in the middle of a save; returns where they hit."""
+    """Run to the end with `kills` kills, every other one during a save; return when they happened."""
     rng, hits = random.Random(seed), []
     while True:
         process = start(*arguments, f"--workdir={workdir}")
@@ -93,14 +93,14 @@ def kill_and_resume(start, arguments, workdir, kills, seed):
             process.kill()
 
 
-def test_killed_run_ends_like_an_uninterrupted_one(start, run_arguments, finished, tmp_path):
+def test_resume_after_kills_is_bit_exact(start, run_arguments, finished, tmp_path):
     hits = kill_and_resume(start, run_arguments, tmp_path / "run", kills=3, seed=0)
     assert len(hits) == 3
     assert_same(tmp_path / "run", finished)
 
 
 @pytest.mark.slow
-def test_twenty_killed_runs(start, run_arguments, finished, tmp_path):
+def test_resume_of_twenty_killed_runs_is_bit_exact(start, run_arguments, finished, tmp_path):
     all_hits = []
     for seed in range(1, 21):
         all_hits += kill_and_resume(start, run_arguments, tmp_path / str(seed), kills=1 + seed % 3, seed=seed)
@@ -110,7 +110,7 @@ def test_twenty_killed_runs(start, run_arguments, finished, tmp_path):
 
 
 @pytest.mark.thorough
-def test_signals_save_and_lose_no_step(start, run_arguments, finished, tmp_path):
+def test_signals_save_without_losing_a_step(start, run_arguments, finished, tmp_path):
     workdir = tmp_path / "run"
     for number, after in ((signal.SIGTERM, 3), (signal.SIGINT, 17)):
         process = start(*run_arguments, f"--workdir={workdir}")

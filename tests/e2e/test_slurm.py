@@ -1,4 +1,4 @@
-"""Runs as jobs of a real SLURM, of one machine, that the test starts: submitted, requeued in the middle, cancelled."""
+"""Runs as jobs of a real single-machine SLURM cluster started by the tests: submitted, requeued, and canceled."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def wait_for(what, seconds=240):
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory):
-    """The environment in which a SLURM answers."""
+    """Start a SLURM cluster and return its environment variables."""
     if os.getuid() or not all(map(shutil.which, ("slurmctld", "slurmd", "munged", "sbatch"))):
         pytest.skip("there is no SLURM to start: apt-get install slurm-wlm munge, and be root")
     folder = tmp_path_factory.mktemp("slurm")
@@ -65,7 +65,7 @@ def slurm(tmp_path_factory):
     ports = {"port": free_port(), "other": free_port()}
     conf = folder / "slurm.conf"
     conf.write_text(CONF.format(host=host, folder=folder, cpus=os.cpu_count(), **ports))
-    environment = os.environ | {"SLURM_CONF": str(conf), "XLA_FLAGS": ""}  # a device a process
+    environment = os.environ | {"SLURM_CONF": str(conf), "XLA_FLAGS": ""}  # one device per process
     (folder / "munge.key").write_bytes(os.urandom(128))
     (folder / "munge.key").chmod(0o600)
     files = {"socket": "socket", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
@@ -85,7 +85,7 @@ def slurm(tmp_path_factory):
         for daemon in daemons:
             try:
                 daemon.wait(30)
-            except subprocess.TimeoutExpired:  # it waits for a job that a failed test left
+            except subprocess.TimeoutExpired:  # waiting for a job of a failed test
                 daemon.kill()
 
 
@@ -104,10 +104,10 @@ def steps(folder):
     return [json.loads(line)["step"] for line in lines if line.endswith("}") and "train/loss" in line]
 
 
-def go_on(slurm, job):
-    """Lets a job that comes into the queue again start: SLURM would wait two minutes.
+def restart_now(slurm, job):
+    """Start a requeued job at once, instead of after the two minutes of SLURM.
 
-    Some seconds it needs, or else the node takes the new start for the one that has just ended.
+    Wait for some seconds first, because otherwise the node confuses the new start with the one that has just ended.
     """
     shown = ["squeue", "--noheader", "--format=%T", f"--job={job}"]
     wait_for(lambda: "PENDING" in subprocess.run(shown, env=slurm, capture_output=True, text=True).stdout)
@@ -115,8 +115,8 @@ def go_on(slurm, job):
     subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=slurm, check=True)
 
 
-def test_a_sweep_of_which_one_job_is_preempted(slurm, launch, tmp_path):
-    """Each run comes to its end, the preempted one with the steps that it had, and none is submitted twice."""
+def test_preempted_job_of_a_sweep_resumes(slurm, launch, tmp_path):
+    """Check that all runs finish, the preempted one from its checkpoint, and that none is submitted twice."""
     work = tmp_path / "runs"
     config = tmp_path / "config.py"
     config.write_text(
@@ -140,12 +140,12 @@ def test_a_sweep_of_which_one_job_is_preempted(slurm, launch, tmp_path):
     long = work / next(name for name in jobs if "seed=2" in name)
     wait_for(lambda: len(steps(long)) > 50)
     subprocess.run(["scontrol", "requeue", jobs[long.name]], env=slurm, check=True)
-    go_on(slurm, jobs[long.name])
+    restart_now(slurm, jobs[long.name])
     assert "of 3,000, which is saved: the same command goes on from there" in (long / "log.txt").read_text()
     assert launch("slurm", "status", *arguments).returncode == 75
     wait_for(lambda: launch("slurm", "status", *arguments).returncode == 0)
     assert "going on from step" in (long / "log.txt").read_text()
-    assert sorted(set(steps(long))) == steps(long)  # each step once
+    assert sorted(set(steps(long))) == steps(long)  # no step is repeated
     assert steps(long)[-1] == 3000
     finished = launch("sweep", *arguments[1:])
     assert finished.returncode == 0, finished.stderr
@@ -153,8 +153,8 @@ def test_a_sweep_of_which_one_job_is_preempted(slurm, launch, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_job_whose_time_is_over_goes_on(slurm, launch, tmp_path):
-    """The signal that comes before the end of its time lets its two processes save, and it is in the queue again."""
+def test_job_at_its_time_limit_is_requeued_and_resumes(slurm, launch, tmp_path):
+    """Check that both processes save after the signal that precedes the time limit, and that the job is requeued."""
     changes = {"total_steps": 60, "mesh.data": 2, "cluster.tasks_per_node": 2, "cluster.cpus_per_task": 1}
     arguments = ["--config=tests/tiny.py:vit", *(f"--config.{key}={value}" for key, value in changes.items())]
     arguments.append(f"--workdir={tmp_path / 'run'}")
@@ -162,7 +162,7 @@ def test_a_job_whose_time_is_over_goes_on(slurm, launch, tmp_path):
     (job,) = json.loads((tmp_path / "run" / "slurm" / "jobs.json").read_text()).values()
     wait_for(lambda: len(steps(tmp_path / "run")) > 10)
     subprocess.run(["scancel", "--signal=USR2", job], env=slurm, check=True)
-    go_on(slurm, job)
+    restart_now(slurm, job)
     assert "of 60, which is saved" in (tmp_path / "run" / "log.txt").read_text()
     wait_for(lambda: launch("slurm", "status", *arguments).returncode == 0)
     assert sorted(set(steps(tmp_path / "run"))) == steps(tmp_path / "run")
@@ -170,7 +170,7 @@ def test_a_job_whose_time_is_over_goes_on(slurm, launch, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_job_is_cancelled(slurm, launch, tmp_path):
+def test_canceled_job_saves(slurm, launch, tmp_path):
     arguments = ["--config=tests/tiny.py:vit", "--config.total_steps=100000", f"--workdir={tmp_path / 'run'}"]
     assert launch("slurm", "submit", *arguments).returncode == 75
     wait_for(lambda: steps(tmp_path / "run"))
@@ -180,7 +180,7 @@ def test_a_job_is_cancelled(slurm, launch, tmp_path):
     status = launch("slurm", "status", *arguments)
     assert status.returncode == 1
     assert "failed" in status.stdout
-    assert any(path.name.isdigit() for path in (tmp_path / "run" / "checkpoints").iterdir())  # it saved
+    assert any(path.name.isdigit() for path in (tmp_path / "run" / "checkpoints").iterdir())  # the checkpoint was saved
     refused = launch("slurm", "submit", *arguments, "--config.cluster.partition=none")
     assert refused.returncode == 1
     assert "SLURM refuses the jobs" in refused.stderr

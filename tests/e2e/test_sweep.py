@@ -1,4 +1,4 @@
-"""A sweep of real runs that are killed, and that is killed itself: one more call and all is there, nothing twice."""
+"""Sweeps whose runs, and which themselves, are killed: repeating the command completes all runs exactly once."""
 
 import csv
 import json
@@ -26,7 +26,7 @@ def sweep():
 
 
 def wait_for(condition, process):
-    """What it is when it comes true, while the process runs."""
+    """Wait until `condition()` is truthy and return its value; fail if the process exits."""
     end = time.monotonic() + 1200
     while not (found := condition()):
         assert process.poll() is None, process.communicate()[0]
@@ -36,22 +36,22 @@ def wait_for(condition, process):
 
 
 def saved(folder):
-    """The newest checkpoint."""
+    """Return the step of the newest checkpoint, 0 if there is none."""
     return max((int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdigit()), default=0)
 
 
 def survives(start, tmp_path, rates, seeds, deaths, steps):
-    """Kills so many runs, and then the sweep, in the middle of their training; then calls once more."""
+    """Kill `deaths` runs and then the sweep during training, and repeat the command."""
     (tmp_path / "config.py").write_text(CONFIG.format(steps=steps, rates=rates, seeds=seeds))
     workdir = tmp_path / "sweep"
     arguments = "sweep", f"--config={tmp_path}/config.py", "--parallel=2", f"--workdir={workdir}"
     names = [f"learning_rate={rate},seed={seed}" for rate in rates for seed in seeds]
     names = names if len(rates) > 1 else [f"seed={seed}" for seed in seeds]
-    started = {}  # by run: the checkpoints that it goes on from, none at first
+    started = {}  # run -> steps from which it was resumed
     process = start(*arguments)
 
     def at_work():
-        """A run that has begun to save and is far from its end."""
+        """Return a run that has saved and is far from its end."""
         for name in names:
             if name not in started and 10 <= saved(workdir / name) < steps - 30 and held(workdir / name):
                 return name
@@ -68,7 +68,7 @@ def survives(start, tmp_path, rates, seeds, deaths, steps):
         process.communicate()
         done = {name for name in names if (workdir / name / "artifacts" / "run.json").exists()}
         left = {name for name in names if held(workdir / name)} - done
-        assert left  # which go on without the sweep
+        assert left  # runs that continue without the sweep
         before = {name: os.stat(workdir / name / "metrics.jsonl").st_mtime_ns for name in done}
         process = start(*arguments)
         output = process.communicate(timeout=3000)[0]
@@ -95,10 +95,10 @@ def survives(start, tmp_path, rates, seeds, deaths, steps):
 
 
 @pytest.mark.thorough
-def test_a_killed_sweep(start, tmp_path):
+def test_killed_sweep_is_completed(start, tmp_path):
     survives(start, tmp_path, (0.01,), (1, 2, 3), deaths=1, steps=100)
 
 
 @pytest.mark.slow
-def test_twelve_runs_of_which_three_are_killed(start, tmp_path):
+def test_killed_sweep_of_twelve_runs_is_completed(start, tmp_path):
     print(survives(start, tmp_path, (0.001, 0.003, 0.01), (0, 1, 2, 3), deaths=3, steps=100))

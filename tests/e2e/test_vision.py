@@ -1,4 +1,4 @@
-"""Classifiers of images from their configs to their reports, and what goes on from a run at another resolution."""
+"""Image classifiers from configs to reports, and initialization from a run at another resolution."""
 
 import json
 
@@ -30,7 +30,7 @@ RUNS = {
 
 
 def run(workdir, name, changes):
-    """The last evaluation of a run of configs/<name>_digits.py."""
+    """Train configs/small/<name>_digits.py and return its last evaluation."""
     config, _ = cli.load(f"{name}_digits")
     cli.override(config, changes)
     return loop.train(config, workdir, devices=jax.devices()[:1])
@@ -38,7 +38,7 @@ def run(workdir, name, changes):
 
 @pytest.fixture(scope="module")
 def workdirs(tmp_path_factory):
-    """Of a short run of each family; DeiT's teacher is the residual network."""
+    """Train a short run of each family; the teacher of DeiT is the residual network."""
     folder = tmp_path_factory.mktemp("runs")
     for name, changes in RUNS.items():
         taught = {"teacher": str(folder / "resnet")} if name == "deit" else {}
@@ -47,7 +47,7 @@ def workdirs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_leaves_its_report(name, workdirs):
+def test_report_of_a_run(name, workdirs):
     page = (workdirs / name / "report.html").read_text()
     for section in ("Curves", "Confusion matrix, test", "Worst mistakes, test", "Cost", "Configuration"):
         assert f"<h2>{section}</h2>" in page
@@ -58,8 +58,10 @@ def test_a_run_leaves_its_report(name, workdirs):
 
 
 @pytest.mark.thorough
-def test_positions_go_on_to_another_resolution(tmp_path, monkeypatch):
-    """A run at 8x8 pixels is nearly as good at 12x12 before any step, but not without its positions."""
+def test_positions_transfer_to_another_resolution(tmp_path, monkeypatch):
+    """Check that a model trained at 8x8 keeps most of its accuracy at 12x12 with resampled position embeddings,
+    and loses it with new ones.
+    """
     monkeypatch.setattr(loop, "write_report", lambda workdir: None)
     monkeypatch.setattr(loop.artifacts, "write_all", lambda *args: None)
     sizes = {"model.depth": 2, "model.width": 32, "model.num_heads": 2, "model.stochastic_depth": 0.0, "ema_decay": 0.0}

@@ -1,4 +1,4 @@
-"""The installed package runs from any folder, also from one with a `models/` of the user's own in it."""
+"""The installed wheel runs from any folder, even one that contains a `models/` package of the user."""
 
 import json
 import os
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.thorough  # a wheel is built and installed, and starts with an empty cache
+pytestmark = pytest.mark.thorough  # builds and installs a wheel, and starts with an empty cache
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """installed(*arguments) -> the output of the console command, run from a folder of the user's own."""
+    """Return `installed(*arguments)`, which runs the console command from another folder and returns its output."""
     pytest.importorskip("setuptools", minversion="77")
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
@@ -49,7 +49,7 @@ def installed(tmp_path_factory):
     return run
 
 
-def test_digits_are_trained(installed):
+def test_training_on_digits(installed):
     installed("train", "--config.model.depth=1", "--config.total_steps=3", "--workdir=digits")
     lines = (installed.folder / "digits" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["step"] == 3

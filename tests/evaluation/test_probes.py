@@ -93,9 +93,10 @@ def test_probes_of_a_run(tiny, tmp_path):
 def test_invalid_probes_raise(tiny):
     with pytest.raises(ValueError, match=r"Unknown evaluator 'knm'\. Did you mean 'knn'"):
         tiny("vit", {"evaluators.features": "knm"})
-    for name, option in (("knn", {"count": 0}), ("knn", {"temperature": 0.0}), ("few_shot", {"shots": 0})):
-        with pytest.raises(ValueError, match=f"{name} has .*must be 1 or more"):  # before training starts
-            schema.build(EVALUATORS, schema.section(EVALUATORS, name, **option))
+    options = (("knn", "count", "1 or more"), ("knn", "temperature", "above 0"), ("few_shot", "shots", "1 or more"))
+    for name, key, allowed in options:
+        with pytest.raises(ValueError, match=rf"evaluators\.{name}\.{key} is 0.*: it must be {allowed}"):
+            schema.build(EVALUATORS, schema.section(EVALUATORS, name, **{key: 0}))
     with pytest.raises(ValueError, match="'causal_lm' has no features for probes: they are for labelled images"):
         Experiment(tiny("gpt", {"evaluators.knn": "knn"})).evaluation()
     with pytest.raises(ValueError, match=r"evaluators\.knn\.split is 'tests', but the data's splits are test\."):

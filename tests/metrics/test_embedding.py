@@ -226,9 +226,9 @@ def test_scores_do_not_depend_on_other_pairs():
 
 @pytest.mark.parametrize("score", [bert_score, mover_score])
 def test_invalid_inputs_raise(score):
-    with pytest.raises(ValueError, match="2 texts and 1 references"):
+    with pytest.raises(ValueError, match="2 outputs and 1 references"):
         score(["a", "b"], ["a"], one_hot)
-    with pytest.raises(ValueError, match="0 texts and 0 references"):
+    with pytest.raises(ValueError, match="0 outputs and 0 references"):
         score([], [], one_hot)
     with pytest.raises(ValueError, match="Text 1 has no reference"):
         score(["a", "b"], ["a", []], one_hot)

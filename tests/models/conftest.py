@@ -1,4 +1,4 @@
-"""Fixtures of the tests of modules."""
+"""Fixtures of the tests of models."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def variables():
-    """Return a function that draws random parameters for a module, also those that are initialised with zeros."""
+    """Return a function that draws random parameters for a module, including those initialized with zeros."""
 
     def make(module, *args, seed=0, std=0.3, **kwargs):
         rng = np.random.default_rng(seed)
@@ -24,6 +24,6 @@ def variables():
 
 @pytest.fixture
 def normal():
-    """Return a function that draws normal arrays, different in each call."""
+    """Return a function that draws normally distributed arrays, different in each call."""
     rng = np.random.default_rng(1)
     return lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)

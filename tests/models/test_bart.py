@@ -17,13 +17,13 @@ MASK = jnp.arange(7) < jnp.array([[7], [4]])
 
 
 @pytest.mark.parametrize(("variant", "count"), [("base", 139_420_416), ("large", 406_291_456)])
-def test_parameters_are_the_papers(variant, count):
+def test_parameter_counts_match_published_models(variant, count):
     shapes = jax.eval_shape(models.build("bart", variant).init, jax.random.key(0), INPUTS, TOKENS)["params"]
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
 
 
-def test_logits_are_causal_in_tokens_and_see_all_real_inputs(variables):
-    """By gradient: each row of a position table, after two that are never read, reaches these logits."""
+def test_gradients_are_causal_in_tokens_and_reach_all_real_inputs(variables):
+    """Check which logits depend on each row of the position tables, of which the first two are unused."""
     params = variables(TINY, INPUTS, TOKENS)["params"]
 
     def logits(tables):
@@ -37,8 +37,8 @@ def test_logits_are_causal_in_tokens_and_see_all_real_inputs(variables):
     np.testing.assert_array_equal(decoder, np.pad(np.tril(np.ones((8, 8), bool)), ((0, 0), (2, 2))))
 
 
-def test_cached_equals_uncached_in_rows_of_different_lengths(variables):
-    """Row 0 has 3 tokens in the cache and row 1 has 5 when both go on: each row has its own positions."""
+def test_cached_equals_uncached_for_different_lengths(variables):
+    """Check cached decoding of sequences with 3 and 5 cached tokens, which have their own positions."""
     params = variables(TINY, INPUTS, TOKENS)
     expected = jax.jit(TINY.apply)(params, INPUTS, TOKENS, inputs_mask=MASK)
     memory = jax.jit(partial(TINY.apply, method="encode"))(params, (INPUTS, MASK))
@@ -64,7 +64,7 @@ def test_padded_equals_unpadded(variables):
 
 
 def test_dropout_only_with_its_rng():
-    """The program without the rng is that of a model without dropout."""
+    """Check that the program without the rng is that of a model without dropout."""
     params = jax.eval_shape(TINY.init, jax.random.key(0), INPUTS, TOKENS)
 
     def program(*rngs, **rates):
@@ -77,7 +77,7 @@ def test_dropout_only_with_its_rng():
         assert "bernoulli" in program(jax.random.key(0), **{rate: 0.3})
 
 
-def test_a_sequence_may_not_be_longer_than_the_model(variables):
+def test_sequence_longer_than_max_length_raises(variables):
     params = variables(TINY, INPUTS, TOKENS)
     long, message = jnp.zeros((2, 11), jnp.int32), "a sequence of 11 tokens is longer than the model's 10"
     for args in ((long, TOKENS), (INPUTS, long)):

@@ -1,4 +1,4 @@
-"""What architectures say about themselves: the order of their layers, hidden states, sharding and sections."""
+"""Common interface of architectures: order of layers, hidden states, sharding and config sections."""
 
 import doctest
 import re
@@ -22,7 +22,7 @@ IMAGE = {"num_classes": 3, "image_size": 8, "channels": 1}
 SMALL = {"depths": (1, 1), "widths": (8, 16), "stem_width": 4, "channels": 1, "norm": "group", "groups": 2}
 TOKENS, IMAGES = jnp.ones((2, 5), jnp.int32), jnp.linspace(0, 1, 128).reshape(2, 8, 8, 1)
 PAIR = (TOKENS, TOKENS[:, :4])
-# name -> (settings, inputs, layers of the encoder and of the decoder, attention weights)
+# name -> (settings, inputs, numbers of encoder and decoder layers, attention weights)
 CASES = {
     **{
         name: (TEXT, (TOKENS,), (3, 0), {"encoder": 3})
@@ -70,14 +70,14 @@ CASES = {
 
 
 def paths(model, *inputs):
-    """The paths of the parameters, with their shapes."""
+    """Return the shapes of the parameters by path."""
     shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]
     return {path: leaf.shape for path, leaf in flatten_dict(shapes, sep="/").items()}
 
 
 @partial(jax.jit, static_argnums=0)
 def states_of(model, *inputs):
-    """Hidden states of a model with new parameters."""
+    """Return the hidden states of a model with new parameters."""
     variables = model.init(jax.random.key(0), *inputs)
     variables.pop("intermediates", None)
     return models.hidden_states(model, variables, *inputs)
@@ -105,7 +105,7 @@ def test_hidden_states_of_every_architecture(name):
         assert len(shapes) == 1 or name in ("swin", "resnet", "seq2seq")
 
 
-def test_the_last_hidden_state_is_the_encoders_output():
+def test_last_hidden_state_is_the_encoder_output():
     model = models.build("bert", head="none", **TEXT)
     params = {"params": jax.jit(model.init)(jax.random.key(0), TOKENS)["params"]}
     states, output = jax.jit(lambda params: (models.hidden_states(model, params, TOKENS), model.apply(params, TOKENS)))(
@@ -114,7 +114,7 @@ def test_the_last_hidden_state_is_the_encoders_output():
     np.testing.assert_array_equal(states.layers["encoder"][-1], output)
 
 
-def test_the_example_of_hidden_states():
+def test_example_in_the_documentation_of_hidden_states():
     names = {"jax": jax, "jnp": jnp, "build": models.build, "hidden_states": models.hidden_states}
     example = doctest.DocTestFinder().find(models.hidden_states, "hidden_states", globs=names)
     assert doctest.DocTestRunner().run(example[0]) == (0, 6)
@@ -136,15 +136,15 @@ def test_every_parameter_has_a_layer_and_every_layer_has_parameters(name):
         if isinstance(layer, range):
             assert len(layer) == shape[0], path
         found |= {*layer} if isinstance(layer, range) else {layer}
-    tied = name in ("bart", "gpt", "t5", "transformer", "transformer_xl")  # their head is the embedding
+    tied = name in ("bart", "gpt", "t5", "transformer", "transformer_xl")  # their head is tied to the embedding
     assert found == set(range(model.num_layers + (1 if tied else 2)))
 
 
 def timm_layers(names, matcher):
-    """timm's layer of each parameter: groups in the order of what their expressions find, numbered without gaps.
+    """Return the layer of each parameter in timm: groups ordered by their matches, numbered without gaps.
 
-    A matcher is a list of (expression, number of the group, ending). Parameters that match are ordered by the
-    number, by what the expression finds, and by the ending; 99999 joins the group before. Other parameters come last.
+    A matcher is a list of (expression, group number, suffix). Matching parameters are ordered by group number, by the
+    match, and by the suffix; 99999 joins the previous group. Other parameters come last.
     See `group_with_matcher` in timm/models/_manipulate.py.
     """
 
@@ -162,7 +162,7 @@ def timm_layers(names, matcher):
 
 
 def timm_multipliers(names, matcher, decay):
-    """timm's learning-rate scales, `param_groups_layer_decay` in timm/optim/_param_groups.py."""
+    """Return the learning-rate multipliers of timm, `param_groups_layer_decay` in timm/optim/_param_groups.py."""
     layers = timm_layers(names, matcher)
     top = max(layers.values())
     return {name: decay ** (top - layer) for name, layer in layers.items()}
@@ -214,7 +214,9 @@ TIMM = {
 
 @pytest.fixture(scope="module", params=TIMM)
 def reference(request):
-    """A model, its parameters' shapes, and timm's names of each parameter, one for each layer that it holds."""
+    """Return a model, the shapes of its parameters, and their names in timm, one for each layer of a stacked
+    parameter.
+    """
     (name, variant, settings), matcher, names = TIMM[request.param]
     model = models.build(name, variant, **settings)
     shapes = paths(model, jnp.zeros((1, 224, 224, 3)))
@@ -228,15 +230,15 @@ def reference(request):
 
 
 def steps(model, shapes, **options):
-    """How far each parameter moves in one step of gradient descent, of each layer that it holds."""
+    """Return the update of each parameter in one step of gradient descent, for each layer of a stacked parameter."""
     optimizer = SGD(b1=0.0, clip_norm=0.0, **options).make(lambda n: 1.0, model)
-    # Only the first axis matters: the others are reduced to 1.
+    # Only the first axis is needed: the others are reduced to 1.
     ones = {path: jnp.ones((shape[0], *[1] * (len(shape) - 1))) for path, shape in shapes.items()}
     updates, _ = optimizer.update(ones, optimizer.init(ones), ones)
     return {path: -np.asarray(update).reshape(len(update), -1)[:, 0] for path, update in updates.items()}
 
 
-def test_layer_wise_decay_is_timms(reference):
+def test_layer_wise_decay_matches_timm(reference):
     model, shapes, names, matcher = reference
     expected = timm_multipliers([name for found in names.values() for name in found], matcher, 0.75)
     moved = steps(model, shapes, layer_decay=0.75)
@@ -248,7 +250,7 @@ def test_layer_wise_decay_is_timms(reference):
 
 
 @pytest.mark.parametrize("frozen", [1, 3])
-def test_freezing_freezes_exactly_the_first_layers_of_timm(reference, frozen):
+def test_frozen_layers_match_timm(reference, frozen):
     model, shapes, names, matcher = reference
     layers = timm_layers([name for found in names.values() for name in found], matcher)
     moved = steps(model, shapes, frozen_layers=frozen)
@@ -287,12 +289,12 @@ def test_freezing_freezes_exactly_the_first_layers_of_timm(reference, frozen):
         ("gpt", {"embed/table": 0, "position/table": 0, "stack/layers/x": range(1, 4), "norm/scale": 3}),
     ],
 )
-def test_the_order_of_layers_of_several_stacks(name, layers):
+def test_order_of_layers_in_several_stacks(name, layers):
     model = models.build(name, **CASES[name][0])
     assert {path: model.layer_of(path) for path in layers} == layers
 
 
-def test_activations_are_those_that_there_are():
+def test_unknown_activation_raises():
     assert set(typing.get_args(base.Activation)) == set(ACTIVATIONS)
 
 

@@ -48,13 +48,13 @@ def count(model):
         ("electra", "large", 334_092_288),
     ],
 )
-def test_parameters_are_the_papers(name, variant, number):
-    """Of the encoder and its pooler, where it has one."""
+def test_parameter_counts_match_published_models(name, variant, number):
+    """Check the parameters of the encoder and of its pooler, if it has one."""
     head = "none" if name in ("distilbert", "electra") else "pooler"
     assert count(models.build(name, variant, head=head)) == number
 
 
-def test_a_generator_has_its_discriminators_embeddings():
+def test_electra_generator_has_the_embedding_size_of_its_discriminator():
     for size, share in (("small", 4), ("base", 3), ("large", 4)):
         discriminator, generator = (models.build("electra", size + kind) for kind in ("", "_generator"))
         assert generator.width * share == discriminator.width
@@ -75,13 +75,13 @@ def test_a_generator_has_its_discriminators_embeddings():
         ("question_answering", (2, 8, 2)),
     ],
 )
-def test_each_head_says_what_its_task_needs(head, shape):
+def test_output_shapes_of_heads(head, shape):
     model = TINY.clone(head=head)
     out, _ = jax.eval_shape(model.init_with_output, jax.random.key(0), TOKENS)
     assert jax.tree.map(lambda leaf: leaf.shape, out) == shape
 
 
-def test_a_choice_scores_each_text_by_itself(variables):
+def test_choice_head_scores_texts_independently(variables):
     model = TINY.clone(head="choice")
     texts = TOKENS.reshape(1, 2, 8)
     segments = (texts > 9).astype(jnp.int32)
@@ -93,7 +93,7 @@ def test_a_choice_scores_each_text_by_itself(variables):
     assert_close(scores, jnp.stack(alone, axis=1))
 
 
-def test_words_are_predicted_at_the_given_places_alone(variables):
+def test_predictions_at_given_positions_match_all_predictions(variables):
     model = TINY.clone(head="pretraining")
     params, places = variables(model, TOKENS), jnp.array([[1, 6, 2], [0, 7, 7]])
     words, following = jax.jit(model.apply)(params, TOKENS)
@@ -102,7 +102,7 @@ def test_words_are_predicted_at_the_given_places_alone(variables):
     assert_close(again, following)
 
 
-def test_every_token_sees_every_other_by_gradient(variables):
+def test_gradients_reach_all_tokens(variables):
     params = variables(TINY, TOKENS)["params"]
 
     def logits(table):
@@ -123,13 +123,13 @@ def test_padded_equals_unpadded(variables):
         assert_close(logits[mask].reshape(expected.shape), expected)
 
 
-def test_the_decoder_is_the_embedding_with_a_bias_of_its_own():
+def test_masked_lm_head_is_tied_to_the_embedding():
     shapes = jax.eval_shape(TINY.clone(head="masked_lm").init, jax.random.key(0), TOKENS)["params"]
     wide = [path for path, leaf in flatten_dict(shapes, sep="/").items() if 17 in leaf.shape]
     assert sorted(wide) == ["embed/table", "masked_lm/bias"]
 
 
-def test_robertas_positions_count_real_tokens_from_the_one_after_padding():
+def test_roberta_positions_count_real_tokens():
     model = RoBERTa(**SIZES, pad_id=1, head="none")
     tokens = jnp.array([[5, 6, 1, 7, 1], [1, 1, 5, 1, 6]])
     rows = model.positions(tokens) + model.first_position
@@ -138,7 +138,7 @@ def test_robertas_positions_count_real_tokens_from_the_one_after_padding():
     assert shapes["position"]["table"].shape == (12, 16)
 
 
-def test_an_albert_of_any_depth_has_one_layer():
+def test_albert_shares_layers():
     shallow, deep = (ALBERT(**SIZES | {"depth": depth}, embed_width=4) for depth in (1, 9))
     assert count(shallow) == count(deep)
 
@@ -168,7 +168,7 @@ def test_bfloat16_parameters_give_bfloat16_logits(variables):
     np.testing.assert_allclose(logits.astype(jnp.float32), jax.jit(model.apply)(params, TOKENS), atol=0.05)
 
 
-def test_errors():
+def test_invalid_settings_raise():
     with pytest.raises(ValueError, match="a sequence of 11 tokens is longer than the model's 10"):
         jax.eval_shape(partial(TINY.init, jax.random.key(0)), jnp.zeros((1, 11), jnp.int32))
     with pytest.raises(ValueError, match=r"Unknown head 'masked_llm'\. Did you mean 'masked_lm'"):
@@ -183,20 +183,15 @@ def test_errors():
         (ELECTRA(**SIZES, embed_width=16), "width and embed_width are 16: they must differ"),
     ],
 )
-def test_models_that_transformers_has_not(model, message, variables, tmp_path):
+def test_unsupported_models_raise(model, message, variables, tmp_path):
     with pytest.raises(ValueError, match=message):
         convert.save(tmp_path, model, variables(model, TOKENS))
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"pad_token_id": None},
-        {"pad_token_id": 511},
-        {"max_position_embeddings": "many"},
-    ],
+    "settings", [{"pad_token_id": None}, {"pad_token_id": 511}, {"max_position_embeddings": "many"}]
 )
-def test_robertas_positions_must_fit(settings, variables, tmp_path):
+def test_invalid_roberta_positions_raise(settings, variables, tmp_path):
     model = RoBERTa(**SIZES)
     convert.save(tmp_path, model, variables(model, TOKENS))
     config = json.loads((tmp_path / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""BigBird's attention is masked dense attention, at a cost that grows as the length."""
+"""BigBird attention matches masked dense attention, with a cost linear in the length."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ TOKENS = jnp.asarray(np.random.default_rng(0).integers(3, 17, (2, 40)), jnp.int3
 
 
 def seen(others, size, length):
-    """Whether each of so many tokens sees each, block by block as the paper has it."""
+    """Return the attention mask [T, T], block by block as in the paper."""
     blocks = len(others) + 2
     allowed = np.zeros((blocks, blocks), bool)
     for i in range(blocks):
@@ -29,7 +29,7 @@ def seen(others, size, length):
 
 
 @tiered(("length", "size", "count", "kv_heads"), [(32, 4, 1, 4), (29, 4, 3, 2), (28, 3, 2, 1)])
-def test_blocks_are_masked_attention(length, size, count, kv_heads, normal):
+def test_block_attention_matches_masked_attention(length, size, count, kv_heads, normal):
     query, key, value = normal(2, length, 4, 5), normal(2, length, kv_heads, 5), normal(2, length, kv_heads, 3)
     others = random_blocks(2, -(-length // size), count, seed=3)[1]
     padding = jnp.arange(length) < jnp.array([[length], [length - 6]])
@@ -46,7 +46,7 @@ def test_blocks_are_masked_attention(length, size, count, kv_heads, normal):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), found, expected)
 
 
-def test_random_blocks_are_random_and_not_seen_already():
+def test_random_blocks_are_uniform_and_distinct():
     others = random_blocks(3, 12, 4, seed=0)
     assert others.shape == (3, 10, 4)
     for layer in others:
@@ -56,15 +56,15 @@ def test_random_blocks_are_random_and_not_seen_already():
     np.testing.assert_array_equal(others, random_blocks(3, 12, 4, seed=0))
     for different in (others[[1, 2, 0]], random_blocks(3, 12, 4, seed=1)):
         assert (np.sort(others) != np.sort(different)).any()
-    # Every other block is as likely as any.
+    # All other blocks are equally probable.
     counts = np.bincount(random_blocks(4000, 9, 1, seed=0)[:, 3, 0], minlength=9)
     assert set(np.flatnonzero(counts)) == {1, 2, 6, 7}
     assert counts[[1, 2, 6, 7]].min() > 900
-    with pytest.raises(ValueError, match="8 blocks leave no 4 others for each: there must be at least 9"):
+    with pytest.raises(ValueError, match="8 blocks are too few for num_random_blocks=4: at least 9"):
         random_blocks(1, 8, 4, seed=0)
 
 
-def test_each_layer_has_its_own_pattern_in_every_run(variables, monkeypatch):
+def test_each_layer_has_a_fixed_pattern_of_its_own(variables, monkeypatch):
     params = variables(TINY, TOKENS)
 
     def hidden():
@@ -79,7 +79,7 @@ def test_each_layer_has_its_own_pattern_in_every_run(variables, monkeypatch):
     assert np.abs(second[1] - first[1]).max() > 1e-3
 
 
-def test_who_reaches_whom_by_gradient(variables):
+def test_gradients_follow_the_pattern(variables):
     model = TINY.clone(depth=1)
     params = variables(model, TOKENS)["params"]
 
@@ -90,7 +90,7 @@ def test_who_reaches_whom_by_gradient(variables):
     np.testing.assert_array_equal(reached[:, :38], seen(random_blocks(1, 10, 1, model.seed)[0], 4, 38))
 
 
-def test_short_sequences_are_seen_whole(variables):
+def test_short_sequences_use_full_attention(variables):
     params = variables(TINY, TOKENS)
     dense = BERT(**SIZES, activation="gelu_tanh")
     for length, same in ((28, True), (29, False)):
@@ -99,8 +99,8 @@ def test_short_sequences_are_seen_whole(variables):
         assert (difference < 1e-5) == same
 
 
-def test_full_attention_is_that_of_bert(variables):
-    """In sequences of any length."""
+def test_full_attention_matches_bert(variables):
+    """Check sequences of any length."""
     params = variables(TINY, TOKENS)
     full = TINY.clone(attention_type="original_full")
     np.testing.assert_array_equal(
@@ -110,14 +110,14 @@ def test_full_attention_is_that_of_bert(variables):
 
 
 def test_padded_equals_unpadded(variables):
-    """In as many blocks: the last one, which all see, is the same."""
+    """Check padding within the last block, so that the number of blocks is equal."""
     params, apply = variables(TINY, TOKENS), jax.jit(TINY.apply)
     expected = apply(params, TOKENS[:, :37])
     mask = jnp.broadcast_to(jnp.arange(40) < 37, (2, 40))
     assert_close(apply(params, TOKENS, mask=mask)[:, :37], expected)
 
 
-def test_dropout_comes_before_the_embeddings_norm(variables):
+def test_dropout_is_applied_before_the_embedding_norm(variables):
     model = TINY.clone(dropout=0.5)
     params = variables(model, TOKENS)["params"]
     params = {"params": params | {"embed_norm": {"scale": jnp.ones(16), "bias": jnp.zeros(16)}}}
@@ -128,7 +128,7 @@ def test_dropout_comes_before_the_embeddings_norm(variables):
     np.testing.assert_allclose(embedding.std(-1), 1, atol=1e-3)
 
 
-def test_work_and_memory_grow_with_the_length_alone():
+def test_work_and_memory_are_linear_in_length():
     model = BigBird(**SIZES | {"max_length": 4096, "depth": 1}, block_size=16)
     params = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]
 
@@ -141,19 +141,19 @@ def test_work_and_memory_grow_with_the_length_alone():
         return compiled.cost_analysis()["flops"], compiled.memory_analysis().temp_size_in_bytes
 
     costs = np.array([cost(length) for length in (1024, 2048, 4096)])
-    growth = costs[1:] / costs[:-1]  # 4 if there were T x T scores
+    growth = costs[1:] / costs[:-1]  # 4 with T x T scores
     assert growth.min() > 1.7
     assert growth.max() < 2.15
 
 
-def test_what_the_reference_does_not_evaluate_with_is_not_written_for_it(variables, tmp_path):
+def test_export_with_seeded_blocks_raises(variables, tmp_path):
     params = variables(TINY, TOKENS)
     with pytest.raises(ValueError, match="random_blocks is 'seeded': it must be 'first', as in the reference"):
         convert.save(tmp_path, TINY, params)
     convert.save(tmp_path, TINY.clone(random_blocks="first"), params)
 
 
-def test_flash_attention_has_no_blocks():
+def test_flash_attention_raises():
     model = TINY.clone(attend="cudnn")
-    with pytest.raises(ValueError, match="attend is 'cudnn', which has no block-sparse attention: it must be 'auto'"):
+    with pytest.raises(ValueError, match="attend is 'cudnn', without block-sparse attention: it must be 'auto'"):
         jax.eval_shape(model.init, jax.random.key(0), TOKENS)

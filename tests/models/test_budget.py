@@ -1,4 +1,4 @@
-"""What is predicted of a model equals what XLA says of it and what its arrays really take."""
+"""Cost estimates match XLA's cost analysis and the sizes of the actual arrays."""
 
 import json
 
@@ -33,7 +33,12 @@ def total(costs):
 
 def next_token_loss(model, batch):
     losses = optax.softmax_cross_entropy_with_integer_labels(model(*batch), batch[0])
-    return losses.sum(), losses.size, {}
+    return losses.sum()
+
+
+def training_loss(model, objective):
+    """Return the loss of parameters, as `budget` takes it."""
+    return lambda params, rest, batch, key: nn.apply(objective, model)({"params": params, **rest}, batch)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +50,7 @@ def next_token_loss(model, batch):
         ("vit", "L", 304_326_632),
     ],
 )
-def test_parameters_are_the_papers(name, variant, parameters):
+def test_parameter_counts_match_published_models(name, variant, parameters):
     model = build(name, variant)
     inputs = (
         jax.ShapeDtypeStruct((1, 8), jnp.int32)
@@ -60,7 +65,7 @@ def test_parameters_are_the_papers(name, variant, parameters):
     assert abs(cost.textbook["parameters"] / parameters - 1) < 0.015
 
 
-def test_parameters_by_part():
+def test_parameters_by_module():
     parts = budget.budget(build(**GPT), (TOKENS,)).parameters
     norm = 2 * 64
     assert parts["embed"] == 256 * 64
@@ -74,7 +79,7 @@ def test_parameters_by_part():
 @tiered(
     ("settings", "inputs"), [(GPT, TOKENS), (LLAMA, TOKENS), (VIT, IMAGES), (VIT | {"position": "relative"}, IMAGES)]
 )
-def test_forward_flops_are_xlas_of_the_unrolled_model(settings, inputs):
+def test_forward_flops_match_xla(settings, inputs):
     cost = budget.budget(build(**settings), (inputs,))
     unrolled = build(**settings, unroll=settings["depth"])
     assert total(cost.flops["forward"]) == pytest.approx(
@@ -92,7 +97,7 @@ def test_forward_flops_are_xlas_of_the_unrolled_model(settings, inputs):
         ("vit", "B", jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)),
     ],
 )
-def test_forward_flops_of_the_papers_models(name, variant, inputs):
+def test_forward_flops_of_published_models(name, variant, inputs):
     cost = budget.budget(build(name, variant), (inputs,))
     unrolled = build(name, variant, unroll=12)
     assert total(cost.flops["forward"]) == pytest.approx(
@@ -101,12 +106,13 @@ def test_forward_flops_of_the_papers_models(name, variant, inputs):
     assert cost.textbook["flops"] == pytest.approx(total(cost.flops["forward"]), rel=0.02)
 
 
-def test_training_flops_are_xlas_of_the_unrolled_step():
-    cost = budget.budget(build(**GPT), (TOKENS,), objective=next_token_loss)
+def test_training_flops_match_xla():
+    model = build(**GPT)
+    cost = budget.budget(model, (TOKENS,), loss=training_loss(model, next_token_loss))
     unrolled = build(**GPT, unroll=3)
 
     def loss(variables, tokens):
-        return nn.apply(next_token_loss, unrolled)(variables, (tokens,))[0]
+        return nn.apply(next_token_loss, unrolled)(variables, (tokens,))
 
     assert total(cost.flops["training"]) == pytest.approx(
         xla(jax.value_and_grad(loss), shapes(unrolled, TOKENS), TOKENS), rel=0.02
@@ -115,7 +121,7 @@ def test_training_flops_are_xlas_of_the_unrolled_step():
 
 
 @tiered("remat", ["dots", "full"])
-def test_recomputation_is_no_model_flops_and_saves_memory(remat):
+def test_rematerialization_does_not_count_as_model_flops_and_saves_memory(remat):
     plain, light = (budget.budget(build(**GPT, remat=r), (TOKENS,)) for r in (None, remat))
     assert light.flops["training"]["model"] == plain.flops["training"]["model"] == plain.flops["training"]["matmul"]
     assert light.flops["training"]["matmul"] > plain.flops["training"]["matmul"]
@@ -139,12 +145,12 @@ def test_convolutions_and_their_gradients(stride, groups, padding):
 
     assert flops(convolve, image, kernel)["matmul"] == xla(convolve, image, kernel)
     gradient = jax.grad(lambda *args: jnp.square(convolve(*args)).sum(), (0, 1))
-    # Without groups' transposes into batch groups, which XLA counts in its own way.
+    # Without the transposes of grouped convolutions into batch groups, which XLA counts differently.
     if groups == 1:
         assert total(flops(gradient, image, kernel)) == pytest.approx(xla(gradient, image, kernel), rel=0.02)
 
 
-def test_loops_branches_and_calls_are_counted_as_often_as_they_run():
+def test_loops_branches_and_calls_are_counted_as_executed():
     square = jax.ShapeDtypeStruct((8, 8), jnp.float32)
     one = 2 * 8**3
 
@@ -162,22 +168,21 @@ def test_loops_branches_and_calls_are_counted_as_often_as_they_run():
     assert flops(jax.jit(jax.vmap(product)), jax.ShapeDtypeStruct((3, 8, 8), jnp.float32))["matmul"] == 3 * one
 
 
-def test_activations_are_what_the_backward_pass_needs():
+def test_activations_are_the_residuals_of_the_backward_pass():
     class Sine(Model):
         @nn.compact
         def __call__(self, x):
             return jnp.sin(nn.Dense(32, use_bias=False)(x))
 
-    cost = budget.budget(
-        Sine(), (jax.ShapeDtypeStruct((4, 8), jnp.float32),), objective=lambda model, batch: model(*batch).sum()
-    )
-    assert cost.memory["training"]["activations"] == 4 * 32 * 4  # the cosine; neither the input nor the kernel
+    loss = training_loss(Sine(), lambda model, batch: model(*batch).sum())
+    cost = budget.budget(Sine(), (jax.ShapeDtypeStruct((4, 8), jnp.float32),), loss=loss)
+    assert cost.memory["training"]["activations"] == 4 * 32 * 4  # the cosine, but neither the input nor the kernel
     assert cost.memory["training"]["weights"] == cost.memory["training"]["gradients"] == 8 * 32 * 4
     assert cost.textbook == {}
 
 
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
-def test_cache_and_optimizer_take_the_bytes_of_the_real_ones(dtype):
+def test_bytes_of_cache_and_optimizer_match_the_arrays(dtype):
     model, optimizer = build(**GPT), optax.adamw(1e-3)
     cost = budget.budget(model, (TOKENS,), optimizer=optimizer.init, compute_dtype=dtype, cache_length=100)
     variables = model.init(jax.random.key(0), jnp.zeros((2, 128), jnp.int32))
@@ -191,12 +196,12 @@ def test_cache_and_optimizer_take_the_bytes_of_the_real_ones(dtype):
 
 
 @pytest.mark.parametrize("remat", [pytest.param(None, marks=pytest.mark.slow), "full"])
-def test_training_memory_is_near_xlas(remat):
+def test_training_memory_is_close_to_xla(remat):
     model, optimizer = build(**GPT, remat=remat), optax.adamw(1e-3)
     variables, tokens = shapes(model, TOKENS), jax.ShapeDtypeStruct((8, 128), jnp.int32)
 
     def step(variables, state, tokens):
-        loss = lambda variables: nn.apply(next_token_loss, model)(variables, (tokens,))[0]  # noqa: E731
+        loss = lambda variables: nn.apply(next_token_loss, model)(variables, (tokens,))  # noqa: E731
         value, gradients = jax.value_and_grad(loss)(variables)
         updates, state = optimizer.update(gradients, state, variables)
         return optax.apply_updates(variables, updates), state, value
@@ -204,7 +209,7 @@ def test_training_memory_is_near_xlas(remat):
     state = jax.eval_shape(optimizer.init, variables)
     real = jax.jit(step, donate_argnums=(0, 1)).lower(variables, state, tokens).compile().memory_analysis()
     real = real.argument_size_in_bytes + real.temp_size_in_bytes + real.output_size_in_bytes - real.alias_size_in_bytes
-    cost = budget.budget(model, (tokens,), objective=next_token_loss, optimizer=optimizer.init)
+    cost = budget.budget(model, (tokens,), loss=training_loss(model, next_token_loss), optimizer=optimizer.init)
     assert cost.memory["training"]["total"] == pytest.approx(real, rel=0.15)
 
 
@@ -219,7 +224,7 @@ def test_collections_and_dropout():
     cost = budget.budget(Net(), (x, jax.ShapeDtypeStruct((), jnp.float32)))
     assert cost.parameters == {"BatchNorm_0": 16, "Dense_0": 36, "total": 52}
     assert cost.memory["training"]["weights"] == (52 + 16) * 4
-    assert cost.flops["training"]["other"] > 16 * 8 * 120  # dropout's random numbers
+    assert cost.flops["training"]["other"] > 16 * 8 * 120  # random bits of dropout
 
 
 def test_cudnn_attention_counts_as_plain_attention(monkeypatch):
@@ -236,12 +241,12 @@ def test_cudnn_attention_counts_as_plain_attention(monkeypatch):
     assert costs[0].memory["training"]["activations"] > costs[1].memory["training"]["activations"]
 
 
-def test_table_and_dictionary_show_the_numbers():
+def test_table_and_dictionary_show_the_costs():
     cost = budget.budget(build(**GPT), (TOKENS,), cache_length=128)
     table = cost.table()
     assert f"{cost.parameters['total']:,}" in table
     assert "textbook, V D + 12 L D^2" in table
-    assert "384.03 KiB" in table  # the cache: 2 x 3 x 2 x 128 x 64 x 4 bytes, the rows' lengths and the layer
+    assert "384.03 KiB" in table  # the cache: 2 x 3 x 2 x 128 x 64 x 4 bytes, lengths and layer index
     assert json.loads(json.dumps(cost.to_dict()))["parameters"] == cost.parameters
 
 

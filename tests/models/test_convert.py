@@ -1,4 +1,4 @@
-"""Folders in and out; that they mean what they mean in `transformers` is in tests/parity."""
+"""Reading and writing Hugging Face folders (for parity of the outputs see tests/parity)."""
 
 import json
 import re
@@ -17,13 +17,13 @@ from lineage.models.gpt import GPT
 from lineage.models.vit import ViT
 
 TINY_GPT = GPT(vocab_size=7, max_length=6, depth=2, width=8, num_heads=2, mlp_dim=12, dropout=0.1)
-TINY_VIT = ViT(3, image_size=8, patch_size=4, channels=2, depth=2, width=8, num_heads=2, mlp_dim=12)
+TINY_VIT = ViT(num_classes=3, image_size=8, patch_size=4, channels=2, depth=2, width=8, num_heads=2, mlp_dim=12)
 INPUTS = {GPT: jnp.zeros((1, 6), jnp.int32), ViT: jnp.zeros((1, 8, 8, 2))}
 
 
 @pytest.fixture
 def folder(tmp_path, variables):
-    """Writes a model with random parameters to the folder; edits change its config and its tensors."""
+    """Return a function that writes a model with random parameters, with edited config and tensors."""
 
     def make(model=TINY_GPT, config=(), tensors=lambda tensors: None):
         convert.save(tmp_path, model, variables(model, INPUTS[type(model)]))
@@ -62,7 +62,7 @@ def test_rearrange_orders_and_groups_axes():
     ],
 )
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_what_is_saved_is_loaded(model, dtype, variables, tmp_path):
+def test_save_and_load_round_trip(model, dtype, variables, tmp_path):
     params = jax.tree.map(lambda x: x.astype(dtype), variables(model, INPUTS[type(model)]))
     convert.save(tmp_path, model, params)
     again, restored = convert.load(tmp_path, dtype=dtype)
@@ -97,12 +97,12 @@ def test_fields_of_the_config(model, config, setting, value, folder):
     assert getattr(convert.load(folder(model, config))[0], setting) == value
 
 
-def test_a_dropout_that_albert_s_config_leaves_out():
-    settings = convert.albert.FAMILY.settings({}, "AlbertForSequenceClassification", {})
+def test_missing_dropout_in_albert_config():
+    settings = convert.FAMILIES["albert"].settings({}, "AlbertForSequenceClassification", {})
     assert settings == {"head": "classification", "head_dropout": 0.1, "num_classes": 2}
 
 
-def test_settings_come_before_the_folders(folder):
+def test_settings_override_the_folder(folder):
     path = folder(config={"attn_pdrop": 0.0})
     model, _ = convert.load(path, dropout=0.2, remat="full")
     assert (model.dropout, model.remat, model.depth) == (0.2, "full", 2)
@@ -123,7 +123,7 @@ def test_shards(folder):
         convert.load(path)
 
 
-def test_names_without_prefix_masks_of_old_files_and_the_tied_head(folder):
+def test_names_without_prefix_old_masks_and_tied_heads(folder):
     def old(tensors):
         for name in list(tensors):
             tensors[name.removeprefix("transformer.")] = tensors.pop(name)
@@ -178,7 +178,7 @@ def transposed(tensors):
         (TINY_VIT.clone(num_classes=0, head="mlp"), {"pooler_act": "relu"}, "pooler_act is 'relu': it must be 'tanh'"),
     ],
 )
-def test_configs_that_no_model_here_has(model, config, message, folder):
+def test_unsupported_configs_raise(model, config, message, folder):
     path = folder(model, config)
     with pytest.raises(ValueError, match=message) as error:
         convert.load(path)
@@ -198,7 +198,7 @@ def test_configs_that_no_model_here_has(model, config, message, folder):
         ),
     ],
 )
-def test_tensors_that_do_not_fit(edit, message, folder):
+def test_incompatible_tensors_raise(edit, message, folder):
     path = folder(tensors=edit)
     with pytest.raises(ValueError, match=message) as error:
         convert.load(path)
@@ -215,14 +215,14 @@ def test_tensors_that_do_not_fit(edit, message, folder):
         ("model.safetensors", b"nothing of the kind", r"model\.safetensors is not a safetensors file"),
     ],
 )
-def test_corrupt_files(name, content, message, folder):
+def test_corrupt_files_raise(name, content, message, folder):
     path = folder()
     (path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         convert.load(path)
 
 
-def test_a_file_cut_short(folder):
+def test_truncated_file_raises(folder):
     path = folder()
     content = (path / "model.safetensors").read_bytes()
     (path / "model.safetensors").write_bytes(content[:-5])
@@ -230,7 +230,7 @@ def test_a_file_cut_short(folder):
         convert.load(path)
 
 
-def test_missing_files(folder, tmp_path):
+def test_missing_files_raise(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere/config\.json does not exist"):
         convert.load(tmp_path / "nowhere")
     path = folder()
@@ -253,7 +253,7 @@ def test_missing_files(folder, tmp_path):
         {"hybrid": (1,)},
     ],
 )
-def test_models_that_transformers_has_not(settings, variables, tmp_path):
+def test_unsupported_models_raise(settings, variables, tmp_path):
     model = TINY_VIT.clone(**settings)
     (name, value), *_ = settings.items()
     with pytest.raises(ValueError, match=f"`transformers` has no ViT with .*{re.escape(f'{name!r}: {value!r}')}"):
@@ -266,7 +266,7 @@ def test_models_that_transformers_has_not(settings, variables, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_variables_of_another_model(variables, tmp_path):
+def test_variables_of_another_model_raise(variables, tmp_path):
     with pytest.raises(ValueError, match=r"tensor \S+ has shape .*: it must be"):
         convert.save(tmp_path / "out", TINY_GPT, variables(TINY_GPT.clone(depth=3), INPUTS[GPT]))
     with pytest.raises(ValueError, match="tensors are missing: embed/table, "):
@@ -274,7 +274,7 @@ def test_variables_of_another_model(variables, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_full_disk_leaves_what_was_there(folder, variables, monkeypatch):
+def test_full_disk_keeps_existing_files(folder, variables, monkeypatch):
     path = folder()
     before = {file.name: file.read_bytes() for file in path.iterdir()}
 

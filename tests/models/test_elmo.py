@@ -26,20 +26,20 @@ def features(params, tokens, mask=None):
     return TINY.apply({"params": params}, tokens, mask=mask, method="features")
 
 
-def test_parameters_of_the_published_size():
-    """93.6M with a layer of characters: without it, the LSTMs' and what is by the vocabulary."""
+def test_parameter_count_matches_published_model():
+    """Check the LSTMs and the tables of the vocabulary, without the character layer of the published 93.6M."""
     module = models.build("elmo", "original", vocab_size=11)
     shapes = jax.eval_shape(module.init, jax.random.key(0), TOKENS)["params"]
     lstm = 4 * 4096 * (512 + 512 + 1) + 4096 * 512
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == 4 * lstm + 11 * (512 + 512 + 1)
 
 
-def test_forward_states_see_the_past_and_backward_ones_the_future_by_gradient(params):
-    """All tokens differ, so that each one's vector in the table is its own."""
+def test_gradients_of_forward_and_backward_states_are_unidirectional(params):
+    """Check gradients with respect to the embedding table, for tokens that all differ."""
 
     def sums(table):
         layers = features(params | {"embed": {"table": table}}, TOKENS)[1:, 0]
-        return layers.reshape(2, 5, 2, 6).sum(-1)  # layer, place, direction
+        return layers.reshape(2, 5, 2, 6).sum(-1)  # layer, position, direction
 
     jacobian = jax.jit(jax.jacobian(sums))(params["embed"]["table"])[..., TOKENS[0], :]
     seen = np.abs(jacobian).max(-1) > 0
@@ -48,13 +48,13 @@ def test_forward_states_see_the_past_and_backward_ones_the_future_by_gradient(pa
         np.testing.assert_array_equal(layer[:, 1], np.triu(np.ones((5, 5))))
 
 
-def test_padding_changes_nothing(params):
+def test_padding_has_no_effect(params):
     padded, mask = jnp.pad(TOKENS, ((0, 0), (0, 3))), jnp.arange(8)[None] < 5
     np.testing.assert_allclose(features(params, padded, mask)[:, :, :5], features(params, TOKENS), atol=1e-6)
 
 
-def test_the_loss_is_that_of_both_directions(params):
-    """Counted by hand: the next token after each of 3, and the token before each but the first."""
+def test_loss_is_the_sum_of_both_directions(params):
+    """Compare with the losses of the next token for 3 positions and of the previous token for 2 positions."""
     padded = jnp.pad(TOKENS[:, :3], ((0, 0), (0, 2)))
     batch = {"tokens": padded, "targets": jnp.roll(TOKENS, -1, axis=1), "mask": jnp.arange(5)[None] < 3}
     loss, weight, aux = jax.jit(nn.apply(BidirectionalLM().loss, TINY))({"params": params}, batch)
@@ -71,7 +71,7 @@ def test_the_loss_is_that_of_both_directions(params):
 
 
 class Tagger(nn.Module):
-    """A linear layer on the mix of a frozen ELMo's layers."""
+    """Linear layer on a learned mixture of the layers of a frozen ELMo."""
 
     def setup(self):
         self.elmo, self.mix, self.head = TINY, ScalarMix(), Linear((3,))
@@ -80,7 +80,7 @@ class Tagger(nn.Module):
         return self.head(self.mix(jax.lax.stop_gradient(self.elmo.features(tokens))))
 
 
-def test_a_task_learns_its_mix_of_a_frozen_model(params):
+def test_scalar_mix_of_a_frozen_model_is_trained(params):
     tagger = Tagger()
     made = jax.jit(tagger.init)(jax.random.key(0), TOKENS)["params"]
     weights = np.array([0.3, -1.0, 0.5], np.float32)
@@ -98,4 +98,4 @@ def test_a_task_learns_its_mix_of_a_frozen_model(params):
     grads = jax.jit(jax.grad(lambda params: jnp.square(logits(params)).sum()))(made)
     assert not any(leaf.any() for leaf in jax.tree.leaves(grads["elmo"]))
     assert all(leaf.any() for leaf in jax.tree.leaves((grads["mix"], grads["head"])))
-    np.testing.assert_allclose(grads["mix"]["weights"].sum(), 0, atol=1e-4)  # a softmax's sum stays
+    np.testing.assert_allclose(grads["mix"]["weights"].sum(), 0, atol=1e-4)  # the softmax is invariant to a constant

@@ -1,4 +1,4 @@
-"""Generation: what comes out depends on the model, the prompt and the seed, and on nothing else."""
+"""Generation: greedy decoding, sampling, beam search and logits processors."""
 
 import itertools
 import logging
@@ -23,7 +23,7 @@ VOCAB = 11
 
 
 def random_gpt(model):
-    """The model and weights that are larger than those training starts from: its texts are not monotonous."""
+    """Return a GPT with scaled-up random weights, so that generated texts are diverse."""
     rng = np.random.default_rng(1)
 
     def weight(path, shape):
@@ -53,7 +53,7 @@ def prompts():
 
 @struct.dataclass
 class Last:
-    """The least cache there is: the last token."""
+    """Minimal cache: the last token."""
 
     token: jax.Array
 
@@ -63,7 +63,7 @@ class Last:
 
 @struct.dataclass
 class Extra:
-    """A bigram's memory: what is added to the logits of each row."""
+    """Memory of `Bigram`: an offset of the logits of each sequence."""
 
     logits: jax.Array
 
@@ -72,7 +72,7 @@ class Extra:
 
 
 class Bigram(nn.Module):
-    """A decoder with a known distribution: the logits after a token are its row of the table, plus the memory."""
+    """Decoder with a known distribution: the logits after a token are its row of the table, plus the memory."""
 
     vocab_size: int = VOCAB
 
@@ -112,7 +112,7 @@ def test_cached_and_uncached_logits_agree(gpt):
     assert_close(jnp.concatenate(parts, axis=1), expected)
 
 
-def test_greedy_takes_the_likeliest_token_of_the_uncached_model(gpt, prompts):
+def test_greedy_matches_argmax_of_the_uncached_model(gpt, prompts):
     model, variables = gpt
     out = generate(model, variables, *prompts, max_new_tokens=26, temperature=0.0)
     log_probabilities = np.asarray(jax.nn.log_softmax(apply(model, variables, out.tokens)))
@@ -120,7 +120,7 @@ def test_greedy_takes_the_likeliest_token_of_the_uncached_model(gpt, prompts):
         expected = log_probabilities[row, length - 1 : length + 25]
         np.testing.assert_array_equal(out.tokens[row, length : length + 26], expected.argmax(axis=-1))
         np.testing.assert_allclose(out.scores[row], expected.max(axis=-1).sum(), rtol=1e-5)
-        assert len(np.unique(out.tokens[row, length:])) > 2  # the model does not just repeat itself
+        assert len(np.unique(out.tokens[row, length:])) > 2  # the text is not repetitive
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_greedy_takes_the_likeliest_token_of_the_uncached_model(gpt, prompts):
     [{"no_repeat_ngram_size": 2, "min_new_tokens": 5}, {"num_beams": 3, "length_penalty": 0.5}],
     ids=["greedy", "beams"],
 )
-def test_ragged_batch_equals_one_prompt_at_a_time(gpt, prompts, options):
+def test_ragged_batch_equals_single_prompts(gpt, prompts, options):
     options = options | {"max_new_tokens": 12, "stop_tokens": (1, 4), "temperature": 0.0}
-    garbage = np.where(np.arange(6) < prompts[1][:, None], prompts[0], 10**6)  # whatever stands after the prompts
+    garbage = np.where(np.arange(6) < prompts[1][:, None], prompts[0], 10**6)  # arbitrary tokens after the prompts
     together = generate(*gpt, garbage, prompts[1], pad_token=VOCAB, **options)
     for row, length in enumerate(prompts[1]):
         alone = generate(*gpt, prompts[0][row : row + 1, :length], **options)
@@ -142,7 +142,7 @@ def test_ragged_batch_equals_one_prompt_at_a_time(gpt, prompts, options):
         assert (together.tokens[row, together.lengths[row] :] == VOCAB).all()
 
 
-def test_samples_depend_on_seed_prompt_and_row_alone(gpt, prompts):
+def test_samples_depend_on_seed_prompt_and_index_only(gpt, prompts):
     tokens, lengths = prompts
     options = {"max_new_tokens": 12, "top_p": 0.95, "repetition_penalty": 1.2}
     whole = generate(*gpt, tokens, lengths, seed=5, **options)
@@ -165,9 +165,9 @@ def compilations(caplog):
 
 
 @pytest.mark.parametrize("num_beams", [1, 2])
-def test_a_sample_costs_one_compilation_and_the_next_none(gpt, prompts, caplog, num_beams):
+def test_other_sampling_options_do_not_recompile(gpt, prompts, caplog, num_beams):
     tokens, lengths = prompts
-    options = {"max_new_tokens": 26 - num_beams, "num_beams": num_beams}  # a shape that no other test has
+    options = {"max_new_tokens": 26 - num_beams, "num_beams": num_beams}  # a shape that no other test uses
     if num_beams > 1:
         options |= {"temperature": 0.0}
         others = {"length_penalty": 2.0}
@@ -193,12 +193,12 @@ def test_time_per_token_does_not_grow_with_the_position():
     generate(model, variables, [[0]], max_new_tokens=1000)
     jax.effects_barrier()
     steps = np.diff(times)
-    assert len(steps) == 999  # one decoding step for every token
-    early, late = (np.percentile(part, 5) for part in (steps[:250], steps[-250:]))  # what nothing else delayed
+    assert len(steps) == 999  # one decoding step per token
+    early, late = (np.percentile(part, 5) for part in (steps[:250], steps[-250:]))  # the fastest steps
     assert late < 2 * early
 
 
-def test_stop_tokens_end_rows_on_their_own(gpt, prompts):
+def test_stop_tokens_end_sequences_independently(gpt, prompts):
     free = generate(*gpt, *prompts, max_new_tokens=12, temperature=0.0, stop_tokens=(VOCAB, VOCAB))
     stops = (1, 4)
     out = generate(*gpt, *prompts, max_new_tokens=12, temperature=0.0, stop_tokens=stops, pad_token=VOCAB)
@@ -211,7 +211,7 @@ def test_stop_tokens_end_rows_on_their_own(gpt, prompts):
     assert len(set((out.lengths - prompts[1]).tolist())) > 1
 
 
-def test_the_loop_ends_with_the_last_row(bigram):
+def test_loop_ends_with_the_last_sequence(bigram):
     calls = []
 
     class Counted(Bigram):
@@ -240,22 +240,22 @@ def chi_square(counts, probabilities):
 
 
 @tiered("temperature", [0.5, 1.0, 2.0])
-def test_sampling_frequencies(bigram, temperature):
+def test_sampling_frequencies_match_the_temperature(bigram, temperature):
     logits = np.asarray(bigram[1]["params"]["table"][2])
     counts = first_tokens(bigram, temperature=temperature)
     assert chi_square(counts, jax.nn.softmax(logits / temperature)) > 0.01
-    assert chi_square(counts, jax.nn.softmax(logits / temperature / 1.3)) < 0.01  # it would tell
+    assert chi_square(counts, jax.nn.softmax(logits / temperature / 1.3)) < 0.01  # the test has enough power
 
 
 @tiered("k", [1, 3, 11, 50], first=2)
-def test_top_k_frequencies(bigram, k):
+def test_top_k_frequencies_match_the_truncated_distribution(bigram, k):
     probabilities = np.array(jax.nn.softmax(bigram[1]["params"]["table"][2]))
     probabilities[np.argsort(-probabilities)[k:]] = 0
-    assert not chi_square(first_tokens(bigram, top_k=k), probabilities) < 0.01  # NaN if but one token is left
+    assert not chi_square(first_tokens(bigram, top_k=k), probabilities) < 0.01  # NaN if only one token is left
 
 
 @tiered("p", [1e-6, 0.5, 0.8, 1.0], first=2)
-def test_top_p_frequencies(bigram, p):
+def test_top_p_frequencies_match_the_truncated_distribution(bigram, p):
     probabilities = np.array(jax.nn.softmax(bigram[1]["params"]["table"][2]))
     order = np.argsort(-probabilities)
     kept = order[: 1 + np.searchsorted(probabilities[order].cumsum(), p)]
@@ -263,8 +263,8 @@ def test_top_p_frequencies(bigram, p):
     assert not chi_square(first_tokens(bigram, top_p=p), probabilities) < 0.01
 
 
-def test_successive_tokens_are_independent_draws(bigram):
-    """Every step has its own noise: of tokens drawn from one distribution, neighbours are unrelated."""
+def test_successive_tokens_are_independent(bigram):
+    """Check that neighboring tokens drawn from the uniform distribution are uncorrelated."""
     table = {"params": {"table": jnp.zeros((VOCAB, VOCAB))}}
     tokens = np.asarray(generate(bigram[0], table, np.zeros((400, 1)), max_new_tokens=20).tokens)[:, 1:]
     pairs = np.zeros((VOCAB, VOCAB))
@@ -281,14 +281,14 @@ def test_top_k_and_top_p_keep_the_smallest_set():
     assert jnp.isfinite(top_p(logits, 0.99)).sum(axis=-1).tolist() == [4, 4]
 
 
-def test_repetition_penalty_is_for_the_tokens_of_the_row():
+def test_repetition_penalty_applies_to_tokens_of_the_sequence():
     logits = jnp.array([[2.0, -2.0, 3.0, 4.0], [2.0, -2.0, 3.0, 4.0]])
     out = repetition_penalty(logits, jnp.array([[0, 1, 3], [2, 0, 0]]), jnp.array([2, 1]), 2.0)
     assert out.tolist() == [[1.0, -4.0, 3.0, 4.0], [2.0, -2.0, 1.5, 4.0]]
 
 
-def test_ngrams_are_those_of_the_row_alone():
-    """What is beyond a row's length does not count; a row that is shorter than an n-gram may go on with anything."""
+def test_banned_ngrams_depend_on_the_sequence_only():
+    """Check that tokens beyond the length are ignored, and that nothing is banned for sequences shorter than n."""
     tokens = jnp.array([[0, 1, 2, 0, 1, 2], [0, 1, 2, 0, 1, 2], [3, 3, 3, 3, 3, 3], [1, 2, 1, 2, 1, 2]])
     lengths = jnp.array([5, 4, 1, 3])
     banned = {size: ~jnp.isfinite(no_repeat_ngrams(jnp.zeros((4, 4)), tokens, lengths, size)) for size in (1, 2, 3)}
@@ -298,7 +298,7 @@ def test_ngrams_are_those_of_the_row_alone():
 
 
 @tiered("num_beams", [1, 3])
-def test_where_every_token_is_forbidden_none_is(gpt, num_beams):
+def test_no_token_is_banned_if_all_would_be(gpt, num_beams):
     out = generate(
         *gpt, np.array([[1]]), max_new_tokens=14, temperature=0.0, no_repeat_ngram_size=1, num_beams=num_beams
     )
@@ -308,7 +308,7 @@ def test_where_every_token_is_forbidden_none_is(gpt, num_beams):
     assert np.isfinite(out.scores).all()
 
 
-def test_samples_keep_to_the_processors(gpt, prompts):
+def test_samples_satisfy_the_processors(gpt, prompts):
     options = {"max_new_tokens": 14, "no_repeat_ngram_size": 2, "min_new_tokens": 4, "forced_first_token": 3}
     out = generate(*gpt, *prompts, stop_tokens=(1, 4, 7), **options)
     new = np.asarray(out.lengths) - prompts[1]
@@ -319,11 +319,11 @@ def test_samples_keep_to_the_processors(gpt, prompts):
         assert not np.isin(row[start : start + 4], (1, 4, 7)).any()
         pairs = list(itertools.pairwise(row[:end]))
         assert len(set(pairs[start - 1 :])) == len(pairs[start - 1 :])
-        assert not set(pairs[: start - 1]) & set(pairs[start:])  # the first is forced
+        assert not set(pairs[: start - 1]) & set(pairs[start:])  # the first token is forced
 
 
-def test_the_best_of_several_samples(bigram):
-    """Of the samples drawn one by one, that of the largest mean log-probability, less that of a weaker model."""
+def test_best_of_selects_the_sample_with_the_highest_score(bigram):
+    """Compare with the sample of largest mean log-probability, optionally minus that of a weaker model."""
     model, variables = bigram
     other = model.init(jax.random.key(9), jnp.zeros((1, 1), jnp.int32))
     options = {"max_new_tokens": 6, "stop_tokens": (3,), "seed": 4, "pad_token": VOCAB}
@@ -344,7 +344,7 @@ def test_the_best_of_several_samples(bigram):
 
 
 @tiered("length_penalty", [0.0, 1.0, 2.0])
-def test_a_wide_beam_finds_the_best_of_all_continuations(length_penalty):
+def test_wide_beam_matches_exhaustive_search(length_penalty):
     model = Bigram(4)
     variables = model.init(jax.random.key(3), jnp.zeros((1, 1), jnp.int32))
     table = np.asarray(jax.nn.log_softmax(variables["params"]["table"]))
@@ -362,8 +362,8 @@ def test_a_wide_beam_finds_the_best_of_all_continuations(length_penalty):
         np.testing.assert_allclose(out.scores[0], score, rtol=1e-5)
 
 
-def test_memory_follows_its_row(bigram):
-    """`inputs` are encoded once; beams share their prompt's memory."""
+def test_memory_is_shared_by_beams_of_a_prompt(bigram):
+    """Check that `inputs` are encoded once, and that the beams of a prompt share its memory."""
     rng = np.random.default_rng(0)
     inputs = rng.normal(size=(3, VOCAB)).astype(np.float32) * 3
     for beams in (1, 3):
@@ -393,13 +393,13 @@ def test_cache_rewinds_and_gathers(gpt):
     ("options", "message"),
     [
         ({"max_new_tokens": 27}, "a sequence of 33 tokens is longer than the model's 32"),
-        ({"prompts": [[1, 99]]}, "tokens 1 to 99: the model has 0 to"),
-        ({"prompts": [[1, -3]]}, "tokens -3 to 1: the model has 0 to"),
+        ({"prompts": [[1, 99]]}, "tokens 1 to 99: they must be from 0 to"),
+        ({"prompts": [[1, -3]]}, "tokens -3 to 1: they must be from 0 to"),
         ({"prompts": [[1.5, 2]]}, "prompts must be whole numbers"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0"),
         ({"lengths": [3, 0, 1, 2]}, "prompt 1 is empty"),
-        ({"lengths": [3, 7, 1, 2]}, "a prompt of 7 tokens does not fit an array of 6"),
-        ({"lengths": [3, 2]}, "4 prompts need as many lengths"),
+        ({"lengths": [3, 7, 1, 2]}, "lengths contains 7: it must be at most 6"),
+        ({"lengths": [3, 2]}, r"lengths has shape \(2,\): it must be \(4,\)"),
         ({"prompts": np.zeros((4, 0))}, "not empty"),
         ({"temperature": -0.5}, "temperature must be 0 .* or more, not -0.5"),
         ({"temperature": float("nan")}, "temperature must be"),
@@ -414,7 +414,7 @@ def test_cache_rewinds_and_gathers(gpt):
         ({"num_beams": 2}, "beam search does not sample: set temperature to 0, not 1.0"),
     ],
 )
-def test_errors(gpt, prompts, options, message):
+def test_invalid_arguments_raise(gpt, prompts, options, message):
     arguments = {"prompts": prompts[0], "max_new_tokens": 4} | options
     with pytest.raises(ValueError, match=message):
         generate(*gpt, **arguments)

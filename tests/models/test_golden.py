@@ -1,4 +1,4 @@
-"""Golden values: the outputs of small models, recorded before the redesign of the code, which changed none of them."""
+"""Golden values: recorded outputs of small models."""
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ SIZES = {"depth": 2, "width": 32, "num_heads": 2}
 TEXT = {**SIZES, "vocab_size": 50, "max_length": 16}
 IMAGE = {"num_classes": 0, "image_size": 16, "channels": 3}
 BACKBONE = {"name": "resnet", "depths": (1, 1), "widths": (16, 32), "stem_width": 8, "image_size": 32, "channels": 3}
-# model -> (variant, settings, mean of the output's absolute values with parameters drawn by key 0, on a CPU)
+# model -> (variant, settings, mean absolute output on a CPU with parameters initialized by key 0)
 GOLDEN = {
     "albert": ("base", {**TEXT, "embed_width": 16}, 0.0591311549),
     "bart": ("base", TEXT, 0.100013895),
@@ -37,7 +37,7 @@ GOLDEN = {
 
 
 def inputs_of(name, model):
-    """Inputs of a model: an image (and the order of its patches), or tokens (and those of a target)."""
+    """Return the inputs of a model: an image (and the order of its patches), or tokens (and target tokens)."""
     rng = np.random.default_rng(0)
     if model.reads == "images":
         side = model.image_size
@@ -49,7 +49,7 @@ def inputs_of(name, model):
 
 
 @pytest.mark.parametrize("name", models.MODELS)
-def test_outputs_are_those_that_were_recorded(name):
+def test_outputs_match_golden_values(name):
     variant, settings, recorded = GOLDEN[name]
     model = models.build(name, variant, **settings)
     inputs = inputs_of(name, model)

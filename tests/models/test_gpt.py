@@ -18,22 +18,22 @@ TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 17, (2, 8)), jnp.int32
     ("variant", "count"),
     [("small", 124_439_808), ("medium", 354_823_168), ("large", 774_030_080), ("xl", 1_557_611_200)],
 )
-def test_parameters_are_the_papers(variant, count):
+def test_parameter_counts_match_published_models(variant, count):
     model = models.build("gpt", variant)
     shapes = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
 
 
-def test_without_biases_it_is_nanogpts():
-    """nanoGPT counts 802,944 in its matrices and 1,152 in the norms' scales of the CPU recipe."""
+def test_parameter_count_without_biases_matches_nanogpt():
+    """Check nanoGPT's CPU recipe: 802,944 parameters in matrices and 1,152 in scales of the norms."""
     model = GPT(vocab_size=65, max_length=64, depth=4, width=128, num_heads=4, use_bias=False)
     shapes = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"], sep="/")
     assert not [path for path in shapes if path.endswith("bias")]
     assert sum(leaf.size for leaf in shapes.values()) == 802_944 + 1_152
 
 
-def test_logits_are_causal_by_gradient(variables):
-    """Each row of the position table reaches its own logits and later ones alone."""
+def test_gradients_are_causal(variables):
+    """Check that each row of the position table affects only its own logits and later ones."""
     params = variables(TINY, TOKENS)["params"]
 
     def logits(table):
@@ -44,8 +44,8 @@ def test_logits_are_causal_by_gradient(variables):
     np.testing.assert_array_equal(reached, np.tril(np.ones((8, 10), bool)))
 
 
-def test_cached_equals_uncached_in_rows_of_different_lengths(variables):
-    """Row 0 has 3 tokens in the cache and row 1 has 5 when both go on; what lies beyond them is rubbish."""
+def test_cached_equals_uncached_for_different_lengths(variables):
+    """Check cached decoding of sequences with 3 and 5 cached tokens; entries beyond each length are arbitrary."""
     params = variables(TINY, TOKENS)
     expected = jax.jit(TINY.apply)(params, TOKENS)
     decode = jax.jit(lambda tokens, cache: TINY.apply(params, tokens, cache, method="decode"))
@@ -92,8 +92,8 @@ def test_dropout_only_with_its_rng(variables):
     assert (dropped != plain).any()
 
 
-def test_an_untrained_model_is_the_papers():
-    """What is added to the residual stream 2 L times starts smaller by sqrt(2 L), and logits are near zero."""
+def test_initialization_matches_the_paper():
+    """Check that output projections of the 2 L sublayers are scaled by 1 / sqrt(2 L), and that logits are near zero."""
     model = TINY.clone(depth=8, width=64)
     logits, variables = jax.jit(model.init_with_output)(jax.random.key(0), TOKENS)
     assert logits.std() < 0.3
@@ -105,7 +105,7 @@ def test_an_untrained_model_is_the_papers():
         assert leaf.std() == pytest.approx(0.02 / 4, rel=0.1)
 
 
-def test_a_sequence_may_not_be_longer_than_the_model(variables):
+def test_sequence_longer_than_max_length_raises(variables):
     params = variables(TINY, TOKENS)
     with pytest.raises(ValueError, match="a sequence of 11 tokens is longer than the model's 10"):
         TINY.apply(params, jnp.zeros((1, 11), jnp.int32))
@@ -122,11 +122,11 @@ def test_a_sequence_may_not_be_longer_than_the_model(variables):
         (("gpt",), {"num_head": 3}, "Unknown setting of gpt 'num_head'. Did you mean 'num_heads'?"),
     ],
 )
-def test_build_names_what_was_probably_meant(args, kwargs, message):
+def test_build_suggests_similar_names(args, kwargs, message):
     with pytest.raises(ValueError, match=message):
         models.build(*args, **kwargs)
 
 
-def test_build_takes_what_is_given_before_the_variant():
+def test_build_settings_override_the_variant():
     model = models.build("gpt", "small", depth=3, mlp_dim=None)
     assert (model.depth, model.width, model.mlp_dim) == (3, 768, None)

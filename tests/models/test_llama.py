@@ -26,15 +26,15 @@ TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 17, (2, 10)), jnp.int3
         ("mistral-7b", 7_241_732_096),
     ],
 )
-def test_parameters_are_the_papers(variant, count):
+def test_parameter_counts_match_published_models(variant, count):
     model = models.build("llama", variant)
     shapes = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4, 8])
-def test_the_cache_shrinks_with_the_key_value_heads(kv_heads, variables):
-    """By exactly H / K: its keys and values are all that depends on K."""
+def test_cache_size_is_proportional_to_key_value_heads(kv_heads, variables):
+    """Check that the size of the cache is proportional to the number of key/value heads."""
 
     def cache_bytes(kv_heads):
         model = TINY.clone(num_heads=8, num_kv_heads=kv_heads)
@@ -45,8 +45,8 @@ def test_the_cache_shrinks_with_the_key_value_heads(kv_heads, variables):
     assert cache_bytes(None) == 8 // kv_heads * cache_bytes(kv_heads)
 
 
-def test_a_token_reaches_its_own_logits_and_later_ones_as_far_as_the_windows(variables):
-    """Two layers of windows of 3 see 2 x 2 tokens back. Gradients are of the vectors that enter the stack."""
+def test_gradients_are_causal_within_the_window(variables):
+    """Check gradients with respect to the inputs of the stack: two layers with windows of 3 reach 2 x 2 tokens back."""
     for model, reach in ((TINY, 10), (WINDOW, 4)):
         params = variables(model, TOKENS)
 
@@ -59,8 +59,8 @@ def test_a_token_reaches_its_own_logits_and_later_ones_as_far_as_the_windows(var
 
 
 @pytest.mark.parametrize("model", [TINY, WINDOW.clone(rope_scaling="yarn", rope_factor=2.0, rope_length=7)])
-def test_cached_equals_uncached_in_rows_of_different_lengths(model, variables):
-    """Row 0 has 3 tokens in the cache and row 1 has 7 when both go on; what lies beyond them is rubbish."""
+def test_cached_equals_uncached_for_different_lengths(model, variables):
+    """Check cached decoding of sequences with 3 and 7 cached tokens; entries beyond each length are arbitrary."""
     params = variables(model, TOKENS)
     expected = jax.jit(model.apply)(params, TOKENS)
     decode = jax.jit(lambda tokens, cache: model.apply(params, tokens, cache, method="decode"))
@@ -87,8 +87,8 @@ def test_padded_equals_unpadded(model, variables):
         assert_close(logits[mask].reshape(expected.shape), expected)
 
 
-def test_positions_are_what_they_are_said_to_be(variables):
-    """Rotations see distances alone: only a hole between tokens tells whether the positions are used."""
+def test_given_positions_are_used(variables):
+    """Check positions with a gap: RoPE depends only on distances, so a constant offset has no effect."""
     params, apply = variables(TINY, TOKENS), jax.jit(TINY.apply)
     places = jnp.array([0, 1, 2, 7, 8, 9])
     holed = jnp.full((2, 10), 9).at[:, places].set(TOKENS[:, :6])
@@ -119,8 +119,8 @@ def test_dropout_only_with_its_rng(variables):
     assert (dropped != plain).any()
 
 
-def test_an_untrained_model_starts_small():
-    """What is added to the residual stream 2 L times starts smaller by sqrt(2 L); only a tied model has one table."""
+def test_initialization_scale():
+    """Check that output projections of the 2 L sublayers are scaled by 1 / sqrt(2 L), and tied and untied tables."""
     model = TINY.clone(depth=8, width=64)
     logits, variables = jax.jit(model.init_with_output)(jax.random.key(0), TOKENS)
     assert logits.std() < 0.3
@@ -134,7 +134,7 @@ def test_an_untrained_model_starts_small():
     assert set(params) - set(tied) == {"unembed"}
 
 
-def test_a_sequence_may_not_be_longer_than_the_model(variables):
+def test_sequence_longer_than_max_length_raises(variables):
     params = variables(TINY, TOKENS)
     with pytest.raises(ValueError, match="a sequence of 15 tokens is longer than the model's 14"):
         TINY.apply(params, jnp.zeros((1, 15), jnp.int32))
@@ -142,7 +142,7 @@ def test_a_sequence_may_not_be_longer_than_the_model(variables):
         TINY.apply(params, 1, 16, method="init_cache")
 
 
-def test_build_refuses_an_unknown_scaling():
+def test_unknown_rope_scaling_raises():
     with pytest.raises(ValueError, match=r"Unknown rope_scaling 'yarm'\. Did you mean 'yarn'"):
         models.build("llama", rope_scaling="yarm")
 
@@ -171,7 +171,7 @@ def test_build_refuses_an_unknown_scaling():
         (TINY, {"tie_word_embeddings": True}, r"tensor lm_head\.weight differs from model\.embed_tokens\.weight"),
     ],
 )
-def test_folders_that_no_model_here_has(model, config, message, tmp_path, variables):
+def test_unsupported_folders_raise(model, config, message, tmp_path, variables):
     convert.save(tmp_path, model, variables(model, TOKENS))
     written = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(written | config))

@@ -18,7 +18,7 @@ TINY = MAE(**SIZES, decoder_depth=1, decoder_width=8, decoder_num_heads=2)
 
 @pytest.fixture(scope="module")
 def painted():
-    """Some images, their noise, random parameters, and what the model makes of images with that noise."""
+    """Return images, noise, random parameters, and a compiled function of images and noise."""
     rng = np.random.default_rng(0)
     image, noise = rng.standard_normal((2, 8, 8, 1)).astype(np.float32), rng.random((2, 16)).astype(np.float32)
     shapes = jax.eval_shape(TINY.init, jax.random.key(0), image, noise)
@@ -28,13 +28,13 @@ def painted():
 
 
 def pixels_of(patches):
-    """True in the pixels of the chosen patches [B, 16], as an image."""
+    """Return a mask of images that is True in the pixels of the selected patches [B, 16]."""
     grid = np.asarray(patches).reshape(-1, 4, 1, 4, 1, 1)
     return np.broadcast_to(grid, (len(grid), 4, 2, 4, 2, 1)).reshape(-1, 8, 8, 1)
 
 
-def test_a_quarter_of_the_patches_is_seen(painted):
-    """The least noisy ones, and no others: what is hidden does not change anything."""
+def test_encoder_gets_a_quarter_of_the_patches(painted):
+    """Check that the patches with the least noise are visible, and that masked patches have no effect."""
     image, noise, _, run = painted
     (predicted, hidden), sown = run(image, noise)
     assert predicted.shape == (2, 16, 4)
@@ -47,18 +47,18 @@ def test_a_quarter_of_the_patches_is_seen(painted):
     assert np.abs(run(other, noise)[0][0] - predicted).min(axis=(0, 2)).max() > 1e-3
 
 
-def test_what_is_seen_is_rounded_down_as_the_reference_does():
+def test_number_of_visible_patches_is_rounded_down():
     inputs = jnp.zeros((1, 8, 8, 1)), jnp.zeros((1, 16), jnp.int32)
     for rate, seen in ((0.75, 4), (0.6, 6), (0.9, 1)):
         model = TINY.clone(mask_rate=rate, decoder_depth=0)
         tokens, hidden = jax.eval_shape(partial(model.init_with_output, jax.random.key(0)), *inputs)[0]
         assert tokens.shape == (1, 1 + seen, 16)
         assert hidden.shape == (1, 16)
-    with pytest.raises(ValueError, match=r"mask_rate is 0\.95: of 16 patches, none would be seen"):
+    with pytest.raises(ValueError, match=r"mask_rate is 0\.95: it masks all 16 patches"):
         TINY.clone(mask_rate=0.95).init(jax.random.key(0), *inputs)
 
 
-def test_the_target_is_each_patch_normalised(painted):
+def test_targets_are_normalized_patches(painted):
     image, _, variables, _ = painted
     patch = image[1, 4:6, 2:4, 0].ravel()  # row 2, column 1
     raw = TINY.clone(normalised=False).apply(variables, jnp.asarray(image), method="target")
@@ -67,13 +67,13 @@ def test_the_target_is_each_patch_normalised(painted):
     np.testing.assert_allclose(found[1, 9], (patch - patch.mean()) / np.sqrt(patch.var(ddof=1) + 1e-6), rtol=1e-5)
 
 
-def test_a_plain_patch_is_nothing_to_predict(painted):
+def test_target_of_a_constant_patch_is_zero(painted):
     target = TINY.apply(painted[2], jnp.full((1, 8, 8, 1), 0.7), method="target")
     np.testing.assert_allclose(target, 0, atol=1e-3)
 
 
-def test_positions_of_both_stacks_at_another_resolution(painted):
-    """Where all parameters are 0, tokens are their positions: those of 4x4 patches, resampled."""
+def test_positions_of_both_stacks_are_resampled(painted):
+    """Check, with all parameters 0, that tokens equal the resampled position embeddings of 4x4 patches."""
     zeros = jax.tree.map(jnp.zeros_like, painted[2])
     apply = partial(TINY.clone(mask_rate=0.0).apply, mutable=["intermediates"])
     _, sown = jax.jit(apply)(zeros, jnp.zeros((1, 12, 8, 1)), jnp.arange(24.0)[None])
@@ -83,8 +83,10 @@ def test_positions_of_both_stacks_at_another_resolution(painted):
 
 
 @pytest.mark.parametrize("normalised", [True, False])
-def test_pictures(normalised, painted):
-    """What was seen is as it was; what was hidden is grey in one, and as predicted in the other."""
+def test_reconstructions(normalised, painted):
+    """Check that visible patches are unchanged, and that masked ones are gray in one image and predicted in the
+    other.
+    """
     image, noise, variables, run = painted
     model = TINY.clone(normalised=normalised)
     masked, painting = jax.jit(partial(model.apply, method="pictures"))(variables, image, noise)
@@ -100,9 +102,9 @@ def test_pictures(normalised, painted):
     np.testing.assert_allclose(painting[0, y : y + 2, x : x + 2, 0].ravel(), expected, atol=1e-4)
 
 
-def test_without_noise_it_is_a_vit_of_its_encoder(painted):
+def test_encoder_without_noise_matches_vit(painted):
     image, _, variables, _ = painted
-    vit = ViT(0, **SIZES, position="mae")
+    vit = ViT(num_classes=0, **SIZES, position="mae")
     params = jax.eval_shape(vit.init, jax.random.key(0), image)["params"]
     params = {name: variables["params"][name] for name in params}
     np.testing.assert_array_equal(jax.jit(TINY.apply)(variables, image), jax.jit(vit.apply)({"params": params}, image))
@@ -110,14 +112,14 @@ def test_without_noise_it_is_a_vit_of_its_encoder(painted):
 
 @pytest.mark.parametrize(
     ("variant", "patch", "encoder", "count"),
-    # facebook/vit-mae-base, -large and -huge have 197 or 257 positions of the encoder's and the decoder's width more.
+    # facebook/vit-mae-base, -large and -huge also count 197 or 257 positions of the encoder and decoder widths.
     [
         ("B", 16, 86_567_656 - 769_000 - 197 * 768, 111_907_840 - 197 * 1280),
         ("L", 16, 304_326_632 - 1_025_000 - 197 * 1024, 329_541_888 - 197 * 1536),
         ("H", 14, 632_045_800 - 1_281_000 - 257 * 1280, 657_074_508 - 257 * 1792),
     ],
 )
-def test_parameters_are_those_of_the_published_checkpoints(variant, patch, encoder, count):
+def test_parameter_counts_match_published_checkpoints(variant, patch, encoder, count):
     model = models.build("mae", variant, image_size=224, patch_size=patch)
     inputs = jnp.zeros((1, 224, 224, 3)), jnp.zeros((1, (224 // patch) ** 2))
     shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]
@@ -127,7 +129,7 @@ def test_parameters_are_those_of_the_published_checkpoints(variant, patch, encod
 
 
 def test_flops_of_the_large_encoder():
-    """ViT-L/16 with three quarters of the patches hidden: 49 + 1 tokens go through the layers."""
+    """Check ViT-L/16 with three quarters of the patches masked: the layers process 49 + 1 tokens."""
     model = models.build("mae", "L", image_size=224, decoder_depth=0)
     inputs = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32), jax.ShapeDtypeStruct((1, 196), jnp.float32)
     variables = jax.eval_shape(model.init, jax.random.key(0), *inputs)

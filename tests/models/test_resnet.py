@@ -1,4 +1,4 @@
-"""Residual networks: published sizes, resolutions, and what each example's output depends on."""
+"""Residual networks: published sizes, resolutions, and dependence between examples."""
 
 from functools import partial
 
@@ -16,14 +16,14 @@ TINY = {"depths": (1, 1, 1), "widths": (16, 32, 64), "stem_width": 8, "num_class
     ("variant", "parameters"),
     [("18", 11_689_512), ("50", 25_557_032), ("101", 44_549_160), ("bit50", 25_549_352)],
 )
-def test_parameters_are_the_published_ones(variant, parameters):
+def test_parameter_counts_match_published_models(variant, parameters):
     model = build("resnet", variant)
     shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes["params"])) == parameters
 
 
-def test_multiplications_are_the_published_ones():
-    """4.1 G multiply-adds at 224, which count those with the padding's zeros; the budget leaves these out."""
+def test_multiply_adds_match_published_models():
+    """Check 4.1 G multiply-adds at 224, which include those with zero padding; the budget excludes these."""
     image = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
     model = build("resnet", "50")
     variables = jax.eval_shape(model.init, jax.random.key(0), image)
@@ -47,7 +47,7 @@ def test_each_stage_halves_the_resolution(stem, sizes):
 
 
 @pytest.mark.parametrize("settings", [{}, {"norm": "group"}, {"norm": "group", "preactivation": True}])
-def test_an_example_depends_on_the_others_by_batch_norm_in_training_alone(settings):
+def test_examples_interact_by_batch_norm_in_training_only(settings):
     model = resnet.ResNet(**TINY | {"depths": (1,), "widths": (16,)}, **settings)
     image = jax.random.normal(jax.random.key(1), (2, 8, 8, 3))
     variables = jax.jit(model.init)(jax.random.key(0), image)
@@ -63,7 +63,7 @@ def test_an_example_depends_on_the_others_by_batch_norm_in_training_alone(settin
     assert seen(["statistics"]) == [True, model.norm == "batch"]
 
 
-def test_what_does_not_fit():
+def test_invalid_settings_raise():
     image = jnp.zeros((1, 16, 16, 1))
     with pytest.raises(ValueError, match="image has 1 channels, the model 3"):
         resnet.ResNet(**TINY).init(jax.random.key(0), image)

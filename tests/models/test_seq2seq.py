@@ -15,17 +15,19 @@ VOCAB = 13
 RNG = np.random.default_rng(0)
 INPUTS, TOKENS = (jnp.asarray(RNG.integers(0, VOCAB, (2, length)), jnp.int32) for length in (7, 6))
 MASK = jnp.arange(7) < jnp.array([[7], [4]])
+SIZES = {"vocab_size": VOCAB, "width": 8, "embed_width": 6}
+LOCAL = {"bidirectional": False, "window": 2}
 KINDS = {
-    "fixed": Seq2Seq(VOCAB, "lstm", 2, 8, 6, True, "fixed"),
-    "additive": Seq2Seq(VOCAB, "gru", 1, 8, 6, True, "additive"),
-    "general": Seq2Seq(VOCAB, "lstm", 2, 8, 6, False, "general", "predictive", 2),
-    "dot": Seq2Seq(VOCAB, "rnn", 1, 8, 6, False, "dot", "monotonic", 2),
+    "fixed": Seq2Seq(**SIZES, cell="lstm", depth=2, attention="fixed"),
+    "additive": Seq2Seq(**SIZES, cell="gru", attention="additive"),
+    "general": Seq2Seq(**SIZES, **LOCAL, cell="lstm", depth=2, attention="general", span="predictive"),
+    "dot": Seq2Seq(**SIZES, **LOCAL, cell="rnn", attention="dot", span="monotonic"),
 }
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def model(request):
-    """A model, random parameters, and its logits of two rows, the second of which is padded."""
+    """Return a model, random parameters, and the logits of two sequences, the second of which is padded."""
     module = KINDS[request.param]
     shapes = jax.eval_shape(module.init, jax.random.key(0), INPUTS, TOKENS)["params"]
     rng = np.random.default_rng(1)
@@ -36,14 +38,15 @@ def model(request):
 @pytest.mark.parametrize(
     ("variant", "count"),
     [
-        # With 30,000 words: two tables; gates of input, context and state; alignment, start, readout, output.
+        # Vocabulary of 30,000: two tables; gates of input, context and state; alignment, initial state, readout,
+        # output.
         ("rnnsearch", 2 * 30_000 * 620 + 2 * 3 * (620 + 1000 + 2) * 1000 + 3 * (620 + 2000 + 1000 + 2) * 1000
             + (1000 + 2000 + 1) * 1000 + 1001 * 1000 + (1000 + 2000 + 620 + 1) * 1000 + 501 * 30_000),
-        # 50,000 words, four layers of 1000 cells on each side, input feeding.
+        # Vocabulary of 50,000, four layers of 1000 cells on each side, input feeding.
         ("luong", 3 * 50_000 * 1000 + 50_000 + 8 * 4 * (2000 + 1) * 1000 + 4 * 1000 * 1000 + 2000 * 1000),
     ],
 )  # fmt: skip
-def test_parameters_of_the_papers_sizes(variant, count):
+def test_parameter_counts_match_the_papers(variant, count):
     module = models.build("seq2seq", variant, vocab_size=30_000 if variant == "rnnsearch" else 50_000)
     shapes = jax.eval_shape(module.init, jax.random.key(0), INPUTS, TOKENS)["params"]
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
@@ -57,14 +60,14 @@ def test_cached_equals_uncached_and_rewinds(model):
     for start, stop in ((0, 3), (3, 4)):
         logits, cache = decode(TOKENS[:, start:stop], cache, memory)
         assert_close(logits, expected[:, start:stop])
-    starts = jnp.array([3, 0])  # each row goes on from a place of its own
+    starts = jnp.array([3, 0])  # each sequence continues from its own position
     logits, _ = decode(TOKENS[jnp.arange(2)[:, None], starts[:, None] + jnp.arange(3)], cache.rewind(starts), memory)
     for row, start in enumerate(starts):
         assert_close(logits[row], expected[row, start : start + 3])
 
 
-def test_padding_changes_nothing(model):
-    """Of the inputs at their end, of the outputs anywhere."""
+def test_padding_has_no_effect(model):
+    """Check padding at the end of the inputs, and anywhere in the outputs."""
     module, params, expected = model
     apply = jax.jit(module.apply)
     assert_close(apply(params, INPUTS[1:, :4], TOKENS[1:]), expected[1:])
@@ -76,10 +79,10 @@ def test_padding_changes_nothing(model):
 
 
 @tiered("model", ["fixed", "additive", "general"], indirect=True)
-def test_logits_are_causal_in_the_tokens_and_see_all_inputs_by_gradient(model):
-    """Each input and each output token is one of a kind, so that its vector in the table is its own."""
+def test_gradients_are_causal_in_tokens_and_reach_all_inputs(model):
+    """Check gradients with respect to the embedding tables, for inputs and tokens that all differ."""
     module, params, _ = model
-    module = module.clone(span="global")  # a window hides inputs from a token, though not from the states that it sees
+    module = module.clone(span="global")  # a local window would limit the direct attention to inputs
 
     def logits(source, target):
         tables = {"encoder_embed": {"table": source}, "decoder_embed": {"table": target}}
@@ -93,8 +96,8 @@ def test_logits_are_causal_in_the_tokens_and_see_all_inputs_by_gradient(model):
 
 
 @pytest.mark.parametrize(("model", "beams"), [("additive", 1), ("general", 3)], indirect=["model"])
-def test_generation_in_a_batch_follows_the_logits_of_each_row_alone(model, beams):
-    """Inputs and prompts of different lengths; beam search's score is that of its tokens."""
+def test_batched_generation_matches_logits_of_single_sequences(model, beams):
+    """Check inputs and prompts of different lengths; the score of beam search is that of its tokens."""
     module, params, _ = model
     prompts, lengths = TOKENS[:, :3], np.array([3, 1])
     options = {"max_new_tokens": 5, "temperature": 0.0, "num_beams": beams}
@@ -110,8 +113,8 @@ def test_generation_in_a_batch_follows_the_logits_of_each_row_alone(model, beams
 
 
 @pytest.mark.parametrize("model", ["additive"], indirect=True)
-def test_a_model_that_reads_its_own_predictions_writes_as_it_does_freely(model):
-    """With a sharp output layer what is drawn is the likeliest token: scheduled sampling is greedy search."""
+def test_full_scheduled_sampling_matches_greedy_decoding(model):
+    """Check, with a sharp output distribution, that sampled tokens equal those of greedy decoding."""
     module, params, expected = model
     sharp = {"params": params["params"] | {"head": jax.tree.map(lambda x: x * 1e4, params["params"]["head"])}}
 
@@ -128,7 +131,7 @@ def test_a_model_that_reads_its_own_predictions_writes_as_it_does_freely(model):
     assert (own.argmax(-1) != given.argmax(-1)).any()
 
 
-def test_the_first_token_is_always_given_and_gradients_pass_by_what_is_drawn():
+def test_scheduled_sampling_keeps_the_first_token_and_has_finite_gradients():
     module = KINDS["additive"]
     params = jax.jit(module.init)(jax.random.key(0), INPUTS, TOKENS)
 
@@ -149,19 +152,19 @@ def test_the_first_token_is_always_given_and_gradients_pass_by_what_is_drawn():
     ("settings", "message"),
     [
         ({"attention": "dot"}, "the dot product needs states of one width"),
-        ({"attention": "fixed", "span": "monotonic"}, "there is nothing for span 'monotonic'"),
+        ({"attention": "fixed", "span": "monotonic"}, "span is 'monotonic' without attention"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused(settings, message):
+def test_incompatible_settings_raise(settings, message):
     with pytest.raises(ValueError, match=message):
-        Seq2Seq(VOCAB, width=8, **settings).init(jax.random.key(0), INPUTS, TOKENS)
+        Seq2Seq(vocab_size=VOCAB, width=8, **settings).init(jax.random.key(0), INPUTS, TOKENS)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_what_is_drawn_is_spread_as_predicted(dtype):
-    """From (almost) even predictions, a tenth of the tokens that it reads are of the first tenth of the vocabulary.
+def test_scheduled_sampling_draws_from_the_predictions(dtype):
+    """Check that near-uniform predictions yield tokens of the first tenth of the vocabulary in 10% of the cases.
 
-    All parameters are zero but those that show in the last token's logit which tenth the token that was read is of.
+    All parameters are zero except those by which the last logit shows whether a token is in the first tenth.
     """
     module, tokens = Seq2Seq(vocab_size=8000, width=4), jnp.full((200, 3), 7999)
     shapes = jax.eval_shape(module.init, jax.random.key(0), tokens, tokens)

@@ -11,8 +11,8 @@ from lineage.models.layers.attention import Attention
 from lineage.models.swin import ContinuousBias, Swin, WindowAttention
 from tests.tiers import tiered
 
-jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # to compile takes longer than to run
-TINY = Swin(5, image_size=8, patch_size=1, channels=1, depths=(2, 1), width=8, num_heads=(2, 2), window=4)
+jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compilation dominates
+TINY = Swin(num_classes=5, image_size=8, patch_size=1, channels=1, depths=(2, 1), width=8, num_heads=(2, 2), window=4)
 
 
 def shapes(model, image):
@@ -29,7 +29,7 @@ def shapes(model, image):
         ("V2-T", 256, 28_347_154, 5.9),
     ],
 )
-def test_parameters_and_flops_are_the_papers(variant, size, parameters, multiply_adds):
+def test_parameters_and_flops_match_the_papers(variant, size, parameters, multiply_adds):
     model, image = models.build("swin", variant, image_size=size), jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32)
     variables = shapes(model, image)
     assert sum(leaf.size for leaf in jax.tree.leaves(variables)) == parameters
@@ -37,22 +37,22 @@ def test_parameters_and_flops_are_the_papers(variant, size, parameters, multiply
 
 
 @tiered("version", ["v1", "v2"])
-def test_work_grows_as_the_area_alone(version):
+def test_work_is_proportional_to_the_area(version):
     model = TINY.clone(version=version, image_size=16)
     costs = []
     for side in (16, 32, 64):
         image = jax.ShapeDtypeStruct((1, side, side, 1), jnp.float32)
         classifier = 2 * 16 * 5
         costs.append(flops(model.apply, shapes(model, image), image)["matmul"] - classifier)
-    if version == "v2":  # the network of the biases runs once, whatever the image
+    if version == "v2":  # the network of the biases runs once for any image size
         bias = sum(depth * 7**2 * 2 * 512 * (2 + 2) for depth in model.depths)
         costs = [cost - bias for cost in costs]
     assert costs == [costs[0], 4 * costs[0], 16 * costs[0]]
 
 
 @tiered("shift", [None, 0, 1, 2], first=2)
-def test_tokens_see_those_in_their_window(shift, variables, normal):
-    """Neither those that are moved in from the other end of the map, nor any twice because of the padding."""
+def test_gradients_are_limited_to_the_window(shift, variables, normal):
+    """Check that tokens shifted in from the opposite edge and padding are excluded."""
     rows, columns, window = 5, 7, 3
     module = WindowAttention(partial(Attention, num_heads=2))
     how = {"grid": (rows, columns), "window": window, "shift": None if shift is None else jnp.array(shift)}
@@ -64,13 +64,13 @@ def test_tokens_see_those_in_their_window(shift, variables, normal):
     np.testing.assert_array_equal((seen != 0).any(axis=-1), together)
 
 
-def test_two_blocks_see_beyond_a_window(variables, normal):
+def test_shifted_blocks_connect_windows(variables, normal):
     image = normal(1, 8, 8, 1)
     params = variables(TINY, image)
 
     corner = jit(jax.grad(lambda image: TINY.apply(params, image, method="features")[0][0, 0, 0].sum()))
     seen = np.asarray(corner(image))[0, ..., 0] != 0
-    # The second block's window holds the first two rows and columns, all of which the first block gave its own window.
+    # The window of the second block has the first two rows and columns, which depend on one window of the first block.
     assert seen[:4, :4].all()
     assert not seen[4:].any()
     assert not seen[:, 4:].any()
@@ -78,17 +78,17 @@ def test_two_blocks_see_beyond_a_window(variables, normal):
     assert (last != 0).all()
 
 
-def test_biases_of_version_2_go_on_to_larger_windows(variables, normal):
+def test_biases_of_version_2_extrapolate_to_larger_windows(variables, normal):
     inputs = normal(1, 1, 3, 4), jnp.zeros((1, 1), jnp.int32)
     small, large = ContinuousBias(), ContinuousBias(trained_window=3)
     params = variables(small, *inputs, keys=9)
     bias = small.apply(params, *inputs, keys=9)
-    inside = [0, 1, 2, 5, 6, 7, 10, 11, 12]  # of five rows of five
+    inside = [0, 1, 2, 5, 6, 7, 10, 11, 12]  # 3x3 of 5x5
     np.testing.assert_allclose(large.apply(params, *inputs, keys=25)[..., inside, :][..., inside], bias, atol=1e-6)
     assert (small.apply(params, *inputs, keys=25)[..., inside, :][..., inside] != bias).any()
 
 
-def test_stochastic_depth_grows_over_the_stages(variables, normal):
+def test_stochastic_depth_rate_increases_over_the_stages(variables, normal):
     model = TINY.clone(depths=(1, 1), stochastic_depth=1 - 1e-6)
     image = normal(2, 8, 8, 1)
     params = variables(model, image)
@@ -102,7 +102,7 @@ def test_stochastic_depth_grows_over_the_stages(variables, normal):
     assert (found[1] != plain[1]).any()
 
 
-def test_dropout_only_with_its_rng_and_no_opinion_untrained(variables, normal):
+def test_dropout_needs_its_rng_and_initial_logits_are_zero(variables, normal):
     image = normal(2, 8, 8, 1)
     np.testing.assert_array_equal(jit(TINY.init_with_output)(jax.random.key(0), image)[0], 0)
     params, model = variables(TINY, image), TINY.clone(dropout=0.3)
@@ -128,6 +128,6 @@ def test_bfloat16_parameters_and_images_give_bfloat16_logits(version, variables,
         ({"trained_windows": (3,)}, r"trained_windows \(3,\) must be equally long"),
     ],
 )
-def test_errors_say_what_is_wrong(settings, message, normal):
+def test_invalid_settings_raise(settings, message, normal):
     with pytest.raises(ValueError, match=message):
         TINY.clone(**settings).init(jax.random.key(0), normal(1, 8, 8, 1))

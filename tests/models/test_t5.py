@@ -31,13 +31,13 @@ MASK = jnp.arange(7) < jnp.array([[7], [4]])
         ("v1_1_xxl", 11_135_332_352),
     ],
 )
-def test_parameters_are_the_papers(variant, count):
+def test_parameter_counts_match_published_models(variant, count):
     shapes = jax.eval_shape(models.build("t5", variant).init, jax.random.key(0), INPUTS, TOKENS)["params"]
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
 
 
-def test_logits_are_causal_in_tokens_and_see_all_real_inputs(variables):
-    """By gradient: a row of the embedding whose token is used once reaches that place's logits and later ones alone."""
+def test_gradients_are_causal_in_tokens_and_reach_all_real_inputs(variables):
+    """Check that the embedding of a token that occurs once affects only the logits at its position and later ones."""
     inputs, tokens = jnp.arange(1, 6)[None], jnp.arange(6, 12)[None]
     mask = (inputs != 3).astype(bool)
     model = TINY.clone(tied=False)
@@ -52,8 +52,8 @@ def test_logits_are_causal_in_tokens_and_see_all_real_inputs(variables):
     np.testing.assert_array_equal(reached[:, 1:6], np.tile(mask, (6, 1)))
 
 
-def test_cached_equals_uncached_in_rows_of_different_lengths(variables):
-    """Row 0 has 3 tokens in the cache and row 1 has 5 when both go on: each row has its own distances."""
+def test_cached_equals_uncached_for_different_lengths(variables):
+    """Check cached decoding of sequences with 3 and 5 cached tokens, which have their own distances."""
     params = variables(TINY, INPUTS, TOKENS)
     expected = jax.jit(TINY.apply)(params, INPUTS, TOKENS, inputs_mask=MASK)
     memory = jax.jit(partial(TINY.apply, method="encode"))(params, (INPUTS, MASK))
@@ -70,7 +70,7 @@ def test_cached_equals_uncached_in_rows_of_different_lengths(variables):
 
 
 def test_padded_equals_unpadded(variables):
-    """Distances do not change with padding, so it may be on either side."""
+    """Check padding on either side, which does not change distances."""
     params, apply = variables(TINY, INPUTS, TOKENS), jax.jit(TINY.apply)
     expected = apply(params, INPUTS, TOKENS)
     for sides in ((3, 0), (0, 3)):
@@ -81,7 +81,7 @@ def test_padded_equals_unpadded(variables):
 
 
 def test_dropout_only_with_its_rng():
-    """The program without the rng is that of a model without dropout."""
+    """Check that the program without the rng is that of a model without dropout."""
     params = jax.eval_shape(TINY.init, jax.random.key(0), INPUTS, TOKENS)
 
     def program(rate, **rngs):
@@ -93,8 +93,8 @@ def test_dropout_only_with_its_rng():
     assert "bernoulli" in program(0.3, dropout=jax.random.key(0))
 
 
-def test_an_untrained_model_is_the_papers():
-    """Scores that are not scaled have unit variance, for queries start smaller."""
+def test_initialization_matches_the_paper():
+    """Check that unscaled scores have unit variance, because queries have a smaller initialization."""
     model = TINY.clone(width=64, head_size=16, num_heads=8, mlp_dim=100)
     params = jax.jit(model.init)(jax.random.key(0), INPUTS, TOKENS)["params"]
     layer = params["decoder_stack"]["layers"]

@@ -19,14 +19,14 @@ MASK = jnp.arange(7) < jnp.array([[7], [4]])
     ("variant", "count"), [("base", 44_138_496 + 37_000 * 512), ("big", 176_357_376 + 37_000 * 1024)]
 )
 def test_parameters_with_a_shared_vocabulary_of_37_000(variant, count):
-    """The paper's 65M and 213M are of this and the table: its counts are rounded."""
+    """Check the layers and the shared table, which the paper rounds to 65M and 213M."""
     model = models.build("transformer", variant, vocab_size=37_000)
     shapes = jax.eval_shape(model.init, jax.random.key(0), INPUTS, TOKENS)["params"]
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
 
 
-def test_logits_are_causal_in_the_tokens_and_see_all_inputs_by_gradient(variables):
-    """A token's vector, reached through the decoder's learned positions, moves its own logits and later ones."""
+def test_gradients_are_causal_in_tokens_and_reach_all_inputs(variables):
+    """Check gradients with respect to learned positions of the decoder: own and later logits only."""
     model = TINY.clone(position="learned")
     params = variables(model, INPUTS, TOKENS)["params"]
 
@@ -54,8 +54,8 @@ def test_cached_equals_uncached_and_padded_equals_unpadded(position, placement, 
         assert_close(logits, expected[:, start:stop])
 
 
-def test_only_positions_tell_the_order(variables):
-    """Shuffled inputs give other logits, unless there are no positions: then the encoder sees a set."""
+def test_order_matters_only_with_positions(variables):
+    """Check that shuffling the inputs changes the logits, unless there are no positions."""
     params = variables(TINY.clone(position="learned"), INPUTS, TOKENS)
     shuffled = INPUTS[:, jnp.array([3, 1, 0, 2, 6, 5, 4])]
     for scale, same in ((1.0, False), (0.0, True)):
@@ -64,7 +64,7 @@ def test_only_positions_tell_the_order(variables):
         assert np.allclose(first, second, atol=1e-5) == same
 
 
-def test_generation_follows_the_inputs_of_its_row(variables):
+def test_generation_uses_the_inputs_of_its_sequence(variables):
     params = variables(TINY, INPUTS, TOKENS, std=0.5)
     options = {"max_new_tokens": 6, "temperature": 0.0}
     for beams in (1, 3):
@@ -76,6 +76,6 @@ def test_generation_follows_the_inputs_of_its_row(variables):
             np.testing.assert_array_equal(alone.tokens[0], together.tokens[row])
 
 
-def test_sequences_may_not_be_longer_than_the_model():
+def test_sequence_longer_than_max_length_raises():
     with pytest.raises(ValueError, match="a sequence of 11 tokens is longer than the model's 10"):
         TINY.init(jax.random.key(0), jnp.zeros((1, 11), jnp.int32), TOKENS[:1])

@@ -1,4 +1,4 @@
-"""Transformer-XL: what it remembers, and that its cache is that memory."""
+"""Transformer-XL: memory across segments, and its equivalence to the cache."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def params(variables):
 
 
 def read(model, params, tokens, length):
-    """The logits of a text that is read in segments of a length."""
+    """Return the logits of a text processed in segments of the given length."""
     apply = jax.jit(lambda memory, tokens: model.apply({**params, **memory}, tokens, mutable=["memory"]))
     memory, logits = {}, []
     for start in range(0, tokens.shape[1], length):
@@ -29,15 +29,15 @@ def read(model, params, tokens, length):
     return jnp.concatenate(logits, axis=1)
 
 
-def test_parameters_are_the_papers():
-    """The standard model's 151M are those of all words, which are the output's too, and of the layers."""
+def test_parameter_count_matches_the_paper():
+    """Check the 151M of the standard model: the table shared by input and output, and the layers."""
     model = models.build("transformer_xl", "standard")
     shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
     words, layers = 267_735 * 410, 4 * 410**2 + 410**2 + 2 * 410 + 2 * 410 * 2100 + 410 + 2100 + 4 * 410
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == words + 16 * layers == 150_850_870
 
 
-def test_scores_by_distance_become_scores_by_key():
+def test_relative_shift_matches_a_loop():
     by_distance = jnp.arange(3 * 5.0).reshape(1, 1, 3, 5)
     found = shifted(by_distance)[0, 0]
     for t in range(3):
@@ -45,16 +45,16 @@ def test_scores_by_distance_become_scores_by_key():
             assert found[t, j] == by_distance[0, 0, t, 2 + t - j]
 
 
-def test_a_text_in_segments_is_read_like_a_text_at_once(params):
-    """As long as the memory holds all that was before."""
+def test_segments_match_the_whole_text_if_memory_is_long_enough(params):
+    """Check a memory that holds all previous tokens."""
     whole = TINY.clone(memory_length=20)
     expected = jax.jit(whole.apply)(params, TOKENS)
     assert_close(read(whole, params, TOKENS, 4), expected)
     assert_close(read(whole, params, TOKENS, 5), expected)
 
 
-def test_how_far_back_it_sees(params):
-    """Two layers with a memory of 6: the first token of a segment sees 6 inputs, of which the first saw as far."""
+def test_receptive_field(params):
+    """Check two layers with a memory of 6, each of which extends the receptive field by 6 tokens."""
 
     def moved(model, tokens):
         return np.abs(read(model, params, tokens, 4) - read(model, params, TOKENS, 4)).max((0, 2)) > 1e-6
@@ -63,14 +63,15 @@ def test_how_far_back_it_sees(params):
     np.testing.assert_array_equal(
         moved(TINY.clone(memory_length=0), changed), (np.arange(20) >= 1) & (np.arange(20) < 4)
     )
-    # Layer 1 sees token 1 up to segment 1 (4 to 7); what they remember, layer 2 sees up to segment 3 (12 to 13).
+    # Layer 1 attends to token 1 up to segment 1 (4 to 7); by its memory, layer 2 depends on it up to segment 3 (12 to
+    # 13).
     reach = np.flatnonzero(moved(TINY, changed))
     assert reach.min() == 1
     assert 8 <= reach.max() < 20
     assert (np.diff(reach) == 1).all()
 
 
-def test_a_memory_is_kept_only_where_it_may_change(params):
+def test_memory_is_updated_only_if_mutable(params):
     _, state = jax.jit(lambda: TINY.apply(params, TOKENS[:, :4], mutable=["memory"]))()
     hidden, count = jax.tree.leaves(state["memory"])[::-1]
     assert (hidden.shape, count.tolist()) == ((2, 3, 6, 16), [4, 4])
@@ -79,13 +80,13 @@ def test_a_memory_is_kept_only_where_it_may_change(params):
     after, state = jax.jit(lambda: TINY.apply(params | state, TOKENS[:, 4:8], mutable=["memory"]))()
     assert np.abs(after - fresh).max() > 1e-3
     assert jax.tree.leaves(state["memory"])[0].tolist() == [6, 6]
-    with pytest.raises(ValueError, match=r"the memory is of 3 rows: these are 1\."):
+    with pytest.raises(ValueError, match="the batch size is 1: it must be 3"):
         TINY.apply(params | state, TOKENS[:1, :4], mutable=["memory"])
 
 
-def test_cached_equals_uncached_in_rows_of_different_lengths(params):
-    """Row 0 has 3 tokens in the cache and row 1 has 5 when both go on; what lies beyond them is rubbish."""
-    expected = jax.jit(TINY.apply)(params, TOKENS[:2, :9])  # 9 tokens: what 4 and the memory of 6 hold
+def test_cached_equals_uncached_for_different_lengths(params):
+    """Check cached decoding of sequences with 3 and 5 cached tokens; entries beyond each length are arbitrary."""
+    expected = jax.jit(TINY.apply)(params, TOKENS[:2, :9])  # 9 tokens: within the segment of 4 and the memory of 6
     decode = jax.jit(lambda tokens, cache: TINY.apply(params, tokens, cache, method="decode"))
     cache = TINY.apply(params, 2, 14, method="init_cache")
     logits, cache = decode(TOKENS[:2, :5], cache)
@@ -99,7 +100,9 @@ def test_cached_equals_uncached_in_rows_of_different_lengths(params):
 
 
 def test_cached_equals_segments_of_one_token(params):
-    """Far beyond the memory: each token sees the 9 before it, be they cached or remembered."""
+    """Check a text much longer than the memory: each token attends to the 9 previous ones, from the cache or
+    the memory.
+    """
     expected = read(TINY.clone(memory_length=9), params, TOKENS, 1)
     decode = jax.jit(lambda tokens, cache: TINY.apply(params, tokens, cache, method="decode"))
     cache = TINY.apply(params, 3, 20, method="init_cache")
@@ -108,14 +111,14 @@ def test_cached_equals_segments_of_one_token(params):
         assert_close(logits[:, 0], expected[:, t])
 
 
-def test_generation_whatever_the_memory_of_training(params):
+def test_generation_does_not_depend_on_the_training_memory(params):
     _, state = TINY.apply(params, TOKENS[:, :4], mutable=["memory"])
     options = {"max_new_tokens": 6, "temperature": 0.0}
     found = generate(TINY, params | state, TOKENS[:1, :5], **options)
     np.testing.assert_array_equal(found.tokens, generate(TINY, params, TOKENS[:1, :5], **options).tokens)
 
 
-def test_bfloat16_keeps_its_memory_in_float32(params):
+def test_bfloat16_keeps_memory_in_float32(params):
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     logits, state = jax.jit(lambda: TINY.apply(half, TOKENS[:, :4], mutable=["memory"]))()
     assert logits.dtype == jnp.bfloat16
@@ -131,6 +134,6 @@ def test_dropout_only_with_its_rng(params):
         assert (dropped(jax.random.key(0)) != plain).any()
 
 
-def test_heads_must_divide_the_width():
+def test_width_not_divisible_by_heads_raises():
     with pytest.raises(ValueError, match="width 16 and 3 heads do not fit"):
         jax.eval_shape(TINY.clone(num_heads=3).init, jax.random.key(0), TOKENS[:, :4])

@@ -11,13 +11,13 @@ from lineage.models.vit import ViT
 from tests.tiers import tiered
 from tests.tolerance import assert_close
 
-TINY = ViT(5, image_size=8, patch_size=2, channels=1, depth=2, width=16, num_heads=2)
+TINY = ViT(num_classes=5, image_size=8, patch_size=2, channels=1, depth=2, width=16, num_heads=2)
 
 
 @pytest.mark.parametrize(
     ("variant", "patch", "count"), [("B", 16, 86_567_656), ("L", 16, 304_326_632), ("H", 14, 632_045_800)]
 )
-def test_parameters_are_the_papers(variant, patch, count):
+def test_parameter_counts_match_published_models(variant, patch, count):
     model = models.build("vit", variant, num_classes=1000, image_size=224, patch_size=patch)
     shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))["params"]
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
@@ -33,7 +33,7 @@ def image_of(patches):
 
 
 @tiered("pooling", ["token", "gap", "map"])
-def test_without_positions_the_order_of_patches_does_not_matter(pooling, variables, normal):
+def test_patch_order_does_not_matter_without_positions(pooling, variables, normal):
     image = normal(2, 8, 8, 1)
     order = np.random.default_rng(0).permutation(16)
     shuffled = image_of(patches(image)[:, order])
@@ -51,7 +51,7 @@ def test_without_positions_the_order_of_patches_does_not_matter(pooling, variabl
 
 
 @tiered("position", ["1d", "2d", "relative", "sincos2d", "mae"], first=2)
-def test_with_positions_it_does(position, variables, normal):
+def test_patch_order_matters_with_positions(position, variables, normal):
     image = normal(2, 8, 8, 1)
     shuffled = image_of(patches(image)[:, np.random.default_rng(0).permutation(16)])
     model = TINY.clone(position=position)
@@ -66,11 +66,11 @@ def test_other_resolutions(position, pooling, variables, normal):
     model = TINY.clone(position=position, pooling=pooling)
     params = variables(model, normal(1, 8, 8, 1))
     assert jax.eval_shape(model.apply, params, normal(3, 4, 12, 1)).shape == (3, 5)
-    if pooling == "map":  # which has no position
+    if pooling == "map":  # the pooling query has no position
         assert set(params["params"]["attention_pool"]["attention"]) == {"query", "key", "value", "out"}
 
 
-def test_pooling_and_heads_are_the_formulas(variables, normal):
+def test_pooling_and_heads_match_the_formulas(variables, normal):
     image = normal(2, 8, 8, 1)
     for pooling in ("token", "gap"):
         model = TINY.clone(pooling=pooling, head="mlp")
@@ -86,7 +86,7 @@ def test_pooling_and_heads_are_the_formulas(variables, normal):
         assert_close(jax.jit(model.apply)(params, image), expected)
 
 
-def test_tokens_are_left_as_they_are(variables, normal):
+def test_pooling_tokens_returns_all_patches(variables, normal):
     image = normal(2, 8, 8, 1)
     model = TINY.clone(pooling="tokens")
     params = variables(model, image)
@@ -98,7 +98,7 @@ def test_tokens_are_left_as_they_are(variables, normal):
     assert_close(jax.jit(model.apply)(params, image), expected)
 
 
-def test_registers_are_seen_but_do_not_come_out(variables, normal):
+def test_registers_affect_outputs_but_are_not_returned(variables, normal):
     image = normal(2, 8, 8, 1)
     model = TINY.clone(num_registers=3)
     params = variables(model, image)
@@ -111,8 +111,8 @@ def test_registers_are_seen_but_do_not_come_out(variables, normal):
     assert jnp.abs(encode(params, image)[0] - tokens).min() > 0
 
 
-def test_normalised_queries_and_keys_have_no_size(variables, normal):
-    """Where they are longer, nothing changes, as it does without the norm."""
+def test_qk_norm_makes_attention_scale_invariant(variables, normal):
+    """Check that scaling queries and keys has no effect with `qk_norm`, and has one without."""
     image = normal(2, 8, 8, 1)
     change = {}
     for qk_norm in (False, True):
@@ -127,7 +127,7 @@ def test_normalised_queries_and_keys_have_no_size(variables, normal):
     assert change[False] > 1e-2
 
 
-def test_a_probe_normalises_features_without_learning_to(normal):
+def test_probe_normalizes_features_without_parameters(normal):
     image = normal(6, 8, 8, 1)
     model = TINY.clone(head="probe", num_classes=3)
     variables = jax.jit(model.init)(jax.random.key(0), image)
@@ -142,11 +142,11 @@ def test_a_probe_normalises_features_without_learning_to(normal):
     np.testing.assert_allclose(after["statistics"]["probe_norm"]["mean"], 0.1 * features.mean(axis=0), atol=1e-6)
 
 
-def test_a_hybrid_is_a_vit_of_a_feature_map(variables, normal):
+def test_hybrid_is_a_vit_on_a_feature_map(variables, normal):
     image = normal(2, 32, 32, 3)
     model = TINY.clone(image_size=32, patch_size=16, channels=3, hybrid=(1, 1), depth=1)
     params = variables(model, image, std=0.1)
-    backbone = ResNet(0, depths=(1, 1), widths=(256, 512), norm="group", padding="same", epsilon=1e-6)
+    backbone = ResNet(num_classes=0, depths=(1, 1), widths=(256, 512), norm="group", padding="same", epsilon=1e-6)
     front = {"params": params["params"]["backbone"]}
     features = jax.jit(lambda image: backbone.apply(front, image, method="features")[-1])(image)
     assert features.shape == (2, 4, 4, 512)
@@ -158,19 +158,19 @@ def test_a_hybrid_is_a_vit_of_a_feature_map(variables, normal):
         model.clone(patch_size=12).init(jax.random.key(0), image)
 
 
-def test_without_classes_the_model_has_no_classifier(normal):
+def test_model_without_classes_has_no_classifier(normal):
     params = jax.eval_shape(TINY.clone(num_classes=0).init, jax.random.key(0), normal(1, 8, 8, 1))["params"]
     assert "classifier" not in params
     assert "pre_logits" not in params
 
 
-def test_an_untrained_model_has_no_opinion(normal):
+def test_initial_logits_are_zero(normal):
     image = normal(2, 8, 8, 1)
     logits, _ = jax.jit(TINY.init_with_output)(jax.random.key(0), image)
     np.testing.assert_array_equal(logits, 0)
 
 
-def test_dropout_and_stochastic_depth_only_with_their_rng(variables, normal):
+def test_dropout_and_stochastic_depth_need_their_rng(variables, normal):
     image = normal(2, 8, 8, 1)
     params = variables(TINY, image)
     plain = jax.jit(TINY.apply)(params, image)
@@ -198,6 +198,6 @@ def test_bfloat16_parameters_and_images_give_bfloat16_logits(variables, normal):
         ((1, 8, 7, 1), "image 8x7 does not divide into patches of 2x2 pixels"),
     ],
 )
-def test_errors_say_what_is_wrong(shape, message):
+def test_invalid_settings_raise(shape, message):
     with pytest.raises(ValueError, match=message):
         TINY.init(jax.random.key(0), jnp.zeros(shape))

@@ -1,4 +1,4 @@
-"""The .npz layout of google-research/vision_transformer: its names, its shapes and what its code computes from them."""
+"""The .npz layout of google-research/vision_transformer: names, shapes and outputs."""
 
 import flax.linen as nn
 import jax
@@ -42,11 +42,11 @@ LAYER = {
     "MultiHeadDotProductAttention_1/value/bias": (12, 64),
     "MultiHeadDotProductAttention_1/value/kernel": (768, 12, 64),
 }
-SMALL = {768: 12, 3072: 20, 12: 3, 64: 4, 16: 2, 197: 10, 21843: 5}  # sizes of a smaller one
+SMALL = {768: 12, 3072: 20, 12: 3, 64: 4, 16: 2, 197: 10, 21843: 5}  # sizes of a smaller file
 
 
 def small(rng):
-    """The arrays of a smaller file with 11 layers, so that 10 comes after 9."""
+    """Return the arrays of a smaller file with 11 layers, so that layer 10 must follow layer 9."""
     names = B16 | {f"Transformer/encoderblock_{n}/{name}": shape for n in range(11) for name, shape in LAYER.items()}
     return {
         name: (0.4 * rng.standard_normal([SMALL.get(size, size) for size in shape])).astype(np.float32)
@@ -55,7 +55,7 @@ def small(rng):
 
 
 def says(arrays, images):
-    """What the published model says of images, from its arrays by name."""
+    """Return the logits of the published model, computed from its arrays by name."""
 
     def norm(x, name):
         x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
@@ -89,7 +89,7 @@ def says(arrays, images):
     return dense(np.tanh(dense(norm(x, "Transformer/encoder_norm")[:, 0], "pre_logits")), "head")
 
 
-def test_a_file_says_what_the_published_code_makes_of_it(tmp_path):
+def test_logits_match_the_published_code(tmp_path):
     rng = np.random.default_rng(0)
     arrays, images = small(rng), rng.standard_normal((2, 6, 6, 3)).astype(np.float32)
     np.savez(tmp_path / "there.npz", **arrays)
@@ -104,8 +104,8 @@ def test_a_file_says_what_the_published_code_makes_of_it(tmp_path):
             np.testing.assert_array_equal(written[name], array)
 
 
-def test_names_and_shapes_are_the_published(tmp_path, monkeypatch):
-    """Without the numbers: of ViT-B/16 as it was pre-trained."""
+def test_names_and_shapes_match_the_published_file(tmp_path, monkeypatch):
+    """Check names and shapes of the pre-trained ViT-B/16, without values."""
     model = models.build("vit", "B", num_classes=21_843, head="mlp", activation="gelu_tanh", epsilon=1e-6)
     shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
     written = {}
@@ -116,9 +116,20 @@ def test_names_and_shapes_are_the_published(tmp_path, monkeypatch):
     assert {name: array.shape for name, array in written.items()} == B16 | layers
 
 
-def test_a_hybrids_map_is_that_of_the_published_code(tmp_path, normal):
-    """By R50+ViT's names: kernels are standardised, norms come after them, and the edges are TensorFlow's."""
-    model = ViT(3, 32, 8, 3, 1, 8, 2, hybrid=(1, 2), activation="gelu_tanh", epsilon=1e-6, mlp_dim=12)
+def test_hybrid_feature_map_matches_the_published_code(tmp_path, normal):
+    """Check R50+ViT: standardized kernels, norms after convolutions, and the padding of TensorFlow."""
+    model = ViT(
+        num_classes=3,
+        image_size=32,
+        patch_size=8,
+        depth=1,
+        width=8,
+        num_heads=2,
+        hybrid=(1, 2),
+        activation="gelu_tanh",
+        epsilon=1e-6,
+        mlp_dim=12,
+    )
     image = normal(2, 32, 32, 3)
     shapes = jax.eval_shape(model.init, jax.random.key(0), image)
     variables = jax.tree.map(lambda x: normal(*x.shape), shapes)
@@ -150,8 +161,20 @@ def test_a_hybrids_map_is_that_of_the_published_code(tmp_path, normal):
     np.testing.assert_allclose(found, x, rtol=1e-3, atol=1e-3)
 
 
-def test_without_a_class_token_and_a_head(tmp_path, variables, normal):
-    model = ViT(0, 8, 4, 1, 2, 8, 2, pooling="gap", activation="gelu_tanh", epsilon=1e-6, mlp_dim=12)
+def test_file_without_class_token_and_head(tmp_path, variables, normal):
+    model = ViT(
+        num_classes=0,
+        image_size=8,
+        patch_size=4,
+        channels=1,
+        depth=2,
+        width=8,
+        num_heads=2,
+        pooling="gap",
+        activation="gelu_tanh",
+        epsilon=1e-6,
+        mlp_dim=12,
+    )
     params = variables(model, normal(1, 8, 8, 1))
     vit_npz.save(tmp_path / "gap.npz", model, params)
     again, restored = convert.load(tmp_path / "gap.npz")
@@ -159,7 +182,7 @@ def test_without_a_class_token_and_a_head(tmp_path, variables, normal):
     jax.tree.map(np.testing.assert_array_equal, restored, params)
 
 
-def test_errors_say_what_is_wrong(tmp_path, variables, normal):
+def test_invalid_files_raise(tmp_path, variables, normal):
     arrays = small(np.random.default_rng(0))
     np.savez(tmp_path / "hybrid.npz", **arrays, **{"conv_root/kernel": np.zeros((7, 7, 3, 64))})
     with pytest.raises(ValueError, match=r"hybrid\.npz holds another model: conv_root/kernel is missing, unexpected"):
@@ -170,6 +193,6 @@ def test_errors_say_what_is_wrong(tmp_path, variables, normal):
     (tmp_path / "text.npz").write_text("text")
     with pytest.raises(ValueError, match=r"text\.npz is not an \.npz file"):
         convert.load(tmp_path / "text.npz")
-    model = ViT(2, 8, 4, 1, 2, 8, 2)
+    model = ViT(num_classes=2, image_size=8, patch_size=4, channels=1, depth=2, width=8, num_heads=2)
     with pytest.raises(ValueError, match=r"the \.npz layout has no such model: .* 'gelu_tanh'"):
         vit_npz.save(tmp_path / "exact.npz", model, variables(model, normal(1, 8, 8, 1)))

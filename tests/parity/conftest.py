@@ -1,4 +1,4 @@
-"""Fixtures of the parity tests: references with random weights, and their gradients in our layout."""
+"""Fixtures of the parity tests: references with random weights, and their converted weights and gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ transformers.logging.disable_progress_bar()
 
 @pytest.fixture
 def randomise():
-    """Fills every parameter: also the scales, biases, tables and tokens that start at one or zero."""
+    """Return a function that fills every parameter with random values, including those initialized to ones or zeros."""
 
     def fill(reference, seed, scale=0.15):
         generator = torch.Generator().manual_seed(seed)
@@ -33,7 +33,7 @@ def randomise():
 
 @pytest.fixture
 def ours(tmp_path):
-    """A reference as our model and variables, by way of a folder."""
+    """Return a function that saves a reference and loads it as a model and variables of this project."""
 
     def load(reference, **settings):
         reference.save_pretrained(tmp_path / "reference")
@@ -44,7 +44,9 @@ def ours(tmp_path):
 
 @pytest.fixture
 def gradients(ours):
-    """The reference's gradients as our parameters: each takes its parameter's place, and the folder is loaded."""
+    """Return a function that converts the gradients of a reference, by saving and loading them in place of its
+    parameters.
+    """
 
     def collect(reference):
         with torch.no_grad():
@@ -58,7 +60,9 @@ def gradients(ours):
 @pytest.fixture
 def assert_same_gradients():
     def check(found, expected, relative=1e-4):
-        """Each within `relative` of its largest entry; a key's bias has none but rounding, for it moves no softmax."""
+        """Compare arrays relative to their largest entry, up to rounding: gradients of key biases are zero in
+        exact arithmetic.
+        """
         largest = max(jnp.abs(value).max() for value in jax.tree.leaves(expected))
         for (path, value), other in zip(jax.tree.leaves_with_path(expected), jax.tree.leaves(found), strict=True):
             allowed = relative * np.abs(value).max() + 1e-7 * largest
@@ -69,9 +73,10 @@ def assert_same_gradients():
 
 @pytest.fixture
 def assert_same_encoder_decoder(ours, gradients, assert_same_gradients):
-    """An encoder-decoder's hidden states, logits, loss and gradients on padded rows are the reference's.
+    """Return a function that compares an encoder-decoder with a reference on padded sequences.
 
-    The blocks are the reference's; tokens are drawn from `lowest` on.
+    Hidden states after the given blocks of the reference, logits, loss and gradients are compared; tokens are at least
+    `lowest`.
     """
 
     def check(reference, encoder_blocks, decoder_blocks, seed, lowest=0):
@@ -103,7 +108,7 @@ def assert_same_encoder_decoder(ours, gradients, assert_same_gradients):
             losses = optax.softmax_cross_entropy_with_integer_labels(out, targets)
             return (losses * tokens_mask).sum() / tokens_mask.sum(), (out, state["intermediates"])
 
-        quick = {"xla_backend_optimization_level": 0}  # to compile: it takes longer than to run
+        quick = {"xla_backend_optimization_level": 0}  # compilation dominates
         step = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=quick)
         (value, (out, seen)), grads = step(variables["params"])
         assert_close(out[tokens_mask], logits.detach().numpy()[tokens_mask])
@@ -119,7 +124,7 @@ def assert_same_encoder_decoder(ours, gradients, assert_same_gradients):
 
 
 def _padded(rng, vocab_size, rows, lowest):
-    """Tokens, and a mask which is True in each row from its start for its length."""
+    """Return random tokens, and a mask of the given (start, length) of each row."""
     starts, lengths = np.array(rows).T[..., None]
     places = np.arange((starts + lengths).max())
     tokens = rng.integers(lowest, vocab_size, (len(rows), len(places)))
@@ -128,7 +133,7 @@ def _padded(rng, vocab_size, rows, lowest):
 
 @pytest.fixture
 def assert_same_generation(ours):
-    """An encoder-decoder writes, token by token, what the reference writes; returns the tokens of each row."""
+    """Return a function that compares generated tokens with those of a reference and returns them by sequence."""
 
     def check(reference, start, stop_tokens=(), new=12, seeds=range(4), lowest=0, **options):
         model, variables = ours(reference)

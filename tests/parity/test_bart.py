@@ -1,4 +1,4 @@
-"""BART computes what `transformers` computes, from its weights."""
+"""BART matches `transformers`."""
 
 import json
 
@@ -13,7 +13,7 @@ from lineage.models import bart, convert
 from tests.tiers import tiered
 from tests.tolerance import assert_close
 
-REAL = 3  # tokens below are special: 1, the padding, learns nothing in the reference
+REAL = 3  # tokens below are special: 1, the padding, has no gradient in the reference
 
 
 def reference_of(seed, randomise, scale=0.15, scale_embedding=False):
@@ -39,7 +39,7 @@ def reference_of(seed, randomise, scale=0.15, scale_embedding=False):
     reference = transformers.BartForConditionalGeneration(config)
     for part in (reference.model.encoder, reference.model.decoder):
         assert part.layernorm_embedding.eps == 1e-5
-    del reference.final_logits_bias  # a constant of zeros there
+    del reference.final_logits_bias  # constant zeros in the reference
     reference.final_logits_bias = torch.nn.Parameter(torch.zeros(1, config.vocab_size))
     return randomise(reference, seed, scale)
 
@@ -68,8 +68,8 @@ def test_generation(seed, options, randomise, assert_same_generation):
     assert len({tuple(row) for row in written}) > 3
 
 
-def test_a_file_without_the_head_has_no_bias(randomise, tmp_path):
-    """Its names have no prefix; old ones repeat the embedding."""
+def test_file_without_head_has_no_bias(randomise, tmp_path):
+    """Check files whose names have no prefix, and old ones that repeat the embedding."""
     reference = reference_of(0, randomise)
     tokens = np.random.default_rng(0).integers(REAL, reference.config.vocab_size, (2, 6)).astype(np.int32)
     reference.model.save_pretrained(tmp_path)
@@ -84,7 +84,7 @@ def test_a_file_without_the_head_has_no_bias(randomise, tmp_path):
 
 
 @tiered("settings", [{}, {"logits_bias": True}, {"scale_embedding": True}], ids=str)
-def test_export_gives_the_same_model_there_and_here(settings, tmp_path):
+def test_export_round_trip(settings, tmp_path):
     model = bart.BART(
         vocab_size=31, max_length=12, depth=2, decoder_depth=3, width=24, num_heads=3, mlp_dim=40, activation="gelu",
         dropout=0.1, attention_dropout=0.2, activation_dropout=0.3, **settings,

@@ -1,4 +1,4 @@
-"""BERT and its descendants compute what `transformers` computes, from its weights, whatever the head."""
+"""BERT and its variants match `transformers` for every head."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ TASKS = {
     "ForQuestionAnswering": "question_answering",
     "ForMultipleChoice": "choice",
 }
-# family -> its name in the reference's classes
+# family -> prefix of the classes of the reference
 FAMILIES = {
     "bert": "Bert",
     "roberta": "Roberta",
@@ -37,7 +37,7 @@ FAMILIES = {
     "electra": "Electra",
 }
 HEAD_DROPOUTS = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "summary_last_dropout")
-# Every head of BERT is computed, and those of its descendants that differ; all of them are written and read.
+# All heads of BERT, and the heads of its variants that differ; all of them are saved and loaded.
 COMPUTED = {
     "bert": TASKS.values(),
     "roberta": ("masked_lm", "classification", "choice"),
@@ -48,7 +48,7 @@ COMPUTED = {
 }
 TRAINED = {"bert": "pretraining", "roberta": "classification", "distilbert": "masked_lm"}
 TRAINED |= {"albert": "pretraining", "electra": "replaced"}
-# families whose tasks have other heads of ours
+# families whose heads have other names here
 OTHER = {"electra": {"Model": "none", "ForPreTraining": "replaced"}, "distilbert": {"Model": "none"}}
 CASES = [
     pytest.param(family, prefix + task, head, seed, id=prefix + task)
@@ -103,7 +103,9 @@ def reference_of(family, name, seed, randomise):
 
 
 def batch_of(config, head, seed):
-    """Rows without padding, with padding on the right, and with a hole; pairs of them for multiple choice."""
+    """Return sequences without padding, with padding on the right, and with a gap; pairs of them for multiple
+    choice.
+    """
     rng = np.random.default_rng(seed + 100)
     shape = (3, 2, LENGTH) if head == "choice" else (3, LENGTH)
     tokens = rng.integers(4, config.vocab_size, shape)
@@ -118,7 +120,7 @@ def batch_of(config, head, seed):
 
 
 def run(reference, batch):
-    """The reference's outputs in the order of ours, and its hidden states."""
+    """Return the outputs of the reference in our order, and its hidden states."""
     names = {"tokens": "input_ids", "mask": "attention_mask", "segments": "token_type_ids"}
     inputs = {names[name]: torch.tensor(np.array(value), dtype=torch.long) for name, value in batch.items()}
     out = reference(**inputs, output_hidden_states=True)
@@ -131,7 +133,7 @@ def run(reference, batch):
 
 
 def of_real_tokens(array, mask):
-    """The values that count: those of padding do not."""
+    """Return the values of real tokens."""
     return array[mask] if array.shape[: mask.ndim] == mask.shape else array
 
 
@@ -140,7 +142,7 @@ def of_real_tokens(array, mask):
     [case for case in CASES if case.values[2] in COMPUTED[case.values[0]]],
     first=lambda family, name, head, seed: seed == 0 or family == "bert",
 )
-def test_outputs_hidden_states_and_gradients(
+def test_outputs_hidden_states_and_gradients_match(
     family, name, head, seed, randomise, ours, gradients, assert_same_gradients
 ):
     reference = reference_of(family, name, seed, randomise)
@@ -206,7 +208,7 @@ def test_albert_with_several_groups_of_layers(randomise, ours, gradients, assert
     assert_same_gradients(grads, gradients(reference))
 
 
-def test_albert_has_at_most_as_many_groups_as_layers():
+def test_albert_with_more_groups_than_layers_raises():
     model = models.build("albert", "base", num_groups=13)
     with pytest.raises(ValueError, match="num_groups is 13: it must be at least 1 and at most depth, 12"):
         jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 4), jnp.int32))
@@ -222,7 +224,7 @@ def test_plain_tokens(family, randomise, ours):
 
 
 @tiered(("family", "name", "head", "seed"), CASES, first=lambda family, name, head, seed: seed == 0)
-def test_export_gives_the_same_model_there_and_here(family, name, head, seed, randomise, ours, tmp_path):
+def test_export_round_trip(family, name, head, seed, randomise, ours, tmp_path):
     reference = reference_of(family, name, seed, randomise)
     model, variables = ours(reference)
     convert.save(tmp_path, model, variables)
@@ -230,7 +232,7 @@ def test_export_gives_the_same_model_there_and_here(family, name, head, seed, ra
     assert not any(info.values())
     for tensor, theirs in zip(exported.state_dict().values(), reference.state_dict().values(), strict=True):
         np.testing.assert_array_equal(tensor, theirs)
-    # What a config is not asked for, and, where no classifier reads them, the rates of its dropout.
+    # Fields that are not converted, and dropout rates of classifiers that the model does not have.
     unsaid = {"_name_or_path", "dtype"} | (set() if head == "classification" else set(HEAD_DROPOUTS))
     known = {field.name for field in dataclasses.fields(reference.config)} - unsaid
     said, meant = ({key: getattr(config, key) for key in known} for config in (exported.config, reference.config))
@@ -247,7 +249,7 @@ def test_export_gives_the_same_model_there_and_here(family, name, head, seed, ra
 
 
 @tiered(("family", "name", "head", "seed"), CASES, first=lambda family, name, head, seed: seed == 0)
-def test_the_encoder_alone_from_a_file_with_a_head(family, name, head, seed, randomise, ours):
+def test_encoder_is_loaded_from_a_file_with_a_head(family, name, head, seed, randomise, ours):
     reference = reference_of(family, name, seed, randomise)
     whole = ours(reference)[1]["params"]
     model, variables = ours(reference, head="none")
@@ -258,8 +260,8 @@ def test_the_encoder_alone_from_a_file_with_a_head(family, name, head, seed, ran
         jax.tree.map(np.testing.assert_array_equal, variables["params"][part], whole[part])
 
 
-def test_old_files(randomise, ours, tmp_path):
-    """Published ones hold all of pre-training whatever they are called, and call LayerNorm's parameters gamma, beta."""
+def test_old_file_formats(randomise, ours, tmp_path):
+    """Check old files, which contain the pre-training heads, and call the parameters of LayerNorm gamma and beta."""
     model, variables = ours(reference_of("bert", "BertForPreTraining", 0, randomise))
     folder = tmp_path / "reference"
     tensors = {

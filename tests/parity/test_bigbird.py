@@ -1,4 +1,4 @@
-"""BigBird computes what `transformers` computes in evaluation, from its weights, whatever the head."""
+"""BigBird matches `transformers` in evaluation for every head."""
 
 import dataclasses
 
@@ -26,9 +26,9 @@ UNPOOLED = (
     "masked_lm",
     "classification",
     "token_classification",
-)  # the reference has a pooler there too, which nothing reads
+)  # the reference has an unused pooler here
 OUTPUTS = ("last_hidden_state", "pooler_output", "prediction_logits", "seq_relationship_logits", "logits")
-# length, block, random blocks: the last block whole or not, and a sequence that is too short for blocks
+# length, block, random blocks: with full and partial last blocks, and a sequence too short for blocks
 SIZES = [(37, 4, 1), (40, 4, 2), (29, 3, 2), (26, 2, 3), (31, 4, 1), (28, 4, 1)]
 CASES = [pytest.param(task, *size, seed, id=task) for seed, (task, size) in enumerate(zip(HEADS, SIZES))]
 
@@ -53,7 +53,9 @@ def reference_of(randomise):
 
 
 def batch_of(task, length, seed):
-    """Rows without padding, with padding on the right, and with a hole; pairs of them for multiple choice."""
+    """Return sequences without padding, with padding on the right, and with a gap; pairs of them for multiple
+    choice.
+    """
     rng = np.random.default_rng(seed + 100)
     shape = (3, 2, length) if task == "ForMultipleChoice" else (3, length)
     mask = np.ones(shape, bool)
@@ -67,7 +69,7 @@ def batch_of(task, length, seed):
 
 
 def run(reference, batch):
-    """The reference's outputs in the order of ours, and its hidden states."""
+    """Return the outputs of the reference in our order, and its hidden states."""
     tokens, segments, mask = (torch.tensor(batch[name]).long() for name in ("tokens", "segments", "mask"))
     out = reference(input_ids=tokens, token_type_ids=segments, attention_mask=mask, output_hidden_states=True)
     return [out[key] for key in OUTPUTS if out.get(key) is not None], out.hidden_states
@@ -78,7 +80,7 @@ def of_real_tokens(array, mask):
 
 
 @tiered(("task", "length", "block", "others", "seed"), CASES, first=2)
-def test_outputs_hidden_states_and_gradients(
+def test_outputs_hidden_states_and_gradients_match(
     task, length, block, others, seed, reference_of, ours, gradients, assert_same_gradients
 ):
     reference = reference_of(task, length, block, others, seed)
@@ -110,8 +112,8 @@ def test_outputs_hidden_states_and_gradients(
         assert_close(mine[rows], theirs[rows])
 
 
-def test_full_attention(reference_of, ours, tmp_path):
-    """In a sequence that is long enough for blocks; what is written is what was read."""
+def test_full_attention_matches(reference_of, ours, tmp_path):
+    """Check a sequence that is long enough for blocks, and the export of the config."""
     reference = reference_of("ForPreTraining", 40, 4, 2, 3, attention_type="original_full")
     batch = batch_of("ForPreTraining", 40, 3)
     model, variables = ours(reference)
@@ -140,7 +142,7 @@ def test_full_attention(reference_of, ours, tmp_path):
 
 
 @tiered(("task", "length", "block", "others", "seed"), CASES)
-def test_export_gives_the_same_model_there_and_here(task, length, block, others, seed, reference_of, ours, tmp_path):
+def test_export_round_trip(task, length, block, others, seed, reference_of, ours, tmp_path):
     reference = reference_of(task, length, block, others, seed)
     model, variables = ours(reference)
     convert.save(tmp_path, model, variables)
@@ -160,7 +162,7 @@ def test_export_gives_the_same_model_there_and_here(task, length, block, others,
 
 
 @tiered(("variant", "sizes"), [("base", (768, 12, 12)), ("large", (1024, 24, 16))])
-def test_parameters_are_as_many_as_the_references(variant, sizes):
+def test_parameter_count_matches_the_reference(variant, sizes):
     width, depth, heads = sizes
     config = transformers.BigBirdConfig(
         hidden_size=width, num_hidden_layers=depth, num_attention_heads=heads, intermediate_size=4 * width

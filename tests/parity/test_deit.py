@@ -1,4 +1,4 @@
-"""DeiT computes what `transformers` computes, from its weights."""
+"""DeiT matches `transformers`."""
 
 import jax
 import jax.numpy as jnp
@@ -33,14 +33,14 @@ def reference_of(seed, randomise, teacher="WithTeacher"):
 
 
 def images_of(config, seed, rows=None, columns=None):
-    """Of another size than the model's if told, in patches."""
+    """Return random images, with sides of the model or of the given numbers of patches."""
     size = [n * config.patch_size if n else config.image_size for n in (rows, columns)]
     images = np.random.default_rng(seed).standard_normal((2, *size, config.num_channels)).astype(np.float32)
     return jnp.asarray(images), torch.tensor(images.transpose(0, 3, 1, 2))
 
 
 @tiered("seed", range(3))
-def test_both_heads_hidden_states_and_gradients(seed, randomise, ours, gradients, assert_same_gradients):
+def test_both_heads_hidden_states_and_gradients_match(seed, randomise, ours, gradients, assert_same_gradients):
     reference = reference_of(seed, randomise)
     images, theirs = images_of(reference.config, seed)
     model, variables = ours(reference)
@@ -51,7 +51,7 @@ def test_both_heads_hidden_states_and_gradients(seed, randomise, ours, gradients
         out, state = model.apply({"params": params}, images, method="heads", mutable=["intermediates"])
         return (jnp.tanh(out[0]) + 2 * jnp.tanh(out[1])).sum(), (out, state["intermediates"])
 
-    quick = {"xla_backend_optimization_level": 0}  # to compile: it takes longer than to run
+    quick = {"xla_backend_optimization_level": 0}  # compilation dominates
     step = jax.jit(jax.grad(loss, has_aux=True), compiler_options=quick)
     grads, (out, seen) = step(variables["params"])
     for mine, other in zip(out, (expected.cls_logits, expected.distillation_logits)):
@@ -63,8 +63,8 @@ def test_both_heads_hidden_states_and_gradients(seed, randomise, ours, gradients
     assert_same_gradients(grads, gradients(reference))
 
 
-def test_without_a_teacher(randomise, ours, tmp_path):
-    """There is the teacher's token, but only the class token is classified."""
+def test_classifier_without_a_teacher(randomise, ours, tmp_path):
+    """Check a model with a distillation token whose only head is on the class token."""
     reference = reference_of(1, randomise, teacher="")
     images, theirs = images_of(reference.config, 1)
     model, variables = ours(reference)
@@ -89,7 +89,7 @@ def test_without_a_teacher(randomise, ours, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, restored, variables)
 
 
-def test_the_mean_of_both_at_another_resolution(randomise, ours):
+def test_mean_of_both_heads_at_another_resolution(randomise, ours):
     reference = reference_of(3, randomise)
     images, theirs = images_of(reference.config, 3, 3, 5)
     model, variables = ours(reference)
@@ -97,8 +97,8 @@ def test_the_mean_of_both_at_another_resolution(randomise, ours):
     assert_close(jax.jit(model.apply)(variables, images), expected)
 
 
-def test_export_gives_the_same_model_there_and_here(tmp_path):
-    model = DeiT(3, image_size=12, patch_size=3, channels=2, depth=2, width=24, num_heads=3, mlp_dim=30)
+def test_export_round_trip(tmp_path):
+    model = DeiT(num_classes=3, image_size=12, patch_size=3, channels=2, depth=2, width=24, num_heads=3, mlp_dim=30)
     rng = np.random.default_rng(3)
     images = rng.standard_normal((2, 12, 12, 2)).astype(np.float32)
     shapes = jax.eval_shape(model.init, jax.random.key(0), images)

@@ -1,4 +1,4 @@
-"""DETR computes what `transformers` computes, from its weights: answers, matching, losses and gradients."""
+"""DETR matches `transformers`: outputs, matching, losses and gradients."""
 
 import json
 from functools import partial
@@ -18,7 +18,7 @@ from lineage.tasks import matching
 from lineage.tasks.object_detection import ObjectDetection
 from tests.tolerance import assert_close
 
-QUICK = {"xla_backend_optimization_level": 0}  # to compile: it takes longer than to run
+QUICK = {"xla_backend_optimization_level": 0}  # compilation dominates
 KINDS = 3
 
 
@@ -46,13 +46,13 @@ def reference_of(seed, randomise):
     for name, buffer in reference.named_buffers():
         if "normalization" in name:
             buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator))
-    for parameter in reference.parameters():  # it freezes its backbone
+    for parameter in reference.parameters():  # the reference freezes its backbone
         parameter.requires_grad_(True)
     return reference
 
 
 def batch_of(seed, size=(44, 37), most=4):
-    """The second image is smaller than its frame; the third has no object."""
+    """Return a batch in which the second image is padded and the third has no objects, and its pixel mask."""
     rng = np.random.default_rng(seed + 10)
     counts, extent = np.array([most, 2, 0]), np.float32([[1, 1], [0.75, 23 / 37], [1, 1]])
     rows, columns = (np.arange(n) + 0.5 < extent[:, i, None] * n for i, n in enumerate(size))
@@ -69,8 +69,8 @@ def batch_of(seed, size=(44, 37), most=4):
     }, pixels
 
 
-def asked(reference, batch, pixels):
-    """The reference's answers, those of each decoder layer as the paper's code has them, its losses and matching."""
+def outputs_of(reference, batch, pixels):
+    """Return the outputs of the reference for every decoder layer, its losses and matching."""
     layers = []
     for layer in reference.model.decoder.layers:
         layer.register_forward_hook(lambda _, args, out: layers.append(out))
@@ -100,12 +100,12 @@ def both(request, randomise, ours):
     return reference, model, variables, batch, pixels
 
 
-def test_answers_losses_matching_and_gradients(both, gradients, assert_same_gradients, monkeypatch):
+def test_outputs_losses_matching_and_gradients_match(both, gradients, assert_same_gradients, monkeypatch):
     reference, model, variables, batch, pixels = both
     encoded = []
     for layer in reference.model.encoder.layers:
         layer.register_forward_hook(lambda _, args, out: encoded.append(out))
-    _, _, expected, losses, chosen = asked(reference, batch, pixels)
+    _, _, expected, losses, chosen = outputs_of(reference, batch, pixels)
     expected.backward()
     match, choices = matching.match, []
 
@@ -142,17 +142,17 @@ def test_answers_losses_matching_and_gradients(both, gradients, assert_same_grad
     assert ours_chosen == theirs_chosen
 
     def trained(tree):
-        """All but the norms of the backbone, which are constants there."""
+        """Return all parameters except the norms of the backbone, which are constants in the reference."""
         leaves = {jax.tree_util.keystr(path): value for path, value in jax.tree_util.tree_leaves_with_path(tree)}
         return {path: value for path, value in leaves.items() if not ("backbone" in path and "norm" in path)}
 
     assert_same_gradients(trained(grads), trained(gradients(reference)))
 
 
-def test_answers_of_every_layer(both):
+def test_outputs_of_every_layer_match(both):
     reference, model, variables, batch, pixels = both
     with torch.no_grad():
-        logits, boxes, *_ = asked(reference, batch, pixels)
+        logits, boxes, *_ = outputs_of(reference, batch, pixels)
     found = jax.jit(partial(model.apply), compiler_options=QUICK)(variables, batch["image"], pixels)
     for mine, theirs in zip(found, (logits, boxes)):
         assert_close(mine, theirs.numpy())
@@ -161,17 +161,17 @@ def test_answers_of_every_layer(both):
 SIZES = {"depth": 1, "decoder_depth": 2, "width": 16, "num_heads": 2, "mlp_dim": 12, "num_queries": 3}
 
 
-def drawn(model, image):
-    """Variables of a model of images, at random."""
+def random_variables(model, image):
+    """Return random variables of an image model."""
     rng, shapes = np.random.default_rng(3), jax.eval_shape(model.init, jax.random.key(0), image)
     return jax.tree.map(lambda x: jnp.asarray(0.1 + 0.2 * rng.random(x.shape), x.dtype), shapes)
 
 
-def test_export_gives_the_same_model_there_and_here(tmp_path):
+def test_export_round_trip(tmp_path):
     backbone = resnet.ResNet(num_classes=0, depths=(1, 1), widths=(8, 16), stem_width=4, bottleneck=False, frozen=True)
-    model = detr.DETR(backbone, num_classes=4, **SIZES)
+    model = detr.DETR(backbone=backbone, num_classes=4, **SIZES)
     image = np.random.default_rng(0).standard_normal((2, 40, 33, 3)).astype(np.float32)
-    variables = drawn(model, image)
+    variables = random_variables(model, image)
     convert.save(tmp_path, model, variables)
     reference, info = transformers.DetrForObjectDetection.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values())
@@ -192,9 +192,12 @@ def test_export_gives_the_same_model_there_and_here(tmp_path):
         convert.load(tmp_path)
 
 
-def test_with_norms_in_front_the_encoders_output_has_one_too():
+def test_pre_norm_encoder_has_a_final_norm():
     backbone = resnet.ResNet(num_classes=0, depths=(1,), widths=(8,), stem_width=4, bottleneck=False)
-    model, image = detr.DETR(backbone, 4, placement="pre", **SIZES), np.ones((1, 20, 20, 3), np.float32)
+    model, image = (
+        detr.DETR(backbone=backbone, num_classes=4, placement="pre", **SIZES),
+        np.ones((1, 20, 20, 3), np.float32),
+    )
     image[:, :9] = 0
     variables = jax.jit(model.init)(jax.random.key(0), image)
     memory = jax.jit(partial(model.apply, method="encode"))(variables, image)
@@ -202,11 +205,11 @@ def test_with_norms_in_front_the_encoders_output_has_one_too():
     np.testing.assert_allclose(memory.var(axis=-1), 1, atol=1e-3)
 
 
-def test_a_backbone_by_the_names_of_timm(tmp_path, monkeypatch):
-    """As facebook/detr-resnet-50's files have it."""
+def test_backbone_with_timm_names(tmp_path, monkeypatch):
+    """Check names as in the files of facebook/detr-resnet-50."""
     monkeypatch.setitem(resnet.ResNet.VARIANTS, "50", SMALL := {"depths": (1, 2), "widths": (8, 16), "stem_width": 4})
-    model = detr.DETR(resnet.ResNet(0, **SMALL, frozen=True), 4, **SIZES)
-    variables = drawn(model, np.zeros((1, 40, 33, 3), np.float32))
+    model = detr.DETR(backbone=resnet.ResNet(num_classes=0, **SMALL, frozen=True), num_classes=4, **SIZES)
+    variables = random_variables(model, np.zeros((1, 40, 33, 3), np.float32))
     convert.save(tmp_path, model, variables)
     config = json.loads((tmp_path / "config.json").read_text()) | {"backbone_config": None, "use_timm_backbone": True}
     tensors, body = load_file(tmp_path / "model.safetensors"), "model.backbone.conv_encoder.model."

@@ -1,4 +1,4 @@
-"""Generation takes, token by token, the path of `transformers`' `generate`."""
+"""Generation matches `generate` of `transformers`, token by token."""
 
 import jax
 import jax.numpy as jnp
@@ -13,17 +13,17 @@ from tests.tiers import tiered
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-torch.set_num_threads(1)  # its threads wait for each other longer than such models compute
+torch.set_num_threads(1)  # synchronizing threads takes longer than such small models
 
 VOCAB = 23
 
 
-# Depth, heads, width: few shapes, for each is a compilation, and many seeds.
+# Depth, heads, width: few shapes, because each is compiled, and many seeds.
 SHAPES = {"deep": (3, 2, 24), "wide": (2, 4, 48), "flat": (1, 1, 10)}
 
 
 def pair(seed, shape):
-    """A random GPT-2 of `transformers` with peaked predictions, and ours with its weights."""
+    """Return a random GPT-2 of `transformers` with peaked predictions, and our model with its weights."""
     depth, heads, width = SHAPES[shape]
     config = transformers.GPT2Config(
         vocab_size=VOCAB, n_positions=32, n_embd=width, n_layer=depth, n_head=heads,
@@ -77,7 +77,7 @@ def ragged(seed, rows=4, longest=7):
 
 
 def reference(model, prompts, lengths, new, stop_tokens=(), **options):
-    """Their continuation of left-padded prompts: the new tokens of each row up to a stop token, and beam scores."""
+    """Return the reference's continuations of left-padded prompts, up to a stop token, and beam scores."""
     longest = prompts.shape[1]
     padded, mask = np.zeros_like(prompts), np.zeros_like(prompts)
     for row, length in enumerate(lengths):
@@ -97,7 +97,7 @@ def reference(model, prompts, lengths, new, stop_tokens=(), **options):
 
 
 def compare(seed, shape, new=14, stops=0, padded=True, **options):
-    """For each row, whether it ended early: a comparison of stop tokens that are never met would say nothing."""
+    """Compare generated tokens; return whether each sequence ended early, to ensure that stop tokens occur."""
     theirs, ours, variables = pair(seed, shape)
     prompts, lengths = ragged(seed)
     lengths = lengths if padded else np.full(len(prompts), prompts.shape[1])
@@ -120,7 +120,7 @@ def compare(seed, shape, new=14, stops=0, padded=True, **options):
 
 
 @tiered("shape", SHAPES)
-def test_greedy(shape):
+def test_greedy_matches(shape):
     for seed in range(8):
         compare(seed, shape)
 
@@ -143,7 +143,7 @@ def test_greedy_with_stop_tokens():
 
 
 @tiered(("shape", "num_beams", "stops"), [("deep", 3, 0), ("deep", 4, 1), ("wide", 2, 3)])
-def test_beam_search(shape, num_beams, stops):
+def test_beam_search_matches(shape, num_beams, stops):
     early = []
     for seed in range(12):
         length_penalty = (-1.0, 0.0, 1.0, 2.5)[seed % 4]
@@ -163,7 +163,7 @@ BLOCKS = [{"no_repeat_ngram_size": 1}, {"no_repeat_ngram_size": 3}, {"no_repeat_
 
 @tiered("options", [*BLOCKS, BLOCKS[2] | {"num_beams": 3}], ids=str, first=lambda options: len(options) > 2)
 def test_ngram_blocking_and_minimum_length(options):
-    """Rows of one length: of padding, too, the reference blocks what repeats it."""
+    """Check prompts of one length, because the reference also bans repetitions of padding."""
     for seed in range(6):
         compare(seed, "deep", stops=4, padded=False, **options)
 

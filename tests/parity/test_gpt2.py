@@ -1,4 +1,4 @@
-"""GPT-2 computes what `transformers` computes, from its weights."""
+"""GPT-2 matches `transformers`."""
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ def reference_of(seed, randomise):
 
 
 def batch_of(reference, seed, lengths=(LENGTH, LENGTH - 4, LENGTH - 6), left=(False, True, False)):
-    """Rows without padding, with padding on the left, and on the right."""
+    """Return sequences without padding, with padding on the left, and with padding on the right."""
     tokens = np.random.default_rng(seed + 100).integers(0, reference.config.vocab_size, (len(lengths), LENGTH))
     mask, positions = np.zeros(tokens.shape, bool), np.zeros(tokens.shape, np.int32)
     for row, (length, on_left) in enumerate(zip(lengths, left)):
@@ -47,7 +47,9 @@ def batch_of(reference, seed, lengths=(LENGTH, LENGTH - 4, LENGTH - 6), left=(Fa
 
 
 def run(reference, tokens, mask, positions):
-    """The reference's logits and hidden states, the last block's among them as it comes out of it."""
+    """Return the logits and hidden states of the reference, including the output of the last block before the
+    final norm.
+    """
     last = []
     hook = reference.transformer.h[-1].register_forward_hook(lambda module, args, output: last.append(output))
     out = reference(
@@ -62,7 +64,7 @@ def run(reference, tokens, mask, positions):
 
 
 @tiered("seed", SEEDS)
-def test_logits_hidden_states_and_gradients(seed, randomise, ours, gradients, assert_same_gradients):
+def test_logits_hidden_states_and_gradients_match(seed, randomise, ours, gradients, assert_same_gradients):
     reference = reference_of(seed, randomise)
     tokens, mask, positions = batch_of(reference, seed)
     model, variables = ours(reference)
@@ -102,7 +104,7 @@ def test_plain_tokens_have_default_positions(randomise, ours):
     assert_close(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected)
 
 
-def test_export_gives_the_same_model_there_and_here(tmp_path):
+def test_export_round_trip(tmp_path):
     model = gpt.GPT(vocab_size=31, max_length=12, depth=3, width=24, num_heads=3, mlp_dim=40, epsilon=1e-3, dropout=0.1)
     tokens = np.random.default_rng(0).integers(0, 31, (2, 12)).astype(np.int32)
     variables = random_like(jax.eval_shape(model.init, jax.random.key(0), tokens))

@@ -1,4 +1,4 @@
-"""Llama and Mistral compute what `transformers` computes, from its weights."""
+"""Llama and Mistral match `transformers`."""
 
 import json
 from functools import partial
@@ -29,8 +29,8 @@ ROPE = {
     },
     "yarn": {"rope_type": "yarn", "factor": 2.5, "original_max_position_embeddings": 64, "beta_fast": 16.0},
 }  # fmt: skip
-# Heads and key/value heads, rope, window: for Llama with every rope, for Mistral with windows that are cut into blocks
-# (longer inputs than two windows) and with one that is masked.
+# Heads and key/value heads, RoPE, window: Llama with every RoPE type, Mistral with windows computed in blocks (inputs
+# longer than two windows) and by a mask.
 CASES = {
     "multi-head": (2, 2, "default", None),
     "grouped": (4, 2, "llama3", None),
@@ -70,7 +70,7 @@ def reference_of(case, randomise, scale=0.15):
 
 
 def batch_of(reference, lengths=(LENGTH, LENGTH - 4, LENGTH - 9), left=(False, True, False)):
-    """Rows without padding, with padding on the left, and on the right."""
+    """Return sequences without padding, with padding on the left, and with padding on the right."""
     tokens = np.random.default_rng(7).integers(0, reference.config.vocab_size, (len(lengths), LENGTH))
     mask, positions = np.zeros(tokens.shape, bool), np.zeros(tokens.shape, np.int32)
     for row, (length, on_left) in enumerate(zip(lengths, left)):
@@ -81,7 +81,7 @@ def batch_of(reference, lengths=(LENGTH, LENGTH - 4, LENGTH - 9), left=(False, T
 
 
 def run(reference, tokens, mask, positions):
-    """The reference's logits, hidden states as they come out of the blocks, and the last one normalised."""
+    """Return the logits of the reference, the outputs of its blocks, and the normalized last one."""
     last = []
     hook = reference.model.layers[-1].register_forward_hook(lambda module, args, output: last.append(output))
     out = reference(
@@ -96,7 +96,7 @@ def run(reference, tokens, mask, positions):
 
 
 @tiered("case", CASES, first=lambda case: case in ("grouped", "blocks"))
-def test_logits_hidden_states_and_gradients(case, randomise, ours, gradients, assert_same_gradients):
+def test_logits_hidden_states_and_gradients_match(case, randomise, ours, gradients, assert_same_gradients):
     reference = reference_of(case, randomise)
     tokens, mask, positions = batch_of(reference)
     model, variables = ours(reference)
@@ -153,7 +153,7 @@ EXPORTED = Llama(
         ("Mistral", EXPORTED.clone(window=3, **YARN)),
     ],
 )  # fmt: skip
-def test_export_gives_the_same_model_there_and_here(name, model, tmp_path):
+def test_export_round_trip(name, model, tmp_path):
     tokens = np.random.default_rng(0).integers(0, 31, (2, 12)).astype(np.int32)
     rng = np.random.default_rng(3)
     shapes = jax.eval_shape(model.init, jax.random.key(0), tokens)
@@ -169,8 +169,8 @@ def test_export_gives_the_same_model_there_and_here(name, model, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, restored, {"params": variables["params"]})
 
 
-def test_older_configs(randomise, tmp_path):
-    """`rope_scaling` and `rope_theta` beside each other, a Mistral without a window, and tables of rotations."""
+def test_old_config_formats(randomise, tmp_path):
+    """Check separate `rope_scaling` and `rope_theta`, a Mistral without a window, and saved rotation tables."""
     theirs = reference_of("masked", randomise)
     theirs.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -189,8 +189,8 @@ def test_older_configs(randomise, tmp_path):
     assert_close(jax.jit(model.apply)(variables, jnp.asarray(tokens)), expected)
 
 
-def test_published_yarn_frequencies_are_transformers():
-    """At a published size (Llama 2 with 16 times its length), far out, in the model's own numbers."""
+def test_yarn_frequencies_match_at_published_size():
+    """Check Llama 2 with 16 times its length, at large positions."""
     config = transformers.LlamaConfig(
         hidden_size=128, num_attention_heads=1, max_position_embeddings=65_536,
         rope_parameters={
@@ -213,8 +213,8 @@ def test_published_yarn_frequencies_are_transformers():
     [("grouped", 1), ("grouped", 3), ("blocks", 1), ("blocks", 3)],
     first=lambda case, num_beams: (case == "grouped") == (num_beams == 1),
 )
-def test_generation(case, num_beams, randomise, ours):
-    """Prompts of different lengths, greedy and by beam search: the tokens of `transformers`, and the beams' scores."""
+def test_generation_matches(case, num_beams, randomise, ours):
+    """Compare greedy decoding and beam search, including the scores of beams, for prompts of different lengths."""
     reference = reference_of(case, randomise, scale=0.5)
     prompts, mask, _ = batch_of(reference, (9, 4, 6), (False,) * 3)
     prompts, lengths = prompts[:, :9], mask.sum(1)

@@ -1,4 +1,4 @@
-"""The masked autoencoder computes what `transformers` computes, from its weights, with the noise given."""
+"""The masked autoencoder matches `transformers` for given noise."""
 
 import math
 
@@ -43,7 +43,7 @@ def reference_of(seed, randomise, cls=transformers.ViTMAEForPreTraining):
 
 
 def with_tables(reference):
-    """The sin-cos tables of the published checkpoints, which a model made here has at zero (transformers 5.23)."""
+    """Set the sin-cos tables of the published checkpoints, which transformers 5.23 initializes to zero."""
     with torch.no_grad():
         for name, parameter in reference.named_parameters():
             if "pos" in name:
@@ -66,7 +66,7 @@ def inputs_of(reference, seed):
 
 
 @tiered("seed", range(3))
-def test_loss_reconstruction_hidden_states_and_gradients(seed, randomise, ours, gradients, assert_same_gradients):
+def test_loss_reconstruction_hidden_states_and_gradients_match(seed, randomise, ours, gradients, assert_same_gradients):
     reference = reference_of(seed, randomise)
     (image, noise), theirs = inputs_of(reference, seed)
     model, variables = ours(reference)
@@ -87,7 +87,7 @@ def test_loss_reconstruction_hidden_states_and_gradients(seed, randomise, ours, 
         (total, weight, _), state = nn.apply(MaskedAutoencoding().loss, model, **painting)({"params": params}, batch)
         return total / weight, state["intermediates"]
 
-    quick = {"xla_backend_optimization_level": 0}  # to compile: it takes longer than to run
+    quick = {"xla_backend_optimization_level": 0}  # compilation dominates
     step = jax.jit(jax.value_and_grad(loss, has_aux=True), compiler_options=quick)
     (value, seen), grads = step(variables["params"])
     np.testing.assert_allclose(value, expected.loss.item(), rtol=1e-5)
@@ -98,12 +98,12 @@ def test_loss_reconstruction_hidden_states_and_gradients(seed, randomise, ours, 
     for mine, other in zip(states, seen_there):
         assert_close(mine, other.detach().numpy())
     for parameter in reference.parameters():
-        if parameter.grad is None:  # the tables, which a folder must have
+        if parameter.grad is None:  # the tables are required in a folder
             parameter.grad = parameter.detach().clone()
     assert_same_gradients(grads, gradients(reference))
 
 
-def test_the_encoder_alone(randomise, ours, tmp_path):
+def test_encoder_without_masking(randomise, ours, tmp_path):
     reference = reference_of(5, randomise, transformers.ViTMAEModel)
     inputs, theirs = inputs_of(reference, 5)
     model, variables = ours(reference)
@@ -119,7 +119,7 @@ def test_the_encoder_alone(randomise, ours, tmp_path):
     assert_close(again, tokens)
 
 
-def test_export_gives_the_same_model_there_and_here(tmp_path):
+def test_export_round_trip(tmp_path):
     model = MAE(
         image_size=12, patch_size=3, depth=2, width=24, num_heads=3, mlp_dim=20, normalised=True, decoder_depth=1,
         decoder_width=16, decoder_num_heads=2, decoder_mlp_dim=10, mask_rate=0.5,
@@ -139,10 +139,10 @@ def test_export_gives_the_same_model_there_and_here(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, restored, variables)
 
 
-def test_a_folder_with_other_tables_is_refused(randomise, ours):
+def test_folder_with_other_tables_raises(randomise, ours):
     reference = reference_of(0, randomise)
     with torch.no_grad():
-        reference.decoder.decoder_pos_embed.zero_()  # as a model that was just made has them
+        reference.decoder.decoder_pos_embed.zero_()  # as in a newly initialized model
     with pytest.raises(
         ValueError, match=r"tensor decoder\.decoder_pos_embed differs from the constant that the model computes"
     ):

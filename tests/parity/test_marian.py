@@ -1,4 +1,4 @@
-"""Marian is BART with fixed positions: it computes what `transformers` computes, from its weights."""
+"""Marian, a BART with sinusoidal positions, matches `transformers`."""
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ def reference_of(seed, randomise, scale=0.15):
         table = side.embed_positions.create_weight()
         del side.embed_positions.weight
         side.embed_positions.register_buffer("weight", table)
-    del reference.final_logits_bias  # a constant of zeros there
+    del reference.final_logits_bias  # constant zeros in the reference
     reference.final_logits_bias = torch.nn.Parameter(torch.zeros(1, vocab_size))
     return randomise(reference, seed, scale)
 
@@ -59,7 +59,7 @@ def test_generation(randomise, assert_same_generation):
     assert_same_generation(reference, start=1, stop_tokens=(3, 5), new=11, lowest=REAL, num_beams=3)
 
 
-def test_export_gives_the_same_model_there_and_here(tmp_path):
+def test_export_round_trip(tmp_path):
     model = bart.BART(
         vocab_size=31, max_length=12, depth=2, decoder_depth=3, width=24, num_heads=3, mlp_dim=40, activation="silu",
         logits_bias=True, dropout=0.1, scale_embedding=True, position="sinusoidal", embed_norm=False,
@@ -80,6 +80,6 @@ def test_export_gives_the_same_model_there_and_here(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, restored, {"params": variables["params"]})
 
 
-def test_a_mixture_of_bart_and_marian_is_not_written(tmp_path):
+def test_export_of_mixed_bart_and_marian_settings_raises(tmp_path):
     with pytest.raises(ValueError, match="a BART cannot be written for `transformers`"):
         convert.save(tmp_path, bart.BART(position="sinusoidal"), {"params": {}})

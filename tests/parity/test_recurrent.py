@@ -1,4 +1,4 @@
-"""Recurrent layers compute what PyTorch's do, from the same weights."""
+"""Recurrent layers match PyTorch."""
 
 from functools import partial
 
@@ -20,7 +20,7 @@ MASK = np.arange(7) < LENGTHS[:, None]
 
 
 def kernels(kind, weights, suffix):
-    """A direction of a layer of PyTorch's as ours: two biases add up, but for what a GRU resets."""
+    """Convert one direction of a PyTorch layer: its two biases are added, except for the reset term of a GRU."""
     w_x, w_h, b_x, b_h = (weights[f"{part}_{suffix}"] for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
     ours = {"input": {"kernel": w_x.T, "bias": b_x}, "recurrent": {"kernel": w_h.T}}
     if kind == "gru":
@@ -52,7 +52,7 @@ def params(kind, depth, weights):
     ],
     first=lambda kind, depth, bidirectional, projection: bidirectional and depth == 2,
 )
-def test_outputs_states_and_gradients_are_those_of_pytorch(kind, depth, bidirectional, projection):
+def test_outputs_states_and_gradients_match_pytorch(kind, depth, bidirectional, projection):
     torch.manual_seed(0)
     options = {"proj_size": projection} if projection else {}
     reference = getattr(torch.nn, kind.upper())(
@@ -87,14 +87,14 @@ def test_outputs_states_and_gradients_are_those_of_pytorch(kind, depth, bidirect
             np.testing.assert_allclose(part, expected[i].detach(), atol=2e-6)
     np.testing.assert_allclose(to_x, inputs.grad, atol=2e-5)
     expected = params(kind, depth, {name: value.grad for name, value in reference.named_parameters()})
-    if kind != "gru":  # each of two biases that add up has the gradient of the sum, which `params` has doubled
+    if kind != "gru":  # both biases have the gradient of their sum, so the converted sum is doubled
         halve = lambda path, x: x / 2 if path[-1].key == "bias" else x  # noqa: E731
         expected = jax.tree_util.tree_map_with_path(halve, expected)
     assert jax.tree.structure(grads) == jax.tree.structure(expected)
     jax.tree.map(partial(np.testing.assert_allclose, atol=3e-5), grads, expected)
 
 
-def test_elmo_is_two_stacks_of_projected_lstms_with_a_residual_connection():
+def test_elmo_matches_residual_stacks_of_projected_lstms():
     torch.manual_seed(0)
     model, mask = ELMo(vocab_size=11, depth=2, width=4, cell_dim=WIDTH, dropout=0.0), torch.tensor(MASK)[..., None]
     stacks = {
@@ -104,7 +104,7 @@ def test_elmo_is_two_stacks_of_projected_lstms_with_a_residual_connection():
     tokens = torch.randint(11, MASK.shape)
 
     def turned(x):
-        """The real tokens of each row from the last to the first."""
+        """Reverse the real tokens of each sequence."""
         return torch.stack([torch.cat([row[:size].flip(0), row[size:]]) for row, size in zip(x, LENGTHS)])
 
     layers, logits = [[table(tokens)] * 2], []

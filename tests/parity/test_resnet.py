@@ -1,4 +1,4 @@
-"""ResNet and BiT compute what `transformers` computes, from its weights, in evaluation and in training."""
+"""ResNet and BiT match `transformers` in evaluation and training."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ KINDS = {"bottleneck": "resnet", "basic": "resnet", "preactivation": "bit", "sam
 def reference_of(kind, seed, randomise, **kwargs):
     rng = np.random.default_rng(seed)
     widths = [8 * int(n) for n in rng.choice(np.arange(1, 5), 2, replace=False)]
-    if KINDS[kind] == "bit":  # whose first block is always projected
+    if KINDS[kind] == "bit":  # the first block of BiT always has a projection
         widths = [32 * int(n) for n in rng.choice(np.arange(2, 5), 2)]
     settings = {
         "num_channels": int(rng.choice([1, 3])),
@@ -45,14 +45,16 @@ def reference_of(kind, seed, randomise, **kwargs):
 
 
 def images_of(reference, size=(45, 38)):
-    """A seed for which no activation is so near to 0 that rounding decides whether a ReLU lets it through."""
+    """Return images for which no input of a ReLU is so close to 0 that rounding determines its sign."""
     images = np.random.default_rng(6).standard_normal((3, *size, reference.config.num_channels)).astype(np.float32)
     return jnp.asarray(images), torch.tensor(images.transpose(0, 3, 1, 2))
 
 
 @pytest.mark.parametrize("training", [False, True])
 @tiered(("kind", "seed"), [(kind, seed) for kind in KINDS for seed in range(2)], first=lambda kind, seed: seed == 0)
-def test_maps_logits_gradients_and_statistics(kind, seed, training, randomise, ours, gradients, assert_same_gradients):
+def test_outputs_gradients_and_statistics_match(
+    kind, seed, training, randomise, ours, gradients, assert_same_gradients
+):
     if training and KINDS[kind] == "bit":
         pytest.skip("it has no statistics")
     reference = reference_of(kind, seed, randomise).train(training)
@@ -68,7 +70,7 @@ def test_maps_logits_gradients_and_statistics(kind, seed, training, randomise, o
         out, state = model.apply(variables | {"params": params}, images, **keep)
         return (jnp.tanh(out) * weights).sum(), (out, state)
 
-    quick = {"xla_backend_optimization_level": 0}  # to compile: it takes longer than to run
+    quick = {"xla_backend_optimization_level": 0}  # compilation dominates
     grads, (out, state) = jax.jit(jax.grad(loss, has_aux=True), compiler_options=quick)(variables["params"])
     maps = state["intermediates"]["features"][0]
     assert_close(out, expected.logits.detach().numpy())
@@ -76,7 +78,7 @@ def test_maps_logits_gradients_and_statistics(kind, seed, training, randomise, o
     for mine, other in zip(maps, expected.hidden_states[1:], strict=True):
         other = other.detach().numpy().transpose(0, 2, 3, 1)
         np.testing.assert_allclose(mine, other, rtol=0, atol=5e-6 * max(1, np.abs(other).max()))
-    if training:  # the reference's running statistics have followed the batch
+    if training:  # the running statistics of the reference were updated
         after = flatten_dict(ours(reference)[1]["statistics"], sep="/")
         for path, value in flatten_dict(state["statistics"], sep="/").items():
             np.testing.assert_allclose(value, after[path], rtol=1e-5, atol=1e-6, err_msg=path)
@@ -101,7 +103,7 @@ def test_frozen_statistics_are_used_and_kept(randomise, ours):
         {"norm": "group", "padding": "same", "groups": 2, "num_classes": 0},
     ],
 )
-def test_export_gives_the_same_model_there_and_here(settings, tmp_path):
+def test_export_round_trip(settings, tmp_path):
     model = resnet.ResNet(depths=(1, 2), widths=(32, 64), stem_width=8, channels=2, **settings)
     images = np.random.default_rng(0).standard_normal((2, 33, 40, 2)).astype(np.float32)
     shapes, rng = jax.eval_shape(model.init, jax.random.key(0), images), np.random.default_rng(3)
@@ -122,7 +124,7 @@ def test_export_gives_the_same_model_there_and_here(settings, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, restored, variables)
 
 
-def test_what_the_reference_has_not(tmp_path):
+def test_export_of_unsupported_models_raises(tmp_path):
     model = resnet.ResNet(stem="small", depths=(1,), widths=(8,))
     variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
     with pytest.raises(ValueError, match="the stem 'imagenet' and epsilon 1e-5"):

@@ -1,4 +1,4 @@
-"""Seq2Seq computes what the papers' equations say, written out in PyTorch for one pair at a time, without padding."""
+"""Seq2Seq matches the equations of the papers, implemented in PyTorch for single pairs without padding."""
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +87,7 @@ class Reference(torch.nn.Module):
         return torch.stack(logits), torch.stack(looks)
 
     def ours(self, get):
-        """What `get` gives for each parameter, in our layout; None where the gradient of an unused one would be."""
+        """Return `get` of each parameter in our layout; None for the gradient of an unused parameter."""
 
         def cell(module, end, input_size):
             w_x, w_h, b_x, b_h = (get(getattr(module, f"{p}{end}")) for p in WEIGHTS)
@@ -157,7 +157,7 @@ def gradient(parameter):
     ],
     first=lambda kind, *others: kind == "gru",
 )
-def test_logits_weights_and_gradients(kind, depth, bidirectional, attention, span):
+def test_logits_attention_weights_and_gradients_match(kind, depth, bidirectional, attention, span):
     torch.manual_seed(0)
     reference = Reference(kind, depth, bidirectional, attention, span)
     with torch.no_grad():
@@ -170,7 +170,17 @@ def test_logits_weights_and_gradients(kind, depth, bidirectional, attention, spa
     weigh = RNG.standard_normal((2, 6, VOCAB)).astype(np.float32)
     sum((logits * torch.tensor(part)).sum() for (logits, _), part in zip(rows, weigh)).backward()
 
-    model = Seq2Seq(VOCAB, kind, depth, WIDTH, EMBED, bidirectional, attention, span, WINDOW)
+    model = Seq2Seq(
+        vocab_size=VOCAB,
+        cell=kind,
+        depth=depth,
+        width=WIDTH,
+        embed_width=EMBED,
+        bidirectional=bidirectional,
+        attention=attention,
+        span=span,
+        window=WINDOW,
+    )
     mask = jnp.arange(7) < jnp.asarray(LENGTHS)[:, None]
 
     def loss(params):

@@ -1,4 +1,4 @@
-"""Swin and Swin V2 compute what `transformers` computes, from its weights."""
+"""Swin and Swin V2 match `transformers`."""
 
 from functools import partial
 
@@ -16,14 +16,14 @@ CLASSES = {
     "swin": (transformers.SwinConfig, transformers.SwinForImageClassification, transformers.SwinModel),
     "swinv2": (transformers.Swinv2Config, transformers.Swinv2ForImageClassification, transformers.Swinv2Model),
 }
-jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # to compile takes longer than to run
-# kind, depths, window, the grid of an image of image_size, that of the image
+jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compilation dominates
+# version, depths, window, grid of patches at image_size, grid of the images
 CASES = [
-    ("swin", [2, 3], 3, 8, (7, 11)),  # shifted and padded; merged from an odd map
-    ("swin", [3], 4, 4, (4, 10)),  # one window high: not shifted, though there are three side by side
+    ("swin", [2, 3], 3, 8, (7, 11)),  # shifted and padded; merged from an odd grid
+    ("swin", [3], 4, 4, (4, 10)),  # one window high, so not shifted, although it is three windows wide
     ("swinv2", [3, 1], 3, 8, (7, 11)),
-    ("swinv2", [1, 2], 5, 9, (18, 13)),  # made for maps of 9 and 4: windows of 5 and 4, the latter not shifted
-    ("swinv2", [2], 3, 16, (5, 2)),  # a map smaller than a window, and shifted all the same
+    ("swinv2", [1, 2], 5, 9, (18, 13)),  # feature maps of 9 and 4: windows of 5 and 4, the latter not shifted
+    ("swinv2", [2], 3, 16, (5, 2)),  # a feature map smaller than a window is shifted nevertheless
 ]
 
 
@@ -51,7 +51,7 @@ def reference_of(seed, randomise, kind, depths, window, side, without_classifier
 
 
 def images_of(reference, seed, grid, missing=1):
-    """Of a grid of patches of which the last ones miss some rows and columns."""
+    """Return images for a grid of patches, the last of which are incomplete."""
     config = reference.config
     size = [n * config.patch_size - missing for n in grid]
     images = np.random.default_rng(seed + 100).standard_normal((2, *size, config.num_channels)).astype(np.float32)
@@ -59,7 +59,7 @@ def images_of(reference, seed, grid, missing=1):
 
 
 @tiered(("seed", "case"), [*enumerate(CASES)], ids=map(str, CASES), first=lambda seed, case: seed in (0, 2))
-def test_logits_hidden_states_and_gradients(seed, case, randomise, ours, gradients, assert_same_gradients):
+def test_logits_hidden_states_and_gradients_match(seed, case, randomise, ours, gradients, assert_same_gradients):
     *sizes, grid = case
     trained = {"pretrained_window_sizes": [4, 0]} if seed == 3 else {}
     reference = reference_of(seed, randomise, *sizes, **trained)
@@ -117,8 +117,10 @@ def test_feature_maps_and_a_model_without_a_classifier(kind, randomise, ours, tm
     assert_close(exported.eval()(theirs).logits.detach().numpy(), pooled)
 
 
-def test_a_map_smaller_than_a_window_is_what_a_smaller_window_sees(randomise, ours):
-    """The reference fails there. One whose windows are as small, with the part of our table that is used, does not."""
+def test_feature_map_smaller_than_a_window_matches_a_smaller_window(randomise, ours):
+    """Compare with a reference that has smaller windows and the used part of the table, because the reference
+    itself fails.
+    """
     reference = reference_of(3, randomise, "swin", [2], 3, 3)
     images, theirs = images_of(reference, 3, (3, 7))
     model, variables = ours(reference)
@@ -133,9 +135,9 @@ def test_a_map_smaller_than_a_window_is_what_a_smaller_window_sees(randomise, ou
 
 
 @tiered(("version", "kind"), [("v1", "swin"), ("v2", "swinv2")])
-def test_export_gives_the_same_model_there_and_here(version, kind, tmp_path):
+def test_export_round_trip(version, kind, tmp_path):
     model = swin.Swin(
-        3, image_size=12, patch_size=2, channels=2, depths=(1, 2), width=12, num_heads=(3, 2), window=2,
+        num_classes=3, image_size=12, patch_size=2, channels=2, depths=(1, 2), width=12, num_heads=(3, 2), window=2,
         version=version, mlp_ratio=2.0, activation="gelu_tanh", stochastic_depth=0.3,
     )  # fmt: skip
     images = np.random.default_rng(0).standard_normal((2, 11, 16, 2)).astype(np.float32)

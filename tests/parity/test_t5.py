@@ -1,4 +1,4 @@
-"""T5, versions 1.0 and 1.1, computes what `transformers` computes, from its weights."""
+"""T5 1.0 and 1.1 match `transformers`."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from tests.tolerance import assert_close
 
 
 def reference_of(seed, randomise, scale=0.15, tied=False):
-    """Even seeds are version 1.0, odd ones 1.1, whose embeddings may be tied."""
+    """Return a random T5: version 1.0 for even seeds, and 1.1, with tied or untied embeddings, for odd ones."""
     rng = np.random.default_rng(seed)
     config = transformers.T5Config(
         vocab_size=int(rng.integers(11, 50)),
@@ -34,7 +34,7 @@ def reference_of(seed, randomise, scale=0.15, tied=False):
         attn_implementation="eager",
     )
     reference = transformers.T5ForConditionalGeneration(config)
-    if seed % 2 and not tied:  # `transformers` 5 ties what it makes; what it loads it leaves untied
+    if seed % 2 and not tied:  # `transformers` 5 ties the embeddings of new models, but not of loaded ones
         reference.lm_head.weight = torch.nn.Parameter(reference.lm_head.weight.clone())
     return randomise(reference, seed, scale)
 
@@ -60,8 +60,8 @@ def test_settings(randomise, ours):
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (8, 20), (64, 256), (10, 6)])
-def test_buckets(bidirectional, buckets, max_distance):
-    """The table's rows are their own numbers, so that the bias is the bucket."""
+def test_position_buckets_match(bidirectional, buckets, max_distance):
+    """Check buckets through a table whose rows are their own indices."""
     attention = transformers.models.t5.modeling_t5.T5Attention
     distance = torch.arange(-300, 301)
     expected = attention._relative_position_bucket(distance, bidirectional, buckets, max_distance)
@@ -81,7 +81,7 @@ V1_1 = {"gated": True, "tied": False, "activation": "gelu_tanh"}
 
 
 @tiered("version", [{}, V1_1, V1_1 | {"tied": True, "scale_decoder_outputs": False}], ids=str)
-def test_export_gives_the_same_model_there_and_here(version, tmp_path):
+def test_export_round_trip(version, tmp_path):
     model = t5.T5(
         vocab_size=31, depth=2, decoder_depth=3, width=20, num_heads=3, head_size=4, mlp_dim=40, buckets=12,
         max_distance=40, epsilon=1e-3, dropout=0.1, **version,
@@ -102,14 +102,14 @@ def test_export_gives_the_same_model_there_and_here(version, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, restored, {"params": variables["params"]})
 
 
-def test_an_output_projection_of_its_own_is_not_scaled_there():
+def test_untied_output_projection_is_not_scaled():
     model = t5.T5(tied=False, scale_decoder_outputs=True)
     with pytest.raises(ValueError, match="`transformers` scales tied outputs alone"):
-        convert.t5.FAMILY.config(model)
+        convert.FAMILIES["t5"].config(model)
 
 
-def test_old_files_repeat_the_embedding(tmp_path):
-    """They have a bias, too, that nobody reads."""
+def test_old_files_with_repeated_embeddings(tmp_path):
+    """Check files that repeat the embedding and have an unused bias."""
     model = t5.T5(vocab_size=9, depth=1, width=8, num_heads=2, head_size=3, mlp_dim=5)
     variables = jax.jit(model.init)(jax.random.key(0), *np.zeros((2, 1, 1), np.int32))
     convert.save(tmp_path, model, variables)
@@ -124,11 +124,11 @@ def test_old_files_repeat_the_embedding(tmp_path):
         convert.load(tmp_path)
 
 
-def test_every_activation_is_written_as_what_is_read():
+def test_activations_round_trip():
     for gated in (False, True):
         for activation in ("relu", "gelu", "gelu_tanh", "silu"):
-            written = convert.t5.FAMILY.config(t5.T5(gated=gated, activation=activation))
-            read = convert.t5.FAMILY.settings(written, "", {})
+            written = convert.FAMILIES["t5"].config(t5.T5(gated=gated, activation=activation))
+            read = convert.FAMILIES["t5"].settings(written, "", {})
             assert (read["gated"], read["activation"]) == (gated, activation)
             theirs = transformers.T5Config(feed_forward_proj=written["feed_forward_proj"])
             assert theirs.is_gated_act == gated

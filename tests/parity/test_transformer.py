@@ -1,4 +1,4 @@
-"""The Transformer computes what PyTorch's modules compute, from the same weights."""
+"""The Transformer matches the modules of PyTorch."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ DEPTH, WIDTH, HEADS, HIDDEN, VOCAB = 2, 12, 3, 20, 13
 
 
 def linear(layer, *shape):
-    """A PyTorch linear layer's weights as ours."""
+    """Convert the weights of a PyTorch linear layer."""
     return {"kernel": layer.weight.detach().numpy().T.reshape(*shape), "bias": layer.bias.detach().numpy()}
 
 
@@ -45,17 +45,27 @@ def stack(layers, cross):
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize("placement", ["post", "pre"])
 @tiered("activation", ["relu", "gelu"])
-def test_logits_and_hidden_states(placement, activation, randomise):
+def test_logits_and_hidden_states_match(placement, activation, randomise):
     torch.manual_seed(0)
     options = {"norm_first": placement == "pre", "activation": activation, "batch_first": True, "dropout": 0.0}
     options |= {"layer_norm_eps": 1e-4}
     reference = torch.nn.Transformer(WIDTH, HEADS, DEPTH, DEPTH, HIDDEN, **options)
-    if placement == "post":  # PyTorch's stack ends with one more norm, the paper's does not
+    if placement == "post":  # the PyTorch stack has a final norm, unlike the paper
         reference.encoder.norm = reference.decoder.norm = None
     randomise(reference, 1)
     embedding = torch.nn.Embedding(VOCAB, WIDTH)
 
-    model = Transformer(VOCAB, 9, DEPTH, WIDTH, HEADS, HIDDEN, activation=activation, placement=placement, epsilon=1e-4)
+    model = Transformer(
+        vocab_size=VOCAB,
+        max_length=9,
+        depth=DEPTH,
+        width=WIDTH,
+        num_heads=HEADS,
+        mlp_dim=HIDDEN,
+        activation=activation,
+        placement=placement,
+        epsilon=1e-4,
+    )
     params = {"embed": {"table": embedding.weight.detach().numpy()}}
     for side in ("encoder", "decoder"):
         params[f"{side}_stack"] = stack(getattr(reference, side).layers, side == "decoder")

@@ -1,4 +1,6 @@
-"""Transformer-XL against the paper's formulas, position by position in PyTorch: `transformers` 5 has no such model."""
+"""Transformer-XL matches the formulas of the paper in PyTorch, position by position (`transformers` 5 has no
+such model).
+"""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +21,9 @@ def sinusoid(distance, width):
 
 
 def attention(part, h, memory):
-    """Section 3.3: A_ij = q_i k_j + q_i W_kR R_(i-j) + u k_j + v W_kR R_(i-j), keys and values of [SG(memory), h]."""
+    """Compute section 3.3: A_ij = q_i k_j + q_i W_kR R_(i-j) + u k_j + v W_kR R_(i-j), keys and values of
+    [SG(memory), h].
+    """
     context = torch.cat([memory.detach(), h], dim=1)
     query, key, value = (
         torch.einsum("btd,dhc->bthc", x, part[name]["kernel"])
@@ -46,7 +50,7 @@ def norm(part, x):
 
 
 def reference(params, segments, memory_length):
-    """The logits of each segment, and the hidden states of the last one."""
+    """Return the logits of each segment, and the hidden states of the last one."""
     table, width, results = params["embed"]["table"], params["embed"]["table"].shape[1], []
     layers = params["stack"]["layers"]
     depth = layers["attention"]["u"].shape[0]
@@ -67,8 +71,8 @@ def reference(params, segments, memory_length):
 
 
 @tiered("memory_length", [0, 3, 6], first=lambda memory_length: memory_length == 3)
-def test_segments_and_gradients_are_the_papers(memory_length, assert_same_gradients):
-    """A memory shorter than a segment, one that fills up slowly, and none."""
+def test_segments_and_gradients_match_the_paper(memory_length, assert_same_gradients):
+    """Check a memory shorter than a segment, one that takes several segments to fill, and none."""
     rng = np.random.default_rng(memory_length)
     model = TransformerXL(
         vocab_size=11, max_length=SEGMENT, memory_length=memory_length, depth=2, width=6, num_heads=2, mlp_dim=7

@@ -1,4 +1,4 @@
-"""ViT computes what `transformers` computes, from its weights."""
+"""ViT matches `transformers`."""
 
 from functools import partial
 
@@ -37,7 +37,7 @@ def reference_of(seed, randomise, cls=transformers.ViTForImageClassification, **
 
 
 def images_of(reference, seed, rows=None, columns=None):
-    """Of another size than the model's if told, in patches."""
+    """Return random images, with sides of the model or of the given numbers of patches."""
     config = reference.config
     size = [n * config.patch_size if n else config.image_size for n in (rows, columns)]
     images = np.random.default_rng(seed + 100).standard_normal((2, *size, config.num_channels)).astype(np.float32)
@@ -45,7 +45,7 @@ def images_of(reference, seed, rows=None, columns=None):
 
 
 @tiered("seed", SEEDS)
-def test_logits_hidden_states_and_gradients(seed, randomise, ours, gradients, assert_same_gradients):
+def test_logits_hidden_states_and_gradients_match(seed, randomise, ours, gradients, assert_same_gradients):
     reference = reference_of(seed, randomise)
     images, theirs = images_of(reference, seed)
     model, variables = ours(reference)
@@ -101,9 +101,16 @@ def test_model_without_a_classifier(pooler, randomise, ours, tmp_path):
 
 
 @tiered("num_classes", [2, 5])
-def test_export_gives_the_same_model_there_and_here(num_classes, tmp_path):
+def test_export_round_trip(num_classes, tmp_path):
     model = vit.ViT(
-        num_classes, image_size=12, patch_size=3, channels=2, depth=2, width=24, num_heads=3, activation="gelu_tanh"
+        num_classes=num_classes,
+        image_size=12,
+        patch_size=3,
+        channels=2,
+        depth=2,
+        width=24,
+        num_heads=3,
+        activation="gelu_tanh",
     )
     images = np.random.default_rng(0).standard_normal((2, 12, 12, 2)).astype(np.float32)
     rng = np.random.default_rng(3)
@@ -123,8 +130,8 @@ def test_export_gives_the_same_model_there_and_here(num_classes, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, restored, variables)
 
 
-def test_registers_and_layer_scale(randomise):
-    """DINOv2's model with registers has both; its weights are ours by other names."""
+def test_registers_and_layer_scale_match(randomise):
+    """Compare with DINOv2 with registers, whose weights are the same under other names."""
     config = transformers.Dinov2WithRegistersConfig(
         hidden_size=24, num_hidden_layers=2, num_attention_heads=3, mlp_ratio=2, image_size=8, patch_size=4,
         num_channels=3, num_register_tokens=3, layer_norm_eps=1e-3, attn_implementation="eager",
@@ -157,7 +164,7 @@ def test_registers_and_layer_scale(randomise):
         "norm": {"scale": tensors["layernorm.weight"], "bias": tensors["layernorm.bias"]},
     }
     sizes = {"image_size": 8, "patch_size": 4, "depth": 2, "width": 24, "num_heads": 3, "mlp_dim": 48, "epsilon": 1e-3}
-    model = vit.ViT(0, **sizes, num_registers=3, layer_scale=1.0)
+    model = vit.ViT(num_classes=0, **sizes, num_registers=3, layer_scale=1.0)
     found = jax.jit(partial(model.apply, method="encode"))({"params": params}, images)
     expected = reference(theirs).last_hidden_state.detach().numpy()
     assert_close(found, np.delete(expected, [1, 2, 3], axis=1))

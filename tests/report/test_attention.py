@@ -50,7 +50,7 @@ def test_encoder_decoder_records_three_kinds_of_attention():
     changed[0, 3] = (changed[0, 3] + 1) % 11
     changed = {"inputs": np.pad(changed, ((0, 1), (0, 3)))}
     other = attention_of_texts(model, variables, batch | masks | changed, Letters())["attention_text"]
-    ratio = (other["encoder"] / found["encoder"])[0, :, 0]  # of the first query, which stays
+    ratio = (other["encoder"] / found["encoder"])[0, :, 0]  # of the first query, whose input is unchanged
     rest = np.delete(ratio, 3, axis=1)
     np.testing.assert_allclose(rest, rest[:, :1].repeat(5, 1), rtol=1e-4)
     assert (abs(ratio[:, 3] / rest[:, 0] - 1) > 1e-3).all()

@@ -1,4 +1,4 @@
-"""Detection: the loss over parts, devices and empty images; average precision; whole runs on `shapes`."""
+"""Object detection: loss with micro-batches, several devices and empty images; average precision; runs on `shapes`."""
 
 import json
 
@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from lineage import models
+from lineage.configs.run import Init, Run
 from lineage.data.sources import shapes
 from lineage.models import convert
 from lineage.models.detr import DETR
@@ -53,20 +54,21 @@ def batch_of(size=8):
 
 @pytest.fixture(scope="module")
 def one_step():
-    """The first state of a small model, and a training step in so many parts."""
+    """Return a small model, its initial state, and a function that makes a training step for `grad_accum_steps`."""
     model = models.build("detr", backbone={"name": "resnet", **BACKBONE}, num_classes=4, dropout=0.0, **SIZES)
     optimizer = optax.sgd(1e-3)
     batch = jax.tree.map(jnp.asarray, batch_of())
     state = jax.jit(lambda: init_state(model, optimizer, ObjectDetection().loss, batch, seed=0))()
 
     def make(accumulate):
-        return jax.jit(make_train_step(model, ObjectDetection().loss, optimizer, seed=0, grad_accum_steps=accumulate))
+        return jax.jit(make_train_step(model, ObjectDetection().loss, optimizer, Run(grad_accum_steps=accumulate)))
 
     return model, state, make
 
 
-def test_accumulated_and_sharded_is_whole_and_single(one_step):
-    """Also where parts have other numbers of objects: of the two parts, one has all that have one or three."""
+@pytest.mark.thorough
+def test_accumulation_and_sharding_match_a_single_device(one_step):
+    """Check micro-batches with different numbers of objects: one has all images with one or three."""
     _, state, make = one_step
     whole, metrics = make(1)(state, jax.tree.map(jnp.asarray, batch_of()))
     parts, metrics_of_parts = make(2)(state, to_mesh(batch_of(), make_mesh(4, 1, 1, jax.devices()[:4])))
@@ -74,7 +76,7 @@ def test_accumulated_and_sharded_is_whole_and_single(one_step):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
         assert np.isfinite(one).all()
     assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (state.params, whole.params))))
-    assert {"class_loss_layer_1", "box_loss_layer_1", "giou_loss_layer_1"} < set(metrics)  # of the first of two layers
+    assert {"class_loss_layer_1", "box_loss_layer_1", "giou_loss_layer_1"} < set(metrics)  # of the first layer
     for name, value in metrics.items():
         np.testing.assert_allclose(value, metrics_of_parts[name], rtol=1e-5, err_msg=name)
 
@@ -84,7 +86,7 @@ def test_accumulated_and_sharded_is_whole_and_single(one_step):
     assert np.isfinite(metrics["gradient_norm"])
 
 
-def test_what_does_not_fit(one_step):
+def test_invalid_weights_and_too_many_objects_raise(one_step):
     model, state, _ = one_step
     batch = jax.tree.map(jnp.asarray, batch_of(2))
     with pytest.raises(
@@ -97,7 +99,7 @@ def test_what_does_not_fit(one_step):
         jax.eval_shape(nn.apply(lambda model: ObjectDetection().loss(model, batch), model), state.variables())
 
 
-def test_a_run_is_evaluated_whole_and_shows_its_boxes(tiny, tmp_path, monkeypatch):
+def test_evaluation_covers_the_whole_split_and_report_shows_boxes(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(shapes, "SIZES", {"train": 30, "validation": 7, "test": 7})
     draw = shapes.DrawnShapes.__getitem__
     cut = lambda example: {name: value if name == "image" else value[:3] for name, value in example.items()}  # noqa: E731
@@ -115,22 +117,22 @@ def test_a_run_is_evaluated_whole_and_shows_its_boxes(tiny, tmp_path, monkeypatc
     assert experiment.evaluation()(experiment.restore().variables(average=True)) == pytest.approx(metrics, rel=1e-5)
 
 
-def test_models_and_tasks_that_do_not_fit(tiny):
+def test_incompatible_models_and_tasks_raise(tiny):
     with pytest.raises(ValueError, match="'object_detection' needs a model with the outputs objects: ViT has classes"):
-        ObjectDetection().check_model(ViT(8))
+        ObjectDetection().check_model(ViT(num_classes=8))
     with pytest.raises(ValueError, match="'image_classification' needs a model with the outputs classes: DETR has obj"):
-        ImageClassification().check_model(DETR(ResNet()))
+        ImageClassification().check_model(DETR(backbone=ResNet()))
     experiment = Experiment(tiny("detr", TINY | {"evaluators.knn": "knn"}), **ONE)
     with pytest.raises(ValueError, match="'object_detection' has no features for probes: they are for labelled images"):
         experiment.evaluation()
     with pytest.raises(ValueError, match="the backbone is a ViT: it must be one with maps"):
-        jax.eval_shape(DETR(ViT(0)).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
+        jax.eval_shape(DETR(backbone=ViT(num_classes=0)).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
     with pytest.raises(ValueError, match="width is 18: it must be a multiple of 4"):
-        jax.eval_shape(DETR(ResNet(), width=18).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
+        jax.eval_shape(DETR(backbone=ResNet(), width=18).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
 
 
 @pytest.mark.thorough
-def test_the_backbone_starts_from_a_classifiers(tiny, tmp_path):
+def test_backbone_is_initialized_from_a_classifier(tiny, tmp_path):
     like = {"norm": "batch", "num_classes": 5, "channels": 3}
     classifier = models.build("resnet", **BACKBONE | like)
     variables = jax.jit(classifier.init)(jax.random.key(5), jnp.zeros((1, 16, 16, 3)))
@@ -139,8 +141,8 @@ def test_the_backbone_starts_from_a_classifiers(tiny, tmp_path):
     changes = {"model.backbone.norm": "batch", "model.backbone.frozen": True}
     experiment = Experiment(tiny("detr", TINY | changes), **ONE)
     state = jax.jit(experiment.make_state)()
-    found, said = pretrained.start_from(state, experiment.model, str(tmp_path), rename=(("^", "backbone/"),))
-    assert "not used: backbone" in said  # its classifier
+    found, said = pretrained.start_from(state, experiment.model, Init(str(tmp_path), rename=(("^", "backbone/"),)))
+    assert "not used: backbone" in said  # the classifier
     for kind in ("params", "statistics"):
         ours = found.variables()[kind]["backbone"]
         jax.tree.map(np.testing.assert_array_equal, ours, {name: variables[kind][name] for name in ours})

@@ -1,4 +1,6 @@
-"""Fine-tuning: classes of texts, numbers, tags, answers; from another run's parameters; and with a teacher."""
+"""Fine-tuning for classification, regression, tagging and question answering; initialization from runs;
+distillation.
+"""
 
 import json
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
+from lineage.configs.run import Init
 from lineage.data.tokenizers import Bytes
 from lineage.evaluation.texts import pooled_accuracy
 from lineage.models import convert
@@ -31,12 +34,12 @@ ONE = {"devices": jax.devices()[:1]}
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):
-    """Small files of each kind, and the options that read them."""
+    """Write small files for each task and return the options that read them."""
     folder = tmp_path_factory.mktemp("tasks")
     texts = [("good nice fine", "yes"), ("bad awful poor", "no"), ("nice fine good", "yes"), ("poor bad", "no")]
     (folder / "labels.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in texts * 2))
     (folder / "numbers.tsv").write_text("".join(f"{'a' * n}\t{n / 4}\n" for n in range(8)))
-    words = [("The", "DET"), ("cat", "NOUN"), ("sees", "VERB"), ("her", "PRON"), ("cat", "NOUN")]
+    words = [("The", "B-NP"), ("cat", "I-NP"), ("sees", "O"), ("her", "B-NP"), ("cat", "I-NP")]
     lines = [f"{i}\t{word}\t_\t{tag}\t_\t_\t_\t_\t_\t_\n" for i, (word, tag) in enumerate(words, 1)]
     (folder / "tags.conllu").write_text("".join([*lines, "\n", *lines[:3], "\n"]))
     contexts = [f"{name} lives in {town}." for name, town in (("Ann", "Rome"), ("Bo", "Paris"), ("Cy", "Bonn"))]
@@ -46,7 +49,7 @@ def tasks(tmp_path_factory):
     of = {
         "text_classification": ("labels", "labels.tsv", 2),
         "text_regression": ("labels", "numbers.tsv", 1),
-        "token_classification": ("conllu", "tags.conllu", 4),
+        "token_classification": ("conllu", "tags.conllu", 3),
         "question_answering": ("squad", "squad.json", 2),
     }
     return {
@@ -65,7 +68,7 @@ def tasks(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pretrained(tiny, tmp_path_factory):
-    """The workdir of a BERT that has guessed a few hidden bytes."""
+    """Train a BERT for a few steps of masked language modeling and return its workdir."""
     workdir = tmp_path_factory.mktemp("pretrained")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "write_report", lambda workdir: None)
@@ -79,12 +82,13 @@ def learned(tiny, changes, workdir, steps=60):
     return loop.train(config, workdir, **ONE)
 
 
-def test_classes_are_learned(tasks, tiny, tmp_path):
+def test_classification_is_learned(tasks, tiny, tmp_path):
     found = learned(tiny, tasks["text_classification"], tmp_path)
     assert {found[f"validation/{name}"] for name in ("accuracy", "f1", "matthews")} == {1.0}
 
 
-def test_numbers_are_learned(tasks, tiny, tmp_path):
+@pytest.mark.thorough
+def test_regression_is_learned(tasks, tiny, tmp_path):
     found = learned(tiny, tasks["text_regression"], tmp_path, 150)
     assert found["validation/pearson"] > 0.9
     assert found["validation/spearman"] > 0.9
@@ -92,12 +96,15 @@ def test_numbers_are_learned(tasks, tiny, tmp_path):
         learned(tiny, tasks["text_regression"] | {"model.num_classes": 3}, tmp_path / "b", 1)
 
 
-def test_tags_are_learned(tasks, tiny, tmp_path):
-    assert learned(tiny, tasks["token_classification"], tmp_path)["validation/accuracy"] == 1.0
+@pytest.mark.thorough
+def test_tagging_is_learned(tasks, tiny, tmp_path):
+    found = learned(tiny, tasks["token_classification"], tmp_path)
+    assert {found[f"validation/{name}"] for name in ("accuracy", "precision", "recall", "f1")} == {1.0}
 
 
-def test_answers_are_learned(tasks, tiny, tmp_path):
-    """From questions to the characters of answers, some of which are none: by heart."""
+@pytest.mark.thorough
+def test_question_answering_is_learned(tasks, tiny, tmp_path):
+    """Check that a small data set with unanswerable questions is memorized, measured on the texts of the answers."""
     changes = tasks["question_answering"] | {"model.width": 32, "schedule.learning_rate": 3e-3}
     found = learned(tiny, changes, tmp_path, 250)
     assert found["validation/accuracy"] == 1.0
@@ -105,9 +112,9 @@ def test_answers_are_learned(tasks, tiny, tmp_path):
     assert found["validation/f1"] == 1.0
 
 
-@tiered("task", ["text_classification", "text_regression", "token_classification", "question_answering"], first=2)
-def test_padding_changes_nothing(task, tasks, tiny):
-    """The loss, its weight and the gradient are those of shorter rows."""
+@tiered("task", ["token_classification", "text_regression", "text_classification", "question_answering"], first=2)
+def test_padding_does_not_change_loss_and_gradient(task, tasks, tiny):
+    """Compare loss, weight and gradient with those of shorter sequences."""
     experiment = Experiment(tiny("bert", tasks[task]), **ONE)
     batch = experiment.data.splits["validation"][0]
     size = batch["tokens_mask"].sum(1).max()
@@ -126,7 +133,7 @@ def test_padding_changes_nothing(task, tasks, tiny):
         np.testing.assert_allclose(a, b, atol=2e-4)
 
 
-def test_the_span_loss_by_hand(tasks, tiny):
+def test_span_loss_matches_reference(tasks, tiny):
     experiment = Experiment(tiny("bert", tasks["question_answering"]), **ONE)
     batch = {name: jnp.asarray(value) for name, value in experiment.data.splits["validation"][0].items()}
     variables = {"params": jax.jit(experiment.make_state)().params}
@@ -143,7 +150,7 @@ def test_the_span_loss_by_hand(tasks, tiny):
     assert weight == 7
 
 
-def test_a_whole_text_has_the_class_of_its_rows(tasks, tiny):
+def test_pooled_accuracy_of_long_texts(tasks, tiny):
     changes = {"task.long_text": "segments", "task.stride": 2, "task.sequence_length": 8}
     experiment = Experiment(tiny("bert", tasks["text_classification"] | changes), **ONE)
     source = experiment.data.splits["validation"].source
@@ -176,13 +183,13 @@ def test_a_whole_text_has_the_class_of_its_rows(tasks, tiny):
         ({"model.num_classes": 1}, r"model\.num_classes is 1: it must be at least 2, as the source 'labels' has"),
     ],
 )
-def test_errors(changes, message, tasks, tiny, tmp_path):
+def test_invalid_options_raise(changes, message, tasks, tiny, tmp_path):
     with pytest.raises(ValueError, match=message):
         learned(tiny, tasks["text_classification"] | changes, tmp_path, 1)
 
 
-def test_a_run_starts_from_another(pretrained, tasks, tiny, tmp_path, capsys):
-    """The parameters and the tokenizer before the first step are the other run's, but for what is left out."""
+def test_run_is_initialized_from_another(pretrained, tasks, tiny, tmp_path, capsys):
+    """Check that initial parameters and tokenizer equal those of the other run, except for `init.skip`."""
     changes = tasks["token_classification"] | {
         "init.path": str(pretrained),
         "tokenizer": "characters",
@@ -202,7 +209,7 @@ def test_a_run_starts_from_another(pretrained, tasks, tiny, tmp_path, capsys):
 
 
 @pytest.mark.thorough
-def test_going_on_does_not_start_again(pretrained, tasks, tiny, tmp_path, monkeypatch):
+def test_resumed_run_is_not_initialized_again(pretrained, tasks, tiny, tmp_path, monkeypatch):
     changes = tasks["token_classification"] | {"init.path": str(pretrained)}
     config = tiny("bert", changes | {"total_steps": 1})
     loop.train(config, tmp_path, **ONE)
@@ -211,7 +218,7 @@ def test_going_on_does_not_start_again(pretrained, tasks, tiny, tmp_path, monkey
     loop.train(config, tmp_path, **ONE)
 
 
-def test_a_folder_of_transformers(tasks, tiny, tmp_path):
+def test_initialization_from_a_hugging_face_folder(tasks, tiny, tmp_path):
     config = tiny("bert", tasks["text_classification"])
     experiment = Experiment(config, **ONE)
     state = experiment.state(Checkpoints(tmp_path / "none"))
@@ -221,7 +228,9 @@ def test_a_folder_of_transformers(tasks, tiny, tmp_path):
     (tmp_path / "bert" / "config.json").write_text(
         json.dumps(json.loads((tmp_path / "bert" / "config.json").read_text()) | {"architectures": ["BertModel"]})
     )
-    found, said = initial.start_from(state, experiment.model, str(tmp_path / "bert"), ("classifier",), (1, 0))
+    found, said = initial.start_from(
+        state, experiment.model, Init(str(tmp_path / "bert"), ("classifier",), layers=(1, 0))
+    )
     assert said.endswith("new: classifier; not used: nothing")
     layers = found.params["stack"]["layers"]["mlp"]["up"]["kernel"]
     np.testing.assert_array_equal(layers, variables["params"]["stack"]["layers"]["mlp"]["up"]["kernel"][::-1])
@@ -229,7 +238,7 @@ def test_a_folder_of_transformers(tasks, tiny, tmp_path):
     np.testing.assert_array_equal(found.params["classifier"]["kernel"], state.params["classifier"]["kernel"])
 
 
-def test_what_cannot_be_started_from(pretrained, tasks, tiny, tmp_path):
+def test_invalid_initialization_raises(pretrained, tasks, tiny, tmp_path):
     changes = tasks["token_classification"] | {"init.path": str(pretrained)}
     with pytest.raises(
         ValueError, match=r"embed/table is \(261, 16\) in .*, but the model's is \(261, 32\): make them"
@@ -243,14 +252,14 @@ def test_what_cannot_be_started_from(pretrained, tasks, tiny, tmp_path):
         learned(tiny, changes | {"init.skip": ("embed", "head")}, tmp_path / "e", 1)
     with pytest.raises(FileNotFoundError, match="absent"):
         learned(tiny, changes | {"init.path": "absent"}, tmp_path / "c", 1)
-    with pytest.raises(ValueError, match=r"init\.skip has '\[', which is no regular expression"):
+    with pytest.raises(ValueError, match=r"init\.skip has '\[', which is not a regular expression"):
         learned(tiny, changes | {"init.skip": ("[",)}, tmp_path / "d", 1)
     layers = {"init.path": str(pretrained), "init.layers": (0, 7)}
     with pytest.raises(ValueError, match=r"init\.layers is \(0, 7\): the model in .* has layers 0 to"):
         loop.train(tiny("bert", MASKED | layers), tmp_path / "layers", **ONE)
 
 
-def test_a_distillation_has_three_weights(pretrained, tiny):
+def test_distillation_with_wrong_number_of_weights_raises(pretrained, tiny):
     config = tiny("bert", distilled(pretrained, {"task.weights": (5.0,)}))
     with pytest.raises(ValueError, match=r"task\.weights is \(5\.0,\): it must have 3, for teacher, masked language"):
         jax.eval_shape(Experiment(config).make_state)
@@ -264,7 +273,7 @@ def distilled(pretrained, changes=()):
     )
 
 
-def test_the_three_losses_by_hand(pretrained, tiny):
+def test_distillation_loss_matches_reference(pretrained, tiny):
     config = tiny("bert", distilled(pretrained, {"task.temperature": 3.0, "task.weights": (0.5, 0.25, 2.0)}))
     experiment = Experiment(config, **ONE)
     batch = dict(jax.tree.map(jnp.asarray, experiment.data.splits["validation"][0]))
@@ -285,7 +294,7 @@ def test_the_three_losses_by_hand(pretrained, tiny):
     )
     np.testing.assert_allclose(told["teacher_hidden"], their_hidden, atol=1e-5)
     total, count = 0.0, 0
-    for row in np.flatnonzero(batch["mask"].any(axis=1)):  # the others are padding
+    for row in np.flatnonzero(batch["mask"].any(axis=1)):  # the other rows are padding
         real = np.asarray(batch["tokens_mask"][row])
         a, b = hidden[row, real], their_hidden[row, real]
         cosine = np.mean(1 - (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1))
@@ -300,8 +309,11 @@ def test_the_three_losses_by_hand(pretrained, tiny):
     assert set(aux) == {"loss", "accuracy", "soft_loss", "masked_lm_loss", "cosine_loss"}
 
 
-def test_a_student_of_itself_has_nothing_to_learn(pretrained, tiny, tmp_path):
-    """Its soft targets and vectors are met; the teacher does not drop out, and is not in the checkpoint."""
+@pytest.mark.thorough
+def test_student_equal_to_its_teacher_has_zero_loss(pretrained, tiny, tmp_path):
+    """Check that a student equal to its teacher has zero distillation loss, that the teacher runs without
+    dropout, and that it is not checkpointed.
+    """
     changes = {"init.path": str(pretrained), "task.weights": (1.0, 0.0, 1.0), "total_steps": 2}
     config = tiny("bert", distilled(pretrained, changes | {"schedule.learning_rate": 0.0}))
     found = loop.train(config, tmp_path / "run", **ONE)
@@ -313,7 +325,7 @@ def test_a_student_of_itself_has_nothing_to_learn(pretrained, tiny, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_student_of_half_the_depth_learns(pretrained, tiny, tmp_path):
+def test_student_of_half_the_depth_learns(pretrained, tiny, tmp_path):
     changes = {"init.path": str(pretrained), "init.layers": (1,), "model.name": "distilbert", "model.depth": 1}
     config = tiny(
         "bert", distilled(pretrained, changes | {"model.num_segments": 0, "total_steps": 30, "grad_accum_steps": 2})
@@ -324,13 +336,13 @@ def test_a_student_of_half_the_depth_learns(pretrained, tiny, tmp_path):
     assert found["validation/cosine_loss"] < 0.5 * first["train/cosine_loss"]
 
 
-def test_a_teacher_of_other_words(pretrained, tiny, tmp_path):
+def test_teacher_with_another_tokenizer_raises(pretrained, tiny, tmp_path):
     Bytes().train([], ("mask", "pad", "sep", "cls", "end_of_text")).save(tmp_path / "own.json")
     config = tiny("bert", distilled(pretrained, {"tokenizer": str(tmp_path / "own.json")}))
     with pytest.raises(ValueError, match=r"tokenizer must be the teacher's, .*tokenizer\.json"):
         loop.train(config, tmp_path / "run", **ONE)
 
 
-def test_a_teacher_of_another_size(pretrained, tiny, tmp_path):
+def test_teacher_with_another_width_raises(pretrained, tiny, tmp_path):
     with pytest.raises(ValueError, match=r"model\.width is 32: the teacher's is 16\."):
         loop.train(tiny("bert", distilled(pretrained, {"model.width": 32})), tmp_path, **ONE)

@@ -1,4 +1,4 @@
-"""Masked autoencoders' runs and what goes on from them, positions on other grids, and students of a teacher."""
+"""Masked autoencoders and linear probes on them, resampled position embeddings, and image distillation."""
 
 from typing import Any
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.special import log_softmax
 
+from lineage.configs.run import Init
 from lineage.models import Model, convert
 from lineage.models.deit import DeiT
 from lineage.models.vit import ViT
@@ -39,12 +40,12 @@ TUNED = {"model.depth": 1, "model.patch_size": 2, "model.pooling": "token", "mod
 
 @pytest.fixture(scope="module")
 def pretrained(tiny, tmp_path_factory):
-    """The workdir of a masked autoencoder that has seen a few digits, and its last evaluation."""
+    """Train a masked autoencoder on a few digits; return its workdir and last evaluation."""
     workdir = tmp_path_factory.mktemp("mae")
     return workdir, loop.train(tiny("mae", MASKED), workdir, **ONE)
 
 
-def test_a_run_leaves_pictures(pretrained):
+def test_run_saves_reconstructions(pretrained):
     workdir, found = pretrained
     assert found["test/loss"] < 1.1
     steps = {path.stem: np.load(path) for path in sorted((workdir / "artifacts").glob("painted_*.npz"))}
@@ -62,18 +63,19 @@ def test_a_run_leaves_pictures(pretrained):
     assert (workdir / "report" / "painted.png").exists()
 
 
-def test_a_linear_probe_trains_the_classifier_alone(pretrained, tiny):
+@pytest.mark.thorough
+def test_linear_probe_trains_the_classifier_only(pretrained, tiny):
     workdir, _ = pretrained
     probe = {"model.head": "probe", "optimizer.frozen": ("^(?!classifier)",), "init.path": str(workdir)}
     experiment = Experiment(tiny("vit", TUNED | probe), **ONE)
-    state, said = initial.start_from(jax.jit(experiment.make_state)(), experiment.model, **experiment.config.init)
+    state, said = initial.start_from(jax.jit(experiment.make_state)(), experiment.model, experiment.run.init)
     assert said.endswith(
         "new: classifier, probe_norm; not used: decoder_embed, decoder_head, decoder_norm, decoder_stack, mask_token"
     )
     theirs = read_variables(workdir)["params"]
     for name in ("patch_embed", "class_token", "stack", "norm"):
         jax.tree.map(np.testing.assert_array_equal, state.params[name], theirs[name])
-    before = jax.tree.map(np.array, state)  # the step takes its memory
+    before = jax.tree.map(np.array, state)  # the step donates its buffers
     after, _ = jit_step(experiment)(state, experiment.data.train[0])
     jax.tree.map(np.testing.assert_array_equal, dict(after.params, classifier=0), dict(before.params, classifier=0))
     assert (after.params["classifier"]["kernel"] != before.params["classifier"]["kernel"]).all()
@@ -82,16 +84,19 @@ def test_a_linear_probe_trains_the_classifier_alone(pretrained, tiny):
 
 @pytest.mark.parametrize(("old", "new"), [(8, 12), (12, 8)])
 @tiered("kind", [ViT, DeiT])
-def test_positions_of_another_grid_are_resampled(kind, old, new, tmp_path):
-    """As PyTorch does without antialiasing; those of the tokens in front stay."""
-    models = [kind(3, image_size=size, patch_size=2, channels=1, depth=1, width=8, num_heads=2) for size in (old, new)]
+def test_positions_are_resampled_to_another_grid(kind, old, new, tmp_path):
+    """Compare with PyTorch without antialiasing; positions of special tokens are unchanged."""
+    models = [
+        kind(num_classes=3, image_size=size, patch_size=2, channels=1, depth=1, width=8, num_heads=2)
+        for size in (old, new)
+    ]
     theirs, ours = (
         jax.jit(model.init)(jax.random.key(model.image_size), jnp.zeros((1, model.image_size, model.image_size, 1)))
         for model in models
     )
     convert.save(tmp_path, models[0], theirs)
     state = TrainState(jnp.int32(0), ours["params"], None, {}, None)
-    found = initial.start_from(state, models[1], str(tmp_path))[0].params["table"]["table"]
+    found = initial.start_from(state, models[1], Init(str(tmp_path)))[0].params["table"]["table"]
     table, special = np.array(theirs["params"]["table"]["table"]), len(kind.SPECIAL)
     np.testing.assert_array_equal(found[:special], table[:special])
     grid = torch.tensor(table[special:].T.reshape(1, 8, old // 2, old // 2))
@@ -101,7 +106,7 @@ def test_positions_of_another_grid_are_resampled(kind, old, new, tmp_path):
 
 @pytest.fixture(scope="module")
 def teacher(tiny, tmp_path_factory):
-    """The workdir of a classifier that has statistics beside its parameters."""
+    """Train a classifier with running statistics and return its workdir."""
     workdir = tmp_path_factory.mktemp("teacher")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop.artifacts, "write_all", lambda *args: None)
@@ -110,7 +115,7 @@ def teacher(tiny, tmp_path_factory):
     return workdir
 
 
-def test_a_teacher_of_images_says_its_logits(teacher, tiny):
+def test_teacher_logits_match_the_teacher(teacher, tiny):
     student = {"model.depth": 1, "model.patch_size": 4, "task.name": "distilled_image_classification"}
     experiment = Experiment(tiny("deit", student | {"teacher": str(teacher)}), **ONE)
     batch = jax.tree.map(jnp.asarray, experiment.data.splits["test"][0])
@@ -124,7 +129,8 @@ def test_a_teacher_of_images_says_its_logits(teacher, tiny):
     assert {"loss", "accuracy", "teacher_accuracy", "label_loss", "teacher_loss"} <= set(metrics)
 
 
-def test_a_teacher_sees_what_is_mixed(teacher, tiny):
+@pytest.mark.thorough
+def test_teacher_gets_the_mixed_images(teacher, tiny):
     student = {"model.depth": 1, "model.patch_size": 4, "task.name": "distilled_image_classification"}
     changes = student | {"teacher": str(teacher), "task.mixup": 0.8}
     experiment = Experiment(tiny("deit", changes), **ONE)
@@ -149,7 +155,7 @@ def test_a_teacher_sees_what_is_mixed(teacher, tiny):
 
 
 class Heads(Model):
-    """A model that says what it is told to."""
+    """Model that returns fixed logits."""
 
     logits: Any
 
@@ -158,12 +164,12 @@ class Heads(Model):
 
 
 @tiered("temperature", [0.0, 3.0])
-def test_both_losses_by_hand(temperature):
+def test_image_distillation_loss_matches_reference(temperature):
     rng = np.random.default_rng(0)
     ours, told, theirs = rng.standard_normal((3, 5, 4)).astype(np.float32)
     label, mask = rng.integers(0, 4, 5).astype(np.int32), np.arange(5) < 4
     batch = {"image": np.zeros((5, 1, 1, 1)), "label": label, "mask": mask, "teacher_logits": theirs}
-    batch, model = jax.tree.map(jnp.asarray, batch), Heads((jnp.asarray(ours), jnp.asarray(told))).bind({})
+    batch, model = jax.tree.map(jnp.asarray, batch), Heads(logits=(jnp.asarray(ours), jnp.asarray(told))).bind({})
     task = DistilledImageClassification(temperature=temperature, weights=(0.9, 0.1))
     loss, weight, aux = task.loss(model, batch)
     rows = np.arange(5)
@@ -213,6 +219,6 @@ def test_both_losses_by_hand(temperature):
         ("mae", MASKED | {"model.position": "relative"}, "Unknown position 'relative'. Available: none, 1d, 2d"),
     ],
 )
-def test_errors(model, changes, message, tiny, tmp_path):
+def test_invalid_options_raise(model, changes, message, tiny, tmp_path):
     with pytest.raises(ValueError, match=message):
         loop.train(tiny(model, {"model.patch_size": 2} | changes | {"model.depth": 1}), tmp_path, **ONE)

@@ -8,6 +8,7 @@ import optax
 import pytest
 import torch
 
+from lineage.configs.run import Run
 from lineage.models import Model
 from lineage.tasks.image_classification import ImageClassification
 from lineage.tasks.mixup import kept, mix
@@ -23,7 +24,7 @@ def draws(size=(12, 10), mixup=0.0, cutmix=0.0):
     return np.asarray(pixels)[..., 0], np.asarray(share)
 
 
-def test_mixup_keeps_the_larger_part_of_every_pixel():
+def test_mixup_weight_is_at_least_one_half():
     pixels, share = draws(mixup=0.8)
     np.testing.assert_array_equal(pixels, np.broadcast_to(pixels[:, :1, :1], pixels.shape))
     np.testing.assert_allclose(share, pixels[:, 0, 0], rtol=1e-6)
@@ -31,23 +32,23 @@ def test_mixup_keeps_the_larger_part_of_every_pixel():
     assert share.max() > 0.98
 
 
-def test_cutmix_loses_a_box_anywhere():
+def test_cutmix_removes_a_random_box():
     pixels, share = draws((40, 30), cutmix=1.0)
     assert set(np.unique(pixels)) == {0, 1}
     lost = pixels == 0
     area, height, width = lost.sum((1, 2)), lost.any(2).sum(1), lost.any(1).sum(1)
     np.testing.assert_array_equal(area, height * width)
     np.testing.assert_allclose(share, 1 - area / 1200, atol=1e-6)
-    assert (lost.mean(0) > 0.08).all()  # every pixel may be lost
-    assert lost[:, 20, 15].mean() == pytest.approx(0.5, abs=0.08)  # the middle as often as the box is large
-    # Boxes have the proportions of the image where they are not cut off at its edges.
+    assert (lost.mean(0) > 0.08).all()  # every pixel can be in the box
+    assert lost[:, 20, 15].mean() == pytest.approx(0.5, abs=0.08)  # the center, with the mean area as probability
+    # Boxes that are not clipped at the edges have the aspect ratio of the image.
     inner = ~(lost[:, 0].any(1) | lost[:, -1].any(1) | lost[:, :, 0].any(1) | lost[:, :, -1].any(1)) & (area > 200)
     np.testing.assert_allclose((height / width)[inner], 4 / 3, atol=0.2)
     assert share.max() > 0.98
     assert share.min() < 0.2
 
 
-def test_either_happens_as_often():
+def test_mixup_and_cutmix_are_equally_frequent():
     pixels, _ = draws(**BOTH)
     cut = (pixels == 0).any((1, 2))
     assert 0.4 < cut.mean() < 0.6
@@ -57,7 +58,7 @@ def test_either_happens_as_often():
 
 
 class Areas(Model):
-    """Knows what part of the image each class has: channel c is 1 where class c is."""
+    """Model that returns the log of the area of each class; channel c is 1 where class c is."""
 
     @nn.compact
     def __call__(self, image):
@@ -66,7 +67,7 @@ class Areas(Model):
 
 
 @pytest.mark.parametrize("options", [{"mixup": 0.8}, {"cutmix": 1.0}, BOTH], ids=["mixup", "cutmix", "both"])
-def test_labels_keep_what_the_pixels_keep(options):
+def test_label_weights_match_pixel_weights(options):
     label = jnp.array([0, 1, 2, 1])
     image = jnp.broadcast_to(jax.nn.one_hot(label, 3)[:, None, None], (4, 9, 7, 3))
     batch = {"image": image, "label": label, "mask": jnp.array([True, True, True, False])}
@@ -75,20 +76,20 @@ def test_labels_keep_what_the_pixels_keep(options):
         apply = nn.apply(ImageClassification(**options).loss, Areas())
         return apply({"params": {"bias": bias}}, batch, rngs={"dropout": key})[0]
 
-    # To give each class the part of the pixels that it has is the best answer: the loss does not fall in any direction.
+    # Predicting the fraction of pixels of each class is optimal: the gradient is zero.
     losses, gradients = jax.jit(jax.vmap(jax.value_and_grad(loss), (None, 0)))(jnp.zeros(3), KEYS[:50])
     np.testing.assert_allclose(gradients, 0, atol=1e-5)
-    assert losses.max() > 1  # there is something to tell apart
+    assert losses.max() > 1  # the labels are mixed
 
 
 def given(logits, label, mask=None):
-    """A model whose image is the logits, and its batch."""
+    """Return a batch whose images are the logits."""
     mask = jnp.ones(len(label), bool) if mask is None else mask
     return {"image": jnp.asarray(logits)[:, None, :, None], "label": jnp.asarray(label), "mask": mask}
 
 
 class Scores(Model):
-    """The image is the logits."""
+    """Model that returns the image as logits."""
 
     @nn.compact
     def __call__(self, image):
@@ -100,7 +101,7 @@ def found(batch, rngs=None, **options):
     return apply({"params": {"bias": jnp.zeros(())}}, batch, rngs=rngs)
 
 
-def test_soft_labels_and_binary_cross_entropy():
+def test_soft_labels_and_binary_cross_entropy_match_pytorch():
     random = np.random.default_rng(0)
     logits, hard = random.normal(size=(6, 12)).astype(np.float32), random.integers(0, 12, 6)
     soft = random.dirichlet(np.full(12, 0.3), 6).astype(np.float32)
@@ -120,7 +121,7 @@ def test_soft_labels_and_binary_cross_entropy():
     assert float(loss) == pytest.approx(5 * binary(torch_logits, torch.tensor(smooth)).item(), rel=1e-5)
 
 
-def test_both_classes_of_a_mixed_image_are_there(monkeypatch):
+def test_binary_targets_have_both_classes_of_a_mixed_image(monkeypatch):
     monkeypatch.setattr(jax.random, "beta", lambda key, a, b: jnp.float32(0.7))
     random = np.random.default_rng(0)
     logits, label = random.normal(size=(4, 5)).astype(np.float32), np.array([0, 1, 1, 4])
@@ -131,13 +132,14 @@ def test_both_classes_of_a_mixed_image_are_there(monkeypatch):
     assert float(loss) == pytest.approx(4 * expected.item(), rel=1e-5)
 
 
-def test_parts_add_up():
+@pytest.mark.thorough
+def test_accumulated_loss_matches_micro_batches():
     random = np.random.default_rng(0)
     batch = given(random.normal(size=(8, 5)).astype(np.float32), random.integers(0, 5, 8), jnp.arange(8) != 3)
     objective, optimizer = ImageClassification(**BOTH).loss, optax.sgd(1.0)
     params = {"bias": jnp.zeros(())}
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), {}, None)
-    step = jax.jit(make_train_step(Scores(), objective, optimizer, seed=5, grad_accum_steps=2))
+    step = jax.jit(make_train_step(Scores(), objective, optimizer, Run(seed=5, grad_accum_steps=2)))
     rng = jax.random.fold_in(jax.random.key(5), 0)
     parts = [
         found({name: value[i::2] for name, value in batch.items()}, {"dropout": jax.random.fold_in(rng, i)}, **BOTH)
@@ -148,6 +150,6 @@ def test_parts_add_up():
     assert float(step(state, batch)[1]["loss"]) == pytest.approx(float(a + b) / 7, rel=1e-5)
 
 
-def test_mix_takes_the_next_example():
+def test_mix_uses_the_next_example():
     values = jnp.arange(6.0).reshape(3, 2)
     np.testing.assert_allclose(mix(values, jnp.float32(0.75))[1], 0.75 * values[1] + 0.25 * values[0])

@@ -1,4 +1,4 @@
-"""Sequence to sequence, whole: training, evaluation by what is written, and writing."""
+"""Sequence-to-sequence runs: training, evaluation of generated texts, and generation."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ from tests.tiers import tiered
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Numbers to be written backwards: few enough to learn by heart."""
+    """Write pairs of numbers and their reversed digits, few enough to be memorized."""
     folder = tmp_path_factory.mktemp("pairs")
     for name, numbers in (("train", range(1000, 1008)), ("test", range(1000, 1007))):
         (folder / f"{name}.tsv").write_text("".join(f"{n}\t{' '.join(str(n)[::-1])}\n" for n in numbers))
@@ -44,7 +44,7 @@ def trained(files, tiny, tmp_path_factory):
     return config, workdir, loop.train(config, workdir, devices=jax.devices()[:1])
 
 
-def test_what_is_learned_by_heart_is_written(trained):
+def test_memorized_targets_are_generated(trained):
     _, workdir, metrics = trained
     assert metrics["test/exact_match"] == 1
     assert metrics["test/accuracy"] == 1
@@ -53,7 +53,7 @@ def test_what_is_learned_by_heart_is_written(trained):
     assert sample == {"step": 250, "prompt": "1005 → ", "text": "5 0 0 1"}
 
 
-def test_what_was_written_is_kept_and_reported(trained, files):
+def test_generated_texts_are_saved_and_reported(trained, files):
     _, workdir, _ = trained
     written = json.loads((workdir / "artifacts" / "written_test.json").read_text())
     pairs = [line.split("\t") for line in (files / "test.tsv").read_text().splitlines()]
@@ -66,8 +66,8 @@ def test_what_was_written_is_kept_and_reported(trained, files):
 
 
 @tiered("size", [1, 4, 64])
-def test_every_pair_counts_once_whatever_the_batch_size(size, trained, files):
-    """A split whose last targets are wrong: 2 of 7."""
+def test_every_pair_counts_once_for_any_batch_size(size, trained, files):
+    """Check a split in which the last 2 of 7 targets are wrong."""
     config, workdir, _ = trained
     lines = (files / "test.tsv").read_text().splitlines()
     (files / "wrong.tsv").write_text(
@@ -78,12 +78,12 @@ def test_every_pair_counts_once_whatever_the_batch_size(size, trained, files):
     experiment = Experiment(config, workdir, jax.devices()[:1])
     metrics = experiment.evaluation()(experiment.restore().variables(average=True))
     np.testing.assert_allclose(metrics["test/exact_match"], 5 / 7)
-    # A right target has 8 tokens; a wrong one is cut to 9, of which the model writes the first 7 and then ends.
+    # A correct target has 8 tokens; a wrong one is truncated to 9, of which the model generates 7 and then ends.
     np.testing.assert_allclose(metrics["test/free_running_accuracy"], (5 * 8 + 2 * 7) / (5 * 8 + 2 * 9))
     assert 0 < metrics["test/bleu"] < 100
 
 
-def test_writing(trained):
+def test_sampler_generates_from_prompts(trained):
     config, workdir, _ = trained
     experiment = Experiment(config, workdir, jax.devices()[:1])
     sampler, variables = Sampler(experiment.context()), experiment.restore().variables()
@@ -95,8 +95,8 @@ def test_writing(trained):
 
 
 @pytest.mark.thorough
-def test_training_goes_through_buckets(files, tiny, tmp_path):
-    """Pairs of three and of four numbers in batches of their own, and the same run when it is stopped between."""
+def test_training_with_buckets_resumes_exactly(files, tiny, tmp_path):
+    """Check that pairs of three and of four digits are in separate batches, and that a resumed run is identical."""
     (tmp_path / "train.tsv").write_text(
         "".join(f"{n}\t{' '.join(str(n)[::-1])}\n" for n in (*range(100, 108), *range(1000, 1008)))
     )
@@ -104,7 +104,7 @@ def test_training_goes_through_buckets(files, tiny, tmp_path):
         "source": f"pairs:{tmp_path}/train.tsv",
         "task.sequence_length": 9,
         "loader.buckets": (7,),
-        "schedule": "constant",  # the same for a shorter run
+        "schedule": "constant",  # independent of total_steps
         "loader.batch_size": 8,
         "total_steps": 4,
         "save_every_steps": 2,
@@ -122,8 +122,8 @@ def test_training_goes_through_buckets(files, tiny, tmp_path):
 
 
 @pytest.mark.usefixtures("no_report")
-def test_a_decoder_alone_writes_too(files, tiny, tmp_path):
-    """The same numbers as one text each; prompts of different lengths in a batch."""
+def test_decoder_only_model_memorizes_pairs(files, tiny, tmp_path):
+    """Check pairs as single texts, with prompts of different lengths in a batch."""
     (tmp_path / "train.tsv").write_text("12\ta b\n345\tc\n6\td d\n78910\te\n")
     changes = {
         "source": f"pairs:{tmp_path}/train.tsv",
@@ -145,7 +145,7 @@ def test_a_decoder_alone_writes_too(files, tiny, tmp_path):
 @pytest.mark.thorough
 @pytest.mark.parametrize("norm", [pytest.param("batch", marks=pytest.mark.slow), "power"])
 def test_running_statistics_are_resumed_exactly(norm, files, tiny, tmp_path, no_report):
-    """PowerNorm changes from the batch's statistics to the running ones on the way."""
+    """Check resuming across the switch of PowerNorm from batch statistics to running statistics."""
     changes = {
         "source": f"pairs:{files}/test.tsv",
         "task.sequence_length": 9,

@@ -1,4 +1,4 @@
-"""How much of its own a decoder reads, step by step; whether it can."""
+"""Scheduled sampling: probability by step, and errors for unsupported models."""
 
 import flax.linen as nn
 import jax
@@ -8,6 +8,7 @@ import optax
 import pytest
 
 from lineage.configs import schema
+from lineage.configs.run import Run
 from lineage.models import Model
 from lineage.models.transformer import Transformer
 from lineage.tasks import TASKS
@@ -20,7 +21,7 @@ BATCH = dict.fromkeys(("inputs", "tokens", "targets"), TOKENS) | dict.fromkeys((
 
 
 class Tell(Model):
-    """Its loss tells the rate that it was given: ln(1 + e^-rate) a token, without one ln(1 + e^-7)."""
+    """Model whose loss encodes the sampling probability: ln(1 + e^-rate) per token, and ln(1 + e^-7) without one."""
 
     takes_own_rate = True
 
@@ -39,12 +40,12 @@ def told(loss):
     ("decay", "rates"),
     [("linear", [0, 0.4, 0.8]), ("exponential", [0, 1 - 0.2**0.5, 0.8]), ("inverse_sigmoid", [1 / 101, 1 / 6, 0.8])],
 )
-def test_the_rate_follows_the_steps_of_the_run_in_training_alone(decay, rates, grad_accum_steps):
+def test_probability_follows_the_step_in_training_only(decay, rates, grad_accum_steps):
     objective = SequenceToSequence(scheduled_sampling=0.8, decay=decay).loss
     optimizer = optax.sgd(0.0)
     state = init_state(Tell(), optimizer, objective, BATCH, seed=0)
     step = jax.jit(
-        make_train_step(Tell(), objective, optimizer, seed=0, grad_accum_steps=grad_accum_steps, total_steps=10)
+        make_train_step(Tell(), objective, optimizer, Run(grad_accum_steps=grad_accum_steps), total_steps=10)
     )
     for at, rate in zip((0, 5, 10), rates):
         after, metrics = step(state.replace(step=jnp.asarray(at, jnp.int32)), BATCH)
@@ -54,7 +55,7 @@ def test_the_rate_follows_the_steps_of_the_run_in_training_alone(decay, rates, g
     np.testing.assert_allclose(told(metrics["loss"].compute()), 7, atol=1e-2)
 
 
-def test_schedules_fall_to_their_end():
+def test_schedules_decrease_to_their_final_value():
     for decay in DECAYS.values():
         chances = [decay(progress, 0.25) for progress in np.linspace(0, 1, 11)]
         assert chances[0] == pytest.approx(1, abs=0.011)
@@ -62,11 +63,11 @@ def test_schedules_fall_to_their_end():
         assert (np.diff(chances) < 0).all()
 
 
-def test_what_cannot_be_is_a_sentence():
+def test_invalid_scheduled_sampling_raises():
     section = schema.section(TASKS, "sequence_to_sequence", scheduled_sampling=0.5, decay="cosine")
     with pytest.raises(ValueError, match=r"Unknown decay 'cosine'\. Available: linear, exponential, inverse_sigmoid"):
         schema.build(TASKS, section)
     with pytest.raises(ValueError, match=r"scheduled_sampling is 0\.5: it must be 0 for Transformer, which reads all"):
-        SequenceToSequence(scheduled_sampling=0.5).check_model(Transformer(11))
+        SequenceToSequence(scheduled_sampling=0.5).check_model(Transformer(vocab_size=11))
     with pytest.raises(ValueError, match=r"task\.scheduled_sampling is 1\.0: it must be 0 or more and below 1"):
         SequenceToSequence(scheduled_sampling=1.0)

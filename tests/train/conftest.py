@@ -8,7 +8,7 @@ from lineage.train import loop
 
 @pytest.fixture(scope="session")
 def tiny():
-    """tiny("gpt" or "vit", {key: value}) is a config of `tests/tiny.py`."""
+    """Return `tiny(model, changes)`, which returns a config of `tests/tiny.py`."""
 
     def make(model="gpt", changes=()):
         config, _ = cli.load(f"{Path(__file__).parents[1]}/tiny.py:{model}")
@@ -20,6 +20,6 @@ def tiny():
 
 @pytest.fixture
 def no_report(monkeypatch):
-    """Runs leave out what they draw at the end, which costs more than the rest of a tiny run."""
+    """Disable reports, which take longer than the rest of a tiny run."""
     monkeypatch.setattr(loop, "write_report", lambda workdir: None)
     monkeypatch.setattr(loop.artifacts, "write_all", lambda *args: None)

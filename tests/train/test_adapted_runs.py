@@ -1,4 +1,4 @@
-"""Runs that train small changes of another run's parameters, and what else a run can start from."""
+"""Runs with adapters (LoRA, SVF), mixtures of experts, and initialization from other runs."""
 
 from pathlib import Path
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
+from lineage.configs.run import Init
 from lineage.models.layers.position import resample
 from lineage.models.swin import Swin
 from lineage.models.vit import ViT
@@ -30,7 +31,7 @@ LORA = {
 
 @pytest.fixture(scope="module")
 def learned(tiny, tmp_path_factory):
-    """learned(changes, steps, ...) is the workdir of a run that was told to end after each of these steps."""
+    """Return `learn(changes, *steps)`, which trains to each of the steps in turn and returns the workdir."""
 
     def learn(changes, *steps):
         workdir = tmp_path_factory.mktemp("run")
@@ -51,12 +52,10 @@ def base(learned):
 
 
 def adapted(tiny, base, changes=()):
-    """An experiment that adapts the base, and the state before its first step."""
+    """Return an experiment that adapts the base, and its initial state."""
     experiment = Experiment(tiny("gpt", SMALL | {"init.path": str(base)} | dict(changes)), **ONE)
     make = jax.jit(experiment.make_state)
-    return experiment, pretrained.start_from(
-        experiment.abstract_state, experiment.model, **experiment.config.init, make=make
-    )[0]
+    return experiment, pretrained.start_from(experiment.abstract_state, experiment.model, experiment.run.init, make)[0]
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +67,8 @@ def flat(tree):
     return {"/".join(path): np.asarray(value) for path, value in flatten_dict(tree).items()}
 
 
-def test_only_the_adapters_change(lora, base):
-    """A base parameter is, to the bit, what it was; the optimizer has nothing of it; what is read is merged."""
+def test_base_parameters_do_not_change(lora, base):
+    """Check that base parameters are bit-identical after training, and that the merged parameters are returned."""
     before, saved = flat(read_variables(base)["params"]), read_newest(lora)
     kept, own = flat(saved.frozen["params"]), flat(saved.params)
     assert kept.keys() | {"norm/scale", "norm/bias"} == before.keys()
@@ -83,22 +82,22 @@ def test_only_the_adapters_change(lora, base):
     np.testing.assert_allclose(after[f"{owner}/kernel"][0] - before[f"{owner}/kernel"][0], product, atol=1e-6)
 
 
-def test_the_optimizer_has_nothing_of_the_base(tiny, base):
+def test_optimizer_state_covers_adapters_only(tiny, base):
     state = adapted(tiny, base, LORA)[1]
     count = sum(a.size for a in jax.tree.leaves(state.params))
-    assert sum(a.size for a in jax.tree.leaves(state.opt_state)) == 2 * count + 2  # two moments and two counts
+    assert sum(a.size for a in jax.tree.leaves(state.opt_state)) == 2 * count + 2  # moments and two counts
     theirs, ours = read_variables(base)["params"], state.variables(average=True)["params"]
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
-def test_a_run_goes_on_bit_for_bit(learned, lora, base):
+def test_resume_of_lora_is_bit_exact(learned, lora, base):
     halves = learned(LORA | {"init.path": str(base)}, 2, 4)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), *map(read_newest, (halves, lora)))
 
 
 @pytest.mark.thorough
-def test_a_run_of_singular_values_goes_on_bit_for_bit(learned, tiny, base):
-    """From its own base, whatever has become of the run that it began with."""
+def test_resume_of_svf_is_bit_exact(learned, tiny, base):
+    """Check that the base is restored from the run itself, not from `init.path`."""
     svf = {"adapter.name": "svf", "init.path": str(base)}
     whole, halves = learned(svf, 4), learned(svf, 2)
     config = tiny("gpt", SMALL | svf | {"total_steps": 4, "evaluate_every_steps": 9})
@@ -113,12 +112,12 @@ def test_a_run_of_singular_values_goes_on_bit_for_bit(learned, tiny, base):
 
 
 def expert(tiny, base, folder, size, **changes):
-    """The workdir of what could be an expert: random factors of a size."""
-    state = adapted(tiny, base, {"adapter.name": "svf"} | changes)[1]
+    """Write an expert with random SVF factors of the given standard deviation, and return its workdir."""
+    experiment, state = adapted(tiny, base, {"adapter.name": "svf"} | changes)
     random = np.random.default_rng(list(folder.name.encode()))
     factors = jax.tree.map(lambda a: a + jnp.float32(size * random.normal(size=a.shape)), state.params)
     with Checkpoints(folder) as checkpoints:
-        checkpoints.save(state.replace(params=factors, step=jnp.int32(1)), {}, {})
+        checkpoints.save(state.replace(params=factors, step=jnp.int32(1)), experiment.config.to_dict(), {})
     return str(folder)
 
 
@@ -128,8 +127,8 @@ def crowd(tiny, base, tmp_path_factory):
     return [expert(tiny, base, folder / name, 0.3) for name in ("one", "two")]
 
 
-def test_the_mixture_that_examples_need(tiny, base, crowd):
-    """Their loss is lower than the base's and than each expert's; it is the loss of the model that comes out."""
+def test_few_shot_mixture_lowers_the_loss(tiny, base, crowd):
+    """Check that the loss of the mixture on the examples is below those of the base and of each expert."""
     changes = {"experts.paths": tuple(crowd), "experts.examples": 8}
     experiment, state = adapted(tiny, base, changes)
     found, said = expert_mixture.choose(experiment, state)
@@ -145,13 +144,13 @@ def test_the_mixture_that_examples_need(tiny, base, crowd):
     assert float(loss(found.params)) < min(alone) - 1e-3
 
 
-def likelier(experiment, variables, text):
-    """Which of the answers "one" and "two" is, checked one token after the other."""
+def preferred(experiment, variables, text):
+    """Return the index of the more probable of the answers "one" and "two", scored token by token."""
     scores = []
     for name in ("one", "two"):
         tokens = experiment.data.tokenizer.encode(f"{text} ({name})")
         logits = experiment.model.apply(variables, jnp.asarray(tokens[None]))
-        chances = jax.nn.log_softmax(logits)[0, len(text) + 1 : -1]  # of what follows "text ("
+        chances = jax.nn.log_softmax(logits)[0, len(text) + 1 : -1]  # of the tokens after "text ("
         scores.append(float(chances[np.arange(len(chances)), tokens[len(text) + 2 :]].sum()))
     return int(np.argmax(scores))
 
@@ -160,32 +159,33 @@ ONE_OF_TWO = ("experts: one 1.00, two 0.00", "experts: one 0.00, two 1.00")
 ASKED = {"experts.choice": "prompt", "experts.question": "{text} ({name})"}
 
 
-def test_the_expert_that_the_model_names(tiny, base, crowd):
+def test_prompt_selects_the_most_probable_expert(tiny, base, crowd):
     experiment, state = adapted(tiny, base, ASKED | {"experts.paths": tuple(crowd)})
     found, said = expert_mixture.choose(experiment, state, "def")
-    best = likelier(experiment, state.variables(), "def")
+    best = preferred(experiment, state.variables(), "def")
     assert said == ONE_OF_TWO[best]
     theirs = read_variables(Path(crowd[best]))["params"]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found.params, theirs)
 
 
 @pytest.mark.thorough
-def test_of_a_long_text_the_end_is_asked_about(tiny, base, crowd):
+def test_long_prompts_are_truncated_on_the_left(tiny, base, crowd):
     experiment, state = adapted(tiny, base, ASKED | {"experts.paths": tuple(crowd)})
     kept = experiment.model.max_length - len(" (one)")
     ends = (letters * kept for letters in ("def", "a", "e", "in", "s", "t", "(", "\n", "="))
-    found = (end for end in ends if likelier(experiment, state.variables(), end[-kept:]))  # the second, not the first
+    # Texts for which the second expert is chosen.
+    found = (end for end in ends if preferred(experiment, state.variables(), end[-kept:]))
     text = next(found)
     assert expert_mixture.choose(experiment, state, 9 * "x" + text)[1] == ONE_OF_TWO[1]
 
 
 @pytest.mark.thorough
-def test_the_expert_that_a_classifier_names(tiny, base, crowd, lora, tmp_path):
-    """Which is not the one that the base would name; its folder may be called as an expert's is."""
+def test_classifier_selects_the_expert(tiny, base, crowd, lora, tmp_path):
+    """Check a text for which classifier and base disagree; the folder of the classifier has the name of an expert."""
     judge = expert(tiny, base, tmp_path / "one", 3.0)
     experiment, state = adapted(tiny, base, ASKED | {"experts.paths": tuple(crowd), "experts.classifier": judge})
     models = [jax.tree.map(jnp.asarray, read_variables(Path(folder))) for folder in (judge, base)]
-    answers = {text: [likelier(experiment, of, text) for of in models] for text in ("def", "a", "e", "in", "s", "t")}
+    answers = {text: [preferred(experiment, of, text) for of in models] for text in ("def", "a", "e", "in", "s", "t")}
     text, expected = next((text, ours) for text, (ours, others) in answers.items() if ours != others)
     assert expert_mixture.choose(experiment, state, text)[1] == ONE_OF_TWO[expected]
     experiment.config.experts.classifier = expert(tiny, lora, tmp_path / "stranger", 0.1)
@@ -203,7 +203,7 @@ def test_the_expert_that_a_classifier_names(tiny, base, crowd, lora, tmp_path):
         ({"model.width": 32}, "is of another model than the config's"),
     ],
 )
-def test_what_experts_cannot_be_told(changes, message, tiny, base, crowd):
+def test_invalid_expert_options_raise(changes, message, tiny, base, crowd):
     def choose():
         experiment = Experiment(tiny("gpt", SMALL | {"experts.paths": tuple(crowd)} | changes), **ONE)
         expert_mixture.choose(experiment, experiment.abstract_state)
@@ -212,7 +212,7 @@ def test_what_experts_cannot_be_told(changes, message, tiny, base, crowd):
         choose()
 
 
-def test_what_is_no_expert(base, lora, crowd, tmp_path, tiny):
+def test_invalid_experts_raise(base, lora, crowd, tmp_path, tiny):
     with pytest.raises(ValueError, match=r"is not a run of adapter\.name='svf' without adapter\.trained"):
         expert_mixture.load([crowd[0], lora])
     with pytest.raises(ValueError, match="is not a run of"):
@@ -224,14 +224,14 @@ def test_what_is_no_expert(base, lora, crowd, tmp_path, tiny):
         expert_mixture.load([crowd[0], other])
 
 
-def test_the_search_finds_the_best_mix():
+def test_cross_entropy_search_finds_the_maximum():
     goal = np.array([0.8, -0.3, 1.5])
     found = cross_entropy_search(lambda x: -np.square(x - goal).sum() if x[0] < 2 else np.nan, 3, seed=1)
     np.testing.assert_allclose(found, goal, atol=0.02)
 
 
-def test_paths_are_renamed(tiny, base):
-    """What the other model calls otherwise; a pair that changes nothing, or makes two of one, is an error."""
+def test_parameters_are_renamed(tiny, base):
+    """Check `init.rename`; a pair that matches nothing, or maps two parameters to one name, raises."""
     theirs = read_variables(base)["params"]
     changes = {"init.rename": (("^embed/", "elsewhere/"), ("(^|/)norm/bias", r"\1embed/table"))}
     with pytest.raises(ValueError, match=r"embed/table is \(16,\) in .*, but the model's is"):
@@ -250,11 +250,11 @@ def test_paths_are_renamed(tiny, base):
         adapted(tiny, base, {"init.rename": ("x",)})
 
 
-def test_what_does_not_fit_is_said_before_anything_is_made(tiny, base):
+def test_incompatible_parameters_raise_before_allocation(tiny, base):
     experiment = Experiment(tiny("gpt", SMALL | {"model.width": 32, "init.path": str(base)}), **ONE)
     with pytest.raises(ValueError, match="make them equal, or leave it"):
         pretrained.start_from(
-            experiment.abstract_state, experiment.model, **experiment.config.init, make=lambda: pytest.fail("made")
+            experiment.abstract_state, experiment.model, experiment.run.init, lambda: pytest.fail("made")
         )
     with pytest.raises(
         ValueError, match=r"adapter\.name is 'lora' and init\.path is empty: it must name the model to adapt"
@@ -270,15 +270,15 @@ def test_what_does_not_fit_is_said_before_anything_is_made(tiny, base):
         ("stacks_0/layers/attention/attention/relative/table", (2, 9, 3), (2, 25, 3)),
     ],
 )
-def test_positions_of_each_kind_are_resampled(path, old, new):
-    """Of rows and columns, and of Swin's windows; a straight line stays one away from its ends."""
+def test_position_tables_are_resampled(path, old, new):
+    """Check tables of rows and columns and the relative tables of Swin against `resample`."""
     line = np.arange(np.prod(old[-2:]), dtype=np.float32).reshape(old[-2:])
     theirs = np.broadcast_to(line, old)
     state = TrainState(jnp.int32(0), unflat({path: jnp.zeros(new)}), None, {}, None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrained, "_variables", lambda path_: {"params": unflat({path: theirs})})
+        patch.setattr(pretrained.convert, "load", lambda folder: (None, {"params": unflat({path: theirs})}))
         model = Swin() if path.startswith("stacks") else ViT()
-        found = flat(pretrained.start_from(state, model, "")[0].params)[path]
+        found = flat(pretrained.start_from(state, model, Init())[0].params)[path]
     side = int(np.sqrt(old[1])), int(np.sqrt(new[1]))
     grids = [(side[0], side[0]), (side[1], side[1])] if len(old) > 2 else [(old[0], 1), (new[0], 1)]
     expected = resample(jnp.asarray(line), *grids)

@@ -1,5 +1,6 @@
-"""LoRA and singular-value fine-tuning: on the parameters of any model."""
+"""LoRA and singular-value fine-tuning (SVF) of the parameters of any model."""
 
+import dataclasses
 import json
 import re
 
@@ -12,8 +13,7 @@ from flax.traverse_util import flatten_dict
 
 from lineage import models
 from lineage.configs import schema
-from lineage.train import adapters
-from lineage.train.adapters import ADAPTERS, SVF, LoRA, NoAdapter, recording
+from lineage.train.adapters import ADAPTERS, SVF, Adapter, LoRA, recording
 from tests.tiers import tiered
 from tests.tolerance import assert_close
 
@@ -37,7 +37,7 @@ ZOO = {
 
 
 def started(model, inputs):
-    """The model's parameters and statistics, and the axes of its kernels."""
+    """Return random parameters of a model, and the axes of its kernels."""
     axes = {}
     with nn.intercept_methods(recording(axes)):
         variables = jax.eval_shape(model.init, jax.random.key(0), *inputs)
@@ -46,7 +46,7 @@ def started(model, inputs):
 
 
 def adapted(adapter, params, axes, change=0.0):
-    """What is trained, changed by random numbers of a size, and the parameters that this makes, in one compilation."""
+    """Return the trained parameters, perturbed by noise of scale `change`, and the merged parameters."""
 
     @jax.jit
     def compute(params):
@@ -64,8 +64,8 @@ def gpt():
 
 
 @tiered("kind", ZOO, first=3)
-def test_it_begins_as_the_model_and_changes_it(kind):
-    """Exactly as the model; then every matrix that was chosen by a change of the right rank, and nothing else."""
+def test_adapter_is_initially_the_identity_and_changes_selected_matrices(kind):
+    """Check that initial merged parameters are exact, and that only selected matrices change, with the right rank."""
     model, inputs, pattern = ZOO[kind]
     params, axes = started(model, inputs)
     assert any(re.search(pattern, path) for path in axes)
@@ -84,8 +84,8 @@ def test_it_begins_as_the_model_and_changes_it(kind):
             assert (np.linalg.matrix_rank(change, tol=1e-4) == rank).all(), path
 
 
-def test_a_projection_into_heads_is_one_matrix(gpt):
-    """A matrix is what a vector of the width is multiplied by, whatever axes its result has."""
+def test_projections_into_heads_are_adapted_as_one_matrix(gpt):
+    """Check the shapes of factors for kernels with several input or output axes."""
     params, axes = gpt
     assert axes["stack/layers/attention/query/kernel"] == (1, 2)
     assert axes["stack/layers/attention/out/kernel"] == (2, 1)
@@ -101,8 +101,8 @@ def test_a_projection_into_heads_is_one_matrix(gpt):
     assert own["norm"]["scale"].shape == (8,)
 
 
-def test_merged_is_unmerged(gpt):
-    """x (W + alpha / r A B) = x W + alpha / r (x A) B, and U diag(z s) V^T, of the second layer by hand."""
+def test_merged_parameters_match_the_formulas(gpt):
+    """Check x (W + alpha / r A B) = x W + alpha / r (x A) B, and U diag(z s) V^T, for the second layer."""
     params, axes = gpt
     kernel = params["stack"]["layers"]["attention"]["query"]["kernel"][1].reshape(8, 8)
     x = np.random.default_rng(2).normal(size=(5, 8))
@@ -119,8 +119,8 @@ def test_merged_is_unmerged(gpt):
     assert_close(found, u @ np.diag(s * own["scale"][1]) @ v)
 
 
-def test_the_gradient_of_the_factors(gpt):
-    """Of a function of U diag(z s) V^T with gradient G it is diag(U^T G V) s."""
+def test_gradient_of_svf_factors_matches_the_formula(gpt):
+    """Check that a function of U diag(z s) V^T with gradient G has the gradient diag(U^T G V) s."""
     params, axes = gpt
     adapter = SVF(patterns=("up",))
     own, frozen = adapter.rebase(*adapter.init(params, axes, jax.random.key(1)), params)
@@ -136,7 +136,7 @@ def test_the_gradient_of_the_factors(gpt):
     np.testing.assert_allclose(found, np.einsum("Lik,Lij,Lkj->Lk", u, 2 * kernel * goal, v) * s, rtol=1e-4, atol=1e-3)
 
 
-def test_a_mixture():
+def test_mixture_interpolates_factors():
     experts = [{"a": jnp.array([1.0, 2.0])}, {"a": jnp.array([0.5, 1.0])}]
     np.testing.assert_allclose(SVF().mixture(jnp.array([0.5, 2.0]), experts)["a"], [0.0, 1.5])
     np.testing.assert_array_equal(SVF().mixture(jnp.array([0.0, 0.0]), experts)["a"], [1, 1])
@@ -153,7 +153,7 @@ def test_a_mixture():
         ({"rank": 9}, "adapter.rank is 9: for stack/layers/attention/key/kernel it must be 1 to 8"),
     ],
 )
-def test_errors(changes, message, gpt):
+def test_invalid_adapters_raise(changes, message, gpt):
     params, axes = gpt
     options = {"name": "lora"} | changes
 
@@ -165,16 +165,17 @@ def test_errors(changes, message, gpt):
         start()
 
 
-def test_without_an_adapter_everything_is_trained(gpt):
+def test_no_adapter_trains_everything(gpt):
     params, axes = gpt
-    trained, frozen = NoAdapter().init(params, axes, jax.random.key(0))
+    trained, frozen = Adapter().init(params, axes, jax.random.key(0))
     assert frozen is None
-    assert NoAdapter().reference(frozen) is None
-    assert NoAdapter().apply(frozen, trained) is params
-    assert NoAdapter().rebase(trained, frozen, {"other": 1}) == ({"other": 1}, None)
+    assert Adapter().reference(frozen) is None
+    assert Adapter().apply(frozen, trained) is params
+    assert Adapter().rebase(trained, frozen, {"other": 1}) == ({"other": 1}, None)
 
 
-@pytest.mark.parametrize("adapter", [NoAdapter(), LoRA(("up",), ("norm",), 3, 2.0), SVF(("up",))], ids=repr)
-def test_an_adapter_is_described_by_its_options(adapter):
-    assert adapters.from_json(json.loads(json.dumps(adapters.to_json(adapter)))) == adapter
+@pytest.mark.parametrize("adapter", [Adapter(), LoRA(("up",), ("norm",), 3, 2.0), SVF(("up",))], ids=repr)
+def test_adapter_config_round_trip(adapter):
+    section = {"name": ADAPTERS.name_of(adapter)} | dataclasses.asdict(adapter)
+    assert schema.build(ADAPTERS, schema.tuples(json.loads(json.dumps(section)))) == adapter
     assert not jax.tree.leaves(adapter)

@@ -1,4 +1,4 @@
-"""What a checkpoint gives back, and how it says that it cannot."""
+"""Checkpoints: exact restoration, retention and errors."""
 
 import resource
 import shutil
@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lineage.configs.run import Checkpoint
 from lineage.train.checkpoint import Checkpoints, read_newest
 from lineage.train.state import TrainState
 from tests.tiers import tiered
 
-# Orbax leaves reads of the other arrays behind when one of them fails.
+# If the read of one array fails, Orbax leaves the reads of the others unfinished.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
@@ -34,9 +35,9 @@ def target(state):
 
 
 def save(folder, *states, metrics=(), **options):
-    with Checkpoints(folder, **options) as checkpoints:
+    with Checkpoints(folder, Checkpoint(**options)) as checkpoints:
         for each, values in zip(states, metrics or [{}] * len(states)):
-            checkpoints.save(each, {"seed": 0}, values)
+            checkpoints.save(each, {"adapter": {"name": "none"}}, values)
 
 
 def restore(folder, like=None, step=None):
@@ -52,8 +53,10 @@ def assert_equal(restored, expected):
 
 @contextmanager
 def full_disk(limit):
-    """No file may grow beyond `limit` bytes: writes fail in the operating system, as on a full disk, for C++ and Python
-    alike and without a file system of one's own (the signal that comes along is ignored by Python)."""
+    """Simulate a full disk: writes beyond `limit` bytes per file fail in the operating system.
+
+    This affects C++ and Python alike and needs no separate file system; Python ignores the accompanying signal.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
@@ -62,40 +65,40 @@ def full_disk(limit):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_every_bit_comes_back(tmp_path):
+def test_restore_is_bit_exact(tmp_path):
     save(tmp_path, state())
     assert_equal(restore(tmp_path), state())
 
 
-def test_saving_does_not_wait_and_keeps_what_was(tmp_path):
+def test_asynchronous_save_is_not_affected_by_donation(tmp_path):
     change = jax.jit(lambda state: jax.tree.map(lambda leaf: leaf * 0, state), donate_argnums=0)
     with Checkpoints(tmp_path) as checkpoints:
         now = state()
         checkpoints.save(now, {}, {})
-        change(now)  # its memory is used again at once
+        change(now)  # reuses its buffers at once
     assert_equal(restore(tmp_path), state())
 
 
-def test_newest_and_best_stay(tmp_path):
+def test_newest_and_best_are_kept(tmp_path):
     losses = [{"loss": 2.0}, {"loss": 1.0}, {}, {"loss": 3.0}, {"loss": 1.5}]
     save(tmp_path, *map(state, range(1, 6)), metrics=losses, keep=2, best="loss")
-    with Checkpoints(tmp_path, keep=2, best="loss") as checkpoints:
+    with Checkpoints(tmp_path, Checkpoint(keep=2, best="loss")) as checkpoints:
         assert (checkpoints.best, checkpoints.latest) == (2, 5)
         assert_equal(checkpoints.restore(target(state()), 2), state(2))
         assert sorted(int(path.name) for path in checkpoints.folder.iterdir()) == [2, 4, 5]
-    save(tmp_path, state(6), metrics=[{"loss": 0.5}], keep=2, best="loss")  # a later part of the run
-    with Checkpoints(tmp_path, keep=2, best="loss") as checkpoints:
+    save(tmp_path, state(6), metrics=[{"loss": 0.5}], keep=2, best="loss")  # after resuming
+    with Checkpoints(tmp_path, Checkpoint(keep=2, best="loss")) as checkpoints:
         assert checkpoints.best == 6
 
 
-def test_the_highest_can_be_the_best(tmp_path):
+def test_best_can_be_the_highest(tmp_path):
     accuracies = [{"accuracy": 0.2}, {"accuracy": 0.9}, {"accuracy": 0.5}]
     save(tmp_path, *map(state, (1, 2, 3)), metrics=accuracies, best="accuracy", best_is_highest=True)
-    with Checkpoints(tmp_path, best="accuracy", best_is_highest=True) as checkpoints:
+    with Checkpoints(tmp_path, Checkpoint(best="accuracy", best_is_highest=True)) as checkpoints:
         assert (checkpoints.best, checkpoints.latest) == (2, 3)
 
 
-def test_a_saved_step_is_left_alone_and_an_unfinished_one_written_again(tmp_path):
+def test_saved_step_is_kept_and_unfinished_step_is_rewritten(tmp_path):
     save(tmp_path, state(3))
     save(tmp_path, state(3).replace(params=state(4).params))
     assert_equal(restore(tmp_path), state(3))
@@ -106,7 +109,7 @@ def test_a_saved_step_is_left_alone_and_an_unfinished_one_written_again(tmp_path
     assert_equal(restore(tmp_path), state(4))
 
 
-def test_none_is_there(tmp_path):
+def test_missing_checkpoint_raises(tmp_path):
     with pytest.raises(FileNotFoundError, match=f"there is no checkpoint in {tmp_path}"):
         restore(tmp_path)
     save(tmp_path, state())
@@ -124,7 +127,7 @@ def flip(data, at=0.5):
 
 
 @pytest.mark.parametrize("damage", [flip, lambda data: data[: len(data) // 2], lambda data: b"", None])
-def test_a_damaged_one_is_refused(damage, tmp_path):
+def test_damaged_checkpoint_raises(damage, tmp_path):
     save(tmp_path, state())
     path = largest_file(tmp_path)
     assert path.stat().st_size > 10_000
@@ -138,8 +141,8 @@ def test_a_damaged_one_is_refused(damage, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_the_parameters_alone_are_what_was_saved(tmp_path):
-    """What another run starts from: the average where there is one, checked like all else."""
+def test_read_newest_returns_the_saved_parameters(tmp_path):
+    """Check the parameters from which another run starts: the average if there is one."""
     save(tmp_path, state().replace(ema=state(4).params))
     found = read_newest(tmp_path)
     assert_equal([found.params, found.collections], [state(4).params, state().collections])
@@ -148,8 +151,8 @@ def test_the_parameters_alone_are_what_was_saved(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [flip, lambda data: data[:99], None])
-def test_no_run_starts_from_a_damaged_one(damage, tmp_path):
-    """The file has the parameters, and no average of them whose file may be another."""
+def test_read_newest_of_damaged_checkpoint_raises(damage, tmp_path):
+    """Check a checkpoint without average, so that the damaged file contains the parameters."""
     save(tmp_path, state().replace(ema=None))
     path = largest_file(tmp_path)
     if damage:
@@ -161,7 +164,7 @@ def test_no_run_starts_from_a_damaged_one(damage, tmp_path):
 
 
 @tiered("at", [0.1, 0.3, 0.7, 0.9])
-def test_no_flipped_bit_goes_unseen(at, tmp_path):
+def test_flipped_bit_is_detected(at, tmp_path):
     save(tmp_path, state())
     path = largest_file(tmp_path)
     path.write_bytes(flip(path.read_bytes(), at))
@@ -172,13 +175,13 @@ def test_no_flipped_bit_goes_unseen(at, tmp_path):
 @pytest.mark.parametrize(
     "other", [state(width=96), state(width=32), state(gate=jnp.ones(3)), state().replace(ema=None)]
 )
-def test_another_models_is_refused(other, tmp_path):
+def test_checkpoint_of_another_model_raises(other, tmp_path):
     save(tmp_path, state())
     with pytest.raises(ValueError, match=r"the checkpoint .*/checkpoints/3 is damaged or of another model"):
         restore(tmp_path, other)
 
 
-def test_a_full_disk_is_said_and_costs_no_checkpoint(tmp_path):
+def test_full_disk_raises_and_keeps_checkpoints(tmp_path):
     save(tmp_path, state(3))
     with (
         full_disk(8_000),
@@ -186,7 +189,7 @@ def test_a_full_disk_is_said_and_costs_no_checkpoint(tmp_path):
     ):
         save(tmp_path, state(4))
     assert_equal(restore(tmp_path), state(3))
-    save(tmp_path, state(4))  # there is room again
+    save(tmp_path, state(4))  # there is space again
     assert_equal(restore(tmp_path, step=4), state(4))
 
 
@@ -195,12 +198,12 @@ def break_(folder, step):
     path.write_bytes(flip(path.read_bytes()))
 
 
-def test_a_damaged_one_is_set_aside_for_the_one_before(tmp_path):
+def test_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path):
     said = []
     save(tmp_path, state(3), state(4), state(5), keep=3)
     for step in (4, 5):
         break_(tmp_path, step)
-    with Checkpoints(tmp_path, keep=3) as checkpoints:
+    with Checkpoints(tmp_path, Checkpoint(keep=3)) as checkpoints:
         checkpoints.say = said.append
         assert_equal(checkpoints.restore(target(state())), state(3))
         assert checkpoints.latest == 3
@@ -212,7 +215,7 @@ def test_a_damaged_one_is_set_aside_for_the_one_before(tmp_path):
     assert_equal(restore(tmp_path), state(5))
 
 
-def test_where_all_are_damaged_all_stay(tmp_path):
+def test_all_checkpoints_damaged_raises_and_keeps_them(tmp_path):
     save(tmp_path, state(3), state(4), keep=2)
     for step in (3, 4):
         break_(tmp_path, step)
@@ -221,9 +224,9 @@ def test_where_all_are_damaged_all_stay(tmp_path):
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4"]
 
 
-def test_a_run_can_go_on_where_a_save_fails(tmp_path, monkeypatch):
+def test_run_can_continue_after_a_failed_save(tmp_path, monkeypatch):
     said = []
-    with Checkpoints(tmp_path, keep=2, on_error="continue") as checkpoints:
+    with Checkpoints(tmp_path, Checkpoint(keep=2, on_error="continue")) as checkpoints:
         checkpoints.say = said.append
         checkpoints.save(state(3), {}, {})
         checkpoints.wait()
@@ -237,11 +240,9 @@ def test_a_run_can_go_on_where_a_save_fails(tmp_path, monkeypatch):
         f"a checkpoint could not be written to {tmp_path}/checkpoints (File too large): those that are complete stay."
     )
     assert said == [f"{full} The run goes on."] * 2
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "6"]  # nor what was begun
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "6"]  # nor unfinished ones
     for step in (3, 6):
         assert_equal(restore(tmp_path, step=step), state(step))
-    with pytest.raises(ValueError, match=r"checkpoint.on_error is 'ignore': it must be stop or continue"):
-        Checkpoints(tmp_path, on_error="ignore")
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ValueError, match="of several processes the others would wait for one"):
-        Checkpoints(tmp_path, on_error="continue")
+        Checkpoints(tmp_path, Checkpoint(on_error="continue"))

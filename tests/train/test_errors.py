@@ -1,7 +1,7 @@
-"""What a user gets wrong ends in one sentence that says what, with the value seen and what is allowed.
+"""User errors: one sentence with the problem, the value and the allowed values.
 
-Beside these: `test_checkpoint.py` has damaged checkpoints, `test_loop.py` losses that are not finite, `tests/data` what
-is wrong with data, `tests/e2e/test_resume.py` kills in the middle of a save.
+See also `test_checkpoint.py` for damaged checkpoints, `test_loop.py` for non-finite losses, `tests/data` for invalid
+data, and `tests/e2e/test_resume.py` for kills during a save.
 """
 
 import resource
@@ -23,12 +23,12 @@ GPT, VIT = "--config=tests/tiny.py:gpt", "--config=tests/tiny.py:vit"
 
 @pytest.fixture
 def error(capsys):
-    """error(*arguments) is the sentence that the command line ends with."""
+    """Return `error(*arguments)`, which runs a command that must fail and returns its error message."""
 
     def error(*arguments):
         assert launch.main([str(argument) for argument in arguments]) == 1
         lines = capsys.readouterr().err.rsplit("\nerror: ", 1)[1].splitlines()
-        assert lines[1:] == ["(--traceback shows where it happened)"]  # one line, and where to see more
+        assert lines[1:] == ["(--traceback shows where it happened)"]  # one line, and a hint
         return lines[0]
 
     return error
@@ -36,7 +36,7 @@ def error(capsys):
 
 @pytest.fixture(scope="module")
 def trained(tiny, tmp_path_factory):
-    """Workdirs of finished runs of both models."""
+    """Return a folder with the workdirs of finished runs of GPT and ViT."""
     folder = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "write_report", lambda workdir: None)
@@ -60,14 +60,8 @@ def trained(tiny, tmp_path_factory):
         ([GPT, "--config.batch_size=1"], "unknown config key 'batch_size': did you mean 'loader.batch_size'?"),
         ([GPT, "--config.modle.width=1"], "unknown config key 'modle.width': did you mean 'model.width'?"),
         ([GPT, "--config.loader.batch_size=many"], "loader.batch_size is 'many', but must be of type int."),
-        (
-            [GPT, "--config.schedule.learning_rate=fast"],
-            "schedule.learning_rate is 'fast', but must be of type float.",
-        ),
-        (
-            ["--config=configs/vit_digit.py"],
-            "there is no config 'configs/vit_digit.py': did you mean 'vit_digits'?",
-        ),
+        ([GPT, "--config.schedule.learning_rate=fast"], "schedule.learning_rate is 'fast', but must be of type float."),
+        (["--config=configs/vit_digit.py"], "there is no config 'configs/vit_digit.py': did you mean 'vit_digits'?"),
         ([GPT, "--config.source=text:absent.txt"], "There is no text file at absent.txt."),
         (
             [GPT, "--config.model.name=gtp"],
@@ -82,26 +76,14 @@ def trained(tiny, tmp_path_factory):
             [VIT, "--config.model.position=3d"],
             "Unknown position '3d'. Available: none, 1d, 2d, relative, sincos2d, mae.",
         ),
-        (
-            [GPT, "--config.source=digits"],
-            "The source 'digits' offers images, not documents.",
-        ),
+        ([GPT, "--config.source=digits"], "The source 'digits' offers images, not documents."),
         (
             [GPT, "--config.task=masked_lm"],
             "The task 'masked_lm' needs a model with the outputs masked_lm: GPT has next_token.",
         ),
-        (
-            [GPT, "--config.task=conditional_lm"],
-            "The source 'stdlib' offers documents, not pairs.",
-        ),
-        (
-            [GPT, "--config.task.name=causal"],
-            "Unknown task 'causal'. Did you mean 'causal_lm'?",
-        ),
-        (
-            [GPT, "--config.task.mixup=0.2"],
-            "unknown config key 'task.mixup': the keys of task are cache_dir, ",
-        ),
+        ([GPT, "--config.task=conditional_lm"], "The source 'stdlib' offers documents, not pairs."),
+        ([GPT, "--config.task.name=causal"], "Unknown task 'causal'. Did you mean 'causal_lm'?"),
+        ([GPT, "--config.task.mixup=0.2"], "unknown config key 'task.mixup': the keys of task are cache_dir, "),
         (
             [GPT, "--config.optimizer.name=adam"],
             "Unknown optimizer 'adam'. Did you mean 'adamw'? Available: adafactor, adamw, lars, lion, sgd.",
@@ -139,29 +121,17 @@ def trained(tiny, tmp_path_factory):
         ),
         ([VIT, "--config.model.channels=3"], "image of the data is (8, 8, 1), but the model is for (8, 8, 3)."),
         ([VIT, "--config.wandb=project"], "Weights & Biases is asked for but not installed"),
-        (
-            [VIT, "--config.task=object_detection", "--config.task.max_boxes=0"],
-            "task.max_boxes is 0: it must be 1",
-        ),
+        ([VIT, "--config.task=object_detection", "--config.task.max_boxes=0"], "task.max_boxes is 0: it must be 1"),
         ([VIT, "--config.task.image_size=-1"], "task.image_size is -1: it must be 0 or more."),
         ([GPT, "--config.grad_accum_steps=0"], "grad_accum_steps is 0: it must be 1 or more."),
-        (
-            ["--config=swin_digits", "--config.model.depths=(2,0)"],
-            "model.depths is (2, 0): it must be 1 or more.",
-        ),
-        ([GPT, "--config.ema_decay=1.5"], "ema_decay is 1.5: it must be 0 or more, and below 1."),
+        (["--config=swin_digits", "--config.model.depths=(2,0)"], "model.depths is (2, 0): it must be 1 or more."),
+        ([GPT, "--config.ema_decay=1.5"], "ema_decay is 1.5: it must be 0 or more and below 1."),
         ([GPT, "--config.schedule.learning_rate=-1.0"], "schedule.learning_rate is -1.0: it must be 0 or more."),
-        ([GPT, "--config.optimizer.no_decay=('[',)"], "optimizer.no_decay has '[', which is no regular expression"),
+        ([GPT, "--config.optimizer.no_decay=('[',)"], "optimizer.no_decay has '[', which is not a regular expression"),
         ([GPT, "--config.sharding=(('x',),)"], "sharding has ('x',): it must be a pair of a regular expression"),
-        (
-            [GPT, "--config.model.vocab_size=100"],
-            "model.vocab_size is 100: it must be at least 257, as the source",
-        ),
-        (
-            [VIT, "--config.model.num_classes=9"],
-            "model.num_classes is 9: it must be at least 10, as the source",
-        ),
-        ([GPT, "--config.checkpoint.keep=0"], "checkpoint.keep is 0: at least the newest, 1, must stay."),
+        ([GPT, "--config.model.vocab_size=100"], "model.vocab_size is 100: it must be at least 257, as the source"),
+        ([VIT, "--config.model.num_classes=9"], "model.num_classes is 9: it must be at least 10, as the source"),
+        ([GPT, "--config.checkpoint.keep=0"], "checkpoint.keep is 0: it must be 1 or more."),
         (
             [GPT, "--config.checkpoint.best=test/loss"],
             "checkpoint.best is 'test/loss', but the data's splits are validation.",
@@ -170,19 +140,19 @@ def trained(tiny, tmp_path_factory):
             [GPT, "--config.sampling.num_samples=1", "--config.sampling.max_new_tokens=90"],
             "a sequence of 91 tokens is longer than the model's 16.",
         ),
-        (["--config=configs/paper/bert_glue.py:x"], "'x' is not a task of GLUE: it is one of cola, "),
+        (["--config=configs/paper/bert_glue.py:x"], "The GLUE task is 'x': it must be one of cola, "),
         (["--config=vit_digits:x"], "/configs/small/vit_digits.py takes no argument."),
-        # A device memory that no machine has: the array is refused, none of it is touched.
+        # More memory than any device has: the allocation fails before any of it is used.
         ([GPT, "--config.model.mlp_dim=1099511627776"], "out of memory (RESOURCE_EXHAUSTED: "),
     ],
 )
-def test_settings(arguments, sentence, error, tmp_path):
+def test_invalid_settings(arguments, sentence, error, tmp_path):
     said = error(*arguments, f"--workdir={tmp_path}")
     assert sentence in said
     assert len(said) < 400
 
 
-def test_out_of_memory_says_what_to_change(error, tmp_path):
+def test_out_of_memory_error_suggests_changes(error, tmp_path):
     said = error(GPT, f"--workdir={tmp_path}", "--config.model.mlp_dim=1099511627776")
     for key in ("loader.batch_size", "grad_accum_steps", "model.remat", "mesh.fsdp", "lineage describe"):
         assert key in said
@@ -204,7 +174,7 @@ def test_out_of_memory_says_what_to_change(error, tmp_path):
         ("report --config.seed=1", "--config.seed is not an argument of report, which reads no config."),
     ],
 )
-def test_arguments(arguments, sentence, capsys):
+def test_invalid_arguments(arguments, sentence, capsys):
     with pytest.raises(SystemExit) as stop:
         launch.main(arguments.split())
     assert stop.value.code == 2
@@ -218,17 +188,17 @@ def test_arguments(arguments, sentence, capsys):
     [
         (b"good until \xff here", "is not UTF-8 text: byte 0xff at offset 11"),
         (b"", "There is no text in"),
-        (b"a", "A text of 1 tokens has nothing to predict: at least 2 are needed"),
+        (b"a", "The text has 1 tokens: language modelling needs at least 2"),
     ],
 )
-def test_data(content, sentence, error, tmp_path):
+def test_invalid_data(content, sentence, error, tmp_path):
     (tmp_path / "input.txt").write_bytes(content)
     arguments = [f"--config.source.name=text:{tmp_path}/input.txt", "--config.source.max_bytes=0"]
     validation = f"--config.source.validation_path={tmp_path}/input.txt"
     assert sentence in error(GPT, *arguments, validation, f"--workdir={tmp_path}/run")
 
 
-def test_commands(error, trained):
+def test_invalid_commands(error, trained):
     for mode in ("evaluate", "generate"):
         said = error(mode, GPT, "--workdir=absent")
         assert said == "there is no trained model in absent: give the --workdir of a run."
@@ -252,7 +222,7 @@ def test_commands(error, trained):
     assert "has no sweep()" in error("sweep", "--config=gpt_shakespeare_char", "--workdir=absent")
 
 
-def test_a_prompt_of_unknown_characters(error, tiny, tmp_path):
+def test_prompt_with_unknown_characters(error, tiny, tmp_path):
     (tmp_path / "input.txt").write_text("to be or not to be, that is the question. " * 20)
     changes = {"source": f"text:{tmp_path}/input.txt", "tokenizer": "characters", "source.max_bytes": 0}
     loop.train(tiny("gpt", changes | {"total_steps": 1}), tmp_path / "run")
@@ -263,7 +233,7 @@ def test_a_prompt_of_unknown_characters(error, tiny, tmp_path):
 @pytest.mark.parametrize(
     "change", [{"model.width": 32}, {"model.depth": 3}, {"optimizer.name": "sgd"}, {"ema_decay": 0.9}], ids=str
 )
-def test_another_models_checkpoint(change, trained, tiny):
+def test_checkpoint_of_another_model(change, trained, tiny):
     with pytest.raises(ValueError, match="is damaged or of another model") as error:
         Experiment(tiny("gpt", change), trained / "gpt").restore()
     assert str(error.value).startswith(f"the checkpoint {trained}/gpt/checkpoints/2 ")
@@ -271,7 +241,7 @@ def test_another_models_checkpoint(change, trained, tiny):
 
 
 @pytest.mark.parametrize("mode", ["evaluate", "generate"])
-def test_a_trained_model_is_asked_with_its_own_config(mode, error, trained):
+def test_commands_on_runs_use_the_config_of_the_run(mode, error, trained):
     said = error(mode, f"--workdir={trained}/gpt", "--config.model.activation=relu")
     assert said.startswith(f"{trained}/gpt holds a run of another config (model.activation: 'gelu_tanh' there")
     said = error(mode, VIT, f"--workdir={trained}/gpt")
@@ -281,7 +251,7 @@ def test_a_trained_model_is_asked_with_its_own_config(mode, error, trained):
     )
 
 
-def test_one_workdir_has_one_run_and_one_config(error, trained):
+def test_workdir_in_use_or_with_another_config(error, trained):
     with locked(trained / "gpt"):
         assert error(GPT, f"--workdir={trained}/gpt") == (
             f"another run is at work in {trained}/gpt: wait for it, stop it, or choose another workdir."
@@ -292,9 +262,9 @@ def test_one_workdir_has_one_run_and_one_config(error, trained):
     )
 
 
-@pytest.mark.filterwarnings("ignore:Error writing persistent compilation cache")  # no file may be large
-def test_a_full_disk_stops_the_run_and_costs_nothing_saved(error, tiny, tmp_path):
-    """A limit on the size of files stands for the disk: writes fail in the operating system, in any thread."""
+@pytest.mark.filterwarnings("ignore:Error writing persistent compilation cache")  # the file size is limited
+def test_full_disk_stops_the_run_and_keeps_its_files(error, tiny, tmp_path):
+    """Simulate a full disk by a limit on the size of files: writes fail in the operating system, in any thread."""
     tiny_run = [
         GPT,
         f"--workdir={tmp_path}",
@@ -303,7 +273,7 @@ def test_a_full_disk_stops_the_run_and_costs_nothing_saved(error, tiny, tmp_path
         "--config.evaluate_every_steps=1000",
     ]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (45_000, before[1]))  # a checkpoint fits, a history of 1,000 steps not
+    resource.setrlimit(resource.RLIMIT_FSIZE, (45_000, before[1]))  # enough for a checkpoint, not for the history
     try:
         said = error(*tiny_run, "--config.total_steps=1000")
     finally:
@@ -314,11 +284,11 @@ def test_a_full_disk_stops_the_run_and_costs_nothing_saved(error, tiny, tmp_path
     total = reached // 100 * 100 + 1
     changes = {"model.width": 4, "save_every_steps": 100, "evaluate_every_steps": 1000, "total_steps": total}
     config = tiny("gpt", changes)
-    assert np.isfinite(loop.train(config, tmp_path)["validation/loss"])  # with room again, it goes on
+    assert np.isfinite(loop.train(config, tmp_path)["validation/loss"])  # it resumes when there is space
     assert [line["step"] for line in read_metrics(tmp_path) if "train/loss" in line] == [*range(1, total + 1)]
 
 
-def test_an_empty_data_set(tiny, monkeypatch):
+def test_empty_data_set(tiny, monkeypatch):
     experiment = Experiment(tiny("vit"), None, jax.devices()[:1])
     empty = Images({"train": EMPTY, "test": EMPTY}, ["0"])
     monkeypatch.setattr("lineage.data.sources.digits.Digits.images", lambda self: empty)

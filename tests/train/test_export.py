@@ -1,4 +1,4 @@
-"""What others get of a trained model: it computes the same without us."""
+"""Exported models give the same outputs without the `lineage` package."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ from lineage.train import export
 from lineage.train.experiment import Experiment
 from tests.tiers import tiered
 
-# A process that cannot have anything of the project.
+# A process that cannot import the project.
 ALONE = """
 import pathlib, sys
 for name in ("lineage",):
@@ -45,7 +45,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def exported(tiny, tmp_path_factory):
-    """Of each kind its folder, what the model says of a batch, and how exact that is."""
+    """Export a model of each kind; return its folder, its outputs for a batch, the experiment and the state."""
     found = {}
     for kind, (model, changes) in KINDS.items():
         folder = tmp_path_factory.mktemp(kind)
@@ -55,7 +55,7 @@ def exported(tiny, tmp_path_factory):
         params = jax.tree.map(lambda a: a + random.normal(size=a.shape).astype("f") * 0.2, state.params)  # noqa: B023
         state = state.replace(params=params)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # it takes no sizes that are not known
+            patch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # it does not support symbolic dimensions
             export.write(experiment, state, "stablehlo", folder)
         about = json.loads((folder / "model.json").read_text())
         batch = {name: experiment.data.train[0][name][:3] for name in about["inputs"]}
@@ -69,8 +69,8 @@ def exported(tiny, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 @tiered("size", [1, 3])
-def test_a_program_needs_nothing_of_ours(kind, size, exported):
-    """The same logits, for any number of examples; of bfloat16 as far as it goes."""
+def test_exported_program_matches_the_model(kind, size, exported):
+    """Compare the logits for different batch sizes, within the precision of bfloat16 for ViT."""
     folder, said, *_ = exported[kind]
     found = np.load(folder / f"found_{size}.npz")["arr_0"]
     assert said.std() > 0.1
@@ -95,7 +95,7 @@ def test_transformers_loads_the_model_and_the_tokenizer(exported):
     np.testing.assert_allclose(logits, ours, atol=1e-4)
 
 
-def test_what_cannot_be_exported(exported):
+def test_unsupported_export_raises(exported):
     *_, experiment, state = exported["transformer"]
     with pytest.raises(ValueError, match="a Transformer cannot be written for `transformers`"):
         export.write(experiment, state, "safetensors", experiment.workdir / "no")

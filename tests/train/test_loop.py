@@ -1,4 +1,4 @@
-"""The loop: so many steps, each on its own batch, looked at when it is due."""
+"""Training loop: number of steps, batches, and intervals of logging, evaluation and saving."""
 
 import json
 import os
@@ -23,7 +23,7 @@ ONE = jax.devices()[:1]
 
 
 def run(config, workdir):
-    """The history of a run on one device."""
+    """Train on one device and return the history."""
     loop.train(config, workdir, devices=ONE)
     return read_metrics(workdir)
 
@@ -32,13 +32,13 @@ def train_lines(history):
     return [line for line in history if "train/loss" in line]
 
 
-def test_step_n_is_of_batch_n(tiny, tmp_path):
+def test_trajectory_matches_plain_optax(tiny, tmp_path):
     config = tiny("gpt", {"total_steps": 6, "schedule.warmup_steps": 2, "optimizer.weight_decay": 0.1})
     history = run(config, tmp_path)
     experiment = Experiment(config, tmp_path, ONE)
     assert [line["step"] for line in train_lines(history)] == [1, 2, 3, 4, 5, 6]
 
-    # The same in plain JAX and optax: no objective, no states, no accumulation, no sharding.
+    # The same in plain JAX and optax, without the classes of the project.
     def loss(params, batch):
         logits = experiment.model.apply({"params": params}, batch["tokens"])
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
@@ -63,7 +63,7 @@ def test_step_n_is_of_batch_n(tiny, tmp_path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), final.params, params)
 
 
-def test_what_is_due_and_when(tiny, tmp_path):
+def test_intervals_of_logging_evaluation_and_saving(tiny, tmp_path):
     changes = {"total_steps": 10, "log_every_steps": 4, "evaluate_every_steps": 3, "checkpoint.keep": 9}
     config = tiny("vit", changes | {"save_every_percent": 40.0})
     history = run(config, tmp_path)
@@ -72,7 +72,7 @@ def test_what_is_due_and_when(tiny, tmp_path):
     assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [4, 8, 10]
     assert json.loads((tmp_path / "config.json").read_text()) == json.loads(config.to_json_best_effort())
     before = (tmp_path / "metrics.jsonl").read_bytes()
-    again = loop.train(config, tmp_path, devices=ONE)  # is complete already
+    again = loop.train(config, tmp_path, devices=ONE)  # is already complete
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
     assert again == {key: value for key, value in history[-1].items() if key.startswith("test/")}
 
@@ -88,7 +88,18 @@ def test_a_run_resumes_with_other_readers_and_evaluators(tiny, tmp_path):
     assert losses[0] == losses[1]
 
 
-def test_evaluation_counts_every_example_once_at_any_batch_size(tiny, tmp_path, monkeypatch):
+def test_shorter_run_than_its_checkpoint_is_refused(tiny, tmp_path):
+    config = tiny()
+    loop.train(config, tmp_path)
+    before = (tmp_path / "config.json").read_text()
+    total = config.total_steps
+    config.total_steps = 1
+    with pytest.raises(ValueError, match=rf"the run is 1 steps long, but .* has step {total}"):
+        loop.train(config, tmp_path)
+    assert (tmp_path / "config.json").read_text() == before
+
+
+def test_evaluation_counts_every_example_once_for_any_batch_size(tiny, tmp_path, monkeypatch):
     for model, split, number, text in (
         ("vit", "test", 359, {}),
         ("gpt", "validation", 193, {"task.sequence_length": 14}),
@@ -99,11 +110,11 @@ def test_evaluation_counts_every_example_once_at_any_batch_size(tiny, tmp_path, 
             experiment = Experiment(config, tmp_path / model, ONE)
             (tmp_path / model).mkdir(exist_ok=True)
             batches = experiment.data.splits[split]
-            assert batches.num_examples == number or model == "gpt"  # Pythons differ in their library
-            assert size == 1 or batches.num_examples % size  # no batch size divides the split
+            assert batches.num_examples == number or model == "gpt"  # the library depends on the Python version
+            assert size == 1 or batches.num_examples % size  # the batch size does not divide the split
             with Checkpoints(tmp_path / "none") as checkpoints:
                 state = experiment.state(checkpoints)
-            # A new model gives all classes the same probability; this one does not.
+            # Perturbed, because a new model predicts the same probability for all classes.
             noisy = lambda leaf: leaf + 0.3 * jax.random.normal(jax.random.key(leaf.size), leaf.shape)  # noqa: E731
             results.append(experiment.evaluation()({"params": jax.tree.map(noisy, state.params)}))
         for result in results[1:]:
@@ -121,7 +132,7 @@ def test_evaluation_counts_every_example_once_at_any_batch_size(tiny, tmp_path, 
         assert results[0][f"{split}/accuracy"] == right.sum() / mask.sum()
 
 
-def test_the_average_is_what_is_evaluated(tiny, tmp_path):
+def test_evaluation_uses_the_parameter_average(tiny, tmp_path):
     config = tiny("vit", {"total_steps": 4, "ema_decay": 0.9})
     metrics = loop.train(config, tmp_path, devices=ONE)
     experiment = Experiment(config, tmp_path, ONE)
@@ -131,7 +142,7 @@ def test_the_average_is_what_is_evaluated(tiny, tmp_path):
     assert evaluation(swapped.variables(average=True))["test/loss"] != metrics["test/loss"]
 
 
-def test_the_best_checkpoint_stays_beside_the_newest(tiny, tmp_path, monkeypatch):
+def test_best_and_newest_checkpoints_are_kept(tiny, tmp_path, monkeypatch):
     losses = iter([3.0, 1.0, 2.0, 4.0])
     monkeypatch.setattr(Evaluation, "__call__", lambda *args: {"test/loss": next(losses)})
     every = {"evaluate_every_steps": 4, "save_every_steps": 2}
@@ -143,7 +154,7 @@ def test_the_best_checkpoint_stays_beside_the_newest(tiny, tmp_path, monkeypatch
     assert int(experiment.restore().step) == 15
 
 
-def test_a_signal_while_the_step_is_compiled_is_heard(tiny, tmp_path, monkeypatch, capsys):
+def test_signal_during_compilation_stops_the_run(tiny, tmp_path, monkeypatch, capsys):
     whole = loop.compile_step
 
     def told(*args):
@@ -158,7 +169,7 @@ def test_a_signal_while_the_step_is_compiled_is_heard(tiny, tmp_path, monkeypatc
 
 @pytest.fixture
 def poison(monkeypatch):
-    """poison(steps) makes the images of these steps' batches not finite."""
+    """Return `poison(steps)`, which makes the images of the batches of these steps non-finite."""
     whole = loop.device_batches
 
     def poison(steps):
@@ -171,7 +182,7 @@ def poison(monkeypatch):
     return poison
 
 
-def test_updates_that_are_not_finite_are_left_out(poison, tiny, tmp_path):
+def test_nonfinite_updates_are_skipped(poison, tiny, tmp_path):
     changes = {"total_steps": 12, "save_every_steps": 4, "skip_nonfinite": 2, "ema_decay": 0.9, "checkpoint.keep": 9}
     config = tiny("vit", changes | {"schedule": "constant"})
     poison((3, 7, 8))
@@ -186,9 +197,9 @@ def test_updates_that_are_not_finite_are_left_out(poison, tiny, tmp_path):
     step, batches = loop.compile_step(experiment, four), loop.device_batches(experiment, 4)
     for _ in range(2):
         four, _ = step(four, next(batches))
-    for name in ("params", "ema"):  # those after step 6 are those after step 8
+    for name in ("params", "ema"):  # steps 7 and 8 were skipped
         jax.tree.map(np.testing.assert_array_equal, getattr(four, name), getattr(eight, name))
-    poison((9, 10))  # two in a row before it goes on from step 8, and two after
+    poison((9, 10))  # two in a row before the resumed step 8, and two after it
     for path in (tmp_path / "checkpoints" / "12", tmp_path / "artifacts"):
         shutil.rmtree(path, ignore_errors=True)
     with pytest.raises(FloatingPointError, match=r"loss is nan at step 9: .* the checkpoint of step 8 is kept"):
@@ -196,7 +207,7 @@ def test_updates_that_are_not_finite_are_left_out(poison, tiny, tmp_path):
 
 
 @tiered("poisoned", [7, 8])
-def test_a_loss_that_is_not_finite_stops_the_run(poisoned, poison, tiny, tmp_path, monkeypatch):
+def test_nonfinite_loss_stops_the_run(poisoned, poison, tiny, tmp_path, monkeypatch):
     poison((poisoned,))
     config = tiny("vit", {"total_steps": 12, "save_every_steps": 4, "log_every_steps": 5})
     with pytest.raises(
@@ -209,12 +220,12 @@ def test_a_loss_that_is_not_finite_stops_the_run(poisoned, poison, tiny, tmp_pat
     monkeypatch.undo()
     monkeypatch.setattr(loop, "write_report", lambda workdir: None)
     monkeypatch.setattr(loop.artifacts, "write_all", lambda *args: None)
-    assert np.isfinite(loop.train(config, tmp_path, devices=ONE)["test/loss"])  # it goes on from there
+    assert np.isfinite(loop.train(config, tmp_path, devices=ONE)["test/loss"])  # it resumes
 
 
 @tiered("on_error", ["stop", "continue"], first=lambda on_error: on_error == "continue")
-def test_a_disk_without_room_for_what_is_shown(on_error, tiny, no_report, tmp_path, monkeypatch, capsys):
-    """Of a run that is to go on, what did not fit is written when there is room again."""
+def test_full_disk_for_the_history(on_error, tiny, no_report, tmp_path, monkeypatch, capsys):
+    """Check that with `on_error="continue"`, lines that could not be written are written when there is space again."""
 
     class Full(loop.MetricsWriter):
         def write(self, step, metrics):
@@ -240,7 +251,7 @@ def test_a_disk_without_room_for_what_is_shown(on_error, tiny, no_report, tmp_pa
 
 
 @pytest.mark.thorough
-def test_a_rate_that_explodes_stops_the_run(tiny, tmp_path):
+def test_divergence_stops_the_run(tiny, tmp_path):
     config = tiny("gpt", {"schedule.learning_rate": 1e38, "save_every_steps": 1, "checkpoint.keep": 9})
     with pytest.raises(FloatingPointError, match=r"train/(loss|gradient_norm) is (nan|inf) at step \d+: the run stops"):
         loop.train(config, tmp_path, devices=ONE)

@@ -1,4 +1,4 @@
-"""A memory goes from batch to batch in training and in evaluation, and is part of the checkpoint."""
+"""Transformer-XL memory is carried from batch to batch in training and evaluation, and saved in checkpoints."""
 
 import shutil
 
@@ -9,6 +9,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
+from lineage.configs.run import Run
 from lineage.evaluation.sampling import Sampler
 from lineage.runs.folder import read_metrics
 from lineage.train import experiment as experiment_module
@@ -18,14 +19,14 @@ from lineage.train.sharding import shardings
 from lineage.train.step import make_train_step
 
 ONE = jax.devices()[:1]
-# The parameters stay as they were, so that a loss depends on the text alone.
+# A learning rate of 0, so that the loss depends on the text only.
 CHANGES = {"total_steps": 4, "save_every_steps": 2, "evaluate_every_steps": 4, "checkpoint.keep": 9}
 CHANGES |= {"schedule.learning_rate": 0.0, "loader.evaluation_batch_size": 16}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def noisy():
-    """Parameters start larger: a new model hardly looks at what it remembers. Runs leave out what they draw."""
+    """Scale up the initial parameters so that the memory affects the loss, and disable reports."""
 
     def init_state(*args, **options):
         state = step.init_state(*args, **options)
@@ -41,14 +42,14 @@ def noisy():
 
 @pytest.fixture(scope="module")
 def run(tiny, tmp_path_factory):
-    """A run of four steps: its config, folder and history."""
+    """Train for four steps; return config, folder and history."""
     config, workdir = tiny("transformer_xl", CHANGES), tmp_path_factory.mktemp("run")
     loop.train(config, workdir, devices=ONE)
     return config, workdir, read_metrics(workdir)
 
 
-def test_more_is_written_than_a_segment_is_long(tiny):
-    """The cache of Transformer-XL may be any length, where another model's `max_length` is the longest."""
+def test_generation_can_exceed_the_segment_length(tiny):
+    """Check that generation is not limited by `max_length`, unlike that of other models."""
     sampling = {"sampling.num_samples": 1, "sampling.prompt": "def", "sampling.max_new_tokens": 40}
     experiment = Experiment(tiny("transformer_xl", CHANGES | sampling), devices=ONE)
     assert experiment.model.max_length < 40
@@ -59,7 +60,7 @@ def test_more_is_written_than_a_segment_is_long(tiny):
 
 
 def read(experiment, params, segments):
-    """The losses [N, B, T] of segments that follow each other, and the memory after them: the model without a loop."""
+    """Return the losses [N, B, T] of consecutive segments and the final memory, computed without the training loop."""
 
     @jax.jit
     def step(memory, tokens, targets):
@@ -73,7 +74,7 @@ def read(experiment, params, segments):
     return np.stack(losses), memory
 
 
-def test_training_reads_on(run):
+def test_training_carries_the_memory(run):
     config, workdir, history = run
     experiment = Experiment(config, workdir, ONE)
     windows = experiment.data.train.source
@@ -90,7 +91,7 @@ def test_training_reads_on(run):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), kept, memory)
 
 
-def test_evaluation_reads_on_from_nothing(run):
+def test_evaluation_starts_with_empty_memory_and_carries_it(run):
     config, workdir, history = run
     experiment = Experiment(config, workdir, ONE)
     windows, size = experiment.data.splits["validation"].source, 16
@@ -104,7 +105,7 @@ def test_evaluation_reads_on_from_nothing(run):
     assert history[-1]["validation/loss"] == pytest.approx(losses[counted].mean(), rel=1e-5)
 
 
-def test_a_run_goes_on_with_its_memory(run, tmp_path):
+def test_resume_restores_the_memory(run, tmp_path):
     config, workdir, history = run
     shutil.copytree(workdir, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")
@@ -116,7 +117,7 @@ def test_a_run_goes_on_with_its_memory(run, tmp_path):
 
 
 @pytest.mark.thorough
-def test_each_device_keeps_the_memory_of_its_rows(run, tiny, tmp_path):
+def test_memory_is_sharded_by_sequence(run, tiny, tmp_path):
     config, _, history = run
     config = tiny("transformer_xl", CHANGES | {"mesh.data": 2, "mesh.fsdp": 2})
     experiment = Experiment(config, tmp_path, jax.devices()[:4])
@@ -129,7 +130,7 @@ def test_each_device_keeps_the_memory_of_its_rows(run, tiny, tmp_path):
             assert line[name] == pytest.approx(expected[name], rel=1e-5)
 
 
-def test_a_dimension_that_two_axes_share_must_divide_by_both(run):
+def test_dimension_sharded_over_two_axes_must_be_divisible(run):
     mesh = Experiment(run[0], None, jax.devices()[:8]).mesh
     rules = (("a", (("data", "fsdp"), None)),)
     places = shardings({"a": np.zeros((8, 3)), "ba": np.zeros((6, 3))}, rules, mesh)
@@ -139,16 +140,16 @@ def test_a_dimension_that_two_axes_share_must_divide_by_both(run):
         shardings({}, (("a", (("data", "rows"),)),), mesh)
 
 
-def test_segments_that_do_not_follow_each_other_are_refused(tiny, tmp_path):
+def test_shuffled_segments_raise(tiny, tmp_path):
     config = tiny("transformer_xl", {"loader.order": ""})
     message = r"loader.order is '': it must be 'stream' for a model with a memory, so that segments follow each other\."
     with pytest.raises(ValueError, match=message):
         loop.train(config, tmp_path, devices=ONE)
 
 
-def test_parts_of_a_batch_are_refused(run):
+def test_gradient_accumulation_raises(run):
     config, workdir, _ = run
     experiment = Experiment(config, workdir, ONE)
-    parts = make_train_step(experiment.model, experiment.task.loss, experiment.optimizer, seed=0, grad_accum_steps=2)
+    parts = make_train_step(experiment.model, experiment.task.loss, experiment.optimizer, Run(grad_accum_steps=2))
     with pytest.raises(ValueError, match="grad_accum_steps is 2: it must be 1 for a model with a memory"):
         jax.eval_shape(parts, experiment.abstract_state, jax.eval_shape(experiment.zeros))

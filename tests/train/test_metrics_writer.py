@@ -1,4 +1,4 @@
-"""The history of a run: what is written, what survives a kill, and what the bar shows."""
+"""The history of a run: exact lines, survival of kills, and the progress bar."""
 
 import io
 import json
@@ -19,7 +19,7 @@ from lineage.train.metrics_writer import MetricsWriter, ProgressBar
 
 
 def _history(workdir):
-    """The lines without what depends on the wall clock."""
+    """Return the history without times."""
     return [{key: v for key, v in line.items() if not key.startswith("time/")} for line in read_metrics(workdir)]
 
 
@@ -33,7 +33,7 @@ def _train(workdir, start, stop, resume_step):
 
 
 def _events(workdir):
-    """(purge steps, {tag: {step: value}}) of the TensorBoard files in order, without what a later purge hides."""
+    """Return (purge steps, {tag: {step: value}}) of the TensorBoard files, without values hidden by a later purge."""
     from tensorboardX.proto.event_pb2 import Event
 
     purges, values = [], {}
@@ -51,15 +51,15 @@ def _events(workdir):
     return purges, values
 
 
-def test_lines_are_exact_and_readable_by_others(tmp_path):
+def test_lines_are_exact_and_flushed(tmp_path):
     third = np.float32(1) / np.float32(3)
     with MetricsWriter(tmp_path / "new" / "run") as writer:
         writer.write(np.int64(3), {"train/loss": third, "train/tokens": np.int32(7), "train/accuracy": np.array(0.1)})
-        text = (tmp_path / "new/run/metrics.jsonl").read_text()  # before it is closed
+        text = (tmp_path / "new/run/metrics.jsonl").read_text()  # before the file is closed
     assert text == f'{{"step": 3, "train/loss": {float(third)!r}, "train/tokens": 7, "train/accuracy": 0.1}}\n'
 
 
-def test_jax_scalars_are_taken_with_their_exact_value(tmp_path):
+def test_jax_scalars_are_written_exactly(tmp_path):
     jnp = pytest.importorskip("jax.numpy")
     with MetricsWriter(tmp_path) as writer:
         writer.write(1, {"a": jnp.float32(0.1), "b": jnp.bfloat16(0.1), "c": jnp.int32(4)})
@@ -67,7 +67,7 @@ def test_jax_scalars_are_taken_with_their_exact_value(tmp_path):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -np.float32(np.inf)])
-def test_a_number_that_is_not_finite_is_null_and_reads_as_nan(tmp_path, value):
+def test_nonfinite_value_is_written_as_null_and_read_as_nan(tmp_path, value):
     with MetricsWriter(tmp_path) as writer:
         writer.write(1, {"train/loss": value})
     line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
@@ -77,14 +77,14 @@ def test_a_number_that_is_not_finite_is_null_and_reads_as_nan(tmp_path, value):
     np.testing.assert_equal(values["train/loss"][1], float(value))
 
 
-def test_an_array_is_refused(tmp_path):
+def test_array_raises(tmp_path):
     with MetricsWriter(tmp_path) as writer, pytest.raises(ValueError, match=r"'train/loss' must be a scalar .* \(2,\)"):
         writer.write(1, {"train/loss": np.zeros(2)})
 
 
 @pytest.mark.parametrize("killed_after", [10, 11, 14, 15, 19])
 @pytest.mark.parametrize("torn", ["", '{"step": 20, "train/lo', "\0\0\0\0"])
-def test_a_killed_and_resumed_history_equals_the_uninterrupted_one(tmp_path, killed_after, torn):
+def test_resumed_history_equals_uninterrupted_one(tmp_path, killed_after, torn):
     _train(tmp_path / "whole", 0, 20, 0)
     _train(tmp_path / "killed", 0, killed_after, 0)
     with (tmp_path / "killed/metrics.jsonl").open("a") as file:
@@ -98,7 +98,7 @@ def test_a_killed_and_resumed_history_equals_the_uninterrupted_one(tmp_path, kil
     assert list(values["train/loss"]) == list(range(1, 21))
 
 
-def test_an_evaluation_repeated_at_the_resumed_step_is_written_once(tmp_path):
+def test_evaluation_repeated_after_resuming_is_written_once(tmp_path):
     _train(tmp_path, 0, 10, 0)
     before = _history(tmp_path)
     with MetricsWriter(tmp_path, resume_step=10) as writer:
@@ -108,7 +108,7 @@ def test_an_evaluation_repeated_at_the_resumed_step_is_written_once(tmp_path):
     assert _history(tmp_path) == [*before, {"step": 10, "test/loss": 0.3}]
 
 
-def test_a_new_run_starts_empty(tmp_path):
+def test_new_run_starts_empty(tmp_path):
     _train(tmp_path, 0, 5, 0)
     with MetricsWriter(tmp_path, resume_step=0) as writer:
         writer.write(0, {"validation/loss": 1.0})
@@ -119,7 +119,7 @@ def test_a_new_run_starts_empty(tmp_path):
     }
 
 
-def test_a_process_killed_without_warning_loses_no_line(tmp_path):
+def test_killed_process_loses_no_line(tmp_path):
     code = f"""
 import os, signal
 from lineage.train.metrics_writer import MetricsWriter
@@ -132,7 +132,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert [line["step"] for line in read_metrics(tmp_path)] == list(range(100))
 
 
-def test_damage_in_the_middle_is_named(tmp_path):
+def test_damaged_line_raises(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
     for use in (read_metrics, partial(MetricsWriter, resume_step=1)):
         with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2, is not a JSON object with a number `step`"):
@@ -141,7 +141,7 @@ def test_damage_in_the_middle_is_named(tmp_path):
         read_metrics(tmp_path / "absent")
 
 
-def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
+def test_full_disk_error_names_the_file(tmp_path):
     message = r"No space left on device: '.*metrics\.jsonl'"
     with pytest.raises(OSError, match=message), MetricsWriter(tmp_path) as writer:  # noqa: PT012
         writer._file.close()
@@ -150,7 +150,7 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path):
 
 
 @pytest.mark.parametrize("flush", [False, True])
-def test_what_did_not_fit_is_written_when_there_is_room(flush, tmp_path):
+def test_unwritten_lines_are_written_when_there_is_space(flush, tmp_path):
     with MetricsWriter(tmp_path) as writer:
         writer.write(1, {"train/loss": 1.0})
         disk, writer._file = writer._file, open("/dev/full", "wb", buffering=0)  # noqa: SIM115
@@ -173,7 +173,7 @@ def test_only_the_primary_process_writes(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_wandb_asked_for_but_missing_is_said(tmp_path, monkeypatch):
+def test_missing_wandb_raises(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
         ModuleNotFoundError, match="Weights & Biases is asked for but not installed: `pip install wandb`"
@@ -182,7 +182,7 @@ def test_wandb_asked_for_but_missing_is_said(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_resumed_run_continues_its_wandb_run(tmp_path, monkeypatch):
+def test_resumed_run_continues_its_wandb_run(tmp_path, monkeypatch):
     calls = []
     run = types.SimpleNamespace(log=lambda *args, **kw: calls.append((args, kw)), finish=lambda: calls.append("finish"))
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **kw: calls.append(kw) or run))
@@ -216,7 +216,7 @@ METRICS = {
 
 @pytest.fixture
 def second(monkeypatch):
-    """A clock that moves on by a second for each call, and a terminal whose width the test sets."""
+    """Simulate a clock that advances by a second per call, and a terminal whose width the test sets."""
     ticks = iter(range(10**6))
     monkeypatch.setattr(metrics_writer.time, "monotonic", lambda: float(next(ticks)))
     monkeypatch.setenv("TERM", "xterm")
@@ -234,7 +234,7 @@ def _last_line(stream):
 
 
 @pytest.mark.parametrize("columns", range(20, 160, 7))
-def test_the_bar_fits_any_width_and_says_more_the_wider_it_is(second, columns):
+def test_bar_fits_any_width(second, columns):
     second(columns)
     bar = ProgressBar(2000, stream=_Terminal())
     bar.update(1100, METRICS)
@@ -247,7 +247,7 @@ def test_the_bar_fits_any_width_and_says_more_the_wider_it_is(second, columns):
 
 
 @pytest.mark.parametrize(("step", "filled"), [(0, ""), (1000, "━" * 20), (1025, "━" * 20 + "╸"), (2000, "━" * 40)])
-def test_the_bar_is_as_long_as_the_run_is_far(second, monkeypatch, step, filled):
+def test_bar_length_shows_progress(second, monkeypatch, step, filled):
     monkeypatch.setenv("NO_COLOR", "1")
     second(200)
     bar = ProgressBar(2000, stream=_Terminal())
@@ -256,18 +256,18 @@ def test_the_bar_is_as_long_as_the_run_is_far(second, monkeypatch, step, filled)
     assert re.search(r"[━╸]*$", _last_line(bar._stream).rstrip())[0] == filled
 
 
-def test_the_time_left_leaves_out_the_first_step(monkeypatch):
+def test_time_left_excludes_the_first_step(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(metrics_writer.time, "monotonic", lambda: now[0])
     bar = ProgressBar(110, stream=io.StringIO(), log_seconds=0)
-    for step, now[0] in ((11, 100.0), (60, 149.0)):  # resumed at 10; compiled for 100 s; then a step a second
+    for step, now[0] in ((11, 100.0), (60, 149.0)):  # resumed at 10; 100 s of compilation; then one step per second
         bar.update(step, {"train/loss": 1.0})
     assert bar._stream.getvalue().splitlines()[-1] == "step 60/110   55%  loss 1.00  0:50 left".replace(
         "   55%", "  55%"
     )
 
 
-def test_results_stand_above_the_bar(second):
+def test_results_are_printed_above_the_bar(second):
     second(100)
     with ProgressBar(2000, stream=_Terminal()) as bar:
         bar.update(1200, METRICS)
@@ -280,7 +280,7 @@ def test_results_stand_above_the_bar(second):
     assert text.endswith("\n")
 
 
-def test_without_a_terminal_there_are_plain_lines_now_and_then(second):
+def test_plain_lines_without_a_terminal(second):
     bar = ProgressBar(100, stream=io.StringIO(), log_seconds=10)
     for step in range(1, 101):
         bar.update(step, METRICS if step % 3 == 0 else None)
@@ -300,7 +300,7 @@ def test_without_a_terminal_there_are_plain_lines_now_and_then(second):
     ]
 
 
-def test_the_other_processes_show_nothing(second):
+def test_only_the_primary_process_shows_progress(second):
     second(80)
     for stream in (io.StringIO(), _Terminal()):
         with ProgressBar(10, stream=stream, primary=False) as bar:
@@ -309,13 +309,13 @@ def test_the_other_processes_show_nothing(second):
         assert stream.getvalue() == ""
 
 
-def test_numbers_and_times():
+def test_formatting_of_numbers_and_times():
     shown = [number(v) for v in (0.04, 1, 12.34, 123.4, 999.96, 1000, 18400.4, 3.1e-5, -2.5, math.nan, math.inf)]
     assert shown == ["0.0400", "1.00", "12.3", "123", "1,000", "1,000", "18,400", "3.10e-05", "-2.50", "nan", "inf"]
     assert [clock(s) for s in (0, 12.4, 185, 3723, 187200)] == ["0:00", "0:12", "3:05", "1:02:03", "2d 4:00:00"]
 
 
-def test_importing_them_is_light():
+def test_import_loads_no_heavy_packages():
     code = "import sys, lineage.train.metrics_writer\n"
     code += "print(*{'jax', 'torch', 'tensorboardX'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

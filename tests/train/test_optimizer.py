@@ -1,4 +1,4 @@
-"""Optimizers and schedules against formulas written out here, and against PyTorch."""
+"""Optimizers and schedules match formulas and PyTorch."""
 
 import re
 
@@ -40,7 +40,7 @@ def run(optimizer, steps=5, params=PARAMS, scale=1.0):
     return params
 
 
-def test_adamw_is_pytorchs():
+def test_adamw_matches_pytorch():
     ours = run(make("adamw", lambda n: 0.1, b2=0.95, weight_decay=0.2))
     leaves = jax.tree.map(lambda p: torch.nn.Parameter(torch.tensor(p)), PARAMS)
     decayed, others = [leaves["stack"]["mlp"]["kernel"]], [leaves["stack"]["mlp"]["bias"], leaves["norm"]["scale"]]
@@ -52,7 +52,7 @@ def test_adamw_is_pytorchs():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b.detach().numpy(), rtol=1e-5), ours, leaves)
 
 
-def test_sgd_with_momentum_is_pytorchs():
+def test_sgd_with_momentum_matches_pytorch():
     ours = run(make("sgd", lambda n: 0.1, b1=0.8))
     leaves = jax.tree.map(lambda p: torch.nn.Parameter(torch.tensor(p)), PARAMS)
     theirs = torch.optim.SGD(jax.tree.leaves(leaves), lr=0.1, momentum=0.8)
@@ -62,8 +62,8 @@ def test_sgd_with_momentum_is_pytorchs():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b.detach().numpy(), rtol=1e-5), ours, leaves)
 
 
-def test_lion_moves_by_the_sign():
-    """arXiv 2302.06675, algorithm 2."""
+def test_lion_matches_the_paper():
+    """Compare with algorithm 2 of arXiv 2302.06675."""
     ours = run(make("lion", lambda n: 0.1, b1=0.9, b2=0.99))
     for path in (("stack", "mlp", "kernel"), ("norm", "scale")):
         take = lambda tree: tree[path[0]][path[1]] if len(path) == 2 else tree[path[0]][path[1]][path[2]]  # noqa: B023, E731
@@ -74,7 +74,7 @@ def test_lion_moves_by_the_sign():
         np.testing.assert_allclose(take(ours), p, rtol=1e-5)
 
 
-def test_adafactor_learns_a_quadratic_and_stores_rows_and_columns():
+def test_adafactor_minimizes_a_quadratic_with_factored_state():
     optimizer = make("adafactor", lambda n: 0.05, b1=0.0)
     params = {"kernel": jnp.ones((256, 128))}
     state = optimizer.init(params)
@@ -97,13 +97,13 @@ def test_clipping_bounds_the_global_norm():
     assert 0 < seen[0] < 0.05
 
 
-def test_frozen_parameters_stay_and_do_not_count_in_the_clipping():
+def test_frozen_parameters_do_not_change():
     frozen = run(make("adamw", lambda n: 0.1, weight_decay=0.1, frozen=("norm/",)))
     np.testing.assert_array_equal(frozen["norm"]["scale"], PARAMS["norm"]["scale"])
     assert np.abs(frozen["stack"]["mlp"]["kernel"] - PARAMS["stack"]["mlp"]["kernel"]).min() > 0
 
 
-def test_rates_scale_by_path_the_first_found_counts():
+def test_first_matching_lr_multiplier_applies():
     plain = run(make("sgd", lambda n: 0.1, b1=0.0))
     scaled = run(make("sgd", lambda n: 0.1, b1=0.0, lr_multipliers=(("kernel", 0.25), ("mlp", 3.0))))
     moved = jax.tree.map(lambda a, b, p: (a - p) / (b - p), scaled, plain, PARAMS)
@@ -122,7 +122,7 @@ LAYERED = {
 
 
 class Layered(Model):
-    """The model of these parameters."""
+    """Model with the parameters `LAYERED`."""
 
     input_parameters = "^(patch_embed|class_token)"
 
@@ -132,7 +132,7 @@ class Layered(Model):
 
 
 def moved(**options):
-    """How far a step of gradient descent moves each layer, and the rest, from where they were."""
+    """Return the relative update of each layer, and of other parameters, in one step of gradient descent."""
     optimizer = make("sgd", lambda n: 1.0, Layered(), b1=0.0, weight_decay=1.0, no_decay=(), **options)
     updates, _ = optimizer.update(jax.tree.map(jnp.ones_like, LAYERED), optimizer.init(LAYERED), LAYERED)
     return {
@@ -143,15 +143,15 @@ def moved(**options):
     }
 
 
-def test_layers_learn_slower_from_the_last_to_the_first():
-    """MAE's rule: layer i of L at decay^(L - i), what is before at decay^(L + 1), what is after at 1."""
+def test_layer_decay_matches_mae():
+    """Check the rule of MAE: decay^(L - i) for layer i of L, decay^(L + 1) before the layers, and 1 after them."""
     found = moved(layer_decay=0.5)
     assert found["stack"] == [[0.125, 0.25, 0.5]] * 2
     assert found["patch_embed"] == found["class_token"] == [0.0625]
     assert found["norm"] == found["classifier"] == [1.0]
 
 
-def test_the_first_layers_can_stay():
+def test_first_layers_can_be_frozen():
     found = moved(frozen_layers=2)
     assert found["stack"] == [[0, 0, 1]] * 2
     assert found["patch_embed"] == found["class_token"] == [0]
@@ -160,8 +160,8 @@ def test_the_first_layers_can_stay():
     assert moved(frozen=("^(?!classifier)",), layer_decay=0.5)["classifier"] == [1]
 
 
-def test_lars_moves_matrices_in_proportion_to_their_norm():
-    """arXiv 1708.03888, equation 6, with momentum."""
+def test_lars_matches_the_paper():
+    """Compare with equation 6 of arXiv 1708.03888, with momentum."""
     params = {"kernel": np.full((2, 3), 2, np.float32), "bias": np.ones(3, np.float32)}
     optimizer = make("lars", lambda n: 0.5, b1=0.9)
     state = optimizer.init(params)
@@ -179,7 +179,7 @@ def rate(name, n, warmup_steps=0, width=512, learning_rate=2.0, **options):
     return float(schedule.make(100, warmup_steps, width)(n))
 
 
-def test_schedules_are_their_formulas():
+def test_schedules_match_their_formulas():
     assert rate("constant", 57) == 2.0
     np.testing.assert_allclose(rate("cosine", 50, end_factor=0.1), 2 * (0.1 + 0.9 * 0.5), rtol=1e-6)
     np.testing.assert_allclose(rate("cosine", 100, end_factor=0.1), 0.2, rtol=1e-6)
@@ -192,14 +192,14 @@ def test_schedules_are_their_formulas():
 
 @pytest.mark.parametrize("name", ["constant", "cosine", "linear", "rsqrt"])
 @pytest.mark.parametrize("warmup", [1, 2, 10])
-def test_warm_up_rises_evenly_to_the_peak_and_is_never_zero(name, warmup):
+def test_warmup_is_linear_and_positive(name, warmup):
     rates = [rate(name, n, warmup, learning_rate=3.0) for n in range(warmup + 1)]
     np.testing.assert_allclose(rates[:warmup], 3.0 * np.arange(1, warmup + 1) / warmup, rtol=1e-5)
     assert rates[warmup] <= 3.0
     assert rates[warmup] > 2.8
 
 
-def test_unknown_names_and_patterns_that_find_nothing_are_refused():
+def test_unknown_names_and_unmatched_patterns_raise():
     with pytest.raises(ValueError, match=r"Unknown optimizer 'adamx'\. Did you mean 'adamw'\? Available: .*sgd"):
         make("adamx", lambda n: 0.1)
     with pytest.raises(ValueError, match=r"Unknown schedule 'cosin'\. Did you mean 'cosine'"):
@@ -216,9 +216,9 @@ def test_paths_are_joined_by_slashes():
 @pytest.mark.parametrize(
     ("registry", "name", "options", "message"),
     [
-        (OPTIMIZERS, "adamw", {"b2": 1.0}, "optimizer.b2 is 1.0: it must be 0 or more, and below 1."),
-        (OPTIMIZERS, "sgd", {"b1": -0.1}, "optimizer.b1 is -0.1: it must be 0 or more, and below 1."),
-        (OPTIMIZERS, "lion", {"b2": 1.5}, "optimizer.b2 is 1.5: it must be 0 or more, and below 1."),
+        (OPTIMIZERS, "adamw", {"b2": 1.0}, "optimizer.b2 is 1.0: it must be 0 or more and below 1."),
+        (OPTIMIZERS, "sgd", {"b1": -0.1}, "optimizer.b1 is -0.1: it must be 0 or more and below 1."),
+        (OPTIMIZERS, "lion", {"b2": 1.5}, "optimizer.b2 is 1.5: it must be 0 or more and below 1."),
         (OPTIMIZERS, "lars", {"weight_decay": -1.0}, "optimizer.weight_decay is -1.0: it must be 0 or more."),
         (OPTIMIZERS, "adafactor", {"frozen_layers": -1}, "optimizer.frozen_layers is -1: it must be 0 or more."),
         (SCHEDULES, "cosine", {"end_factor": -1.0}, "schedule.end_factor is -1.0: it must be 0 or more."),
@@ -226,12 +226,12 @@ def test_paths_are_joined_by_slashes():
         (SCHEDULES, "constant", {"warmup_steps": -1}, "schedule.warmup_steps is -1: it must be 0 or more."),
     ],
 )
-def test_values_out_of_range_are_refused(registry, name, options, message):
+def test_values_out_of_range_raise(registry, name, options, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         registry.build(name, **options)
 
 
-def test_each_optimizer_and_schedule_has_only_the_keys_that_it_uses():
+def test_optimizers_and_schedules_have_no_unused_keys():
     own = {name: set(field_types(cls)) - set(field_types(Optimizer)) for name, cls in OPTIMIZERS.items()}
     assert own == {
         "adamw": {"b1", "b2", "epsilon"},
@@ -246,7 +246,7 @@ def test_each_optimizer_and_schedule_has_only_the_keys_that_it_uses():
             assert all(key.documentation for key in schema.keys(cls))
 
 
-def test_what_needs_the_layers_order_needs_the_model():
+def test_layer_options_without_a_model_raise():
     with pytest.raises(ValueError, match=r"layer_decay and optimizer\.frozen_layers need the model"):
         make("sgd", lambda n: 1.0, layer_decay=0.5)
     with pytest.raises(ValueError, match=r"optimizer\.frozen_layers is 4: it must be at most 3"):

@@ -1,4 +1,4 @@
-"""What an experiment is said to cost, beside what XLA plans for its training step."""
+"""Cost estimates of experiments match XLA's memory plan for the training step."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ ZOO = {
     "t5_stdlib": {"model.remat": "full", "grad_accum_steps": 2},
     "llama_stdlib": ADAPTED,
 }
-# What each device holds: without batch axes that are said, XLA spreads this model's activations as its tables are.
+# Meshes for the memory per device: without constraints on batch axes, XLA shards the activations as the tables.
 SPREAD = {
     "fsdp": {"mesh.fsdp": 4},
     "tensor": {"mesh.data": 2, "mesh.tensor": 2},
@@ -56,7 +56,7 @@ def experiment(name, changes):
     [*ZOO.items(), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW.items())],
     first=2,
 )
-def test_the_memory_of_a_training_step_is_near_what_xla_plans(name, changes):
+def test_memory_of_training_step_is_close_to_xla(name, changes):
     check_memory(name, changes)
 
 
@@ -64,7 +64,7 @@ def test_the_memory_of_a_training_step_is_near_what_xla_plans(name, changes):
     "name", ["gpt_stdlib", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert_stdlib", "t5_stdlib"))]
 )
 @tiered("mesh", SPREAD)
-def test_the_memory_of_each_device_is_near_what_xla_plans(mesh, name):
+def test_memory_per_device_is_close_to_xla(mesh, name):
     check_memory(name, SPREAD[mesh])
 
 
@@ -77,13 +77,13 @@ def check_memory(name, changes):
     assert estimate == pytest.approx(planned, rel=0.15)
 
 
-def test_an_adaptation_costs_less_than_training_everything():
+def test_adapters_cost_less_than_full_training():
     whole, adapted = (profiling.experiment_budget(experiment("gpt_stdlib", changes)) for changes in ({}, ADAPTED))
     assert whole.parameters == adapted.parameters
     assert whole.flops["forward"] == adapted.flops["forward"]
     forward = whole.flops["forward"]["model"]
     assert whole.flops["training"]["model"] == pytest.approx(3 * forward, rel=0.01)
-    # The gradient of a matrix is on the way to that of its change; that of the output layer is not needed.
+    # The gradients of adapted matrices are still computed; that of the output layer is not.
     assert 2 * forward < adapted.flops["training"]["model"] < 2.9 * forward
     for name in ("gradients", "optimizer"):
         assert adapted.memory["training"][name] < 0.2 * whole.memory["training"][name]
@@ -96,18 +96,17 @@ def exhaust():
     jnp.zeros(1 << 45).block_until_ready()
 
 
-def test_memory_is_explained_with_what_a_step_needs():
+def test_out_of_memory_error_shows_the_estimate():
     needed = r"Estimated for a step, on all devices together: weights 2 GiB, total 3.5 GiB\.$"
     memory = {"weights": 2**31, "total": 7 * 2**29}
     with pytest.raises(MemoryError, match=needed), profiling.out_of_memory_explained(memory):
         exhaust()
 
 
-def test_only_memory_is_explained_as_memory():
+def test_other_runtime_errors_are_not_changed():
     with (
         pytest.raises(
-            MemoryError,
-            match=r"^out of memory \(RESOURCE_EXHAUSTED: .*\): make loader.*`lineage describe`\.$",
+            MemoryError, match=r"^out of memory \(RESOURCE_EXHAUSTED: .*\): make loader.*`lineage describe`\.$"
         ),
         profiling.out_of_memory_explained(),
     ):

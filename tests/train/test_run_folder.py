@@ -1,4 +1,4 @@
-"""What keeps a run and its workdir safe."""
+"""Run folders: locking, signals, and checks of config and data."""
 
 import json
 import os
@@ -11,21 +11,20 @@ import pytest
 from lineage.configs import cli
 from lineage.data.fingerprint import fingerprint
 from lineage.runs import folder
-from lineage.train import run_folder
 
 
-def test_one_run_at_a_time(tmp_path):
+def test_second_run_in_a_workdir_raises(tmp_path):
     with (
         folder.locked(tmp_path),
         pytest.raises(ValueError, match=f"another run is at work in {tmp_path}"),
         folder.locked(tmp_path),
     ):
         pass
-    with folder.locked(tmp_path):  # free again
+    with folder.locked(tmp_path):  # released
         pass
 
 
-def test_the_lock_of_a_killed_run_is_free(tmp_path):
+def test_lock_of_a_killed_run_is_released(tmp_path):
     hold = f"""
 import sys
 sys.path.insert(0, ".")
@@ -46,7 +45,7 @@ with locked(Path({str(tmp_path)!r})):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
-def test_a_signal_is_noted_and_only_the_second_ctrl_c_ends(number):
+def test_signals_are_recorded_and_second_ctrl_c_interrupts(number):
     caught = []
     before = signal.signal(number, lambda *_: caught.append(number))
     try:
@@ -67,33 +66,33 @@ def test_a_signal_is_noted_and_only_the_second_ctrl_c_ends(number):
         signal.signal(number, before)
 
 
-def test_a_workdir_keeps_its_config(tiny, tmp_path):
-    run_folder.keep_config(tiny(), tmp_path)
+def test_workdir_with_another_config_raises(tiny, tmp_path):
+    folder.keep_config(tiny(), tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     other = tiny("gpt", {"model.width": 32, "seed": 1})
-    run_folder.keep_config(other, tmp_path)  # nothing was saved yet: this is the run
+    folder.keep_config(other, tmp_path)  # nothing was saved yet: the config is replaced
     assert json.loads((tmp_path / "config.json").read_text())["model"]["width"] == 32
-    assert not (tmp_path / "tokenizer.json").exists()  # which belonged to the other
+    assert not (tmp_path / "tokenizer.json").exists()  # of the previous config
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"another config \(model.width: 32 there, 16 here; seed: 1 there, 0 here\)"):
-        run_folder.keep_config(tiny(), tmp_path)
+        folder.keep_config(tiny(), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["model"]["width"] == 32
     longer = {"total_steps": 80, "log_every_steps": 7, "checkpoint.keep": 3, "sampling.temperature": 0.5}
-    run_folder.keep_config(tiny("gpt", {"model.width": 32, "seed": 1} | longer), tmp_path)
+    folder.keep_config(tiny("gpt", {"model.width": 32, "seed": 1} | longer), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["total_steps"] == 80
     assert (tmp_path / "tokenizer.json").exists()
 
 
 def test_every_key_that_may_change_is_a_key(tiny):
     known = list(cli.keys(tiny("gpt")))
-    for name in run_folder.MAY_CHANGE:
+    for name in folder.MAY_CHANGE:
         # The name is that of a key, or the beginning of several.
         assert name in known or (name.endswith((".", "_")) and any(key.startswith(name) for key in known)), name
 
 
-def test_what_an_older_version_lacked_does_not_differ_if_it_is_off(tiny, tmp_path):
-    run_folder.keep_config(tiny(), tmp_path)
+def test_keys_missing_in_older_configs_have_their_defaults(tiny, tmp_path):
+    folder.keep_config(tiny(), tmp_path)
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
     path = tmp_path / "config.json"
     older = json.loads(path.read_text())
@@ -103,33 +102,33 @@ def test_what_an_older_version_lacked_does_not_differ_if_it_is_off(tiny, tmp_pat
     with pytest.raises(
         ValueError, match=r"\(model.dropout: None there, 0.0 here; optimizer.b1: None there, 0.9 here\)"
     ):
-        run_folder.check_config(tiny(), tmp_path)
+        folder.check_config(tiny(), tmp_path)
     config, _ = cli.load(str(path))
     assert (config.skip_nonfinite, config.teacher, config.optimizer.b1) == (0, "", 0.9)
     assert config.model.dropout is None
     path.write_text(path.read_text()[:-9])
     with pytest.raises(ValueError, match=r"config.json is damaged \(.*\): delete it, and the run writes it anew"):
-        run_folder.keep_config(tiny(), tmp_path)
-    run_folder.keep_config(tiny("gpt", {"seed": 1}), tmp_path, force=True)
-    run_folder.check_config(tiny("gpt", {"seed": 1}), tmp_path)
+        folder.keep_config(tiny(), tmp_path)
+    folder.keep_config(tiny("gpt", {"seed": 1}), tmp_path, force=True)
+    folder.check_config(tiny("gpt", {"seed": 1}), tmp_path)
 
 
-def test_a_run_goes_on_with_the_data_that_it_began_with(tmp_path):
+def test_resuming_with_changed_data_raises(tmp_path):
     data = tmp_path / "data"
     (data / "more").mkdir(parents=True)
     for name in ("a.txt", "more/b.txt", "c.txt"):
         (data / name).write_text(f"text {name}")
     places = f"{data}/*.txt", str(data / "more"), "", "train[:9%]", "digits"
-    run_folder.keep_data(fingerprint(places[:1]), tmp_path)
-    run_folder.keep_data(fingerprint(places), tmp_path)  # nothing was saved yet
+    folder.keep_data(fingerprint(places[:1]), tmp_path)
+    folder.keep_data(fingerprint(places), tmp_path)  # nothing was saved yet
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
-    run_folder.keep_data(fingerprint(places), tmp_path)
+    folder.keep_data(fingerprint(places), tmp_path)
     for change in (lambda path: path.write_text("next more/b.txt"), lambda path: path.unlink()):
         change(data / "more" / "b.txt")
         with pytest.raises(
             ValueError, match=r"/more/b.txt changed since the run in .* began \(1 of 3 files\): restore"
         ):
-            run_folder.keep_data(fingerprint(places), tmp_path)
-    run_folder.keep_data(fingerprint(places), tmp_path, force=True)
-    run_folder.keep_data(fingerprint(places), tmp_path)
+            folder.keep_data(fingerprint(places), tmp_path)
+    folder.keep_data(fingerprint(places), tmp_path, force=True)
+    folder.keep_data(fingerprint(places), tmp_path)
     assert fingerprint(places, limit=8) == {str(data / name): [10, 0] for name in ("a.txt", "c.txt")}

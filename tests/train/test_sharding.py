@@ -1,4 +1,4 @@
-"""Any mesh of devices, and any accumulation, gives what one device gives."""
+"""Training on any mesh and with gradient accumulation matches a single device."""
 
 import jax
 import numpy as np
@@ -25,14 +25,14 @@ MESHES = {
 
 
 def start(config, devices, folder):
-    """An experiment and its first state."""
+    """Return an experiment and its initial state."""
     experiment = Experiment(config, None, devices)
     with Checkpoints(folder) as checkpoints:
         return experiment, experiment.state(checkpoints)
 
 
 def train(config, devices, folder):
-    """The losses of the first steps, and the state after them."""
+    """Return the losses of the first steps and the final state."""
     experiment, state = start(config, devices, folder)
     step, batches, losses = compile_step(experiment, state), device_batches(experiment, 0), []
     for _ in range(STEPS):
@@ -43,10 +43,10 @@ def train(config, devices, folder):
 
 @pytest.fixture(scope="module", params=["gpt", pytest.param("vit", marks=pytest.mark.thorough)])
 def single(request, tiny, tmp_path_factory):
-    """A model's name, and the losses of one device. Dropout draws the same numbers on every mesh."""
+    """Return the name of a model, its config changes with dropout, and its losses on one device."""
     changes = {"model.dropout": 0.1, "schedule.learning_rate": 3e-3}
     losses, _ = train(tiny(request.param, changes), jax.devices()[:1], tmp_path_factory.mktemp("single"))
-    assert losses[-1] < losses[0] - 0.05  # there is a trajectory to compare
+    assert losses[-1] < losses[0] - 0.05  # the loss decreases, so the trajectory is informative
     return request.param, changes, losses
 
 
@@ -56,7 +56,7 @@ def assert_same_trajectory(losses, expected):
 
 
 @tiered("mesh", MESHES, first=lambda mesh: mesh in ("fsdp", "mixed"))
-def test_a_mesh_gives_the_trajectory_of_one_device(single, mesh, tiny, tmp_path):
+def test_mesh_matches_one_device(single, mesh, tiny, tmp_path):
     model, changes, expected = single
     losses, state = train(tiny(model, changes | MESHES[mesh]), jax.devices(), tmp_path)
     assert_same_trajectory(losses, expected)
@@ -66,14 +66,14 @@ def test_a_mesh_gives_the_trajectory_of_one_device(single, mesh, tiny, tmp_path)
     moment = optax.tree_utils.tree_get(state.opt_state, "nu")["stack"]["layers"]["mlp"]["up"]["kernel"]
     for leaf in (kernel, moment):
         assert leaf.addressable_shards[0].data.nbytes * parts == leaf.nbytes
-    # Norms, biases and what eight does not divide stay whole, which in a tiny model is a larger part.
+    # Norms, biases and dimensions not divisible by 8 are replicated, which is a larger fraction in a tiny model.
     leaves = jax.tree.leaves((state.params, state.opt_state))
     here = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves) / sum(leaf.nbytes for leaf in leaves)
     assert here < {"data": 1.01, "fsdp": 0.3, "tensor": 0.8, "mixed": 0.45, "sequence": 0.45}[mesh]
 
 
 @tiered("model", ["gpt", "vit"])
-def test_accumulation_gives_the_trajectory_of_whole_batches(model, tiny, tmp_path):
+def test_gradient_accumulation_matches_full_batches(model, tiny, tmp_path):
     changes = {"schedule.learning_rate": 3e-3}
     expected, _ = train(tiny(model, changes), jax.devices()[:1], tmp_path / "whole")
     for parts, devices in ((4, 1), (2, 4)):
@@ -83,7 +83,7 @@ def test_accumulation_gives_the_trajectory_of_whole_batches(model, tiny, tmp_pat
 
 
 @tiered("model", ["gpt", "vit"])
-def test_a_checkpoint_moves_from_eight_devices_to_one_and_back(model, tiny, tmp_path):
+def test_checkpoint_moves_from_eight_devices_to_one_and_back(model, tiny, tmp_path):
     def save(state, folder):
         with Checkpoints(folder) as checkpoints:
             checkpoints.save(state, {}, {})
@@ -112,38 +112,38 @@ def test_a_checkpoint_moves_from_eight_devices_to_one_and_back(model, tiny, tmp_
     ("tensor", "devices", "parts"),
     [(2, 4, [(0, 2), (1, 2)]), (1, 2, [(0, 4), (1, 4), (2, 4), (3, 4)]), (4, 2, [(0, 2), (0, 2), (1, 2), (1, 2)])],
 )
-def test_the_part_of_a_batch_that_a_process_reads(tensor, devices, parts):
-    owners = (np.arange(8) // devices).reshape(-1, tensor)  # eight devices, so many of each process
+def test_share_of_the_batch_of_each_process(tensor, devices, parts):
+    owners = (np.arange(8) // devices).reshape(-1, tensor)  # process of each of the eight devices
     assert [part_of(owners, process) for process in range(8 // devices)] == parts
 
 
-def test_a_process_reads_whole_examples():
+def test_example_divided_between_processes_raises():
     owners = (np.arange(12) // 6).reshape(-1, 4)
     with pytest.raises(ValueError, match=r"mesh.tensor is 4, but a process has 6 devices: one must be a multiple of"):
         part_of(owners, 1)
     assert share(make_mesh(2, 2, 2)) == (0, 1)
 
 
-def test_the_first_rule_found_places_the_last_dimensions():
+def test_first_matching_sharding_rule_applies_to_the_last_dimensions():
     mesh = make_mesh(2, 2, 2)
     tree = {"stack": {"up": {"kernel": np.zeros((3, 4, 6)), "bias": np.zeros((3, 5))}}, "scale": np.zeros(4)}
     rules = (("up/kernel", ("fsdp", "tensor")), ("bias", ("tensor",)), ("kernel", (None, "fsdp")))
     places = shardings(tree, rules, mesh)
     assert places["stack"]["up"]["kernel"].spec == PartitionSpec(None, "fsdp", "tensor")
-    assert places["stack"]["up"]["bias"].spec == PartitionSpec(None, None)  # 5 does not divide into two
+    assert places["stack"]["up"]["bias"].spec == PartitionSpec(None, None)  # 5 is not divisible by 2
     assert places["scale"].is_fully_replicated
 
 
-def test_described_is_what_each_device_holds(tiny, tmp_path):
+def test_described_memory_matches_each_device(tiny, tmp_path):
     config = tiny("gpt", MESHES["mixed"] | {"ema_decay": 0.9})
     experiment, state = start(config, jax.devices(), tmp_path)
     real = [leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state) if leaf.ndim]
     total = experiment_budget(experiment)
     found = memory_per_device(experiment, total, abstract_mesh(**config.mesh))
-    assert found["weights"] + found["optimizer"] == pytest.approx(sum(real), abs=8)  # the optimizer counts its steps
+    assert found["weights"] + found["optimizer"] == pytest.approx(sum(real), abs=8)  # and step counts
     assert found["weights"] == 2 * found["gradients"] < total.memory["training"]["weights"]
     alone = memory_per_device(experiment, total, abstract_mesh(data=-1))
-    # A quarter of the examples; 24 of 34 parts are spread over the tensor axis, and with the tokens all are.
+    # A quarter of the examples; 24 of 34 units are sharded over the tensor axis, and all with sequence sharding.
     assert found["activations"] == pytest.approx(alone["activations"] / 4 * (10 + 24 / 2) / 34, abs=1)
     config.sequence_sharding = True
     tokens = memory_per_device(Experiment(config), total, abstract_mesh(**config.mesh))
@@ -155,7 +155,7 @@ def test_described_is_what_each_device_holds(tiny, tmp_path):
     devices = {line[:10].strip(): line[10:].split() for line in text.splitlines()[-len(ACCELERATORS) - 1 : -1]}
     share = found["total"] / 16e9
     assert devices["TPU v5e"][2] == f"{share:.0%}"
-    # 40% of 459 TFLOP/s of bfloat16, eight times.
+    # 8 devices at 40% of 459 TFLOP/s in bfloat16
     expected = total.flops["training"]["model"] / (0.4 * 8 * 459e12) * 1000
     assert float(devices["TPU v5p"][3]) == pytest.approx(expected, rel=0.01)
 
@@ -172,6 +172,6 @@ def test_described_is_what_each_device_holds(tiny, tmp_path):
         (lambda: check_batch(12, make_mesh(4, 1, 2), 2), r"over 4 devices.* in 2 accumulated parts.*multiple of 8"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_said(make, message):
+def test_invalid_mesh_raises(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -1,4 +1,4 @@
-"""One step: its loss and gradient, what it trains and what it leaves, in which precision."""
+"""Training step: loss, gradients, frozen parameters, precision and running statistics."""
 
 import functools
 
@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from lineage import models
+from lineage.configs.run import Run
 from lineage.metrics.states import Correlation
 from lineage.models.base import Model
 from lineage.models.layers.norm import BatchNorm, PowerNorm
@@ -25,7 +26,7 @@ CAUSAL_LM, CLASSIFICATION, SEQUENCE_TO_SEQUENCE = (
 
 
 def setting(name):
-    """A small model, its objective and a fixed batch whose last example does not count."""
+    """Return a small model, its objective and a fixed batch whose last example is masked."""
     rng = np.random.default_rng(0)
     mask = jnp.arange(4) < 3
     if name == "gpt":
@@ -41,18 +42,18 @@ def setting(name):
 
 
 def compiled(name, optimizer=None, ema=False, **options):
-    """The first state and the training step."""
+    """Return the initial state and the training step."""
     model, objective, batch = setting(name)
     optimizer = optimizer or optax.adamw(1e-2)
     state = jax.jit(lambda: init_state(model, optimizer, objective, batch, seed=0, ema=ema))()
-    return state, jax.jit(make_train_step(model, objective, optimizer, seed=0, **options))
+    return state, jax.jit(make_train_step(model, objective, optimizer, Run(**options)))
 
 
 plain = functools.cache(compiled)
 
 
 def steps(start, batch, count):
-    """The states after 0..count steps on one batch, and the metrics of the steps."""
+    """Return the states after 0..count steps on one batch, and the metrics of the steps."""
     state, step = start
     states, metrics = [state], []
     for _ in range(count):
@@ -62,18 +63,18 @@ def steps(start, batch, count):
     return states, metrics
 
 
-# The losses of two steps of AdamW on one batch: what a change of initialisation, model, objective or optimizer moves.
+# The losses of two steps of AdamW, which detect changes of initialization, model, objective or optimizer.
 GOLDEN = {"gpt": (2.850746, 2.704954), "vit": (1.609438, 1.513975)}
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_losses_of_the_first_steps(name):
+def test_first_losses_match_golden_values(name):
     _, metrics = steps(plain(name), setting(name)[2], 2)
     np.testing.assert_allclose([values["loss"] for values in metrics], GOLDEN[name], atol=1e-5)
 
 
 @tiered("name", GOLDEN)
-def test_a_masked_example_changes_nothing(name):
+def test_masked_example_has_no_effect(name):
     batch = setting(name)[2]
     other = {key: value if key == "mask" else value.at[3].set(value[0]) for key, value in batch.items()}
     states, metrics = steps(plain(name), batch, 2)
@@ -82,10 +83,10 @@ def test_a_masked_example_changes_nothing(name):
     jax.tree.map(np.testing.assert_array_equal, states[2].params, other_states[2].params)
 
 
-def test_accumulated_parts_of_unequal_weight_are_one_batch():
+def test_micro_batches_of_unequal_weight_match_the_full_batch():
     batch = setting("vit")[2]
     states, metrics = steps(compiled("vit", optax.sgd(0.1)), batch, 3)
-    # Three examples count: two in one part, one in the other.
+    # Three examples count: two in one micro-batch, one in the other.
     parts_states, parts_metrics = steps(compiled("vit", optax.sgd(0.1), grad_accum_steps=2), batch, 3)
     for values, parts in zip(metrics, parts_metrics):
         assert parts == pytest.approx(values, rel=1e-5)
@@ -93,7 +94,7 @@ def test_accumulated_parts_of_unequal_weight_are_one_batch():
     jax.tree.map(close, parts_states[3].params, states[3].params)
 
 
-def test_states_of_accumulated_parts_are_merged():
+def test_metric_states_of_micro_batches_are_merged():
     model, _, batch = setting("vit")
     batch |= {"mask": jnp.ones(4, bool), "label": jnp.array([1.0, 5.0, 2.0, 9.0])}
 
@@ -106,12 +107,12 @@ def test_states_of_accumulated_parts_are_merged():
         )
 
     state = jax.jit(lambda: init_state(model, optax.sgd(0.1), objective, batch, seed=0))()
-    step = jax.jit(make_train_step(model, objective, optax.sgd(0.1), seed=0, grad_accum_steps=2))
+    step = jax.jit(make_train_step(model, objective, optax.sgd(0.1), Run(grad_accum_steps=2)))
     expected = np.corrcoef(batch["image"].mean((1, 2, 3)), batch["label"])[0, 1]
     np.testing.assert_allclose(step(state, batch)[1]["pearson"], expected, atol=1e-5)
 
 
-def test_the_average_follows_the_parameters():
+def test_ema_follows_the_parameters():
     states, _ = steps(compiled("vit", ema=True, ema_decay=0.75), setting("vit")[2], 3)
     expected = jax.tree.map(np.asarray, states[0].params)
     for state in states[1:]:
@@ -124,7 +125,7 @@ def test_the_average_follows_the_parameters():
     assert without.variables(average=True)["params"] is without.params
 
 
-def test_frozen_parameters_stay():
+def test_frozen_parameters_do_not_change():
     optimizer = AdamW(weight_decay=0.1, clip_norm=0.0, frozen=("attention/", "table")).make(
         optax.constant_schedule(1e-2)
     )
@@ -139,7 +140,7 @@ def test_frozen_parameters_stay():
 
 
 @tiered("name", GOLDEN)
-def test_bfloat16_computes_so_and_keeps_float32(name):
+def test_bfloat16_computation_keeps_float32_state(name):
     model, objective, batch = setting(name)
     states, metrics = steps(compiled(name, ema=True, precision="bfloat16", ema_decay=0.9), batch, 5)
     floats = [leaf for leaf in jax.tree.leaves(states[5]) if jnp.issubdtype(leaf.dtype, jnp.floating)]
@@ -163,7 +164,7 @@ def test_dropout_depends_on_the_step_and_is_off_in_evaluation():
     model, objective, batch = setting("gpt")
     state, _ = plain("gpt")
     model = model.clone(dropout=0.5)
-    step = jax.jit(make_train_step(model, objective, optax.set_to_zero(), seed=0))
+    step = jax.jit(make_train_step(model, objective, optax.set_to_zero(), Run()))
     evaluate = jax.jit(make_evaluation_step(model, objective))
     state = state.replace(opt_state=optax.set_to_zero().init(state.params))
     states, metrics = steps((state, step), batch, 2)
@@ -174,7 +175,7 @@ def test_dropout_depends_on_the_step_and_is_off_in_evaluation():
 
 
 class Normed(Model):
-    """An image's classes by way of a norm over the batch."""
+    """Image classifier with a norm over the batch."""
 
     norm: nn.Module
 
@@ -184,14 +185,14 @@ class Normed(Model):
 
 
 @tiered("norm", [BatchNorm(1e-3), PowerNorm(1e-3, warmup=1)])
-def test_running_statistics_follow_the_batch_on_all_devices_and_the_parts_in_turn(norm):
-    model, rng = Normed(norm), np.random.default_rng(0)
+def test_running_statistics_with_sharding_and_accumulation(norm):
+    model, rng = Normed(norm=norm), np.random.default_rng(0)
     batch = {"image": rng.normal(size=(8, 2, 2, 1)).astype(np.float32), "label": rng.integers(0, 5, 8)}
     batch = jax.tree.map(jnp.asarray, batch | {"mask": np.ones(8, bool)})
     state = init_state(model, optax.sgd(0.1), CLASSIFICATION, batch, seed=0)
 
     def run(state, batches, optimizer=optax.sgd(0.1), **options):  # noqa: B008
-        step = jax.jit(make_train_step(model, CLASSIFICATION, optimizer, seed=0, **options))
+        step = jax.jit(make_train_step(model, CLASSIFICATION, optimizer, Run(**options)))
         for batch in batches:
             state, _ = step(state, batch)
         return state
@@ -202,7 +203,7 @@ def test_running_statistics_follow_the_batch_on_all_devices_and_the_parts_in_tur
     on_eight = run(state, [to_mesh(jax.tree.map(np.asarray, batch), make_mesh())] * 3)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
     jax.tree.map(close, (whole.params, whole.collections), (on_eight.params, on_eight.collections))
-    # Two parts, each of every other row, leave what two steps leave between which the parameters stay.
+    # Two micro-batches (even and odd rows) update the statistics as two steps with frozen parameters.
     frozen = optax.set_to_zero()
     parts = [jax.tree.map(lambda a, i=i: a[i::2], batch) for i in range(2)]
     state = state.replace(opt_state=frozen.init(state.params))
@@ -211,7 +212,7 @@ def test_running_statistics_follow_the_batch_on_all_devices_and_the_parts_in_tur
 
 
 @tiered("norm", ["batch", "power"])
-def test_padding_does_not_count_in_running_statistics(norm):
+def test_running_statistics_exclude_padding(norm):
     sizes = {"vocab_size": 11, "max_length": 6, "depth": 1, "width": 8, "num_heads": 2, "dropout": 0.0}
     model, rng = models.build("transformer", norm=norm, norm_warmup=1, **sizes), np.random.default_rng(0)
     real = {"inputs_mask": np.arange(6) < [[4], [6]], "mask": np.arange(6) < [[5], [3]]}
@@ -220,7 +221,7 @@ def test_padding_does_not_count_in_running_statistics(norm):
     of = {"inputs": "inputs_mask", "tokens": "mask", "targets": "mask"}
     others = {name: np.where(real[of[name]], tokens[name], others[name]) for name in tokens}
     state = init_state(model, optax.sgd(0.1), SEQUENCE_TO_SEQUENCE, jax.tree.map(jnp.asarray, tokens | real), seed=0)
-    step = jax.jit(make_train_step(model, SEQUENCE_TO_SEQUENCE, optax.sgd(0.1), seed=0))
+    step = jax.jit(make_train_step(model, SEQUENCE_TO_SEQUENCE, optax.sgd(0.1), Run()))
     ours, theirs = (step(state, jax.tree.map(jnp.asarray, batch | real))[0] for batch in (tokens, others))
     moved = jax.tree.map(lambda a, b: bool((a != b).any()), state.collections, ours.collections)
     assert all(jax.tree.leaves(moved))
@@ -230,7 +231,7 @@ def test_padding_does_not_count_in_running_statistics(norm):
 
 
 class Scores(Model):
-    """The image is the logits."""
+    """Model that returns the image as logits."""
 
     @nn.compact
     def __call__(self, image):
@@ -238,7 +239,7 @@ class Scores(Model):
 
 
 @pytest.mark.parametrize("share", [0.3, 0.7])
-def test_mixup_mixes_images_and_labels_alike_and_smoothing_is_for_training(share, monkeypatch):
+def test_mixup_and_label_smoothing_in_training_only(share, monkeypatch):
     monkeypatch.setattr(jax.random, "beta", lambda key, a, b: jnp.asarray(share))
     image = np.random.default_rng(0).normal(size=(4, 1, 5, 1)).astype(np.float32)
     label, mask = np.array([0, 1, 2, 4]), np.array([True, True, True, False])
@@ -256,7 +257,7 @@ def test_mixup_mixes_images_and_labels_alike_and_smoothing_is_for_training(share
     smooth = 0.9 * hot + 0.1 / 5
 
     def mix(x):
-        return 0.7 * x + 0.3 * np.roll(x, 1, axis=0)  # the larger share is the example's own
+        return 0.7 * x + 0.3 * np.roll(x, 1, axis=0)  # the larger weight is that of the example itself
 
     np.testing.assert_allclose(found(training, mixup=0.2), expected(mix(image), mix(hot)), rtol=1e-5)
     options = {"mixup": 0.2, "label_smoothing": 0.1}

@@ -7,15 +7,7 @@ import pytest
 
 from lineage.models import build
 from lineage.models.kernels.attention import cudnn
-from lineage.models.layers.attend import (
-    Additive,
-    Mask,
-    dense,
-    dot_product,
-    gaussian,
-    masked_softmax,
-    scaled_dot_product,
-)
+from lineage.models.layers.attend import Additive, Mask, dense, dot_product, masked_softmax, scaled_dot_product
 from lineage.models.layers.attention import STRATEGIES, Attention
 from lineage.models.layers.cache import Cache
 from lineage.models.layers.position import RelativeKeys, rotary
@@ -33,15 +25,9 @@ def one_head(array):
 
 
 def weighted_mean(scores, values):
-    """Plain float64 softmax attention of scores [..., T, S]."""
+    """Return softmax attention of scores [..., T, S] in float64."""
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True) @ values
-
-
-def test_worked_example_of_a_gaussian_kernel():
-    keys, values, query = KEYS[:, :1], VALUES[:, :1], QUERIES[:1, :1]
-    out = dense(one_head(query), one_head(keys), one_head(values), score=gaussian)
-    assert out.item() == pytest.approx(45.5, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -49,10 +35,9 @@ def test_worked_example_of_a_gaussian_kernel():
     [
         (dot_product, QUERIES @ KEYS.T),
         (scaled_dot_product, QUERIES @ KEYS.T / np.sqrt(2)),
-        (gaussian, -((QUERIES[:, None] - KEYS) ** 2).sum(-1) / 2),
     ],
 )
-@pytest.mark.parametrize("unit", [1, 0.05])  # in small units the weights are far from one-hot
+@pytest.mark.parametrize("unit", [1, 0.05])  # at a small scale, the weights are far from one-hot
 def test_worked_example_in_two_dimensions(score, expected, unit):
     out = dense(one_head(QUERIES * unit), one_head(KEYS * unit), one_head(VALUES), score=score)
     np.testing.assert_allclose(out[0, :, 0], weighted_mean(expected * unit**2, VALUES), rtol=1e-5)
@@ -71,7 +56,7 @@ def test_worked_example_with_additive_scores(unit):
 
 
 @pytest.mark.parametrize("scale", [0.7, 9.0])
-def test_cosines_times_a_scale_of_at_most_100(scale):
+def test_cosine_scores_match_the_formula(scale):
     params = {"params": {"scale": jnp.full((1, 1), scale)}}
     query, key = one_head(QUERIES - 65)[:, :, :, None], one_head(KEYS - 65)
     cosines = Cosine().apply(params, query, key)[0, 0, 0]
@@ -82,7 +67,7 @@ def test_cosines_times_a_scale_of_at_most_100(scale):
 
 
 @pytest.mark.parametrize("size", [4, 64, 256])
-def test_variance_of_dot_products_grows_with_the_size_unless_scaled(size):
+def test_variance_of_scaled_dot_products_is_one(size):
     rng = np.random.default_rng(size)
     query, key = (jnp.asarray(rng.standard_normal((1, 300, 1, 1, size)), jnp.float32) for _ in range(2))
     key = key[:, :, :, 0]
@@ -90,7 +75,7 @@ def test_variance_of_dot_products_grows_with_the_size_unless_scaled(size):
     assert scaled_dot_product(query, key).var() == pytest.approx(1, rel=0.1)
 
 
-def test_dense_attention_is_masked_and_biased_softmax(normal):
+def test_dense_attention_matches_masked_biased_softmax(normal):
     query, key, value = normal(2, 3, 4, 5), normal(2, 6, 2, 5), normal(2, 6, 2, 7)
     bias = normal(1, 4, 3, 6)
     mask = np.random.default_rng(0).random((2, 1, 3, 6)) < 0.6
@@ -106,14 +91,14 @@ def test_dense_attention_is_masked_and_biased_softmax(normal):
     assert (np.asarray(seen[0])[~np.broadcast_to(mask, (2, 4, 3, 6))] == 0).all()
 
 
-def test_a_query_without_keys_gets_the_mean(normal):
+def test_query_without_keys_gets_the_mean(normal):
     value = normal(1, 4, 1, 3)
     out = dense(normal(1, 2, 1, 5), normal(1, 4, 1, 5), value, Mask(keys=jnp.zeros((1, 4), bool)))
     np.testing.assert_allclose(out[0, 0, 0], value[0, :, 0].mean(axis=0), atol=1e-6)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
-def test_fewer_key_value_heads_equal_repeated_ones(kv_heads, variables, normal):
+def test_grouped_query_attention_equals_repeated_heads(kv_heads, variables, normal):
     x = normal(2, 5, 16)
     grouped = Attention(4, num_kv_heads=kv_heads, causal=True)
     params = variables(grouped, x)["params"]
@@ -125,7 +110,7 @@ def test_fewer_key_value_heads_equal_repeated_ones(kv_heads, variables, normal):
     np.testing.assert_allclose(out, expected, atol=1e-6)
 
 
-def test_causal_by_gradient(variables, normal):
+def test_gradients_are_causal(variables, normal):
     x = normal(1, 5, 8)
     module = Attention(2, causal=True)
     params = variables(module, x)
@@ -135,8 +120,10 @@ def test_causal_by_gradient(variables, normal):
 
 
 @tiered("window", [1, 3, 4, 6, 12], first=2)
-def test_windows_in_blocks_are_masked_attention(window, variables, normal):
-    """Inputs of 11, in blocks where they are longer than two windows, with padding; a window of 12 is none."""
+def test_window_attention_matches_masked_attention(window, variables, normal):
+    """Check inputs of 11 tokens with padding, which are divided into blocks if longer than two windows; a
+    window of 12 has no effect.
+    """
     x = normal(2, 11, 16)
     padding = jnp.arange(11) >= jnp.array([0, 4])[:, None]
     module = Attention(4, num_kv_heads=2, causal=True, window=window, rotary=rotary)
@@ -163,8 +150,8 @@ def test_windows_in_blocks_are_masked_attention(window, variables, normal):
     assert found[2].shape == ((2 * count, 4, window, 2 * window) if 2 * window < 11 else (2, 4, 11, 11))
 
 
-def test_work_in_windows_grows_with_the_length_alone(normal):
-    """XLA counts 4 times the work for 4 times as many tokens."""
+def test_work_of_window_attention_is_linear_in_length(normal):
+    """Check that XLA counts 4 times the work for 4 times the number of tokens."""
 
     def work(length):
         query, key = normal(1, length, 2, 4), normal(1, length, 1, 4)
@@ -175,7 +162,7 @@ def test_work_in_windows_grows_with_the_length_alone(normal):
 
 
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_a_window_with_a_bias_or_a_whole_mask(with_bias, variables, normal):
+def test_window_with_a_bias_or_a_full_mask(with_bias, variables, normal):
     x, bias = normal(1, 9, 8), normal(1, 2, 9, 9)
     module = Attention(2, causal=True, window=3)
     params = variables(module, x)
@@ -188,15 +175,15 @@ def test_a_window_with_a_bias_or_a_whole_mask(with_bias, variables, normal):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_flash_attentions_window_is_ours(normal):
-    """What is asked of cuDNN, computed by JAX without it."""
+def test_window_of_jax_attention_matches(normal):
+    """Check that `local_window_size`, as passed to cuDNN, has the same meaning in JAX's own implementation."""
     query, key, value = normal(1, 7, 4, 5), normal(1, 7, 2, 5), normal(1, 7, 2, 5)
     expected = windowed(query, key, value, Mask(causal=True, window=3))
     theirs = jax.nn.dot_product_attention(query, key, value, is_causal=True, local_window_size=(2, 0))
     np.testing.assert_allclose(theirs, expected, atol=1e-5)
 
 
-def test_cross_attention_reads_the_context(variables, normal):
+def test_cross_attention_matches_reference(variables, normal):
     x, context = normal(2, 3, 8), normal(2, 5, 6)
     mask = jnp.arange(5) < jnp.array([[5], [2]])
     module = Attention(2, head_size=5)
@@ -234,7 +221,7 @@ def test_cached_equals_uncached(chunks, relative, window, variables, normal):
     assert cache.length.tolist() == [[6, 6]]
 
 
-def test_a_mask_over_the_cache(variables, normal):
+def test_mask_applies_to_the_cache(variables, normal):
     x, hidden = normal(1, 5, 8), jnp.arange(7) == 1
     module = Attention(2, causal=True)
     params = variables(module, x)
@@ -244,9 +231,9 @@ def test_a_mask_over_the_cache(variables, normal):
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("score", [dot_product, gaussian, Additive(7)])
-def test_scores_within_the_module(score, variables, normal):
-    """Its softmax over the score's values is what the module sows."""
+@pytest.mark.parametrize("score", [dot_product, Additive(7)])
+def test_recorded_weights_are_the_softmax_of_scores(score, variables, normal):
+    """Compare the weights sown by the module with the softmax of its scores."""
     x = normal(2, 4, 12)
     module = Attention(3, score=score)
     params = variables(module, x)
@@ -291,35 +278,35 @@ def test_bfloat16_parameters_and_inputs_give_bfloat16(variables, normal):
         ({"num_heads": 2, "window": 0}, "the attention window is 0 tokens: it must be at least 1"),
     ],
 )
-def test_errors_say_what_is_wrong(settings, message, normal):
+def test_invalid_settings_raise(settings, message, normal):
     with pytest.raises(ValueError, match=message):
         Attention(**settings).init(jax.random.key(0), normal(1, 3, 8))
 
 
-@pytest.mark.parametrize("settings", [{"score": gaussian}, {"dropout": 0.5}])
-def test_cudnn_computes_scaled_dot_products_without_dropout(settings, variables, normal):
+@pytest.mark.parametrize("settings", [{"score": dot_product}, {"dropout": 0.5}])
+def test_cudnn_with_other_scores_or_dropout_raises(settings, variables, normal):
     x, module = normal(1, 3, 8), Attention(2, attend=cudnn, **settings)
     params = variables(module, x)
     with pytest.raises(ValueError, match="computes the scaled dot product without dropout"):
         module.apply(params, x, rngs={"dropout": jax.random.key(0)})
 
 
-def test_parameters_do_not_depend_on_the_strategy(normal):
-    """Parameters are made in float32 anywhere, also for a kernel that is not there or takes no float32."""
+def test_initial_parameters_do_not_depend_on_the_implementation(normal):
+    """Check that parameters are float32, also for implementations that are unavailable or do not support float32."""
     x = normal(1, 9, 8)
     made = [Attention(2, causal=True, attend=attend).init(jax.random.key(0), x) for attend in STRATEGIES.values()]
     for others in made[1:]:
         jax.tree.map(np.testing.assert_array_equal, others, made[0])
 
 
-def test_strategies_of_models_are_chosen_by_name():
+def test_attention_implementation_is_selected_by_name():
     with pytest.raises(ValueError, match=r"Unknown attend 'fast'\. Available: auto, dense, cudnn"):
         build("gpt", attend="fast")
     assert build("gpt", attend="cudnn").portable() == build("gpt")
     assert build("t5").portable() == build("t5")
 
 
-def test_segments_see_themselves_alone(variables, normal):
+def test_segments_attend_only_to_themselves(variables, normal):
     x, segments = normal(1, 6, 8), jnp.array([[0, 0, 1, 0, 1, 1]])
     module = Attention(2, causal=True)
     params = variables(module, x)
@@ -329,8 +316,8 @@ def test_segments_see_themselves_alone(variables, normal):
         np.testing.assert_allclose(found[:, rows], module.apply(params, x[:, rows])[0], atol=1e-5)
 
 
-def test_the_softmaxs_derivative_is_that_of_what_it_computes(normal):
-    """Also in a row without any key, where the weights do not depend on the scores."""
+def test_gradient_of_masked_softmax_matches_jax(normal):
+    """Check rows with and without keys; without keys the weights do not depend on the scores."""
     scores, cotangent = normal(1, 2, 4, 5), normal(1, 2, 4, 5)
     mask = jnp.array([[1, 1, 1, 1, 1], [1, 0, 1, 0, 0], [0, 0, 0, 0, 1], [0, 0, 0, 0, 0]], bool)[None, None]
 
@@ -342,17 +329,17 @@ def test_the_softmaxs_derivative_is_that_of_what_it_computes(normal):
     assert (found[0, :, 3] == 0).all()
 
 
-def test_attention_to_a_context_is_not_causal(normal):
+def test_causal_cross_attention_raises(normal):
     with pytest.raises(ValueError, match="attention to a context cannot be causal"):
         Attention(2, causal=True).init(jax.random.key(0), normal(1, 3, 4), normal(1, 5, 4))
 
 
-def test_keys_alone_may_have_no_bias(normal):
+def test_key_bias_can_be_omitted(normal):
     params = Attention(2, key_bias=False).init(jax.random.key(0), normal(1, 3, 4))["params"]
     assert {name for name in params if "bias" not in params[name]} == {"key"}
 
 
-def test_queries_may_start_smaller(normal):
+def test_query_init_applies_to_queries_only(normal):
     ones = jax.nn.initializers.ones
     params = Attention(2, kernel_init=ones, query_init=jax.nn.initializers.zeros).init(
         jax.random.key(0), normal(1, 3, 8)
@@ -361,8 +348,8 @@ def test_queries_may_start_smaller(normal):
     assert means == {"query": 0, "key": 1, "value": 1}
 
 
-def test_the_softmaxs_derivative_for_many_tangents_at_once(normal):
-    """As `jax.jacrev` takes it: one by one and together they are the same."""
+def test_gradient_of_masked_softmax_under_vmap(normal):
+    """Compare vectorized gradients, as in `jax.jacrev`, with single ones."""
     scores, cotangents = normal(64, 2, 4, 24), normal(38, 64, 2, 4, 24)
     pull = jax.jit(lambda cotangent: jax.vjp(lambda s: masked_softmax(s, None), scores)[1](cotangent)[0])
     together = jax.jit(jax.vmap(pull))(cotangents)

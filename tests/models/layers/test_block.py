@@ -25,7 +25,7 @@ BLOCK = partial(
 
 
 class AddOne(nn.Module):
-    """In an attention's or a feed-forward layer's place: adds one."""
+    """Replacement of an attention or feed-forward sublayer that returns ones."""
 
     attention: bool = False
 
@@ -38,7 +38,7 @@ COUNTER = partial(Block, attention=partial(AddOne, True), mlp=AddOne, norm=Layer
 
 @pytest.mark.parametrize("placement", ["pre", "post", "branch", "none"])
 @tiered("cross", [False, True], first=lambda cross: cross)
-def test_placement_is_the_formula(placement, cross, variables, normal):
+def test_norm_placement_matches_the_formula(placement, cross, variables, normal):
     x, context = normal(2, 4, 8), normal(2, 3, 6)
     attend = partial(Attention, num_heads=2)
     block = BLOCK(placement=placement, cross_attention=attend if cross else None)
@@ -67,7 +67,7 @@ def test_placement_is_the_formula(placement, cross, variables, normal):
 
 
 @pytest.mark.parametrize("unroll", [1, 3])
-def test_stack_is_a_loop(unroll, variables, normal):
+def test_stack_matches_a_loop_over_blocks(unroll, variables, normal):
     x, mask = normal(2, 4, 8), Mask(keys=jnp.array([[True, True, False, True]]))
     stack = Stack(BLOCK, 3, unroll=unroll)
     params = variables(stack, x)["params"]["layers"]
@@ -80,7 +80,7 @@ def test_stack_is_a_loop(unroll, variables, normal):
     np.testing.assert_allclose(out, x, atol=1e-5)
 
 
-def test_shared_layers_have_one_layers_parameters(variables, normal):
+def test_shared_layers_have_the_parameters_of_one_layer(variables, normal):
     x = normal(2, 4, 8)
     stack = Stack(BLOCK, 3, share=True)
     params = variables(stack, x)
@@ -92,7 +92,7 @@ def test_shared_layers_have_one_layers_parameters(variables, normal):
     np.testing.assert_allclose(out, x, atol=1e-5)
 
 
-def test_layers_start_different(normal):
+def test_layers_are_initialized_differently(normal):
     x = normal(1, 4, 8)
     kernel = Stack(BLOCK, 2).init(jax.random.key(0), x)["params"]["layers"]["mlp"]["up"]["kernel"]
     assert (kernel[0] != kernel[1]).all()
@@ -111,7 +111,7 @@ def test_cached_stack_equals_uncached(variables, normal):
 
 
 @pytest.mark.parametrize("use_bias", [True, False])
-def test_memory_equals_the_context_it_is_made_of(use_bias, variables, normal):
+def test_precomputed_memory_matches_the_context(use_bias, variables, normal):
     x, context, mask = normal(2, 3, 8), normal(2, 5, 12), jnp.arange(5) < jnp.array([[5], [2]])
     cross = partial(Attention, num_heads=4, num_kv_heads=2, use_bias=use_bias)
     stack = Stack(partial(BLOCK, cross_attention=cross), 3)
@@ -127,7 +127,7 @@ def test_memory_equals_the_context_it_is_made_of(use_bias, variables, normal):
     np.testing.assert_allclose(found, expected[rows], atol=1e-5)
 
 
-def test_remat_changes_memory_alone(variables, normal):
+def test_remat_reduces_memory_without_changing_results(variables, normal):
     x = normal(2, 16, 8)
     stacks = {remat: Stack(BLOCK, 2, remat=remat) for remat in (None, "dots", "full")}
     params = variables(stacks[None], x)
@@ -136,7 +136,7 @@ def test_remat_changes_memory_alone(variables, normal):
         return jnp.square(stacks[remat].apply(params, x)[0]).sum()
 
     def saved(remat):
-        """How many numbers the backward pass keeps from the forward pass."""
+        """Return the number of values that the backward pass keeps from the forward pass."""
         backward = jax.eval_shape(lambda params: jax.vjp(partial(loss, remat), params)[1], params)
         return sum(leaf.size for leaf in jax.tree.leaves(backward))
 
@@ -146,8 +146,8 @@ def test_remat_changes_memory_alone(variables, normal):
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, expected)
 
 
-def test_stochastic_depth_skips_parts_of_examples():
-    """Each of the parts adds 1 / (1 - p) or nothing, so that their mean is what it is without."""
+def test_stochastic_depth_skips_sublayers_per_example():
+    """Check that each sublayer adds 1 / (1 - p) or nothing, which preserves the mean."""
     x = jnp.zeros((20_000, 1, 1))
     rate = 0.3
     out, _ = COUNTER().apply({}, x, drop_path=jnp.array(rate), rngs={"dropout": jax.random.key(0)})
@@ -158,7 +158,7 @@ def test_stochastic_depth_skips_parts_of_examples():
     np.testing.assert_array_equal(COUNTER().apply({}, x, drop_path=jnp.array(rate))[0], 2)
 
 
-def test_stochastic_depth_grows_over_the_layers():
+def test_stochastic_depth_rate_increases_with_depth():
     x = jnp.zeros((20_000, 1, 1))
     stack = Stack(COUNTER, 3, stochastic_depth=0.5)
     _, state = stack.apply({}, x, rngs={"dropout": jax.random.key(0)}, mutable=["intermediates"])
@@ -172,7 +172,7 @@ def test_stochastic_depth_grows_over_the_layers():
     np.testing.assert_array_equal(stack.apply({}, x)[0], 6)
 
 
-def test_dropout_only_with_its_rng_and_differs_in_layers():
+def test_dropout_needs_its_rng_and_differs_between_layers():
     x = jnp.zeros((1, 40, 50))
     stack = Stack(partial(COUNTER, dropout=0.5), 2)
     np.testing.assert_array_equal(stack.apply({}, x)[0], 4)
@@ -182,7 +182,7 @@ def test_dropout_only_with_its_rng_and_differs_in_layers():
     assert abs(np.corrcoef(hidden[0].ravel(), (hidden[1] - hidden[0]).ravel())[0, 1]) < 0.1
 
 
-def test_a_deep_stack_is_as_large_a_program_as_a_shallow_one(normal):
+def test_program_size_does_not_depend_on_depth(normal):
     x = normal(1, 4, 8)
 
     def program(depth):
@@ -195,7 +195,7 @@ def test_a_deep_stack_is_as_large_a_program_as_a_shallow_one(normal):
 
 
 @pytest.mark.slow
-def test_a_deep_stack_compiles_as_fast_as_a_shallow_one(normal):
+def test_compilation_time_does_not_depend_on_depth(normal):
     x = normal(2, 16, 64)
 
     def seconds(depth):
@@ -205,5 +205,5 @@ def test_a_deep_stack_compiles_as_fast_as_a_shallow_one(normal):
         jax.jit(jax.grad(lambda params: stack.apply(params, x)[0].sum())).lower(params).compile()
         return time.perf_counter() - start
 
-    seconds(3)  # what is loaded once
+    seconds(3)  # warm-up
     assert min(seconds(24) for _ in range(2)) < 1.5 * max(seconds(2) for _ in range(2))

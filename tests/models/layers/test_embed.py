@@ -6,7 +6,7 @@ import pytest
 from lineage.models.layers.embed import Embed, PatchEmbed
 
 
-def test_embed_takes_rows_and_scales_them(variables):
+def test_embed_looks_up_and_scales_rows(variables):
     tokens = jnp.array([[3, 0], [1, 3]])
     params = variables(Embed(5, 16), tokens)
     table = np.asarray(params["params"]["table"])
@@ -14,14 +14,14 @@ def test_embed_takes_rows_and_scales_them(variables):
     np.testing.assert_allclose(Embed(5, 16, scale=True).apply(params, tokens), 4 * table[np.asarray(tokens)])
 
 
-def test_logits_are_products_with_the_rows(variables, normal):
+def test_tied_logits_are_products_with_the_table(variables, normal):
     x = normal(2, 3, 4)
     params = variables(Embed(5, 4), jnp.array([1]))
     expected = np.einsum("btd,vd->btv", x, params["params"]["table"])
     np.testing.assert_allclose(Embed(5, 4, scale=True).apply(params, x, method="logits"), expected, atol=1e-6)
 
 
-def test_patches_are_a_strided_convolution(variables, normal):
+def test_patch_embedding_matches_a_strided_convolution(variables, normal):
     torch = pytest.importorskip("torch")
     image = normal(2, 6, 9, 2)
     module = PatchEmbed(3, 5)
@@ -38,6 +38,6 @@ def test_patches_are_a_strided_convolution(variables, normal):
     np.testing.assert_allclose(out, expected.transpose(0, 2, 3, 1), atol=1e-5)
 
 
-def test_an_image_must_divide_into_patches(normal):
+def test_image_not_divisible_into_patches_raises(normal):
     with pytest.raises(ValueError, match="image 6x8 does not divide into patches of 3x3 pixels"):
         PatchEmbed(3, 5).init(jax.random.key(0), normal(1, 6, 8, 1))

@@ -7,7 +7,7 @@ from lineage.models.layers.linear import Linear
 
 
 @pytest.mark.parametrize("use_bias", [True, False])
-def test_linear_splits_and_joins_axes(use_bias, variables, normal):
+def test_linear_contracts_and_creates_axes(use_bias, variables, normal):
     x = normal(2, 3, 4, 5)
     split, join = Linear((6, 7), use_bias=use_bias), Linear((6,), axes=2, use_bias=use_bias)
     for module, formula in ((split, "btij,jhc->btihc"), (join, "btij,ijh->bth")):
@@ -16,8 +16,8 @@ def test_linear_splits_and_joins_axes(use_bias, variables, normal):
         np.testing.assert_allclose(module.apply({"params": params}, x), expected, atol=1e-5)
 
 
-def test_kernels_start_as_matrices():
-    """Their variance is that of all inputs and outputs, however these are grouped."""
+def test_kernels_are_initialized_as_matrices():
+    """Check that the variance depends on the total numbers of inputs and outputs, not on their grouping into axes."""
     init = jax.nn.initializers.xavier_uniform()
     split = Linear((4, 50), kernel_init=init).init(jax.random.key(0), jnp.zeros((1, 100)))
     join = Linear((100,), axes=2, kernel_init=init).init(jax.random.key(0), jnp.zeros((1, 4, 50)))

@@ -7,7 +7,7 @@ from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_and_their_slopes_are_the_references(name):
+def test_activations_and_gradients_match_pytorch(name):
     torch = pytest.importorskip("torch")
     functional = torch.nn.functional
     theirs = {
@@ -35,7 +35,7 @@ def test_activations_keep_bfloat16(name):
 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("use_bias", [True, False])
-def test_mlp_is_the_formula(gated, use_bias, variables, normal):
+def test_mlp_matches_the_formula(gated, use_bias, variables, normal):
     x = normal(2, 3, 5)
     module = Mlp(7, activation=jnp.tanh, gated=gated, use_bias=use_bias)
     params = variables(module, x)["params"]

@@ -14,7 +14,7 @@ def formula(x, epsilon, centre, scale, bias=0.0):
 
 @pytest.mark.parametrize("epsilon", [1e-12, 1e-5, 1.0])
 @pytest.mark.parametrize("use_bias", [True, False])
-def test_layer_norm_is_the_formula(epsilon, use_bias, variables, normal):
+def test_layer_norm_matches_the_formula(epsilon, use_bias, variables, normal):
     x = normal(4, 3, 10)
     module = LayerNorm(epsilon, use_bias)
     params = variables(module, x)["params"]
@@ -24,7 +24,7 @@ def test_layer_norm_is_the_formula(epsilon, use_bias, variables, normal):
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, 1.0])
-def test_rms_norm_is_the_formula(epsilon, variables, normal):
+def test_rms_norm_matches_the_formula(epsilon, variables, normal):
     x = normal(4, 3, 10) + 2
     module = RMSNorm(epsilon)
     params = variables(module, x)
@@ -32,7 +32,7 @@ def test_rms_norm_is_the_formula(epsilon, variables, normal):
     np.testing.assert_allclose(module.apply(params, x), expected, atol=1e-5)
 
 
-def test_gradients_are_those_of_the_reference(variables, normal):
+def test_gradients_match_the_reference(variables, normal):
     torch = pytest.importorskip("torch")
     x, weights = normal(2, 3, 10), normal(2, 3, 10)
     module = LayerNorm(1e-5)
@@ -45,7 +45,7 @@ def test_gradients_are_those_of_the_reference(variables, normal):
         np.testing.assert_allclose(mine, other.grad.numpy(), atol=2e-5)
 
 
-def test_a_large_mean_loses_nothing(normal):
+def test_large_mean_does_not_reduce_precision(normal):
     x = normal(4, 64)
     module = LayerNorm(1e-12)
     params = module.init(jax.random.key(0), x)
@@ -53,7 +53,7 @@ def test_a_large_mean_loses_nothing(normal):
 
 
 @pytest.mark.parametrize("module", [LayerNorm(1e-6), RMSNorm(1e-6)])
-def test_bfloat16_has_float32_statistics(module, normal):
+def test_bfloat16_uses_float32_statistics(module, normal):
     x = (100 * normal(4, 512)).astype(jnp.bfloat16)
     params = module.init(jax.random.key(0), x)
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
@@ -64,7 +64,7 @@ def test_bfloat16_has_float32_statistics(module, normal):
 
 
 def trained(module, params, state, x, mask=None, weights=1.0):
-    """One step: what comes out, the gradients of parameters and input, and the state after it."""
+    """Run a training step; return the output, the gradients of parameters and input, and the new state."""
 
     def loss(params, overwritten, x):
         out, new = module.apply({"params": params, **state, **overwritten}, x, mask, mutable=["statistics"])
@@ -75,8 +75,8 @@ def trained(module, params, state, x, mask=None, weights=1.0):
     return out, grads, dx, {**new, **after}
 
 
-def test_batch_norm_is_the_reference(variables, normal):
-    """Three steps of training, gradients, running statistics; then evaluation."""
+def test_batch_norm_matches_the_reference(variables, normal):
+    """Compare three training steps with gradients and running statistics, and evaluation afterwards."""
     torch = pytest.importorskip("torch")
     module, reference = BatchNorm(1e-3, momentum=0.8), torch.nn.BatchNorm1d(10, eps=1e-3, momentum=0.2)
     params = variables(module, normal(2, 3, 10))["params"]
@@ -85,7 +85,7 @@ def test_batch_norm_is_the_reference(variables, normal):
         | {theirs: torch.tensor(np.asarray(params[ours])) for theirs, ours in (("weight", "scale"), ("bias", "bias"))}
     )
     state = {"statistics": module.init(jax.random.key(0), normal(2, 3, 10))["statistics"]}
-    assert (state["statistics"]["mean"] == 0).all()  # initialising is no step
+    assert (state["statistics"]["mean"] == 0).all()  # initialization does not count as a step
     for step in range(3):
         x, weights = 2 * normal(2, 3, 10) + step, normal(2, 3, 10)
         out, grads, dx, state = trained(module, params, state, x, weights=weights)
@@ -106,7 +106,9 @@ def test_batch_norm_is_the_reference(variables, normal):
 
 
 def algorithm_2(x, scale, bias, square, nu, gradient, epsilon, alpha, batch_square=None):
-    """A step of PowerNorm as the paper writes it, for tokens [N, D]: output, gradient of the input, statistics."""
+    """Run a step of PowerNorm as in algorithm 2 for tokens [N, D]; return output, gradient of the input, and
+    statistics.
+    """
     psi = np.sqrt((square if batch_square is None else batch_square) + epsilon)
     hat = x / psi
     of_hat = scale * gradient
@@ -117,7 +119,7 @@ def algorithm_2(x, scale, bias, square, nu, gradient, epsilon, alpha, batch_squa
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_power_norm_is_the_papers_algorithm(padded, variables, normal):
+def test_power_norm_matches_the_paper(padded, variables, normal):
     module = PowerNorm(1e-3, momentum=0.8, warmup=2)
     params = variables(module, normal(2, 3, 5))["params"]
     scale, bias = (np.asarray(params[name], np.float64) for name in ("scale", "bias"))
@@ -145,7 +147,7 @@ def test_power_norm_is_the_papers_algorithm(padded, variables, normal):
 
 
 @pytest.mark.parametrize("module", [BatchNorm(1e-3), PowerNorm(1e-3)])
-def test_padding_moves_no_statistics_over_tokens(module, normal):
+def test_statistics_exclude_padding(module, normal):
     x, mask = normal(2, 4, 5), jnp.arange(4) < jnp.array([[4], [2]])
     state = dict(module.init(jax.random.key(0), x))
     params = state.pop("params")
@@ -158,7 +160,7 @@ def test_padding_moves_no_statistics_over_tokens(module, normal):
 
 
 @pytest.mark.parametrize("module", [BatchNorm(1e-3), PowerNorm(1e-3)])
-def test_a_batch_of_padding_moves_nothing(module, normal):
+def test_batch_of_padding_does_not_change_statistics(module, normal):
     x = normal(2, 4, 5)
     state = dict(module.init(jax.random.key(0), x))
     params = state.pop("params")

@@ -16,7 +16,7 @@ from lineage.models.layers.position import (
 )
 
 
-def test_sinusoidal_is_the_formula():
+def test_sinusoidal_matches_the_formula():
     table = sinusoidal(7, 10)
     for position in range(7):
         for i in range(5):
@@ -26,7 +26,7 @@ def test_sinusoidal_is_the_formula():
 
 
 @pytest.mark.parametrize("endpoint", [False, True])
-def test_sincos_2d_is_the_formula(endpoint):
+def test_sincos_2d_matches_the_formula(endpoint):
     table = sincos_2d(3, 4, 12, endpoint=endpoint).reshape(3, 4, 4, 3)
     for row in range(3):
         for column in range(4):
@@ -36,12 +36,12 @@ def test_sincos_2d_is_the_formula(endpoint):
                 np.testing.assert_allclose(table[row, column, :, i], expected, atol=1e-6)
 
 
-def test_sincos_2d_needs_four_quarters():
+def test_sincos_2d_width_not_divisible_by_four_raises():
     with pytest.raises(ValueError, match="multiple of 4, not 10"):
         sincos_2d(2, 2, 10)
 
 
-def test_rotary_turns_pairs_by_their_angles(normal):
+def test_rotary_rotates_pairs_by_their_angles(normal):
     x, positions = normal(2, 5, 3, 8), jnp.array([[0, 1, 2, 5, 9], [7, 3, 0, 1, 1]])
     pairs = np.asarray(x[..., :4]) + 1j * np.asarray(x[..., 4:])
     angles = np.asarray(positions)[:, :, None, None] / 10_000 ** (np.arange(4) / 4)
@@ -49,7 +49,7 @@ def test_rotary_turns_pairs_by_their_angles(normal):
     np.testing.assert_allclose(rotary(x, positions), np.concatenate([turned.real, turned.imag], axis=-1), atol=1e-5)
 
 
-def test_rotary_depends_on_distance_alone(normal):
+def test_rotary_scores_depend_on_distance_only(normal):
     query, key = normal(1, 1, 1, 16), normal(1, 1, 1, 16)
 
     def product(query_position, key_position):
@@ -61,8 +61,8 @@ def test_rotary_depends_on_distance_alone(normal):
 
 
 @pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
-def test_stretched_frequencies(kind, normal):
-    """Those of few turns in the trained length are divided by the factor, those of many kept, others blended."""
+def test_scaled_rotary_frequencies(kind, normal):
+    """Check that low frequencies are divided by the factor, high frequencies are kept, and others are interpolated."""
     frequencies = 10_000.0 ** -(np.arange(32) / 32)
     turns = 4096 * frequencies / (2 * np.pi)
     ratio = frequencies / stretched(frequencies, 10_000.0, kind, factor=8.0, length=4096, turns=(2.0, 16.0))
@@ -70,7 +70,7 @@ def test_stretched_frequencies(kind, normal):
     if kind == "linear":
         np.testing.assert_allclose(ratio, 8.0)
     else:
-        # YaRN's ramp ends at whole indices.
+        # The ramp of YaRN ends at integer indices.
         slack = 10_000 ** (1 / 32) if kind == "yarn" else 1.0
         np.testing.assert_allclose(ratio[turns < 2 / slack], 8.0)
         np.testing.assert_allclose(ratio[turns > 16 * slack], 1.0)
@@ -83,14 +83,14 @@ def test_stretched_frequencies(kind, normal):
 
 
 def test_rotary_with_other_frequencies_and_a_magnitude(normal):
-    """Positions twice as far with half the frequencies are the same angles."""
+    """Check that doubled positions with halved frequencies give the same angles."""
     x, positions = normal(2, 5, 3, 8), jnp.arange(5)[None]
     halved = rotary(x, 2 * positions, scaling=lambda frequencies, base: frequencies / 2, magnitude=3.0)
     np.testing.assert_allclose(halved, 3 * rotary(x, positions), atol=1e-5)
     assert yarn_magnitude(1.0) == 1.0
 
 
-def test_learned_2d_adds_halves_of_row_and_column(variables):
+def test_learned_2d_concatenates_row_and_column_embeddings(variables):
     module = Learned2D(2, 3, 7)
     params = variables(module)
     table = module.apply(params).reshape(2, 3, 7)
@@ -100,7 +100,7 @@ def test_learned_2d_adds_halves_of_row_and_column(variables):
             np.testing.assert_array_equal(table[row, column, 3:], params["params"]["column"][column])
 
 
-def test_relative_keys_are_those_of_the_clipped_distance(variables, normal):
+def test_relative_keys_use_the_clipped_distance(variables, normal):
     query, positions = normal(2, 3, 2, 4), jnp.array([[0, 1, 4], [5, 0, 2]])
     module = RelativeKeys(max_distance=2)
     params = variables(module, query, positions, keys=6)
@@ -113,15 +113,14 @@ def test_relative_keys_are_those_of_the_clipped_distance(variables, normal):
         assert bias[batch, head, place, key] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("antialias", [False, True])
 @pytest.mark.parametrize(("old", "new"), [((4, 4), (7, 7)), ((7, 5), (3, 9)), ((8, 8), (3, 2)), ((2, 2), (2, 5))])
-def test_resample_is_bicubic(old, new, antialias, normal):
+def test_resample_is_bicubic(old, new, normal):
     torch = pytest.importorskip("torch")
     table = normal(old[0] * old[1], 3)
     grid = torch.tensor(np.asarray(table).reshape(*old, 3).transpose(2, 0, 1)[None])
-    expected = torch.nn.functional.interpolate(grid, size=new, mode="bicubic", antialias=antialias)[0]
+    expected = torch.nn.functional.interpolate(grid, size=new, mode="bicubic")[0]
     expected = expected.numpy().transpose(1, 2, 0).reshape(-1, 3)
-    np.testing.assert_allclose(resample(table, old, new, antialias), expected, atol=2e-6)
+    np.testing.assert_allclose(resample(table, old, new), expected, atol=2e-6)
 
 
 def test_resample_checks_the_grid(normal):
@@ -136,14 +135,16 @@ def test_positions_keep_bfloat16(normal):
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
-def test_relative_buckets_are_the_papers(bidirectional, variables):
-    """Near distances have buckets of their own, far ones share; the other direction has its own or none."""
+def test_relative_buckets_match_the_paper(bidirectional, variables):
+    """Check that short distances have separate buckets, long ones share buckets, and directions are separate if
+    bidirectional.
+    """
     module = RelativeBuckets(2, buckets=8, max_distance=20, bidirectional=bidirectional)
     positions = jnp.array([[50, 51], [3, 70]])
     params = variables(module, positions, keys=80)
     bias, table = module.apply(params, positions, 80), params["params"]["table"]
     assert bias.shape == (2, 2, 2, 80)
-    one = [0, 1, 2, 2, 2, 2, 2, 3] if bidirectional else [0, 1, 2, 3, 4, 4, 5, 5]  # of the distances 0, 1, ...
+    one = [0, 1, 2, 2, 2, 2, 2, 3] if bidirectional else [0, 1, 2, 3, 4, 4, 5, 5]  # buckets of the distances 0, 1, ...
     for batch, query in np.ndindex(2, 2):
         place = int(positions[batch, query])
         for distance in range(min(8, place)):
@@ -154,7 +155,7 @@ def test_relative_buckets_are_the_papers(bidirectional, variables):
 
 
 @pytest.mark.parametrize(("buckets", "alone"), [(8, 4), (1, 0)])
-def test_relative_buckets_must_fit_the_distance(buckets, alone):
+def test_relative_buckets_exceeding_the_distance_raise(buckets, alone):
     module = RelativeBuckets(1, buckets, max_distance=4, bidirectional=False)
     with pytest.raises(
         ValueError, match=f"{buckets} buckets hold {alone} distances alone: .* max_distance, which is 4"

@@ -10,7 +10,7 @@ from lineage.models.layers.recurrent import Cell, Layer, Recurrent
 WIDTH, INPUTS = 6, 5
 
 
-def test_padding_on_either_side_and_what_stands_there_change_nothing(variables, normal):
+def test_padding_on_either_side_has_no_effect(variables, normal):
     x, module = normal(1, 4, INPUTS), Recurrent("gru", WIDTH, 2, bidirectional=True)
     weights = variables(module, x)
     apply = jax.jit(module.apply)
@@ -24,7 +24,7 @@ def test_padding_on_either_side_and_what_stands_there_change_nothing(variables, 
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_a_layer_sees_one_side_only_by_gradient(reverse, variables, normal):
+def test_gradients_are_unidirectional(reverse, variables, normal):
     x, module = normal(1, 5, INPUTS), Layer(partial(Cell, "lstm", WIDTH), reverse=reverse)
     weights = variables(module, x)
     jacobian = jax.jacobian(lambda x: module.apply(weights, x)[0][0].sum(-1))(x)[:, 0]
@@ -32,7 +32,7 @@ def test_a_layer_sees_one_side_only_by_gradient(reverse, variables, normal):
     np.testing.assert_array_equal(seen, np.triu(np.ones((5, 5))) if reverse else np.tril(np.ones((5, 5))))
 
 
-def test_a_row_goes_on_from_its_state(variables, normal):
+def test_sequences_continue_from_their_state(variables, normal):
     x, module = normal(2, 6, INPUTS), Recurrent("lstm", WIDTH, 2)
     weights = variables(module, x)
     apply = jax.jit(module.apply)
@@ -43,7 +43,7 @@ def test_a_row_goes_on_from_its_state(variables, normal):
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), rest_ends, ends)
 
 
-def test_dropout_is_between_layers_only(variables, normal):
+def test_dropout_is_applied_between_layers_only(variables, normal):
     x, key = normal(2, 4, INPUTS), {"dropout": jax.random.key(0)}
     for depth, same in ((1, True), (2, False)):
         module = Recurrent("rnn", WIDTH, depth, dropout=0.5)

@@ -1,0 +1,154 @@
+"""Files of text with an example in each line, and SQuAD's files of questions; all may be gzipped (.gz).
+
+The readers raise FileNotFoundError if there is no such file, and ValueError with the number of the line that is wrong.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lineage.data.content import LabelledTexts, PairedTexts, Question
+from lineage.data.sources.base import SOURCES, SplitFiles
+
+
+@SOURCES.register("pairs")
+@dataclass(frozen=True)
+class PairFiles(SplitFiles):
+    """Files of pairs of texts, which may be gzipped (.gz).
+
+    A path is "a.tsv" (two columns), "a.jsonl" (objects with `input` and `target`) or "a.en,a.de" (two parallel files
+    with a text in each line).
+    """
+
+    def pairs(self) -> dict[str, PairedTexts]:
+        return self.each(read_pairs)
+
+    def files(self) -> list[str]:
+        return [file for path in self.paths().values() for file in path.split(",")]
+
+
+@SOURCES.register("labels")
+@dataclass(frozen=True)
+class LabelFiles(SplitFiles):
+    """Files of texts, or pairs of texts, with a label each; they may be gzipped (.gz).
+
+    A path is a `.tsv` file whose last column is the label of the one or two texts before it, or a `.jsonl` file of
+    objects with `text`, `label` and optionally `second`. As pairs, the labels are the targets (T5, arXiv 1910.10683).
+    """
+
+    def labelled_texts(self) -> dict[str, LabelledTexts]:
+        return self.each(read_labelled_texts)
+
+    def pairs(self) -> dict[str, PairedTexts]:
+        return {
+            name: PairedTexts([" ".join(row) for row in part.texts], list(part.labels))
+            for name, part in self.labelled_texts().items()
+        }
+
+
+@SOURCES.register("squad")
+@dataclass(frozen=True)
+class SQuAD(SplitFiles):
+    """JSON files of questions in the format of SQuAD 1.1 or 2.0 (arXiv 1606.05250); they may be gzipped (.gz)."""
+
+    def questions(self) -> dict[str, list[Question]]:
+        return self.each(read_questions)
+
+
+def read_pairs(path: str) -> PairedTexts:
+    """Return the pairs of texts in one file, or in two parallel files with a comma between their paths."""
+    files = path.split(",")
+    if len(files) > 2:
+        raise ValueError(f"{path!r} must be one file of pairs, or two parallel files separated by a comma.")
+    if len(files) == 2:
+        inputs, targets = map(read_lines, files)
+        if len(inputs) != len(targets):
+            sizes = f"{files[0]} has {len(inputs)} lines and {files[1]} {len(targets)}"
+            raise ValueError(f"{sizes}: they must have equally many.")
+        return PairedTexts(inputs, targets)
+    rows = read_rows(path, ("input", "target"), columns="2", others=", or two files separated by a comma")
+    return PairedTexts([given for given, _ in rows], [target for _, target in rows])
+
+
+def read_labelled_texts(path: str) -> LabelledTexts:
+    """Return the labelled texts in a file, either all single or all in pairs."""
+    rows = read_rows(path, ("text", "second", "label"), optional="second", columns="one or two texts and a label")
+    if len({len(row) for row in rows}) > 1:
+        raise ValueError(f"{path} has some single texts and some pairs: it must have one or the other.")
+    return LabelledTexts([row[:-1] for row in rows], [row[-1] for row in rows])
+
+
+def read_questions(path: str) -> list[Question]:
+    """Return the questions in a file of SQuAD's format."""
+    content = "\n".join(read_lines(path))
+    try:
+        return [
+            Question(item["question"], paragraph["context"], [(a["answer_start"], a["text"]) for a in item["answers"]])
+            for article in json.loads(content)["data"]
+            for paragraph in article["paragraphs"]
+            for item in paragraph["qas"]
+        ]
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not a file in SQuAD's format: {type(error).__name__} {error}.") from None
+
+
+def read_lines(path: str) -> list[str]:
+    """Return the lines of a UTF-8 text file, which may be gzipped (.gz)."""
+    opened: Any = gzip.open if path.endswith(".gz") else open
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"There is no file {path}.")
+    try:
+        with opened(path, "rt", encoding="utf-8-sig") as file:
+            lines = [line.rstrip("\r") for line in file.read().split("\n")]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}.") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is not a complete gzip file: {error}.") from None
+    return lines if lines[-1] else lines[:-1]
+
+
+def read_rows(
+    path: str, keys: Sequence[str], *, columns: str, optional: str = "", others: str = ""
+) -> list[tuple[str, ...]]:
+    """Return the rows of a `.tsv` file, or of a `.jsonl` file of objects; either may be gzipped (.gz).
+
+    Args:
+        path: the file.
+        keys: the keys of the objects, in the order of the columns.
+        columns: the columns that a `.tsv` file must have, for the error message.
+        optional: a key that may be missing.
+        others: the other files that are allowed, for the error message.
+    """
+    suffix = Path(path.removesuffix(".gz")).suffix
+    if suffix not in (".tsv", ".jsonl"):
+        raise ValueError(f"{path} must be a .tsv or .jsonl file{others}.")
+    needed = [key for key in keys if key != optional]
+    rows = []
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        if suffix == ".tsv":
+            row = line.split("\t")
+            if not len(needed) <= len(row) <= len(keys):
+                raise ValueError(f"{where} has {len(row)} columns: it must have {columns}.")
+        else:
+            row = _entries(line, keys, needed, where)
+        rows.append(tuple(map(str, row)))
+    return rows
+
+
+def _entries(line: str, keys: Sequence[str], needed: Sequence[str], where: str) -> list[Any]:
+    try:
+        entry = json.loads(line)
+        row = [entry[key] for key in keys if key in needed or key in entry]
+        if None in row:
+            raise ValueError
+    except (ValueError, KeyError, TypeError):
+        names = " and ".join(f"`{key}`" for key in needed)
+        raise ValueError(f"{where} must be a JSON object with {names}, none of them null.") from None
+    return row

@@ -1,0 +1,95 @@
+"""Base classes of tasks of texts."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from lineage.data import Documents, Examples, Facts, Tokenizer, Transform
+from lineage.data.examples import encoded, windows
+from lineage.models import Model
+from lineage.tasks.attention import attention_of_texts
+from lineage.tasks.base import Batch, Count, Pictures, Sizes, Task
+
+
+@dataclass(frozen=True)
+class TextTask(Task):
+    """Base class of tasks of texts.
+
+    Attributes:
+        sequence_length: number of tokens of an example, special tokens included.
+    """
+
+    arrays: ClassVar = {"tokens": "int32 B T", "targets": "int32 B T", "mask": "bool B T"}
+
+    sequence_length: Count = 0
+
+    def axes(self, sizes: Sizes) -> dict[str, int]:
+        length = sizes.length or self.sequence_length
+        return {"B": sizes.batch_size, "T": length, "S": length}
+
+    def facts(self, tokenizer: Tokenizer, **others: Any) -> Facts:
+        """Return the metadata of all text tasks, and others."""
+        return Facts(vocab_size=tokenizer.vocab_size, sequence_length=self.sequence_length, **others)
+
+    def pictures(self, context: Any, variables: Any, split: Any) -> Pictures:
+        return attention_of_texts(context.model, variables, split.batches[0], context.data.tokenizer)
+
+
+@dataclass(frozen=True)
+class DocumentTask(TextTask):
+    """Base class of tasks of documents, which are windows of one stream of tokens.
+
+    Attributes:
+        cache_dir: folder in which token ids are cached between runs; empty: tokenize at each start.
+        stride: distance between the starts of consecutive training windows, in tokens; 0: the length of a window.
+    """
+
+    reads = "documents"
+    evaluation_stride = 0
+
+    cache_dir: str = ""
+    stride: Count = 0
+
+    def texts(self, content: Mapping[str, Documents]) -> dict[str, Iterable[str]]:
+        return dict(content)
+
+    def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
+        return self.windows(content, tokenizer, self.sequence_length)
+
+    def windows(
+        self,
+        content: Mapping[str, Documents],
+        tokenizer: Tokenizer,
+        length: int,
+        transform: Transform | None = None,
+        start_token: int | None = None,
+    ) -> Examples:
+        """Return windows of `length` tokens."""
+        streams = {name: windows.tokenize(part, tokenizer, self.cache_dir) for name, part in content.items()}
+        splits = {
+            name: windows.Windows(stream.tokens, length, self.stride)
+            if name == "train"
+            else windows.Windows(stream.tokens, length, self.evaluation_stride, once=True)
+            for name, stream in streams.items()
+        }
+        facts = self.facts(
+            tokenizer,
+            start_token=start_token,
+            tokens={name: len(stream.tokens) for name, stream in streams.items()},
+            characters_per_token={name: stream.characters / len(stream.tokens) for name, stream in streams.items()},
+            bytes_per_token={name: stream.bytes / len(stream.tokens) for name, stream in streams.items()},
+        )
+        return Examples(splits, facts, tokenizer, transform, transform)
+
+
+@dataclass(frozen=True)
+class EncoderTask(TextTask):
+    """Base class of tasks of sequences `[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]`."""
+
+    arrays: ClassVar = {"tokens": "int32 B T", "segments": "int32 B T", "tokens_mask": "bool B T"}
+    special_tokens = encoded.ROLES
+    inputs = ("tokens", "segments", "tokens_mask")
+    loader_options = ("buckets",)
+
+    def forward(self, model: Model, batch: Batch) -> Any:
+        return model(batch["tokens"], segments=batch["segments"], mask=batch["tokens_mask"])

@@ -1,0 +1,59 @@
+"""Entity-level tagging: precision, recall and F1 equal those of seqeval, also of sentences that are split."""
+
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from seqeval.metrics import f1_score, precision_score, recall_score
+
+from lineage.data import EvaluationBatches, Facts, Loader, TaggedSentence
+from lineage.data.examples import encoded, tagged_sentences
+from lineage.evaluation import EVALUATORS, Context, Split
+from lineage.evaluation.texts import Tagging
+from lineage.tasks.token_classification import TokenClassification
+from tests.data.conftest import train
+
+CHUNKS = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
+
+
+def measured(truth, guesses, names, length):
+    """Return the metrics of guessed tags of sentences whose words have one to three tokens."""
+    coder = train("bytes", [], encoded.ROLES)
+    sentences = [TaggedSentence(["abc"[: 1 + i % 3] for i in range(len(tags))], tags) for tags in truth]
+    source = tagged_sentences.encode(sentences, names, coder, length)
+    logits = np.zeros((len(source), length, len(names)), np.float32)
+    wanted = iter([names.index(tag) for tags in guesses for tag in tags])
+    for row, mask in zip(logits, source.per_token["mask"]):
+        for position in np.flatnonzero(mask):
+            row[position, next(wanted)] = 1
+    context = Mock(spec=Context, task=TokenClassification(), rows=lambda *args: logits)
+    split = Split(
+        "test", "test", EvaluationBatches(source=source, loader=Loader(batch_size=2)), Facts(class_names=names)
+    )
+    return Tagging().measure(context, {}, split)
+
+
+@pytest.mark.parametrize("length", [6, 64])
+def test_scores_equal_those_of_seqeval(length):
+    rng = np.random.default_rng(0)
+    truth, guesses = ([rng.choice(CHUNKS, size).tolist() for size in (1, 4, 9, 12, 7)] for _ in range(2))
+    for sentence, guess in zip(truth, guesses):
+        guess[: len(sentence) // 2] = sentence[: len(sentence) // 2]
+    found = measured(truth, guesses, CHUNKS, length)
+    expected = {
+        "precision": precision_score(truth, guesses),
+        "recall": recall_score(truth, guesses),
+        "f1": f1_score(truth, guesses),
+    }
+    assert 0 < expected["f1"] < 1
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("names", [("ADJ", "NOUN"), ("B-PER", "I-PER", "NOUN"), ("O",)])
+def test_tags_that_are_not_chunks_are_skipped(names):
+    assert measured([list(names)], [list(names)], names, 16) == {}
+
+
+def test_token_classification_runs_it_by_default():
+    assert "tagging" in TokenClassification.evaluators
+    assert EVALUATORS["tagging"] is Tagging
