@@ -1,4 +1,4 @@
-"""The command line: train, evaluate, generate, describe, export, report, watch, sweep, slurm, score, list, config.
+"""The command line of Lineage.
 
 `python launch.py` trains a Vision Transformer on handwritten digits; `python launch.py --help` lists the commands.
 """
@@ -198,6 +198,22 @@ def run_describe(options: Options, changes: Changes) -> None:
     from lineage.train.experiment import Experiment
 
     print(profiling.describe(Experiment(config)))
+
+
+def run_compile(options: Options, changes: Changes) -> None:
+    """Compile a step for devices that need not be present; print what the compiler has planned."""
+    from lineage.train.compiler import targets
+
+    target = targets.parse(options.target)
+    targets.prepare(target)  # before JAX is imported
+    config, _ = configured(options, changes)
+    from lineage.train.compiler.compile import compile_step, without_data
+    from lineage.train.experiment import Experiment
+
+    experiment = Experiment(without_data(config), devices=target.devices())
+    title = f"{Path(default_workdir(config_file(options))).name}, {options.step} step, {options.target}"
+    compiled = compile_step(experiment, target, options.step, title)
+    print(json.dumps(compiled.figures()) if options.json else compiled)
 
 
 def folders(options: Options) -> list[Path]:

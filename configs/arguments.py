@@ -206,6 +206,27 @@ COMMANDS = {
         (CONFIG,),
         (EXPERIMENT,),
     ),
+    "compile": Command(
+        "Compile a step for TPUs or GPUs that need not be present; print its memory, planned time and communication.",
+        (
+            "compile gpt2_openwebtext --target=v5e:4x4 --config.mesh.data=1 --config.mesh.fsdp=-1",
+            "compile gpt2_openwebtext --target=h100x8 --step=decode --config.sampling.num_samples=8",
+        ),
+        (
+            CONFIG,
+            _option(
+                "--target TARGET",
+                "a TPU slice such as v4:2x2x1, v5e:4x4, v5p:2x2x1 or v6e:2x4 (v5e:2x2/1: one chip of it), or GPUs: "
+                "h100x8, h200x1 or b200x8",
+                required=True,
+            ),
+            _option(
+                "--step", "step to compile (default train)", choices=("train", "evaluate", "decode"), default="train"
+            ),
+            _option("--json", "print the figures as JSON, in bytes and seconds"),
+        ),
+        (EXPERIMENT,),
+    ),
     "export": Command(
         "Export a trained model.",
         ("export --workdir=outputs/gpt", "export --workdir=outputs/gpt --format=stablehlo --output=gpt.stablehlo"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from lineage.models.budget import aligned
 from lineage.train.compiler.plan import LARGE, Plan
@@ -15,7 +16,7 @@ from lineage.train.experiment import Experiment
 from lineage.train.loop import jit_step
 from lineage.train.profiling import experiment_budget
 from lineage.train.sharding import batch_sharding, shardings
-from lineage.train.step import cast, compute_dtype, make_evaluation_step
+from lineage.train.step import cast, make_evaluation_step
 
 STEPS = ("train", "evaluate", "decode")
 
@@ -130,6 +131,15 @@ class Compiled:
         return aligned(rows) if len(rows) > 1 else ""
 
 
+def without_data(config: ConfigDict) -> ConfigDict:
+    """Return a config whose durations need no data: the length of the schedule does not change a step."""
+    config = config.copy_and_resolve_references()
+    for section, name in ((config, "total"), (config.schedule, "warmup")):
+        if section[f"{name}_epochs"] is not None:
+            section.update({f"{name}_epochs": None, f"{name}_steps": 1000})
+    return config
+
+
 def compile_step(experiment: Experiment, target: Target, step: str = "train", title: str = "") -> Compiled:
     """Compile a step of an experiment whose devices are the target's.
 
@@ -191,7 +201,7 @@ def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
     model, size = experiment.model, experiment.run.sampling.num_samples or 1
     if not model.is_decoder:
         raise ValueError(f"step is {step!r}: {type(model).__name__} generates no text, so it has no decoding step.")
-    variables = jax.eval_shape(lambda tree: cast(tree, compute_dtype(precision)), variables)
+    variables = jax.eval_shape(lambda tree: cast(tree, jnp.dtype(precision)), variables)
     variables = placed(variables, shardings(variables, experiment.sharding_rules, mesh))
     length = model.max_length or experiment.task.sequence_length
     cache = jax.eval_shape(lambda v: model.apply(v, size, length, method="init_cache"), variables)
