@@ -1,6 +1,11 @@
 """Targets, the reading of optimized HLO, and plans of compiled programs."""
 
 import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +15,7 @@ from lineage.train.compiler import targets
 from lineage.train.compiler.hlo import Module, dimensions, size
 from lineage.train.compiler.plan import MATMUL_EFFICIENCY, Plan
 
+TINY = Path(__file__).parents[1] / "tiny.py"
 V5E, H100 = targets.CHIPS["v5e"], targets.CHIPS["h100"]
 
 PROGRAM = """HloModule jit_step, input_output_alias={ {0}: (0, {}, may-alias), {1}: (1, {}, may-alias) }, entry={}
@@ -187,3 +193,19 @@ def test_config_of_a_gpu():
     assert "core_count: 132" in text
     assert "device_memory_size: 84942979072" in text
     assert text.count("{") == text.count("}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", ["train", "evaluate", "decode"])
+def test_steps_compile_for_a_tpu(step):
+    pytest.importorskip("libtpu")
+    command = [sys.executable, "-m", "lineage.launch", "compile", f"--config={TINY}:gpt", "--target=v5e:2x2", "--json"]
+    environment = os.environ | {"XLA_FLAGS": ""}
+    run = subprocess.run([*command, f"--step={step}"], capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
+    figures = json.loads(run.stdout)
+    assert figures["fits"]
+    assert 0 < figures["seconds"] < 0.1
+    assert figures["donated"] == figures["leaves"]
+    assert figures["estimated"] > figures["roofline"]
+    assert any(one["kind"] == "all-reduce" for one in figures["collectives"]) == (step != "decode")
