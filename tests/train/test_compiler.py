@@ -208,4 +208,4 @@ def test_steps_compile_for_a_tpu(step):
     assert 0 < figures["seconds"] < 0.1
     assert figures["donated"] == figures["leaves"]
     assert figures["estimated"] > figures["roofline"]
-    assert any(one["kind"] == "all-reduce" for one in figures["collectives"]) == (step != "decode")
+    assert step == "decode" or "all-reduce" in {one["kind"] for one in figures["collectives"]}
