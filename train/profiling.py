@@ -128,7 +128,7 @@ def describe(experiment: Experiment) -> str:
         devices.append(
             (name, f"{device.memory} GB", f"{share:.0%}" if share <= 1 else "too much", f"{milliseconds:,.3g} ms")
         )
-    note = f"(steps at {UTILISATION:.0%} model FLOP/s utilisation)"
+    note = f"(steps at {UTILISATION:.0%} MFU; `lineage compile` plans a step for a target)"
     return "\n\n".join([total.table(), aligned(rows), f"{aligned(devices)}\n{note}"])
 
 
