@@ -181,5 +181,5 @@ def _typed(key, value, kind, optional):
     if kind is tuple and isinstance(value, str) and value:
         value = tuple(value.split(","))
     if type(value) is not kind:
-        raise ValueError(f"{key} is {given!r}, but must be of type {kind.__name__}.")
+        raise ValueError(f"{key} is {given!r}: it must be of type {kind.__name__}.")
     return value

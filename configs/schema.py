@@ -43,18 +43,20 @@ def keys(cls: type) -> list[Key]:
     return [Key("variant", " | ".join(map(repr, variants(cls))), None, VARIANT), *found] if variants(cls) else found
 
 
-def plain(cls: type) -> ConfigDict:
-    """Return the config section of a dataclass that is not registered; a field that is a dataclass is a section too.
+def plain(cls: type) -> dict[str, Any]:
+    """Return the keys of a dataclass with their values in a section; a field that is a dataclass is a section too.
 
-    `construct` is its inverse.
+    A key is empty (None, of the field's type) until the config gives a value where the default is None, where a variant
+    of the class sets the field, and where the data determine it (`FROM_DATA`). `construct` is the inverse.
     """
-    hints, values = field_types(cls), {}
-    for key in keys(cls):
-        if dataclasses.is_dataclass(hints[key.name]):
-            values[key.name] = plain(hints[key.name])
+    hints, values = field_types(cls) | {"variant": str}, {}
+    empty = {*from_data(cls), *(key for one in variants(cls).values() for key in one)}
+    for name, _, default, _ in keys(cls):
+        if dataclasses.is_dataclass(hints[name]):
+            values[name] = ConfigDict(plain(hints[name]))
         else:
-            values[key.name] = placeholder(_plain_type(hints[key.name])) if key.default is None else key.default
-    return ConfigDict(values)
+            values[name] = placeholder(_plain_type(hints[name])) if default is None or name in empty else default
+    return values
 
 
 def construct(cls: type, values: Mapping[str, Any], prefix: str = "") -> Any:
@@ -104,28 +106,19 @@ def swapped(registry: Registry, old: ConfigDict, text: str) -> ConfigDict:
 
 
 def section(registry: Registry, name: str, **changes: Any) -> ConfigDict:
-    """Return the config section of a registered dataclass, with its defaults and some changes.
+    """Return the config section of a registered dataclass, with its defaults (see `plain`) and some changes.
 
-    A key is empty (None, of the field's type) until the config gives a value where the default is None, where a variant
-    of the class sets the field, and where the data determine it (`FROM_DATA`). A field that a variant describes by a
-    dictionary, such as a detector's backbone, is a section of its own; a change of it is a dictionary.
+    A field that a variant describes by a dictionary, such as a detector's backbone, is a section of its own; a change
+    of it is a dictionary.
 
     Raises:
         ValueError: the class has no such key; the message names the nearest one.
     """
     cls = registry[name]
-    values: dict[str, Any] = {"name": name}
-    hints, open_keys = field_types(cls), {*from_data(cls), *(key for one in variants(cls).values() for key in one)}
-    for key in keys(cls):
-        parts = [one[key.name] for one in variants(cls).values() if isinstance(one.get(key.name), Mapping)]
-        if parts:
-            values[key.name] = _part(registry, parts, changes.pop(key.name, {}))
-        elif key.name == "variant":
-            values[key.name] = placeholder(str)
-        else:
-            empty = key.default is None or key.name in open_keys
-            values[key.name] = placeholder(_plain_type(hints[key.name])) if empty else key.default
-    made = ConfigDict(values)
+    made = ConfigDict({"name": name} | plain(cls))
+    for key in field_types(cls):
+        if parts := [one[key] for one in variants(cls).values() if isinstance(one.get(key), Mapping)]:
+            made[key] = _part(registry, parts, changes.pop(key, {}))
     for key, value in changes.items():
         if key not in made:
             raise ValueError(f"{cls.__name__} has no key {key!r}.{nearest(key, [one.name for one in keys(cls)])}")

@@ -1,4 +1,4 @@
-"""Interactive attention maps: choose a layer and a head, then point at a token or an image patch."""
+"""Interactive attention maps: choose a layer and a head, then hover over a token or an image patch."""
 
 import base64
 import json

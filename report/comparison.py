@@ -125,7 +125,7 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
     runs, metric, folder = ranked(runs, target), target[0], page.with_suffix("")
     ids = [f"run{number}" for number in range(len(runs))]
     colours = [to_hex(colormaps["viridis"](share)) for share in np.linspace(0.2, 0.8, max(len(runs) - 1, 1))]
-    colours = [figures.SERIES["s1"], *colours]  # the best run has its own colour
+    colours = [figures.SERIES["s1"], *colours]  # the best run has its own color
     folder.mkdir(exist_ok=True)
 
     def drawn(draw: Callable[..., Figure], *args, name: str) -> str:
@@ -248,7 +248,7 @@ def plot(done: Sequence[Run], folder: Path) -> None:
     """Write `sweep.png`: up to four metrics of the test split, or else of the validation split.
 
     They are plotted against the first key that differs, with a line for each value of the second; runs that differ in
-    their seed are dots around the mean. Nothing is written if no key differs, or if there are more lines than colours.
+    their seed are dots around the mean. Nothing is written if no key differs, or if there are more lines than colors.
     """
     found = dict.fromkeys(key for run in done for key in results(run))
     splits = ([key for key in found if key.startswith(split)] for split in ("test/", "validation/"))

@@ -38,15 +38,15 @@ CURVES = {  # charts shown first, with their titles
     "learning_rate": "Learning rate",
     "gradient_norm": "Gradient norm",
     "time/examples_per_second": "Examples per second",
-    "time/mfu": "Model FLOP/s utilisation",
+    "time/mfu": "Model FLOP/s utilization",
 }
 GROUPS = {"flops": "FLOPs"}
 
 
 def write_report(workdir: str | os.PathLike) -> Path:
-    """Write `workdir/report.html`, and its figures as `workdir/report/*.png`; return the path of the page.
+    """Write `workdir/report.html`, and its figures as `workdir/report/*.png`; return its path.
 
-    Reads `metrics.jsonl`, `config.json` and `artifacts/`. The page leaves out the sections whose files are absent.
+    Reads `metrics.jsonl`, `config.json` and `artifacts/`. Sections whose files are absent are left out.
 
     Raises:
         FileNotFoundError: `workdir` is not the folder of a run.
@@ -180,4 +180,4 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read ({error}); without that file the report can be made.") from None
+        raise ValueError(f"{path} cannot be read ({error}): delete it to generate the report without it.") from None

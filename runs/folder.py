@@ -60,7 +60,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error}): delete it, and the run writes it anew.") from None
+        raise ValueError(f"{path} is damaged ({error}): delete it; the next run writes it again.") from None
 
 
 def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
@@ -107,7 +107,7 @@ def locked(workdir: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
-                f"another run is at work in {workdir}: wait for it, stop it, or choose another workdir."
+                f"another run is using {workdir}: wait for it, stop it, or choose another workdir."
             ) from None
         yield
 
@@ -146,26 +146,21 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 
 
 def keep_config(config: Any, workdir: Path, force: bool = False) -> None:
-    """Write `config.json`, and delete the files of an earlier run that has not saved a checkpoint.
-
-    Args:
-        force: accept a folder that holds a run of another config, which otherwise raises ValueError.
-    """
-    path, saved = workdir / CONFIG, has_saved(workdir)
-    if not saved:
-        for name in ("tokenizer.json", "artifacts/samples.jsonl"):
-            (workdir / name).unlink(missing_ok=True)
-    if saved and path.exists() and not force:
+    """Write `config.json`; raise ValueError if the folder holds a run of another config, unless `force`."""
+    path = workdir / CONFIG
+    if has_saved(workdir) and path.exists() and not force:
         check_config(config, workdir)
     write_atomic(path, _text(config))
 
 
-def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
-    """Write `data.json`, the fingerprints by path of the files that the run reads.
+def discard(workdir: Path) -> None:
+    """Delete the files of a run that did not save a checkpoint and that a run of another config must not read."""
+    for name in ("tokenizer.json", "artifacts/samples.jsonl"):
+        (workdir / name).unlink(missing_ok=True)
 
-    Args:
-        force: accept files that differ from those that the run started with, which otherwise raise ValueError.
-    """
+
+def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
+    """Write `data.json`, the fingerprints of the data files; raise ValueError if they have changed, unless `force`."""
     path = workdir / "data.json"
     if has_saved(workdir) and path.exists() and not force:
         before = read_json(path)
@@ -179,15 +174,11 @@ def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> N
 
 
 def check_shared(config: Any, workdir: Path, process: int) -> None:
-    """Check that this process has the config and the folder of process 0, which has written `config.json`.
-
-    Raises:
-        ValueError: it has not.
-    """
+    """Raise ValueError unless this process has the config and the folder of process 0, which wrote `config.json`."""
     path = workdir / CONFIG
     if not path.exists() or path.read_text(encoding="utf-8") != _text(config):
         raise ValueError(
-            f"{path} of process {process} is not that of process 0: every process must be given the same "
+            f"{path} of process {process} differs from that of process 0: every process must be given the same "
             "command, and a workdir on storage that all share."
         )
 
@@ -240,9 +231,10 @@ class StopSignal(contextlib.AbstractContextManager):
 
 
 def displayed(command: Sequence[str]) -> str:
-    """Return a command line as a user types it: `python launch.py` in the checkout, `lineage` elsewhere."""
+    """Return a command line as a user types it: `lineage` if it was called so or elsewhere than in the checkout."""
     if tuple(command[: len(LAUNCH)]) == LAUNCH:
-        program = ("python", "launch.py") if Path("launch.py").is_file() else ("lineage",)
+        installed = Path(sys.argv[0]).name == "lineage" or not Path("launch.py").is_file()
+        program = ("lineage",) if installed else ("python", "launch.py")
         command = [*program, *command[len(LAUNCH) :]]
     return shlex.join(command)
 

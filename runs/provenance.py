@@ -1,6 +1,8 @@
 """Provenance of a run: the commits of its code and the versions of its packages."""
 
+import contextlib
 import subprocess
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -41,14 +43,12 @@ def checkout(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of the installed packages that determine a run's numbers."""
+def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """Return the versions of the packages that are installed, by default those that affect the results of a run."""
     found = {}
-    for name in PACKAGES:
-        try:
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

@@ -35,9 +35,9 @@ class Task:
         signal.signal(signal.SIGTERM, lambda number, frame: self.process.terminate())
         self._wait()
         code = self.process.wait()
-        told = (PREEMPTED, *(-number for number in STOP_SIGNALS))  # the latter before the first step
+        told = (PREEMPTED, *(-number for number in STOP_SIGNALS))  # the second case: stopped before the first step
         if code and code not in told:  # a failed task might end the others before the first has the job requeued
-            raise RuntimeError(f"exit code {code}: {Path(self.folder) / LOG} has what it said.")
+            raise RuntimeError(f"The run failed with exit code {code}: see {Path(self.folder) / LOG}.")
 
     def checkpoint(self) -> Any:
         """Let the run save and end; return what submitit requeues."""
@@ -151,5 +151,5 @@ def _queue() -> dict[str, str]:
     except FileNotFoundError:
         raise FileNotFoundError("this machine has no SLURM: there is no squeue.") from None
     except subprocess.CalledProcessError as error:
-        raise ValueError(f"SLURM does not answer: {error.stderr.strip()}") from None
+        raise ValueError(f"squeue failed: {error.stderr.strip()}") from None
     return dict(line.split() for line in lines)

@@ -190,7 +190,7 @@ def tiny_config(monkeypatch):
     ids=str,
 )
 def test_incomplete_distributed_options_raise(arguments):
-    with pytest.raises(ValueError, match="all three are needed"), distributed.joined(*arguments):
+    with pytest.raises(ValueError, match="must all be given"), distributed.joined(*arguments):
         pass
 
 

@@ -125,5 +125,5 @@ def test_signals_save_without_losing_a_step(start, run_arguments, finished, tmp_
     process = start(*run_arguments, f"--workdir={workdir}")
     output, _ = process.communicate(timeout=900)
     assert process.returncode == 0, output
-    assert f"going on from step {stopped}" in output
+    assert f"resuming from step {stopped}" in output
     assert_same(workdir, finished)

@@ -141,10 +141,10 @@ def test_preempted_job_of_a_sweep_resumes(slurm, launch, tmp_path):
     wait_for(lambda: len(steps(long)) > 50)
     subprocess.run(["scontrol", "requeue", jobs[long.name]], env=slurm, check=True)
     restart_now(slurm, jobs[long.name])
-    assert "of 3,000, which is saved: the same command goes on from there" in (long / "log.txt").read_text()
+    assert "of 3,000 after saving a checkpoint: run the same command to resume" in (long / "log.txt").read_text()
     assert launch("slurm", "status", *arguments).returncode == 75
     wait_for(lambda: launch("slurm", "status", *arguments).returncode == 0)
-    assert "going on from step" in (long / "log.txt").read_text()
+    assert "resuming from step" in (long / "log.txt").read_text()
     assert sorted(set(steps(long))) == steps(long)  # no step is repeated
     assert steps(long)[-1] == 3000
     finished = launch("sweep", *arguments[1:])

@@ -247,7 +247,7 @@ def test_full_disk_for_the_history(on_error, tiny, no_report, tmp_path, monkeypa
         return
     loop.train(config, tmp_path, devices=ONE)
     assert [line["step"] for line in train_lines(read_metrics(tmp_path))] == [1, 2, 3, 4, 5]
-    assert capsys.readouterr().err.count("The run goes on.") == 1
+    assert capsys.readouterr().err.count("The run continues.") == 1
 
 
 @pytest.mark.thorough
