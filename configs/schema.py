@@ -20,10 +20,10 @@ class Key(NamedTuple):
     """A key of a config section.
 
     Attributes:
-        name: of the key, as on the command line.
-        type: allowed values, for people: "int, 1 or more", "float or None", "'token' | 'gap' | 'map'".
-        default: used unless the config sets another value; None where it must be given or comes from the data.
-        documentation: the entry of the docstring's `Attributes:` section.
+        name: name of the key, as on the command line.
+        type: allowed values, as text: "int, 1 or more", "float or None", "'token' | 'gap' | 'map'".
+        default: default value; None where the value must be given or comes from the data.
+        documentation: entry of the `Attributes:` section of the docstring.
     """
 
     name: str
@@ -60,11 +60,7 @@ def plain(cls: type) -> dict[str, Any]:
 
 
 def construct(cls: type, values: Mapping[str, Any], prefix: str = "") -> Any:
-    """Construct a dataclass from a section made by `plain`, or from one that has further keys.
-
-    Raises:
-        ValueError: a value is not allowed.
-    """
+    """Construct a dataclass from a section made by `plain`, or from one that has further keys."""
     found = {}
     for name, hint in field_types(cls).items():
         value = values[name]
@@ -89,11 +85,7 @@ def parse(registry: Registry, text: str) -> ConfigDict:
 
 
 def swapped(registry: Registry, old: ConfigDict, text: str) -> ConfigDict:
-    """Return the section of another class, with the values of common keys that differ from the old class's defaults.
-
-    Args:
-        text: the name of the other class, or a shorthand as for `parse`.
-    """
+    """Return the section of the class `text` (see `parse`), with the values of common keys that were changed."""
     new = parse(registry, text)
     if old.name == new.name:
         return new if ":" in text else old
@@ -127,17 +119,12 @@ def section(registry: Registry, name: str, **changes: Any) -> ConfigDict:
 
 
 def build(registry: Registry, values: Mapping[str, Any], **given: Any) -> Any:
-    """Construct what a section describes.
+    """Construct the entry of the registry that a section describes; raise as `Registry.build`.
 
     Args:
-        registry: where `values["name"]` is looked up.
         values: the section. None leaves the field to `given`, to the variant and to the class's default, in this order.
         given: values that the data determine, such as the number of classes; those that the class does not have are
             ignored.
-
-    Raises:
-        ValueError: an unknown key, a choice that the type does not allow, a field without value and default, or what
-            the class's `__post_init__` refuses.
     """
     values = values.to_dict() if isinstance(values, ConfigDict) else dict(values)
     known = {key: value for key, value in given.items() if key in field_types(registry[values["name"]])}
@@ -210,15 +197,7 @@ def tuples(value: Any) -> Any:
 
 
 class Row(NamedTuple):
-    """A key of a whole config, as `describe` lists it.
-
-    Attributes:
-        key: dotted, such as "optimizer.b1".
-        type: allowed values, for people; see `Key`.
-        value: in this config.
-        default: of the class behind the section; None where there is none.
-        documentation: see `Key`.
-    """
+    """A dotted key of a whole config, with its value; the other fields are those of `Key`."""
 
     key: str
     type: str

@@ -29,12 +29,9 @@ def sections(files: Path, arrays: Mapping[str, Arrays], folder: Path) -> list[st
         arrays: the contents of its .npz files, by their names without the suffix.
         folder: where the figures are saved.
     """
-    parts = [
-        draw(key, data, folder)
-        for kind, draw in SECTIONS.items()
-        for key, data in arrays.items()
-        if key.startswith(f"{kind}_")
-    ]
+    parts = []
+    for kind, draw in SECTIONS.items():
+        parts += [draw(key, data, folder) for key, data in arrays.items() if key.startswith(f"{kind}_")]
     parts.append(_reconstructions({key: data for key, data in arrays.items() if key.startswith("painted_")}, folder))
     parts.append(section("Samples", _samples(files / "samples.jsonl")))
     parts += [_generated_texts(path, folder) for path in sorted(files.glob("written_*.json"))]

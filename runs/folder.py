@@ -64,9 +64,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
-    """Return the lines of `workdir/metrics.jsonl` in order, without a torn last line.
-
-    null, which stands for a number that is not finite, is returned as NaN.
+    """Return the lines of `workdir/metrics.jsonl` in order, without a torn last line; null is returned as NaN.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -94,9 +92,9 @@ def parse_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def has_saved(workdir: Path) -> bool:
-    """Return whether a run has saved a checkpoint."""
-    return any(folder.name.isdigit() for folder in (workdir / "checkpoints").glob("*"))
+def last_step(workdir: Path) -> int:
+    """Return the step of the newest checkpoint in a run folder; 0 without one."""
+    return max((int(step.name) for step in (workdir / "checkpoints").glob("*") if step.name.isdigit()), default=0)
 
 
 @contextlib.contextmanager
@@ -148,7 +146,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 def keep_config(config: Any, workdir: Path, force: bool = False) -> None:
     """Write `config.json`; raise ValueError if the folder holds a run of another config, unless `force`."""
     path = workdir / CONFIG
-    if has_saved(workdir) and path.exists() and not force:
+    if last_step(workdir) and path.exists() and not force:
         check_config(config, workdir)
     write_atomic(path, _text(config))
 
@@ -162,7 +160,7 @@ def discard(workdir: Path) -> None:
 def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
     """Write `data.json`, the fingerprints of the data files; raise ValueError if they have changed, unless `force`."""
     path = workdir / "data.json"
-    if has_saved(workdir) and path.exists() and not force:
+    if last_step(workdir) and path.exists() and not force:
         before = read_json(path)
         changed = [name for name in {**before, **files} if before.get(name) != files.get(name)]
         if changed:

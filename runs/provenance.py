@@ -17,9 +17,8 @@ PACKAGES = (
 def provenance(folder: Path) -> dict[str, Any]:
     """Return metadata about the code of a run whose config file is in `folder`.
 
-    Returns:
-        `git`: the commit of the project's checkout, and whether it has changes (`dirty`); `config_git`: the same of
-        another repository that holds the config; `packages`: versions by name. What does not apply is left out.
+    `git` is the commit of the checkout, and whether it has changes (`dirty`); `config_git` the same of another
+    repository that holds the config; `packages` the versions by name. Keys that do not apply are left out.
     """
     found: dict[str, Any] = {"packages": versions()}
     project, config = checkout(PROJECT), checkout(folder)
@@ -34,11 +33,8 @@ def checkout(folder: Path) -> dict[str, Any]:
     """Return `root`, `commit` and `dirty` (with changes or new files) of the git repository around a folder, or {}."""
     try:
         root, commit = _git(folder, "rev-parse", "--show-toplevel", "HEAD").splitlines()
-        return {
-            "root": str(Path(root).resolve()),
-            "commit": commit,
-            "dirty": bool(_git(folder, "status", "--porcelain")),
-        }
+        dirty = bool(_git(folder, "status", "--porcelain"))
+        return {"root": str(Path(root).resolve()), "commit": commit, "dirty": dirty}
     except (OSError, subprocess.SubprocessError):  # no git, no repository, no commit
         return {}
 

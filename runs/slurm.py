@@ -1,5 +1,4 @@
-"""Runs as jobs of a SLURM cluster, through submitit: they are submitted, requeued after a preemption, followed and
-cancelled."""
+"""Runs as jobs of a SLURM cluster, through submitit: submission, requeueing, states and cancellation."""
 
 import json
 import os
@@ -61,12 +60,7 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
     Args:
         command: the part of the command line that the runs share.
         workdir: folder in which `slurm/` gets the scripts and logs of SLURM, and `jobs.json`.
-        settings: the config's section `cluster`.
-
-    Raises:
-        ModuleNotFoundError: submitit is not installed.
-        FileNotFoundError: this machine has no SLURM.
-        ValueError: SLURM refuses the jobs.
+        settings: the section `cluster` of the config.
     """
     folder = (workdir / "slurm").absolute()
     executor = _executor(folder, settings)
@@ -125,16 +119,10 @@ def _executor(folder, settings):
         executor = submitit.SlurmExecutor(folder / "%j", max_num_timeout=settings["requeues"])
     except RuntimeError:
         raise FileNotFoundError("this machine has no SLURM: there is no srun.") from None
-    executor.update_parameters(
-        **limits,
-        job_name=folder.parent.name,
-        time=settings["minutes"],
-        ntasks_per_node=settings["tasks_per_node"],
-        signal_delay_s=settings["save_seconds"],
-        array_parallelism=settings["parallel"] or 1_000_000,
-        setup=list(settings["setup"]),
-        additional_parameters={"requeue": True},
-    )
+    limits |= {"time": settings["minutes"], "signal_delay_s": settings["save_seconds"]}
+    limits |= {"ntasks_per_node": settings["tasks_per_node"], "array_parallelism": settings["parallel"] or 1_000_000}
+    limits |= {"setup": list(settings["setup"]), "additional_parameters": {"requeue": True}}
+    executor.update_parameters(**limits, job_name=folder.parent.name)
     return executor
 
 

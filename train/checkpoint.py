@@ -20,6 +20,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 
 from lineage.configs import schema
 from lineage.configs.run import Checkpoint
+from lineage.runs.folder import last_step
 from lineage.train import distributed
 from lineage.train.adapters import ADAPTERS
 from lineage.train.step import TrainState
@@ -164,11 +165,6 @@ def os_reason(error: Exception) -> str:
         return error.strerror
     code = re.search(r"os_error_code='(\d+)'", str(error))
     return os.strerror(int(code[1])) if code else " ".join(str(error).split())[:300]
-
-
-def last_step(workdir: Path) -> int:
-    """Return the step of the newest checkpoint in a run folder; 0 without one."""
-    return max((int(step.name) for step in (workdir / "checkpoints").glob("*") if step.name.isdigit()), default=0)
 
 
 def clean(workdir: Path) -> None:
