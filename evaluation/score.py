@@ -11,7 +11,7 @@ from typing import Any
 
 from lineage.evaluation.scorers import METRICS, PREDICTIONS, REFERENCES, read
 from lineage.metrics import translation
-from lineage.runs import provenance
+from lineage.runs.folder import versions
 
 PACKAGES = ("lineage", "numpy", "scipy", "sacrebleu", "nltk")
 
@@ -80,7 +80,7 @@ def score_files(
         "scores": {key: None if math.isnan(value) else float(value) for key, value in scores.items()},
         "options": settings,
         "files": {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in files},
-        "versions": {"python": platform.python_version(), **provenance.versions(PACKAGES)},
+        "versions": {"python": platform.python_version(), **versions(PACKAGES)},
     }
 
 

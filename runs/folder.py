@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -235,6 +236,15 @@ def displayed(command: Sequence[str]) -> str:
         program = ("lineage",) if installed else ("python", "launch.py")
         command = [*program, *command[len(LAUNCH) :]]
     return shlex.join(command)
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    found = {}
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def number(value: SupportsFloat) -> str:

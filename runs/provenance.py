@@ -1,11 +1,10 @@
 """Provenance of a run: the commits of its code and the versions of its packages."""
 
-import contextlib
 import subprocess
-from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from lineage.runs.folder import versions
 
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGES = (
@@ -20,7 +19,7 @@ def provenance(folder: Path) -> dict[str, Any]:
     `git` is the commit of the checkout, and whether it has changes (`dirty`); `config_git` the same of another
     repository that holds the config; `packages` the versions by name. Keys that do not apply are left out.
     """
-    found: dict[str, Any] = {"packages": versions()}
+    found: dict[str, Any] = {"packages": versions(PACKAGES)}
     project, config = checkout(PROJECT), checkout(folder)
     if project and project["root"] == str(PROJECT):  # not a repository around an installed package
         found["git"] = {key: project[key] for key in ("commit", "dirty")}
@@ -37,15 +36,6 @@ def checkout(folder: Path) -> dict[str, Any]:
         return {"root": str(Path(root).resolve()), "commit": commit, "dirty": dirty}
     except (OSError, subprocess.SubprocessError):  # no git, no repository, no commit
         return {}
-
-
-def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """Return the versions of the packages that are installed, by default those that affect the results of a run."""
-    found = {}
-    for name in packages:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 def _git(folder: Path, *arguments: str) -> str:

@@ -238,7 +238,7 @@ def test_initialization_from_a_hugging_face_folder(tasks, tiny, tmp_path):
 def test_invalid_initialization_raises(pretrained, tasks, tiny, tmp_path):
     changes = tasks["token_classification"] | {"init.path": str(pretrained)}
     with pytest.raises(
-        ValueError, match=r"embed/table is \(261, 16\) in .*, but the model's is \(261, 32\): make them"
+        ValueError, match=r"embed/table has shape \(261, 16\) in .*, but \(261, 32\) in the model: change"
     ):
         learned(
             tiny, changes | {"model.width": 32, "init.skip": ("norm", "layers", "position", "segment")}, tmp_path, 1

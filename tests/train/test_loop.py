@@ -163,7 +163,7 @@ def test_signal_during_compilation_stops_the_run(tiny, tmp_path, monkeypatch, ca
         return whole(*args)
 
     monkeypatch.setattr(loop, "compile_step", told)
-    with pytest.raises(loop.Preempted, match="stopped at step 1 of 40, which is saved"):
+    with pytest.raises(loop.Preempted, match="stopped at step 1 of 40 after saving a checkpoint"):
         loop.train(tiny("vit"), tmp_path, devices=ONE)
 
 
