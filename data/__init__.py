@@ -17,8 +17,8 @@ class Data:
 
     Attributes:
         train: endless training batches.
-        splits: the batches of one pass over each evaluation split.
-        tokenizer: the tokenizer; None for images.
+        splits: batches of one pass over each evaluation split.
+        tokenizer: tokenizer; None for images.
         facts: properties of the data.
     """
 
@@ -42,14 +42,14 @@ def load(
     """Read the content of a source and make the batches of a task.
 
     Args:
-        source: the origin of the content.
+        source: origin of the content.
         task: a `lineage.tasks.Task`, which makes examples of the content.
-        tokenizer: the kind of tokenizer, for tasks on text; one in the workdir takes precedence.
-        loader: the options of the batches.
-        seed: the seed of the order of the training examples, of their augmentation and of their noise.
-        process_index: the process whose part of each global batch is read.
-        process_count: the number of processes.
-        workdir: the folder of the run, in which its tokenizer is kept; None keeps none.
+        tokenizer: kind of tokenizer, for tasks on text; one in the workdir takes precedence.
+        loader: options of the batches.
+        seed: seed of the order of the training examples, of their augmentation and of their noise.
+        process_index: process whose part of each global batch is read.
+        process_count: number of processes.
+        workdir: folder of the run, in which its tokenizer is kept; None keeps none.
 
     Raises:
         ValueError: the data cannot be read or do not fit together.

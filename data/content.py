@@ -63,7 +63,7 @@ class LabelledTexts:
 
     Attributes:
         texts: one or two texts for each example.
-        labels: the label of each example, as the source writes it.
+        labels: label of each example, as the source writes it.
         names: all class names in order; empty if the source does not have them.
     """
 
@@ -85,8 +85,8 @@ class Question:
     """Question about a context.
 
     Attributes:
-        text: the question.
-        context: the text that contains the answers.
+        text: question.
+        context: text that contains the answers.
         answers: (first character in the context, text) of each reference answer; empty if there is no answer.
     """
 
@@ -108,13 +108,13 @@ class Question:
 class Images(NamedTuple):
     """Images with labels or boxes.
 
-    Examples of labelled images have `image` uint8 [h, w, c] and `label`. Examples of images with n objects have
+    Examples of labeled images have `image` uint8 [h, w, c] and `label`. Examples of images with n objects have
     `image`, `boxes` float32 [n, 4] (left, top, right and bottom edge in pixels), `classes` int32 [n], and `crowd`
     bool [n], which marks a box around several objects.
 
     Attributes:
-        splits: the examples of each split.
-        class_names: the names of the classes in order.
+        splits: examples of each split.
+        class_names: names of the classes in order.
     """
 
     splits: Mapping[str, ExampleSource]

@@ -23,16 +23,16 @@ class Loader:
     """Options of batches and of how they are read.
 
     Attributes:
-        batch_size: the global batch size of a training step.
-        evaluation_batch_size: the same for evaluation; 0 = batch_size.
-        order: "" = shuffle the training examples; "stream" = each row of a batch continues where the same row of the
+        batch_size: global batch size of a training step.
+        evaluation_batch_size: same for evaluation; 0: batch_size.
+        order: "": shuffle the training examples; "stream": each row of a batch continues where the same row of the
             previous batch ended, for windows of text.
         buckets: lengths in increasing order. A training batch then has sequences of about one length, and is padded to
             the shortest bucket that they fit in, or to the full length.
-        repeats: the number of copies of each training example in a batch, each augmented differently
+        repeats: number of copies of each training example in a batch, each augmented differently
             (arXiv 1901.09335).
-        workers: the number of processes that read ahead.
-        threads: the number of threads in each process that read ahead; without workers and threads, batches are read
+        workers: number of processes that read ahead.
+        threads: number of threads in each process that read ahead; without workers and threads, batches are read
             when they are needed.
     """
 

@@ -88,7 +88,7 @@ class Detections:
             true_crowd: bool [M]; a crowd stands for many objects, and the detections inside it are ignored.
             true_ignored: bool [M]; objects whose detection is neither correct nor wrong ("difficult" in VOC).
             true_areas: annotated areas [M] (in COCO, of the masks); None computes the areas of the boxes or masks.
-            box_format: "xywh" (left, top, width, height), "xyxy" (corners) or "cxcywh" (centre, width, height).
+            box_format: "xywh" (left, top, width, height), "xyxy" (corners) or "cxcywh" (center, width, height).
             pixel: see `box_overlaps`.
 
         Raises:
@@ -120,20 +120,20 @@ class Detections:
 
     def _check(self, image, parts, found, true):
         if image in self.images:
-            raise ValueError(f"Image {image} was added before; every image must have a unique number.")
+            raise ValueError(f"Image {image} was added before: its number must be unique.")
         for name, values in parts.items():
             if values.shape != (count := true if name.startswith("true") else found,):
-                raise ValueError(f"Image {image}: {name} has shape {values.shape}, but must have shape ({count},).")
+                raise ValueError(f"The shape of {name} of image {image} is {values.shape}: it must be ({count},).")
         if not np.isfinite(parts["scores"]).all():
             raise ValueError(f"Image {image}: a score is not finite.")
         classes = np.concatenate([parts["classes"], parts["true_classes"]])
         if len(wrong := classes[(classes < 0) | (classes >= self.num_classes)]):
-            raise ValueError(f"Image {image}: a class is {wrong[0]}, but must be from 0 to {self.num_classes - 1}.")
+            raise ValueError(f"A class of image {image} is {wrong[0]}: it must be from 0 to {self.num_classes - 1}.")
 
     def merge(self, other: "Detections") -> "Detections":
         """Return the state of the images of both states, which must have no image in common."""
         if both := self.images.keys() & other.images.keys():
-            raise ValueError(f"Image {min(both)} is in both states; every image must be counted once.")
+            raise ValueError(f"Image {min(both)} is in both states: it must be in one of them.")
         if self.num_classes != other.num_classes:
             raise ValueError(f"The states have {self.num_classes} and {other.num_classes} classes: both must be equal.")
         return Detections(self.num_classes, {**self.images, **other.images})
@@ -147,7 +147,9 @@ def _masks(masks, true_masks, image):
     """Return both as boolean masks of the same size."""
     shape = (true_masks if true_masks.ndim == 3 else masks).shape[1:]
     if wrong := [each.shape for each in (masks, true_masks) if each.size and each.shape[1:] != shape]:
-        raise ValueError(f"Image {image}: masks have shape {wrong[0]}, but must have the size {shape} of the others.")
+        raise ValueError(
+            f"The size of a mask of image {image} is {wrong[0][1:]}: it must be {shape}, as of the others."
+        )
     return (each.astype(bool).reshape(-1, *shape) for each in (masks, true_masks))
 
 
@@ -159,7 +161,7 @@ def _boxes(boxes, box_format, image):
     elif box_format == "cxcywh":
         boxes = np.concatenate([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, 2:]], axis=1)
     elif box_format != "xywh":
-        raise ValueError(f"box_format is {box_format!r}, but must be xywh, xyxy or cxcywh.")
+        raise ValueError(f"box_format is {box_format!r}: it must be xywh, xyxy or cxcywh.")
     if not np.isfinite(boxes).all():
         raise ValueError(f"Image {image}: a box is not finite.")
     if (boxes[:, 2:] < 0).any():

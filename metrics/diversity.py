@@ -47,7 +47,7 @@ def burstiness(values: ArrayLike) -> float:
     """
     values = np.asarray(values, float)
     if not (values >= 0).all():
-        raise ValueError(f"A value is {values[~(values >= 0)][0]}, but burstiness needs non-negative values.")
+        raise ValueError(f"A value is {values[~(values >= 0)][0]}: burstiness needs non-negative values.")
     if not values.any():
         raise ValueError("Burstiness needs at least one value that is not 0.")
     return float((values.std() - values.mean()) / (values.std() + values.mean()))
@@ -69,7 +69,7 @@ def word_burstiness(tokens: Sequence[str], least: int = 3) -> dict[str, float]:
 def distinct(texts: Iterable[Sequence[str]], n: int) -> float:
     """Return distinct-n: the fraction of different n-grams in all texts (arXiv 1510.03055); nan without n-grams."""
     if n < 1:
-        raise ValueError(f"n is {n}, but must be at least 1.")
+        raise ValueError(f"n is {n}: it must be at least 1.")
     counts = Counter(gram for tokens in texts for gram in zip(*(tokens[start:] for start in range(n))))
     return len(counts) / counts.total() if counts else float("nan")
 
@@ -86,7 +86,7 @@ def repetition(texts: Iterable[Sequence[str]], n: int = 4) -> float:
 def self_bleu(texts: Sequence[str], order: int = 4) -> float:
     """Return the mean BLEU of each text against all others, 0 to 100; higher means less diverse (arXiv 1802.01886)."""
     if len(texts) < 2:
-        raise ValueError(f"There are {len(texts)} texts, but self-BLEU needs at least 2.")
+        raise ValueError(f"There are {len(texts)} texts: self-BLEU needs at least 2.")
     metric = BLEU(effective_order=True, max_ngram_order=order)
     scores = [metric.sentence_score(text, [*texts[:i], *texts[i + 1 :]]).score for i, text in enumerate(texts)]
     return float(np.mean(scores))

@@ -1,7 +1,7 @@
 """ROUGE (Lin 2004), with the numbers of Google's `rouge-score`.
 
 `tokens` is rouge-score's tokenizer; `words` tokenizes any script. The kinds of ROUGE are "1", "2", ... (n-grams), "L"
-(longest common subsequence, LCS), "Lsum" (LCS by sentences), "W" (weighted LCS, which favours consecutive matches), "S"
+(longest common subsequence, LCS), "Lsum" (LCS by sentences), "W" (weighted LCS, which favors consecutive matches), "S"
 (skip-bigrams) and "SU" (skip-bigrams and unigrams); "S4" and "SU4" allow gaps of at most 4 tokens.
 """
 
@@ -66,9 +66,9 @@ def rouge(
     """
     references = [references] if isinstance(references, str) else list(references)
     if not references:
-        raise ValueError("There is no reference, but at least one is needed.")
+        raise ValueError("There is no reference: at least one is needed.")
     if not beta > 0:
-        raise ValueError(f"beta is {beta}, but must be above 0.")
+        raise ValueError(f"beta is {beta}: it must be above 0.")
     ours, theirs = _Text(output, tokenize), [_Text(text, tokenize) for text in references]
     found = {}
     for kind in kinds:
@@ -111,7 +111,7 @@ def check_numbers(outputs: Sequence[Any], references: Sequence[Any]) -> None:
     """Raise ValueError unless there are as many outputs as references, and at least one."""
     if not outputs or len(outputs) != len(references):
         raise ValueError(
-            f"Got {len(outputs)} outputs and {len(references)} references; the numbers must be equal and not 0."
+            f"Got {len(outputs)} outputs and {len(references)} references: the numbers must be equal and not 0."
         )
 
 
@@ -144,7 +144,7 @@ def _hits(kind):
         limit = int(match[2]) if match[2] else None
         unigrams = match[1] == "SU"
         return lambda ours, theirs: _shared(*(_skip_bigrams(text.tokens, limit, unigrams) for text in (ours, theirs)))
-    raise ValueError(f"The kind of ROUGE is {kind!r}, but must be 1, 2, ..., L, Lsum, W, S, SU, S4, SU4, ...")
+    raise ValueError(f"The kind of ROUGE is {kind!r}: it must be 1, 2, ..., L, Lsum, W, S, SU, S4, SU4, ...")
 
 
 def _shared(ours, theirs):

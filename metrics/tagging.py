@@ -39,7 +39,7 @@ def spans(tags: Sequence[str], scheme: str | None = None) -> list[Span]:
     strict: sequences that are not valid in the scheme are not spans.
     """
     if scheme not in _SCHEMES:
-        raise ValueError(f"scheme is {scheme!r}, but must be None or one of {', '.join(filter(None, _SCHEMES))}.")
+        raise ValueError(f"scheme is {scheme!r}: it must be None or one of {', '.join(filter(None, _SCHEMES))}.")
     letters, begin, inside, end = _SCHEMES[scheme]
     found, start, before = [], None, _OUTSIDE
     for place, word in enumerate([*(_parsed(tag, letters, scheme) for tag in tags), _OUTSIDE]):
@@ -79,7 +79,7 @@ class Spans:
         """Add sentences; for `scheme`, see `spans`."""
         if len(tags) != len(true_tags):
             raise ValueError(
-                f"Got {len(tags)} predicted and {len(true_tags)} true sentences; the numbers must be equal."
+                f"Got {len(tags)} predicted and {len(true_tags)} true sentences: the numbers must be equal."
             )
         ours, theirs = [], []
         for number, (guess, truth) in enumerate(zip(tags, true_tags)):

@@ -21,11 +21,11 @@ class Encoded(ExampleSource):
     bool [T] (True for tokens), and the entries of `per_row` and `per_token`.
 
     Attributes:
-        tokens: the token ids of each sequence.
-        seconds: the position at which the second text starts in each sequence.
-        origins: the index of the text, sentence or question of each sequence; a long text has several sequences.
+        tokens: token ids of each sequence.
+        seconds: position at which the second text starts in each sequence.
+        origins: index of the text, sentence or question of each sequence; a long text has several sequences.
         length: T.
-        pad: the token that sequences are padded with.
+        pad: token that sequences are padded with.
         per_row: name -> an array with an entry for each sequence.
         per_token: name -> for each sequence, an array with an entry for each token; it is padded with 0 or False.
     """
@@ -94,7 +94,7 @@ def collect(
 
 
 def window_starts(count: int, room: int, stride: int) -> range:
-    """Return the starts of windows of `room` tokens over `count` tokens, `stride` apart (0 = without overlap)."""
+    """Return the starts of windows of `room` tokens over `count` tokens, `stride` apart (0: without overlap)."""
     if not 0 <= stride <= room:
         raise ValueError(f"task.stride is {stride}: it must be from 0 (no overlap) to {room}, the tokens of a window.")
     return range(0, max(count - room, 0) + (stride or room), stride or room)

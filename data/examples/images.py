@@ -33,6 +33,6 @@ def draw(source: ExampleSource, count: int, seed: int) -> Subset:
 
 
 def in_memory(source: ExampleSource) -> Arrays:
-    """Read all labelled images of a source; they must have one size."""
+    """Read all labeled images of a source; they must have one size."""
     examples = source.take(np.arange(len(source)))
     return Arrays({"image": stack(examples["image"]), "label": examples["label"]})

@@ -44,12 +44,12 @@ class Fit:
     """Rule that makes texts fit into sequences of `length` tokens.
 
     Args:
-        long_text: the rule for texts that are too long:
+        long_text: rule for texts that are too long:
             "head", "tail", "head_tail": keep the first tokens, the last tokens, or a quarter of them from the beginning
             and the rest from the end (arXiv 1905.05583); of a pair, the longer text is truncated first;
             "key_sentences": keep the sentences that are closest to the centroid of the text, in their order;
-            "segments": make several sequences, which start `stride` tokens after each other (0 = without overlap).
-        train: the training texts.
+            "segments": make several sequences, which start `stride` tokens after each other (0: without overlap).
+        train: training texts.
 
     Raises:
         ValueError: the length is too short, or the rule does not apply to pairs.

@@ -30,12 +30,12 @@ class MaskTokens:
 
     Training selects different tokens each time, evaluation always the same; special tokens are never selected. The
     batch then has `tokens` int32 [B, T] and `tokens_mask` bool [B, T] (True for tokens, False for padding), and for the
-    selected tokens `places` int32 [B, M], their positions, `targets` int32 [B, M], the original tokens, and `mask`
+    selected tokens `masked_positions` int32 [B, M], their positions, `targets` int32 [B, M], the original tokens, and `mask`
     bool [B, M], False where fewer tokens could be selected.
 
     Args:
-        rate: the fraction of a window's tokens that is selected, see `count_masked`.
-        tokenizer: the tokenizer of the windows, with a mask token.
+        rate: fraction of a window's tokens that is selected, see `count_masked`.
+        tokenizer: tokenizer of the windows, with a mask token.
         whole_words: whether to select all tokens of a word, or none, as long as whole words fit.
     """
 
@@ -58,16 +58,18 @@ class MaskTokens:
         if self.word_marks:
             free &= self._in_words(tokens, free, draws, share[:, 0])
         order = np.where(free, draws, _LAST)
-        places = np.argpartition(order, count - 1, axis=1)[:, :count]
-        places = np.take_along_axis(places, np.argsort(np.take_along_axis(order, places, axis=1), axis=1), axis=1)
-        targets, chosen = (np.take_along_axis(a, places, axis=1) for a in (tokens, free))
+        masked_positions = np.argpartition(order, count - 1, axis=1)[:, :count]
+        masked_positions = np.take_along_axis(
+            masked_positions, np.argsort(np.take_along_axis(order, masked_positions, axis=1), axis=1), axis=1
+        )
+        targets, chosen = (np.take_along_axis(a, masked_positions, axis=1) for a in (tokens, free))
         chosen &= np.arange(count) < share
         tenth = shuffle.draw(shuffle.fold(keys, 1), count) % np.uint64(10)
         random = (shuffle.draw(shuffle.fold(keys, 2), count) % np.uint64(self.vocab_size)).astype(np.int32)
         new = np.where(tenth < 8, np.int32(self.mask_token), np.where(tenth == 8, random, targets))
         tokens = tokens.copy()
-        np.put_along_axis(tokens, places, np.where(chosen, new, targets), axis=1)
-        found = {"places": places.astype(np.int32), "targets": targets, "mask": chosen}
+        np.put_along_axis(tokens, masked_positions, np.where(chosen, new, targets), axis=1)
+        found = {"masked_positions": masked_positions.astype(np.int32), "targets": targets, "mask": chosen}
         return {"tokens": tokens, "tokens_mask": real} | found
 
     def _in_words(self, tokens, free, draws, share):
@@ -94,9 +96,9 @@ class MaskPatches:
     always the same.
 
     Attributes:
-        images: the transform that is applied first.
-        patch_size: the height and width of a patch in pixels.
-        rate: the fraction of the patches that is masked.
+        images: transform that is applied first.
+        patch_size: height and width of a patch in pixels.
+        rate: fraction of the patches that is masked.
         kind: a name of `PATTERNS`.
     """
 

@@ -18,11 +18,11 @@ class EncodedPairs(ExampleSource):
     and `mask` bool [T] for the decoder. `tokens` are the targets shifted right by one.
 
     Attributes:
-        inputs, targets: the token ids of each text, without an end.
-        references: the whole text of each target.
+        inputs, targets: token ids of each text, without an end.
+        references: whole text of each target.
         length: T; longer texts are truncated.
-        end: the token that ends inputs and targets, and fills them up.
-        start: the token that `tokens` begin with.
+        end: token that ends inputs and targets, and fills them up.
+        start: token that `tokens` begin with.
     """
 
     inputs: Sequence[np.ndarray]

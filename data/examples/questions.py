@@ -21,7 +21,7 @@ class ContextWindows(Encoded):
     of [CLS], if the part does not contain the whole answer.
 
     Attributes:
-        questions: the questions; `origins` has the index of each window's question.
+        questions: questions; `origins` has the index of each window's question.
         offsets: for each window, the characters [T, 2] of the context that its tokens stand for; -1 for other tokens.
     """
 
@@ -35,8 +35,8 @@ class ContextWindows(Encoded):
         some questions have no answer, it is "" unless that sum exceeds the lowest sum of [CLS] (arXiv 1810.04805, 4.3).
 
         Args:
-            start: the logits [N, T] of the first token of the answer in each window.
-            end: the logits [N, T] of its last token.
+            start: logits [N, T] of the first token of the answer in each window.
+            end: logits [N, T] of its last token.
         """
         best = np.full(len(self.questions), -np.inf)
         nothing = np.full(len(self.questions), np.inf)
@@ -58,7 +58,7 @@ class ContextWindows(Encoded):
 
 
 def encode(questions: Sequence[Question], tokenizer: Tokenizer, length: int, stride: int) -> Encoded:
-    """Encode questions in windows of `length` tokens over their contexts, `stride` tokens apart (0 = without overlap).
+    """Encode questions in windows of `length` tokens over their contexts, `stride` tokens apart (0: without overlap).
 
     The tokenizer must have the tokens of `encoded.ROLES`.
 

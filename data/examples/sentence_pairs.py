@@ -43,11 +43,11 @@ class Chunks(Tokens, ExampleSource):
     a last sentence that is left alone.
 
     Args:
-        tokens: the tokens [N]; the end of text `end` follows each sentence, and another one each document.
-        length: the number of tokens of both parts of an example together.
+        tokens: tokens [N]; the end of text `end` follows each sentence, and another one each document.
+        length: number of tokens of both parts of an example together.
 
     Attributes:
-        starts, lengths: the first token and the number of tokens of each sentence, [S].
+        starts, lengths: first token and the number of tokens of each sentence, [S].
         stops: for each sentence [S], the index of the first sentence of the next document.
     """
 

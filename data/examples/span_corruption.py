@@ -40,9 +40,9 @@ def draw_spans(sizes: np.ndarray, counts: np.ndarray, length: int, keys: np.ndar
     """Draw the lengths int64 [B, N] of spans, uniformly over all partitions.
 
     Args:
-        sizes: the number of tokens [B] of all spans together.
-        counts: the number of spans [B], of at least one token each; the others have none.
-        length: the maximum number of tokens.
+        sizes: number of tokens [B] of all spans together.
+        counts: number of spans [B], of at least one token each; the others have none.
+        length: maximum number of tokens.
         keys: a random key uint64 for each sequence [B].
     """
     places = np.arange(length)
@@ -92,10 +92,10 @@ class CorruptSpans:
     It draws new spans each time. The batch then has the arrays of `pairs.EncodedPairs`.
 
     Attributes:
-        rate: the fraction of the tokens that is replaced.
+        rate: fraction of the tokens that is replaced.
         inputs_length, targets_length: see `lengths`.
         sentinels: token ids in the order of the spans.
-        start, end: the token that a decoder's input begins with, and the token that ends inputs and targets.
+        start, end: token that a decoder's input begins with, and the token that ends inputs and targets.
     """
 
     rate: float

@@ -40,9 +40,9 @@ class Windows(Tokens, ExampleSource):
     of the stream. All windows but the last are full.
 
     Args:
-        tokens: the stream.
+        tokens: stream.
         length: T.
-        stride: the number of tokens from one window to the next; 0 = T, so that every token but the first is a target
+        stride: number of tokens from one window to the next; 0: T, so that every token but the first is a target
             once.
         once: whether `mask` is True for each target only in the first window that contains it, which has at least
             T - stride tokens before it (except at the beginning of the stream).
@@ -58,7 +58,7 @@ class Windows(Tokens, ExampleSource):
                 f"task.sequence_length is {length} and the stride {stride}: 1 <= stride <= sequence_length must hold."
             )
         if len(tokens) < 2:
-            raise ValueError(f"The text has {len(tokens)} tokens: language modelling needs at least 2.")
+            raise ValueError(f"The text has {len(tokens)} tokens: language modeling needs at least 2.")
 
     def __len__(self) -> int:
         return -(-max(len(self.tokens) - 1 - self.length, 0) // self.stride) + 1

@@ -16,12 +16,12 @@ class Source:
 
     The kinds of content are:
 
-    - `documents() -> dict[str, Documents]`: texts, for language modelling;
+    - `documents() -> dict[str, Documents]`: texts, for language modeling;
     - `pairs() -> dict[str, PairedTexts]`: input texts with a target text each;
     - `labelled_texts() -> dict[str, LabelledTexts]`: texts, or pairs of texts, with a label each;
     - `tagged_sentences() -> dict[str, list[TaggedSentence]]`: sentences with a tag for each word;
     - `questions() -> dict[str, list[Question]]`: questions whose answers are parts of a context;
-    - `images() -> Images`: labelled images;
+    - `images() -> Images`: labeled images;
     - `images_with_boxes() -> Images`: images with the boxes and classes of their objects.
 
     Content is given for each split: "train" and, where there are such, "validation" and "test".
@@ -60,7 +60,7 @@ class PathSource(Source):
     """Source that reads one path.
 
     Attributes:
-        path: the file or folder to read.
+        path: file or folder to read.
     """
 
     path: str = ""
@@ -79,9 +79,9 @@ class SplitFiles(PathSource):
     """Source that reads one path for each split.
 
     Attributes:
-        path: the training data.
-        validation_path: the validation data; "" = none.
-        test_path: the test data; "" = none.
+        path: training data.
+        validation_path: validation data; "": none.
+        test_path: test data; "": none.
     """
 
     validation_path: str = ""

@@ -20,10 +20,10 @@ class CoNLLU(SplitFiles):
     sentence is a document.
 
     Attributes:
-        path: the training file, or a folder with the files of a Universal Dependencies treebank
+        path: training file, or a folder with the files of a Universal Dependencies treebank
             (*-train.conllu, *-dev.conllu and *-test.conllu).
-        validation_path: the validation file; "" = the folder's, if any.
-        test_path: the test file; "" = the folder's, if any.
+        validation_path: validation file; "": the folder's, if any.
+        test_path: test file; "": the folder's, if any.
     """
 
     def paths(self) -> dict[str, str]:

@@ -21,10 +21,10 @@ _SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", 
 class Folder(PathSource):
     """Image files in folders, PATH/<train|validation|test>/<class>/<file>.
 
-    The classes are the folders of `train`. All images are grey if the first training image is, else RGB.
+    The classes are the folders of `train`. All images are gray if the first training image is, else RGB.
 
     Attributes:
-        path: the folder with the splits.
+        path: folder with the splits.
     """
 
     def images(self) -> Images:

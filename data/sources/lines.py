@@ -75,7 +75,7 @@ def read_pairs(path: str) -> PairedTexts:
 
 
 def read_labelled_texts(path: str) -> LabelledTexts:
-    """Return the labelled texts in a file, either all single or all in pairs."""
+    """Return the labeled texts in a file, either all single or all in pairs."""
     rows = read_rows(path, ("text", "second", "label"), optional="second", columns="one or two texts and a label")
     if len({len(row) for row in rows}) > 1:
         raise ValueError(f"{path} has some single texts and some pairs: it must have one or the other.")
@@ -117,11 +117,11 @@ def read_rows(
     """Return the rows of a `.tsv` file, or of a `.jsonl` file of objects; either may be gzipped (.gz).
 
     Args:
-        path: the file.
-        keys: the keys of the objects, in the order of the columns.
-        columns: the columns that a `.tsv` file must have, for the error message.
+        path: file.
+        keys: keys of the objects, in the order of the columns.
+        columns: columns that a `.tsv` file must have, for the error message.
         optional: a key that may be missing.
-        others: the other files that are allowed, for the error message.
+        others: other files that are allowed, for the error message.
     """
     suffix = Path(path.removesuffix(".gz")).suffix
     if suffix not in (".tsv", ".jsonl"):

@@ -24,7 +24,7 @@ class CIFAR(PathSource):
     Examples come in the order of TensorFlow Datasets, so that runs through either source see the same batches.
 
     Attributes:
-        path: the folder with the files.
+        path: folder with the files.
     """
 
     def images(self) -> Images:
@@ -53,7 +53,7 @@ class IDX(PathSource):
     order of TensorFlow Datasets, so that runs through either source see the same batches.
 
     Attributes:
-        path: the folder with the four files.
+        path: folder with the four files.
     """
 
     def images(self) -> Images:

@@ -22,14 +22,14 @@ class TFDS(PathSource):
 
     Attributes:
         path: NAME[/CONFIG][:VERSION] of the data set; the newest prepared version unless one is given.
-        data_dir: the folder of prepared data sets; "" = $TFDS_DATA_DIR or ~/tensorflow_datasets.
-        train_split: the training split, such as train[:99%].
-        validation_split: the validation split; "" = the data set's own, if it has one.
-        test_split: the test split; "" = the data set's own, if it has one.
-        text_key: the feature with the text; two features separated by a comma for pairs, such as "de,en".
-        label_key: the feature with the label.
-        image_key: the feature with the image.
-        max_bytes: the maximum number of bytes of documents to read for each split, in whole documents; 0 = no limit.
+        data_dir: folder of prepared data sets; "": $TFDS_DATA_DIR or ~/tensorflow_datasets.
+        train_split: training split, such as train[:99%].
+        validation_split: validation split; "": the data set's own, if it has one.
+        test_split: test split; "": the data set's own, if it has one.
+        text_key: feature with the text; two features separated by a comma for pairs, such as "de,en".
+        label_key: feature with the label.
+        image_key: feature with the image.
+        max_bytes: maximum number of bytes of documents to read for each split, in whole documents; 0: no limit.
     """
 
     data_dir: str = ""
@@ -120,7 +120,7 @@ class TFDS(PathSource):
         return splits
 
     def _texts(self, split: str) -> Documents:
-        """Return the first texts of a split that have at most `max_bytes` together (0 = all of them)."""
+        """Return the first texts of a split that have at most `max_bytes` together (0: all of them)."""
         key, records = self.text_key, self._records(split, self.text_key)
         length = len(records)
         if self.max_bytes:

@@ -67,7 +67,7 @@ class VocabularyKind(TokenizerKind):
     """Base class of tokenizers that learn a vocabulary of a given size.
 
     Attributes:
-        vocab_size: the number of tokens, special tokens included.
+        vocab_size: number of tokens, special tokens included.
     """
 
     vocab_size: int = 0
@@ -142,7 +142,7 @@ class Words(CasedKind):
     """Words and runs of punctuation; any other word is `<unk>`, and decoding puts one space between tokens.
 
     Attributes:
-        vocab_size: the maximum number of tokens, special tokens included; 0 = every word of the texts.
+        vocab_size: maximum number of tokens, special tokens included; 0: every word of the texts.
     """
 
     vocab_size: Annotated[int, Range(0)] = 0
@@ -178,7 +178,7 @@ class BPE(VocabularyKind):
 class WordBPE(CasedKind):
     """Byte-pair encoding of words between white space, with a mark at the end of each word (arXiv 1508.07909).
 
-    White space is normalised to single spaces; characters that are not in the training texts are unknown.
+    White space is normalized to single spaces; characters that are not in the training texts are unknown.
     """
 
     def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
@@ -218,7 +218,7 @@ class WordPiece(CasedKind):
 class Unigram(CasedKind):
     """SentencePiece's unigram language model of pieces (arXiv 1804.10959), after NFKC, with a mark before each word.
 
-    White space is normalised to single spaces; characters that are not in the training texts are unknown.
+    White space is normalized to single spaces; characters that are not in the training texts are unknown.
     """
 
     def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
@@ -264,11 +264,11 @@ def find_tokenizer(
     """Return the tokenizer of a run: the one in its workdir if there is one, else a new one.
 
     Args:
-        kind: the kind of a new tokenizer.
-        texts: the texts of each split.
-        special_tokens: the roles of `SPECIAL`, or "sentinels", that the tokenizer must have tokens for.
-        optional: the special tokens that the tokenizer may lack.
-        workdir: the folder of the run, in which the tokenizer is kept; None keeps none.
+        kind: kind of a new tokenizer.
+        texts: texts of each split.
+        special_tokens: roles of `SPECIAL`, or "sentinels", that the tokenizer must have tokens for.
+        optional: special tokens that the tokenizer may lack.
+        workdir: folder of the run, in which the tokenizer is kept; None keeps none.
         save: whether this process writes it there.
     """
     if workdir is not None and (Path(workdir) / FILE).is_file():

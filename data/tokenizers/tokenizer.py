@@ -47,9 +47,9 @@ class Tokenizer:
         backend: a tokenizer of the `tokenizers` library; its truncation, padding and special tokens are switched off.
 
     Attributes:
-        vocab_size: the largest id + 1.
-        end_of_text, mask, cls, sep, pad, unknown: the ids of special tokens; None if there is no such token.
-        sentinels: the ids of T5's sentinels, in order.
+        vocab_size: largest id + 1.
+        end_of_text, mask, cls, sep, pad, unknown: ids of special tokens; None if there is no such token.
+        sentinels: ids of T5's sentinels, in order.
         special: bool [vocab_size], True for special tokens.
     """
 

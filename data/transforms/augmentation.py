@@ -1,6 +1,6 @@
 """Image augmentation: functions of images and a random key for each.
 
-Resizing or cropping comes first (to stacked uint8 [B, h, w, c]), then changes of the pixels, normalisation, erasing.
+Resizing or cropping comes first (to stacked uint8 [B, h, w, c]), then changes of the pixels, normalization, erasing.
 """
 
 import math
@@ -39,9 +39,9 @@ class CentreCrop:
     """Resize the shorter side to size / fraction with Pillow, then keep the central size x size pixels.
 
     Attributes:
-        size: the height and width of the result in pixels.
-        fraction: the fraction of the resized image's shorter side that is kept.
-        resample: the interpolation, a name of `RESAMPLING`.
+        size: height and width of the result in pixels.
+        fraction: fraction of the resized image's shorter side that is kept.
+        resample: interpolation, a name of `RESAMPLING`.
     """
 
     size: int
@@ -70,10 +70,10 @@ class RandomCrop(PerImage):
     """Inception's crop (arXiv 1409.4842): a box of random area and aspect ratio, resized to size x size pixels.
 
     Attributes:
-        size: the height and width of the result in pixels.
-        min_area, max_area: the range of the relative area.
-        max_aspect: the largest aspect ratio; the smallest is its inverse.
-        resample: the interpolation, a name of `RESAMPLING`.
+        size: height and width of the result in pixels.
+        min_area, max_area: range of the relative area.
+        max_aspect: largest aspect ratio; the smallest is its inverse.
+        resample: interpolation, a name of `RESAMPLING`.
     """
 
     size: int
@@ -131,12 +131,12 @@ class Shift:
 
 @dataclass(frozen=True)
 class Erase:
-    """Random erasing (arXiv 1708.04896) as in DeiT: a box of a normalised image becomes Gaussian noise.
+    """Random erasing (arXiv 1708.04896) as in DeiT: a box of a normalized image becomes Gaussian noise.
 
     Attributes:
-        probability: the probability of erasing a box of an image.
-        min_area, max_area: the range of the box's relative area.
-        max_aspect: the largest aspect ratio; the smallest is its inverse.
+        probability: probability of erasing a box of an image.
+        min_area, max_area: range of the box's relative area.
+        max_aspect: largest aspect ratio; the smallest is its inverse.
     """
 
     probability: float = 0.25
@@ -166,9 +166,9 @@ def parse(
     """Return the transforms of a pipeline such as `crop | flip | randaugment(2, 10)`.
 
     Args:
-        augment: the pipeline.
-        image_size: the height and width in pixels of the images that `crop` returns.
-        resample: the interpolation of `crop`.
+        augment: pipeline.
+        image_size: height and width in pixels of the images that `crop` returns.
+        resample: interpolation of `crop`.
 
     Raises:
         ValueError: a transform is unknown or in the wrong position.
@@ -190,10 +190,10 @@ class Transform:
     """Transform of batches of decoded images into batches for the model.
 
     Attributes:
-        resize: the transform to images of one size; None for images that have one size.
+        resize: transform to images of one size; None for images that have one size.
         steps: transforms of images uint8.
-        mean, std: the normalisation to (pixel / 255 - mean) / std in float32.
-        erase: a transform of normalised images.
+        mean, std: normalization to (pixel / 255 - mean) / std in float32.
+        erase: a transform of normalized images.
     """
 
     resize: CentreCrop | RandomCrop | None

@@ -50,7 +50,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class Resize:
-    """Resize the shorter side to `low` to `high` pixels, and the longer side to at most `longest` (0 = no limit)."""
+    """Resize the shorter side to `low` to `high` pixels, and the longer side to at most `longest` (0: no limit)."""
 
     low: int
     high: int
@@ -102,16 +102,16 @@ def parse(augment: str, longest: int) -> list[Callable[[Example, np.random.Gener
 class Transform:
     """Transform of batches of images with boxes into batches for the model.
 
-    Each image goes through the steps, is normalised and put into the upper left corner of a square, the rest of which
+    Each image goes through the steps, is normalized and put into the upper left corner of a square, the rest of which
     is 0. `extent` float32 [B, 2] is the fraction of the rows and of the columns that the image takes. `boxes` float32
-    [B, N, 4] (centre x, centre y, width and height, relative to the image) and `classes` int32 [B, N] are valid where
+    [B, N, 4] (center x, center y, width and height, relative to the image) and `classes` int32 [B, N] are valid where
     `boxes_mask` bool [B, N] is True or, in evaluation, `crowd` bool [B, N].
 
     Attributes:
         steps: transforms of single images.
-        size: the height and width of the square in pixels.
+        size: height and width of the square in pixels.
         most: N, the maximum number of objects in an image.
-        mean, std: the normalisation (pixel / 255 - mean) / std.
+        mean, std: normalization (pixel / 255 - mean) / std.
         training: whether to leave out crowds and the objects beyond N; in evaluation, more than N are an error.
     """
 

@@ -10,9 +10,9 @@ def parse_calls(option: str, value: str, known: Mapping[str, Callable[..., Any]]
     """Return the results of the calls in a pipeline such as `a | b(2, 10)`, whose arguments are literals.
 
     Args:
-        option: the key of the pipeline, for error messages.
-        value: the pipeline.
-        known: the functions by name.
+        option: key of the pipeline, for error messages.
+        value: pipeline.
+        known: functions by name.
 
     Raises:
         ValueError: a name or its arguments are not those of a known function; the message lists the functions.

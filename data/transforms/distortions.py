@@ -1,4 +1,4 @@
-"""Random distortions of images with Pillow: RandAugment and colour jitter."""
+"""Random distortions of images with Pillow: RandAugment and color jitter."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ class RandAugment(PerImage):
     image. DeiT, Swin and MAE (arXiv 2012.12877, table 9) use `randaugment(2, 9, 0.5, 0.5, True)`.
 
     Attributes:
-        layers: the number of operations for each image.
+        layers: number of operations for each image.
         magnitude: their strength, from 0 to 10.
-        deviation: the standard deviation of the magnitude.
-        probability: the probability of applying each operation that was drawn.
+        deviation: standard deviation of the magnitude.
+        probability: probability of applying each operation that was drawn.
         increasing: whether all operations do more as the magnitude grows.
     """
 
@@ -55,11 +55,11 @@ class RandAugment(PerImage):
 
 @dataclass(frozen=True)
 class Jitter(PerImage):
-    """Colour jitter, in random order.
+    """Color jitter, in random order.
 
     Attributes:
         brightness, contrast, saturation: each changes by a factor from 1 - its value to 1 + its value.
-        hue: the largest rotation of the hue in either direction, as a fraction of the circle.
+        hue: largest rotation of the hue in either direction, as a fraction of the circle.
     """
 
     brightness: float = 0.4
@@ -86,12 +86,12 @@ class Jitter(PerImage):
         return from_pillow(picture)
 
 
-def _grey(image: Image.Image) -> Any:
+def _gray(image: Image.Image) -> Any:
     return 128 if image.mode == "L" else (128,) * len(image.mode)
 
 
 def _affine(image: Image.Image, *matrix: float) -> Image.Image:
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=_grey(image))
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=_gray(image))
 
 
 def _sign(random: np.random.Generator) -> int:
@@ -106,7 +106,7 @@ def _cutout(image: Image.Image, strength: float, random: np.random.Generator) ->
     image = image.copy()
     y, x = int(random.integers(image.height)), int(random.integers(image.width))
     half_y, half_x = (int(strength * 40 / 224 * side) for side in (image.height, image.width))
-    image.paste(_grey(image), (max(x - half_x, 0), max(y - half_y, 0), x + half_x, y + half_y))
+    image.paste(_gray(image), (max(x - half_x, 0), max(y - half_y, 0), x + half_x, y + half_y))
     return image
 
 
@@ -121,7 +121,7 @@ OPERATIONS: dict[str, Callable[[Image.Image, float, np.random.Generator], Image.
     "equalize": lambda image, strength, random: ImageOps.equalize(image),
     "invert": lambda image, strength, random: ImageOps.invert(image),
     "rotate": lambda image, strength, random: image.rotate(
-        _sign(random) * 30 * strength, Image.Resampling.NEAREST, fillcolor=_grey(image)
+        _sign(random) * 30 * strength, Image.Resampling.NEAREST, fillcolor=_gray(image)
     ),
     "posterize": _posterize,
     "solarize": lambda image, strength, random: ImageOps.solarize(image, int(256 * strength)),

@@ -282,7 +282,9 @@ def test_distillation_loss_matches_reference(pretrained, tiny):
         args = {"mask": batch["tokens_mask"]}
         inner = experiment.model.clone(head="none")
         kept = {name: value for name, value in params.items() if name != "masked_lm"}
-        words = experiment.model.apply({"params": params}, batch["tokens"], places=batch["places"], **args)
+        words = experiment.model.apply(
+            {"params": params}, batch["tokens"], masked_positions=batch["masked_positions"], **args
+        )
         return np.asarray(inner.apply({"params": kept}, batch["tokens"], **args), float), np.asarray(words, float)
 
     (hidden, words), (their_hidden, their_words) = (
