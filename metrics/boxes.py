@@ -18,11 +18,8 @@ def to_centres(boxes: Float[Array, "*N 4"]) -> Float[Array, "*N 4"]:
 
 
 def convert(boxes: Float[Array, "*N 4"], source: str, target: str) -> Float[Array, "*N 4"]:
-    """Convert boxes from one format to another.
-
-    The formats are "xyxy" (left, top, right, bottom), "xywh" (left, top, width, height) and "cxcywh" (center x,
-    center y, width, height).
-    """
+    """Convert boxes between "xyxy" (left, top, right, bottom), "xywh" (left, top, width, height) and "cxcywh" (center,
+    width, height)."""
     if unknown := {source, target} - _FORMATS.keys():
         raise ValueError(f"The box format is {min(unknown)!r}: it must be one of {', '.join(_FORMATS)}.")
     return _FORMATS[target][1](_FORMATS[source][0](boxes))

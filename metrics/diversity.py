@@ -25,15 +25,14 @@ def sentences(text: str) -> list[str]:
     """Split a text into sentences.
 
     A sentence ends at . ! ? or an ellipsis before white space, at Chinese or Japanese sentence punctuation, and at the
-    end of a line. Full stops in numbers, abbreviations and initials do not end it, nor does an ellipsis before a
-    lower-case letter.
+    end of a line, but not at abbreviations, initials or an ellipsis before a lower-case letter.
     """
     found, start = [], 0
     for end in _END.finditer(text):
         before, after = text[start : end.end()], text[end.end() :].lstrip()[:1]
-        goes_on = end[0] == "." and _ABBREVIATIONS.search(before)
-        goes_on = goes_on or (end[0].startswith(("...", "\u2026")) and after.islower())
-        if not goes_on or not after:
+        abbreviated = end[0] == "." and _ABBREVIATIONS.search(before)
+        paused = end[0].startswith(("...", "\u2026")) and after.islower()
+        if not (abbreviated or paused) or not after:
             found.append(before.strip())
             start = end.end()
     return [sentence for sentence in [*found, text[start:].strip()] if re.search(r"\w", sentence)]
@@ -42,8 +41,7 @@ def sentences(text: str) -> list[str]:
 def burstiness(values: ArrayLike) -> float:
     """Return (s - m) / (s + m) for the standard deviation s and mean m of non-negative values [N].
 
-    It is -1 for equal values, 0 for the gaps of a Poisson process, and below 1 (Goh & Barabasi 2008, equation 2). It is
-    undefined if all values are 0.
+    It is -1 for equal values, 0 for the gaps of a Poisson process, and below 1 (Goh & Barabasi 2008, equation 2).
     """
     values = np.asarray(values, float)
     if not (values >= 0).all():
@@ -60,10 +58,10 @@ def sentence_burstiness(text: str, tokenize: Callable[[str], list[str]] = words)
 
 def word_burstiness(tokens: Sequence[str], least: int = 3) -> dict[str, float]:
     """Return the burstiness of the gaps between occurrences, for tokens that occur at least `least` times."""
-    places = defaultdict(list)
-    for place, token in enumerate(tokens):
-        places[token].append(place)
-    return {token: burstiness(np.diff(found)) for token, found in places.items() if len(found) >= max(least, 2)}
+    positions = defaultdict(list)
+    for position, token in enumerate(tokens):
+        positions[token].append(position)
+    return {token: burstiness(np.diff(found)) for token, found in positions.items() if len(found) >= max(least, 2)}
 
 
 def distinct(texts: Iterable[Sequence[str]], n: int) -> float:

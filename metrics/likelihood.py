@@ -12,10 +12,7 @@ def cross_entropy(
 ) -> Float[Array, "*N"]:
     """Return -log p(label) of each example, in nats, as float32; nan where the label is not a class index.
 
-    Args:
-        logits: unnormalized scores, of any float type.
-        labels: indices of the true classes, from 0 to V - 1.
-        label_smoothing: probability mass that is spread evenly over all classes (arXiv 1512.00567, section 7).
+    `label_smoothing` is the probability mass that is spread evenly over all classes (arXiv 1512.00567, section 7).
     """
     logits = logits.astype(jnp.float32)
     labels = jnp.where(labels < 0, logits.shape[-1], labels)  # a negative index must not count from the end

@@ -70,8 +70,7 @@ class Total(State):
 class Confusion(State):
     """Confusion matrix of V classes: rows are labels, columns are predictions.
 
-    Examples whose label or prediction is not a class index are counted in `outside`. If there are any, the scores that
-    are computed from the matrix are nan.
+    Scores that are computed from the matrix are nan if there are examples `outside`.
     """
 
     counts: Leaf  # [V, V]

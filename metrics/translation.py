@@ -22,13 +22,9 @@ References = Sequence[str | Sequence[str]]
 
 
 class Score(NamedTuple):
-    """Corpus score.
+    """Corpus score, 0 to 100 (TER can exceed 100), and the description of its computation by sacreBLEU.
 
-    Attributes:
-        score: 0 to 100; TER can exceed 100.
-        signature: sacreBLEU's description of how the score was computed.
-        mean: mean score of the bootstrap samples, if any.
-        interval: half the width of the 95% confidence interval around `mean`.
+    With bootstrap samples, `mean` is their mean score and `interval` half the width of its 95% confidence interval.
     """
 
     score: float
@@ -56,10 +52,8 @@ def corpus_score(
     """Return the corpus-level score of a metric in `SACREBLEU`.
 
     Args:
-        name: metric, a key of `SACREBLEU`.
-        outputs: one text per example.
         references: one or several texts per output; their number may vary.
-        samples: number of bootstrap samples for a confidence interval; 0 computes none.
+        samples: number of bootstrap samples for a confidence interval; 0: no interval.
         settings: see `options`.
     """
     metric = _metric(name, settings)
@@ -95,7 +89,7 @@ def compare(
         systems: name -> outputs, at least two.
         test: "bs" for paired bootstrap resampling (Koehn 2004), "ar" for paired approximate randomization (Riezler &
             Maxwell 2005).
-        samples: number of samples of the test; 0 means 1,000 for "bs" and 10,000 for "ar".
+        samples: number of samples of the test; 0: 1,000 for "bs" and 10,000 for "ar".
     """
     if len(systems) < 2 or test not in ("bs", "ar"):
         raise ValueError(f"Got {len(systems)} systems and the test {test!r}: at least 2 are needed, and bs or ar.")

@@ -53,7 +53,7 @@ class MaskedLM(DocumentTask):
         return model(batch["tokens"], mask=batch["tokens_mask"])
 
     def loss(self, model: Model, batch: Batch) -> Result:
-        """Return the cross-entropy of `targets` [B, M] at the positions `masked_positions` [B, M], where `mask` [B, M] is True.
+        """Return the cross-entropy of `targets` at `masked_positions`, where `mask` is True, each [B, M].
 
         The model attends to `tokens` [B, T] where `tokens_mask` [B, T] is True; batches may have `segments` [B, T].
         """

@@ -14,7 +14,7 @@ Transform = Callable[[dict[str, Any], np.ndarray], Batch]
 
 @dataclass(frozen=True)
 class Facts:
-    """Properties of the data of a run; None or empty where one does not apply.
+    """Metadata of the data of a run; None or empty where one does not apply.
 
     Attributes:
         examples: number of examples in each split; `data.load` fills it in.
@@ -48,14 +48,10 @@ class Facts:
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples of each split, and the transforms of their batches.
+    """Examples of each split, "train" among them, and the transforms of their batches.
 
-    Attributes:
-        splits: examples of each split, "train" among them.
-        facts: properties of the data; `data.load` adds the number of examples.
-        tokenizer: tokenizer of the texts; None for images.
-        train_transform: transform of training batches, given a batch and a random key for each of its examples.
-        evaluation_transform: transform of evaluation batches, either one for all splits or one for each split.
+    A transform is called with a batch and a random key for each example. There is one `evaluation_transform` for all
+    splits, or one for each. The tokenizer of images is None.
     """
 
     splits: Mapping[str, ExampleSource]

@@ -28,7 +28,9 @@ class Subset(ExampleSource):
 def draw(source: ExampleSource, count: int, seed: int) -> Subset:
     """Draw `count` examples at random; a larger count contains the examples of a smaller one."""
     if not 0 < count <= len(source):
-        raise ValueError(f"task.max_examples is {count}: it must be 0 (all), or at most the {len(source)} examples.")
+        raise ValueError(
+            f"task.max_examples is {count}: it must be 0 (all) or at most {len(source)}, the number of examples."
+        )
     return Subset(source, shuffle.permute(np.arange(count), len(source), seed))
 
 

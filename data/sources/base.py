@@ -31,7 +31,7 @@ class Source:
         check_ranges("source", self)
 
     def files(self) -> list[str]:
-        """Return the paths (files, folders or globs) whose content identifies the data; empty where there are none."""
+        """Return the paths (files, folders or globs) whose content identifies the data, if any."""
         return []
 
     def offers(self) -> list[str]:
@@ -39,11 +39,7 @@ class Source:
         return [kind for kind in CONTENT if hasattr(self, kind)]
 
     def read(self, kind: str) -> Any:
-        """Return the content of a kind.
-
-        Raises:
-            ValueError: the source does not offer this kind of content.
-        """
+        """Return the content of a kind that the source offers."""
         if not hasattr(self, kind):
             offered = " and ".join(self.offers()).replace("_", " ") or "nothing"
             raise ValueError(f"The source {self.name!r} offers {offered}, not {kind.replace('_', ' ')}.")

@@ -67,8 +67,7 @@ def read_pairs(path: str) -> PairedTexts:
     if len(files) == 2:
         inputs, targets = map(read_lines, files)
         if len(inputs) != len(targets):
-            sizes = f"{files[0]} has {len(inputs)} lines and {files[1]} {len(targets)}"
-            raise ValueError(f"{sizes}: they must have equally many.")
+            raise ValueError(f"{files[0]} has {len(inputs)} lines and {files[1]} {len(targets)}: they must be equal.")
         return PairedTexts(inputs, targets)
     rows = read_rows(path, ("input", "target"), columns="2", others=", or two files separated by a comma")
     return PairedTexts([given for given, _ in rows], [target for _, target in rows])
@@ -117,11 +116,9 @@ def read_rows(
     """Return the rows of a `.tsv` file, or of a `.jsonl` file of objects; either may be gzipped (.gz).
 
     Args:
-        path: file.
         keys: keys of the objects, in the order of the columns.
-        columns: columns that a `.tsv` file must have, for the error message.
-        optional: a key that may be missing.
-        others: other files that are allowed, for the error message.
+        columns, others: the columns that a `.tsv` file must have, and other allowed files, for error messages.
+        optional: key that may be missing.
     """
     suffix = Path(path.removesuffix(".gz")).suffix
     if suffix not in (".tsv", ".jsonl"):
@@ -132,12 +129,9 @@ def read_rows(
         if not line.strip():
             continue
         where = f"{path}, line {number}"
-        if suffix == ".tsv":
-            row = line.split("\t")
-            if not len(needed) <= len(row) <= len(keys):
-                raise ValueError(f"{where} has {len(row)} columns: it must have {columns}.")
-        else:
-            row = _entries(line, keys, needed, where)
+        row = line.split("\t") if suffix == ".tsv" else _entries(line, keys, needed, where)
+        if not len(needed) <= len(row) <= len(keys):
+            raise ValueError(f"{where} has {len(row)} columns: it must have {columns}.")
         rows.append(tuple(map(str, row)))
     return rows
 

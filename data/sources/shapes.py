@@ -39,14 +39,7 @@ class Shapes(Source):
 
 @dataclass(frozen=True)
 class DrawnShapes(ExampleSource):
-    """Colored shapes on noise; an example is a function of (seed, split, index).
-
-    Attributes:
-        split: a name of `SIZES`.
-        size: height and width of the images in pixels.
-        most: maximum number of shapes in an image.
-        seed: names the stream of random numbers.
-    """
+    """At most `most` colored shapes on noise in `size` x `size` pixels, as a function of (seed, split, index)."""
 
     split: str
     size: int = 64

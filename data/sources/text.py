@@ -67,10 +67,9 @@ def _with_validation(texts: dict[str, list[str]], fraction: float) -> dict[str, 
 
 
 def hold_out(texts: list[str], fraction: float) -> tuple[list[str], list[str]]:
-    """Split texts into those for training and those for validation, always in the same way.
+    """Split texts into those for training and those for validation: an evenly spread fraction of them.
 
-    Of several texts, `fraction` of them, evenly spread, are for validation. If that would be none or all of them, the
-    last `fraction` of the characters of each text is.
+    If that would be none or all of them, the last `fraction` of the characters of each text is for validation.
     """
     # Of the first i texts, floor(i * fraction) are held out; the small number absorbs rounding errors.
     held = np.diff(np.floor(np.arange(len(texts) + 1) * fraction + 1e-9)) > 0

@@ -6,7 +6,7 @@ from lineage.data import shuffle
 from lineage.data.examples.masking import PATTERNS, MaskPatches, MaskTokens
 from lineage.data.sources.digits import Digits
 from lineage.data.sources.text import Text
-from lineage.data.tokenizers import Words
+from lineage.data.tokenizers.kinds import Words
 from lineage.tasks import TASKS
 from lineage.tasks.masked_autoencoding import MaskedAutoencoding
 from lineage.tasks.masked_lm import MaskedLM

@@ -7,7 +7,7 @@ from lineage.data.examples.masking import MaskTokens
 from lineage.data.examples.sentence_pairs import Chunks, PairSentences, Sentences
 from lineage.data.examples.windows import tokenize
 from lineage.data.sources.text import Text
-from lineage.data.tokenizers import TokenizerFile, WordPiece, Words
+from lineage.data.tokenizers.kinds import TokenizerFile, WordPiece, Words
 from lineage.tasks.sentence_pair_pretraining import SentencePairPretraining
 from tests.data.conftest import load, train
 

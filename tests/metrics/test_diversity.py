@@ -48,7 +48,7 @@ def test_burstiness_of_processes_with_known_values():
         with pytest.raises(ValueError, match="Burstiness needs at least one value that is not 0"):
             burstiness(values)
     for values in ([1, -2], [1, np.nan]):
-        with pytest.raises(ValueError, match=f"A value is {float(values[1])}, but burstiness needs"):
+        with pytest.raises(ValueError, match=f"A value is {float(values[1])}: burstiness needs"):
             burstiness(values)
 
 

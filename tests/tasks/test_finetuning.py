@@ -158,7 +158,7 @@ def test_pooled_accuracy_of_long_texts(tasks, tiny):
         right = []
         for text in range(8):
             rows = np.flatnonzero(source.origins == text)
-            right.append(pool(chances[rows], axis=0).argmax() == source.per_row["label"][rows[0]])
+            right.append(pool(chances[rows], axis=0).argmax() == source.per_sequence["label"][rows[0]])
         assert pooled_accuracy(logits, source)[f"{name}_pooled_accuracy"] == np.mean(right)
     state = jax.jit(experiment.make_state)()
     assert "validation/max_pooled_accuracy" in experiment.evaluation()(state.variables(average=True))
