@@ -68,7 +68,9 @@ def configured(options: Options, changes: Changes) -> tuple[ConfigDict, list[dic
     trained = "checkpoint" in options  # whether the command is for a trained model
     if trained and not path.is_file():
         raise FileNotFoundError(f"there is no trained model in {path.parent}: give the --workdir of a run.")
-    config, sweep = cli.load(str(path) if trained and not options.config else file)
+    shown = options.command in ("describe", "config") and options.workdir and path.is_file()
+    named = options.config or getattr(options, "experiment", None)
+    config, sweep = cli.load(str(path) if (trained or shown) and not named else file)
     if trained:
         config.mesh.update({"data": -1, "fsdp": 1, "tensor": 1})  # the devices of this machine
     cli.override(config, changes)

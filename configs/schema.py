@@ -11,17 +11,7 @@ from typing import Any, Literal, NamedTuple
 from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
-from lineage.configs.registry import (
-    INHERITED,
-    Range,
-    Registry,
-    choices,
-    field_types,
-    from_data,
-    nearest,
-    ranges,
-    variants,
-)
+from lineage.configs.registry import Range, Registry, choices, field_types, from_data, nearest, ranges, variants
 
 VARIANT = "Named settings of the class; the keys that it sets are empty, and a value given to one of them wins."
 
@@ -44,16 +34,11 @@ class Key(NamedTuple):
 
 def keys(cls: type) -> list[Key]:
     """Return the keys that a section of `cls` has: its variant, if it has any, and its fields in order."""
-    hints, documented, limits = field_types(cls), documentation(cls), ranges(cls)
+    documented, limits = documentation(cls), ranges(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
     found = [
-        Key(
-            field.name,
-            readable(hints[field.name], limits.get(field.name)),
-            _default(field),
-            documented.get(field.name, ""),
-        )
-        for field in dataclasses.fields(cls)
-        if field.name not in INHERITED
+        Key(name, readable(hint, limits.get(name)), _default(fields[name]), documented.get(name, ""))
+        for name, hint in field_types(cls).items()
     ]
     return [Key("variant", " | ".join(map(repr, variants(cls))), None, VARIANT), *found] if variants(cls) else found
 

@@ -51,6 +51,7 @@ class Context:
         teach: adds the outputs of the teacher to a batch on the devices.
         open: opens another source, such as "text:PATH", for the same task.
         artifacts: artifacts of the last evaluation for the report, by name: arrays or a JSON-serializable object.
+        cache: results that evaluators share in an evaluation, see `once`.
     """
 
     model: Model
@@ -64,7 +65,7 @@ class Context:
     open: Callable[[str], Data]
     artifacts: dict[str, Any] = field(default_factory=dict)
     _steps: dict[Hashable, Step] = field(default_factory=dict)
-    _known: dict[Hashable, Any] = field(default_factory=dict)
+    cache: dict[Hashable, Any] = field(default_factory=dict)
 
     def step(self, function: Function, model: Model | None = None, mutable: tuple[str, ...] = ()) -> Step:
         """Return the compiled version of a function of a bound model and a batch, cached by its arguments.
@@ -85,13 +86,9 @@ class Context:
 
     def once(self, key: Hashable, compute: Callable[[], Any]) -> Any:
         """Return the cached result of `compute` for this key; it is computed once per evaluation."""
-        if key not in self._known:
-            self._known[key] = compute()
-        return self._known[key]
-
-    def forget(self) -> None:
-        """Clear the results that `once` has cached, because the variables have changed."""
-        self._known.clear()
+        if key not in self.cache:
+            self.cache[key] = compute()
+        return self.cache[key]
 
     def training_set(self) -> EvaluationBatches:
         """Return one pass over the training set, with the transform of evaluation."""

@@ -26,7 +26,7 @@ class Probe(Evaluator):
     metric: ClassVar[str]
 
     def fit(self, features: Float[np.ndarray, "N D"], labels: Int[np.ndarray, "N"]) -> Any:
-        """Return a classifier with scikit-learn's interface."""
+        """Return a fitted classifier of scikit-learn."""
         raise NotImplementedError
 
     def check(self, context: Context) -> None:

@@ -28,7 +28,7 @@ class Evaluation:
             number: number of this evaluation in the run, starting at 1; evaluators that are not due are skipped. None:
                 run all evaluators.
         """
-        self.context.forget()
+        self.context.cache.clear()
         metrics: dict[str, float] = {}
         for name, evaluator in self.evaluators.items():
             if not evaluator.every or (number is not None and number % evaluator.every):

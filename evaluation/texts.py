@@ -115,7 +115,7 @@ class Tagging(Evaluator):
         for sentence, guess, targets, mask in zip(*columns):  # a long sentence is several sequences
             found[sentence] += names[guess[: len(mask)][mask]].tolist()
             truth[sentence] += names[targets[mask]].tolist()
-        scores = Spans.empty().update(list(found.values()), list(truth.values())).compute()
+        scores = Spans.empty().update([*found.values()], [*truth.values()]).compute()
         return {name: float(value) for name, value in scores._asdict().items()}
 
 

@@ -3,7 +3,6 @@
 import csv
 import math
 import os
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -131,7 +130,9 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
 
     def drawn(draw: Callable[..., Figure], *args, name: str) -> str:
         svg = card(draw, *args, name=name, folder=folder)
-        return re.sub(r'<g id="run(\d+)">', lambda found: _marked(int(found[1]), runs), svg)
+        for place, run in enumerate(runs):
+            svg = svg.replace(f'<g id="run{place}">', f'<g class="run run{place}"><title>{text(run.name)}</title>')
+        return svg
 
     charts = []
     quantities = ["train/loss", *dict.fromkeys([metric, *(key for run in runs for key in results(run))])]
@@ -211,10 +212,6 @@ def _settings(runs: Sequence[Run], keys: Sequence[str]) -> str:
 def _commands(commands: Sequence[str]) -> str:
     lines = (f"<pre class=command>{text(command)}</pre>" for command in commands)
     return f"<details><summary>All {len(commands)} runs, best first</summary>{''.join(lines)}</details>"
-
-
-def _marked(place: int, runs: Sequence[Run]) -> str:
-    return f'<g class="run run{place}"><title>{text(runs[place].name)}</title>'
 
 
 def results(run: Run) -> dict[str, float]:

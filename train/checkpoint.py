@@ -172,6 +172,11 @@ def os_reason(error: Exception) -> str:
     return os.strerror(int(code[1])) if code else " ".join(str(error).split())[:300]
 
 
+def last_step(workdir: Path) -> int:
+    """Return the step of the newest checkpoint in a run folder; 0 without one."""
+    return max((int(step.name) for step in (workdir / "checkpoints").glob("*") if step.name.isdigit()), default=0)
+
+
 def clean(workdir: Path) -> None:
     """Delete what interrupted saves have left."""
     if jax.process_index() == 0:
@@ -189,10 +194,9 @@ def read_variables(workdir: Path) -> dict[str, Any]:
 
 def read_newest(workdir: Path) -> TrainState:
     """Return the newest state of a run as far as its model needs it, see `read_checkpoint`."""
-    steps = [int(step.name) for step in (workdir / "checkpoints").glob("*") if step.name.isdigit()]
-    if not steps:
+    if not (step := last_step(workdir)):
         raise FileNotFoundError(f"there is no checkpoint in {workdir / 'checkpoints'}.")
-    folder = workdir.absolute() / "checkpoints" / str(max(steps))
+    folder = workdir.absolute() / "checkpoints" / str(step)
     with _blamed(folder):
         return read_checkpoint(folder)
 

@@ -22,7 +22,7 @@ from lineage.report.run import write_report
 from lineage.runs import folder
 from lineage.runs.folder import START, StopSignal, locked, plain
 from lineage.train import distributed, expert_mixture, pretrained
-from lineage.train.checkpoint import Checkpoints, clean
+from lineage.train.checkpoint import Checkpoints, clean, last_step
 from lineage.train.experiment import Experiment
 from lineage.train.metrics_writer import MetricsWriter, ProgressBar
 from lineage.train.profiling import Throughput, out_of_memory_explained
@@ -64,6 +64,8 @@ def train(
     with contextlib.ExitStack() as kept, out_of_memory_explained(memory):
         with distributed.agreed():
             experiment = Experiment(config, workdir, devices)
+            if (done := last_step(workdir)) > experiment.total_steps:
+                raise ValueError(f"the run is {experiment.total_steps:,} steps long, but {workdir} has step {done:,}.")
             if jax.process_index() == 0:
                 kept.enter_context(locked(workdir))
                 folder.keep_config(config, workdir, force_config)

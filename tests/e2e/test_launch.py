@@ -77,6 +77,11 @@ def test_generate_with_draft_and_contrast_models(finished, say):
     assert say(*arguments, *several, f"--config.sampling.contrast={finished}")
 
 
+def test_describe_and_config_read_the_config_of_a_run(finished, say):
+    assert "model.name = 'gpt'" in say("config", f"--workdir={finished}")
+    assert say("describe", f"--workdir={finished}") == say("describe", f"--config={finished}/config.json")
+
+
 def test_describe_needs_no_training(say):
     table = say("describe", "--config=tests/tiny.py:vit")
     total = 4 * 4 * 16 + 16 + 4 * 16 + 2 * (4 * (16 * 16 + 16) + 2 * 16 * 64 + 64 + 16 + 4 * 16) + 2 * 16 + 16 * 10 + 10

@@ -63,6 +63,7 @@ def test_run_saves_reconstructions(pretrained):
     assert (workdir / "report" / "painted.png").exists()
 
 
+@pytest.mark.thorough
 def test_linear_probe_trains_the_classifier_only(pretrained, tiny):
     workdir, _ = pretrained
     probe = {"model.head": "probe", "optimizer.frozen": ("^(?!classifier)",), "init.path": str(workdir)}
@@ -85,7 +86,10 @@ def test_linear_probe_trains_the_classifier_only(pretrained, tiny):
 @tiered("kind", [ViT, DeiT])
 def test_positions_are_resampled_to_another_grid(kind, old, new, tmp_path):
     """Compare with PyTorch without antialiasing; positions of special tokens are unchanged."""
-    models = [kind(3, image_size=size, patch_size=2, channels=1, depth=1, width=8, num_heads=2) for size in (old, new)]
+    models = [
+        kind(num_classes=3, image_size=size, patch_size=2, channels=1, depth=1, width=8, num_heads=2)
+        for size in (old, new)
+    ]
     theirs, ours = (
         jax.jit(model.init)(jax.random.key(model.image_size), jnp.zeros((1, model.image_size, model.image_size, 1)))
         for model in models
@@ -125,6 +129,7 @@ def test_teacher_logits_match_the_teacher(teacher, tiny):
     assert {"loss", "accuracy", "teacher_accuracy", "label_loss", "teacher_loss"} <= set(metrics)
 
 
+@pytest.mark.thorough
 def test_teacher_gets_the_mixed_images(teacher, tiny):
     student = {"model.depth": 1, "model.patch_size": 4, "task.name": "distilled_image_classification"}
     changes = student | {"teacher": str(teacher), "task.mixup": 0.8}

@@ -88,6 +88,17 @@ def test_a_run_resumes_with_other_readers_and_evaluators(tiny, tmp_path):
     assert losses[0] == losses[1]
 
 
+def test_shorter_run_than_its_checkpoint_is_refused(tiny, tmp_path):
+    config = tiny()
+    loop.train(config, tmp_path)
+    before = (tmp_path / "config.json").read_text()
+    total = config.total_steps
+    config.total_steps = 1
+    with pytest.raises(ValueError, match=rf"the run is 1 steps long, but .* has step {total}"):
+        loop.train(config, tmp_path)
+    assert (tmp_path / "config.json").read_text() == before
+
+
 def test_evaluation_counts_every_example_once_for_any_batch_size(tiny, tmp_path, monkeypatch):
     for model, split, number, text in (
         ("vit", "test", 359, {}),
