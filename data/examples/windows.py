@@ -48,7 +48,8 @@ class Windows(Tokens, ExampleSource):
     def __init__(self, tokens: np.ndarray, length: int, stride: int = 0, once: bool = False):
         self.tokens, self.length, self.stride, self.once = tokens, length, stride or length, once
         if length < 1 or not 1 <= self.stride <= length:
-            raise ValueError(f"The stride is {stride}: it must be from 1 to task.sequence_length, which is {length}.")
+            given = f"task.sequence_length is {length} and the stride {self.stride}"
+            raise ValueError(f"{given}: the stride must be at least 1 and at most the length.")
         if len(tokens) < 2:
             raise ValueError(f"The text has {len(tokens)} tokens: language modeling needs at least 2.")
 
