@@ -169,7 +169,7 @@ def test_image_distillation_loss_matches_reference(temperature):
     ours, told, theirs = rng.standard_normal((3, 5, 4)).astype(np.float32)
     label, mask = rng.integers(0, 4, 5).astype(np.int32), np.arange(5) < 4
     batch = {"image": np.zeros((5, 1, 1, 1)), "label": label, "mask": mask, "teacher_logits": theirs}
-    batch, model = jax.tree.map(jnp.asarray, batch), Heads((jnp.asarray(ours), jnp.asarray(told))).bind({})
+    batch, model = jax.tree.map(jnp.asarray, batch), Heads(logits=(jnp.asarray(ours), jnp.asarray(told))).bind({})
     task = DistilledImageClassification(temperature=temperature, weights=(0.9, 0.1))
     loss, weight, aux = task.loss(model, batch)
     rows = np.arange(5)
