@@ -66,6 +66,7 @@ def one_step():
     return model, state, make
 
 
+@pytest.mark.thorough
 def test_accumulation_and_sharding_match_a_single_device(one_step):
     """Check micro-batches with different numbers of objects: one has all images with one or three."""
     _, state, make = one_step

@@ -63,6 +63,7 @@ def test_run_saves_reconstructions(pretrained):
     assert (workdir / "report" / "painted.png").exists()
 
 
+@pytest.mark.thorough
 def test_linear_probe_trains_the_classifier_only(pretrained, tiny):
     workdir, _ = pretrained
     probe = {"model.head": "probe", "optimizer.frozen": ("^(?!classifier)",), "init.path": str(workdir)}
@@ -128,6 +129,7 @@ def test_teacher_logits_match_the_teacher(teacher, tiny):
     assert {"loss", "accuracy", "teacher_accuracy", "label_loss", "teacher_loss"} <= set(metrics)
 
 
+@pytest.mark.thorough
 def test_teacher_gets_the_mixed_images(teacher, tiny):
     student = {"model.depth": 1, "model.patch_size": 4, "task.name": "distilled_image_classification"}
     changes = student | {"teacher": str(teacher), "task.mixup": 0.8}
@@ -167,7 +169,7 @@ def test_image_distillation_loss_matches_reference(temperature):
     ours, told, theirs = rng.standard_normal((3, 5, 4)).astype(np.float32)
     label, mask = rng.integers(0, 4, 5).astype(np.int32), np.arange(5) < 4
     batch = {"image": np.zeros((5, 1, 1, 1)), "label": label, "mask": mask, "teacher_logits": theirs}
-    batch, model = jax.tree.map(jnp.asarray, batch), Heads((jnp.asarray(ours), jnp.asarray(told))).bind({})
+    batch, model = jax.tree.map(jnp.asarray, batch), Heads(logits=(jnp.asarray(ours), jnp.asarray(told))).bind({})
     task = DistilledImageClassification(temperature=temperature, weights=(0.9, 0.1))
     loss, weight, aux = task.loss(model, batch)
     rows = np.arange(5)

@@ -131,6 +131,7 @@ def test_binary_targets_have_both_classes_of_a_mixed_image(monkeypatch):
     assert float(loss) == pytest.approx(4 * expected.item(), rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_accumulated_loss_matches_micro_batches():
     random = np.random.default_rng(0)
     batch = given(random.normal(size=(8, 5)).astype(np.float32), random.integers(0, 5, 8), jnp.arange(8) != 3)

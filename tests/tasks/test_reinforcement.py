@@ -36,6 +36,7 @@ def policies():
     return jax.tree.map(make, shapes), jax.tree.map(make, shapes)
 
 
+@pytest.mark.thorough
 def test_gradient_estimate_is_unbiased(policies):
     """Compare the mean estimate with the gradient of E[reward] - kl KL(policy, base), computed over all nine texts."""
     params, base = policies
@@ -107,6 +108,7 @@ def test_reward_is_maximized(policies):
     assert aux["accuracy"].compute() == 1
 
 
+@pytest.mark.thorough
 def test_kl_penalty_refers_to_the_base(policies):
     """Check that the penalty is zero if all factors are 1, and positive otherwise."""
     state, step = step_of(0.5, policies[0])
