@@ -163,7 +163,7 @@ def test_job_at_its_time_limit_is_requeued_and_resumes(slurm, launch, tmp_path):
     wait_for(lambda: len(steps(tmp_path / "run")) > 10)
     subprocess.run(["scancel", "--signal=USR2", job], env=slurm, check=True)
     restart_now(slurm, job)
-    assert "of 60, which is saved" in (tmp_path / "run" / "log.txt").read_text()
+    assert "of 60 after saving" in (tmp_path / "run" / "log.txt").read_text()
     wait_for(lambda: launch("slurm", "status", *arguments).returncode == 0)
     assert sorted(set(steps(tmp_path / "run"))) == steps(tmp_path / "run")
     assert steps(tmp_path / "run")[-1] == 60
