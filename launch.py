@@ -88,7 +88,7 @@ def workdir(options: Options) -> Path:
 
 
 def default_workdir(file: str) -> str:
-    """Return outputs/<config> or outputs/<config>_<argument>, where the argument's slashes become underscores."""
+    """Return outputs/CONFIG or outputs/CONFIG_ARGUMENT, with underscores for the slashes of the argument."""
     path, _, argument = file.partition(":")
     return os.path.join("outputs", Path(path).stem + (f"_{argument}" if argument else "").replace(os.sep, "_"))
 

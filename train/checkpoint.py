@@ -106,7 +106,6 @@ class Checkpoints(contextlib.AbstractContextManager):
             step: None: the newest intact one; damaged ones after it are renamed to `<step>.damaged`.
 
         Raises:
-            FileNotFoundError: there is no such checkpoint.
             ValueError: the checkpoint is, or all are, damaged or of another model.
         """
         steps = sorted(self._manager.all_steps(), reverse=True) if step is None else [step]

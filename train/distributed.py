@@ -72,9 +72,8 @@ def joined(
 def is_lost_process(error: BaseException) -> bool:
     """Return whether an error means that another process of the run is gone.
 
-    JAX raises JaxRuntimeError for it, but only the text tells: its status code is UNAVAILABLE or DEADLINE_EXCEEDED if
-    the coordination service notices first, and INTERNAL, UNKNOWN, ABORTED or FAILED_PRECONDITION, as for other errors,
-    if a collective operation of Gloo or NCCL does.
+    JAX raises JaxRuntimeError for it, and only the text distinguishes it: a collective operation of Gloo or NCCL fails
+    with the same status codes as other errors.
     """
     pattern = "(?i)gloo|nccl|connection|heartbeat|barrier|coordination|unavailable|deadline"
     return isinstance(error, jax.errors.JaxRuntimeError) and re.search(pattern, str(error)) is not None

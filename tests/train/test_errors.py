@@ -171,7 +171,7 @@ def test_out_of_memory_error_suggests_changes(error, tmp_path):
         ("train --workdir", "argument --workdir: expected one argument."),
         ("train --workdri=x", "unknown argument '--workdri=x': did you mean '--workdir'?"),
         ("train --optuna", "unknown argument '--optuna'."),
-        ("train more", "unknown argument 'more'."),
+        ("train more", "unknown argument 'more': an experiment is given by --config, the folder of a run by --workdir"),
         ("sweep --parallel=two", "argument --parallel: invalid int value: 'two'."),
         ("slurm start", "argument action: invalid choice: 'start' (choose from "),
         ("report --config.seed=1", "--config.seed is not an argument of report, which reads no config."),
