@@ -14,10 +14,7 @@ from jaxtyping import Array, Float, Int
 from lineage.models.base import MODELS
 from lineage.models.bert import BERT
 from lineage.models.fields import Activation, Count
-from lineage.models.layers.attend import Mask
-from lineage.models.layers.attention import Attention
-from lineage.models.layers.mlp import ACTIVATIONS
-from lineage.models.layers.sparse import BlockSparse
+from lineage.models.layers import ACTIVATIONS, Attention, BlockSparse, Mask
 
 
 class BlockSparseAttention(Attention):
@@ -36,7 +33,7 @@ class BlockSparseAttention(Attention):
         """Return the output, and None in place of a cache; without a pattern, every token sees every token."""
         if pattern is None:
             return super().__call__(x, mask=mask, **inputs)
-        return self.combine(*self.project(x, x, x), mask or Mask(), pattern, x.shape[-1]), None
+        return self.combine(*self.project(x, x, x), mask or Mask(), x.shape[-1], attend=pattern), None
 
 
 @MODELS.register("bigbird")
@@ -49,7 +46,7 @@ class BigBird(BERT):
         num_random_blocks: R, the random blocks that a block sees beside its neighbours and the two ends.
         random_blocks: "seeded": random blocks, different in each layer, excluding blocks that are attended to anyway;
             "first": the first block repeated R times, as in evaluation mode of the reference implementation.
-        seed: of "seeded".
+        seed: random seed of "seeded".
     """
 
     VARIANTS: ClassVar = {name: BERT.VARIANTS[name] for name in ("base", "large")}

@@ -30,7 +30,7 @@ class Bert(Family):
         name: first part of the names of the classes in `transformers`.
         body: prefix of the tensors of the encoder.
         pooler: name of the pooler.
-        predictions: names of the parts of the masked-language-model head: its dense layer, its LayerNorm, its output
+        predictions: names of the layers of the masked-language-model head: its dense layer, its LayerNorm, its output
             projection, which is tied to the word embeddings, and the bias of this projection.
         second: name of the classifier of two segments, if there is one.
         two_layers: whether the text classifier has two layers, which are our pooler and classifier. The reference has
@@ -64,11 +64,8 @@ class Bert(Family):
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 
     pooler = "bert.pooler.dense"
-    predictions = (
-        "cls.predictions.transform.dense",
-        "cls.predictions.transform.LayerNorm",
-        "cls.predictions.decoder",
-        "cls.predictions.bias",
+    predictions = tuple(
+        f"cls.predictions.{name}" for name in ("transform.dense", "transform.LayerNorm", "decoder", "bias")
     )
     second = "cls.seq_relationship"
     two_layers = False

@@ -1,6 +1,6 @@
 """Llama and Mistral: `LlamaForCausalLM`, `MistralForCausalLM` <-> `Llama` without and with a window.
 
-The reference has dropout on the attention weights only; ours is on the output of each part too.
+The reference has dropout on the attention weights only; ours is on the output of each sublayer too.
 """
 
 from lineage.models.convert.family import Family, Rule, register

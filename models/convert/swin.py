@@ -2,7 +2,7 @@
 `Swinv2Model` <-> `num_classes=0`.
 
 The dropout rate is the same, but the reference has no dropout inside the MLP, and version 1's stochastic depth skips
-only the attention there, and both parts here and in the paper's code.
+only the attention there, and both sublayers here and in the paper's code.
 """
 
 from lineage.models.convert.family import ImageFamily, Rule, heads, labels, linear, norm, num_labels, register

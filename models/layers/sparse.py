@@ -9,7 +9,7 @@ from lineage.models.layers.attend import Mask, dense
 
 
 def has_windows(mask: Mask, length: int) -> bool:
-    """Return whether `windowed` can compute this mask for so many queries with fewer scores than `dense`."""
+    """Return whether `windowed` can compute this mask for `length` queries with fewer scores than `dense`."""
     others = (mask.segments, mask.allowed, mask.positions, mask.bias)
     return mask.causal and mask.window is not None and length > 2 * mask.window and all(x is None for x in others)
 
@@ -47,7 +47,7 @@ class BlockSparse:
     The end blocks attend to all. Blocks are gathered, so that there are no T x T scores.
 
     Attributes:
-        others: the R others of each of the N blocks between the ends; with a layer axis, of each layer.
+        others: indices of the R others of each of the N blocks between the ends; with a layer axis, in each layer.
         size: tokens in a block.
     """
 
