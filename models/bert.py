@@ -35,7 +35,7 @@ class BERT(StackModel):
     - "pooler": these and the pooled vector of the first token [B, D].
     - "masked_lm": logits of each token [B, T, V].
     - "pretraining": these and logits [B, 2] of the second segment following the first (0) or not (1).
-    - "next_sentence": the logits [B, 2] alone.
+    - "next_sentence": only the logits [B, 2].
     - "classification": logits of the class of the text or of the pair [B, V].
     - "token_classification": logits of each token's class [B, T, V].
     - "question_answering": logits of the answer's first and last token [B, T, 2].

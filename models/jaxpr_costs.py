@@ -110,7 +110,7 @@ def _variables(atoms):
 
 
 def saved_bytes(loss: Callable, params: Any, *args: Any) -> int:
-    """Return the bytes that the forward pass keeps for the backward pass and that do not depend on `params` alone."""
+    """Return the bytes that the forward pass keeps for the backward pass and that do not only depend on `params`."""
     jaxpr = jax.make_jaxpr(lambda p, *args: jax.vjp(lambda p: loss(p, *args), p)[1])(params, *args).jaxpr
     varying = set(jaxpr.invars[len(jax.tree.leaves(params)) :])
     for eqn in jaxpr.eqns:

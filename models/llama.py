@@ -1,7 +1,7 @@
 """Llama (Touvron et al. 2023, arXiv 2302.13971, 2307.09288, 2407.21783) and Mistral (arXiv 2310.06825).
 
 GPT's decoder with four changes: RMSNorm, rotary positions, a gated MLP and no biases. Heads may share keys and values
-in groups (grouped-query attention), and `window` limits how far a layer looks back (sliding-window attention).
+in groups (grouped-query attention), and `window` limits attention to the last tokens (sliding-window attention).
 """
 
 import math

@@ -1,8 +1,8 @@
 """Recurrent sequence-to-sequence models, without attention (arXiv 1409.3215, 1406.1078) and with it.
 
-Without attention the decoder starts from the encoder's last state and reads it with every token. With attention it
-reads a weighted mean of the encoder's states: Bahdanau's weights depend on the decoder's previous state (arXiv
-1409.0473), Luong's on its present one, and their result is an input of the next step (arXiv 1508.04025).
+Without attention the decoder starts from the last state of the encoder, which is also an input of every step. With
+attention, this input is a weighted mean of the states of the encoder: Bahdanau's weights depend on the previous state
+of the decoder (arXiv 1409.0473), Luong's on the present one, with an effect on the next step (arXiv 1508.04025).
 """
 
 from collections.abc import Mapping
@@ -234,7 +234,7 @@ class Seq2Seq(Model):
         mask, factor = memory.mask, 1.0
         if self.span != "global":
             length = mask.sum(axis=1)
-            # Luong's local-m sees nothing far beyond the end of the input: here its last window stays there.
+            # Luong's local-m has no keys far beyond the end of the input: here its last window stays there.
             center = jnp.minimum(position, length - 1)
             if self.span == "predictive":
                 hidden, score = self.place

@@ -136,8 +136,8 @@ class Bert(Family):
     def settings(self, config, architecture, names):
         """Return the settings of the head.
 
-        Published files hold both heads of pre-training, whatever their class: then they have the tensor `second`. An
-        encoder without a pooler has the head "none".
+        Published files hold both heads of pre-training, whatever their class: they have the tensor `second`. An encoder
+        without a pooler has the head "none".
         """
         head = self.architectures[architecture]
         if head == "masked_lm" and f"{self.second}.weight" in names:
@@ -162,11 +162,7 @@ class Bert(Family):
         return config if model.head in OUTPUTS else config | labels(model)
 
     def ignored(self, model):
-        """Return the expression of the tensors that a file may have beside those of the model.
-
-        These are the heads if the model is an encoder alone, a pooler that no head reads, and the positions in old
-        files.
-        """
+        """Return the expression of ignored tensors: heads of an encoder without one, unused poolers, old positions."""
         patterns = [r".*\.position_ids"]
         if model.head not in POOLED or self._has_two_layers(model):
             own = self.pooler.startswith(self.prefix)

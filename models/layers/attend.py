@@ -78,7 +78,7 @@ class Mask:
     bias: Float[Array, "#B #H #T #S"] | None = None
 
     def materialize(self, queries: int, keys: int) -> Bool[Array, "#B #H #T #S"] | None:
-        """Return True where a query may attend to a key, or None where every query sees every key."""
+        """Return True where a query may attend to a key, or None if nothing is masked."""
         parts = []
         if self.keys is not None:
             parts.append(self.keys[:, None, None, :])

@@ -1,7 +1,6 @@
 """State of incremental decoding: explicit pytrees that go into a decoder and, for the caches, come out of it again."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -21,11 +20,11 @@ class Rows:
 
     def gather(self, rows: Int[Array, "N"]) -> "Rows":
         """Return the state whose sequence n is sequence `rows[n]` of this one; they may be left out and repeated."""
-        fields = {}
-        for name, axis in self.BATCH_AXES.items():
-            take = partial(jnp.take, indices=rows, axis=axis, mode="clip")
-            fields[name] = jax.tree.map(take, getattr(self, name))
-        return self.replace(**fields)
+
+        def take(name, axis):
+            return jax.tree.map(lambda x: jnp.take(x, rows, axis=axis, mode="clip"), getattr(self, name))
+
+        return self.replace(**{name: take(name, axis) for name, axis in self.BATCH_AXES.items()})
 
 
 class Rewindable(Rows):

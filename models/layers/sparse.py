@@ -42,7 +42,7 @@ def windowed(
 
 @struct.dataclass
 class BlockSparse:
-    """BigBird's attention (arXiv 2007.14062): a block attends to itself, its neighbours, both end blocks and R others.
+    """BigBird's attention (arXiv 2007.14062): a block attends to itself, its neighbors, both end blocks and R others.
 
     The end blocks attend to all. Blocks are gathered, so that there are no T x T scores.
 
@@ -84,7 +84,7 @@ class BlockSparse:
         query, key, value, real = map(blocks, (query, key, value, real))
         ends = look(batch, query[:, [0, -1]], key, value, real)
         once = np.ones((count, 5 + self.others.shape[-1], 1, 1, 1), bool)
-        once[0, 2] = once[-1, 4] = False  # a neighbour that is also one of the ends
+        once[0, 2] = once[-1, 4] = False  # a neighbor that is also one of the ends
         between = look(batch * count, query[:, 1:-1], seen(key), seen(value), seen(real) & once)
         out = jnp.concatenate([ends[:, :1], between, ends[:, 1:]], axis=1)
         return out.reshape(batch, -1, *out.shape[3:])[:, :length]
