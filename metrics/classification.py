@@ -44,7 +44,7 @@ def precision_recall_f1(counts: Int[np.ndarray, "V V"], average: str | None = No
 def from_counts(correct: ArrayLike, predicted: ArrayLike, actual: ArrayLike, average: str | None = None) -> Scores:
     """Compute `precision_recall_f1` from true positives, predictions and labels per class, each [V]."""
     if average not in (None, "micro", "macro", "weighted"):
-        raise ValueError(f"average is {average!r}, but must be None, micro, macro or weighted.")
+        raise ValueError(f"average is {average!r}: it must be None, micro, macro or weighted.")
     hits, guesses, labels = (np.asarray(x, float) for x in (correct, predicted, actual))
     if average == "micro":
         hits, guesses, labels = hits.sum(), guesses.sum(), labels.sum()
@@ -66,7 +66,7 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
     """
     scores, labels = _pair(scores, labels)
     if labels.dtype != bool and len(labels):
-        raise ValueError(f"The labels have type {labels.dtype}, but must be boolean.")
+        raise ValueError(f"The labels have type {labels.dtype}: they must be boolean.")
     positive, negative = int(labels.sum()), int((~labels.astype(bool)).sum())
     if not positive or not negative:
         return float("nan")
@@ -88,7 +88,7 @@ def _pair(x, y):
     """Return two arrays [N] of equal length without nan."""
     x, y = np.asarray(x), np.asarray(y)
     if x.ndim != 1 or x.shape != y.shape:
-        raise ValueError(f"The values have shapes {x.shape} and {y.shape}, but must have the same shape [N].")
+        raise ValueError(f"The values have shapes {x.shape} and {y.shape}: they must have the same shape [N].")
     if len(wrong := np.flatnonzero(np.isnan(x) | np.isnan(y))):
         raise ValueError(f"Value {wrong[0]} is nan.")
     return x, y

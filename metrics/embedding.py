@@ -48,16 +48,14 @@ def bert_score(
     baseline: tuple[float, float, float] | None = None,
     batch_size: int = 64,
 ) -> BERTScore:
-    """Return BERTScore with the numbers of `bert-score`: mean cosine similarities of greedily matched tokens.
+    """Return BERTScore as in `bert-score`: mean cosine similarities of greedily matched tokens.
 
-    Special tokens have weight 0, but can be matched. With several references, precision, recall and F1 are maximised
+    Special tokens have weight 0, but can be matched. With several references, precision, recall and F1 are maximized
     separately. A text that is empty or has a total weight of 0 scores 0. Padding has no influence, whereas `bert-score`
     lets padding match with similarity 0, so that a token with only negative similarities scores 0.
 
     Args:
-        candidates: one text per example.
         references: one or several texts per candidate.
-        embed: see the module's documentation.
         idf: whether to weight tokens by their inverse document frequency in the references, of which there must be two.
         baseline: precision, recall and F1 that are rescaled to 0, see `read_baseline`.
         batch_size: number of pairs of texts that are compared at once.
@@ -90,7 +88,7 @@ def read_baseline(path: str | os.PathLike, layer: int) -> tuple[float, float, fl
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{path} is not a baseline file: it must be CSV with the header LAYER,P,R,F.") from None
     if layer not in rows:
-        raise ValueError(f"{path} has no layer {layer}; it has {', '.join(map(str, rows))}.")
+        raise ValueError(f"{path} has no layer {layer}: it has {', '.join(map(str, rows))}.")
     return rows[layer]
 
 
@@ -147,17 +145,15 @@ def mover_score(
     several references, the scores are averaged. A text with a total weight of 0 scores 0.
 
     Args:
-        candidates: one text per example.
         references: one or several texts per candidate.
-        embed: see the module's documentation.
         version: version of the authors' program.
         size: n of the n-grams; ignored by version 2.
         idf: whether to weight tokens by inverse document frequency, separately in candidates and references.
-        skip: ids of tokens to ignore, such as punctuation, stop words and word continuations.
-        entropy: entropic regularisation (Sinkhorn distance); 0 computes the exact distance.
+        skip: ids of tokens to ignore, such as punctuation and stop words.
+        entropy: entropic regularization (Sinkhorn distance); 0: the exact distance.
     """
     if version not in (1, 2) or size < 1 or entropy < 0:
-        raise ValueError(f"{version=}, {size=} and {entropy=}, but must be 1 or 2, at least 1, and at least 0.")
+        raise ValueError(f"{version=}, {size=} and {entropy=}: they must be 1 or 2, at least 1, and at least 0.")
     pairs, first, known = _paired(candidates, references, embed)
     # A candidate counts once in the document frequencies, whatever the number of its references.
     sides = [candidates, [reference for _, reference in pairs]]
@@ -175,7 +171,7 @@ def _paired(candidates, references, embed):
     check_numbers(candidates, references)
     groups = [[group] if isinstance(group, str) else list(group) for group in references]
     if not all(groups):
-        raise ValueError(f"Text {groups.index([])} has no reference, but needs at least one.")
+        raise ValueError(f"Text {groups.index([])} has no reference: at least one is needed.")
     pairs = [(text, reference) for text, group in zip(candidates, groups) for reference in group]
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     return pairs, np.cumsum([0, *map(len, groups)])[:-1], dict(zip(texts, embed(texts), strict=True))

@@ -1,7 +1,7 @@
 """Streaming metric states with `empty`, `update`, `merge` and `compute`.
 
 A state is a pytree of sums, so two states are merged by adding them: in any order, over any split of the data, on any
-host. There are two exceptions: `Correlation` merges centred moments, and `Values` stores every value.
+host. There are two exceptions: `Correlation` merges centered moments, and `Values` stores every value.
 """
 
 from typing import Any
@@ -70,8 +70,7 @@ class Total(State):
 class Confusion(State):
     """Confusion matrix of V classes: rows are labels, columns are predictions.
 
-    Examples whose label or prediction is not a class index are counted in `outside`. If there are any, the scores that
-    are computed from the matrix are nan.
+    Scores that are computed from the matrix are nan if there are examples `outside`.
     """
 
     counts: Leaf  # [V, V]
@@ -124,7 +123,7 @@ class Matthews(Confusion):
 class Correlation(State):
     """Pearson correlation of two variables; 0 if one is constant."""
 
-    sums: Leaf  # [6]: count, mean x, mean y, and the centred sums of x², y² and x y
+    sums: Leaf  # [6]: count, mean x, mean y, and the centered sums of x², y² and x y
 
     @classmethod
     def empty(cls) -> "Correlation":
@@ -204,7 +203,7 @@ class Values(State):
     def update(self, *columns: Leaf) -> "Values":
         """Add values, one array [N] per column."""
         if len(lengths := {len(column) for column in columns}) > 1:
-            raise ValueError(f"The columns have lengths {sorted(lengths)}, which must be equal.")
+            raise ValueError(f"The lengths of the columns are {sorted(lengths)}: they must be equal.")
         return self.merge(Values(columns))
 
     def merge(self, other: "Values") -> "Values":

@@ -119,17 +119,17 @@ class BERT(StackModel):
         self.classifier_dropout = Dropout(self.dropout if self.head_dropout is None else self.head_dropout)
 
     def __call__(
-        self, tokens: Int[Array, "*B T"], *, places: Int[Array, "*B M"] | None = None, **inputs: Array | None
+        self, tokens: Int[Array, "*B T"], *, masked_positions: Int[Array, "*B M"] | None = None, **inputs: Array | None
     ) -> Output:
         """Return the output of the head, see the class.
 
         Args:
             tokens: at most `max_length` in a sequence, or ValueError is raised; the first one represents the text.
                 [B, N, T] for "choice".
-            places: positions [B, M] of the tokens to predict; the logits are then [B, M, V].
+            masked_positions: positions [B, M] of the tokens to predict; the logits are then [B, M, V].
             inputs: see `encode`.
         """
-        return self.read(self.encode(tokens, **inputs), places)
+        return self.read(self.encode(tokens, **inputs), masked_positions)
 
     def encode(
         self,
@@ -177,12 +177,12 @@ class BERT(StackModel):
         """Return the pooled output of the first token."""
         return self.pooler_activation(self.pooler(x[..., 0, :]))
 
-    def read(self, x: Float[Array, "*B T D"], places: Int[Array, "*B M"] | None = None) -> Output:
+    def read(self, x: Float[Array, "*B T D"], masked_positions: Int[Array, "*B M"] | None = None) -> Output:
         """Return the output of the head for the last hidden states."""
         if self.head in ("none", "pooler"):
             return x if self.head == "none" else (x, self.pool(x))
         if self.head in WORDS:
-            chosen = x if places is None else jnp.take_along_axis(x, places[..., None], axis=-2)
+            chosen = x if masked_positions is None else jnp.take_along_axis(x, masked_positions[..., None], axis=-2)
             words = self.masked_lm(chosen, self.embed)
             return words if self.head == "masked_lm" else (words, self.classifier(self.pool(x)))
         x = self.pool(x) if self.head in POOLED else x

@@ -47,9 +47,9 @@ class Tokenizer:
         backend: a tokenizer of the `tokenizers` library; its truncation, padding and special tokens are switched off.
 
     Attributes:
-        vocab_size: the largest id + 1.
-        end_of_text, mask, cls, sep, pad, unknown: the ids of special tokens; None if there is no such token.
-        sentinels: the ids of T5's sentinels, in order.
+        vocab_size: largest id + 1.
+        end_of_text, mask, cls, sep, pad, unknown: ids of special tokens; None if there is no such token.
+        sentinels: ids of T5's sentinels, in order.
         special: bool [vocab_size], True for special tokens.
     """
 
@@ -90,10 +90,8 @@ class Tokenizer:
         return [np.concatenate([np.array(next(encodings).ids, np.int32) for _ in group]) for group in pieces]
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the token ids int32 [N] of each text and their offsets int64 [N, 2] in it.
-
-        The offsets of a token are its first character and the one after its last.
-        """
+        """Return the token ids int32 [N] of each text, and the first character and the one after the last of each token
+        in it, int64 [N, 2]."""
         if self._characters is not None:
             self.encode_batch(texts)  # raises ValueError for a character that is not known
         encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
@@ -160,10 +158,9 @@ def _file(path: str | Path) -> Path:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Split a long text into pieces that are encoded in parallel.
+    """Split a long text into pieces that are encoded in parallel, after single newlines between two lines.
 
-    It is split after single newlines between two lines, where the splitting into words splits it too, so the tokens
-    stay the same.
+    The splitting into words splits it there too, so the tokens stay the same.
     """
     start = 0
     while len(text) - start > _PIECE:

@@ -186,7 +186,7 @@ class Normed(Model):
 
 @tiered("norm", [BatchNorm(1e-3), PowerNorm(1e-3, warmup=1)])
 def test_running_statistics_with_sharding_and_accumulation(norm):
-    model, rng = Normed(norm), np.random.default_rng(0)
+    model, rng = Normed(norm=norm), np.random.default_rng(0)
     batch = {"image": rng.normal(size=(8, 2, 2, 1)).astype(np.float32), "label": rng.integers(0, 5, 8)}
     batch = jax.tree.map(jnp.asarray, batch | {"mask": np.ones(8, bool)})
     state = init_state(model, optax.sgd(0.1), CLASSIFICATION, batch, seed=0)
