@@ -208,7 +208,7 @@ COMMANDS = {
     ),
     "export": Command(
         "Export a trained model.",
-        ("export --workdir=outputs/gpt", "export --workdir=outputs/gpt --format=stablehlo --output=gpt.stablehlo"),
+        ("export --workdir=outputs/gpt", "export --workdir=outputs/gpt --format=stablehlo --output=exported"),
         (
             CHECKPOINT,
             _option(
@@ -222,7 +222,7 @@ COMMANDS = {
         (EXPERIMENT,),
     ),
     "report": Command(
-        "Write the report of a run, or a page that compares several runs.",
+        "Write the report of a run, or a comparison of several runs.",
         ("report outputs/gpt", "report outputs/gpt outputs/wide", "report outputs"),
         FOLDERS,
     ),

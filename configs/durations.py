@@ -39,7 +39,7 @@ def steps(
         return int(value)
     if unit == "percent":
         if total_steps is None:
-            raise ValueError(f"{name} cannot be in percent: it is what percentages are of.")
+            raise ValueError(f"{name} cannot be given in percent: percentages are relative to it.")
         return _up(value / 100 * total_steps)
     if unit == "epochs" and examples_per_epoch is None:
         raise ValueError(f"{name}_epochs needs the data, whose size is not known here.")

@@ -54,7 +54,7 @@ class MetricsWriter(AbstractContextManager):
             return
         if wandb and importlib.util.find_spec("wandb") is None:
             raise ModuleNotFoundError(
-                "Weights & Biases is asked for but not installed: `pip install wandb`, or turn it off."
+                "Weights & Biases is not installed: `pip install wandb`, or leave the key wandb empty."
             )
         # Imported here because it is slow: it imports torch if that is installed. Its `SummaryWriter` is not used: it
         # writes from a thread, which dies on a full disk, and the run would wait for it forever.
@@ -242,7 +242,7 @@ class ProgressBar(AbstractContextManager):
 def _scalar(key: str, value: Any) -> int | float:
     array = np.asarray(value)
     if array.ndim:
-        raise ValueError(f"The metric {key!r} must be a scalar but has the shape {array.shape}.")
+        raise ValueError(f"The metric {key!r} has shape {array.shape}: it must be a scalar.")
     return int(array) if array.dtype.kind in "iub" else float(array)
 
 

@@ -179,7 +179,7 @@ def test_pooled_accuracy_of_long_texts(tasks, tiny):
             {"task.cutmix": 0.2},
             r"unknown config key 'task\.cutmix'",
         ),
-        ({"teacher": "x"}, "teacher is 'x': the task 'text_classification' needs none"),
+        ({"teacher": "x"}, "teacher is 'x': it must be empty for the task 'text_classification'"),
         ({"model.num_classes": 1}, r"model\.num_classes is 1: it must be at least 2, as the source 'labels' has"),
     ],
 )
@@ -241,14 +241,14 @@ def test_initialization_from_a_hugging_face_folder(tasks, tiny, tmp_path):
 def test_invalid_initialization_raises(pretrained, tasks, tiny, tmp_path):
     changes = tasks["token_classification"] | {"init.path": str(pretrained)}
     with pytest.raises(
-        ValueError, match=r"embed/table is \(261, 16\) in .*, but the model's is \(261, 32\): make them"
+        ValueError, match=r"embed/table has shape \(261, 16\) in .*, but \(261, 32\) in the model: change"
     ):
         learned(
             tiny, changes | {"model.width": 32, "init.skip": ("norm", "layers", "position", "segment")}, tmp_path, 1
         )
-    with pytest.raises(ValueError, match=r"none of the model's parameters is in .*, which has embed, embed_norm,"):
+    with pytest.raises(ValueError, match=r"contains none of the parameters of the model: it has embed, embed_norm,"):
         learned(tiny, changes | {"init.skip": (".",)}, tmp_path / "b", 1)
-    with pytest.raises(ValueError, match="'head' is in no parameter of the model, which has classifier, em"):
+    with pytest.raises(ValueError, match="'head' matches no parameter of the model: it has classifier, em"):
         learned(tiny, changes | {"init.skip": ("embed", "head")}, tmp_path / "e", 1)
     with pytest.raises(FileNotFoundError, match="absent"):
         learned(tiny, changes | {"init.path": "absent"}, tmp_path / "c", 1)
@@ -341,7 +341,7 @@ def test_student_of_half_the_depth_learns(pretrained, tiny, tmp_path):
 def test_teacher_with_another_tokenizer_raises(pretrained, tiny, tmp_path):
     Bytes().train([], ("mask", "pad", "sep", "cls", "end_of_text")).save(tmp_path / "own.json")
     config = tiny("bert", distilled(pretrained, {"tokenizer": str(tmp_path / "own.json")}))
-    with pytest.raises(ValueError, match=r"tokenizer must be the teacher's, .*tokenizer\.json"):
+    with pytest.raises(ValueError, match=r"tokenizer must be the tokenizer of the teacher, .*tokenizer\.json"):
         loop.train(config, tmp_path / "run", **ONE)
 
 
