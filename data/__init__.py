@@ -1,5 +1,6 @@
 """Data: sources, examples, transforms, tokenizers and batches. Imports neither JAX nor TensorFlow."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ def load(
     parts = dict(examples.splits)
     facts = replace(examples.facts, examples={name: len(part) for name, part in parts.items()})
     train = TrainBatches(source=parts.pop("train"), transform=examples.train_transform, seed=seed, **reading)
-    transforms = {name: examples.transform_of(name) for name in parts}
+    transforms = examples.evaluation_transform
+    if not isinstance(transforms, Mapping):
+        transforms = dict.fromkeys(parts, transforms)
     splits = {name: EvaluationBatches(source=parts[name], transform=transforms[name], **reading) for name in parts}
     return Data(train, splits, examples.tokenizer, facts)

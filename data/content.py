@@ -38,7 +38,7 @@ class Documents:
             yield group
 
     def fingerprint(self) -> str:
-        """Return a string that changes when the texts change."""
+        """Return a string that identifies the texts."""
         if not self._fingerprint:
             digest = hashlib.sha256()
             for text in self:

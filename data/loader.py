@@ -56,10 +56,7 @@ class ExampleSource:
         raise NotImplementedError
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
-        """Return the examples of `indices` int64 [N].
-
-        Each feature is stacked on a leading axis, or is a list if shapes differ.
-        """
+        """Return the examples of `indices` int64 [N]: an array of each feature, or a list if shapes differ."""
         raise NotImplementedError
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -144,7 +141,7 @@ class TrainBatches(_Batches):
 
     @property
     def examples_per_epoch(self) -> int:
-        """The number of examples in one pass over the source, or with buckets in one round."""
+        """The number of examples in one pass over the source, or with buckets in one round of steps."""
         return self.batch_size * int(self._rounds[-1]) if self.loader.buckets else len(self.source)
 
     @property
@@ -193,16 +190,13 @@ class TrainBatches(_Batches):
         return np.cumsum(np.maximum(np.rint(counts / self.batch_size).astype(int), counts > 0))
 
     def iterate(self, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of steps start, start + 1, ... without end."""
+        """Yield the batches of steps start, start + 1, ..., without end."""
         return self._ahead(start, sys.maxsize)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationBatches(_Batches):
-    """One pass over the source in its own order; the last batch is padded with examples whose `mask` is False.
-
-    Every process yields the same number of batches.
-    """
+    """One pass over the source in its own order; the last batch is padded with examples whose `mask` is False."""
 
     @property
     def batch_size(self) -> int:

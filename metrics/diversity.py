@@ -73,10 +73,7 @@ def distinct(texts: Iterable[Sequence[str]], n: int) -> float:
 
 
 def repetition(texts: Iterable[Sequence[str]], n: int = 4) -> float:
-    """Return seq-rep-n: 1 - distinct-n of each text, averaged over the texts (arXiv 1908.04319, section 4.2).
-
-    Texts shorter than n are ignored; it is nan if there are no others.
-    """
+    """Return seq-rep-n: the mean of 1 - distinct-n over texts of n tokens or more, or nan (arXiv 1908.04319, 4.2)."""
     parts = [1 - distinct([tokens], n) for tokens in texts if len(tokens) >= n]
     return float(np.mean(parts)) if parts else float("nan")
 

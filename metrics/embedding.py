@@ -121,8 +121,7 @@ def greedy_match(candidates: Batch, references: Batch) -> tuple[Float[Array, "B"
 
 
 def power_means(layers: Float[Array, "L B T D"]) -> Float[Array, "B T E"]:
-    """Concatenate the minimum, mean and maximum over layers of unit-length vectors, E = 3 D (arXiv 1909.02622,
-    section 3.2)."""
+    """Concatenate the minimum, mean and maximum over layers of unit vectors, E = 3 D (arXiv 1909.02622, 3.2)."""
     layers = layers / jnp.linalg.norm(layers, axis=-1, keepdims=True)
     return jnp.concatenate([layers.min(axis=0), layers.mean(axis=0), layers.max(axis=0)], axis=-1)
 
@@ -156,12 +155,10 @@ def mover_score(
         raise ValueError(f"{version=}, {size=} and {entropy=}: they must be 1 or 2, at least 1, and at least 0.")
     pairs, first, known = _paired(candidates, references, embed)
     # A candidate counts once in the document frequencies, whatever the number of its references.
-    sides = [candidates, [reference for _, reference in pairs]]
-    rarities = [_idf([known[text] for text in side]) if idf else None for side in sides]
-    grams = [
-        {text: _ngrams(known[text], rarity, skip, size if version == 1 else 1) for text in set(side)}
-        for side, rarity in zip(sides, rarities)
-    ]
+    grams = []
+    for side in (candidates, [reference for _, reference in pairs]):
+        rarity = _idf([known[text] for text in side]) if idf else None
+        grams.append({text: _ngrams(known[text], rarity, skip, size if version == 1 else 1) for text in set(side)})
     scores = [_moved(grams[0][text], grams[1][reference], version, entropy) for text, reference in pairs]
     return np.add.reduceat(scores, first) / np.diff([*first, len(pairs)])
 

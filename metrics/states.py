@@ -108,8 +108,7 @@ class F1(Confusion):
 
 @struct.dataclass
 class Matthews(Confusion):
-    """Matthews correlation coefficient of any number of classes (Gorodkin 2004); 0 if labels or predictions are
-    constant."""
+    """Matthews correlation coefficient (Gorodkin 2004); 0 if labels or predictions are constant."""
 
     def compute(self) -> Leaf:
         counts = self.counts / self.counts.sum().clip(1)
@@ -158,8 +157,8 @@ class Correlation(State):
 class ExpectedCalibrationError(State):
     """Expected calibration error of the predicted class (arXiv 1706.04599, equation 3).
 
-    Predictions are grouped by their confidence into bins of equal width that include their upper bound. The error is
-    nan if a label is not a class index or a probability is not from 0 to 1.
+    Bins of the confidence have equal width and include their upper bound. The error is nan if a label is not a class
+    index or a probability is not from 0 to 1.
     """
 
     sums: Leaf  # [3, bins]: number of predictions, of correct predictions, sum of confidences
@@ -189,10 +188,7 @@ class ExpectedCalibrationError(State):
 
 @struct.dataclass
 class Values(State):
-    """All values, for metrics that cannot be computed from sums.
-
-    The order of the values depends on the order of the merges: use them for metrics that do not depend on it.
-    """
+    """All values, for metrics that cannot be computed from sums and do not depend on the order of the values."""
 
     columns: tuple[Leaf, ...]  # each [N]
 
@@ -211,5 +207,4 @@ class Values(State):
         return Values(tuple(np.concatenate(pair) for pair in zip(self.columns, other.columns, strict=True)))
 
     def compute(self) -> tuple[Leaf, ...]:
-        """Return the columns."""
         return self.columns

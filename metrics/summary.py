@@ -33,8 +33,7 @@ def _stemmer():
 
 
 def tokens(text: str, stem: bool = False) -> list[str]:
-    """Split a text into lower-case runs of ASCII letters and digits; `stem` applies nltk's Porter stemmer to runs of
-    more than 3 characters."""
+    """Split a text into lower-case runs of ASCII letters and digits; `stem` stems those of more than 3 characters."""
     found = re.findall("[a-z0-9]+", text.lower())
     if not stem:
         return found
@@ -188,17 +187,14 @@ def _growths(positions, columns):
 
 
 def _longest_of_sentences(ours, theirs):
-    """Return the number of reference tokens in the union of the LCS with each output sentence, and both lengths.
-
-    A token counts at most as often as it occurs in both texts.
-    """
+    """Return the number of reference tokens in the union of the LCS with each output sentence, and both lengths."""
     left, hits = Counter(ours.tokens) & Counter(theirs.tokens), 0
     for sentence in theirs.sentences:
         positions, common = _positions(sentence), 0
         for other in ours.sentences:
             common |= _common(positions, other)
         for row, token in enumerate(sentence):
-            if common >> row & 1:
+            if common >> row & 1:  # a token counts at most as often as it occurs in both texts
                 hits += left[token] > 0
                 left[token] -= 1
     return hits, len(ours.tokens), len(theirs.tokens)

@@ -108,7 +108,7 @@ def bleu(outputs: Sequence[str], references: References) -> tuple[float, str]:
 
 
 def d2l_bleu(outputs: Sequence[Sequence[str]], references: Sequence[Sequence[str]], order: int = 2) -> float:
-    """Return the mean BLEU of lists of tokens by the definition of Dive into Deep Learning (section 10.7.6), 0 to 1.
+    """Return the mean BLEU of lists of tokens as in Dive into Deep Learning (section 10.7.6), 0 to 1.
 
     It is exp(min(0, 1 - len(reference) / len(output))) times the product of p_n^(1 / 2^n) over n from 1 to `order`, or
     to the output's length if that is less, where p_n is the n-gram precision. An empty output scores 0.

@@ -10,8 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from lineage.models.base import MODELS
 from lineage.models.bert import BERT, Classifier
-from lineage.models.layers.linear import Linear
-from lineage.models.layers.mlp import ACTIVATIONS, gelu
+from lineage.models.layers import ACTIVATIONS, Linear, gelu
 
 
 @MODELS.register("electra")
@@ -19,7 +18,7 @@ class ELECTRA(BERT):
     """BERT with one more head, "replaced": the logit [B, T] of each token being a replaced one.
 
     Attributes:
-        embed_width: E, the size of the embeddings, which are projected to D; None is D, without a projection. The
+        embed_width: E, the size of the embeddings, which are projected to D; None: D, without a projection. The
             generator's embeddings are its discriminator's.
     """
 

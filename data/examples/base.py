@@ -59,8 +59,3 @@ class Examples:
     tokenizer: Tokenizer | None = None
     train_transform: Transform | None = None
     evaluation_transform: Transform | Mapping[str, Transform] | None = None
-
-    def transform_of(self, split: str) -> Transform | None:
-        """Return the transform of an evaluation split."""
-        transform = self.evaluation_transform
-        return transform[split] if isinstance(transform, Mapping) else transform

@@ -37,10 +37,7 @@ def _sizes(rate, length):
 
 
 def draw_spans(sizes: np.ndarray, counts: np.ndarray, length: int, keys: np.ndarray) -> np.ndarray:
-    """Draw the lengths int64 [B, N] of spans, uniformly over all partitions of `sizes` [B] into `counts` [B] spans.
-
-    Each of these has at least one token; there are at most `length` tokens.
-    """
+    """Draw the lengths int64 [B, N] of spans, uniformly over all partitions of `sizes` [B] into `counts` [B] spans."""
     positions = np.arange(length)
     draws = shuffle.draw(keys, length)
     draws = np.where((positions > 0) & (positions < sizes[:, None]), draws, np.uint64(2**64 - 1))

@@ -58,11 +58,10 @@ class Windows(Tokens, ExampleSource):
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         starts, width = indices * self.stride, self.length + 1
-        full = starts + width <= len(self.tokens)
         mask = np.ones((len(starts), self.length), bool)
         if self.once:
             mask[starts > 0, : self.length - self.stride] = False
-        if full.all():
+        if (starts + width <= len(self.tokens)).all():
             block = np.lib.stride_tricks.sliding_window_view(self.tokens, width)[starts].astype(np.int32)
         else:
             block = np.zeros((len(starts), width), np.int32)

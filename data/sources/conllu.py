@@ -53,7 +53,7 @@ def _files_of_splits(path: str) -> dict[str, str]:
 def read_sentences(path: str) -> list[TaggedSentence]:
     """Return the sentences in a file with their universal parts of speech; an error has the number of the line."""
     sentences, words, tags = [], [], []
-    # `space` goes before the next word; `multiword` is the last word of a multiword token and the space after it.
+    # `space` precedes the next word; `multiword` is the last word of a multiword token and the space after it.
     space, multiword = "", (0, "")
     for number, line in enumerate([*read_lines(path), ""], 1):
         if not line.strip():
@@ -73,7 +73,6 @@ def read_sentences(path: str) -> list[TaggedSentence]:
                 index = int(columns[0])
                 words.append(space + columns[1])
                 tags.append(columns[3])
-                # There are no spaces inside a multiword token.
                 space = after if index > multiword[0] else multiword[1] if index == multiword[0] else ""
                 multiword = (0, "") if index >= multiword[0] else multiword
     return sentences

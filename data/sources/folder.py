@@ -24,9 +24,6 @@ class Folder(PathSource):
     """Image files in folders, PATH/<train|validation|test>/<class>/<file>.
 
     The classes are the folders of `train`. All images are gray if the first training image is, else RGB.
-
-    Attributes:
-        path: folder with the splits.
     """
 
     def images(self) -> Images:

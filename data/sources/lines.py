@@ -20,8 +20,7 @@ from lineage.data.sources.base import SOURCES, SplitFiles
 class PairFiles(SplitFiles):
     """Files of pairs of texts, which may be gzipped (.gz).
 
-    A path is "a.tsv" (two columns), "a.jsonl" (objects with `input` and `target`) or "a.en,a.de" (two parallel files
-    with a text in each line).
+    A path is "a.tsv" (two columns), "a.jsonl" (objects with `input` and `target`) or "a.en,a.de" (two parallel files).
     """
 
     def pairs(self) -> dict[str, PairedTexts]:
@@ -113,12 +112,9 @@ def read_lines(path: str) -> list[str]:
 def read_rows(
     path: str, keys: Sequence[str], *, columns: str, optional: str = "", others: str = ""
 ) -> list[tuple[str, ...]]:
-    """Return the rows of a `.tsv` file, or of a `.jsonl` file of objects; either may be gzipped (.gz).
+    """Return the rows of a `.tsv` file with columns `keys`, or of a `.jsonl` file of objects, which may be gzipped.
 
-    Args:
-        keys: keys of the objects, in the order of the columns.
-        columns, others: the columns that a `.tsv` file must have, and other allowed files, for error messages.
-        optional: key that may be missing.
+    The key `optional` may be missing; `columns` and `others` describe the columns and other files in error messages.
     """
     suffix = Path(path.removesuffix(".gz")).suffix
     if suffix not in (".tsv", ".jsonl"):

@@ -22,9 +22,6 @@ class CIFAR(PathSource):
     """CIFAR-10 or CIFAR-100, with its fine classes, in the binary version or in the one for Python.
 
     Examples come in the order of TensorFlow Datasets, so that runs through either source see the same batches.
-
-    Attributes:
-        path: folder with the files.
     """
 
     def images(self) -> Images:
@@ -51,9 +48,6 @@ class IDX(PathSource):
 
     The files are PATH/<train|t10k>-<images-idx3|labels-idx1>-ubyte. The class names are numbers. Examples come in the
     order of TensorFlow Datasets, so that runs through either source see the same batches.
-
-    Attributes:
-        path: folder with the four files.
     """
 
     def images(self) -> Images:

@@ -172,7 +172,7 @@ def _with_boxes(image: np.ndarray, objects: dict[str, Any]) -> dict[str, np.ndar
 
 @dataclass(frozen=True)
 class Texts:
-    """The values of a text feature in the first `length` examples of a split."""
+    """Values of a text feature in the first `length` examples of a split."""
 
     records: Any
     key: str

@@ -24,14 +24,10 @@ class TokenizerKind:
     """Base class of the kinds of tokenizers. Training on the same texts always gives the same tokenizer.
 
     A subclass implements `backend`. If the size of its vocabulary is limited, it has a field `vocab_size`.
-
-    Class attributes:
-        unknown: whether the tokenizer has an unknown token.
-        style: first character of the names of special tokens.
     """
 
-    unknown: ClassVar[bool] = True
-    style: ClassVar[str] = "<"
+    unknown: ClassVar[bool] = True  # whether the tokenizer has an unknown token
+    style: ClassVar[str] = "<"  # first character of the names of special tokens
     vocab_size: ClassVar[int] = 0
 
     def __post_init__(self):
@@ -97,7 +93,6 @@ class CasedKind(VocabularyKind):
 
     @property
     def normalizer(self) -> normalizers.Normalizer:
-        """The library's normalizer."""
         return normalizers.Lowercase() if self.lowercase else normalizers.Sequence([])
 
 
@@ -128,7 +123,7 @@ class Characters(TokenizerKind):
     def train_on_splits(
         self, texts: Mapping[str, Collection[str]], special_tokens: Sequence[str], optional: Collection[str]
     ) -> Tokenizer:
-        """Train on all splits, as nanoGPT does; optional special tokens are left out if no split has several texts."""
+        """Train on all splits, as nanoGPT does, without optional special tokens if no split has several texts."""
         if all(len(part) <= 1 for part in texts.values()):
             special_tokens = [role for role in special_tokens if role not in optional]
         return self.train(chain(*texts.values()), special_tokens)
@@ -189,10 +184,8 @@ class WordBPE(CasedKind):
 class WordPiece(CasedKind):
     """BERT's WordPiece: pieces of words and punctuation; all but the first piece of a word begin with ##.
 
-    Decoding puts one space between words; characters that are not in the training texts are unknown.
-
-    Attributes:
-        lowercase: whether to convert texts to lower case and to remove accents.
+    Decoding puts one space between words; characters that are not in the training texts are unknown. `lowercase` also
+    removes accents.
     """
 
     style = "["
@@ -228,7 +221,7 @@ class TokenizerFile(TokenizerKind):
     """Tokenizer in a file.
 
     Attributes:
-        path: a `tokenizer.json`, or the folder with it.
+        path: `tokenizer.json`, or its folder.
     """
 
     path: str = ""

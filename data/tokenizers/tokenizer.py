@@ -1,6 +1,7 @@
 """Tokenizers: text to token ids and back."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
@@ -26,6 +27,7 @@ SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))  # the tokens
 ANY_CHARACTER = r"[\s\S]"
 _SPACES = "\u2581\u0120\u010a\u0109\u010d \n\t\r"  # first characters of words: of Unigram, bytes and characters
 _PIECE = 1 << 18
+_BETWEEN_LINES = re.compile(r"(?<=\S)\n(?!\s)")
 
 
 def _byte_symbols() -> list[str]:
@@ -39,12 +41,9 @@ BYTES = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
 
 
 class Tokenizer:
-    """Conversion of text to token ids and back.
+    """Conversion of text to token ids and back, by a `backend` of the `tokenizers` library.
 
-    The name of a special token in a text is ordinary text: only the methods of this project insert special tokens.
-
-    Args:
-        backend: a tokenizer of the `tokenizers` library; its truncation, padding and special tokens are switched off.
+    The name of a special token in a text is ordinary text. Truncation and padding are switched off.
 
     Attributes:
         vocab_size: largest id + 1.
@@ -163,14 +162,7 @@ def _pieces(text: str) -> Iterator[str]:
     The splitting into words splits it there too, so the tokens stay the same.
     """
     start = 0
-    while len(text) - start > _PIECE:
-        end = start + _PIECE
-        while (end := text.find("\n", end) + 1) and (
-            end < 2 or text[end - 2].isspace() or text[end : end + 1].isspace()
-        ):
-            pass
-        if not end:
-            break
-        yield text[start:end]
-        start = end
+    while len(text) - start > _PIECE and (newline := _BETWEEN_LINES.search(text, start + _PIECE)):
+        yield text[start : newline.end()]
+        start = newline.end()
     yield text[start:]

@@ -78,12 +78,7 @@ class CentreCrop:
 
 @dataclass(frozen=True)
 class RandomCrop(RandomBox, PerImage):
-    """Inception's crop (arXiv 1409.4842): a random box, or the image if none fits, resized to size x size pixels.
-
-    Attributes:
-        size: height and width of the result in pixels.
-        resample: interpolation, a name of `RESAMPLING`.
-    """
+    """Inception's crop (arXiv 1409.4842): a random box, or the image if none fits, resized to size x size pixels."""
 
     size: int
     min_area: Fraction = 0.05
@@ -133,11 +128,7 @@ class Shift(Checked):
 
 @dataclass(frozen=True)
 class Erase(RandomBox):
-    """Random erasing (arXiv 1708.04896) as in DeiT: a random box of a normalized image becomes Gaussian noise.
-
-    Attributes:
-        probability: probability of erasing a box of an image.
-    """
+    """Random erasing (arXiv 1708.04896) as in DeiT: a random box of a normalized image becomes Gaussian noise."""
 
     probability: Annotated[float, Range(0, 1)] = 0.25
     min_area: Fraction = 0.02
@@ -158,14 +149,7 @@ class Erase(RandomBox):
 def parse(
     augment: str, image_size: int = 0, resample: str = "bilinear"
 ) -> list[Callable[[Images, np.ndarray], np.ndarray]]:
-    """Return the transforms of a pipeline such as `crop | flip | randaugment(2, 10)`.
-
-    Args:
-        image_size, resample: size and interpolation of the images that `crop` returns.
-
-    Raises:
-        ValueError: a transform is unknown or in the wrong position.
-    """
+    """Return the transforms of a pipeline such as `crop | flip | shift(2)`; the other options are those of `crop`."""
     crop = partial(RandomCrop, image_size, resample=resample)
     known = {"crop": crop, "flip": Flip, "randaugment": RandAugment, "jitter": Jitter, "shift": Shift, "erase": Erase}
     transforms = parse_calls("task.augment", augment, known)
@@ -184,9 +168,8 @@ class Transform:
 
     Attributes:
         resize: transform to images of one size; None: the images have one size.
-        steps: transforms of images uint8.
+        steps: transforms of images uint8; `erase` follows the normalization.
         mean, std: normalization to (pixel / 255 - mean) / std in float32.
-        erase: transform of normalized images.
     """
 
     resize: CentreCrop | RandomCrop | None

@@ -105,17 +105,11 @@ def parse(augment: str, longest: int) -> list[Callable[[Example, np.random.Gener
 class Transform:
     """Transform of batches of images with boxes into batches for the model.
 
-    Each image goes through the steps, is normalized and put into the upper left corner of a square, the rest of which
-    is 0. `extent` float32 [B, 2] is the fraction of the rows and of the columns that the image takes. `boxes` float32
-    [B, N, 4] (center x, center y, width and height, relative to the image) and `classes` int32 [B, N] are valid where
-    `boxes_mask` bool [B, N] is True or, in evaluation, `crowd` bool [B, N].
-
-    Attributes:
-        steps: transforms of single images.
-        size: side of the square in pixels.
-        most: N, the maximum number of objects in an image.
-        mean, std: normalization (pixel / 255 - mean) / std.
-        training: whether crowds and the objects beyond N are left out; in evaluation, more than N are an error.
+    Each image goes through the steps, is normalized to (pixel / 255 - mean) / std and put into the upper left corner of
+    a square of `size` pixels, the rest of which is 0. `extent` float32 [B, 2] is the fraction of the rows and of the
+    columns that the image takes. `boxes` float32 [B, N, 4] (center x, center y, width, height, relative to the image)
+    and `classes` int32 [B, N], where N is `most`, are valid where `boxes_mask` bool [B, N] is True or, in evaluation,
+    `crowd` bool [B, N]. Training leaves out crowds and the objects beyond N; in evaluation, more than N are an error.
     """
 
     steps: Sequence[Callable[[Example, np.random.Generator], Example]]
@@ -159,6 +153,6 @@ class Transform:
         boxes = boxes / np.float32([width, height] * 2)
         boxes = np.concatenate([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], axis=1)
         kept = np.flatnonzero(~example["crowd"])[: self.most] if self.training else np.arange(len(boxes))
-        found = {"boxes": boxes, "boxes_mask": ~example["crowd"], "crowd": example["crowd"]}
-        for name, value in (found | {"classes": example["classes"]}).items():
-            out[name][row, : len(kept)] = value[kept]
+        for name, value in (example | {"boxes": boxes, "boxes_mask": ~example["crowd"]}).items():
+            if name != "image":
+                out[name][row, : len(kept)] = value[kept]

@@ -19,12 +19,9 @@ class Checked:
 
 
 def parse_calls(option: str, value: str, known: Mapping[str, Callable[..., Any]]) -> list[Any]:
-    """Return the results of the calls in a pipeline such as `a | b(2, 10)`, whose arguments are literals.
+    """Return the results of the calls of known functions in the pipeline `value`, whose arguments are literals.
 
-    Args:
-        option: config key of the pipeline, for error messages.
-        value: pipeline.
-        known: functions by name.
+    The error message has the config key `option`.
     """
     results = []
     for text in filter(None, (part.strip() for part in value.split("|"))):

@@ -191,7 +191,7 @@ def test_invalid_arguments(arguments, sentence, capsys):
     [
         (b"good until \xff here", "is not UTF-8 text: byte 0xff at offset 11"),
         (b"", "There is no text in"),
-        (b"a", "The text has 1 tokens: language modelling needs at least 2"),
+        (b"a", "The text has 1 tokens: language modeling needs at least 2"),
     ],
 )
 def test_invalid_data(content, sentence, error, tmp_path):
