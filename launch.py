@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.traceback:
             traceback.print_exc()
         else:
-            print("(--traceback shows where it happened)", file=sys.stderr)
+            print("(use --traceback for the full traceback)", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
@@ -88,7 +88,7 @@ def workdir(options: Options) -> Path:
 
 
 def default_workdir(file: str) -> str:
-    """Return outputs/<config> or outputs/<config>_<argument>, where the argument's slashes become underscores."""
+    """Return outputs/CONFIG or outputs/CONFIG_ARGUMENT, with underscores for the slashes of the argument."""
     path, _, argument = file.partition(":")
     return os.path.join("outputs", Path(path).stem + (f"_{argument}" if argument else "").replace(os.sep, "_"))
 
@@ -129,7 +129,7 @@ def run_train(options: Options, changes: Changes) -> int:
 
 
 def restored(options: Options, changes: Changes) -> tuple[Any, Any]:
-    """Return the experiment of a trained model and its state, with the experts that the command line asks for."""
+    """Restore a trained model; return its experiment and state, with the mixture of `config.experts` if it is given."""
     config, _ = configured(options, changes)
     from lineage.train import expert_mixture
     from lineage.train.experiment import Experiment
@@ -159,27 +159,11 @@ def run_generate(options: Options, changes: Changes) -> None:
     experiment, state = restored(options, changes)
     from lineage.evaluation.sampling import Sampler
 
-    text, sampler = experiment.config.sampling.prompt, Sampler(experiment.context(), helpers(experiment))
+    text, sampler = experiment.config.sampling.prompt, Sampler(experiment.context(), experiment.helpers())
     for continuation in sampler.write(state.variables(average=True), text):
         print(sampler.lead(text) + continuation)
     if sampler.acceptance_rate is not None:
         print(f"{sampler.acceptance_rate:.0%} of the draft's tokens were accepted")
-
-
-def helpers(experiment: Any) -> dict[str, tuple[Any, Any]]:
-    """Return the models, with their variables, that `sampling.draft` and `sampling.contrast` name."""
-    from lineage.configs import cli
-    from lineage.train.experiment import Experiment
-
-    found = {}
-    for role in ("draft", "contrast"):
-        if folder := experiment.config.sampling.get(role):
-            other = Experiment(cli.load(f"{folder}/{CONFIG}")[0], Path(folder))
-            tokens = [one.data.tokenizer and one.data.tokenizer.to_str() for one in (experiment, other)]
-            if tokens[0] != tokens[1]:
-                raise ValueError(f"sampling.{role} is {folder}: its tokens are not those of {experiment.workdir}.")
-            found[role] = other.model, other.restore().variables(average=True)
-    return found
 
 
 def run_export(options: Options, changes: Changes) -> None:
@@ -192,7 +176,7 @@ def run_export(options: Options, changes: Changes) -> None:
 
 
 def run_describe(options: Options, changes: Changes) -> None:
-    """Print what a model costs."""
+    """Print the parameters, FLOPs and memory of a model."""
     config, _ = configured(options, changes)
     from lineage.train import profiling
     from lineage.train.experiment import Experiment
@@ -319,10 +303,10 @@ def run_config(options: Options, changes: Changes) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep the memory that a step frees for the next one.
+    """Make glibc keep freed memory for reuse by the next step; without glibc, do nothing.
 
     XLA's CPU backend allocates the scratch space of each step anew, and by default glibc returns large blocks to the
-    kernel, which costs thousands of page faults a step. Without glibc this does nothing.
+    kernel, which costs thousands of page faults per step.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         mmap_threshold, trim_threshold, arena_max = -3, -1, -8

@@ -160,7 +160,7 @@ def similarities(options):
     texts = [sentence(random, random.integers(5, 40)) for _ in range(2 * options.sentences)]
     with tempfile.TemporaryDirectory() as folder:
         special = ("pad", "unknown", "cls", "sep", "mask")
-        coder = tokenizers.WordPiece(2000, lowercase=True).train(texts, special)
+        coder = tokenizers.kinds.WordPiece(2000, lowercase=True).train(texts, special)
         coder.save(folder)
         transformers.BertTokenizerFast(tokenizer_file=f"{folder}/tokenizer.json", model_max_length=128).save_pretrained(
             folder

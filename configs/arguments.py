@@ -30,14 +30,7 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the command line.
-
-    Attributes:
-        summary: one sentence, for the help texts.
-        examples: command lines without the program.
-        options: of this command alone, or of a few.
-        groups: options that the command shares with others.
-    """
+    """A command: a sentence and examples (command lines without the program) for the help texts, and its options."""
 
     summary: str
     examples: Sequence[str]
@@ -46,11 +39,7 @@ class Command:
 
 
 def parse(arguments: Sequence[str], program: str) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Parse a command line.
-
-    Args:
-        arguments: of the command line; without a command they are those of `train`.
-        program: name of the program in help texts, such as "lineage".
+    """Parse the arguments of a command line; without a command they are those of `train`.
 
     Returns:
         The options, with the name of the command as `command`, and the overrides of the config: texts by dotted key.
@@ -70,7 +59,10 @@ def parse(arguments: Sequence[str], program: str) -> tuple[argparse.Namespace, d
     options, unknown = parser.parse_known_args(own)
     if unknown:
         known = [flag for action in parser._actions for flag in action.option_strings]
-        parser.error(f"unknown argument {unknown[0]!r}{did_you_mean(unknown[0].partition('=')[0], known)}")
+        hint = did_you_mean(unknown[0].partition("=")[0], known)
+        if EXPERIMENT in COMMANDS[name].groups and not unknown[0].startswith("-"):
+            hint = ": an experiment is given by --config, the folder of a run by --workdir"
+        parser.error(f"unknown argument {unknown[0]!r}{hint}")
     options.command = name
     return options, changes
 
@@ -229,7 +221,7 @@ COMMANDS = {
     ),
     "export": Command(
         "Export a trained model.",
-        ("export --workdir=outputs/gpt", "export --workdir=outputs/gpt --format=stablehlo --output=gpt.stablehlo"),
+        ("export --workdir=outputs/gpt", "export --workdir=outputs/gpt --format=stablehlo --output=exported"),
         (
             CHECKPOINT,
             _option(
@@ -243,7 +235,7 @@ COMMANDS = {
         (EXPERIMENT,),
     ),
     "report": Command(
-        "Write the report of a run, or a page that compares several runs.",
+        "Write the report of a run, or a comparison of several runs.",
         ("report outputs/gpt", "report outputs/gpt outputs/wide", "report outputs"),
         FOLDERS,
     ),

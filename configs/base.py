@@ -47,7 +47,7 @@ def get_config(
     names = {"model": model, "task": task, "source": source, "tokenizer": tokenizer}
     names |= {"adapter": adapter, "optimizer": optimizer, "schedule": schedule}
     parts = {part: schema.parse(REGISTRIES[part], shorthand(part, name)) for part, name in names.items()}
-    config = ConfigDict(parts | schema.plain(Run).to_dict(preserve_field_references=True))
+    config = ConfigDict(parts | schema.plain(Run))
     config.evaluators = default_evaluators(config)
     return config.lock()
 

@@ -24,10 +24,6 @@ def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
     Args:
         file: path of a Python file or of a run's `config.json`, or the bare name of an experiment (see `find`);
             "path.py:argument" calls get_config("argument"), and sweep("argument") if that takes one.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file has no `get_config`, or it does not take the argument.
     """
     path, argument = find(file)
     if path.endswith(".json"):
@@ -72,11 +68,7 @@ def _mistake(path, error):
 
 
 def find(file: str) -> tuple[str, str]:
-    """Return the path and the argument of "FILE:ARGUMENT", where FILE is a path or the bare name of an experiment.
-
-    Raises:
-        FileNotFoundError: there is no such file; the message names the nearest experiment.
-    """
+    """Return the path and the argument of "FILE:ARGUMENT", where FILE is a path or the bare name of an experiment."""
     path, _, argument = file.partition(":")
     if not Path(path).is_file():
         known = experiments()
@@ -181,5 +173,5 @@ def _typed(key, value, kind, optional):
     if kind is tuple and isinstance(value, str) and value:
         value = tuple(value.split(","))
     if type(value) is not kind:
-        raise ValueError(f"{key} is {given!r}, but must be of type {kind.__name__}.")
+        raise ValueError(f"{key} is {given!r}: it must be of type {kind.__name__}.")
     return value

@@ -21,9 +21,6 @@ def steps(
     """Return the duration `name` in steps, from whichever of `name_steps`, `_epochs`, `_examples`, `_percent` is set.
 
     Fractions of a step are rounded up. Percentages are of `total_steps`.
-
-    Raises:
-        ValueError: several units are set, none is set and there is no default, or the duration cannot be converted.
     """
     given = {unit: section.get(f"{name}_{unit}") for unit in UNITS}
     given = {unit: value for unit, value in given.items() if value is not None}
@@ -31,7 +28,7 @@ def steps(
         return default
     if len(given) != 1:
         keys = ", ".join(f"{name}_{unit}" for unit in (given or UNITS))
-        raise ValueError(f"{'give only one of' if given else 'give one of'} {keys}.")
+        raise ValueError(f"exactly one of {keys} must be set.")
     ((unit, value),) = given.items()
     if value < 0:
         raise ValueError(f"{name}_{unit} is {value}: a duration cannot be negative.")
@@ -39,7 +36,7 @@ def steps(
         return int(value)
     if unit == "percent":
         if total_steps is None:
-            raise ValueError(f"{name} cannot be in percent: it is what percentages are of.")
+            raise ValueError(f"{name} cannot be given in percent: percentages are relative to it.")
         return _up(value / 100 * total_steps)
     if unit == "epochs" and examples_per_epoch is None:
         raise ValueError(f"{name}_epochs needs the data, whose size is not known here.")

@@ -28,11 +28,11 @@ class Init:
 
     Attributes:
         path: workdir of a run, or folder in the layout of transformers, whose parameters and tokenizer are taken over;
-            "" initialises at random.
+            "" initializes at random.
         skip: regular expressions; parameters in whose path one is found keep their random initialization.
         rename: pairs (regular expression, replacement), applied to the paths of the other model's parameters, such as
             ("^", "backbone/").
-        layers: layers of the other model that become this one's, from 0, such as (0, 2, 4); () is all.
+        layers: layers of the other model to copy, counted from 0, such as (0, 2, 4); (): all.
     """
 
     path: str = ""
@@ -50,12 +50,12 @@ class Experts:
     """Combination of several SVF adapters of one base model, before generation or before the first step.
 
     Attributes:
-        paths: workdirs of the runs with the adapters; () is none.
-        choice: "few_shot": the mixture that minimises the loss of some examples; "prompt": the adapter whose folder's
+        paths: workdirs of the runs with the adapters; (): no mixture.
+        choice: "few_shot": the mixture that minimizes the loss of some examples; "prompt": the adapter whose folder's
             name the model gives as its answer to `question`, asked about the prompt or about the examples.
         examples: number of training examples.
         question: template of the question, with {text} and {name}.
-        classifier: workdir of another SVF run that answers the question; "" is the base model.
+        classifier: workdir of another SVF run that answers the question; "": the base model answers.
     """
 
     paths: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class Checkpoint:
 
     Attributes:
         keep: number of the newest checkpoints to keep; at least two survive a damaged one.
-        best: metric by which the best checkpoint is kept too, such as "validation/loss"; "" is none.
+        best: metric by which the best checkpoint is kept too, such as "validation/loss"; "" disables it.
         best_is_highest: whether a higher metric is better.
         on_error: what happens when a save fails, as on a full disk; only runs of one process can "continue".
     """
@@ -105,7 +105,7 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Resources of a SLURM job; "" and 0 are the cluster's defaults.
+    """Resources of a SLURM job; "" and 0: the default of the cluster.
 
     Attributes:
         partition, account, qos, constraint: as for sbatch.
@@ -116,8 +116,8 @@ class Cluster:
         memory_gb: memory of a node in GB.
         minutes: time limit; then the job is requeued, and the run resumes.
         save_seconds: seconds before the time limit at which the run is told to save.
-        requeues: the most times that a job is requeued because of its time limit.
-        parallel: the most runs of a sweep at the same time; 0 is all.
+        requeues: maximum number of times that a job is requeued because of its time limit.
+        parallel: maximum number of runs of a sweep at the same time; 0: all.
         setup: commands before the run's, such as "module load cuda".
     """
 
@@ -149,15 +149,15 @@ class Sampling:
         top_k: sample from the k most probable tokens; 0 disables it.
         top_p: nucleus sampling: sample from the most probable tokens that reach this total; 0 disables it.
         repetition_penalty: above 1, tokens that have occurred are less likely.
-        no_repeat_ngram_size: no sequence of this many tokens occurs twice; 0 is no limit.
+        no_repeat_ngram_size: no sequence of this many tokens occurs twice; 0 disables it.
         min_new_tokens: minimum number of new tokens.
-        forced_first_token: token id with which a text starts; None is the model's choice.
+        forced_first_token: token id with which a text starts; None disables it.
         best_of: number of samples of which the one with the highest mean log-probability is kept.
         contrast: workdir of a weaker run whose log-probability is subtracted (`generate` only).
         draft: workdir of a smaller run for speculative decoding (`generate` only).
         num_drafted: tokens that the draft model proposes at a time.
         num_beams: above 1, beam search, which needs temperature 0.
-        length_penalty: of beam search; above 0 prefers longer texts.
+        length_penalty: length penalty of beam search; above 0 prefers longer texts.
     """
 
     prompt: str = "\n"
@@ -189,7 +189,7 @@ class Run:
     percent of the run. Setting one unit on the command line unsets the others.
 
     Attributes:
-        seed: of the initial parameters, the order of the data, and everything else that is random.
+        seed: random seed of the initial parameters, the order of the data and everything else that is random.
         imports: modules, or paths of Python files, that register models, tasks, sources or evaluators.
         precision: dtype of computation; parameters stay float32.
         total_steps, total_epochs, total_examples, total_percent: length of the training; must be given.
@@ -205,7 +205,7 @@ class Run:
             path counts; the model's own rules come after them.
         sequence_sharding: whether to shard activations between layers over the tensor axis (sequence parallelism).
         teacher: teacher for distillation: workdir of a run, or folder in the layout of transformers.
-        wandb: project of Weights & Biases to log to as well, if it is installed; "" is none.
+        wandb: project of Weights & Biases to log to as well; "" disables it.
     """
 
     seed: int = 0

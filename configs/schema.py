@@ -20,10 +20,10 @@ class Key(NamedTuple):
     """A key of a config section.
 
     Attributes:
-        name: of the key, as on the command line.
-        type: allowed values, for people: "int, 1 or more", "float or None", "'token' | 'gap' | 'map'".
-        default: used unless the config sets another value; None where it must be given or comes from the data.
-        documentation: the entry of the docstring's `Attributes:` section.
+        name: name of the key, as on the command line.
+        type: allowed values, as text: "int, 1 or more", "float or None", "'token' | 'gap' | 'map'".
+        default: default value; None where the value must be given or comes from the data.
+        documentation: entry of the `Attributes:` section of the docstring.
     """
 
     name: str
@@ -43,26 +43,24 @@ def keys(cls: type) -> list[Key]:
     return [Key("variant", " | ".join(map(repr, variants(cls))), None, VARIANT), *found] if variants(cls) else found
 
 
-def plain(cls: type) -> ConfigDict:
-    """Return the config section of a dataclass that is not registered; a field that is a dataclass is a section too.
+def plain(cls: type) -> dict[str, Any]:
+    """Return the keys of a dataclass with their values in a section; a field that is a dataclass is a section too.
 
-    `construct` is its inverse.
+    A key is empty (None, of the field's type) until the config gives a value where the default is None, where a variant
+    of the class sets the field, and where the data determine it (`FROM_DATA`). `construct` is the inverse.
     """
-    hints, values = field_types(cls), {}
-    for key in keys(cls):
-        if dataclasses.is_dataclass(hints[key.name]):
-            values[key.name] = plain(hints[key.name])
+    hints, values = field_types(cls) | {"variant": str}, {}
+    empty = {*from_data(cls), *(key for one in variants(cls).values() for key in one)}
+    for name, _, default, _ in keys(cls):
+        if dataclasses.is_dataclass(hints[name]):
+            values[name] = ConfigDict(plain(hints[name]))
         else:
-            values[key.name] = placeholder(_plain_type(hints[key.name])) if key.default is None else key.default
-    return ConfigDict(values)
+            values[name] = placeholder(_plain_type(hints[name])) if default is None or name in empty else default
+    return values
 
 
 def construct(cls: type, values: Mapping[str, Any], prefix: str = "") -> Any:
-    """Construct a dataclass from a section made by `plain`, or from one that has further keys.
-
-    Raises:
-        ValueError: a value is not allowed.
-    """
+    """Construct a dataclass from a section made by `plain`, or from one that has further keys."""
     found = {}
     for name, hint in field_types(cls).items():
         value = values[name]
@@ -87,11 +85,7 @@ def parse(registry: Registry, text: str) -> ConfigDict:
 
 
 def swapped(registry: Registry, old: ConfigDict, text: str) -> ConfigDict:
-    """Return the section of another class, with the values of common keys that differ from the old class's defaults.
-
-    Args:
-        text: the name of the other class, or a shorthand as for `parse`.
-    """
+    """Return the section of the class `text` (see `parse`), with the values of common keys that were changed."""
     new = parse(registry, text)
     if old.name == new.name:
         return new if ":" in text else old
@@ -104,28 +98,19 @@ def swapped(registry: Registry, old: ConfigDict, text: str) -> ConfigDict:
 
 
 def section(registry: Registry, name: str, **changes: Any) -> ConfigDict:
-    """Return the config section of a registered dataclass, with its defaults and some changes.
+    """Return the config section of a registered dataclass, with its defaults (see `plain`) and some changes.
 
-    A key is empty (None, of the field's type) until the config gives a value where the default is None, where a variant
-    of the class sets the field, and where the data determine it (`FROM_DATA`). A field that a variant describes by a
-    dictionary, such as a detector's backbone, is a section of its own; a change of it is a dictionary.
+    A field that a variant describes by a dictionary, such as a detector's backbone, is a section of its own; a change
+    of it is a dictionary.
 
     Raises:
         ValueError: the class has no such key; the message names the nearest one.
     """
     cls = registry[name]
-    values: dict[str, Any] = {"name": name}
-    hints, open_keys = field_types(cls), {*from_data(cls), *(key for one in variants(cls).values() for key in one)}
-    for key in keys(cls):
-        parts = [one[key.name] for one in variants(cls).values() if isinstance(one.get(key.name), Mapping)]
-        if parts:
-            values[key.name] = _part(registry, parts, changes.pop(key.name, {}))
-        elif key.name == "variant":
-            values[key.name] = placeholder(str)
-        else:
-            empty = key.default is None or key.name in open_keys
-            values[key.name] = placeholder(_plain_type(hints[key.name])) if empty else key.default
-    made = ConfigDict(values)
+    made = ConfigDict({"name": name} | plain(cls))
+    for key in field_types(cls):
+        if parts := [one[key] for one in variants(cls).values() if isinstance(one.get(key), Mapping)]:
+            made[key] = _part(registry, parts, changes.pop(key, {}))
     for key, value in changes.items():
         if key not in made:
             raise ValueError(f"{cls.__name__} has no key {key!r}.{nearest(key, [one.name for one in keys(cls)])}")
@@ -134,17 +119,12 @@ def section(registry: Registry, name: str, **changes: Any) -> ConfigDict:
 
 
 def build(registry: Registry, values: Mapping[str, Any], **given: Any) -> Any:
-    """Construct what a section describes.
+    """Construct the entry of the registry that a section describes; raise as `Registry.build`.
 
     Args:
-        registry: where `values["name"]` is looked up.
         values: the section. None leaves the field to `given`, to the variant and to the class's default, in this order.
         given: values that the data determine, such as the number of classes; those that the class does not have are
             ignored.
-
-    Raises:
-        ValueError: an unknown key, a choice that the type does not allow, a field without value and default, or what
-            the class's `__post_init__` refuses.
     """
     values = values.to_dict() if isinstance(values, ConfigDict) else dict(values)
     known = {key: value for key, value in given.items() if key in field_types(registry[values["name"]])}
@@ -217,15 +197,7 @@ def tuples(value: Any) -> Any:
 
 
 class Row(NamedTuple):
-    """A key of a whole config, as `describe` lists it.
-
-    Attributes:
-        key: dotted, such as "optimizer.b1".
-        type: allowed values, for people; see `Key`.
-        value: in this config.
-        default: of the class behind the section; None where there is none.
-        documentation: see `Key`.
-    """
+    """A dotted key of a whole config, with its value; the other fields are those of `Key`."""
 
     key: str
     type: str

@@ -1,5 +1,6 @@
 """Data: sources, examples, transforms, tokenizers and batches. Imports neither JAX nor TensorFlow."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,9 @@ from lineage.data.tokenizers import TOKENIZERS, Bytes, Tokenizer, TokenizerKind,
 
 @dataclass(frozen=True)
 class Data:
-    """The data of a run.
+    """The data of a run: endless training batches, one pass over each evaluation split, and metadata.
 
-    Attributes:
-        train: endless training batches.
-        splits: the batches of one pass over each evaluation split.
-        tokenizer: the tokenizer; None for images.
-        facts: properties of the data.
+    The tokenizer of images is None.
     """
 
     train: TrainBatches
@@ -39,17 +36,13 @@ def load(
     process_count: int = 1,
     workdir: str | Path | None = None,
 ) -> Data:
-    """Read the content of a source and make the batches of a task.
+    """Read the content of a source and make the batches of a `lineage.tasks.Task`.
 
     Args:
-        source: the origin of the content.
-        task: a `lineage.tasks.Task`, which makes examples of the content.
-        tokenizer: the kind of tokenizer, for tasks on text; one in the workdir takes precedence.
-        loader: the options of the batches.
-        seed: the seed of the order of the training examples, of their augmentation and of their noise.
-        process_index: the process whose part of each global batch is read.
-        process_count: the number of processes.
-        workdir: the folder of the run, in which its tokenizer is kept; None keeps none.
+        tokenizer: kind of tokenizer, for tasks on text; one in the workdir takes precedence.
+        seed: random seed of the order of the training examples, of their augmentation and of their noise.
+        process_index, process_count: process whose part of each global batch is read, and the number of processes.
+        workdir: folder of the run, in which its tokenizer is kept; None: it is not kept.
 
     Raises:
         ValueError: the data cannot be read or do not fit together.
@@ -65,11 +58,11 @@ def load(
         raise ValueError(f"The task reads no texts, so the tokenizer must be left at its default: it is {tokenizer}.")
     examples = task.examples(content, found, seed)
     reading = {"loader": loader, "process_index": process_index, "process_count": process_count}
-    train = TrainBatches(source=examples.splits["train"], transform=examples.train_transform, seed=seed, **reading)
-    splits = {
-        name: EvaluationBatches(source=part, transform=examples.transform_of(name), **reading)
-        for name, part in examples.splits.items()
-        if name != "train"
-    }
-    facts = replace(examples.facts, examples={name: len(part) for name, part in examples.splits.items()})
+    parts = dict(examples.splits)
+    facts = replace(examples.facts, examples={name: len(part) for name, part in parts.items()})
+    train = TrainBatches(source=parts.pop("train"), transform=examples.train_transform, seed=seed, **reading)
+    transforms = examples.evaluation_transform
+    if not isinstance(transforms, Mapping):
+        transforms = dict.fromkeys(parts, transforms)
+    splits = {name: EvaluationBatches(source=parts[name], transform=transforms[name], **reading) for name in parts}
     return Data(train, splits, examples.tokenizer, facts)

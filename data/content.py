@@ -11,10 +11,7 @@ from lineage.data.loader import ExampleSource
 
 
 class Documents:
-    """Texts in a fixed order, which may be read lazily.
-
-    The `fingerprint` is a string that changes when the texts change; "" computes a digest of the texts.
-    """
+    """Texts in a fixed order, which may be read lazily; a `fingerprint` of "" is computed from the texts."""
 
     always_ended = False  # whether an end of text follows a single document too
 
@@ -41,7 +38,7 @@ class Documents:
             yield group
 
     def fingerprint(self) -> str:
-        """Return a string that changes when the texts change."""
+        """Return a string that identifies the texts."""
         if not self._fingerprint:
             digest = hashlib.sha256()
             for text in self:
@@ -59,12 +56,9 @@ class PairedTexts(NamedTuple):
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Texts, or pairs of texts, with a label each.
+    """Examples of one or two texts, with a label each, as the source writes it.
 
-    Attributes:
-        texts: one or two texts for each example.
-        labels: the label of each example, as the source writes it.
-        names: all class names in order; empty if the source does not have them.
+    The `names` of all classes are in order; they are empty if the source does not have them.
     """
 
     texts: Sequence[tuple[str, ...]]
@@ -82,13 +76,7 @@ class TaggedSentence:
 
 @dataclass(frozen=True)
 class Question:
-    """Question about a context.
-
-    Attributes:
-        text: the question.
-        context: the text that contains the answers.
-        answers: (first character in the context, text) of each reference answer; empty if there is no answer.
-    """
+    """Question about a context, with (first character in the context, text) of each reference answer, if any."""
 
     text: str
     context: str
@@ -106,15 +94,11 @@ class Question:
 
 
 class Images(NamedTuple):
-    """Images with labels or boxes.
+    """Splits of images with labels or boxes, and the names of the classes in order.
 
-    Examples of labelled images have `image` uint8 [h, w, c] and `label`. Examples of images with n objects have
+    Examples of labeled images have `image` uint8 [h, w, c] and `label`. Examples of images with n objects have
     `image`, `boxes` float32 [n, 4] (left, top, right and bottom edge in pixels), `classes` int32 [n], and `crowd`
     bool [n], which marks a box around several objects.
-
-    Attributes:
-        splits: the examples of each split.
-        class_names: the names of the classes in order.
     """
 
     splits: Mapping[str, ExampleSource]

@@ -20,20 +20,18 @@ Batch = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Loader:
-    """Options of batches and of how they are read.
+    """Options of batches.
 
     Attributes:
-        batch_size: the global batch size of a training step.
-        evaluation_batch_size: the same for evaluation; 0 = batch_size.
-        order: "" = shuffle the training examples; "stream" = each row of a batch continues where the same row of the
+        batch_size: global batch size of a training step.
+        evaluation_batch_size: global batch size of evaluation; 0: batch_size.
+        order: "": shuffle the training examples; "stream": sequence b of each batch continues where sequence b of the
             previous batch ended, for windows of text.
-        buckets: lengths in increasing order. A training batch then has sequences of about one length, and is padded to
-            the shortest bucket that they fit in, or to the full length.
-        repeats: the number of copies of each training example in a batch, each augmented differently
-            (arXiv 1901.09335).
-        workers: the number of processes that read ahead.
-        threads: the number of threads in each process that read ahead; without workers and threads, batches are read
-            when they are needed.
+        buckets: lengths in increasing order. A training batch then has sequences of about one length, padded to the
+            shortest bucket that they fit in, or to the full length.
+        repeats: number of copies of each training example in a batch, augmented differently (arXiv 1901.09335).
+        workers: number of processes that read ahead.
+        threads: number of threads in each process that read ahead. Without workers and threads, nothing is read ahead.
     """
 
     batch_size: Annotated[int, Range(1)] = 128
@@ -58,10 +56,7 @@ class ExampleSource:
         raise NotImplementedError
 
     def take(self, indices: np.ndarray) -> dict[str, Any]:
-        """Return the examples of `indices` int64 [N].
-
-        Each feature is stacked on a leading axis, or is a list if shapes differ.
-        """
+        """Return the examples of `indices` int64 [N]: an array of each feature, or a list if shapes differ."""
         raise NotImplementedError
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -79,10 +74,8 @@ class _Batches:
 
     def __post_init__(self):
         if self.batch_size % self.process_count:
-            raise ValueError(
-                f"The batch size {self.batch_size} cannot be divided among {self.process_count} processes: "
-                "it must be a multiple of their number."
-            )
+            given = f"The batch size is {self.batch_size}, the number of processes {self.process_count}"
+            raise ValueError(f"{given}: the former must be a multiple of the latter.")
         if not len(self.source):
             raise ValueError("The data set is empty: at least one example is needed.")
 
@@ -92,12 +85,12 @@ class _Batches:
         return self.loader.batch_size
 
     def _rows(self) -> np.ndarray:
-        """Return this process's rows of a global batch: a contiguous part, so that parts concatenate."""
+        """Return the contiguous part of the indices of a global batch that this process reads."""
         rows = self.batch_size // self.process_count
         return self.process_index * rows + np.arange(rows)
 
     def _positions(self, number: int) -> np.ndarray:
-        """Return the positions of this process's rows of global batch `number` in the stream of examples."""
+        """Return the positions in the stream of examples that this process reads for global batch `number`."""
         return number * self.batch_size + self._rows()
 
     def _ahead(self, start: int, stop: int) -> Iterator[Batch]:
@@ -124,11 +117,7 @@ class _Batches:
 
 
 def _live_as_long_as_parent(index, count):
-    """Ignore termination signals in a worker process, and terminate it when its parent dies.
-
-    A signal to all processes of a run is handled by the run itself, which still needs batches. If the run is killed,
-    the worker must end by itself.
-    """
+    """Ignore signals in a worker process, as the run itself handles them, and terminate it when its parent dies."""
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     run = multiprocessing.parent_process()
@@ -141,22 +130,18 @@ class TrainBatches(_Batches):
 
     The examples come in a new order in each epoch; a batch may contain the end of one epoch and the beginning of the
     next. The global batch of a step is the same for any number of processes, workers and threads. With order
-    "stream", the rows start evenly spread over the source, and row b of a batch continues where row b of the previous
-    batch ended.
+    "stream", the sequences of the first batch are evenly spread over the source.
 
-    With `buckets`, a batch has examples of about one length, and its sequences are cut to the shortest bucket that they
-    fit in. Each bucket is a stream of its own. Its share of the batches in each round of steps is its share of the
-    examples; the order of the batches in a round is random.
-
-    With `repeats`, a batch has that many copies of each of its examples, each with its own key for the transform
-    (repeated augmentation, arXiv 1901.09335). A pass over the source then takes `repeats` epochs.
+    Each of the `buckets` is a stream of its own. Its share of the batches in each round of steps is its share of the
+    examples; the order of the batches in a round is random. With `repeats`, each copy of an example has its own key for
+    the transform, and a pass over the source takes `repeats` epochs.
     """
 
     seed: int
 
     @property
     def examples_per_epoch(self) -> int:
-        """The number of examples in one pass over the source, or with buckets in one round."""
+        """The number of examples in one pass over the source, or with buckets in one round of steps."""
         return self.batch_size * int(self._rounds[-1]) if self.loader.buckets else len(self.source)
 
     @property
@@ -205,17 +190,13 @@ class TrainBatches(_Batches):
         return np.cumsum(np.maximum(np.rint(counts / self.batch_size).astype(int), counts > 0))
 
     def iterate(self, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of steps start, start + 1, ... without end."""
+        """Yield the batches of steps start, start + 1, ..., without end."""
         return self._ahead(start, sys.maxsize)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationBatches(_Batches):
-    """One pass over the source in its own order; the last batch is padded with examples whose `mask` is False.
-
-    Every process yields the same number of batches. With order "stream", each row has a contiguous part of the source:
-    row b of a batch continues where row b of the previous batch ended.
-    """
+    """One pass over the source in its own order; the last batch is padded with examples whose `mask` is False."""
 
     @property
     def batch_size(self) -> int:

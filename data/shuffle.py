@@ -11,7 +11,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mix(values: np.ndarray) -> np.ndarray:
-    """Hash uint64 [...] to uint64 [...] one to one, by the finaliser of SplitMix64 (Steele et al., 2014)."""
+    """Hash uint64 [...] to uint64 [...] one to one, by the finalizer of SplitMix64 (Steele et al., 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -5,13 +5,13 @@ import inspect
 import json
 import math
 import platform
-from collections.abc import Iterator, Sequence
-from importlib import metadata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lineage.evaluation.scorers import METRICS, PREDICTIONS, REFERENCES, read
 from lineage.metrics import translation
+from lineage.runs.folder import versions
 
 PACKAGES = ("lineage", "numpy", "scipy", "sacrebleu", "nltk")
 
@@ -80,7 +80,7 @@ def score_files(
         "scores": {key: None if math.isnan(value) else float(value) for key, value in scores.items()},
         "options": settings,
         "files": {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in files},
-        "versions": {"python": platform.python_version(), **dict(_versions())},
+        "versions": {"python": platform.python_version(), **versions(PACKAGES)},
     }
 
 
@@ -120,11 +120,3 @@ def _value(text, default):
     if default is not None and type(value) is not type(default):
         raise ValueError
     return value
-
-
-def _versions() -> Iterator[tuple[str, str | None]]:
-    for name in PACKAGES:
-        try:
-            yield name, metadata.version(name)
-        except metadata.PackageNotFoundError:
-            yield name, None

@@ -92,7 +92,7 @@ class Spearman(Evaluator):
     """Spearman's rank correlation of predicted and true values; 0 if one of them is constant."""
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
-        values, labels = logits(context, variables, split)[:, 0], split.batches.source.per_row["label"]
+        values, labels = logits(context, variables, split)[:, 0], split.batches.source.per_sequence["label"]
         return {"spearman": np.nan_to_num(classification.spearman(values, labels)).item()}
 
 
@@ -134,4 +134,4 @@ def pooled_accuracy(logits: Float[np.ndarray, "N V"], source: Encoded) -> dict[s
     first = np.flatnonzero(np.diff(source.origins, prepend=-1))
     pools = {"mean": np.add, "max": np.maximum}
     pooled = {name: pool.reduceat(probabilities, first).argmax(axis=-1) for name, pool in pools.items()}
-    return {f"{k}_pooled_accuracy": float((v == source.per_row["label"][first]).mean()) for k, v in pooled.items()}
+    return {f"{k}_pooled_accuracy": float((v == source.per_sequence["label"][first]).mean()) for k, v in pooled.items()}

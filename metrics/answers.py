@@ -9,7 +9,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:an?|the)\b")
 
 
-@lru_cache(1 << 16)  # every score normalises every text
+@lru_cache(1 << 16)  # every score normalizes every text
 def normalize(answer: str) -> str:
     """Lower-case the answer, remove ASCII punctuation and English articles, and collapse white space."""
     answer = answer.lower().translate(_PUNCTUATION)
@@ -17,7 +17,7 @@ def normalize(answer: str) -> str:
 
 
 def exact_match(answer: str, references: Sequence[str]) -> float:
-    """Return 1 if the normalised answer equals a normalised reference, else 0."""
+    """Return 1 if the normalized answer equals a normalized reference, else 0."""
     return float(normalize(answer) in _normalized(references))
 
 
@@ -28,7 +28,7 @@ def f1(answer: str, references: Sequence[str]) -> float:
 
 
 def _normalized(references):
-    """Return the normalised references that are not empty, or `[""]` (unanswerable) if there are none."""
+    """Return the normalized references that are not empty, or `[""]` (unanswerable) if there are none."""
     return [reference for reference in map(normalize, references) if reference] or [""]
 
 

@@ -6,25 +6,22 @@ from jaxtyping import Array, Float
 
 
 def to_corners(boxes: Float[Array, "*N 4"]) -> Float[Array, "*N 4"]:
-    """Convert (centre x, centre y, width, height) to (left, top, right, bottom)."""
-    centre, half = boxes[..., :2], boxes[..., 2:] / 2
-    return jnp.concatenate([centre - half, centre + half], axis=-1)
+    """Convert (center x, center y, width, height) to (left, top, right, bottom)."""
+    center, half = boxes[..., :2], boxes[..., 2:] / 2
+    return jnp.concatenate([center - half, center + half], axis=-1)
 
 
 def to_centres(boxes: Float[Array, "*N 4"]) -> Float[Array, "*N 4"]:
-    """Convert (left, top, right, bottom) to (centre x, centre y, width, height)."""
+    """Convert (left, top, right, bottom) to (center x, center y, width, height)."""
     first, last = boxes[..., :2], boxes[..., 2:]
     return jnp.concatenate([(first + last) / 2, last - first], axis=-1)
 
 
 def convert(boxes: Float[Array, "*N 4"], source: str, target: str) -> Float[Array, "*N 4"]:
-    """Convert boxes from one format to another.
-
-    The formats are "xyxy" (left, top, right, bottom), "xywh" (left, top, width, height) and "cxcywh" (centre x,
-    centre y, width, height).
-    """
+    """Convert boxes between "xyxy" (left, top, right, bottom), "xywh" (left, top, width, height) and "cxcywh" (center,
+    width, height)."""
     if unknown := {source, target} - _FORMATS.keys():
-        raise ValueError(f"The box format is {min(unknown)!r}, but must be one of {', '.join(_FORMATS)}.")
+        raise ValueError(f"The box format is {min(unknown)!r}: it must be one of {', '.join(_FORMATS)}.")
     return _FORMATS[target][1](_FORMATS[source][0](boxes))
 
 
@@ -46,7 +43,7 @@ def iou(a: Float[Array, "*#N 4"], b: Float[Array, "*#N 4"]) -> Float[Array, "*#N
 
 
 def generalised_iou(a: Float[Array, "*#N 4"], b: Float[Array, "*#N 4"]) -> Float[Array, "*#N"]:
-    """Return the generalised IoU of boxes "xyxy", from -1 to 1 (arXiv 1902.09630, algorithm 1)."""
+    """Return the generalized IoU of boxes "xyxy", from -1 to 1 (arXiv 1902.09630, algorithm 1)."""
     value, union = _iou(a, b)
     enclosing = area(_enclosing(a, b))
     return value - (enclosing - union) / jnp.where(enclosing > 0, enclosing, 1)

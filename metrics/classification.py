@@ -15,9 +15,9 @@ def correct(logits: Float[Array, "*N V"], labels: Int[Array, "*N"]) -> Bool[Arra
 
 
 def correct_top_k(logits: Float[Array, "*N V"], labels: Int[Array, "*N"], k: int) -> Bool[Array, "*N"]:
-    """Return whether fewer than `k` other classes have a logit at least as high as the label's.
+    """Return whether fewer than `k` other classes have a logit that is nan or at least as high as the label's.
 
-    False where the label is not a class index or its logit is nan; any other nan counts as higher.
+    False where the label is not a class index or its logit is nan.
     """
     own = jnp.take_along_axis(logits, labels[..., None], axis=-1)
     known = (labels >= 0) & (labels < logits.shape[-1]) & ~jnp.isnan(own[..., 0])
@@ -35,8 +35,8 @@ class Scores(NamedTuple):
 def precision_recall_f1(counts: Int[np.ndarray, "V V"], average: str | None = None) -> Scores:
     """Return precision, recall and F1 from a confusion matrix (see `metrics.states.Confusion`); 0 / 0 is 0.
 
-    The `average` None returns one score per class [V]; "micro" pools the counts; "macro" is the mean over the classes
-    that occur in labels or predictions; "weighted" is the mean weighted by the classes' label counts.
+    The `average` is None (one score per class [V]), "micro" (pooled counts), "macro" (mean over the classes that occur
+    in labels or predictions) or "weighted" (mean weighted by the label counts of the classes).
     """
     return from_counts(counts.diagonal(), counts.sum(axis=0), counts.sum(axis=1), average)
 
@@ -44,7 +44,7 @@ def precision_recall_f1(counts: Int[np.ndarray, "V V"], average: str | None = No
 def from_counts(correct: ArrayLike, predicted: ArrayLike, actual: ArrayLike, average: str | None = None) -> Scores:
     """Compute `precision_recall_f1` from true positives, predictions and labels per class, each [V]."""
     if average not in (None, "micro", "macro", "weighted"):
-        raise ValueError(f"average is {average!r}, but must be None, micro, macro or weighted.")
+        raise ValueError(f"average is {average!r}: it must be None, micro, macro or weighted.")
     hits, guesses, labels = (np.asarray(x, float) for x in (correct, predicted, actual))
     if average == "micro":
         hits, guesses, labels = hits.sum(), guesses.sum(), labels.sum()
@@ -66,7 +66,7 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
     """
     scores, labels = _pair(scores, labels)
     if labels.dtype != bool and len(labels):
-        raise ValueError(f"The labels have type {labels.dtype}, but must be boolean.")
+        raise ValueError(f"The labels have type {labels.dtype}: they must be boolean.")
     positive, negative = int(labels.sum()), int((~labels.astype(bool)).sum())
     if not positive or not negative:
         return float("nan")
@@ -74,10 +74,7 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
-    """Return Spearman's rank correlation of values [N], with average ranks for ties.
-
-    It is nan if there are fewer than two values or one variable is constant.
-    """
+    """Return Spearman's rank correlation of values [N]; nan for fewer than two values or a constant variable."""
     x, y = _pair(x, y)
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return float("nan")
@@ -88,7 +85,7 @@ def _pair(x, y):
     """Return two arrays [N] of equal length without nan."""
     x, y = np.asarray(x), np.asarray(y)
     if x.ndim != 1 or x.shape != y.shape:
-        raise ValueError(f"The values have shapes {x.shape} and {y.shape}, but must have the same shape [N].")
+        raise ValueError(f"The values have shapes {x.shape} and {y.shape}: they must have the same shape [N].")
     if len(wrong := np.flatnonzero(np.isnan(x) | np.isnan(y))):
         raise ValueError(f"Value {wrong[0]} is nan.")
     return x, y

@@ -48,12 +48,10 @@ def _ratio(shared, area, truth_area, crowd):
 
 @dataclass(frozen=True)
 class Detections:
-    """Metric state of detections and annotated objects, with `empty`, `update`, `merge` and `compute`.
+    """Metric state of the detections and annotated objects of each image, by its unique number.
 
-    Attributes:
-        num_classes: V.
-        images: the detections and annotations of each image by its unique number. Ties between scores are broken in
-            the order of these numbers, as in pycocotools, so the result does not depend on the order of the merges.
+    Ties between scores are broken in the order of these numbers, as in pycocotools, so the result does not depend on
+    the order of the merges.
     """
 
     num_classes: int
@@ -81,18 +79,14 @@ class Detections:
         """Add an image.
 
         Args:
-            image: unique number of the image.
             boxes, true_boxes: boxes [N, 4] and [M, 4] in pixels, or boolean masks [N, h, w] and [M, h, w].
             scores: confidences of the detections [N].
             classes, true_classes: classes [N] and [M], from 0 to V - 1.
             true_crowd: bool [M]; a crowd stands for many objects, and the detections inside it are ignored.
             true_ignored: bool [M]; objects whose detection is neither correct nor wrong ("difficult" in VOC).
             true_areas: annotated areas [M] (in COCO, of the masks); None computes the areas of the boxes or masks.
-            box_format: "xywh" (left, top, width, height), "xyxy" (corners) or "cxcywh" (centre, width, height).
+            box_format: "xywh" (left, top, width, height), "xyxy" (corners) or "cxcywh" (center, width, height).
             pixel: see `box_overlaps`.
-
-        Raises:
-            ValueError: the values are not those of an image, or the image was added before.
         """
         boxes, true_boxes = np.asarray(boxes), np.asarray(true_boxes)
         masks = boxes.ndim == 3 or true_boxes.ndim == 3
@@ -120,20 +114,20 @@ class Detections:
 
     def _check(self, image, parts, found, true):
         if image in self.images:
-            raise ValueError(f"Image {image} was added before; every image must have a unique number.")
+            raise ValueError(f"Image {image} was added before: its number must be unique.")
         for name, values in parts.items():
             if values.shape != (count := true if name.startswith("true") else found,):
-                raise ValueError(f"Image {image}: {name} has shape {values.shape}, but must have shape ({count},).")
+                raise ValueError(f"The shape of {name} of image {image} is {values.shape}: it must be ({count},).")
         if not np.isfinite(parts["scores"]).all():
             raise ValueError(f"Image {image}: a score is not finite.")
         classes = np.concatenate([parts["classes"], parts["true_classes"]])
         if len(wrong := classes[(classes < 0) | (classes >= self.num_classes)]):
-            raise ValueError(f"Image {image}: a class is {wrong[0]}, but must be from 0 to {self.num_classes - 1}.")
+            raise ValueError(f"A class of image {image} is {wrong[0]}: it must be from 0 to {self.num_classes - 1}.")
 
     def merge(self, other: "Detections") -> "Detections":
         """Return the state of the images of both states, which must have no image in common."""
         if both := self.images.keys() & other.images.keys():
-            raise ValueError(f"Image {min(both)} is in both states; every image must be counted once.")
+            raise ValueError(f"Image {min(both)} is in both states: it must be in one of them.")
         if self.num_classes != other.num_classes:
             raise ValueError(f"The states have {self.num_classes} and {other.num_classes} classes: both must be equal.")
         return Detections(self.num_classes, {**self.images, **other.images})
@@ -147,19 +141,22 @@ def _masks(masks, true_masks, image):
     """Return both as boolean masks of the same size."""
     shape = (true_masks if true_masks.ndim == 3 else masks).shape[1:]
     if wrong := [each.shape for each in (masks, true_masks) if each.size and each.shape[1:] != shape]:
-        raise ValueError(f"Image {image}: masks have shape {wrong[0]}, but must have the size {shape} of the others.")
+        raise ValueError(
+            f"The size of a mask of image {image} is {wrong[0][1:]}: it must be {shape}, as of the others."
+        )
     return (each.astype(bool).reshape(-1, *shape) for each in (masks, true_masks))
 
 
 def _boxes(boxes, box_format, image):
     """Return boxes as (left, top, width, height)."""
     boxes = np.asarray(boxes, float).reshape(-1, 4)
+    first, last = boxes[:, :2], boxes[:, 2:]
     if box_format == "xyxy":
-        boxes = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1)
+        boxes = np.concatenate([first, last - first], axis=1)
     elif box_format == "cxcywh":
-        boxes = np.concatenate([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, 2:]], axis=1)
+        boxes = np.concatenate([first - last / 2, last], axis=1)
     elif box_format != "xywh":
-        raise ValueError(f"box_format is {box_format!r}, but must be xywh, xyxy or cxcywh.")
+        raise ValueError(f"box_format is {box_format!r}: it must be xywh, xyxy or cxcywh.")
     if not np.isfinite(boxes).all():
         raise ValueError(f"Image {image}: a box is not finite.")
     if (boxes[:, 2:] < 0).any():
@@ -169,9 +166,7 @@ def _boxes(boxes, box_format, image):
 
 @dataclass(frozen=True)
 class Coco:
-    """Precision and recall by COCO's definition; nan where a class has no objects of an area range.
-
-    pycocotools gives -1 where this class gives nan.
+    """Precision and recall by COCO's definition; nan (-1 in pycocotools) where a class has no objects of an area range.
 
     Attributes:
         precision: interpolated precision [T, R, V, A] at `THRESHOLDS`, `RECALLS`, each class and `AREAS`: the highest
@@ -238,17 +233,16 @@ def _precision(correct, wrong, count):
     values = correct / (correct + wrong + np.spacing(1))
     values = np.maximum.accumulate(values[:, ::-1], axis=1)[:, ::-1]
     values = np.pad(values, ((0, 0), (0, 1)))  # 0 beyond the highest recall
-    places = [np.searchsorted(row, RECALLS, side="left") for row in correct / count]
-    return np.take_along_axis(values, np.array(places), axis=1)
+    positions = [np.searchsorted(recall, RECALLS, side="left") for recall in correct / count]
+    return np.take_along_axis(values, np.array(positions), axis=1)
 
 
 def voc(state: Detections, threshold: float = 0.5, points: Literal[11] | None = None) -> list[float]:
     """Return PASCAL VOC's average precision of each class, 0 to 1; nan for a class without objects.
 
     A detection is assigned to the object that it overlaps most, if the IoU exceeds `threshold`. The first detection
-    of an object is correct, all others are wrong. The state must have been updated with `pixel=1`.
-
-    `points=11` averages the precision at recalls 0, 0.1, ..., 1 (VOC2007); None takes the area under the curve.
+    of an object is correct, all others are wrong. The state must have been updated with `pixel=1`. `points=11` averages
+    the precision at recalls 0, 0.1, ..., 1 (VOC2007); None: the area under the curve.
     """
     found, truths = flatten(state.images, state.num_classes, np.inf)
     first, last = (np.searchsorted(truths.keys, found.keys, side) for side in ("left", "right"))

@@ -25,15 +25,14 @@ def sentences(text: str) -> list[str]:
     """Split a text into sentences.
 
     A sentence ends at . ! ? or an ellipsis before white space, at Chinese or Japanese sentence punctuation, and at the
-    end of a line. Full stops in numbers, abbreviations and initials do not end it, nor does an ellipsis before a
-    lower-case letter.
+    end of a line, but not at abbreviations, initials or an ellipsis before a lower-case letter.
     """
     found, start = [], 0
     for end in _END.finditer(text):
         before, after = text[start : end.end()], text[end.end() :].lstrip()[:1]
-        goes_on = end[0] == "." and _ABBREVIATIONS.search(before)
-        goes_on = goes_on or (end[0].startswith(("...", "\u2026")) and after.islower())
-        if not goes_on or not after:
+        abbreviated = end[0] == "." and _ABBREVIATIONS.search(before)
+        paused = end[0].startswith(("...", "\u2026")) and after.islower()
+        if not (abbreviated or paused) or not after:
             found.append(before.strip())
             start = end.end()
     return [sentence for sentence in [*found, text[start:].strip()] if re.search(r"\w", sentence)]
@@ -42,12 +41,11 @@ def sentences(text: str) -> list[str]:
 def burstiness(values: ArrayLike) -> float:
     """Return (s - m) / (s + m) for the standard deviation s and mean m of non-negative values [N].
 
-    It is -1 for equal values, 0 for the gaps of a Poisson process, and below 1 (Goh & Barabasi 2008, equation 2). It is
-    undefined if all values are 0.
+    It is -1 for equal values, 0 for the gaps of a Poisson process, and below 1 (Goh & Barabasi 2008, equation 2).
     """
     values = np.asarray(values, float)
     if not (values >= 0).all():
-        raise ValueError(f"A value is {values[~(values >= 0)][0]}, but burstiness needs non-negative values.")
+        raise ValueError(f"A value is {values[~(values >= 0)][0]}: burstiness needs non-negative values.")
     if not values.any():
         raise ValueError("Burstiness needs at least one value that is not 0.")
     return float((values.std() - values.mean()) / (values.std() + values.mean()))
@@ -60,25 +58,22 @@ def sentence_burstiness(text: str, tokenize: Callable[[str], list[str]] = words)
 
 def word_burstiness(tokens: Sequence[str], least: int = 3) -> dict[str, float]:
     """Return the burstiness of the gaps between occurrences, for tokens that occur at least `least` times."""
-    places = defaultdict(list)
-    for place, token in enumerate(tokens):
-        places[token].append(place)
-    return {token: burstiness(np.diff(found)) for token, found in places.items() if len(found) >= max(least, 2)}
+    positions = defaultdict(list)
+    for position, token in enumerate(tokens):
+        positions[token].append(position)
+    return {token: burstiness(np.diff(found)) for token, found in positions.items() if len(found) >= max(least, 2)}
 
 
 def distinct(texts: Iterable[Sequence[str]], n: int) -> float:
     """Return distinct-n: the fraction of different n-grams in all texts (arXiv 1510.03055); nan without n-grams."""
     if n < 1:
-        raise ValueError(f"n is {n}, but must be at least 1.")
+        raise ValueError(f"n is {n}: it must be at least 1.")
     counts = Counter(gram for tokens in texts for gram in zip(*(tokens[start:] for start in range(n))))
     return len(counts) / counts.total() if counts else float("nan")
 
 
 def repetition(texts: Iterable[Sequence[str]], n: int = 4) -> float:
-    """Return seq-rep-n: 1 - distinct-n of each text, averaged over the texts (arXiv 1908.04319, section 4.2).
-
-    Texts shorter than n are ignored; it is nan if there are no others.
-    """
+    """Return seq-rep-n: the mean of 1 - distinct-n over texts of n tokens or more, or nan (arXiv 1908.04319, 4.2)."""
     parts = [1 - distinct([tokens], n) for tokens in texts if len(tokens) >= n]
     return float(np.mean(parts)) if parts else float("nan")
 
@@ -86,7 +81,7 @@ def repetition(texts: Iterable[Sequence[str]], n: int = 4) -> float:
 def self_bleu(texts: Sequence[str], order: int = 4) -> float:
     """Return the mean BLEU of each text against all others, 0 to 100; higher means less diverse (arXiv 1802.01886)."""
     if len(texts) < 2:
-        raise ValueError(f"There are {len(texts)} texts, but self-BLEU needs at least 2.")
+        raise ValueError(f"There are {len(texts)} texts: self-BLEU needs at least 2.")
     metric = BLEU(effective_order=True, max_ngram_order=order)
     scores = [metric.sentence_score(text, [*texts[:i], *texts[i + 1 :]]).score for i, text in enumerate(texts)]
     return float(np.mean(scores))

@@ -48,16 +48,14 @@ def bert_score(
     baseline: tuple[float, float, float] | None = None,
     batch_size: int = 64,
 ) -> BERTScore:
-    """Return BERTScore with the numbers of `bert-score`: mean cosine similarities of greedily matched tokens.
+    """Return BERTScore as in `bert-score`: mean cosine similarities of greedily matched tokens.
 
-    Special tokens have weight 0, but can be matched. With several references, precision, recall and F1 are maximised
+    Special tokens have weight 0, but can be matched. With several references, precision, recall and F1 are maximized
     separately. A text that is empty or has a total weight of 0 scores 0. Padding has no influence, whereas `bert-score`
     lets padding match with similarity 0, so that a token with only negative similarities scores 0.
 
     Args:
-        candidates: one text per example.
         references: one or several texts per candidate.
-        embed: see the module's documentation.
         idf: whether to weight tokens by their inverse document frequency in the references, of which there must be two.
         baseline: precision, recall and F1 that are rescaled to 0, see `read_baseline`.
         batch_size: number of pairs of texts that are compared at once.
@@ -90,7 +88,7 @@ def read_baseline(path: str | os.PathLike, layer: int) -> tuple[float, float, fl
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{path} is not a baseline file: it must be CSV with the header LAYER,P,R,F.") from None
     if layer not in rows:
-        raise ValueError(f"{path} has no layer {layer}; it has {', '.join(map(str, rows))}.")
+        raise ValueError(f"{path} has no layer {layer}: it has {', '.join(map(str, rows))}.")
     return rows[layer]
 
 
@@ -123,8 +121,7 @@ def greedy_match(candidates: Batch, references: Batch) -> tuple[Float[Array, "B"
 
 
 def power_means(layers: Float[Array, "L B T D"]) -> Float[Array, "B T E"]:
-    """Concatenate the minimum, mean and maximum over layers of unit-length vectors, E = 3 D (arXiv 1909.02622,
-    section 3.2)."""
+    """Concatenate the minimum, mean and maximum over layers of unit vectors, E = 3 D (arXiv 1909.02622, 3.2)."""
     layers = layers / jnp.linalg.norm(layers, axis=-1, keepdims=True)
     return jnp.concatenate([layers.min(axis=0), layers.mean(axis=0), layers.max(axis=0)], axis=-1)
 
@@ -147,25 +144,21 @@ def mover_score(
     several references, the scores are averaged. A text with a total weight of 0 scores 0.
 
     Args:
-        candidates: one text per example.
         references: one or several texts per candidate.
-        embed: see the module's documentation.
         version: version of the authors' program.
         size: n of the n-grams; ignored by version 2.
         idf: whether to weight tokens by inverse document frequency, separately in candidates and references.
-        skip: ids of tokens to ignore, such as punctuation, stop words and word continuations.
-        entropy: entropic regularisation (Sinkhorn distance); 0 computes the exact distance.
+        skip: ids of tokens to ignore, such as punctuation and stop words.
+        entropy: entropic regularization (Sinkhorn distance); 0: the exact distance.
     """
     if version not in (1, 2) or size < 1 or entropy < 0:
-        raise ValueError(f"{version=}, {size=} and {entropy=}, but must be 1 or 2, at least 1, and at least 0.")
+        raise ValueError(f"{version=}, {size=} and {entropy=}: they must be 1 or 2, at least 1, and at least 0.")
     pairs, first, known = _paired(candidates, references, embed)
     # A candidate counts once in the document frequencies, whatever the number of its references.
-    sides = [candidates, [reference for _, reference in pairs]]
-    rarities = [_idf([known[text] for text in side]) if idf else None for side in sides]
-    grams = [
-        {text: _ngrams(known[text], rarity, skip, size if version == 1 else 1) for text in set(side)}
-        for side, rarity in zip(sides, rarities)
-    ]
+    grams = []
+    for side in (candidates, [reference for _, reference in pairs]):
+        rarity = _idf([known[text] for text in side]) if idf else None
+        grams.append({text: _ngrams(known[text], rarity, skip, size if version == 1 else 1) for text in set(side)})
     scores = [_moved(grams[0][text], grams[1][reference], version, entropy) for text, reference in pairs]
     return np.add.reduceat(scores, first) / np.diff([*first, len(pairs)])
 
@@ -175,7 +168,7 @@ def _paired(candidates, references, embed):
     check_numbers(candidates, references)
     groups = [[group] if isinstance(group, str) else list(group) for group in references]
     if not all(groups):
-        raise ValueError(f"Text {groups.index([])} has no reference, but needs at least one.")
+        raise ValueError(f"Text {groups.index([])} has no reference: at least one is needed.")
     pairs = [(text, reference) for text, group in zip(candidates, groups) for reference in group]
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     return pairs, np.cumsum([0, *map(len, groups)])[:-1], dict(zip(texts, embed(texts), strict=True))

@@ -12,17 +12,14 @@ def cross_entropy(
 ) -> Float[Array, "*N"]:
     """Return -log p(label) of each example, in nats, as float32; nan where the label is not a class index.
 
-    Args:
-        logits: unnormalised scores, of any float type.
-        labels: indices of the true classes, from 0 to V - 1.
-        label_smoothing: probability mass that is spread evenly over all classes (arXiv 1512.00567, section 7).
+    `label_smoothing` is the probability mass that is spread evenly over all classes (arXiv 1512.00567, section 7).
     """
     logits = logits.astype(jnp.float32)
     labels = jnp.where(labels < 0, logits.shape[-1], labels)  # a negative index must not count from the end
-    normaliser = jax.nn.logsumexp(logits, axis=-1)
-    loss = normaliser - jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    loss = normalizer - jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     if label_smoothing:
-        loss = (1 - label_smoothing) * loss + label_smoothing * (normaliser - logits.mean(axis=-1))
+        loss = (1 - label_smoothing) * loss + label_smoothing * (normalizer - logits.mean(axis=-1))
     return loss
 
 

@@ -77,10 +77,8 @@ def match_detections(
     """Match detections to annotated objects by COCO's rules, for A area ranges and T IoU thresholds.
 
     Detections choose in descending order of their scores. An object is matched once, a crowd any number of times.
-    Ignored objects (`ignore`) are chosen only by detections that match no other object.
-
-    Returns:
-        Which detections matched an object, and which of these matched an ignored one.
+    Ignored objects (`ignore`) are chosen only by detections that match no other object. Return masks of the detections
+    that matched an object, and of those that matched an ignored one.
     """
     thresholds = np.minimum(THRESHOLDS, 1 - 1e-10)[:, None, None]
     matched, ignored = np.zeros((2, len(AREAS), len(THRESHOLDS), len(found.keys)), bool)
@@ -90,19 +88,19 @@ def match_detections(
         here = np.flatnonzero((sizes > width // 2) & (sizes <= width))
         group = np.unique(found.keys[here], return_inverse=True)[1]
         taken = np.zeros((len(AREAS), len(THRESHOLDS), group.max(initial=-1) + 1, width), bool)
-        places = np.arange(width)
+        slots = np.arange(width)
         for rank in range(found.ranks[here].max(initial=-1) + 1):
             now = found.ranks[here] == rank
             own, key = here[now], group[now]
-            real = places < sizes[own, None]
-            columns = np.where(real, first[own, None] + places, 0)
+            real = slots < sizes[own, None]
+            columns = np.where(real, first[own, None] + slots, 0)
             overlaps = np.where(real, found.overlaps[found.rows[own, None] + truths.columns[columns] * real], -1)
             free = (overlaps >= thresholds) & (~taken[:, :, key] | truths.crowd[columns])
             counts = ~ignore[:, columns][:, None]
             counted, taking = _best(overlaps, free & counts)
             other, taking_other = _best(overlaps, free & ~counts)
             chosen = np.where(counted, taking, taking_other)
-            taken[:, :, key] |= (places == chosen[..., None]) & (counted | other)[..., None]
+            taken[:, :, key] |= (slots == chosen[..., None]) & (counted | other)[..., None]
             matched[..., own], ignored[..., own] = counted | other, ~counted & other
     return matched, ignored
 

@@ -1,7 +1,7 @@
 """Streaming metric states with `empty`, `update`, `merge` and `compute`.
 
 A state is a pytree of sums, so two states are merged by adding them: in any order, over any split of the data, on any
-host. There are two exceptions: `Correlation` merges centred moments, and `Values` stores every value.
+host. There are two exceptions: `Correlation` merges centered moments, and `Values` stores every value.
 """
 
 from typing import Any
@@ -70,8 +70,7 @@ class Total(State):
 class Confusion(State):
     """Confusion matrix of V classes: rows are labels, columns are predictions.
 
-    Examples whose label or prediction is not a class index are counted in `outside`. If there are any, the scores that
-    are computed from the matrix are nan.
+    Scores that are computed from the matrix are nan if there are examples `outside`.
     """
 
     counts: Leaf  # [V, V]
@@ -109,8 +108,7 @@ class F1(Confusion):
 
 @struct.dataclass
 class Matthews(Confusion):
-    """Matthews correlation coefficient of any number of classes (Gorodkin 2004); 0 if labels or predictions are
-    constant."""
+    """Matthews correlation coefficient (Gorodkin 2004); 0 if labels or predictions are constant."""
 
     def compute(self) -> Leaf:
         counts = self.counts / self.counts.sum().clip(1)
@@ -124,7 +122,7 @@ class Matthews(Confusion):
 class Correlation(State):
     """Pearson correlation of two variables; 0 if one is constant."""
 
-    sums: Leaf  # [6]: count, mean x, mean y, and the centred sums of x², y² and x y
+    sums: Leaf  # [6]: count, mean x, mean y, and the centered sums of x², y² and x y
 
     @classmethod
     def empty(cls) -> "Correlation":
@@ -159,8 +157,8 @@ class Correlation(State):
 class ExpectedCalibrationError(State):
     """Expected calibration error of the predicted class (arXiv 1706.04599, equation 3).
 
-    Predictions are grouped by their confidence into bins of equal width that include their upper bound. The error is
-    nan if a label is not a class index or a probability is not from 0 to 1.
+    Bins of the confidence have equal width and include their upper bound. The error is nan if a label is not a class
+    index or a probability is not from 0 to 1.
     """
 
     sums: Leaf  # [3, bins]: number of predictions, of correct predictions, sum of confidences
@@ -190,10 +188,7 @@ class ExpectedCalibrationError(State):
 
 @struct.dataclass
 class Values(State):
-    """All values, for metrics that cannot be computed from sums.
-
-    The order of the values depends on the order of the merges: use them for metrics that do not depend on it.
-    """
+    """All values, for metrics that cannot be computed from sums and do not depend on the order of the values."""
 
     columns: tuple[Leaf, ...]  # each [N]
 
@@ -204,7 +199,7 @@ class Values(State):
     def update(self, *columns: Leaf) -> "Values":
         """Add values, one array [N] per column."""
         if len(lengths := {len(column) for column in columns}) > 1:
-            raise ValueError(f"The columns have lengths {sorted(lengths)}, which must be equal.")
+            raise ValueError(f"The lengths of the columns are {sorted(lengths)}: they must be equal.")
         return self.merge(Values(columns))
 
     def merge(self, other: "Values") -> "Values":
@@ -212,5 +207,4 @@ class Values(State):
         return Values(tuple(np.concatenate(pair) for pair in zip(self.columns, other.columns, strict=True)))
 
     def compute(self) -> tuple[Leaf, ...]:
-        """Return the columns."""
         return self.columns

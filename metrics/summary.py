@@ -1,7 +1,7 @@
-"""ROUGE (Lin 2004), with the numbers of Google's `rouge-score`.
+"""ROUGE (Lin 2004), as in Google's `rouge-score`.
 
 `tokens` is rouge-score's tokenizer; `words` tokenizes any script. The kinds of ROUGE are "1", "2", ... (n-grams), "L"
-(longest common subsequence, LCS), "Lsum" (LCS by sentences), "W" (weighted LCS, which favours consecutive matches), "S"
+(longest common subsequence, LCS), "Lsum" (LCS by sentences), "W" (weighted LCS, which favors consecutive matches), "S"
 (skip-bigrams) and "SU" (skip-bigrams and unigrams); "S4" and "SU4" allow gaps of at most 4 tokens.
 """
 
@@ -33,8 +33,7 @@ def _stemmer():
 
 
 def tokens(text: str, stem: bool = False) -> list[str]:
-    """Split a text into lower-case runs of ASCII letters and digits; `stem` applies nltk's Porter stemmer to runs of
-    more than 3 characters."""
+    """Split a text into lower-case runs of ASCII letters and digits; `stem` stems those of more than 3 characters."""
     found = re.findall("[a-z0-9]+", text.lower())
     if not stem:
         return found
@@ -59,22 +58,17 @@ def rouge(
 
     Args:
         output: text; for "Lsum", each line is a sentence.
-        references: one or several texts.
         kinds: kinds of ROUGE, see the module's documentation.
         beta: weight of recall relative to precision in F.
-        tokenize: function that splits a text into tokens.
     """
     references = [references] if isinstance(references, str) else list(references)
     if not references:
-        raise ValueError("There is no reference, but at least one is needed.")
+        raise ValueError("There is no reference: at least one is needed.")
     if not beta > 0:
-        raise ValueError(f"beta is {beta}, but must be above 0.")
+        raise ValueError(f"beta is {beta}: it must be above 0.")
     ours, theirs = _Text(output, tokenize), [_Text(text, tokenize) for text in references]
-    found = {}
-    for kind in kinds:
-        scores = [_scored(_hits(kind)(ours, text), beta) for text in theirs]
-        found[kind] = max(scores, key=lambda score: score.f)
-    return found
+    scores = {kind: [_scored(_hits(kind)(ours, text), beta) for text in theirs] for kind in kinds}
+    return {kind: max(some, key=lambda score: score.f) for kind, some in scores.items()}
 
 
 def corpus_rouge(
@@ -90,7 +84,6 @@ def corpus_rouge(
     """Return the mean scores of texts, "mean", and the bounds of their confidence intervals, "low" and "high".
 
     Args:
-        outputs: one text per example.
         references: one or several texts per output.
         kinds, options: see `rouge`.
         samples: number of bootstrap samples; the bounds are percentiles of their means.
@@ -110,9 +103,8 @@ def corpus_rouge(
 def check_numbers(outputs: Sequence[Any], references: Sequence[Any]) -> None:
     """Raise ValueError unless there are as many outputs as references, and at least one."""
     if not outputs or len(outputs) != len(references):
-        raise ValueError(
-            f"Got {len(outputs)} outputs and {len(references)} references; the numbers must be equal and not 0."
-        )
+        given = f"Got {len(outputs)} outputs and {len(references)} references"
+        raise ValueError(f"{given}: the numbers must be equal and not 0.")
 
 
 class _Text:
@@ -144,7 +136,7 @@ def _hits(kind):
         limit = int(match[2]) if match[2] else None
         unigrams = match[1] == "SU"
         return lambda ours, theirs: _shared(*(_skip_bigrams(text.tokens, limit, unigrams) for text in (ours, theirs)))
-    raise ValueError(f"The kind of ROUGE is {kind!r}, but must be 1, 2, ..., L, Lsum, W, S, SU, S4, SU4, ...")
+    raise ValueError(f"The kind of ROUGE is {kind!r}: it must be 1, 2, ..., L, Lsum, W, S, SU, S4, SU4, ...")
 
 
 def _shared(ours, theirs):
@@ -165,18 +157,18 @@ def _skip_bigrams(tokens, limit, unigrams):
 
 def _longest(ours, theirs):
     """Return the length of the longest common subsequence, and the lengths of both texts."""
-    return _growths(_places(theirs.tokens), ours.tokens)[-1][1].bit_count(), len(ours.tokens), len(theirs.tokens)
+    return _growths(_positions(theirs.tokens), ours.tokens)[-1][1].bit_count(), len(ours.tokens), len(theirs.tokens)
 
 
-def _places(rows):
+def _positions(rows):
     """Map each token to its positions, as the bits of an integer."""
-    places = {}
+    positions = {}
     for row, token in enumerate(rows):
-        places[token] = places.get(token, 0) | 1 << row
-    return places
+        positions[token] = positions.get(token, 0) | 1 << row
+    return positions
 
 
-def _growths(places, columns):
+def _growths(positions, columns):
     """Return, for each column, the matching rows and the rows at which the LCS grows, as the bits of integers.
 
     The LCS length of the first i rows and the columns up to this one is the number of set bits among the lowest i. Each
@@ -185,7 +177,7 @@ def _growths(places, columns):
     """
     same, found = -1, [(0, 0)]  # infinitely many ones: the bits beyond the last row never change
     for token in columns:
-        if match := places.get(token, 0):
+        if match := positions.get(token, 0):
             common = same & match
             same = (same + common) | (same - common)
             found.append((match, ~same))
@@ -195,29 +187,26 @@ def _growths(places, columns):
 
 
 def _longest_of_sentences(ours, theirs):
-    """Return the number of reference tokens in the union of the LCS with each output sentence, and both lengths.
-
-    A token counts at most as often as it occurs in both texts.
-    """
+    """Return the number of reference tokens in the union of the LCS with each output sentence, and both lengths."""
     left, hits = Counter(ours.tokens) & Counter(theirs.tokens), 0
     for sentence in theirs.sentences:
-        places, common = _places(sentence), 0
+        positions, common = _positions(sentence), 0
         for other in ours.sentences:
-            common |= _common(places, other)
+            common |= _common(positions, other)
         for row, token in enumerate(sentence):
-            if common >> row & 1:
+            if common >> row & 1:  # a token counts at most as often as it occurs in both texts
                 hits += left[token] > 0
                 left[token] -= 1
     return hits, len(ours.tokens), len(theirs.tokens)
 
 
-def _common(places, columns):
+def _common(positions, columns):
     """Return the rows of the longest common subsequence as bits; of several, the one that rouge-score finds.
 
     Starting from the last row and column, it takes a match, else skips rows that add nothing, else skips the column.
     """
     found, below = 0, -1
-    for match, growth in reversed(_growths(places, columns)):
+    for match, growth in reversed(_growths(positions, columns)):
         row = ((match | growth) & below).bit_length()
         if match & (last := 1 << row >> 1):
             found, row = found | last, row - 1

@@ -1,4 +1,4 @@
-"""Spans of tagged sentences, and their precision, recall and F1 as in CoNLL's shared tasks, with seqeval's numbers.
+"""Spans of tagged sentences, and their precision, recall and F1 as in CoNLL's shared tasks and in seqeval.
 
 A tag is O, or a letter, "-" and the type of the span: B-PER, I-PER. A letter alone has the type "_".
 """
@@ -39,15 +39,15 @@ def spans(tags: Sequence[str], scheme: str | None = None) -> list[Span]:
     strict: sequences that are not valid in the scheme are not spans.
     """
     if scheme not in _SCHEMES:
-        raise ValueError(f"scheme is {scheme!r}, but must be None or one of {', '.join(filter(None, _SCHEMES))}.")
+        raise ValueError(f"scheme is {scheme!r}: it must be None or one of {', '.join(filter(None, _SCHEMES))}.")
     letters, begin, inside, end = _SCHEMES[scheme]
     found, start, before = [], None, _OUTSIDE
-    for place, word in enumerate([*(_parsed(tag, letters, scheme) for tag in tags), _OUTSIDE]):
+    for position, word in enumerate([*(_parsed(tag, letters, scheme) for tag in tags), _OUTSIDE]):
         step = before[0] + word[0] + ("=" if before[1] == word[1] else "")
         if start is None or not re.match(inside, step):
             if start is not None and re.match(end, step):
-                found.append(Span(before[1], start, place))
-            start = place if re.match(begin, step) else None
+                found.append(Span(before[1], start, position))
+            start = position if re.match(begin, step) else None
         before = word
     return found
 
@@ -78,9 +78,8 @@ class Spans:
     ) -> "Spans":
         """Add sentences; for `scheme`, see `spans`."""
         if len(tags) != len(true_tags):
-            raise ValueError(
-                f"Got {len(tags)} predicted and {len(true_tags)} true sentences; the numbers must be equal."
-            )
+            given = f"Got {len(tags)} predicted and {len(true_tags)} true sentences"
+            raise ValueError(f"{given}: the numbers must be equal.")
         ours, theirs = [], []
         for number, (guess, truth) in enumerate(zip(tags, true_tags)):
             if len(guess) != len(truth):
@@ -101,9 +100,6 @@ class Spans:
         return sorted(self.predicted.keys() | self.actual.keys())
 
     def compute(self, average: str | None = "micro") -> Scores:
-        """Return precision, recall and F1, averaged as in `classification.precision_recall_f1`.
-
-        None returns one score for each of `types`.
-        """
+        """Return precision, recall and F1, averaged as in `classification.precision_recall_f1`; None: by `types`."""
         counts = (self.correct, self.predicted, self.actual)
         return from_counts(*([some[kind] for kind in self.types] for some in counts), average)

@@ -22,13 +22,9 @@ References = Sequence[str | Sequence[str]]
 
 
 class Score(NamedTuple):
-    """Corpus score.
+    """Corpus score, 0 to 100 (TER can exceed 100), and the description of its computation by sacreBLEU.
 
-    Attributes:
-        score: 0 to 100; TER can exceed 100.
-        signature: sacreBLEU's description of how the score was computed.
-        mean: mean score of the bootstrap samples, if any.
-        interval: half the width of the 95% confidence interval around `mean`.
+    With bootstrap samples, `mean` is their mean score and `interval` half the width of its 95% confidence interval.
     """
 
     score: float
@@ -56,10 +52,8 @@ def corpus_score(
     """Return the corpus-level score of a metric in `SACREBLEU`.
 
     Args:
-        name: metric, a key of `SACREBLEU`.
-        outputs: one text per example.
         references: one or several texts per output; their number may vary.
-        samples: number of bootstrap samples for a confidence interval; 0 computes none.
+        samples: number of bootstrap samples for a confidence interval; 0: no interval.
         settings: see `options`.
     """
     metric = _metric(name, settings)
@@ -93,12 +87,12 @@ def compare(
     Args:
         name, references, settings: see `corpus_score`.
         systems: name -> outputs, at least two.
-        test: "bs" for paired bootstrap resampling (Koehn 2004), "ar" for paired approximate randomisation (Riezler &
+        test: "bs" for paired bootstrap resampling (Koehn 2004), "ar" for paired approximate randomization (Riezler &
             Maxwell 2005).
-        samples: number of samples of the test; 0 means 1,000 for "bs" and 10,000 for "ar".
+        samples: number of samples of the test; 0: 1,000 for "bs" and 10,000 for "ar".
     """
     if len(systems) < 2 or test not in ("bs", "ar"):
-        raise ValueError(f"Got {len(systems)} systems and the test {test!r}; there must be at least 2, and bs or ar.")
+        raise ValueError(f"Got {len(systems)} systems and the test {test!r}: at least 2 are needed, and bs or ar.")
     *_, columns = (_transposed(outputs, references) for outputs in systems.values())
     named: list[tuple[str, Sequence[str]]] = [(system, list(outputs)) for system, outputs in systems.items()]
     signatures, found = PairedTest(named, {name: _metric(name, settings)}, columns, test, samples)()
@@ -114,14 +108,14 @@ def bleu(outputs: Sequence[str], references: References) -> tuple[float, str]:
 
 
 def d2l_bleu(outputs: Sequence[Sequence[str]], references: Sequence[Sequence[str]], order: int = 2) -> float:
-    """Return the mean BLEU of lists of tokens by the definition of Dive into Deep Learning (section 10.7.6), 0 to 1.
+    """Return the mean BLEU of lists of tokens as in Dive into Deep Learning (section 10.7.6), 0 to 1.
 
     It is exp(min(0, 1 - len(reference) / len(output))) times the product of p_n^(1 / 2^n) over n from 1 to `order`, or
     to the output's length if that is less, where p_n is the n-gram precision. An empty output scores 0.
     """
     check_numbers(outputs, references)
     if order < 1:
-        raise ValueError(f"order is {order}, but must be at least 1.")
+        raise ValueError(f"order is {order}: it must be at least 1.")
     return sum(_d2l_bleu(*pair, order) for pair in zip(outputs, references)) / len(outputs)
 
 
@@ -155,12 +149,12 @@ def bleu_by_length(
 
 def _metric(name: str, settings: Mapping[str, Any]) -> Metric:
     if name not in SACREBLEU:
-        raise ValueError(f"The metric is {name!r}, but must be one of {', '.join(SACREBLEU)}.")
+        raise ValueError(f"The metric is {name!r}: it must be one of {', '.join(SACREBLEU)}.")
     if unknown := settings.keys() - options(name):
-        raise ValueError(f"{name} has no option {min(unknown)!r}; it has {', '.join(options(name))}.")
+        raise ValueError(f"{name} has no option {min(unknown)!r}: it has {', '.join(options(name))}.")
     for key, known in (("tokenize", BLEU.TOKENIZERS), ("smooth_method", BLEU.SMOOTH_DEFAULTS)):
         if settings.get(key) not in (None, *known):
-            raise ValueError(f"{key} is {settings[key]!r}, but must be one of {', '.join(known)}.")
+            raise ValueError(f"{key} is {settings[key]!r}: it must be one of {', '.join(known)}.")
     try:
         return SACREBLEU[name](**settings)
     except (ImportError, RuntimeError) as error:  # a tokenizer that needs an optional package
@@ -172,5 +166,5 @@ def _transposed(outputs: Sequence[str], references: References) -> list[tuple[An
     check_numbers(outputs, references)
     rows = [[row] if isinstance(row, str) else list(row) for row in references]
     if not all(rows):
-        raise ValueError(f"Output {rows.index([])} has no reference, but needs at least one.")
+        raise ValueError(f"Output {rows.index([])} has no reference: at least one is needed.")
     return list(zip_longest(*rows))

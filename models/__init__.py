@@ -17,7 +17,6 @@ def build(name: str, variant: str | None = None, **settings: Any) -> Model:
         settings: fields of the class. None counts as not given; a dictionary describes another model.
 
     Raises:
-        ValueError: the name, the variant, a setting or one of its choices is unknown (the message names the nearest),
-            or a setting is missing.
+        ValueError: a name, a variant, a setting or its value is unknown, or a setting is missing.
     """
     return MODELS.build(name, variant, **settings)

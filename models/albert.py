@@ -1,4 +1,4 @@
-"""ALBERT (arXiv 1909.11942): BERT with shared layers and factorised embeddings.
+"""ALBERT (arXiv 1909.11942): BERT with shared layers and factorized embeddings.
 
 The second task of "pretraining" is to tell whether two segments are in order (0) or swapped (1).
 """

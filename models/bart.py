@@ -10,13 +10,8 @@ from jaxtyping import Array, Int
 
 from lineage.models.base import MODELS, Layers
 from lineage.models.decoder import Decoded, EncoderDecoder
-from lineage.models.fields import Count, Rate, Size, Strategy
-from lineage.models.layers.attention import STRATEGIES, Attention
-from lineage.models.layers.block import Block, Stack
-from lineage.models.layers.dropout import Dropout
-from lineage.models.layers.embed import Embed
-from lineage.models.layers.mlp import ACTIVATIONS, Mlp
-from lineage.models.layers.norm import LayerNorm
+from lineage.models.fields import Count, Implementation, Rate, Size
+from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, LayerNorm, Mlp, Stack
 from lineage.models.layers.position import Learned, sinusoidal
 
 # The first rows of its position tables are unused: fairseq counts positions from the padding token's id on.
@@ -32,7 +27,7 @@ class BART(EncoderDecoder):
     Attributes:
         scale_embedding: whether token embeddings are multiplied by sqrt(D), as in Marian and mBART.
         position: "learned" positions, or Marian's fixed "sinusoidal" ones.
-        embed_norm: whether the embeddings are normalised; Marian's are not.
+        embed_norm: whether the embeddings are normalized; Marian's are not.
         logits_bias: whether a bias is added to the logits, as in checkpoints of `transformers`.
         dropout: rate on embeddings and the output of each sublayer.
         attention_dropout, activation_dropout: rates on attention weights and on hidden layers.
@@ -56,7 +51,7 @@ class BART(EncoderDecoder):
     logits_bias: bool = False
     attention_dropout: Rate = 0.0
     activation_dropout: Rate = 0.0
-    attend: Strategy = "auto"
+    attend: Implementation = "auto"
 
     input_parameters = "^(embed|encoder_(position|norm))/"
 
@@ -69,9 +64,7 @@ class BART(EncoderDecoder):
         init = nn.initializers.normal(0.02)
         norm = partial(LayerNorm, epsilon=1e-5)
         both = {"kernel_init": init, "out_init": init}
-        attention = partial(
-            Attention, self.num_heads, dropout=self.attention_dropout, attend=STRATEGIES[self.attend], **both
-        )
+        attention = partial(Attention, self.num_heads, dropout=self.attention_dropout, attend=self.attend, **both)
         activation = ACTIVATIONS[self.activation]
         mlp = partial(Mlp, self.mlp_dim or 4 * self.width, activation, dropout=self.activation_dropout, **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)

@@ -29,7 +29,7 @@ class Layers(NamedTuple):
     Attributes:
         path: path of their parameters, such as "encoder_stack/layers".
         count: number of layers.
-        side: part of the model that they belong to.
+        side: stack of the model that they belong to.
         stacked: whether their parameters are stacked along a leading axis. Otherwise there is one set of parameters.
         first: regular expression of further parameters assigned to the first of these layers, such as a preceding
             projection.
@@ -54,8 +54,8 @@ class HiddenStates(NamedTuple):
 
     Attributes:
         embedding: inputs of the first layer of the "encoder" and of the "decoder", [B, T, D].
-        layers: outputs of their layers, from the first to the last, [B, T, D] each. Models of images may have maps
-            [B, rows, columns, D].
+        layers: outputs of their layers, from the first to the last, [B, T, D] each. Image models may have
+            feature maps [B, rows, columns, D].
         attention: attention weights [B, H, T, S] of the layers of the "encoder", of the "decoder" and of the decoder's
             attention to the encoder, "cross". Flash attention keeps none.
     """
@@ -77,7 +77,7 @@ class Model(nn.Module):
         outputs: kinds of the outputs, for tasks to check: "features", "classes", "distilled_classes", "patches",
             "objects", "next_token", "both_directions", "target_tokens", or the name of a head.
         is_decoder: whether the model can generate text with `encode`, `init_cache` and `decode`.
-        has_feature_maps: whether `features` returns maps of several resolutions, for a detector.
+        has_feature_maps: whether `features` returns feature maps of several resolutions, for a detector.
         has_patch_attention: whether attention weights are between all patches of an image, in row order.
         has_class_token: whether a class token comes before the patches.
         uses_batch_statistics: whether norms average over all tokens of a batch, so that padding must be masked.
@@ -85,10 +85,10 @@ class Model(nn.Module):
         depth: number of layers, L.
         width: size of the hidden states, D.
         num_heads: number of attention heads, H.
-        mlp_dim: width of the hidden layer of the MLPs, F; None is 4 D.
+        mlp_dim: width of the hidden layer of the MLPs, F; None: 4 D.
         patch_size: side of a patch, in pixels.
         vocab_size: number of tokens, V.
-        max_length: length of the longest sequence, in tokens; None is unlimited.
+        max_length: length of the longest sequence, in tokens; None: unlimited.
         epsilon: constant added to the variance in every norm.
         attend: attention implementation: "auto" or "dense", or "cudnn" for flash attention on NVIDIA GPUs in 16-bit
             precision.
@@ -135,7 +135,7 @@ class Model(nn.Module):
 
     @property
     def num_layers(self) -> int:
-        """Number of places in the order of layers, see `layer_of`."""
+        """Number of positions in the layer order, see `layer_of`."""
         return sum(group.places for group in self.layer_groups)
 
     def layer_of(self, path: str) -> int | range:
@@ -236,7 +236,7 @@ class ImageModel(Model):
     """Base class of image classifiers.
 
     Attributes:
-        num_classes: V; 0 leaves the classifier out and returns the features that are its input.
+        num_classes: number of classes, V; 0: no classifier, the model returns the features that are its input.
         image_size: side of the training images, in pixels.
         channels: number of channels of the images.
     """
@@ -254,16 +254,12 @@ class ImageModel(Model):
         return ("classes",) if self.num_classes else ("features",)
 
     def check_channels(self, image: Image) -> None:
-        """Raise ValueError if the image has other channels than the model."""
+        """Raise ValueError if the number of channels of the image is not that of the model."""
         if image.shape[-1] != self.channels:
             raise ValueError(f"the image has {image.shape[-1]} channels, the model {self.channels}.")
 
     def __call__(self, image: Image) -> Float[Array, "B V"]:
-        """Return logits of the classes, or features [B, D] without a classifier.
-
-        Raises:
-            ValueError: the image has other channels than the model.
-        """
+        """Return logits of the classes, or features [B, D] without a classifier."""
         x = self.encode(image).mean(axis=(1, 2))
         return self.classifier(x) if self.num_classes else x
 

@@ -13,19 +13,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.base import MODELS, Layers, StackModel
-from lineage.models.fields import Count, Rate, Size, Strategy
-from lineage.models.layers.attend import Mask
-from lineage.models.layers.attention import STRATEGIES, Attention
-from lineage.models.layers.block import Block, Stack
-from lineage.models.layers.dropout import Dropout
-from lineage.models.layers.embed import Embed
-from lineage.models.layers.linear import Linear
+from lineage.models.fields import Count, Implementation, Rate, Size
+from lineage.models.layers import Attention, Block, Dropout, Embed, LayerNorm, Linear, Mask, Stack
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
-from lineage.models.layers.norm import LayerNorm
 from lineage.models.layers.position import Learned
 
 Output = Float[Array, "..."] | tuple[Float[Array, "..."], Float[Array, "..."]]
-# Heads that predict tokens, heads that read the pooled first token, and the numbers of outputs of their classifiers.
+# Heads that predict tokens, heads that read the pooled first token, and the number of outputs of each classifier.
 WORDS = ("masked_lm", "pretraining")
 POOLED = ("pooler", "pretraining", "next_sentence", "classification", "choice")
 OUTPUTS = {"none": 0, "pooler": 0, "masked_lm": 0, "pretraining": 2, "next_sentence": 2, "question_answering": 2}
@@ -41,17 +35,17 @@ class BERT(StackModel):
     - "pooler": these and the pooled vector of the first token [B, D].
     - "masked_lm": logits of each token [B, T, V].
     - "pretraining": these and logits [B, 2] of the second segment following the first (0) or not (1).
-    - "next_sentence": the logits [B, 2] alone.
+    - "next_sentence": only the logits [B, 2].
     - "classification": logits of the class of the text or of the pair [B, V].
     - "token_classification": logits of each token's class [B, T, V].
     - "question_answering": logits of the answer's first and last token [B, T, 2].
     - "choice": a logit for each of N texts [B, N].
 
     Attributes:
-        num_segments: number of segments that embeddings tell apart; 0 leaves the segment embeddings out.
+        num_segments: number of segments that embeddings tell apart; 0 disables them.
         head: task, see above.
         num_classes: V of "classification" and "token_classification".
-        head_dropout: rate before the classifier of "classification", "token_classification" and "choice"; None is
+        head_dropout: rate before the classifier of "classification", "token_classification" and "choice"; None:
             `dropout`.
     """
 
@@ -77,16 +71,16 @@ class BERT(StackModel):
     epsilon: float = 1e-12
     dropout: Rate = 0.1
     head_dropout: float | None = None
-    attend: Strategy = "auto"
+    attend: Implementation = "auto"
 
     input_parameters = "^(embed|position|projection|segment)"
 
     # Attributes that subclasses override.
     attention = Attention
-    embed_width = None  # E; None is D, without a projection
+    embed_width = None  # E; None: D, without a projection
     first_position = 0  # row of the position table for the first token
     pooler_activation = staticmethod(jnp.tanh)
-    words_activation = None  # between the two projections of "masked_lm"; None is `activation`
+    words_activation = None  # between the two projections of "masked_lm"; None: `activation`
     dropout_first = False  # dropout on the embeddings comes before their norm
 
     @property
@@ -102,8 +96,7 @@ class BERT(StackModel):
         activation = ACTIVATIONS[self.activation]
         norm, linear = partial(LayerNorm, epsilon=self.epsilon), partial(Linear, kernel_init=init)
         both = {"kernel_init": init, "out_init": init}
-        strategy = STRATEGIES[self.attend]
-        attention = partial(self.attention, self.num_heads, dropout=self.dropout, attend=strategy, **both)
+        attention = partial(self.attention, self.num_heads, dropout=self.dropout, attend=self.attend, **both)
         mlp = partial(Mlp, self.mlp_dim or 4 * self.width, activation, **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
         embed_width = self.embed_width or self.width
@@ -126,19 +119,17 @@ class BERT(StackModel):
         self.classifier_dropout = Dropout(self.dropout if self.head_dropout is None else self.head_dropout)
 
     def __call__(
-        self, tokens: Int[Array, "*B T"], *, places: Int[Array, "*B M"] | None = None, **inputs: Array | None
+        self, tokens: Int[Array, "*B T"], *, masked_positions: Int[Array, "*B M"] | None = None, **inputs: Array | None
     ) -> Output:
         """Return the output of the head, see the class.
 
         Args:
-            tokens: at most `max_length` in a sequence, of which the first represents the text; [B, N, T] for "choice".
-            places: positions [B, M] of the tokens to predict; the logits are then [B, M, V].
+            tokens: at most `max_length` in a sequence, or ValueError is raised; the first one represents the text.
+                [B, N, T] for "choice".
+            masked_positions: positions [B, M] of the tokens to predict; the logits are then [B, M, V].
             inputs: see `encode`.
-
-        Raises:
-            ValueError: the sequence is longer than the model's.
         """
-        return self.read(self.encode(tokens, **inputs), places)
+        return self.read(self.encode(tokens, **inputs), masked_positions)
 
     def encode(
         self,
@@ -154,7 +145,7 @@ class BERT(StackModel):
             tokens: see `__call__`.
             segments: number of the text of a pair that a token belongs to; 0 when None.
             mask: True for real tokens, False for padding, which is masked out in attention.
-            positions: of the tokens; 0 to T-1 when None.
+            positions: positions of the tokens; None: 0 to T-1.
         """
         *batch, length = tokens.shape
         if length > self.max_length:
@@ -186,12 +177,12 @@ class BERT(StackModel):
         """Return the pooled output of the first token."""
         return self.pooler_activation(self.pooler(x[..., 0, :]))
 
-    def read(self, x: Float[Array, "*B T D"], places: Int[Array, "*B M"] | None = None) -> Output:
+    def read(self, x: Float[Array, "*B T D"], masked_positions: Int[Array, "*B M"] | None = None) -> Output:
         """Return the output of the head for the last hidden states."""
         if self.head in ("none", "pooler"):
             return x if self.head == "none" else (x, self.pool(x))
         if self.head in WORDS:
-            chosen = x if places is None else jnp.take_along_axis(x, places[..., None], axis=-2)
+            chosen = x if masked_positions is None else jnp.take_along_axis(x, masked_positions[..., None], axis=-2)
             words = self.masked_lm(chosen, self.embed)
             return words if self.head == "masked_lm" else (words, self.classifier(self.pool(x)))
         x = self.pool(x) if self.head in POOLED else x

@@ -1,7 +1,7 @@
 """BigBird (arXiv 2007.14062): BERT for long texts, with attention between few blocks of tokens.
 
-A block sees its neighbours (local context), the first and the last block (global tokens), and a few random blocks,
-which keep the path between any two blocks short. Work and memory are linear in the length.
+A block attends to its neighbors (local context), the first and the last block (global tokens), and random blocks, which
+keep the path between any two blocks short. Work and memory are linear in the length.
 """
 
 from typing import ClassVar, Literal
@@ -14,10 +14,7 @@ from jaxtyping import Array, Float, Int
 from lineage.models.base import MODELS
 from lineage.models.bert import BERT
 from lineage.models.fields import Activation, Count
-from lineage.models.layers.attend import Mask
-from lineage.models.layers.attention import Attention
-from lineage.models.layers.mlp import ACTIVATIONS
-from lineage.models.layers.sparse import BlockSparse
+from lineage.models.layers import ACTIVATIONS, Attention, BlockSparse, Mask
 
 
 class BlockSparseAttention(Attention):
@@ -33,10 +30,10 @@ class BlockSparseAttention(Attention):
         pattern: BlockSparse | None = None,
         **inputs,
     ) -> tuple[Float[Array, "B T D"], None]:
-        """Return the output, and None in place of a cache; without a pattern, every token sees every token."""
+        """Return the output, and None in place of a cache; without a pattern, attention is full."""
         if pattern is None:
             return super().__call__(x, mask=mask, **inputs)
-        return self.combine(*self.project(x, x, x), mask or Mask(), pattern, x.shape[-1]), None
+        return self.combine(*self.project(x, x, x), mask or Mask(), x.shape[-1], attend=pattern), None
 
 
 @MODELS.register("bigbird")
@@ -46,10 +43,10 @@ class BigBird(BERT):
     Attributes:
         attention_type: "block_sparse", or "original_full" for attention between all tokens in sequences of any length.
         block_size: tokens in a block; the last one may have fewer.
-        num_random_blocks: R, the random blocks that a block sees beside its neighbours and the two ends.
+        num_random_blocks: R, the number of random blocks that a block attends to beside its neighbors and the two ends.
         random_blocks: "seeded": random blocks, different in each layer, excluding blocks that are attended to anyway;
             "first": the first block repeated R times, as in evaluation mode of the reference implementation.
-        seed: of "seeded".
+        seed: random seed of "seeded".
     """
 
     VARIANTS: ClassVar = {name: BERT.VARIANTS[name] for name in ("base", "large")}
@@ -74,7 +71,7 @@ class BigBird(BERT):
         return ACTIVATIONS[self.activation] if self.head == "classification" else jnp.tanh
 
     def each_layer(self, length: int) -> dict | None:
-        """Return the pattern of each layer's attention, or None if every token sees every token."""
+        """Return the pattern of each layer's attention, or None for full attention."""
         if self.attention_type == "original_full" or length <= (5 + 2 * self.num_random_blocks) * self.block_size:
             return None
         if self.attend == "cudnn":

@@ -42,8 +42,8 @@ class Accelerator(NamedTuple):
         return peaks[name] * 1e12 if (name := jnp.dtype(dtype).name) in peaks else None
 
 
-# From NVIDIA's data sheets (HGX for B200) and Ada whitepaper, and cloud.google.com/tpu/docs/v4, v5e, v5p, v6e. Of a
-# device the first that fits counts.
+# From NVIDIA's data sheets (HGX for B200) and Ada whitepaper, and cloud.google.com/tpu/docs/v4, v5e, v5p, v6e. The
+# first entry that matches a device counts.
 ACCELERATORS = {
     "A100 80 GB": Accelerator("A100.*80GB", 80, 312, 156),
     "A100 40 GB": Accelerator("A100", 40, 312, 156),
@@ -62,15 +62,16 @@ ACCELERATORS = {
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """Costs of a model, in plain numbers.
+    """Costs of a model.
 
     Attributes:
-        parameters: number of parameters of each part, and "total".
-        flops: "forward" and "training" (the forward and backward pass of a step), see `jaxpr_costs.flops`; and "parts"
-            of the forward pass's matrix products.
+        parameters: number of parameters of each module, and "total".
+        flops: "forward" and "training" (the forward and backward pass of a step), see `jaxpr_costs.flops`; and "parts",
+            those of the matrix products of the forward pass by module.
         memory: bytes. "training": "weights", "gradients", "optimizer", "activations" (kept by the forward pass for the
-            backward pass), "total" (at the step's peak). "inference": "weights", "cache", "activations" (the most alive
-            at once), "total". Activations and totals are estimates, the others exact.
+            backward pass), "total" (peak of the step, at which activations and gradients are not all alive, but
+            temporary arrays are). "inference": "weights", "cache", "activations" (their peak), "total". Activations and
+            totals are estimates, the others exact.
         textbook: "parameters" V D + 12 L D^2, and "flops" of the forward pass, 2 x parameters + 4 L T D for each of the
             T tokens (arXiv 2001.08361, table 1; arXiv 2204.02311, appendix B), if the model has such sizes.
     """
@@ -81,7 +82,7 @@ class Budget:
     textbook: dict[str, int]
 
     def to_dict(self) -> dict[str, dict]:
-        """Return nested dictionaries of numbers, ready for JSON."""
+        """Return nested dictionaries that JSON can represent."""
         return dataclasses.asdict(self)
 
     def table(self) -> str:
@@ -102,7 +103,8 @@ class Budget:
         names = {"model": "matrix products", "matmul": "with recomputation", "other": "element-wise operations"}
         sections = {"training step, FLOPs": {name: human(self.flops["training"][key]) for key, name in names.items()}}
         for mode, memory in self.memory.items():
-            sections[f"{mode}, bytes"] = {key: human(value, 1024) for key, value in memory.items()}
+            names = {"activations": "kept activations", "total": "peak"} if mode == "training" else {}
+            sections[f"{mode}, bytes"] = {names.get(key, key): human(value, 1024) for key, value in memory.items()}
         for title, lines in sections.items():
             rows += [("",) * 5, (title, *[""] * 4), *((f"  {key}", value, *[""] * 3) for key, value in lines.items())]
         return aligned(rows)
@@ -144,8 +146,8 @@ def budget(
         loss: (params, others, batch, rng) -> loss of training; None: the sum of squared outputs.
         batch: the batch of the loss, arrays or shapes; None: `inputs`.
         optimizer: makes the optimizer state of the parameters, as `optax.adamw(1e-3).init`; None: Adam's two moments.
-        compute_dtype: dtype of parameters and inputs in computation, and of inference's weights and cache.
-        cache_length: number of tokens of a sequence in the KV cache of inference; None leaves the cache out.
+        compute_dtype: dtype of parameters and inputs in computation, and of weights and cache in inference.
+        cache_length: number of tokens of a sequence in the KV cache of inference; None: no cache.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     # Parameters are float32, which some kernels do not take; their shapes do not depend on the kernel.
@@ -165,7 +167,7 @@ def budget(
     if cache_length is not None:
         size = (jax.tree.leaves(inputs)[0].shape[0], cache_length)
         cache = partial(apply, inputs=size, method="init_cache")
-        # As leaves, because a `Cache` takes no shapes in the place of arrays.
+        # As leaves, because a `Cache` takes no shapes instead of arrays.
         inference["cache"] = bytes_of(jax.eval_shape(lambda *light: jax.tree.leaves(cache(*light)), *light[:2]))
     inference["total"] = sum(inference.values()) + bytes_of(light[2:])
 
@@ -200,7 +202,7 @@ def _squares(model, dtype, params, rest, batch, key):
 
 
 def _by_part(params, forward):
-    """Return the numbers of parameters, and the FLOPs of matrix products, of each part of the model."""
+    """Return the number of parameters and the FLOPs of matrix products of each module."""
     counts, parts = Counter(), Counter()
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         counts[_part([entry.key for entry in path])] += math.prod(leaf.shape)
@@ -224,12 +226,11 @@ def _textbook(model, sown):
 
 def peak_flops(device_kind: str, dtype: Any) -> float | None:
     """Return the peak FLOP/s of a device in matrix products of a dtype; None if `ACCELERATORS` does not have it."""
-    known = (device for device in ACCELERATORS.values() if re.search(device.kind, device_kind))
-    device = next(known, None)
+    device = next((device for device in ACCELERATORS.values() if re.search(device.kind, device_kind)), None)
     return device and device.peak(dtype)
 
 
 def _part(path):
-    """Return the part of the model that a path of names is in: the first name, and the one below repeated layers."""
+    """Return the module that a path of names is in: the first name, and the one below repeated layers."""
     i = path.index("layers") if "layers" in path else None
     return "/".join(path[:1] if i is None else path[:i] + path[i + 1 : i + 2])

@@ -4,8 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.base import Layers, StackModel
-from lineage.models.layers.attend import Mask
-from lineage.models.layers.cache import Cache, Memory
+from lineage.models.layers import Cache, Mask, Memory
 
 Decoded = tuple[Float[Array, "B T V"], Cache | None]  # logits, and the cache with the tokens appended
 
@@ -14,7 +13,7 @@ class Decoder(StackModel):
     """Base class of models that generate text; a subclass has `embed`, `depth`, `width` and `num_heads`.
 
     Attributes:
-        decoder_depth: number of layers of the decoder; None is `depth`.
+        decoder_depth: number of layers of the decoder; None: `depth`.
     """
 
     FROM_DATA = ("vocab_size", "max_length")
@@ -39,7 +38,7 @@ class Decoder(StackModel):
         return Cache.empty(layers, batch_size, max_length, heads, size, self.embed.table.dtype)
 
     def check_length(self, length: int) -> None:
-        """Raise ValueError if the model has no positions for so many tokens."""
+        """Raise ValueError if the model has no positions for this number of tokens."""
         if self.max_length is not None and length > self.max_length:
             raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}.")
 
@@ -60,14 +59,11 @@ class DecoderOnly(Decoder):
         mask: Bool[Array, "B T"] | None = None,
         positions: Int[Array, "#B T"] | None = None,
     ) -> Float[Array, "B T V"]:
-        """Return the logits of the token after each one of at most `max_length` tokens.
+        """Return the logits of the token after each of at most `max_length` tokens; raise ValueError if there are more.
 
         Args:
             mask: True for real tokens, False for padding (on either side), which is masked out in attention.
-            positions: of the tokens; 0 to T-1 when None.
-
-        Raises:
-            ValueError: the sequence is longer than the model's.
+            positions: positions of the tokens; None: 0 to T-1.
         """
         positions = jnp.arange(tokens.shape[1])[None] if positions is None else positions
         return self.logits(tokens, positions, mask=None if mask is None else Mask(keys=mask))[0]

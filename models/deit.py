@@ -37,10 +37,7 @@ class DeiT(ViT):
             self.distillation_classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)
 
     def __call__(self, image: Image) -> Float[Array, "B V"]:
-        """Return the mean of both heads' logits (or of both tokens [B, D] without a classifier).
-
-        Without the distillation head, they are the class token's alone.
-        """
+        """Return the mean logits of both heads, or of the only one (or of the tokens [B, D] without a classifier)."""
         if not self.distillation_head:
             return super().__call__(image)
         return sum(self.heads(image)) / 2

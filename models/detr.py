@@ -11,17 +11,11 @@ from jaxtyping import Array, Bool, Float
 
 from lineage.models.base import MODELS, Layers, Model, ResampleRule, StackModel
 from lineage.models.fields import Activation, Count, Image, Rate, Size
-from lineage.models.layers.attend import Mask
-from lineage.models.layers.attention import Attention
-from lineage.models.layers.block import Block, Stack
-from lineage.models.layers.linear import Linear
-from lineage.models.layers.mlp import ACTIVATIONS, Mlp
-from lineage.models.layers.norm import LayerNorm
-from lineage.models.layers.position import Learned
+from lineage.models.layers import ACTIVATIONS, Attention, Block, LayerNorm, Learned, Linear, Mask, Mlp, Stack
 
 
 class PositionedAttention(Attention):
-    """Attention with positions added to the inputs of queries and keys, but not of values."""
+    """Attention with positions added to the inputs of queries and keys in every layer (figure 10), not of values."""
 
     @nn.compact
     def __call__(
@@ -29,46 +23,21 @@ class PositionedAttention(Attention):
         x: Float[Array, "B T D"],
         context: Float[Array, "B S D"] | None = None,
         *,
-        mask: Mask,
-        positions: Float[Array, "#B T D"],
-        context_positions: Float[Array, "#B S D"] | None = None,
+        mask: Mask | None = None,
+        embedded: Float[Array, "#B T D"],
+        context_embedded: Float[Array, "#B S D"] | None = None,
+        **_,
     ) -> tuple[Float[Array, "B T D"], None]:
-        """Return the output, and None in place of a cache; without a context, keys and values come from x."""
-        queries = x + positions
+        """Return the output, and None in place of a cache; without a context, keys and values come from x.
+
+        `embedded` are the position embeddings of x, `context_embedded` those of the context.
+        """
+        queries = x + embedded
         if context is None:
             heads = self.project(queries, queries, x)
         else:
-            heads = self.project(queries, context + context_positions, context)
-        return self.combine(*heads, mask, self.attend, x.shape[-1]), None
-
-
-class PositionedBlock(Block):
-    """A block that adds positions in every layer (arXiv 2005.12872, figure 10)."""
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "B T D"],
-        *,
-        places: Float[Array, "#B T D"],
-        mask: Mask | None = None,
-        context: Float[Array, "B S D"] | None = None,
-        context_mask: Mask | None = None,
-        context_places: Float[Array, "#B S D"] | None = None,
-        drop_path: None = None,
-        cache: None = None,
-    ) -> tuple[Float[Array, "B T D"], None]:
-        """Return the output, and None in place of a cache; position embeddings are added to x and to the context."""
-        attention = self.attention(name="attention")
-        x, _ = self.add("attention", x, partial(attention, mask=mask or Mask(), positions=places))
-        if self.cross_attention is not None:
-            inputs = {"mask": context_mask, "positions": places, "context_positions": context_places}
-            cross_attention = self.cross_attention(name="cross_attention")
-            x, _ = self.add("cross_attention", x, partial(cross_attention, context=context, **inputs))
-        mlp = self.mlp(name="mlp")
-        x, _ = self.add("mlp", x, lambda x: (mlp(x), None))
-        self.sow("intermediates", "hidden", x)
-        return x, cache
+            heads = self.project(queries, context + context_embedded, context)
+        return self.combine(*heads, mask or Mask(), x.shape[-1]), None
 
 
 @MODELS.register("detr")
@@ -80,9 +49,9 @@ class DETR(StackModel):
         num_classes: number of classes, V, without "no object", which is the last logit.
         image_size: side of the training images, in pixels.
         num_queries: number of object queries, Q, the maximum number of objects in an image.
-        decoder_depth: number of layers of the decoder; None is `depth`.
-        mlp_dim: width of the hidden layer of the MLPs, F; None is 8 D.
-        placement: see `Block`; with "pre" the encoder's output is normalised too.
+        decoder_depth: number of layers of the decoder; None: `depth`.
+        mlp_dim: width of the hidden layer of the MLPs, F; None: 8 D.
+        placement: see `Block`; with "pre" the encoder's output is normalized too.
         dropout: rate on attention weights, hidden layers and the output of each sublayer.
     """
 
@@ -109,20 +78,23 @@ class DETR(StackModel):
     outputs = ("objects",)
 
     @property
+    def decoder_layers(self) -> int:
+        return self.decoder_depth or self.depth
+
+    @property
     def input_parameters(self) -> str:
         return self.backbone.input_parameters.replace("^", "^backbone/")
 
     @property
     def layer_groups(self) -> tuple[Layers, ...]:
         """The layers of the backbone, of the encoder and of the decoder, in this order."""
-        count = self.decoder_depth or self.depth
         groups = []
         for group in self.backbone.layer_groups:
             first, last = (pattern.replace("^", "^backbone/") for pattern in (group.first, group.last))
             groups.append(group._replace(path=f"backbone/{group.path}", side="backbone", first=first, last=last))
-        groups.append(Layers("encoder_stack/layers", self.depth, first="^projection/", last="^encoder_norm/"))
-        groups.append(Layers("decoder_stack/layers", count, "decoder", first="^queries/", last="^decoder_norm/"))
-        return tuple(groups)
+        patterns = {"first": "^queries/", "last": "^decoder_norm/"}
+        encoder = Layers("encoder_stack/layers", self.depth, first="^projection/", last="^encoder_norm/")
+        return (*groups, encoder, Layers("decoder_stack/layers", self.decoder_layers, "decoder", **patterns))
 
     @property
     def resample_rules(self) -> tuple[ResampleRule, ...]:
@@ -134,22 +106,21 @@ class DETR(StackModel):
 
     def setup(self):
         if not self.backbone.has_feature_maps:
-            raise ValueError(f"the backbone is a {type(self.backbone).__name__}: it must be one with maps, as resnet.")
+            name = type(self.backbone).__name__
+            raise ValueError(f"the backbone is a {name}: it must be one with feature maps, such as resnet.")
         if self.width % 4:
             raise ValueError(f"width is {self.width}: it must be a multiple of 4, for sin and cos of rows and columns.")
         norm = partial(LayerNorm, epsilon=1e-5)
         attention = partial(PositionedAttention, num_heads=self.num_heads, dropout=self.dropout)
         activation = ACTIVATIONS[self.activation]
         mlp = partial(Mlp, mlp_dim=self.mlp_dim or 8 * self.width, activation=activation, dropout=self.dropout)
-        parts = {"attention": attention, "mlp": mlp, "norm": norm}
-        block = partial(PositionedBlock, **parts, placement=self.placement, dropout=self.dropout)
+        sublayers = {"attention": attention, "mlp": mlp, "norm": norm}
+        block = partial(Block, **sublayers, placement=self.placement, dropout=self.dropout)
         stack = partial(Stack, remat=self.remat, unroll=self.unroll)
         self.projection = Linear((self.width,))
         self.queries = Learned(self.num_queries, self.width, stddev=1.0)
         self.encoder_stack = stack(block, self.depth)
-        self.decoder_stack = stack(
-            partial(block, cross_attention=attention), self.decoder_depth or self.depth, every=True
-        )
+        self.decoder_stack = stack(partial(block, cross_attention=attention), self.decoder_layers, every=True)
         if self.placement == "pre":
             self.encoder_norm = norm()
         self.decoder_norm = norm()
@@ -159,7 +130,7 @@ class DETR(StackModel):
     def __call__(
         self, image: Image, mask: Bool[Array, "B height width"] | None = None
     ) -> tuple[Float[Array, "L B Q V"], Float[Array, "L B Q 4"]]:
-        """Return logits and boxes (centre x, centre y, width and height, relative to the image) of every decoder layer.
+        """Return logits and boxes (center x, center y, width and height, relative to the image) of every decoder layer.
 
         The last layer's are the prediction; the others' are for auxiliary losses.
 
@@ -167,16 +138,12 @@ class DETR(StackModel):
             image: padded below and to the right.
             mask: True where a pixel belongs to the image, False where it is padding.
         """
-        memory, mask, places = self._encoded(image, mask)
+        memory, mask, positions = self._encoded(image, mask)
         queries = jnp.broadcast_to(self.queries(), (image.shape[0], self.num_queries, self.width)).astype(memory.dtype)
         self.sow("intermediates", "decoder_embedding", queries)
-        x, _ = self.decoder_stack(
-            jnp.zeros_like(queries),
-            places=queries,
-            context=memory,
-            context_mask=Mask(keys=mask),
-            context_places=places,
-        )
+        cross = {"embedded": queries, "context_embedded": positions}
+        inputs = {"context": memory, "context_mask": Mask(keys=mask), "context_inputs": cross}
+        x, _ = self.decoder_stack(jnp.zeros_like(queries), embedded=queries, **inputs)
         x = self.decoder_norm(x)
         box = x
         for layer in self.box[:-1]:
@@ -195,18 +162,17 @@ class DETR(StackModel):
         # The nearest pixel above and to the left, as in the reference implementation.
         at = [jnp.arange(n) * size // n for n, size in zip((rows, columns), mask.shape[1:])]
         mask = mask[:, at[0][:, None], at[1]]
-        places = sine(mask, width).reshape(batch, rows * columns, width).astype(x.dtype)
+        positions = sine(mask, width).reshape(batch, rows * columns, width).astype(x.dtype)
         x, mask = x.reshape(batch, rows * columns, width), mask.reshape(batch, rows * columns)
         self.sow("intermediates", "encoder_embedding", x)
-        x, _ = self.encoder_stack(x, mask=Mask(keys=mask), places=places)
-        return self.encoder_norm(x) if self.placement == "pre" else x, mask, places
+        x, _ = self.encoder_stack(x, mask=Mask(keys=mask), embedded=positions)
+        return self.encoder_norm(x) if self.placement == "pre" else x, mask, positions
 
 
 def sine(mask: Bool[Array, "B rows columns"], width: int, base: float = 10_000.0) -> Float[Array, "B rows columns D"]:
-    """Return sine-cosine positions: the row's in the first half of the width, the column's in the second.
+    """Return interleaved sines and cosines: of the row in the first half of the width, of the column in the second.
 
-    Rows and columns are counted from 1 over the places where the mask is True, and scaled so that the last is 2 pi.
-    Sines and cosines are interleaved.
+    Rows and columns are counted from 1 over the positions where the mask is True, and scaled so that the last is 2 pi.
     """
     frequencies = base ** -(jnp.arange(0, width // 2, 2) * 2 / width)
 

@@ -11,7 +11,7 @@ from lineage.models.fields import Count
 
 @MODELS.register("distilbert")
 class DistilBERT(BERT):
-    """BERT without segments. The classifiers have a layer with a ReLU in the place of the pooler."""
+    """BERT without segments. The classifiers have a layer with a ReLU instead of the pooler."""
 
     VARIANTS: ClassVar = {"base": {"depth": 6, "width": 768, "num_heads": 12}}
 

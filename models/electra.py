@@ -10,8 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from lineage.models.base import MODELS
 from lineage.models.bert import BERT, Classifier
-from lineage.models.layers.linear import Linear
-from lineage.models.layers.mlp import ACTIVATIONS, gelu
+from lineage.models.layers import ACTIVATIONS, Linear, gelu
 
 
 @MODELS.register("electra")
@@ -19,7 +18,7 @@ class ELECTRA(BERT):
     """BERT with one more head, "replaced": the logit [B, T] of each token being a replaced one.
 
     Attributes:
-        embed_width: E, the size of the embeddings, which are projected to D; None is D, without a projection. The
+        embed_width: E, the size of the embeddings, which are projected to D; None: D, without a projection. The
             generator's embeddings are its discriminator's.
     """
 
@@ -42,8 +41,10 @@ class ELECTRA(BERT):
         if self.head == "replaced":
             self.detector = Linear((self.width,), kernel_init=nn.initializers.truncated_normal(0.02))
 
-    def read(self, x: Float[Array, "*B T D"], places: Int[Array, "*B M"] | None = None) -> Float[Array, "..."]:
+    def read(
+        self, x: Float[Array, "*B T D"], masked_positions: Int[Array, "*B M"] | None = None
+    ) -> Float[Array, "..."]:
         """Return the output of the head for the last hidden states."""
         if self.head != "replaced":
-            return super().read(x, places)
+            return super().read(x, masked_positions)
         return self.classifier(ACTIVATIONS[self.activation](self.detector(x)))[..., 0]

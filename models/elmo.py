@@ -11,10 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.base import MODELS, HiddenStates, Layers, Model
 from lineage.models.fields import Count, Rate
-from lineage.models.layers.dropout import Dropout
-from lineage.models.layers.embed import Embed
-from lineage.models.layers.linear import Linear
-from lineage.models.layers.recurrent import Cell, Layer
+from lineage.models.layers import Cell, Dropout, Embed, Layer, Linear
 
 
 @MODELS.register("elmo")

@@ -9,13 +9,8 @@ from jaxtyping import Array, Int
 
 from lineage.models.base import MODELS
 from lineage.models.decoder import Decoded, DecoderOnly
-from lineage.models.fields import Activation, Count, Size, Strategy
-from lineage.models.layers.attention import STRATEGIES, Attention
-from lineage.models.layers.block import Block, Stack
-from lineage.models.layers.dropout import Dropout
-from lineage.models.layers.embed import Embed
-from lineage.models.layers.mlp import ACTIVATIONS, Mlp
-from lineage.models.layers.norm import LayerNorm
+from lineage.models.fields import Activation, Count, Implementation, Size
+from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, LayerNorm, Mlp, Stack
 from lineage.models.layers.position import Learned
 
 
@@ -43,7 +38,7 @@ class GPT(DecoderOnly):
     activation: Activation = "gelu_tanh"
     epsilon: float = 1e-5
     use_bias: bool = True
-    attend: Strategy = "auto"
+    attend: Implementation = "auto"
 
     def setup(self):
         init = nn.initializers.normal(0.02)
@@ -51,9 +46,7 @@ class GPT(DecoderOnly):
         out_init = nn.initializers.normal(0.02 / (2 * self.depth) ** 0.5)
         norm = partial(LayerNorm, epsilon=self.epsilon, use_bias=self.use_bias)
         both = {"use_bias": self.use_bias, "kernel_init": init, "out_init": out_init}
-        attention = partial(
-            Attention, self.num_heads, causal=True, dropout=self.dropout, attend=STRATEGIES[self.attend], **both
-        )
+        attention = partial(Attention, self.num_heads, causal=True, dropout=self.dropout, attend=self.attend, **both)
         mlp = partial(Mlp, self.mlp_dim or 4 * self.width, ACTIVATIONS[self.activation], **both)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, dropout=self.dropout)
         self.embed = Embed(self.vocab_size, self.width)

@@ -29,7 +29,7 @@ def flops(function: Callable, *args: Any) -> dict[str, int]:
 
     "matmul" are those of matrix products and convolutions, 2 for each multiply-add, and "other" those of element-wise
     operations and reductions as XLA's cost analysis counts them, on all devices together. "model" is what model FLOPs
-    utilisation counts: "matmul" without what rematerialisation repeats (arXiv 2204.02311, appendix B). A causal mask
+    utilization counts: "matmul" without what rematerialization repeats (arXiv 2204.02311, appendix B). A causal mask
     saves nothing. A `while` counts as one iteration, a `cond` as its most expensive branch.
     """
     return flops_by_kind(jax.make_jaxpr(function)(*args).jaxpr)
@@ -44,7 +44,7 @@ def flops_by_kind(jaxpr: Any) -> dict[str, int]:
 
 
 def flops_by_scope(jaxpr: Any, scope: str = "", times: int = 1) -> Counter:
-    """Return {(name scope, kind): FLOPs} of kinds "matmul", "repeated" (by rematerialisation) and "other"."""
+    """Return {(name scope, kind): FLOPs} of kinds "matmul", "repeated" (by rematerialization) and "other"."""
     total = Counter()
     for eqn in jaxpr.eqns:
         name, bodies, path = eqn.primitive.name, _bodies(eqn), f"{scope}/{eqn.source_info.name_stack}".strip("/")
@@ -110,7 +110,7 @@ def _variables(atoms):
 
 
 def saved_bytes(loss: Callable, params: Any, *args: Any) -> int:
-    """Return the bytes that the forward pass keeps for the backward pass and that do not depend on `params` alone."""
+    """Return the bytes that the forward pass keeps for the backward pass and that do not only depend on `params`."""
     jaxpr = jax.make_jaxpr(lambda p, *args: jax.vjp(lambda p: loss(p, *args), p)[1])(params, *args).jaxpr
     varying = set(jaxpr.invars[len(jax.tree.leaves(params)) :])
     for eqn in jaxpr.eqns:
@@ -127,7 +127,7 @@ def _inside(eqn, body):
 
 
 def peak_bytes(jaxpr: Any, kept: bool = True) -> int:
-    """Return the most bytes that are alive at once beside the inputs.
+    """Return the maximum number of bytes that are alive at once beside the inputs.
 
     Views, and results of element-wise operations that are read once, are never stored. With `kept`, the results of the
     jaxpr are alive to the end.

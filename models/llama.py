@@ -1,7 +1,7 @@
 """Llama (Touvron et al. 2023, arXiv 2302.13971, 2307.09288, 2407.21783) and Mistral (arXiv 2310.06825).
 
 GPT's decoder with four changes: RMSNorm, rotary positions, a gated MLP and no biases. Heads may share keys and values
-in groups (grouped-query attention), and `window` limits how far a layer looks back (sliding-window attention).
+in groups (grouped-query attention), and `window` limits attention to the last tokens (sliding-window attention).
 """
 
 import math
@@ -13,13 +13,8 @@ from jaxtyping import Array, Int
 
 from lineage.models.base import MODELS
 from lineage.models.decoder import Decoded, DecoderOnly
-from lineage.models.fields import Activation, Count, Size, Strategy
-from lineage.models.layers.attention import STRATEGIES, Attention
-from lineage.models.layers.block import Block, Stack
-from lineage.models.layers.dropout import Dropout
-from lineage.models.layers.embed import Embed
-from lineage.models.layers.mlp import ACTIVATIONS, Mlp
-from lineage.models.layers.norm import RMSNorm
+from lineage.models.fields import Activation, Count, Implementation, Size
+from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, Mlp, RMSNorm, Stack
 from lineage.models.layers.position import rotary, stretched, yarn_magnitude
 
 LLAMA2 = {"vocab_size": 32_000, "max_length": 4096}
@@ -31,11 +26,11 @@ class Llama(DecoderOnly):
     """A language model: logits of the next token from the tokens so far.
 
     Attributes:
-        num_kv_heads: number of key/value heads, K; None is H. The cache is smaller by H / K.
-        head_size: channels per head, C; None is D / H.
-        mlp_dim: width of the hidden layer of the MLPs, F; None is 8/3 D, rounded up to a multiple of 256: as many
-            weights as the two matrices of 4 D in GPT.
-        window: number of tokens that each one attends to, itself included; None is all.
+        num_kv_heads: number of key/value heads, K; None: H. The cache is smaller by H / K.
+        head_size: channels per head, C; None: D / H.
+        mlp_dim: width of the hidden layer of the MLPs, F; None: 8/3 D, rounded up to a multiple of 256, which makes
+            the MLPs as large as those of GPT.
+        window: number of tokens that each one attends to, itself included; None: all.
         tied: whether the embedding is the output projection too.
         rope_base: the slowest rotary frequency is about 1 / base.
         rope_scaling, rope_factor, rope_length, rope_turns: how the frequencies are slowed for sequences `rope_factor`
@@ -71,7 +66,7 @@ class Llama(DecoderOnly):
     rope_turns: tuple[float, float] = (1.0, 4.0)
     activation: Activation = "silu"
     epsilon: float = 1e-5
-    attend: Strategy = "auto"
+    attend: Implementation = "auto"
 
     @property
     def kv_heads(self) -> int:
@@ -95,7 +90,7 @@ class Llama(DecoderOnly):
             window=self.window,
             rotary=self._rotary(),
             dropout=self.dropout,
-            attend=STRATEGIES[self.attend],
+            attend=self.attend,
             **both,
         )
         mlp = partial(Mlp, self.mlp_size, ACTIVATIONS[self.activation], gated=True, **both)

@@ -8,8 +8,7 @@ from jaxtyping import Array, Bool, Float, Int, Real
 
 from lineage.models.base import MODELS, Layers
 from lineage.models.fields import Count, Image, Natural, Size
-from lineage.models.layers.embed import patches
-from lineage.models.layers.position import sincos_2d
+from lineage.models.layers import patches, sincos_2d
 from lineage.models.vit import ViT
 
 
@@ -19,7 +18,7 @@ class MAE(ViT):
 
     Attributes:
         mask_rate: fraction of the patches that is masked: the encoder is given int(P (1 - mask_rate)) patches.
-        normalised: whether the target of a patch is normalised by the mean and standard deviation of its pixels.
+        normalised: whether the target of a patch is normalized by the mean and standard deviation of its pixels.
         decoder_depth, decoder_width, decoder_num_heads, decoder_mlp_dim: L, D, H and F of the decoder; mlp_dim None is
             4 D; depth 0 leaves the decoder out.
     """
@@ -64,13 +63,9 @@ class MAE(ViT):
     ) -> tuple[Float[Array, "B Q F"], Bool[Array, "B P"]] | Float[Array, "B *P V"]:
         """Return the predicted pixels of each patch, and the mask (True for masked patches).
 
-        The patches with the smallest noise are kept.
-
-        Without a decoder, the first is the encoder's output for the class token and the kept patches, in the order of
-        their noise. Without noise, return the output of a `ViT`, which is given all patches.
-
-        Raises:
-            ValueError: no patch would be kept, or as `ViT` does.
+        The patches with the smallest noise are kept; ValueError is raised if there would be none. Without a decoder,
+        the first result is the encoder's output for the class token and the kept patches, in the order of their noise.
+        Without noise, return the output of a `ViT`, which is given all patches.
         """
         if noise is None:
             return super().__call__(image)
@@ -110,9 +105,9 @@ class MAE(ViT):
     def pictures(
         self, image: Image, noise: Real[Array, "B P"]
     ) -> tuple[Float[Array, "B height width channels"], Float[Array, "B height width channels"]]:
-        """Return the image with the masked patches at 0, and with the predictions in their place.
+        """Return the image with the masked patches at 0, and with them replaced by the predictions.
 
-        Normalised predictions get the mean and the standard deviation that the patches have in the image.
+        Normalized predictions get the mean and the standard deviation that the patches have in the image.
         """
         predicted, hidden = self(image, noise)
         target, mean, deviation = self._normalised(image)
@@ -121,7 +116,7 @@ class MAE(ViT):
         return tuple(self._image(x, image.shape) for x in found)
 
     def _normalised(self, image):
-        """Return patches [B P F] in float32, and the mean and standard deviation [B P 1] that normalise them."""
+        """Return patches [B P F] in float32, and the mean and standard deviation [B P 1] that normalize them."""
         x = patches(image.astype(jnp.float32), self.patch_size)
         x = x.reshape(len(x), -1, x.shape[-1])
         if not self.normalised:

@@ -1,7 +1,7 @@
 """Residual networks (arXiv 1512.03385), and those of Big Transfer (BiT, arXiv 1912.11370).
 
 The stride of a bottleneck is in its 3x3 convolution, as in common implementations, not in the first 1x1 as in the
-paper. BiT has group norm, standardised kernels (arXiv 1903.10520) and pre-activation (arXiv 1603.05027).
+paper. BiT has group norm, standardized kernels (arXiv 1903.10520) and pre-activation (arXiv 1603.05027).
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from lineage.models.base import MODELS, HiddenStates, ImageModel, Layers
 from lineage.models.fields import Count, Counts, Image
-from lineage.models.layers.norm import BatchNorm, standardise
+from lineage.models.layers.norm import BatchNorm, standardize
 
 WIDTHS = (256, 512, 1024, 2048)
 BIT = {"norm": "group", "preactivation": True}
@@ -32,7 +32,7 @@ class ResNet(ImageModel):
         stem_width: channels of the stem.
         bottleneck: whether blocks are 1x1, 3x3 and 1x1 convolutions with a quarter of the channels inside, or two 3x3.
         preactivation: whether norm and activation come before each convolution instead of after it.
-        norm: "batch", or "group" with standardised kernels.
+        norm: "batch", or "group" with standardized kernels.
         groups: number of groups of the group norm.
         frozen: whether the batch norm uses its running statistics in training too, without updating them.
         padding: "symmetric" as in PyTorch, or "same" as in TensorFlow, with extra pixels on the right and the bottom.
@@ -76,7 +76,7 @@ class ResNet(ImageModel):
         norm = partial(BatchNorm, epsilon=self.epsilon, frozen=self.frozen)
         if self.norm == "group":
             norm = partial(nn.GroupNorm, self.groups, epsilon=self.epsilon, use_fast_variance=False)
-        conv = partial(Conv, standardised=self.norm == "group", padding=self.padding)
+        conv = partial(Conv, standardized=self.norm == "group", padding=self.padding)
         block = partial(Residual, conv, norm, bottleneck=self.bottleneck, preactivation=self.preactivation)
         self.stem_conv = conv(self.stem_width, *((7, 2) if self.stem == "imagenet" else (3, 1)))
         self.stages = [
@@ -112,21 +112,21 @@ class Conv(nn.Module):
     """A convolution with a square kernel, without bias; see `ResNet` for the padding.
 
     Attributes:
-        standardised: whether each channel's kernel is normalised to mean 0 and variance 1 (arXiv 1903.10520).
+        standardized: whether each channel's kernel is normalized to mean 0 and variance 1 (arXiv 1903.10520).
     """
 
     features: int
     size: int
     stride: int = 1
     padding: str = "symmetric"
-    standardised: bool = False
+    standardized: bool = False
 
     @nn.compact
     def __call__(self, x: Float[Array, "B height width channels"]) -> Float[Array, "B h w D"]:
         init = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
         kernel = self.param("kernel", init, (self.size, self.size, x.shape[-1], self.features))
-        if self.standardised:
-            rows = standardise(kernel.reshape(-1, self.features).T.astype(jnp.float32), 1e-8)
+        if self.standardized:
+            rows = standardize(kernel.reshape(-1, self.features).T.astype(jnp.float32), 1e-8)
             kernel = rows.T.reshape(kernel.shape).astype(kernel.dtype)
         pads = _pads(x, self.size, self.stride, self.padding)[1:3]
         numbers = ("NHWC", "HWIO", "NHWC")
@@ -134,7 +134,7 @@ class Conv(nn.Module):
 
 
 def _pads(x, size, stride, padding):
-    """Return the numbers of zeros before and after each axis of x [B, h, w, c]."""
+    """Return the padding before and after each axis of x [B, h, w, c]."""
     pads = [(size // 2, size // 2)] * 2
     if padding == "same":
         pads = jax.lax.padtype_to_pads(x.shape[1:3], (size,) * 2, (stride,) * 2, "SAME")

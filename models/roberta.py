@@ -1,4 +1,4 @@
-"""RoBERTa (arXiv 1907.11692) and XLM-R (arXiv 1911.02116): BERT trained longer, on masked tokens alone."""
+"""RoBERTa (arXiv 1907.11692) and XLM-R (arXiv 1911.02116): BERT trained longer, without next-sentence prediction."""
 
 from typing import ClassVar, Literal
 

@@ -1,8 +1,8 @@
 """Recurrent sequence-to-sequence models, without attention (arXiv 1409.3215, 1406.1078) and with it.
 
-Without attention the decoder starts from the encoder's last state and reads it with every token. With attention it
-reads a weighted mean of the encoder's states: Bahdanau's weights depend on the decoder's previous state (arXiv
-1409.0473), Luong's on its present one, and their result is an input of the next step (arXiv 1508.04025).
+Without attention the decoder starts from the last state of the encoder, which is also an input of every step. With
+attention, this input is a weighted mean of the states of the encoder: Bahdanau's weights depend on the previous state
+of the decoder (arXiv 1409.0473), Luong's on the present one, with an effect on the next step (arXiv 1508.04025).
 """
 
 from collections.abc import Mapping
@@ -17,18 +17,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.base import MODELS, HiddenStates, Layers, Model
 from lineage.models.fields import Count, Rate
-from lineage.models.layers.attend import Additive, Mask, dense, dot_product
-from lineage.models.layers.cache import States
-from lineage.models.layers.dropout import Dropout
-from lineage.models.layers.embed import Embed
-from lineage.models.layers.linear import Linear
+from lineage.models.layers import Additive, Dropout, Embed, Linear, Mask, Rows, States, dense, dot_product
 from lineage.models.layers.recurrent import CELLS, Cell, Recurrent, held
 
 LUONG = {"cell": "lstm", "depth": 4, "width": 1000, "bidirectional": False, "dropout": 0.2}
 
 
 @struct.dataclass
-class Annotations:
+class Annotations(Rows):
     """Memory of the decoder, computed once: the states of the encoder as keys and as values."""
 
     key: Float[Array, "B S C"]
@@ -36,9 +32,7 @@ class Annotations:
     mask: Bool[Array, "B S"]
     state: Any  # initial state of the decoder
 
-    def gather(self, rows: Int[Array, "N"]) -> "Annotations":
-        """Return the annotations whose row n is this one's row `rows[n]`."""
-        return jax.tree.map(lambda a: a[rows], self)
+    BATCH_AXES: ClassVar = dict.fromkeys(("key", "value", "mask", "state"), 0)
 
 
 @MODELS.register("seq2seq")
@@ -48,7 +42,7 @@ class Seq2Seq(Model):
     Attributes:
         cell: kind of the recurrent cells.
         width: size of each state, D.
-        embed_width: size of the embeddings; None is D.
+        embed_width: size of the embeddings; None: D.
         bidirectional: whether the encoder also reads backwards; the decoder starts from the backward states.
         attention: "additive" (Bahdanau's), "dot", "general", "concat" (Luong's), or "fixed": none.
         span: tokens that attention covers: "global" all, "monotonic" those around the output token's own position,
@@ -145,7 +139,7 @@ class Seq2Seq(Model):
             inputs, tokens: tokens of the encoder and of the decoder.
             inputs_mask, mask: True for real tokens; padding changes no state and is masked out in attention.
             own_rate: probability of replacing a token of the decoder (but the first) by a sample from its prediction
-                (scheduled sampling, arXiv 1506.03099), with the "dropout" rng; None is never.
+                (scheduled sampling, arXiv 1506.03099), with the "dropout" rng; None: never.
         """
         inputs_mask = jnp.ones(inputs.shape, bool) if inputs_mask is None else inputs_mask
         memory = self.encode((inputs, inputs_mask))
@@ -162,11 +156,9 @@ class Seq2Seq(Model):
         self.sow("intermediates", "encoder_embedding", x)
         value, ends = self.encoder(x, mask=mask)
         cells = ends
-        if self.bidirectional:  # the backward states: the last thing that they have read is the beginning
-            cells = [
-                tuple(jnp.tanh(linear(part)) for linear, part in zip(start, end))
-                for start, end in zip(self.start, ends[1::2])
-            ]
+        if self.bidirectional:  # the backward states, which end at the beginning
+            pairs = (zip(start, end) for start, end in zip(self.start, ends[1::2]))
+            cells = [tuple(jnp.tanh(linear(array)) for linear, array in pair) for pair in pairs]
         if self.attention == "fixed":
             last = jnp.concatenate([end[0] for end in ends[-2 if self.bidirectional else -1 :]], axis=-1)
             value, mask = last[:, None], mask[:, :1]
@@ -242,12 +234,12 @@ class Seq2Seq(Model):
         mask, factor = memory.mask, 1.0
         if self.span != "global":
             length = mask.sum(axis=1)
-            # Luong's local-m sees nothing far beyond the end of the input: here its last window stays there.
-            centre = jnp.minimum(position, length - 1)
+            # Luong's local-m has no keys far beyond the end of the input: here its last window stays there.
+            center = jnp.minimum(position, length - 1)
             if self.span == "predictive":
                 hidden, score = self.place
-                centre = length * jax.nn.sigmoid(score(jnp.tanh(hidden(query)))[:, 0].astype(jnp.float32))
-            distance = jnp.cumsum(mask, axis=1) - 1 - centre[:, None]
+                center = length * jax.nn.sigmoid(score(jnp.tanh(hidden(query)))[:, 0].astype(jnp.float32))
+            distance = jnp.cumsum(mask, axis=1) - 1 - center[:, None]
             mask = mask & (jnp.abs(distance) <= self.window)
             if self.span == "predictive":  # a Gaussian, of which the window holds two deviations on each side
                 factor = jnp.exp(-2 * (distance / self.window) ** 2)[:, None, None]

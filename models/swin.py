@@ -1,7 +1,7 @@
 """Swin Transformers, versions 1 (arXiv 2103.14030) and 2 (arXiv 2111.09883).
 
-Attention is within windows, which every other block shifts, on maps of decreasing resolution. The cost is linear in the
-number of pixels.
+Attention is within windows, which every other block shifts, on feature maps of decreasing resolution. The cost is
+linear in the number of pixels.
 """
 
 import math
@@ -16,14 +16,8 @@ from jaxtyping import Array, Float, Int
 
 from lineage.models.base import MODELS, ImageModel, Layers, ResampleRule, StackModel, resample_grid
 from lineage.models.fields import Count, Counts, Image, Rate
-from lineage.models.layers.attend import Mask, dot_product
-from lineage.models.layers.attention import Attention
-from lineage.models.layers.block import Block, Stack
-from lineage.models.layers.dropout import Dropout
-from lineage.models.layers.embed import PatchEmbed
-from lineage.models.layers.linear import Linear
+from lineage.models.layers import Attention, Block, Dropout, LayerNorm, Linear, Mask, PatchEmbed, Stack, dot_product
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
-from lineage.models.layers.norm import LayerNorm
 
 INIT = nn.initializers.normal(0.02)
 SIZES = {
@@ -50,10 +44,10 @@ class Swin(ImageModel, StackModel):
         window: side of a window, in tokens.
         version: "v2" has cosine attention, biases computed from the logarithms of the offsets, and norms of the
             sublayers' outputs.
-        trained_windows: sides of the windows that version 2's biases were trained with, by stage; 0, or (), stands for
-            the present ones.
+        trained_windows: sides of the windows that version 2's biases were trained with, by stage; 0 or (): the
+            current windows.
         mlp_ratio: F / D.
-        epsilon: of the LayerNorms of the blocks; those of patches and of merged patches have 1e-5.
+        epsilon: constant added to the variance in the blocks; it is 1e-5 for patches and merged patches.
         dropout: rate on embeddings, attention weights, hidden layers and the output of each sublayer.
         stochastic_depth: rate of skipping a sublayer, in the last layer; it grows linearly from 0.
     """
@@ -128,7 +122,7 @@ class Swin(ImageModel, StackModel):
             self.classifier = nn.Dense(self.num_classes, kernel_init=nn.initializers.zeros)
 
     def encode(self, image: Image) -> Float[Array, "B rows columns D"]:
-        """Return the normalised feature map of the last stage."""
+        """Return the normalized feature map of the last stage."""
         return self.norm(self.features(image)[-1])
 
     def features(self, image: Image) -> tuple[Float[Array, "B _ _ _"], ...]:
@@ -214,7 +208,7 @@ class RelativeTable(nn.Module):
 class ContinuousBias(nn.Module):
     """A bias of each head, a small network's function of the logarithm of the offset (arXiv 2111.09883, section 3.3).
 
-    Offsets are relative to `trained_window`, the side of the window in training; 0 is the present one.
+    Offsets are relative to `trained_window`, the side of the window in training; 0: the current one.
     """
 
     trained_window: int = 0

@@ -13,15 +13,8 @@ from jaxtyping import Array, Bool, Float, Int
 from lineage.models.base import MODELS
 from lineage.models.decoder import Decoded, EncoderDecoder
 from lineage.models.fields import Activation, Count, Size
-from lineage.models.layers.attend import Mask, dot_product
-from lineage.models.layers.attention import Attention
-from lineage.models.layers.block import Block, Stack
-from lineage.models.layers.cache import Cache
-from lineage.models.layers.dropout import Dropout
-from lineage.models.layers.embed import Embed
-from lineage.models.layers.linear import Linear
+from lineage.models.layers import Attention, Block, Cache, Dropout, Embed, Linear, Mask, RMSNorm, Stack, dot_product
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
-from lineage.models.layers.norm import RMSNorm
 from lineage.models.layers.position import RelativeBuckets
 
 V1_1 = {"activation": "gelu_tanh", "gated": True, "tied": False}
@@ -37,9 +30,9 @@ class T5(EncoderDecoder):
         head_size: C; H x C need not be D.
         gated: whether the hidden layer is multiplied by a second projection.
         tied: whether the embedding is the output projection too.
-        scale_decoder_outputs: whether the decoder's output is multiplied by 1 / sqrt(D) before the projection; None is
+        scale_decoder_outputs: whether the decoder's output is multiplied by 1 / sqrt(D) before the projection; None:
             `tied`.
-        buckets, max_distance: of the relative positions, see `RelativeBuckets`.
+        buckets, max_distance: options of the relative positions, see `RelativeBuckets`.
         dropout: rate on embeddings, attention weights, hidden layers, the output of each sublayer and of each stack.
     """
 

@@ -14,13 +14,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.base import MODELS
 from lineage.models.decoder import Decoded, EncoderDecoder
-from lineage.models.fields import Activation, Count, Rate, Size, Strategy
-from lineage.models.layers.attention import STRATEGIES, Attention
-from lineage.models.layers.block import Block, Stack
-from lineage.models.layers.dropout import Dropout
-from lineage.models.layers.embed import Embed
+from lineage.models.fields import Activation, Count, Implementation, Rate, Size
+from lineage.models.layers import Attention, Block, Dropout, Embed, Stack
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
-from lineage.models.layers.norm import BatchNorm, LayerNorm, PowerNorm, RMSNorm, normalise
+from lineage.models.layers.norm import BatchNorm, LayerNorm, PowerNorm, RMSNorm, normalize
 from lineage.models.layers.position import Learned, RelativeKeys, rotary, sinusoidal
 
 NORMS = {"layer": LayerNorm, "rms": RMSNorm, "batch": BatchNorm, "power": PowerNorm}
@@ -59,7 +56,7 @@ class Transformer(EncoderDecoder):
     position: Literal["sinusoidal", "learned", "relative", "rotary"] = "sinusoidal"
     max_distance: int = 16
     dropout: Rate = 0.1
-    attend: Strategy = "auto"
+    attend: Implementation = "auto"
 
     @property
     def uses_batch_statistics(self) -> bool:
@@ -68,7 +65,7 @@ class Transformer(EncoderDecoder):
     def setup(self):
         norm = partial(NORMS[self.norm], epsilon=self.epsilon)
         norm = partial(norm, warmup=self.norm_warmup) if self.norm == "power" else norm
-        cross = partial(Attention, num_heads=self.num_heads, dropout=self.dropout, attend=STRATEGIES[self.attend])
+        cross = partial(Attention, num_heads=self.num_heads, dropout=self.dropout, attend=self.attend)
         attention = partial(
             cross,
             rotary=rotary if self.position == "rotary" else None,
@@ -95,7 +92,7 @@ class Transformer(EncoderDecoder):
 
     def encoded(self, tokens: Int[Array, "B S"], mask: Bool[Array, "B S"]) -> Float[Array, "B S D"]:
         x = super().encoded(tokens, mask)
-        return normalise(self.encoder_norm, x, mask) if self.placement == "pre" else x
+        return normalize(self.encoder_norm, x, mask) if self.placement == "pre" else x
 
     def logits(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs) -> Decoded:
         x, cache = self.decoder_stack(self.embedded("decoder", tokens, positions), positions=positions, **kwargs)

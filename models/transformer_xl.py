@@ -16,14 +16,7 @@ from jaxtyping import Array, Float, Int
 from lineage.models.base import MODELS, ShardingRule
 from lineage.models.decoder import DecoderOnly
 from lineage.models.fields import Activation, Count, Natural, Rate, Size
-from lineage.models.layers.attend import Mask, dense
-from lineage.models.layers.block import Block, Stack
-from lineage.models.layers.cache import Cache
-from lineage.models.layers.dropout import Dropout
-from lineage.models.layers.embed import Embed
-from lineage.models.layers.linear import Linear
-from lineage.models.layers.mlp import ACTIVATIONS, Mlp
-from lineage.models.layers.norm import LayerNorm
+from lineage.models.layers import ACTIVATIONS, Block, Cache, Dropout, Embed, LayerNorm, Linear, Mask, Mlp, Stack, dense
 from lineage.models.layers.position import sinusoidal
 
 
@@ -37,7 +30,7 @@ class RecurrentAttention(nn.Module):
     Attributes:
         window: number of tokens of a cache that a token attends to, itself included.
         dropout: rate on the attention weights.
-        kernel_init: of the projections, u and v.
+        kernel_init: initializer of the projections, u and v.
     """
 
     num_heads: Count
@@ -121,7 +114,7 @@ class TransformerXL(DecoderOnly):
 
     Attributes:
         max_length: length of a segment in training.
-        memory_length: M, number of tokens before the segment that each layer attends to; 0 is the vanilla model.
+        memory_length: M, number of tokens before the segment that each layer attends to; 0: the vanilla model.
         dropout: rate on embeddings, the output of each sublayer and of the stack.
         attention_dropout: rate on the attention weights.
     """
@@ -167,7 +160,7 @@ class TransformerXL(DecoderOnly):
     def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Return logits of the token after each one of a segment.
 
-        Each row continues the segment of the last call if its memory was kept: apply(..., mutable=["memory"]).
+        Each sequence continues that of the last call if its memory was kept: apply(..., mutable=["memory"]).
         """
         return self.logits(tokens)[0]
 

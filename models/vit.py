@@ -10,13 +10,9 @@ from jaxtyping import Array, Float, Int
 
 from lineage.configs.registry import Range
 from lineage.models.base import MODELS, ImageModel, Layers, ResampleRule, StackModel, resample_grid, resample_line
-from lineage.models.fields import Count, Image, Natural, Rate, Size, Strategy
-from lineage.models.layers.attention import STRATEGIES, Attention
-from lineage.models.layers.block import Block, Stack
-from lineage.models.layers.dropout import Dropout
-from lineage.models.layers.embed import PatchEmbed
+from lineage.models.fields import Count, Image, Implementation, Natural, Rate, Size
+from lineage.models.layers import Attention, BatchNorm, Block, Dropout, LayerNorm, PatchEmbed, Stack
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
-from lineage.models.layers.norm import BatchNorm, LayerNorm
 from lineage.models.layers.position import Learned, Learned2D, RelativeKeys, resample, sincos_2d
 from lineage.models.resnet import WIDTHS, ResNet
 
@@ -65,7 +61,7 @@ class ViT(ImageModel, StackModel):
     qk_norm: bool = False
     epsilon: float = 1e-6
     stochastic_depth: Rate = 0.0
-    attend: Strategy = "auto"
+    attend: Implementation = "auto"
 
     SPECIAL = ("class_token",)  # tokens before the patches, with positions
 
@@ -122,7 +118,7 @@ class ViT(ImageModel, StackModel):
             Attention,
             num_heads=num_heads,
             dropout=self.dropout,
-            attend=STRATEGIES[self.attend],
+            attend=self.attend,
             relative=partial(RelativeKeys, max_distance=distance) if self.position == "relative" else None,
             qk_norm=norm if self.qk_norm else None,
         )
@@ -137,8 +133,7 @@ class ViT(ImageModel, StackModel):
     def __call__(self, image: Image) -> Float[Array, "B *P V"]:
         """Return logits of the classes, or features [B, D] without a classifier; of each token if they are not pooled.
 
-        Raises:
-            ValueError: the image does not divide into patches, or has other channels than the model.
+        ValueError is raised if the image does not divide into patches, or has other channels than the model.
         """
         x = self.pool(self.encode(image))
         if self.head == "mlp":
@@ -148,7 +143,7 @@ class ViT(ImageModel, StackModel):
         return self.classifier(x) if self.num_classes else x
 
     def encode(self, image: Image, seen: Int[Array, "B S"] | None = None) -> Float[Array, "B P D"]:
-        """Return the normalised output tokens: the class token, if there is one, then the patches in row order.
+        """Return the normalized output tokens: the class token, if there is one, then the patches in row order.
 
         The image may have any size that divides into patches. `seen` are the indices of the only patches to encode.
         """

@@ -1,4 +1,4 @@
-"""Sections of a run's page that show the files in its `artifacts` folder: examples, generated texts, attention."""
+"""Sections of the report for the files in `artifacts`: examples, generated texts, attention."""
 
 import base64
 import io
@@ -16,7 +16,7 @@ from lineage.report.html import card, file_name, note, section, table_row, text,
 from lineage.runs.folder import read_json
 
 Arrays = Mapping[str, np.ndarray]
-# The most of each kind that a page shows.
+# Maximum number of items of each kind in a report.
 MOST = {"mistakes": 36, "images": 6, "layers": 6, "explored": 3, "samples": 30, "confused": 12, "written": 30}
 OBJECTS_IN_A_ROW = 6
 
@@ -29,12 +29,9 @@ def sections(files: Path, arrays: Mapping[str, Arrays], folder: Path) -> list[st
         arrays: the contents of its .npz files, by their names without the suffix.
         folder: where the figures are saved.
     """
-    parts = [
-        draw(key, data, folder)
-        for kind, draw in SECTIONS.items()
-        for key, data in arrays.items()
-        if key.startswith(f"{kind}_")
-    ]
+    parts = []
+    for kind, draw in SECTIONS.items():
+        parts += [draw(key, data, folder) for key, data in arrays.items() if key.startswith(f"{kind}_")]
     parts.append(_reconstructions({key: data for key, data in arrays.items() if key.startswith("painted_")}, folder))
     parts.append(section("Samples", _samples(files / "samples.jsonl")))
     parts += [_generated_texts(path, folder) for path in sorted(files.glob("written_*.json"))]
@@ -58,13 +55,13 @@ def _confusion(key: str, data: Arrays, folder: Path) -> str:
     ]
     head = table_row("true", "predicted", numbers=("count", "of the class"), tag="th")
     table = f"<div class=card><h3>Confused most often</h3><table>{head}{''.join(rows)}</table></div>" if rows else ""
-    about = f"{np.trace(counts):,} of {counts.sum():,} correct. Colours show the share of the true class."
+    about = f"{np.trace(counts):,} of {counts.sum():,} correct. Colors show the share of the true class."
     body = card(figures.confusion, counts, names, name=file_name(key), folder=folder)
     return section(f"Confusion matrix, {_split(key)}", f"{note(about)}<div class=split>{body}{table}</div>")
 
 
 def _mistakes(key: str, data: Arrays, folder: Path) -> str:
-    """Return the misclassified images of a split with the highest confidence."""
+    """Return the misclassified images with the highest confidence."""
     tiles, names = [], data["class_names"]
     for i, image in enumerate(data["image"][: MOST["mistakes"]]):
         truth, guess = (text(names[data[kind][i]]) for kind in ("label", "prediction"))
@@ -75,7 +72,7 @@ def _mistakes(key: str, data: Arrays, folder: Path) -> str:
         caption = f"<b>{truth}</b> → {guess} <small>{data['probability'][i]:.0%}</small>"
         tiles.append(f'<figure><img alt="{truth}" src="{source}"><figcaption>{caption}</figcaption></figure>')
     body = f"{note('True class → predicted class and its probability.')}<div class=gallery>{''.join(tiles)}</div>"
-    return section(f"Worst mistakes, {_split(key)}", body if tiles else "")
+    return section(f"Most confident errors, {_split(key)}", body if tiles else "")
 
 
 def _objects(key: str, data: Arrays, folder: Path) -> str:
@@ -178,7 +175,7 @@ def image_attention(data: Arrays, folder: Path) -> str:
     query = "the class token" if from_class else "the mean patch"
     body = note(f"Attention of {query}: yellow is the maximum, each picture on its own scale.")
     body += card(figures.grid, rows, columns, name="attention_image", folder=folder)
-    body += note("Point at a patch to see its attention weights; red is the maximum.") + attention.explorer(views)
+    body += note("Hover over a patch to see its attention weights; red is the maximum.") + attention.explorer(views)
     return section("Attention over the image", body)
 
 
@@ -188,7 +185,7 @@ def _text_attention(data: Arrays) -> str:
     tokens, inputs = ([str(token).translate(shown) for token in data.get(key, ())] for key in ("tokens", "inputs"))
     sides = {"attention": (tokens,), "encoder": (inputs,), "decoder": (tokens,), "cross": (tokens, inputs)}
     views = [attention.view(name, data[name], *side) for name, side in sides.items() if name in data]
-    about = note("Point at a token to see its attention weights; red is the maximum.")
+    about = note("Hover over a token to see its attention weights; red is the maximum.")
     return section("Attention over the text", about + attention.explorer(views) if views else "")
 
 

@@ -1,4 +1,4 @@
-"""Interactive attention maps: choose a layer and a head, then point at a token or an image patch."""
+"""Interactive attention maps: choose a layer and a head, then hover over a token or an image patch."""
 
 import base64
 import json
@@ -26,10 +26,9 @@ def view(
     Args:
         name: label in the menu, such as "cross".
         weights: attention weights [L, H, T, S] from 0 to 1.
-        queries: the query tokens. With an image, only those before the patches, which are the last of the T.
+        queries: the T query tokens; with an image, only those before the patches.
         keys: the S key tokens; None for self-attention.
-        image: a PNG whose patches are the last rows x columns tokens.
-        grid: rows and columns of patches.
+        image: a PNG whose patches, `grid` rows and columns, are the last tokens.
     """
     layers, heads = (np.arange(size) for size in weights.shape[:2])
     while weights[0, 0].size * len(layers) * len(heads) > MAX_WEIGHTS and max(len(layers), len(heads)) > 1:

@@ -15,24 +15,7 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from lineage.report import figures
-from lineage.report.html import (
-    LOWER_IS_BETTER,
-    card,
-    file_name,
-    flatten,
-    header,
-    note,
-    number,
-    resource,
-    section,
-    series,
-    table_row,
-    text,
-    tile,
-    words,
-    write,
-)
+from lineage.report import figures, html
 from lineage.runs.folder import CONFIG, clock, displayed, read_json
 from lineage.runs.live import LOG, Run, labels, runs_in
 
@@ -43,9 +26,7 @@ MAX_CHARTS, MAX_AXES = 8, 12
 def finish(runs: Sequence[Run], command: Sequence[str], folder: Path, target: Target | None = None) -> None:
     """Write `folder/sweep.csv`, `sweep.html` and `sweep.png`; print the table and the reasons why runs failed.
 
-    Args:
-        command: the part of the command line that all runs share.
-        target: the metric that ranks the runs; None: `target_of(runs)`.
+    `command` is the part of the command line that all runs share; the target is by default `target_of(runs)`.
     """
     rows = [row_of(run) for run in runs]
     write_table(rows, folder / "sweep.csv")
@@ -70,7 +51,7 @@ def target_of(runs: Sequence[Run]) -> Target:
     if best := checkpoint.get("best"):
         return best, checkpoint["best_is_highest"]
     found = sorted((key for run in runs for key in results(run)), key=lambda key: not key.startswith("validation/"))
-    return (found[0], not LOWER_IS_BETTER.search(found[0])) if found else ("", False)
+    return (found[0], not html.LOWER_IS_BETTER.search(found[0])) if found else ("", False)
 
 
 def ranked(runs: Sequence[Run], target: Target) -> list[Run]:
@@ -87,10 +68,7 @@ def ranked(runs: Sequence[Run], target: Target) -> list[Run]:
 def compare(folders: Sequence[Path]) -> Path:
     """Write `compare.html` for the runs in some folders, each of a run or of several; return its path.
 
-    The page is written to the closest folder that contains all runs, or to the current one if that is the root.
-
-    Raises:
-        FileNotFoundError: a folder has no run.
+    It is written to the closest folder that contains all runs, or to the current one if that is the root.
     """
     if empty := [folder for folder in folders if not runs_in(folder)]:
         raise FileNotFoundError(f"there is no run in {empty[0]}.")
@@ -104,7 +82,7 @@ def compare(folders: Sequence[Path]) -> Path:
         run.state = "done" if run.is_done() else "stopped"
         run.look()
         runs.append(run)
-    settings = [dict(flatten(run.config)) for run in runs]
+    settings = [dict(html.flatten(run.config)) for run in runs]
     for key in dict.fromkeys(key for own in settings for key in own):
         if len({repr(own.get(key)) for own in settings}) > 1:
             for run, own in zip(runs, settings):
@@ -114,35 +92,32 @@ def compare(folders: Sequence[Path]) -> Path:
 
 
 def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], target: Target) -> Path:
-    """Write a page with the runs, their curves and their overrides against the results; return its path.
+    """Write a page with the runs, the best first, their curves and their overrides against the results.
 
-    Args:
-        page: path of the page; figures are saved in a folder of the same name without the suffix.
-        runs: in any order; the page has the best first.
-        commands: the command line of each run.
-        target: the metric that ranks the runs.
+    Figures are saved in a folder of the same name without the suffix.
     """
     runs, metric, folder = ranked(runs, target), target[0], page.with_suffix("")
     ids = [f"run{number}" for number in range(len(runs))]
     colours = [to_hex(colormaps["viridis"](share)) for share in np.linspace(0.2, 0.8, max(len(runs) - 1, 1))]
-    colours = [figures.SERIES["s1"], *colours]  # the best run has its own colour
+    colours = [figures.SERIES["s1"], *colours]  # the best run has its own color
     folder.mkdir(exist_ok=True)
 
     def drawn(draw: Callable[..., Figure], *args, name: str) -> str:
-        svg = card(draw, *args, name=name, folder=folder)
+        svg = html.card(draw, *args, name=name, folder=folder)
         for place, run in enumerate(runs):
-            svg = svg.replace(f'<g id="run{place}">', f'<g class="run run{place}"><title>{text(run.name)}</title>')
+            svg = svg.replace(f'<g id="run{place}">', f'<g class="run run{place}"><title>{html.text(run.name)}</title>')
         return svg
 
     charts = []
     quantities = ["train/loss", *dict.fromkeys([metric, *(key for run in runs for key in results(run))])]
     for key in quantities[:MAX_CHARTS]:
-        curves = {name: series(run.metrics, key) for name, run in reversed([*zip(ids, runs)])}  # draw the best last
+        order = reversed([*zip(ids, runs)])  # the best is drawn last
+        curves = {name: html.series(run.metrics, key) for name, run in order}
         curves = {name: curve for name, curve in curves.items() if np.isfinite(curve[1]).any()}
         if curves:
             options = {"percent": "accuracy" in key, "smoothed": True, "colours": colours, "legend": False}
             chart = partial(figures.chart, **options)
-            charts.append(drawn(chart, words(key), curves, ids, name=f"curve_{file_name(key)}"))
+            charts.append(drawn(chart, html.words(key), curves, ids, name=f"curve_{html.file_name(key)}"))
     keys = differing(runs)
     done = [run for run in runs if run.state == "done" and math.isfinite(results(run).get(metric, math.nan))]
     overview = ""
@@ -152,19 +127,16 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
         columns[metric] = [results(run)[metric] for run in done]
         overview = drawn(figures.parallel, columns, ids, colours, name="parallel")
     title, few = page.resolve().parent.name, len(keys) <= MAX_AXES
-    return write(
-        page,
-        title,
-        [
-            _header(title, runs, metric),
-            section("Curves", "".join(charts), "cards"),
-            section("Overrides and results", overview),
-            section("Runs, best first", _table(runs, colours, keys if few else []), "card scroll"),
-            section("Differences between the configs", "" if few else _settings(runs, keys), "card scroll"),
-            section("Commands", _commands([commands[run] for run in runs])),
-            f"<style>{resource('comparison.css')}</style><script>{resource('comparison.js')}</script>",
-        ],
-    )
+    parts = [
+        _header(title, runs, metric),
+        html.section("Curves", "".join(charts), "cards"),
+        html.section("Overrides and results", overview),
+        html.section("Runs, best first", _table(runs, colours, keys if few else []), "card scroll"),
+        html.section("Differences between the configs", "" if few else _settings(runs, keys), "card scroll"),
+        html.section("Commands", _commands([commands[run] for run in runs])),
+        f"<style>{html.resource('comparison.css')}</style><script>{html.resource('comparison.js')}</script>",
+    ]
+    return html.write(page, title, parts)
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
@@ -185,32 +157,33 @@ def _header(title: str, runs: Sequence[Run], metric: str) -> str:
     facts = [f"{count} {state}" for state, count in Counter(run.state for run in runs).items()]
     best = runs[0]
     shown = results(best) if best.state == "done" else {}
-    tiles = [tile(words(key), number(value), "of the best run") for key, value in shown.items()]
-    about = note(f"The best run by {text(metric)} is {text(best.name)}.") if tiles else ""
-    return header(title, facts, about, tiles)
+    tiles = [html.tile(html.words(key), html.number(value), "of the best run") for key, value in shown.items()]
+    about = html.note(f"The best run by {html.text(metric)} is {html.text(best.name)}.") if tiles else ""
+    return html.header(title, facts, about, tiles)
 
 
 def _table(runs: Sequence[Run], colours: Sequence[str], keys: Sequence[str]) -> str:
     metrics = list(dict.fromkeys(key for run in runs for key in results(run)))
-    head = table_row("run", "state", *keys, numbers=[text(title) for title in (*metrics, "steps", "time")], tag="th")
+    titles = [*map(html.text, metrics), "steps", "time"]
+    head = html.table_row("run", "state", *keys, numbers=titles, tag="th")
     rows = ""
     for place, run in enumerate(runs):
         found, seconds = results(run), run.facts().get("seconds")
-        numbers = [number(found[key]) if key in found else "" for key in metrics]
+        numbers = [html.number(found[key]) if key in found else "" for key in metrics]
         numbers += [f"{run.step or 0:,}", clock(seconds) if seconds is not None else ""]
-        cells = f"<td><i style='background:{colours[place]}'></i>{text(run.name)}"
-        cells += "".join(f"<td>{text(cell)}" for cell in (run.state, *(setting(run, key) for key in keys)))
+        cells = f"<td><i style='background:{colours[place]}'></i>{html.text(run.name)}"
+        cells += "".join(f"<td>{html.text(cell)}" for cell in (run.state, *(setting(run, key) for key in keys)))
         rows += f"<tr class='run run{place}'>{cells}" + "".join(f"<td class=n>{cell}" for cell in numbers)
     return f"<table class=runs>{head}{rows}</table>"
 
 
 def _settings(runs: Sequence[Run], keys: Sequence[str]) -> str:
-    head = table_row("", *(run.name for run in runs), tag="th")
-    return f"<table>{head}{''.join(table_row(key, *(setting(run, key) for run in runs)) for key in keys)}</table>"
+    head = html.table_row("", *(run.name for run in runs), tag="th")
+    return f"<table>{head}{''.join(html.table_row(key, *(setting(run, key) for run in runs)) for key in keys)}</table>"
 
 
 def _commands(commands: Sequence[str]) -> str:
-    lines = (f"<pre class=command>{text(command)}</pre>" for command in commands)
+    lines = (f"<pre class=command>{html.text(command)}</pre>" for command in commands)
     return f"<details><summary>All {len(commands)} runs, best first</summary>{''.join(lines)}</details>"
 
 
@@ -248,7 +221,7 @@ def plot(done: Sequence[Run], folder: Path) -> None:
     """Write `sweep.png`: up to four metrics of the test split, or else of the validation split.
 
     They are plotted against the first key that differs, with a line for each value of the second; runs that differ in
-    their seed are dots around the mean. Nothing is written if no key differs, or if there are more lines than colours.
+    their seed are dots around the mean. Nothing is written if no key differs, or if there are more lines than colors.
     """
     found = dict.fromkeys(key for run in done for key in results(run))
     splits = ([key for key in found if key.startswith(split)] for split in ("test/", "validation/"))

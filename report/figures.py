@@ -17,14 +17,14 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 from scipy.ndimage import gaussian_filter1d
 
-# The palette of Okabe and Ito, which is safe for colour-blind readers. In a page each colour becomes the CSS variable
-# of the same name, so that figures follow the light or dark mode; PNGs keep the colours.
+# The palette of Okabe and Ito, which is safe for color-blind readers. In a report each color becomes the CSS variable
+# of the same name, so that figures follow the light or dark mode; PNGs keep the colors.
 SERIES = {"s0": "#0072b2", "s1": "#d55e00", "s2": "#009e73", "s3": "#cc79a7"}
 COLOURS = SERIES | {"ink": "#1f2329", "soft": "#656d76", "rule": "#dde1e6", "bad": "#cc3311"}
 STYLE = {
     "font.size": 9,
     "svg.fonttype": "none",
-    "svg.hashsalt": "report",  # makes the ids, and so the page, reproducible
+    "svg.hashsalt": "report",  # makes the ids, and so the report, reproducible
     "text.color": COLOURS["ink"],
     "text.parse_math": False,
     "axes.edgecolor": COLOURS["rule"],
@@ -46,7 +46,7 @@ Drawing = Callable[..., None]
 def save(draw: Callable[..., Figure], *args, name: str, folder: Path) -> str:
     """Save the figure `draw(*args)` as `folder/name.png` and return it as SVG.
 
-    The SVG has CSS variables for colours, and its text is text.
+    The SVG has CSS variables for colors, and its text is text.
     """
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # browsers have more fonts than matplotlib
@@ -78,7 +78,7 @@ def chart(
 
     Args:
         curves: steps and values by split (or by run). A dotted line marks a step whose value is not finite.
-        splits: all splits of the page; the index of a split here gives its color in `colours`.
+        splits: all splits of the report; the index of a split here gives its color in `colours`.
         percent: whether the values are fractions to be shown as percentages.
         smoothed: whether long curves are smoothed, and the axis is logarithmic for values of different magnitude.
     """
@@ -89,7 +89,7 @@ def chart(
         colour = colours[splits.index(split) % len(colours) if split in splits else 0]
         for step in steps[~np.isfinite(values)][:50]:
             axes.axvline(step, color=COLOURS["bad"], linewidth=1, linestyle=":")
-        if len(values) > 1500:  # more points than pixels: average neighbouring points
+        if len(values) > 1500:  # more points than pixels: average neighboring points
             steps, values = (np.array([run.mean() for run in np.array_split(x, 750)]) for x in (steps, values))
         many = len(values) > 30
         if many and smoothed:
@@ -213,7 +213,7 @@ def smooth(values: np.ndarray) -> np.ndarray:
 
 
 def confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
-    """Return a confusion matrix of counts [V, V] (rows: true classes), coloured by the share of the row.
+    """Return a confusion matrix of counts [V, V] (rows: true classes), colored by the share of the row.
 
     The counts are written into the cells where there is room.
     """
@@ -264,7 +264,7 @@ def grid(rows: Sequence[Sequence[Drawing]], titles: Sequence[str] = (), side: fl
 
 
 def overlay(axes: Axes, image: np.ndarray, heat: np.ndarray | None, extent: Extent) -> None:
-    """Draw a grey image [h, w] in 0..1, or a heat map [rows, columns] with the image as a white veil over it."""
+    """Draw a gray image [h, w] in 0..1, or a heat map [rows, columns] with the image as a white veil over it."""
     if heat is None:
         axes.imshow(image, cmap="gray", interpolation="nearest", vmin=0, vmax=1, extent=extent)
         return

@@ -12,45 +12,30 @@ from typing import Any
 
 import numpy as np
 
-from lineage.report import artifacts, figures
-from lineage.report.html import (
-    LOWER_IS_BETTER,
-    Metrics,
-    card,
-    file_name,
-    flatten,
-    header,
-    keys,
-    number,
-    section,
-    series,
-    text,
-    tile,
-    words,
-    write,
-)
+from lineage.report import artifacts, figures, html
 from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, clock, read_json, read_metrics
 
-CURVES = {  # charts shown first, with their titles
+# charts shown first, with their titles
+CURVES = {
     "loss": "Loss",
     "accuracy": "Accuracy",
     "perplexity": "Perplexity",
     "learning_rate": "Learning rate",
     "gradient_norm": "Gradient norm",
     "time/examples_per_second": "Examples per second",
-    "time/mfu": "Model FLOP/s utilisation",
+    "time/mfu": "Model FLOP/s utilization",
 }
 GROUPS = {"flops": "FLOPs"}
 
 
 def write_report(workdir: str | os.PathLike) -> Path:
-    """Write `workdir/report.html`, and its figures as `workdir/report/*.png`; return the path of the page.
+    """Write `workdir/report.html`, and its figures as `workdir/report/*.png`; return its path.
 
-    Reads `metrics.jsonl`, `config.json` and `artifacts/`. The page leaves out the sections whose files are absent.
+    Sections whose files are absent are left out.
 
     Raises:
         FileNotFoundError: `workdir` is not the folder of a run.
-        ValueError: a file is damaged; the message names it.
+        ValueError: a file is damaged.
     """
     workdir = Path(workdir)
     if not any((workdir / name).exists() for name in (METRICS, CONFIG)):
@@ -65,78 +50,81 @@ def write_report(workdir: str | os.PathLike) -> Path:
     name = str(run.get("config_name") or workdir.resolve().name)
     parts = [
         _header(name, run, cost, metrics),
-        section("Curves", _curves(metrics, folder), "cards"),
+        html.section("Curves", _curves(metrics, folder), "cards"),
         *artifacts.sections(files, {path.stem: _read_npz(path) for path in sorted(files.glob("*.npz"))}, folder),
-        section("Cost", _cost(cost), "cards"),
-        section("Configuration", _config(config)),
+        html.section("Cost", _cost(cost), "cards"),
+        html.section("Configuration", _config(config)),
     ]
-    return write(workdir / "report.html", name, parts)
+    return html.write(workdir / "report.html", name, parts)
 
 
-def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics: Metrics) -> str:
+def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics: html.Metrics) -> str:
     """Return the name, facts and command of the run, and tiles with its results."""
     facts = {key: value for key, value in run.items() if key not in ("config_name", "config", "packages")}
-    command = f"<pre class=command>{text(facts.pop('command'))}</pre>" if "command" in facts else ""
+    command = f"<pre class=command>{html.text(facts.pop('command'))}</pre>" if "command" in facts else ""
     seconds, device, count = facts.pop("seconds", None), facts.pop("device", None), facts.pop("device_count", 1)
     shown = [f"{count} {device}" if count != 1 else device] if device else []
     if git := facts.pop("git", None):
         shown.append(f"commit {git['commit'][:10]}{' with changes' if git['dirty'] else ''}")
-    shown += [f"{key} {value}" for key, value in flatten(facts)]
+    shown += [f"{key} {value}" for key, value in html.flatten(facts)]
     tiles = _results(metrics)
     if metrics and seconds is not None:
-        tiles.append(tile("training time", clock(seconds), f"{metrics[-1]['step']:,} steps"))
-    _, speed = series(metrics, "time/examples_per_second")
+        tiles.append(html.tile("training time", clock(seconds), f"{metrics[-1]['step']:,} steps"))
+    _, speed = html.series(metrics, "time/examples_per_second")
     if np.isfinite(speed).any():
-        tiles.append(tile("examples per second", number(np.nanmedian(speed)), "median"))
-    if (parameters := dict(flatten(cost)).get("parameters.total")) is not None:
-        tiles.append(tile("parameters", f"{parameters:,}", ""))
-    steps, loss = series(metrics, "train/loss")
+        tiles.append(html.tile("examples per second", html.number(np.nanmedian(speed)), "median"))
+    if (parameters := dict(html.flatten(cost)).get("parameters.total")) is not None:
+        tiles.append(html.tile("parameters", f"{parameters:,}", ""))
+    steps, loss = html.series(metrics, "train/loss")
     bad = steps[~np.isfinite(loss)]
     alert = f"<p class=alert>The training loss was not finite at step {bad[0]:,}.</p>" if bad.size else ""
-    return header(name, shown, command + alert, tiles)
+    return html.header(name, shown, command + alert, tiles)
 
 
-def _results(metrics: Metrics) -> list[str]:
+def _results(metrics: html.Metrics) -> list[str]:
     """Return a tile for each metric of an evaluation, or of the training if there was none."""
-    evaluated = [key for key in keys(metrics) if key.split("/")[0] not in ("train", "time")]
-    tiles = [_result(key, *series(metrics, key)) for key in evaluated]
-    return tiles or [_result(key, *series(metrics, key)) for key in ("train/loss", "train/accuracy")]
+    evaluated = [key for key in html.keys(metrics) if key.split("/")[0] not in ("train", "time")]
+    tiles = [_result(key, *html.series(metrics, key)) for key in evaluated]
+    return tiles or [_result(key, *html.series(metrics, key)) for key in ("train/loss", "train/accuracy")]
 
 
 def _result(key: str, steps: np.ndarray, values: np.ndarray) -> str:
     finite = np.flatnonzero(np.isfinite(values))
     if not finite.size:
         return ""
-    show = "{:.2%}".format if "accuracy" in key else number
-    best = finite[np.argmin(values[finite]) if LOWER_IS_BETTER.search(key) else np.argmax(values[finite])]
+    show = "{:.2%}".format if "accuracy" in key else html.number
+    best = finite[np.argmin(values[finite]) if html.LOWER_IS_BETTER.search(key) else np.argmax(values[finite])]
     note = f"best {show(values[best])} at step {steps[best]:,}"
-    return tile(words(key), show(values[-1]), note if best != len(values) - 1 else f"at step {steps[-1]:,}, the best")
+    if best == len(values) - 1:
+        note = f"at step {steps[-1]:,}, the best"
+    return html.tile(html.words(key), show(values[-1]), note)
 
 
-def _curves(metrics: Metrics, folder: Path) -> str:
+def _curves(metrics: html.Metrics, folder: Path) -> str:
     """Return a chart for each quantity, with a curve for each split."""
     groups: dict[str, dict[str, figures.Curve]] = {name: {} for name in CURVES}
-    splits = [words(split) for split in dict.fromkeys(key.split("/")[0] for key in keys(metrics)) if split != "time"]
-    for key in keys(metrics):
+    splits = [html.words(split) for split in dict.fromkeys(key.split("/")[0] for key in html.keys(metrics))]
+    splits = [split for split in splits if split != "time"]
+    for key in html.keys(metrics):
         split, _, name = key.partition("/")
         name = key if split == "time" else name
-        curve = series(metrics, key)
+        curve = html.series(metrics, key)
         if np.isfinite(curve[1]).any() and (split != "time" or name in CURVES):
-            groups.setdefault(name, {})[words(split)] = curve
+            groups.setdefault(name, {})[html.words(split)] = curve
     charts = []
     for name, curves in groups.items():
         if curves:
-            percent, title = "accuracy" in name or name == "time/mfu", CURVES.get(name, words(name).capitalize())
+            percent, title = "accuracy" in name or name == "time/mfu", CURVES.get(name, html.words(name).capitalize())
             draw = partial(figures.chart, percent=percent, smoothed=name != "learning_rate")
             charts.append(
-                card(draw, title, curves, splits, name=f"curve_{file_name(name)}", folder=folder, kind="card")
+                html.card(draw, title, curves, splits, name=f"curve_{html.file_name(name)}", folder=folder, kind="card")
             )
     return "".join(charts)
 
 
 def _cost(cost: Mapping[str, Any]) -> str:
     """Return a card for each group of numbers (parameters, FLOPs, memory, ...), with bars where there is a total."""
-    groups = {key: flatten(value) for key, value in cost.items() if isinstance(value, Mapping)}
+    groups = {key: html.flatten(value) for key, value in cost.items() if isinstance(value, Mapping)}
     groups["other"] = [(key, value) for key, value in cost.items() if not isinstance(value, Mapping)]
     cards = []
     for group, rows in groups.items():
@@ -145,17 +133,20 @@ def _cost(cost: Mapping[str, Any]) -> str:
         lines = ""
         for key, value in rows:
             share = f"<i style='width:{100 * parts[key] / largest:.1f}%'></i>" if key in parts else ""
-            name = text(words(key)) + (share if len(parts) < len(rows) else "")
+            name = html.text(html.words(key)) + (share if len(parts) < len(rows) else "")
             kind = "" if key in parts else " class=total"
-            lines += f"<tr{kind}><td>{name}<td class=n>{text(_amount(f'{group} {key}', value))}"
+            lines += f"<tr{kind}><td>{name}<td class=n>{html.text(_amount(f'{group} {key}', value))}"
         if lines:
-            title = GROUPS.get(group, words(group).capitalize())
-            cards.append(f"<div class=card><h3>{text(title)}</h3><table class=cost>{lines}</table></div>")
+            title = GROUPS.get(group, html.words(group).capitalize())
+            cards.append(f"<div class=card><h3>{html.text(title)}</h3><table class=cost>{lines}</table></div>")
     return "".join(cards)
 
 
 def _config(config: Mapping[str, Any]) -> str:
-    rows = [f"<tr><td>{text(key)}<td><code>{text(json.dumps(value))}</code>" for key, value in flatten(config)]
+    rows = [
+        f"<tr><td>{html.text(key)}<td><code>{html.text(json.dumps(value))}</code>"
+        for key, value in html.flatten(config)
+    ]
     table = f"<summary>All {len(rows)} keys</summary><div class=scroll><table>{''.join(rows)}</table></div>"
     return f"<details>{table}</details>" if rows else ""
 
@@ -172,7 +163,7 @@ def _amount(name: str, value: Any) -> str:
         prefixes = prefixes.split(",")
         power = min(int(math.log(max(value, 1), base) + 1e-9), len(prefixes) - 1)
         return f"{value / base**power:.4g} {prefixes[power]}{unit}"
-    return f"{value:,}" if isinstance(value, int) else number(value)
+    return f"{value:,}" if isinstance(value, int) else html.number(value)
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -180,4 +171,4 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read ({error}); without that file the report can be made.") from None
+        raise ValueError(f"{path} cannot be read ({error}): delete it to generate the report without it.") from None

@@ -11,11 +11,8 @@ BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1"}  # TPU_CHIPS_PER_PROCESS_BOUNDS by
 def shares(count: int) -> list[Share]:
     """Return for each of `count` runs its CPUs and additional environment variables.
 
-    XLA starts as many threads as it has CPUs. Each run sees its own GPUs or TPU chips only. If there are more runs than
+    XLA starts one thread per CPU. Each run has access to its own GPUs or TPU chips only. If there are more runs than
     GPUs, runs share a GPU, each with a part of its memory.
-
-    Raises:
-        ValueError: `count` is below 1, or the TPU chips cannot be divided by it.
     """
     if count < 1:
         raise ValueError(f"parallel is {count}: it must be 1 or more.")

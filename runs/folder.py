@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, SupportsFloat
 
@@ -60,13 +61,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error}): delete it, and the run writes it anew.") from None
+        raise ValueError(f"{path} is damaged ({error}): delete it; the next run writes it again.") from None
 
 
 def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
-    """Return the lines of `workdir/metrics.jsonl` in order, without a torn last line.
-
-    null, which stands for a number that is not finite, is returned as NaN.
+    """Return the lines of `workdir/metrics.jsonl` in order, without a torn last line; null is returned as NaN.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -94,9 +93,9 @@ def parse_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def has_saved(workdir: Path) -> bool:
-    """Return whether a run has saved a checkpoint."""
-    return any(folder.name.isdigit() for folder in (workdir / "checkpoints").glob("*"))
+def last_step(workdir: Path) -> int:
+    """Return the step of the newest checkpoint in a run folder; 0 without one."""
+    return max((int(step.name) for step in (workdir / "checkpoints").glob("*") if step.name.isdigit()), default=0)
 
 
 @contextlib.contextmanager
@@ -107,7 +106,7 @@ def locked(workdir: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
-                f"another run is at work in {workdir}: wait for it, stop it, or choose another workdir."
+                f"another run is using {workdir}: wait for it, stop it, or choose another workdir."
             ) from None
         yield
 
@@ -146,28 +145,23 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 
 
 def keep_config(config: Any, workdir: Path, force: bool = False) -> None:
-    """Write `config.json`, and delete the files of an earlier run that has not saved a checkpoint.
-
-    Args:
-        force: accept a folder that holds a run of another config, which otherwise raises ValueError.
-    """
-    path, saved = workdir / CONFIG, has_saved(workdir)
-    if not saved:
-        for name in ("tokenizer.json", "artifacts/samples.jsonl"):
-            (workdir / name).unlink(missing_ok=True)
-    if saved and path.exists() and not force:
+    """Write `config.json`; raise ValueError if the folder holds a run of another config, unless `force`."""
+    path = workdir / CONFIG
+    if last_step(workdir) and path.exists() and not force:
         check_config(config, workdir)
     write_atomic(path, _text(config))
 
 
-def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
-    """Write `data.json`, the fingerprints by path of the files that the run reads.
+def discard(workdir: Path) -> None:
+    """Delete the files of a run that did not save a checkpoint and that a run of another config must not read."""
+    for name in ("tokenizer.json", "artifacts/samples.jsonl"):
+        (workdir / name).unlink(missing_ok=True)
 
-    Args:
-        force: accept files that differ from those that the run started with, which otherwise raise ValueError.
-    """
+
+def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
+    """Write `data.json`, the fingerprints of the data files; raise ValueError if they have changed, unless `force`."""
     path = workdir / "data.json"
-    if has_saved(workdir) and path.exists() and not force:
+    if last_step(workdir) and path.exists() and not force:
         before = read_json(path)
         changed = [name for name in {**before, **files} if before.get(name) != files.get(name)]
         if changed:
@@ -179,15 +173,11 @@ def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> N
 
 
 def check_shared(config: Any, workdir: Path, process: int) -> None:
-    """Check that this process has the config and the folder of process 0, which has written `config.json`.
-
-    Raises:
-        ValueError: it has not.
-    """
+    """Raise ValueError unless this process has the config and the folder of process 0, which wrote `config.json`."""
     path = workdir / CONFIG
     if not path.exists() or path.read_text(encoding="utf-8") != _text(config):
         raise ValueError(
-            f"{path} of process {process} is not that of process 0: every process must be given the same "
+            f"{path} of process {process} differs from that of process 0: every process must be given the same "
             "command, and a workdir on storage that all share."
         )
 
@@ -240,11 +230,21 @@ class StopSignal(contextlib.AbstractContextManager):
 
 
 def displayed(command: Sequence[str]) -> str:
-    """Return a command line as a user types it: `python launch.py` in the checkout, `lineage` elsewhere."""
+    """Return a command line as a user types it: `lineage` if it was called so or elsewhere than in the checkout."""
     if tuple(command[: len(LAUNCH)]) == LAUNCH:
-        program = ("python", "launch.py") if Path("launch.py").is_file() else ("lineage",)
+        installed = Path(sys.argv[0]).name == "lineage" or not Path("launch.py").is_file()
+        program = ("lineage",) if installed else ("python", "launch.py")
         command = [*program, *command[len(LAUNCH) :]]
     return shlex.join(command)
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    found = {}
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def number(value: SupportsFloat) -> str:

@@ -1,9 +1,10 @@
 """Provenance of a run: the commits of its code and the versions of its packages."""
 
 import subprocess
-from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from lineage.runs.folder import versions
 
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGES = (
@@ -15,11 +16,10 @@ PACKAGES = (
 def provenance(folder: Path) -> dict[str, Any]:
     """Return metadata about the code of a run whose config file is in `folder`.
 
-    Returns:
-        `git`: the commit of the project's checkout, and whether it has changes (`dirty`); `config_git`: the same of
-        another repository that holds the config; `packages`: versions by name. What does not apply is left out.
+    `git` is the commit of the checkout, and whether it has changes (`dirty`); `config_git` the same of another
+    repository that holds the config; `packages` the versions by name. Keys that do not apply are left out.
     """
-    found: dict[str, Any] = {"packages": versions()}
+    found: dict[str, Any] = {"packages": versions(PACKAGES)}
     project, config = checkout(PROJECT), checkout(folder)
     if project and project["root"] == str(PROJECT):  # not a repository around an installed package
         found["git"] = {key: project[key] for key in ("commit", "dirty")}
@@ -32,24 +32,10 @@ def checkout(folder: Path) -> dict[str, Any]:
     """Return `root`, `commit` and `dirty` (with changes or new files) of the git repository around a folder, or {}."""
     try:
         root, commit = _git(folder, "rev-parse", "--show-toplevel", "HEAD").splitlines()
-        return {
-            "root": str(Path(root).resolve()),
-            "commit": commit,
-            "dirty": bool(_git(folder, "status", "--porcelain")),
-        }
+        dirty = bool(_git(folder, "status", "--porcelain"))
+        return {"root": str(Path(root).resolve()), "commit": commit, "dirty": dirty}
     except (OSError, subprocess.SubprocessError):  # no git, no repository, no commit
         return {}
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the installed packages that determine a run's numbers."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _git(folder: Path, *arguments: str) -> str:

@@ -34,10 +34,6 @@ def run_search(
         command, workdir, parallel: see `run_sweep`.
         search: the objective, a `configs.sweeps.Search`.
         config_of: returns the whole config of a run for its overrides.
-
-    Raises:
-        ModuleNotFoundError: Optuna is not installed.
-        ValueError: the config has no search, its metric is not evaluated, or another sweep uses the folder.
     """
     if search is None:
         raise ValueError("this config has no search(), which returns a Search (see configs/sweeps.py).")

@@ -1,5 +1,4 @@
-"""Runs as jobs of a SLURM cluster, through submitit: they are submitted, requeued after a preemption, followed and
-cancelled."""
+"""Runs as jobs of a SLURM cluster, through submitit: submission, requeueing, states and cancellation."""
 
 import json
 import os
@@ -35,9 +34,9 @@ class Task:
         signal.signal(signal.SIGTERM, lambda number, frame: self.process.terminate())
         self._wait()
         code = self.process.wait()
-        told = (PREEMPTED, *(-number for number in STOP_SIGNALS))  # the latter before the first step
+        told = (PREEMPTED, *(-number for number in STOP_SIGNALS))  # the second case: stopped before the first step
         if code and code not in told:  # a failed task might end the others before the first has the job requeued
-            raise RuntimeError(f"exit code {code}: {Path(self.folder) / LOG} has what it said.")
+            raise RuntimeError(f"The run failed with exit code {code}: see {Path(self.folder) / LOG}.")
 
     def checkpoint(self) -> Any:
         """Let the run save and end; return what submitit requeues."""
@@ -61,12 +60,7 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
     Args:
         command: the part of the command line that the runs share.
         workdir: folder in which `slurm/` gets the scripts and logs of SLURM, and `jobs.json`.
-        settings: the config's section `cluster`.
-
-    Raises:
-        ModuleNotFoundError: submitit is not installed.
-        FileNotFoundError: this machine has no SLURM.
-        ValueError: SLURM refuses the jobs.
+        settings: the section `cluster` of the config.
     """
     folder = (workdir / "slurm").absolute()
     executor = _executor(folder, settings)
@@ -125,16 +119,10 @@ def _executor(folder, settings):
         executor = submitit.SlurmExecutor(folder / "%j", max_num_timeout=settings["requeues"])
     except RuntimeError:
         raise FileNotFoundError("this machine has no SLURM: there is no srun.") from None
-    executor.update_parameters(
-        **limits,
-        job_name=folder.parent.name,
-        time=settings["minutes"],
-        ntasks_per_node=settings["tasks_per_node"],
-        signal_delay_s=settings["save_seconds"],
-        array_parallelism=settings["parallel"] or 1_000_000,
-        setup=list(settings["setup"]),
-        additional_parameters={"requeue": True},
-    )
+    limits |= {"time": settings["minutes"], "signal_delay_s": settings["save_seconds"]}
+    limits |= {"ntasks_per_node": settings["tasks_per_node"], "array_parallelism": settings["parallel"] or 1_000_000}
+    limits |= {"setup": list(settings["setup"]), "additional_parameters": {"requeue": True}}
+    executor.update_parameters(**limits, job_name=folder.parent.name)
     return executor
 
 
@@ -151,5 +139,5 @@ def _queue() -> dict[str, str]:
     except FileNotFoundError:
         raise FileNotFoundError("this machine has no SLURM: there is no squeue.") from None
     except subprocess.CalledProcessError as error:
-        raise ValueError(f"SLURM does not answer: {error.stderr.strip()}") from None
+        raise ValueError(f"squeue failed: {error.stderr.strip()}") from None
     return dict(line.split() for line in lines)

@@ -42,10 +42,7 @@ def run_sweep(
         parallel: number of runs at a time.
 
     Returns:
-        The exit code: 0 if every run is done, 75 if the sweep or a run was told to stop, 1 otherwise.
-
-    Raises:
-        ValueError: there is nothing to run, two runs are the same, or another sweep uses the folder.
+        The exit code, see `exit_code`.
     """
     runs = plan(overrides, configs, workdir)
     workdir.mkdir(parents=True, exist_ok=True)
@@ -68,7 +65,7 @@ def run_sweep(
 
 
 def plan(overrides: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, Any]], workdir: Path) -> list[Run]:
-    """Return the runs of a sweep, in folders of `workdir`; raise as `run_sweep`."""
+    """Return the runs of a sweep, in folders of `workdir`."""
     if not overrides:
         raise ValueError("this config has no sweep(), which yields a dictionary of overrides for each run.")
     texts = [json.dumps(task(config), sort_keys=True) for config in configs]
@@ -142,10 +139,7 @@ class Launcher:
     The process of a run inherits a lock in the run's folder, which outlives the launcher: after a launcher was killed,
     the next one sees which runs are still in progress, and on which share of the devices.
 
-    Args:
-        command: the command line of a run without its overrides and its workdir.
-        parallel: number of runs at a time.
-        observe: called with every run that has new metrics or has ended; if it returns True, the run is pruned.
+    `observe` is called with every run that has new metrics or has ended; if it returns True, the run is pruned.
     """
 
     def __init__(self, command: Sequence[str], parallel: int, observe: Callable[[Run], bool] = lambda run: False):
@@ -209,15 +203,10 @@ class Launcher:
             try:
                 if cpus:
                     os.sched_setaffinity(0, cpus)  # inherited by the process
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=os.environ | environment,
-                    pass_fds=[claim.fileno()],
-                    start_new_session=True,  # a terminal's Ctrl-C reaches the launcher only, which stops the runs
-                )
+                streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "pass_fds": [claim.fileno()]}
+                # In a session of its own: a terminal's Ctrl-C reaches the launcher only, which stops the runs.
+                environment = os.environ | environment
+                process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
             finally:
                 if cpus:
                     os.sched_setaffinity(0, before)

@@ -32,7 +32,7 @@ class MaskedLM(DocumentTask):
     arrays: ClassVar = {
         "tokens": "int32 B T",
         "tokens_mask": "bool B T",
-        "places": "int32 B M",
+        "masked_positions": "int32 B M",
         "targets": "int32 B M",
         "mask": "bool B M",
     }
@@ -53,10 +53,12 @@ class MaskedLM(DocumentTask):
         return model(batch["tokens"], mask=batch["tokens_mask"])
 
     def loss(self, model: Model, batch: Batch) -> Result:
-        """Return the cross-entropy of `targets` [B, M] at the positions `places` [B, M], where `mask` [B, M] is True.
+        """Return the cross-entropy of `targets` at `masked_positions`, where `mask` is True, each [B, M].
 
         The model attends to `tokens` [B, T] where `tokens_mask` [B, T] is True; batches may have `segments` [B, T].
         """
         segments = {name: batch[name] for name in ("segments",) if name in batch}
-        logits = model(batch["tokens"], mask=batch["tokens_mask"], places=batch["places"], **segments)
+        logits = model(
+            batch["tokens"], mask=batch["tokens_mask"], masked_positions=batch["masked_positions"], **segments
+        )
         return token_loss(model, logits, batch, self.label_smoothing)

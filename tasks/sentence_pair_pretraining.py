@@ -64,9 +64,11 @@ class SentencePairPretraining(MaskedLM):
         tokens.
         """
         mask, whole = batch["tokens_mask"], batch["tokens_mask"][:, 0]
-        logits, scores = model(batch["tokens"], segments=batch["segments"], mask=mask, places=batch["places"])
+        logits, scores = model(
+            batch["tokens"], segments=batch["segments"], mask=mask, masked_positions=batch["masked_positions"]
+        )
         words, weight, aux = token_loss(model, logits, batch, self.label_smoothing)
         texts = Mean.empty().update(cross_entropy(scores, batch["label"]), whole)
         aux["sentence_accuracy"] = Mean.empty().update(correct(scores, batch["label"]), whole)
-        loss = words + batch["places"].shape[1] * texts.total
+        loss = words + batch["masked_positions"].shape[1] * texts.total
         return loss, weight, aux | {"loss": Mean(loss, weight), "masked_lm_loss": aux["loss"], "sentence_loss": texts}

@@ -72,11 +72,7 @@ class Adapter:
         check_ranges("adapter", self)
 
     def init(self, params: Params, kernels: Kernels, key: jax.Array) -> tuple[Any, Any]:
-        """Split the parameters of a model into trained ones and frozen ones; `apply` restores the model's parameters.
-
-        Raises:
-            ValueError: a pattern matches nothing, or an option does not fit a matrix.
-        """
+        """Split the parameters of a model into trained and frozen ones; `apply` restores the model's parameters."""
         return params, None
 
     def apply(self, frozen: Any, trained: Any) -> Params:
@@ -168,10 +164,7 @@ class MatrixAdapter(Adapter):
         return {}
 
     def _product(self, owner: str, factors: dict[str, Any], constants: dict[str, Any]) -> tuple[Any, Any, Any]:
-        """Return `left`, `scale` and `right` of `_add_product` for the kernel of the module at the path `owner`.
-
-        `factors` has the trained arrays of all matrices by path, `constants` all frozen ones.
-        """
+        """Return `left`, `scale` and `right` of `_add_product` for a kernel, from all trained and all frozen arrays."""
         raise NotImplementedError
 
     def _decomposed(self, frozen: dict[str, Any], flat: dict[str, Any]) -> dict[str, Any]:
@@ -258,13 +251,9 @@ class SVF(MatrixAdapter):
 
 
 def _add_product(kernel, left, scale, right):
-    """Return kernel + left diag(scale) right for each layer.
+    """Return kernel + left diag(scale) right for each layer: [*layers, *inputs, *outputs].
 
-    Args:
-        kernel: [*layers, *inputs, *outputs].
-        left: [*layers, *inputs, R].
-        scale: [*layers, R], or one number.
-        right: [*layers, R, *outputs].
+    The shapes are left [*layers, *inputs, R], scale [*layers, R] or [], and right [*layers, R, *outputs].
     """
     layers, rank = kernel.shape[: left.ndim + right.ndim - 2 - kernel.ndim], left.shape[-1]
     left = left.reshape(*layers, -1, rank) * jnp.atleast_1d(scale)[..., None, :]

@@ -20,9 +20,10 @@ from orbax.checkpoint import checkpoint_managers as policies
 
 from lineage.configs import schema
 from lineage.configs.run import Checkpoint
+from lineage.runs.folder import last_step
 from lineage.train import distributed
 from lineage.train.adapters import ADAPTERS
-from lineage.train.state import TrainState
+from lineage.train.step import TrainState
 
 
 class Checkpoints(contextlib.AbstractContextManager):
@@ -32,17 +33,17 @@ class Checkpoints(contextlib.AbstractContextManager):
     not at all.
 
     Attributes:
-        say: called with a message about an error that the run survives.
+        say: callback for messages about errors that do not stop the run.
 
     Raises:
         ValueError: `options.on_error` is "continue" in a run of several processes.
     """
 
     def __init__(self, workdir: Path, options: Checkpoint | None = None):
-        self.folder, self.say = Path(workdir).absolute() / "checkpoints", partial(print, file=sys.stderr)
+        self.folder, self.say = workdir.absolute() / "checkpoints", partial(print, file=sys.stderr)
         self.options = options = options or Checkpoint()
         if options.on_error == "continue" and jax.process_count() > 1:
-            raise ValueError("checkpoint.on_error is 'continue': of several processes the others would wait for one.")
+            raise ValueError("checkpoint.on_error is 'continue': it must be 'stop' in runs of several processes.")
         sign = 1 if options.best_is_highest else -1
 
         def rank(metrics):
@@ -71,7 +72,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         return self._manager.best_step() if self.options.best else None
 
     def save(self, state: TrainState, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Start writing a state; return when the state may be changed. An existing step is not written again.
+        """Save a state asynchronously; return when its buffers may be reused. An existing step is not written again.
 
         Raises:
             ValueError: `metrics` is not empty and lacks the metric that the best checkpoint is chosen by.
@@ -92,7 +93,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             except OSError as error:
                 if self.options.on_error == "stop":
                     raise
-                self.say(f"{error} The run goes on.")
+                self.say(f"{error} The run continues.")
             with contextlib.suppress(Exception):  # the failure has been reported
                 self._manager.close()
             clean(self.folder.parent)
@@ -102,11 +103,9 @@ class Checkpoints(contextlib.AbstractContextManager):
         """Return the state of a step, on the shardings of `target` (arrays, or shapes with shardings).
 
         Args:
-            step: None stands for the newest step whose checkpoint is intact: later ones are set aside, as
-                `<step>.damaged`.
+            step: None: the newest intact one; damaged ones after it are renamed to `<step>.damaged`.
 
         Raises:
-            FileNotFoundError: there is no such checkpoint.
             ValueError: the checkpoint is, or all are, damaged or of another model.
         """
         steps = sorted(self._manager.all_steps(), reverse=True) if step is None else [step]
@@ -116,22 +115,17 @@ class Checkpoints(contextlib.AbstractContextManager):
         damaged = {}
         for each in steps:
             try:
-                state = self._read(target, each)
+                state = read_checkpoint(self.folder / str(each), target)
             except ValueError as error:
                 damaged[each] = error
             else:
                 for other, error in damaged.items():
                     self._set_aside(other)
-                    self.say(f"{error}; it is kept as {other}.damaged, and the run goes on from step {each}.")
+                    self.say(f"{error}. It was renamed to {other}.damaged; the run resumes from step {each}.")
                 return state
         newest, *others = damaged
         rest = f"; no better: {', '.join(map(str, others))}" if others else ""
         raise ValueError(f"{damaged[newest]}{rest}") from damaged[newest].__cause__
-
-    def _read(self, target, step):
-        folder = self.folder / str(step)
-        with _blamed(folder, " or of another model than the config's"):
-            return read_checkpoint(folder, target)
 
     def _set_aside(self, step):
         if jax.process_index() == 0:
@@ -158,7 +152,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             raise
         except Exception as error:  # Orbax raises exceptions of many types, also from its threads
             message = f"a checkpoint could not be written to {self.folder} ({os_reason(error)})"
-            raise OSError(f"{message}: those that are complete stay.") from error
+            raise OSError(f"{message}. Existing checkpoints are kept.") from error
 
 
 def os_reason(error: Exception) -> str:
@@ -170,11 +164,6 @@ def os_reason(error: Exception) -> str:
         return error.strerror
     code = re.search(r"os_error_code='(\d+)'", str(error))
     return os.strerror(int(code[1])) if code else " ".join(str(error).split())[:300]
-
-
-def last_step(workdir: Path) -> int:
-    """Return the step of the newest checkpoint in a run folder; 0 without one."""
-    return max((int(step.name) for step in (workdir / "checkpoints").glob("*") if step.name.isdigit()), default=0)
 
 
 def clean(workdir: Path) -> None:
@@ -196,34 +185,21 @@ def read_newest(workdir: Path) -> TrainState:
     """Return the newest state of a run as far as its model needs it, see `read_checkpoint`."""
     if not (step := last_step(workdir)):
         raise FileNotFoundError(f"there is no checkpoint in {workdir / 'checkpoints'}.")
-    folder = workdir.absolute() / "checkpoints" / str(step)
-    with _blamed(folder):
-        return read_checkpoint(folder)
-
-
-@contextlib.contextmanager
-def _blamed(folder: Path, alternative: str = "") -> Iterator[None]:
-    """Name the checkpoint in a ValueError of the block."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"the checkpoint {folder} is damaged{alternative}: {error}") from error.__cause__
+    return read_checkpoint(workdir.absolute() / "checkpoints" / str(step))
 
 
 def read_checkpoint(folder: Path, target: TrainState | None = None) -> TrainState:
     """Read the state in the folder of a step and verify its checksums.
 
     Args:
-        folder: of the step.
         target: arrays, or shapes with shardings, of the whole state; if one process cannot read its part, all raise.
-            None reads what the model needs, as numpy arrays on the host: the parameters, or their average in the place
-            of `params` if one is kept, the collections and what the adapter keeps frozen. The optimizer's state and
-            `ema` are None then.
+            None: read what the model needs, as numpy arrays on the host: the parameters, or their average as `params`
+            if one is kept, the collections and what the adapter keeps frozen. The optimizer's state and `ema` are None.
 
     Raises:
         ValueError: the checkpoint is damaged, or not of the target's shapes; the message says why.
     """
-    state, cause, reason = None, None, "its numbers are not those that were saved"
+    state, cause, reason = None, None, "its checksums do not match"
     try:
         about = json.loads((folder / "about" / "metadata").read_text(encoding="utf-8"))
         state, sums, expected = (_read_model if target is None else _read_state)(folder / "state", about, target)
@@ -235,7 +211,8 @@ def read_checkpoint(folder: Path, target: TrainState | None = None) -> TrainStat
         reason = reason if cause else f"process {failed[0]} cannot read its part"
     elif cause is None and sums() == expected:
         return state
-    raise ValueError(reason) from cause
+    alternative = "" if target is None else " or of another model than the config's"
+    raise ValueError(f"the checkpoint {folder} is damaged{alternative}: {reason}") from cause
 
 
 @contextlib.contextmanager

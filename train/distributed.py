@@ -30,13 +30,10 @@ def joined(
     run has one process.
 
     Args:
-        coordinator: "HOST:PORT" of process 0, reachable by all processes; "auto" lets JAX detect it.
-        num_processes: number of processes of the run.
-        process: index of this process.
+        coordinator: "HOST:PORT" of process 0; "auto" lets JAX detect it.
         heartbeat: seconds without a heartbeat after which a process is declared dead, and all processes end.
 
     Raises:
-        ValueError: the arguments do not fit together.
         ConnectionError: the other processes did not connect, or the connection to one was lost.
     """
     given, none = (coordinator, num_processes, process), (None, None, None)
@@ -46,8 +43,9 @@ def joined(
     whole = None not in given and re.fullmatch(r".+:\d+", coordinator) and 0 <= process < num_processes
     if not whole and given not in (none, ("auto", None, None)):
         raise ValueError(
-            f"--coordinator={coordinator} --num-processes={num_processes} --process={process}: all three are needed, "
-            "HOST:PORT of process 0, how many there are, and the number of this one from 0; or --coordinator=auto."
+            f"--coordinator={coordinator} --num-processes={num_processes} --process={process}: "
+            "--coordinator (HOST:PORT of process 0), --num-processes and --process (from 0) must all be given, or "
+            "--coordinator=auto alone."
         )
     try:
         jax.distributed.initialize(
@@ -65,8 +63,8 @@ def joined(
         atexit.register(_end_at_once, 130 if isinstance(error, KeyboardInterrupt) else 1)
         if is_lost_process(error):
             raise ConnectionError(
-                f"a process of this run was lost ({' '.join(str(error).split())[:200]}): all end; the same command on "
-                "every host goes on from the last checkpoint."
+                f"a process of this run was lost ({' '.join(str(error).split())[:200]}): all processes stop. Run the "
+                "same command on every host to resume from the last checkpoint."
             ) from error
         raise
 
@@ -74,9 +72,8 @@ def joined(
 def is_lost_process(error: BaseException) -> bool:
     """Return whether an error means that another process of the run is gone.
 
-    JAX raises JaxRuntimeError for it, but only the text tells: its status code is UNAVAILABLE or DEADLINE_EXCEEDED if
-    the coordination service notices first, and INTERNAL, UNKNOWN, ABORTED or FAILED_PRECONDITION, as for other errors,
-    if a collective operation of Gloo or NCCL does.
+    JAX raises JaxRuntimeError for it, and only the text distinguishes it: a collective operation of Gloo or NCCL fails
+    with the same status codes as other errors.
     """
     pattern = "(?i)gloo|nccl|connection|heartbeat|barrier|coordination|unavailable|deadline"
     return isinstance(error, jax.errors.JaxRuntimeError) and re.search(pattern, str(error)) is not None
@@ -91,7 +88,7 @@ def agreed() -> Iterator[None]:
         failures()
         raise
     if others := failures(False):
-        raise ChildProcessError(f"process {others[0]} of this run cannot go on: its own message says why.")
+        raise ChildProcessError(f"process {others[0]} of this run failed: see its own error message.")
 
 
 def failures(failed: bool = True) -> list[int]:
@@ -103,7 +100,7 @@ def check_same(what: str, text: str) -> None:
     """Raise ValueError unless the text is the same on every process."""
     sums = process_allgather(np.array([zlib.crc32(text.encode())], np.uint32), tiled=True)
     if (sums != sums[0]).any():
-        raise ValueError(f"{what} of process {np.argmax(sums != sums[0])} is not that of process 0.")
+        raise ValueError(f"{what} of process {np.argmax(sums != sums[0])} differs from that of process 0.")
 
 
 class DelayedAny:

@@ -13,19 +13,19 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
-from lineage.configs import durations, modules, schema
+from lineage.configs import base, durations, modules, schema
 from lineage.configs.run import Run
 from lineage.data import SOURCES, TOKENIZERS, Data, Facts, Loader, Source, Tokenizer, load, tokenizers
-from lineage.evaluation import EVALUATORS, Context, Evaluation
+from lineage.evaluation import EVALUATORS, Context, Evaluation, Evaluator
 from lineage.models import MODELS, Model
+from lineage.runs.folder import CONFIG, read_json
 from lineage.tasks import TASKS, Batch, Task
 from lineage.tasks.base import Sizes
 from lineage.train import pretrained, sharding
 from lineage.train.adapters import ADAPTERS, NO_ADAPTER, Adapter
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, LearningRate, check_patterns
-from lineage.train.state import TrainState
-from lineage.train.step import init_state, make_forward_step
+from lineage.train.step import TrainState, init_state, make_forward_step
 
 # Options of models that the data determine unless the config sets them.
 FROM_FACTS: dict[str, Callable[[Facts], Any]] = {
@@ -54,7 +54,7 @@ class Experiment:
     def __post_init__(self):
         for module in self.config.imports:
             modules.import_module(module)
-        _ = self.run, self.task, self.source
+        _ = self.run, self.task, self.source, self.evaluators
         if self.adapter != NO_ADAPTER and not self.config.init.path:
             raise ValueError(
                 f"adapter.name is {self.config.adapter.name!r} and init.path is empty: it must name the model to adapt."
@@ -73,6 +73,10 @@ class Experiment:
     def source(self) -> Source:
         return schema.build(SOURCES, self.config.source)
 
+    @cached_property
+    def evaluators(self) -> dict[str, Evaluator]:
+        return {name: schema.build(EVALUATORS, section) for name, section in self.config.evaluators.items()}
+
     @property
     def loader(self) -> Loader:
         return self.run.loader
@@ -88,16 +92,8 @@ class Experiment:
         if origin and known.is_file() and not isinstance(tokenizer, tokenizers.TokenizerFile):
             tokenizer = tokenizers.TokenizerFile(str(known))
         part, parts = sharding.share(self.mesh) if jax.process_count() > 1 else (0, 1)
-        return load(
-            source,
-            self.task,
-            tokenizer,
-            self.loader,
-            seed=self.run.seed,
-            process_index=part,
-            process_count=parts,
-            workdir=self.workdir,
-        )
+        settings = {"seed": self.run.seed, "process_index": part, "process_count": parts, "workdir": self.workdir}
+        return load(source, self.task, tokenizer, self.loader, **settings)
 
     @cached_property
     def model(self) -> Model:
@@ -115,6 +111,10 @@ class Experiment:
     def check(self) -> None:
         """Raise ValueError if the parts do not fit together; opens the data."""
         self.task.check_model(self.model)
+        self.evaluation()
+        best, splits = self.run.checkpoint.best, list(self.data.splits)
+        if best and best.partition("/")[0] not in splits:
+            raise ValueError(f"checkpoint.best is {best!r}, but the data's splits are {', '.join(splits) or 'none'}.")
         for name in ("num_classes", "vocab_size"):
             has, needs = self.model.settings.get(name), FROM_FACTS[name](self.data.facts)
             if has and needs and has < needs:
@@ -124,7 +124,9 @@ class Experiment:
         theirs = self.run.teacher and Path(self.run.teacher) / tokenizers.FILE
         ours = self.data.tokenizer
         if ours and theirs and theirs.is_file() and Tokenizer.load(theirs).to_str() != ours.to_str():
-            raise ValueError(f"tokenizer must be the teacher's, {theirs}: this one gives other tokens.")
+            raise ValueError(
+                f"tokenizer must be the tokenizer of the teacher, {theirs}: the configured one produces other tokens."
+            )
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -164,18 +166,16 @@ class Experiment:
     def optimizer(self) -> optax.GradientTransformation:
         return self.optimizer_by(self.schedule)
 
-    def optimizer_by(self, schedule: LearningRate) -> optax.GradientTransformation:
-        """Return the config's optimizer with another schedule."""
+    def optimizer_by(self, schedule: LearningRate = lambda step: 0.0) -> optax.GradientTransformation:
+        """Return the config's optimizer with another schedule, which may need less than the config's: the data."""
         optimizer = schema.build(OPTIMIZERS, self.config.optimizer).make(schedule, self.model)
         skipped = self.run.skip_nonfinite
         return optax.apply_if_finite(optimizer, skipped) if skipped else optimizer
 
     def zeros(self, size: int | None = None, length: int | None = None) -> Batch:
-        """Return a batch of zeros; opens the data only for sizes that the config does not give.
+        """Return a batch of `size` examples of zeros with texts of `length` tokens, by default those of the config.
 
-        Args:
-            size: number of examples; None is the config's.
-            length: of texts; None is the config's.
+        It opens the data only for sizes that the config does not give.
         """
         self.task.check_model(self.model)
         sizes = Sizes(size or self.loader.batch_size, self.model, lambda: self.data.facts, length)
@@ -190,7 +190,7 @@ class Experiment:
             raise ValueError(f"teacher is empty: the task {self.task.name!r} needs a run's workdir, or a folder.")
         if not self.task.needs_teacher:
             if self.run.teacher:
-                raise ValueError(f"teacher is {self.run.teacher!r}: the task {self.task.name!r} needs none.")
+                raise ValueError(f"teacher is {self.run.teacher!r}: it must be empty for the task {self.task.name!r}.")
             return None
         with jax.ensure_compile_time_eval():  # even if only shapes are asked for first
             return pretrained.load_teacher(self.run.teacher, self.mesh, self.model, self.task.teach)
@@ -198,8 +198,7 @@ class Experiment:
     def taught(self, batch: Batch, step: int | None = None) -> Batch:
         """Return a batch on the devices with the outputs of the teacher, if there is one.
 
-        Args:
-            step: training step, for the task's transform of the batch; None in evaluations.
+        At a training `step`, the task transforms the batch before.
         """
         if not self.teacher:
             return batch
@@ -225,8 +224,7 @@ class Experiment:
 
     def evaluation(self) -> Evaluation:
         """Return the config's evaluators."""
-        sections = self.config.evaluators.items()
-        return Evaluation(self.context(), {name: schema.build(EVALUATORS, section) for name, section in sections})
+        return Evaluation(self.context(), self.evaluators)
 
     def gathered(self, state: TrainState) -> Mapping[str, Any]:
         """Return the model's variables, whole on every process; an average of the parameters where one is kept."""
@@ -255,6 +253,18 @@ class Experiment:
                 raise FileNotFoundError(f"There is no {which} checkpoint in {checkpoints.folder}.")
             return self.state(checkpoints, step)
 
+    def helpers(self) -> dict[str, tuple[Model, Any]]:
+        """Return the models, with their variables, that `sampling.draft` and `sampling.contrast` name."""
+        found = {}
+        for role in ("draft", "contrast"):
+            if folder := self.config.sampling[role]:
+                other = Experiment(base.from_json(read_json(Path(folder) / CONFIG)), Path(folder))
+                ours, theirs = (one.data.tokenizer and one.data.tokenizer.to_str() for one in (self, other))
+                if ours != theirs:
+                    raise ValueError(f"sampling.{role} is {folder}: its tokenizer differs from that of {self.workdir}.")
+                found[role] = other.model, other.restore().variables(average=True)
+        return found
+
     @cached_property
     def abstract_state(self) -> TrainState:
         """Shapes and dtypes of the state."""
@@ -278,6 +288,5 @@ class Experiment:
 
     def make_state(self) -> TrainState:
         """Return the state before the first step."""
-        optimizer = self.optimizer_by(lambda step: 0.0)  # whose rate does not matter
         settings = {"seed": self.run.seed, "ema": bool(self.run.ema_decay), "adapter": self.adapter}
-        return init_state(self.model, optimizer, self.task.loss, self.zeros(), **settings)
+        return init_state(self.model, self.optimizer_by(), self.task.loss, self.zeros(), **settings)

@@ -16,19 +16,13 @@ from lineage.train.checkpoint import read_newest
 from lineage.train.experiment import Experiment
 from lineage.train.pretrained import with_variables
 from lineage.train.sharding import to_mesh
-from lineage.train.state import TrainState
-from lineage.train.step import make_evaluation_step
+from lineage.train.step import TrainState, make_evaluation_step
 
 
 def choose(experiment: Experiment, state: TrainState, prompt: str | None = None) -> tuple[TrainState, str]:
     """Return the state with the parameters of the mixture that `config.experts` describes, and a message about it.
 
-    Args:
-        prompt: the text to choose by if `experts.choice` is "prompt"; None: examples of the training data.
-
-    Raises:
-        FileNotFoundError: an expert does not exist.
-        ValueError: an option is wrong, a run is not an expert, or it has another frozen model than the others.
+    If `experts.choice` is "prompt", it is chosen by the prompt, or by examples of the training data without one.
     """
     settings = experiment.config.experts
     if not settings.paths:
@@ -61,8 +55,7 @@ def _mixed(adapter, frozen, experts, weights):
 def load(paths: Sequence[str | os.PathLike], base: TrainState | None = None) -> dict[str, TrainState]:
     """Return the states of the experts in some workdirs, by the names of the folders.
 
-    Args:
-        base: an expert that they must share the frozen model with; None: the first one.
+    They must share the frozen model with each other, and with the expert `base`.
     """
     found = {}
     for path in map(Path, paths):
@@ -73,7 +66,7 @@ def load(paths: Sequence[str | os.PathLike], base: TrainState | None = None) -> 
             raise ValueError(f"experts.paths: two folders are called {path.name}: each needs a name of its own.")
         base = base or state
         if not state.adapter.same_base(state.frozen, base.frozen):
-            raise ValueError(f"experts: {path} is of another base than the others.")
+            raise ValueError(f"experts.paths: {path} was trained from a different base model than the others.")
         found[path.name] = state
     return found
 
@@ -122,10 +115,10 @@ def _scorer(experiment, changed, collections):
 
 
 def _answer(experiment, params, names, prompt):
-    """Return the index of the name that the model finds likeliest as the answer about the prompt, or all examples."""
+    """Return the index of the most probable name as the answer about the prompt, or about all examples."""
     settings, tokenizer = experiment.config.experts, experiment.data.tokenizer
     if tokenizer is None or not experiment.model.is_decoder:
-        raise ValueError("experts.choice is 'prompt': only a decoder of texts answers.")
+        raise ValueError("experts.choice is 'prompt': it must be 'few_shot' for models that do not generate text.")
     if not all(field in settings.question for field in ("{text}", "{name}")):
         raise ValueError(f"experts.question is {settings.question!r}: it must have {{text}} and {{name}}.")
     if prompt is None:

@@ -22,13 +22,12 @@ from lineage.report.run import write_report
 from lineage.runs import folder
 from lineage.runs.folder import START, StopSignal, locked, plain
 from lineage.train import distributed, expert_mixture, pretrained
-from lineage.train.checkpoint import Checkpoints, clean, last_step
+from lineage.train.checkpoint import Checkpoints, clean
 from lineage.train.experiment import Experiment
 from lineage.train.metrics_writer import MetricsWriter, ProgressBar
 from lineage.train.profiling import Throughput, out_of_memory_explained
 from lineage.train.sharding import batch_sharding, check_batch, to_mesh
-from lineage.train.state import TrainState
-from lineage.train.step import make_train_step
+from lineage.train.step import TrainState, make_train_step
 
 
 class Preempted(Exception):
@@ -49,7 +48,7 @@ def train(
 
     Args:
         about: metadata of the run, such as its command, which is kept in `run.json` and shown in the report.
-        devices: to train on; None: all devices.
+        devices: devices to train on; None: all.
         force_config: accept a folder that holds a run of another config.
 
     Raises:
@@ -64,10 +63,13 @@ def train(
     with contextlib.ExitStack() as kept, out_of_memory_explained(memory):
         with distributed.agreed():
             experiment = Experiment(config, workdir, devices)
-            if (done := last_step(workdir)) > experiment.total_steps:
+            if (done := folder.last_step(workdir)) > experiment.total_steps:
                 raise ValueError(f"the run is {experiment.total_steps:,} steps long, but {workdir} has step {done:,}.")
             if jax.process_index() == 0:
                 kept.enter_context(locked(workdir))
+                if not done:
+                    folder.discard(workdir)
+                    experiment.check()  # before anything is written
                 folder.keep_config(config, workdir, force_config)
                 write_atomic(workdir / START, json.dumps(dict(about), indent=2))
                 folder.keep_data(fingerprint(experiment.source.files()), workdir, force_config)
@@ -77,6 +79,7 @@ def train(
             loader = experiment.loader
             check_batch(loader.batch_size, experiment.mesh, config.grad_accum_steps)
             check_batch(loader.evaluation_batch_size or loader.batch_size, experiment.mesh)
+            experiment.check()
             known = experiment.data.tokenizer
         distributed.check_same("tokenizer", known.to_str() if known else "")
         throughput = Throughput(experiment)
@@ -115,12 +118,13 @@ class TrainingLoop:
         if message:
             self.progress.message(message)
         if self.start:
-            self.progress.message(f"going on from step {self.start:,}")
+            self.progress.message(f"resuming from step {self.start:,}")
         self.log_every = interval(experiment, "log_every", 10)
         self.evaluate_every = interval(experiment, "evaluate_every", self.total)
         self.save_every = interval(experiment, "save_every", self.total)
         self.evaluation = experiment.evaluation()
-        self._check()
+        if config.sampling.num_samples:
+            Sampler(self.evaluation.context).check(self.state.variables(average=True))
         self.evaluated: dict[str, float] = {}
         self.batches = device_batches(experiment, self.start)
         if self.start < self.total:
@@ -128,18 +132,6 @@ class TrainingLoop:
             self.step_function = compile_step(experiment, self.state)
         self.disk_full = False  # whether a full disk has been reported
         self.pending: dict[str, jax.Array] | None = None  # metrics of the last step, which may still be computed
-
-    def _check(self):
-        """Raise ValueError if the data, the samples or the best checkpoint's metric do not fit the config."""
-        experiment = self.experiment
-        experiment.check()
-        if experiment.config.sampling.num_samples:
-            Sampler(self.evaluation.context).check(self.state.variables(average=True))
-        best = experiment.config.checkpoint.best
-        split = best.partition("/")[0]
-        if split and split not in experiment.data.splits:
-            splits = ", ".join(experiment.data.splits) or "none"
-            raise ValueError(f"checkpoint.best is {best!r}, but the data's splits are {splits}.")
 
     def run(self, step: int) -> None:
         """Do a step, and evaluate and save if due.
@@ -166,7 +158,7 @@ class TrainingLoop:
         if stop and not last:
             self.checkpoints.wait()
             raise Preempted(
-                f"stopped at step {step:,} of {self.total:,}, which is saved: the same command goes on from there."
+                f"stopped at step {step:,} of {self.total:,} after saving a checkpoint: run the same command to resume."
             )
 
     def finish(self, about: Mapping[str, str]) -> dict[str, float]:
@@ -202,7 +194,7 @@ class TrainingLoop:
             if self.experiment.config.checkpoint.on_error == "stop":
                 raise
             if not self.disk_full:
-                self.progress.message(f"{error}. The run goes on.")
+                self.progress.message(f"{error}. The run continues.")
             self.disk_full = True
 
     def _log(self, step: int) -> None:
@@ -271,7 +263,9 @@ def device_batches(experiment: Experiment, start: int) -> Iterator[dict[str, jax
     length = first["tokens"].shape[1] if experiment.loader.buckets else None
     for name, like in jax.eval_shape(lambda: experiment.zeros(1, length)).items():
         if name in first and first[name].shape[1:] != like.shape[1:]:
-            raise ValueError(f"{name} of the data is {first[name].shape[1:]}, but the model is for {like.shape[1:]}.")
+            raise ValueError(
+                f"{name} has shape {first[name].shape[1:]} in the data: it must be {like.shape[1:]}, as in the model."
+            )
     ahead = experiment.taught(to_mesh(first, experiment.mesh), start)
     for step in itertools.count(start + 1):
         yield ahead

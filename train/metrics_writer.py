@@ -32,9 +32,8 @@ class MetricsWriter(AbstractContextManager):
 
     Args:
         workdir: the folder of the run; created if it does not exist.
-        resume_step: step of the checkpoint that the run resumes from; 0 starts a new run and deletes the lines of an
-            earlier one. Otherwise lines of later steps are deleted, and lines of this step that exist already, such as
-            an evaluation repeated after a kill, are not written twice.
+        resume_step: step of the checkpoint that the run resumes from, 0 for a new run. Lines of later steps are
+            deleted, and lines of this step, such as an evaluation repeated after a kill, are not written twice.
         wandb: the Weights & Biases project to write to as well; "" disables it. A resumed run continues its W&B run.
         config: the config of the run, for Weights & Biases, where the run is named after the workdir.
         primary: whether this process writes, `jax.process_index() == 0`; the others touch no file.
@@ -54,7 +53,7 @@ class MetricsWriter(AbstractContextManager):
             return
         if wandb and importlib.util.find_spec("wandb") is None:
             raise ModuleNotFoundError(
-                "Weights & Biases is asked for but not installed: `pip install wandb`, or turn it off."
+                "Weights & Biases is not installed: `pip install wandb`, or leave the key wandb empty."
             )
         # Imported here because it is slow: it imports torch if that is installed. Its `SummaryWriter` is not used: it
         # writes from a thread, which dies on a full disk, and the run would wait for it forever.
@@ -80,14 +79,8 @@ class MetricsWriter(AbstractContextManager):
             if resume_step == 0 or not id_file.exists():
                 id_file.write_text(uuid.uuid4().hex[:12])
             # W&B ignores steps that it has already; those of a resumed run have the same values.
-            self._wandb = init(
-                project=wandb,
-                dir=str(workdir),
-                name=workdir.name,
-                config=config,
-                id=id_file.read_text(),
-                resume="allow",
-            )
+            settings = {"id": id_file.read_text(), "name": workdir.name, "config": config, "resume": "allow"}
+            self._wandb = init(project=wandb, dir=str(workdir), **settings)
 
     def write(self, step: int | np.integer, metrics: Mapping[str, Any]) -> None:
         """Write one line: `step`, then the metrics (`split/name` to a Python, numpy or JAX scalar).
@@ -242,7 +235,7 @@ class ProgressBar(AbstractContextManager):
 def _scalar(key: str, value: Any) -> int | float:
     array = np.asarray(value)
     if array.ndim:
-        raise ValueError(f"The metric {key!r} must be a scalar but has the shape {array.shape}.")
+        raise ValueError(f"The metric {key!r} has shape {array.shape}: it must be a scalar.")
     return int(array) if array.dtype.kind in "iub" else float(array)
 
 

@@ -149,12 +149,7 @@ class Optimizer:
         raise NotImplementedError
 
     def make(self, learning_rate: LearningRate, model: Model | None = None) -> optax.GradientTransformation:
-        """Return the transformation of gradients into updates of the parameters.
-
-        Raises:
-            ValueError: the model, which `layer_decay` and `frozen_layers` need, is absent or has fewer layers than are
-                frozen; or, from the transformation's `init`, an expression of `frozen` finds no parameter.
-        """
+        """Return the transformation of gradients into updates; `layer_decay` and `frozen_layers` need the model."""
         parts = [optax.clip_by_global_norm(self.clip_norm)] if self.clip_norm else []
         parts.append(self.rule())
         if self.weight_decay:
@@ -268,7 +263,7 @@ def check_patterns(patterns: Sequence[str], tree: Any) -> None:
     paths = jax.tree.leaves(map_paths(lambda path, _: path, tree))
     for pattern in patterns:
         if not any(re.search(pattern, path) for path in paths):
-            raise ValueError(f"the pattern {pattern!r} finds no parameter; a path is like {paths[-1]!r}.")
+            raise ValueError(f"the pattern {pattern!r} matches no parameter; a path is, for example, {paths[-1]!r}.")
 
 
 def _found(patterns, path):

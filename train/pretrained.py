@@ -13,14 +13,14 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lineage.configs import modules, schema
+from lineage.configs import base, schema
 from lineage.configs.run import Init
 from lineage.data import Tokenizer
 from lineage.models import MODELS, Model, convert
-from lineage.runs.folder import read_json
+from lineage.runs.folder import CONFIG, read_json
 from lineage.tasks import TASKS, Batch
 from lineage.train.checkpoint import read_variables
-from lineage.train.state import TrainState
+from lineage.train.step import TrainState
 
 
 def start_from(
@@ -32,13 +32,8 @@ def start_from(
     parameters that stay new and those of the other model that are not used.
 
     Args:
-        state: the state before the first step; or its shapes, if `make` is given.
-        make: makes the state, once the other model is known to fit.
-
-    Raises:
-        FileNotFoundError: there is no such run.
-        ValueError: a parameter has another shape there, none of the model's is there, or an item of `init.rename`,
-            `init.skip` or `init.layers` fits nothing.
+        state: the state before the first step; or its shapes, if `make` is given, which makes it once the models are
+            known to fit.
     """
     path, layers = init.path, init.layers
     ours = _flat(jax.eval_shape(TrainState.variables, state))
@@ -48,7 +43,7 @@ def start_from(
         raise ValueError(f"init.layers is {layers}: the model in {path} has layers 0 to {depth - 1}.")
     for pattern in init.skip:
         if not any(re.search(pattern, name) for name in ours):
-            raise ValueError(f"init.skip: {pattern!r} is in no parameter of the model, which has {_parts(ours)}.")
+            raise ValueError(f"init.skip: {pattern!r} matches no parameter of the model: it has {_parts(ours)}.")
     taken = {}
     for name in ours.keys() & theirs.keys():
         if not any(re.search(pattern, name) for pattern in init.skip):
@@ -57,11 +52,11 @@ def start_from(
             taken[name] = model.resampled(name, found, ours[name].shape)
             if taken[name].shape != ours[name].shape:
                 raise ValueError(
-                    f"{name} is {taken[name].shape} in {path}, but the model's is {ours[name].shape}: make them equal, "
-                    "or leave it as it is with init.skip."
+                    f"{name} has shape {taken[name].shape} in {path}, but {ours[name].shape} in the model: change the "
+                    "model, or add the parameter to init.skip."
                 )
     if not taken:
-        raise ValueError(f"none of the model's parameters is in {path}, which has {_parts(theirs)}.")
+        raise ValueError(f"{path} contains none of the parameters of the model: it has {_parts(theirs)}.")
     state = make() if make else state
     variables = {}
     for kind, tree in state.variables().items():
@@ -71,7 +66,7 @@ def start_from(
     fresh, unused = _parts(ours.keys() - taken.keys()), _parts(theirs.keys() - taken.keys())
     message = f"starts from {path}; new: {fresh}; not used: {unused}"
     if state.frozen is not None:
-        message += f"; trained: {sum(a.size for a in jax.tree.leaves(state.params)):,} numbers"
+        message += f"; trained: {sum(a.size for a in jax.tree.leaves(state.params)):,} values"
     return with_variables(state, variables), message
 
 
@@ -90,12 +85,10 @@ def with_variables(state: TrainState, variables: Mapping[str, Any]) -> TrainStat
 def load_teacher(
     path: str, mesh: Mesh, student: Model, teach: Callable[[Model, Batch], Batch]
 ) -> Callable[[Batch], Batch]:
-    """Return a function that computes what the trained model in a folder adds to a batch, for its student to learn.
+    """Return a function that adds the outputs of the trained model in a folder, by `Task.teach`, to a batch.
 
-    Args:
-        mesh: devices, each of which holds all of the teacher's parameters.
-        student: model whose sizes the teacher has where its run left them to the data.
-        teach: returns the arrays that a bound model adds to a batch, without dropout; see `Task.teach`.
+    The teacher, which each device of the mesh holds whole, has the sizes of the student where its run left them to the
+    data.
     """
     model, variables = _load(path, student)
     outputs = jax.jit(nn.apply(teach, model))
@@ -105,17 +98,14 @@ def load_teacher(
 def _load(path: str, student: Model) -> tuple[Model, dict[str, Any]]:
     if not _is_run(path):
         return convert.load(path)
-    config = read_json(Path(path) / "config.json")
-    for module in config["imports"]:
-        modules.import_module(module)
-    settings, task = (schema.tuples(config[part]) for part in ("model", "task"))
+    config = base.from_json(read_json(Path(path) / CONFIG))
     known = {key: student.settings.get(key) for key in ("num_classes", "image_size", "channels")}
-    known |= schema.build(TASKS, task).model_options()
-    known["image_size"] = task.get("image_size") or known["image_size"]
-    known["max_length"] = task.get("sequence_length")
-    if settings.get("vocab_size", 0) is None:
+    known |= schema.build(TASKS, config.task).model_options()
+    known["image_size"] = config.task.get("image_size") or known["image_size"]
+    known["max_length"] = config.task.get("sequence_length")
+    if config.model.get("vocab_size", 0) is None:
         known["vocab_size"] = Tokenizer.load(path).vocab_size
-    return schema.build(MODELS, settings, **known), read_variables(Path(path))
+    return schema.build(MODELS, config.model, **known), read_variables(Path(path))
 
 
 def _flat(variables):

@@ -19,7 +19,7 @@ from lineage.train.step import make_loss
 
 # Fraction of a block's activations that tensor parallelism does not shard (arXiv 2205.05198, section 4.2.1).
 REPLICATED = 10 / 34
-UTILISATION = 0.4  # fraction of the peak FLOP/s that the estimated time of a step assumes
+UTILIZATION = 0.4  # fraction of the peak FLOP/s that the estimated time of a step assumes
 RESOURCE_EXHAUSTED = 8  # status code, see https://abseil.io/docs/cpp/guides/status-codes
 
 
@@ -81,10 +81,8 @@ def measured_peak(size: int = 1024) -> float:
 
 
 def experiment_budget(experiment: Experiment, length: int | None = None) -> Budget:
-    """Return FLOPs and memory of a model with its batch, task and optimizer, on all devices together.
-
-    Args:
-        length: number of tokens of the texts in the batch; None stands for the config's.
+    """Return FLOPs and memory of a model with its batch (of texts of `length` tokens), task and optimizer, on all
+    devices together.
     """
     model, adapter, state = experiment.model, experiment.adapter, experiment.abstract_state
     batch = jax.eval_shape(partial(experiment.zeros, length=length))
@@ -103,7 +101,7 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
         merge=lambda params, rest: adapter.apply(rest["frozen"], params),
         loss=loss,
         batch=batch,
-        optimizer=experiment.optimizer_by(lambda step: 0.0).init,  # the schedule may need the size of the data
+        optimizer=experiment.optimizer_by().init,
         compute_dtype=dtype,
         cache_length=length,
     )
@@ -113,7 +111,7 @@ def describe(experiment: Experiment) -> str:
     """Return the budget as text, with the memory of each device of the config's mesh.
 
     For known accelerators, which need not be present, it says whether this memory suffices and how long a step takes at
-    40% model FLOPs utilisation.
+    40% model FLOPs utilization.
     """
     total, config = experiment_budget(experiment), experiment.config
     mesh = abstract_mesh(**config.mesh)
@@ -124,11 +122,11 @@ def describe(experiment: Experiment) -> str:
     for name, device in ACCELERATORS.items():
         share = memory["total"] / (device.memory * 1e9)
         peak = device.peak(jnp.dtype(config.precision)) * mesh.size
-        milliseconds = 1000 * total.flops["training"]["model"] / (UTILISATION * peak)
+        milliseconds = 1000 * total.flops["training"]["model"] / (UTILIZATION * peak)
         devices.append(
             (name, f"{device.memory} GB", f"{share:.0%}" if share <= 1 else "too much", f"{milliseconds:,.3g} ms")
         )
-    note = f"(steps at {UTILISATION:.0%} MFU; `lineage compile` plans a step for a target)"
+    note = f"(steps at {UTILIZATION:.0%} MFU; `lineage compile` plans a step for a target)"
     return "\n\n".join([total.table(), aligned(rows), f"{aligned(devices)}\n{note}"])
 
 
@@ -161,8 +159,7 @@ def memory_per_device(experiment: Experiment, total: Budget, mesh: Mesh | Abstra
 def out_of_memory_explained(memory: Mapping[str, int] = MappingProxyType({})) -> Iterator[None]:
     """Raise MemoryError, with what to change, if a device runs out of memory in the block.
 
-    Args:
-        memory: estimated bytes that a step needs, by part; may be filled inside the block.
+    `memory` holds the estimated bytes that a step needs, and may be filled inside the block.
     """
     try:
         yield

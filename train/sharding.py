@@ -19,11 +19,7 @@ Rule = tuple[str, Sequence[str | tuple[str, ...] | None]]  # pattern of paths, m
 
 
 def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Return a mesh of the axes of `configs.run.Mesh`, in which the devices of a process are adjacent.
-
-    Raises:
-        ValueError: the sizes do not multiply to the number of devices.
-    """
+    """Return a mesh of the axes of `configs.run.Mesh`, in which the devices of a process are adjacent."""
     devices = sorted(jax.devices() if devices is None else devices, key=lambda device: device.process_index)
     sizes = [data, fsdp, tensor]
     known = int(np.prod([size for size in sizes if size > 0]))
@@ -48,9 +44,6 @@ def shardings(tree: Any, rules: Sequence[Rule], mesh: Mesh | AbstractMesh) -> An
     The axes of a rule belong to the last dimensions of a leaf: a rule applies to a layer and to a stack of layers, to a
     parameter, its gradient, its moments and its average. Several mesh axes may share a dimension. Leaves without a rule
     are replicated, as are dimensions that the mesh axis does not divide.
-
-    Raises:
-        ValueError: a rule names an axis that the mesh does not have.
     """
 
     def flat(axis):
@@ -84,9 +77,8 @@ def with_sharded_activations(function: Callable[..., Any], mesh: Mesh, sequence:
 
     Without this, XLA may shard activations like the parameters, and each device would hold those of the whole batch.
 
-    Args:
-        sequence: split the tokens of activations over the tensor axis, so that norms, dropout and what is kept for the
-            backward pass are sharded too (sequence parallelism, arXiv 2205.05198, section 4.2.2).
+    With `sequence`, tokens are split over the tensor axis, so that norms, dropout and what is kept for the backward
+    pass are sharded too (sequence parallelism, arXiv 2205.05198, section 4.2.2).
     """
     rules = (("batch", ("data", "fsdp")), ("sequence", "tensor" if sequence else None))
 
@@ -118,11 +110,7 @@ def share(mesh: Mesh) -> tuple[int, int]:
 def part_of(owners: Int[np.ndarray, "rows tensor"], process: int) -> tuple[int, int]:
     """Return (i, n): a process reads the rows [i / n, (i + 1) / n) of a batch, the same as others of its tensor axis.
 
-    Args:
-        owners: index of the process that owns each device of the mesh.
-
-    Raises:
-        ValueError: the process would hold parts of rows that it does not read.
+    `owners` holds the index of the process that owns each device of the mesh.
     """
     mine = np.flatnonzero((owners == process).any(axis=1))
     if len(owners) % len(mine) or mine[0] % len(mine):
@@ -134,11 +122,7 @@ def part_of(owners: Int[np.ndarray, "rows tensor"], process: int) -> tuple[int, 
 
 
 def to_mesh(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Return the global batch as arrays on the mesh; every process passes the rows of its `share`.
-
-    Raises:
-        ValueError: the batch does not divide over the devices.
-    """
+    """Return the global batch as arrays on the mesh; every process passes the rows of its `share`."""
     sharding, parts = batch_sharding(mesh), share(mesh)[1]
     check_batch(len(next(iter(batch.values()))) * parts, mesh)
     return {

@@ -1,4 +1,4 @@
-"""One training step and one evaluation step: pure functions, compiled by the loop."""
+"""The training state, one training step and one evaluation step: pure functions, compiled by the loop."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from flax import struct
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from optax.tree_utils import tree_get
 
@@ -15,10 +16,47 @@ from lineage.configs.run import Run
 from lineage.metrics.states import State
 from lineage.tasks import Batch, Result
 from lineage.train.adapters import NO_ADAPTER, Adapter, Kernels, recording
-from lineage.train.state import TrainState
 
 Metrics = dict[str, jax.Array]
 Objective = Callable[[Any, Batch], Result]  # of a bound model and a batch, see `Task.loss`
+
+
+@struct.dataclass
+class TrainState:
+    """The state after `step` steps.
+
+    Random numbers and batches are functions of (seed, step), so neither is part of it.
+
+    Attributes:
+        step: number of completed steps, int32.
+        params: trained parameters; with an adapter, the adapter's alone.
+        opt_state: state of the optimizer.
+        collections: dict of the variables that modules update in training besides the parameters, such as running
+            statistics.
+        ema: exponential moving average of `params`; None if none is kept.
+        frozen: what the adapter does not train; None without an adapter.
+        adapter: makes the model's parameters of `params` and `frozen`.
+    """
+
+    step: Any
+    params: Any
+    opt_state: Any
+    collections: Any
+    ema: Any
+    frozen: Any = None
+    adapter: Adapter = struct.field(pytree_node=False, default=NO_ADAPTER)
+
+    def variables(self, average: bool = False) -> dict[str, Any]:
+        """Return the variables of the model, with the moving average of the parameters if one is kept and `average`."""
+        params = self.ema if average and self.ema is not None else self.params
+        if self.frozen is not None:
+            params = _apply(self.adapter, self.frozen, params)
+        return {"params": params, **self.collections}
+
+
+@jax.jit
+def _apply(adapter, frozen, params):
+    return adapter.apply(frozen, params)
 
 
 def init_state(

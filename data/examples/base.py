@@ -14,21 +14,21 @@ Transform = Callable[[dict[str, Any], np.ndarray], Batch]
 
 @dataclass(frozen=True)
 class Facts:
-    """Properties of the data of a run; None or empty where one does not apply.
+    """Metadata of the data of a run; None or empty where one does not apply.
 
     Attributes:
-        examples: the number of examples in each split; `data.load` fills it in.
-        vocab_size: the number of token ids.
-        sequence_length: the length that sequences are padded to, in tokens.
-        num_classes: the number of classes; 1 for regression.
-        class_names: the names of the classes in order.
-        image_size: the height and width of the model's images in pixels.
-        channels: the number of channels of an image.
-        mean, std: the normalisation of images, one number or one for each channel: (pixel / 255 - mean) / std.
-        tokens: the number of tokens in each split of documents.
-        characters_per_token: the mean number of characters of a token in each split of documents.
-        bytes_per_token: the same in UTF-8 bytes.
-        start_token: the token that a decoder's input begins with.
+        examples: number of examples in each split; `data.load` fills it in.
+        vocab_size: number of token ids.
+        sequence_length: length that sequences are padded to, in tokens.
+        num_classes: number of classes; 1 for regression.
+        class_names: names of the classes in order.
+        image_size: height and width of the model's images in pixels.
+        channels: number of channels of an image.
+        mean, std: normalization of images, one number or one for each channel: (pixel / 255 - mean) / std.
+        tokens: number of tokens in each split of documents.
+        characters_per_token: mean number of characters of a token in each split of documents.
+        bytes_per_token: same in UTF-8 bytes.
+        start_token: token that a decoder's input begins with.
     """
 
     examples: Mapping[str, int] = field(default_factory=dict)
@@ -48,14 +48,10 @@ class Facts:
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples of each split, and the transforms of their batches.
+    """Examples of each split, "train" among them, and the transforms of their batches.
 
-    Attributes:
-        splits: the examples of each split, "train" among them.
-        facts: the properties of the data; `data.load` adds the number of examples.
-        tokenizer: the tokenizer of the texts; None for images.
-        train_transform: the transform of training batches, given a batch and a random key for each of its examples.
-        evaluation_transform: the transform of evaluation batches, either one for all splits or one for each split.
+    A transform is called with a batch and a random key for each example. There is one `evaluation_transform` for all
+    splits, or one for each. The tokenizer of images is None.
     """
 
     splits: Mapping[str, ExampleSource]
@@ -63,8 +59,3 @@ class Examples:
     tokenizer: Tokenizer | None = None
     train_transform: Transform | None = None
     evaluation_transform: Transform | Mapping[str, Transform] | None = None
-
-    def transform_of(self, split: str) -> Transform | None:
-        """Return the transform of an evaluation split."""
-        transform = self.evaluation_transform
-        return transform[split] if isinstance(transform, Mapping) else transform

@@ -36,8 +36,8 @@ def infill(
 ) -> np.ndarray:
     """Replace spans, which have a fraction of the tokens together, by one mask `token` each.
 
-    Their lengths are drawn from Poisson(`mean`), and the last one is cut. A span of length 0 inserts a mask. At
-    least one token is kept between two spans.
+    Their lengths are drawn from Poisson(`mean`), and the last one is cut. A span of length 0 inserts a mask. Spans are
+    at least one token apart.
     """
     total = round(rate * len(tokens))
     stops = np.minimum(np.cumsum(random.poisson(mean, 20 + int(4 * total / mean))), total)
@@ -68,9 +68,6 @@ def parse(noise: str, tokenizer: Tokenizer) -> list[Noise]:
     """Return the functions of a pipeline such as `permute_sentences | infill(0.3, 3)`.
 
     A sentence ends with a token that ends with . ! or ?, contains a newline or is special.
-
-    Raises:
-        ValueError: a function is unknown, a number is out of range, or there is no function.
     """
 
     def checked(function, **settings):
@@ -97,10 +94,9 @@ def parse(noise: str, tokenizer: Tokenizer) -> list[Noise]:
 
 @dataclass(frozen=True)
 class AddNoise:
-    """Transform that makes noisy inputs of windows; the targets are the windows themselves.
+    """Transform that makes noisy inputs of windows, whose targets are the windows themselves.
 
-    It draws new noise each time. The batch then has the arrays of `pairs.EncodedPairs`, with T = `length`, the end
-    included.
+    The batch then has the arrays of `pairs.EncodedPairs`, with T = `length`, the end included.
     """
 
     steps: Sequence[Noise]

@@ -15,18 +15,15 @@ ROLES = ("cls", "sep", "pad", "mask")
 
 @dataclass(frozen=True)
 class Encoded(ExampleSource):
-    """Sequences of token ids, with further arrays for each sequence or each token.
+    """Sequences of token ids, padded to `length` T with `pad`, with further arrays.
 
     An example has `tokens` int32 [T], `segments` int32 [T] (0 for the first text and 1 for the second), `tokens_mask`
-    bool [T] (True for tokens), and the entries of `per_row` and `per_token`.
+    bool [T] (True for tokens), and the arrays of `per_sequence` and `per_token`.
 
     Attributes:
-        tokens: the token ids of each sequence.
-        seconds: the position at which the second text starts in each sequence.
-        origins: the index of the text, sentence or question of each sequence; a long text has several sequences.
-        length: T.
-        pad: the token that sequences are padded with.
-        per_row: name -> an array with an entry for each sequence.
+        seconds: position at which the second text starts in each sequence.
+        origins: index of the text, sentence or question of each sequence; a long text has several sequences.
+        per_sequence: name -> an array with an entry for each sequence.
         per_token: name -> for each sequence, an array with an entry for each token; it is padded with 0 or False.
     """
 
@@ -35,7 +32,7 @@ class Encoded(ExampleSource):
     origins: np.ndarray
     length: int
     pad: int
-    per_row: Mapping[str, np.ndarray] = field(default_factory=dict)
+    per_sequence: Mapping[str, np.ndarray] = field(default_factory=dict)
     per_token: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -49,7 +46,7 @@ class Encoded(ExampleSource):
     @cached_property
     def lengths(self) -> np.ndarray:
         """The number of tokens int64 [N] of each sequence."""
-        return np.array([len(row) for row in self.tokens])
+        return np.array([len(ids) for ids in self.tokens])
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         padded = {"tokens": self._padded(self.tokens, indices, self.pad)}
@@ -57,7 +54,7 @@ class Encoded(ExampleSource):
         mask = np.arange(self.length) < self.lengths[indices, None]
         second = np.arange(self.length) >= self.seconds[indices, None]
         padded |= {"tokens_mask": mask, "segments": (second & mask).astype(np.int32)}
-        return padded | {name: values[indices] for name, values in self.per_row.items()}
+        return padded | {name: values[indices] for name, values in self.per_sequence.items()}
 
     def _padded(self, rows, indices, fill):
         out = np.full((len(indices), self.length), fill, rows[indices[0]].dtype)
@@ -74,8 +71,8 @@ def check_length(length: int, least: int = 4) -> None:
 
 def join(tokenizer: Tokenizer, *texts: np.ndarray) -> tuple[np.ndarray, int]:
     """Return the sequence of one or two texts, and the position at which the second text starts in it."""
-    row = [tokenizer.cls, *(token for text in texts for token in (*text, tokenizer.sep))]
-    return np.array(row, np.int32), len(texts[0]) + 2
+    sequence = [tokenizer.cls, *(token for text in texts for token in (*text, tokenizer.sep))]
+    return np.array(sequence, np.int32), len(texts[0]) + 2
 
 
 def collect(
@@ -94,7 +91,7 @@ def collect(
 
 
 def window_starts(count: int, room: int, stride: int) -> range:
-    """Return the starts of windows of `room` tokens over `count` tokens, `stride` apart (0 = without overlap)."""
+    """Return the starts of windows of `room` tokens over `count` tokens, `stride` apart (0: without overlap)."""
     if not 0 <= stride <= room:
         raise ValueError(f"task.stride is {stride}: it must be from 0 (no overlap) to {room}, the tokens of a window.")
     return range(0, max(count - room, 0) + (stride or room), stride or room)

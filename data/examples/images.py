@@ -28,11 +28,13 @@ class Subset(ExampleSource):
 def draw(source: ExampleSource, count: int, seed: int) -> Subset:
     """Draw `count` examples at random; a larger count contains the examples of a smaller one."""
     if not 0 < count <= len(source):
-        raise ValueError(f"task.max_examples is {count}: it must be 0 (all), or at most the {len(source)} examples.")
+        raise ValueError(
+            f"task.max_examples is {count}: it must be 0 (all) or at most {len(source)}, the number of examples."
+        )
     return Subset(source, shuffle.permute(np.arange(count), len(source), seed))
 
 
 def in_memory(source: ExampleSource) -> Arrays:
-    """Read all labelled images of a source; they must have one size."""
+    """Read all labeled images of a source; they must have one size."""
     examples = source.take(np.arange(len(source)))
     return Arrays({"image": stack(examples["image"]), "label": examples["label"]})

@@ -14,16 +14,12 @@ from lineage.data.tokenizers import Tokenizer
 
 
 def names(splits: dict[str, LabelledTexts]) -> list[str]:
-    """Return the class names: those that the source knows, or the sorted labels of the training split.
+    """Return the class names of the source, or else the labels of the training split: numbers in order, then words."""
 
-    Labels that are numbers are sorted by their value, and precede the others.
+    def order(name):
+        return not name.isdecimal(), int(name) if name.isdecimal() else 0, name
 
-    Raises:
-        ValueError: another split has a label that is not among them.
-    """
-    found = list(splits["train"].names) or sorted(
-        set(splits["train"].labels), key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
-    )
+    found = list(splits["train"].names) or sorted(set(splits["train"].labels), key=order)
     for split, part in splits.items():
         unknown = sorted(set(part.labels) - set(found))
         if unknown:
@@ -34,32 +30,28 @@ def names(splits: dict[str, LabelledTexts]) -> list[str]:
 def encode(part: LabelledTexts, labels: np.ndarray, tokenizer: Tokenizer, length: int, fit: "Fit") -> Encoded:
     """Encode texts, which have one of the `labels` [N] each; `fit` may turn a text into several sequences."""
     ids = zip(*map(tokenizer.encode_batch, zip(*part.texts)))
-    made = [(parts, origin) for origin, row in enumerate(zip(part.texts, ids)) for parts in fit(*row)]
-    origins = [origin for _, origin in made]
-    joined = [encoded.join(tokenizer, *parts) for parts, _ in made]
-    return encoded.collect(joined, origins, length, tokenizer, per_row={"label": labels[origins]})
+    joined, origins = [], []
+    for origin, example in enumerate(zip(part.texts, ids)):
+        for parts in fit(*example):
+            joined.append(encoded.join(tokenizer, *parts))
+            origins.append(origin)
+    return encoded.collect(joined, origins, length, tokenizer, per_sequence={"label": labels[origins]})
 
 
 class Fit:
-    """Rule that makes texts fit into sequences of `length` tokens.
+    """Rule `long_text` that makes texts fit into sequences of `length` tokens, given the training texts.
 
-    Args:
-        long_text: the rule for texts that are too long:
-            "head", "tail", "head_tail": keep the first tokens, the last tokens, or a quarter of them from the beginning
-            and the rest from the end (arXiv 1905.05583); of a pair, the longer text is truncated first;
-            "key_sentences": keep the sentences that are closest to the centroid of the text, in their order;
-            "segments": make several sequences, which start `stride` tokens after each other (0 = without overlap).
-        train: the training texts.
-
-    Raises:
-        ValueError: the length is too short, or the rule does not apply to pairs.
+    - "head", "tail", "head_tail": keep the first tokens, the last tokens, or a quarter of them from the beginning and
+      the rest from the end (arXiv 1905.05583); of a pair, the longer text is truncated first;
+    - "key_sentences": keep the sentences that are closest to the centroid of the text, in their order;
+    - "segments": make several sequences, which start `stride` tokens after each other (0: without overlap).
     """
 
     def __init__(self, long_text: str, tokenizer: Tokenizer, length: int, stride: int, train: LabelledTexts):
         encoded.check_length(length)
         pairs = any(len(texts) > 1 for texts in train.texts)
         if pairs and long_text in ("key_sentences", "segments"):
-            raise ValueError(f"task.long_text is {long_text!r}: pairs of texts support head, tail and head_tail.")
+            raise ValueError(f"task.long_text is {long_text!r}: it must be head, tail or head_tail for pairs of texts.")
         self.rule, self.encode = long_text, tokenizer.encode
         self.room = length - (3 if pairs else 2)
         self.stride = stride

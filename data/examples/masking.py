@@ -26,17 +26,15 @@ def present(batch: Batch) -> np.ndarray:
 
 
 class MaskTokens:
-    """Transform that selects tokens of windows, and replaces 80% of them by the mask token and 10% by a random token.
+    """Transform that selects a fraction `rate` of the tokens of windows, see `count_masked`.
 
-    Training selects different tokens each time, evaluation always the same; special tokens are never selected. The
-    batch then has `tokens` int32 [B, T] and `tokens_mask` bool [B, T] (True for tokens, False for padding), and for the
-    selected tokens `places` int32 [B, M], their positions, `targets` int32 [B, M], the original tokens, and `mask`
-    bool [B, M], False where fewer tokens could be selected.
+    Of the selected tokens, 80% are replaced by the mask token and 10% by a random token. Training selects different
+    tokens each time, evaluation always the same. Special tokens are never selected. With `whole_words`, all tokens of a
+    word are selected or none, as long as whole words fit.
 
-    Args:
-        rate: the fraction of a window's tokens that is selected, see `count_masked`.
-        tokenizer: the tokenizer of the windows, with a mask token.
-        whole_words: whether to select all tokens of a word, or none, as long as whole words fit.
+    The batch then has `tokens` int32 [B, T], `tokens_mask` bool [B, T] (False for padding), and for the selected tokens
+    `masked_positions` int32 [B, M], `targets` int32 [B, M], the original tokens, and `mask` bool [B, M], False where
+    fewer tokens could be selected.
     """
 
     def __init__(self, rate: float, tokenizer: Tokenizer, whole_words: bool = False):
@@ -58,16 +56,17 @@ class MaskTokens:
         if self.word_marks:
             free &= self._in_words(tokens, free, draws, share[:, 0])
         order = np.where(free, draws, _LAST)
-        places = np.argpartition(order, count - 1, axis=1)[:, :count]
-        places = np.take_along_axis(places, np.argsort(np.take_along_axis(order, places, axis=1), axis=1), axis=1)
-        targets, chosen = (np.take_along_axis(a, places, axis=1) for a in (tokens, free))
+        positions = np.argpartition(order, count - 1, axis=1)[:, :count]
+        ranks = np.argsort(np.take_along_axis(order, positions, axis=1), axis=1)
+        positions = np.take_along_axis(positions, ranks, axis=1)
+        targets, chosen = (np.take_along_axis(a, positions, axis=1) for a in (tokens, free))
         chosen &= np.arange(count) < share
         tenth = shuffle.draw(shuffle.fold(keys, 1), count) % np.uint64(10)
         random = (shuffle.draw(shuffle.fold(keys, 2), count) % np.uint64(self.vocab_size)).astype(np.int32)
         new = np.where(tenth < 8, np.int32(self.mask_token), np.where(tenth == 8, random, targets))
         tokens = tokens.copy()
-        np.put_along_axis(tokens, places, np.where(chosen, new, targets), axis=1)
-        found = {"places": places.astype(np.int32), "targets": targets, "mask": chosen}
+        np.put_along_axis(tokens, positions, np.where(chosen, new, targets), axis=1)
+        found = {"masked_positions": positions.astype(np.int32), "targets": targets, "mask": chosen}
         return {"tokens": tokens, "tokens_mask": real} | found
 
     def _in_words(self, tokens, free, draws, share):
@@ -88,16 +87,10 @@ class MaskTokens:
 
 @dataclass(frozen=True)
 class MaskPatches:
-    """Transform that orders the patches of each image by `noise` int32 [B, P], a permutation of 0 to P - 1.
+    """Transform that adds `noise` int32 [B, P], a permutation of 0 to P - 1, after a transform of `images`.
 
     A model sees the int(P (1 - rate)) patches with the smallest noise. Training draws a new order each time, evaluation
-    always the same.
-
-    Attributes:
-        images: the transform that is applied first.
-        patch_size: the height and width of a patch in pixels.
-        rate: the fraction of the patches that is masked.
-        kind: a name of `PATTERNS`.
+    always the same. The `kind` is a name of `PATTERNS`.
     """
 
     images: Callable[[Batch, np.ndarray], Batch]

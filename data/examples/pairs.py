@@ -12,17 +12,15 @@ from lineage.data.tokenizers import Tokenizer
 
 @dataclass(frozen=True, eq=False)
 class EncodedPairs(ExampleSource):
-    """Token ids of inputs and targets, padded to one length.
+    """Token ids of inputs and targets, truncated or padded to `length` T.
 
     An example has `inputs` int32 [T] and `inputs_mask` bool [T] (True for tokens), and `tokens`, `targets` int32 [T]
-    and `mask` bool [T] for the decoder. `tokens` are the targets shifted right by one.
+    and `mask` bool [T] for the decoder. `tokens` are the targets shifted right by one, after `start`.
 
     Attributes:
-        inputs, targets: the token ids of each text, without an end.
-        references: the whole text of each target.
-        length: T; longer texts are truncated.
-        end: the token that ends inputs and targets, and fills them up.
-        start: the token that `tokens` begin with.
+        inputs, targets: token ids of each text, without an end.
+        references: whole text of each target.
+        end: token that ends inputs and targets, and pads them.
     """
 
     inputs: Sequence[np.ndarray]
@@ -46,10 +44,10 @@ class EncodedPairs(ExampleSource):
         targets, mask = self._padded([self.targets[index] for index in indices])
         return {"inputs": inputs, "inputs_mask": inputs_mask} | shifted(targets, mask, self.start)
 
-    def _padded(self, rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        ids = np.full((len(rows), self.length), self.end, np.int32)
+    def _padded(self, texts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        ids = np.full((len(texts), self.length), self.end, np.int32)
         mask = np.zeros(ids.shape, bool)
-        for row, tokens in enumerate(rows):
+        for row, tokens in enumerate(texts):
             kept = tokens[: self.length - 1]
             ids[row, : len(kept)] = kept
             mask[row, : len(kept) + 1] = True
@@ -88,18 +86,9 @@ class Continuations(EncodedPairs):
 
 
 def encode(
-    texts: PairedTexts,
-    tokenizer: Tokenizer,
-    length: int,
-    drop: bool,
-    start: int,
-    kind: type[EncodedPairs] = EncodedPairs,
+    texts: PairedTexts, tokenizer: Tokenizer, length: int, drop: bool, start: int, kind: type = EncodedPairs
 ) -> EncodedPairs:
-    """Encode pairs of texts as a source of a class, see `EncodedPairs`; `drop` leaves out the pairs that do not fit.
-
-    Raises:
-        ValueError: the length is too short, no pair fits, or the tokenizer has no end of text.
-    """
+    """Encode pairs of texts as a source of a class, see `EncodedPairs`; `drop` leaves out the pairs that do not fit."""
     if length < 2:
         raise ValueError(f"task.sequence_length is {length}: pairs need at least 2, a token and the end.")
     if tokenizer.end_of_text is None:

@@ -18,25 +18,18 @@ class ContextWindows(Encoded):
     """Windows `[CLS] question [SEP] part of the context [SEP]`.
 
     Each window has `start` and `end` int32, the positions of the first and last token of the answer, or 0, the position
-    of [CLS], if the part does not contain the whole answer.
-
-    Attributes:
-        questions: the questions; `origins` has the index of each window's question.
-        offsets: for each window, the characters [T, 2] of the context that its tokens stand for; -1 for other tokens.
+    of [CLS], if the part does not contain the whole answer. The `offsets` of a window are the characters [T, 2] of the
+    context that its tokens stand for; -1 for other tokens.
     """
 
     questions: Sequence[Question] = ()
     offsets: Sequence[np.ndarray] = ()
 
     def answers(self, start: np.ndarray, end: np.ndarray) -> list[str]:
-        """Return the best answer to each question.
+        """Return the best answer to each question, given the logits [N, T] of its first and last token in each window.
 
-        The best answer is the span of at most `MAX_ANSWER` tokens with the highest sum of both logits in any window. If
-        some questions have no answer, it is "" unless that sum exceeds the lowest sum of [CLS] (arXiv 1810.04805, 4.3).
-
-        Args:
-            start: the logits [N, T] of the first token of the answer in each window.
-            end: the logits [N, T] of its last token.
+        It is the span of at most `MAX_ANSWER` tokens with the highest sum of both logits in any window. If some
+        questions have no answer, it is "" unless that sum exceeds the lowest sum of [CLS] (arXiv 1810.04805, 4.3).
         """
         best = np.full(len(self.questions), -np.inf)
         nothing = np.full(len(self.questions), np.inf)
@@ -58,13 +51,7 @@ class ContextWindows(Encoded):
 
 
 def encode(questions: Sequence[Question], tokenizer: Tokenizer, length: int, stride: int) -> Encoded:
-    """Encode questions in windows of `length` tokens over their contexts, `stride` tokens apart (0 = without overlap).
-
-    The tokenizer must have the tokens of `encoded.ROLES`.
-
-    Raises:
-        ValueError: the length is too short, or the stride leaves tokens out.
-    """
+    """Encode questions in windows over their contexts, `stride` tokens apart (0: without overlap)."""
     encoded.check_length(length, least=16)
     joined, origins, placed, starts, ends = [], [], [], [], []
     contexts = {question.context: None for question in questions}
@@ -84,8 +71,8 @@ def encode(questions: Sequence[Question], tokenizer: Tokenizer, length: int, str
             span = _span(question, offsets)
             starts.append(span[0] + second if span else 0)
             ends.append(span[1] + second if span else 0)
-    per_row = {"start": np.array(starts, np.int32), "end": np.array(ends, np.int32)}
-    others = {"per_row": per_row, "questions": questions, "offsets": placed}
+    per_sequence = {"start": np.array(starts, np.int32), "end": np.array(ends, np.int32)}
+    others = {"per_sequence": per_sequence, "questions": questions, "offsets": placed}
     return encoded.collect(joined, origins, length, tokenizer, ContextWindows, **others)
 
 

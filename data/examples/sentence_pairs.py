@@ -15,15 +15,12 @@ from lineage.data.examples.windows import Tokens
 from lineage.data.loader import Batch, ExampleSource
 from lineage.data.tokenizers import Tokenizer
 
-# The ends of sentences in a text.
+# The end of a sentence: . ! or ? before white space, or the end of a line.
 ENDS = re.compile(r"(?<=[.!?])(?=[^\S\n])|(?<=\n)")
 
 
 class Sentences(Documents):
-    """Sentences of documents, and an empty sentence after each document.
-
-    A sentence ends with a line, or with . ! or ? before white space, which belongs to the next sentence.
-    """
+    """Sentences of documents, which begin with the white space before them, and an empty one after each document."""
 
     always_ended = True
 
@@ -39,15 +36,11 @@ class Sentences(Documents):
 class Chunks(Tokens, ExampleSource):
     """Chunks of at least two consecutive sentences of a document, of about `length` tokens.
 
-    Example i has the index of its first sentence as `first`. Together the chunks contain each document once, except for
-    a last sentence that is left alone.
-
-    Args:
-        tokens: the tokens [N]; the end of text `end` follows each sentence, and another one each document.
-        length: the number of tokens of both parts of an example together.
+    An example has the index of its first sentence as `first`. Together the chunks contain each document once, except
+    for a last sentence that is left alone. In the `tokens` [N], `end` follows each sentence and each document.
 
     Attributes:
-        starts, lengths: the first token and the number of tokens of each sentence, [S].
+        starts, lengths: first token and number of tokens of each sentence, [S].
         stops: for each sentence [S], the index of the first sentence of the next document.
     """
 
@@ -92,10 +85,9 @@ class Chunks(Tokens, ExampleSource):
 class PairSentences:
     """Transform that makes `[CLS] A [SEP] B [SEP]` of chunks, with masked tokens and a `label` int32 [B].
 
-    A chunk is split between two sentences. In half of the examples, drawn anew each time, B follows A (label 0); in the
-    others (label 1), B begins at a random sentence of another document or, with `order`, A and B are swapped. If A and
-    B are too long together, the longer one is truncated first, A at its beginning and B at its end. A tenth of the
-    examples is shorter.
+    A chunk is split between two sentences. In half of the examples, B follows A (label 0); in the others (label 1), B
+    begins at a random sentence of another document or, with `order`, A and B are swapped. If A and B are too long
+    together, the longer one is truncated first, A at its beginning and B at its end. A tenth of them is shorter.
 
     The batch also has `segments` int32 [B, T] (0 up to the first [SEP], then 1) and the arrays of `MaskTokens`.
     """
@@ -112,7 +104,6 @@ class PairSentences:
             )
 
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
-        """Make pairs of a batch of chunks, given a random key uint64 [B] for each."""
         length, coder = self.chunks.length, self.tokenizer
         tokens = np.full((len(keys), length + 3), coder.pad, np.int32)
         segments, real = np.zeros(tokens.shape, np.int32), np.zeros(tokens.shape, bool)

@@ -37,21 +37,14 @@ def _sizes(rate, length):
 
 
 def draw_spans(sizes: np.ndarray, counts: np.ndarray, length: int, keys: np.ndarray) -> np.ndarray:
-    """Draw the lengths int64 [B, N] of spans, uniformly over all partitions.
-
-    Args:
-        sizes: the number of tokens [B] of all spans together.
-        counts: the number of spans [B], of at least one token each; the others have none.
-        length: the maximum number of tokens.
-        keys: a random key uint64 for each sequence [B].
-    """
-    places = np.arange(length)
+    """Draw the lengths int64 [B, N] of spans, uniformly over all partitions of `sizes` [B] into `counts` [B] spans."""
+    positions = np.arange(length)
     draws = shuffle.draw(keys, length)
-    draws = np.where((places > 0) & (places < sizes[:, None]), draws, np.uint64(2**64 - 1))
+    draws = np.where((positions > 0) & (positions < sizes[:, None]), draws, np.uint64(2**64 - 1))
     rank = np.argsort(np.argsort(draws, axis=1), axis=1)
     span = np.cumsum(rank < counts[:, None] - 1, axis=1)  # the span of each token
     spans = np.zeros((len(keys), max(counts.max(), 1)), np.int64)
-    np.add.at(spans, (np.arange(len(keys))[:, None], span), places < sizes[:, None])
+    np.add.at(spans, (np.arange(len(keys))[:, None], span), positions < sizes[:, None])
     return spans
 
 
@@ -87,15 +80,9 @@ def pack(tokens: np.ndarray, kept: np.ndarray, length: int, end: int) -> tuple[n
 
 @dataclass(frozen=True)
 class CorruptSpans:
-    """Transform that replaces spans of windows by sentinels; the targets are the sentinels and the spans.
+    """Transform that replaces a fraction `rate` of the tokens of windows, in spans, by one of the `sentinels` each.
 
-    It draws new spans each time. The batch then has the arrays of `pairs.EncodedPairs`.
-
-    Attributes:
-        rate: the fraction of the tokens that is replaced.
-        inputs_length, targets_length: see `lengths`.
-        sentinels: token ids in the order of the spans.
-        start, end: the token that a decoder's input begins with, and the token that ends inputs and targets.
+    The batch then has the arrays of `pairs.EncodedPairs`; the targets are the sentinels and the spans.
     """
 
     rate: float
@@ -108,9 +95,8 @@ class CorruptSpans:
     def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
         tokens, real = batch["tokens"], present(batch)
         noise = draw_noise(self.rate, real, keys)
-        (inputs, left), (targets, gone) = (
-            replace_spans(tokens, spans, self.sentinels) for spans in (noise, real & ~noise)
-        )
+        inputs, left = replace_spans(tokens, noise, self.sentinels)
+        targets, gone = replace_spans(tokens, real & ~noise, self.sentinels)
         inputs, inputs_mask = pack(inputs, left & real, self.inputs_length, self.end)
         targets, mask = pack(targets, gone & real, self.targets_length, self.end)
         return {"inputs": inputs, "inputs_mask": inputs_mask} | shifted(targets, mask & real[:, :1], self.start)

@@ -34,11 +34,10 @@ def encode(sentences: Sequence[TaggedSentence], tags: Sequence[str], tokenizer: 
             before = ends[first - 1] if first else 0
             last = int(np.searchsorted(ends, before + room, side="right"))
             joined.append(encoded.join(tokenizer, np.concatenate(words[first:last])))
-            starts = 1 + np.concatenate([[0], ends[first : last - 1] - before]).astype(int)
-            target, mask = np.zeros(len(joined[-1][0]), np.int32), np.zeros(len(joined[-1][0]), bool)
-            target[starts], mask[starts] = [number_of[tag] for tag in sentence.tags[first:last]], True
             origins.append(origin)
-            targets.append(target)
-            masks.append(mask)
+            starts = 1 + np.concatenate([[0], ends[first : last - 1] - before]).astype(int)
+            targets.append(np.zeros(len(joined[-1][0]), np.int32))
+            targets[-1][starts] = [number_of[tag] for tag in sentence.tags[first:last]]
+            masks.append(np.isin(np.arange(len(targets[-1])), starts))
             first = last
     return encoded.collect(joined, origins, length, tokenizer, per_token={"targets": targets, "mask": masks})

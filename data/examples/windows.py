@@ -34,42 +34,34 @@ class Tokens:
 
 
 class Windows(Tokens, ExampleSource):
-    """Windows over a stream of tokens [N]; window i starts at token i * stride.
+    """Windows of `length` T over a stream of tokens [N]; window i starts at token i * stride.
 
     An example has `tokens` and `targets` (the next tokens), int32 [T], and `mask` bool [T], which is False past the end
     of the stream. All windows but the last are full.
 
     Args:
-        tokens: the stream.
-        length: T.
-        stride: the number of tokens from one window to the next; 0 = T, so that every token but the first is a target
-            once.
-        once: whether `mask` is True for each target only in the first window that contains it, which has at least
-            T - stride tokens before it (except at the beginning of the stream).
+        stride: number of tokens from one window to the next; 0: T, so that every token but the first is a target once.
+        once: whether `mask` is True for each target only in the first window that contains it, after at least
+            T - stride tokens (except at the beginning of the stream).
     """
 
     def __init__(self, tokens: np.ndarray, length: int, stride: int = 0, once: bool = False):
-        self.tokens = tokens
-        self.length = length
-        self.stride = stride or length
-        self.once = once
+        self.tokens, self.length, self.stride, self.once = tokens, length, stride or length, once
         if length < 1 or not 1 <= self.stride <= length:
-            raise ValueError(
-                f"task.sequence_length is {length} and the stride {stride}: 1 <= stride <= sequence_length must hold."
-            )
+            given = f"task.sequence_length is {length} and the stride {self.stride}"
+            raise ValueError(f"{given}: the stride must be at least 1 and at most the length.")
         if len(tokens) < 2:
-            raise ValueError(f"The text has {len(tokens)} tokens: language modelling needs at least 2.")
+            raise ValueError(f"The text has {len(tokens)} tokens: language modeling needs at least 2.")
 
     def __len__(self) -> int:
         return -(-max(len(self.tokens) - 1 - self.length, 0) // self.stride) + 1
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         starts, width = indices * self.stride, self.length + 1
-        full = starts + width <= len(self.tokens)
         mask = np.ones((len(starts), self.length), bool)
         if self.once:
             mask[starts > 0, : self.length - self.stride] = False
-        if full.all():
+        if (starts + width <= len(self.tokens)).all():
             block = np.lib.stride_tricks.sliding_window_view(self.tokens, width)[starts].astype(np.int32)
         else:
             block = np.zeros((len(starts), width), np.int32)
@@ -92,7 +84,7 @@ class Stream:
 def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path = "") -> Stream:
     """Encode documents into one stream; if there are several, an end of text follows each.
 
-    The folder `cache_dir` keeps streams for later runs, which memory-map them; "" keeps none.
+    The folder `cache_dir` keeps streams for later runs, which memory-map them; "": they are not kept.
     """
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
     counts = {"characters": 0, "bytes": 0}
@@ -110,9 +102,7 @@ def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path =
     return Stream(np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype), **counts)
 
 
-def _encode(
-    documents: Documents, tokenizer: Tokenizer, dtype: np.dtype, counts: dict[str, int]
-) -> Iterator[np.ndarray]:
+def _encode(documents, tokenizer, dtype, counts) -> Iterator[np.ndarray]:
     ended = tokenizer.end_of_text is not None and (documents.always_ended or len(documents) > 1)
     end = np.array([tokenizer.end_of_text] if ended else [], dtype)
     for texts in documents.chunks():

@@ -16,12 +16,12 @@ class Source:
 
     The kinds of content are:
 
-    - `documents() -> dict[str, Documents]`: texts, for language modelling;
+    - `documents() -> dict[str, Documents]`: texts, for language modeling;
     - `pairs() -> dict[str, PairedTexts]`: input texts with a target text each;
     - `labelled_texts() -> dict[str, LabelledTexts]`: texts, or pairs of texts, with a label each;
     - `tagged_sentences() -> dict[str, list[TaggedSentence]]`: sentences with a tag for each word;
     - `questions() -> dict[str, list[Question]]`: questions whose answers are parts of a context;
-    - `images() -> Images`: labelled images;
+    - `images() -> Images`: labeled images;
     - `images_with_boxes() -> Images`: images with the boxes and classes of their objects.
 
     Content is given for each split: "train" and, where there are such, "validation" and "test".
@@ -31,7 +31,7 @@ class Source:
         check_ranges("source", self)
 
     def files(self) -> list[str]:
-        """Return the paths (files, folders or globs) whose content identifies the data; empty where there are none."""
+        """Return the paths (files, folders or globs) whose content identifies the data, if any."""
         return []
 
     def offers(self) -> list[str]:
@@ -39,11 +39,7 @@ class Source:
         return [kind for kind in CONTENT if hasattr(self, kind)]
 
     def read(self, kind: str) -> Any:
-        """Return the content of a kind.
-
-        Raises:
-            ValueError: the source does not offer this kind of content.
-        """
+        """Return the content of a kind that the source offers."""
         if not hasattr(self, kind):
             offered = " and ".join(self.offers()).replace("_", " ") or "nothing"
             raise ValueError(f"The source {self.name!r} offers {offered}, not {kind.replace('_', ' ')}.")
@@ -60,7 +56,7 @@ class PathSource(Source):
     """Source that reads one path.
 
     Attributes:
-        path: the file or folder to read.
+        path: file or folder to read.
     """
 
     path: str = ""
@@ -79,9 +75,9 @@ class SplitFiles(PathSource):
     """Source that reads one path for each split.
 
     Attributes:
-        path: the training data.
-        validation_path: the validation data; "" = none.
-        test_path: the test data; "" = none.
+        path: training data.
+        validation_path: validation data; "": none.
+        test_path: test data; "": none.
     """
 
     validation_path: str = ""

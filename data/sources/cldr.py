@@ -17,8 +17,7 @@ _FORMATS = ("full", "long", "medium", "d MMMM y", "MMMM d, y", "EEE d MMM y")
 class Dates(Source):
     """Dates as twelve locales of the Unicode CLDR write them (from Babel), with the same dates in ISO 8601.
 
-    Every day of 1950 to 2049 occurs once, in a locale and a format drawn for it. A tenth of the days is for validation,
-    and another tenth for test.
+    Every day of 1950 to 2049 occurs once, in a random locale and format; a tenth each is for validation and for test.
     """
 
     def pairs(self) -> dict[str, PairedTexts]:

@@ -16,14 +16,13 @@ _ID = re.compile(r"\d+([-.]\d+)?")
 class CoNLLU(SplitFiles):
     """CoNLL-U files of sentences with universal parts of speech; they may be gzipped (.gz).
 
-    Words are the syntactic ones (of "1-2 don't": do and n't); empty nodes ("8.1") are left out. As documents, each
-    sentence is a document.
+    Words are the syntactic ones (of "1-2 don't": do and n't), without empty nodes ("8.1"). Each sentence is a document.
 
     Attributes:
-        path: the training file, or a folder with the files of a Universal Dependencies treebank
+        path: training file, or a folder with the files of a Universal Dependencies treebank
             (*-train.conllu, *-dev.conllu and *-test.conllu).
-        validation_path: the validation file; "" = the folder's, if any.
-        test_path: the test file; "" = the folder's, if any.
+        validation_path: validation file; "": the folder's, if any.
+        test_path: test file; "": the folder's, if any.
     """
 
     def paths(self) -> dict[str, str]:
@@ -45,21 +44,16 @@ def _files_of_splits(path: str) -> dict[str, str]:
     if not Path(path).is_dir():
         return {"train": path}
     names = {"train": "train", "dev": "validation", "test": "test"}
-    found = {
-        split: str(file) for name, split in names.items() for file in sorted(Path(path).glob(f"*-{name}.conllu*"))[:1]
-    }
-    if "train" not in found:
+    files = {split: sorted(Path(path).glob(f"*-{name}.conllu*")) for name, split in names.items()}
+    if not files["train"]:
         raise FileNotFoundError(f"There is no file *-train.conllu in {path}.")
-    return found
+    return {split: str(some[0]) for split, some in files.items() if some}
 
 
 def read_sentences(path: str) -> list[TaggedSentence]:
     """Return the sentences in a file with their universal parts of speech; an error has the number of the line."""
-    sentences: list[TaggedSentence] = []
-    words: list[str] = []
-    tags: list[str] = []
-    # `space` goes before the next word. `multiword` has the index of the last word of a multiword token and the space
-    # after that token.
+    sentences, words, tags = [], [], []
+    # `space` precedes the next word; `multiword` is the last word of a multiword token and the space after it.
     space, multiword = "", (0, "")
     for number, line in enumerate([*read_lines(path), ""], 1):
         if not line.strip():
@@ -79,7 +73,6 @@ def read_sentences(path: str) -> list[TaggedSentence]:
                 index = int(columns[0])
                 words.append(space + columns[1])
                 tags.append(columns[3])
-                # There are no spaces inside a multiword token.
                 space = after if index > multiword[0] else multiword[1] if index == multiword[0] else ""
                 multiword = (0, "") if index >= multiword[0] else multiword
     return sentences

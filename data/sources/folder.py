@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES, PathSource
 from lineage.data.transforms.pillow import decode
 
+SPLITS = ("train", "validation", "test")
 _SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
@@ -21,10 +23,7 @@ _SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", 
 class Folder(PathSource):
     """Image files in folders, PATH/<train|validation|test>/<class>/<file>.
 
-    The classes are the folders of `train`. All images are grey if the first training image is, else RGB.
-
-    Attributes:
-        path: the folder with the splits.
+    The classes are the folders of `train`. All images are gray if the first training image is, else RGB.
     """
 
     def images(self) -> Images:
@@ -33,16 +32,10 @@ class Folder(PathSource):
             where = "images are read from PATH/<split>/<class>/<file>"
             raise FileNotFoundError(f"There is no folder {root / 'train'}: {where}.")
         names = _classes(root / "train")
-        splits, channels = {}, 0
-        for split in ("train", "validation", "test"):
-            if not (root / split).is_dir():
-                continue
-            files, labels = _labelled(root, split, names)
-            if not channels:
-                with Image.open(files[0]) as image:
-                    channels = 1 if image.mode in ("1", "L") else 3
-            splits[split] = ImageFiles(files, np.array(labels, np.int32), channels)
-        return Images(splits, names)
+        found = {split: _labeled(root / split, names) for split in SPLITS if (root / split).is_dir()}
+        with Image.open(found["train"][0][0]) as image:
+            channels = 1 if image.mode in ("1", "L") else 3
+        return Images({split: ImageFiles(*part, channels) for split, part in found.items()}, names)
 
 
 @dataclass(frozen=True)
@@ -60,21 +53,16 @@ class ImageFiles(ExampleSource):
         return {"image": [decode(self.files[i], self.channels) for i in indices], "label": self.labels[indices]}
 
 
-def _labelled(root: Path, split: str, names: Sequence[str]) -> tuple[Sequence[Path], Sequence[int]]:
+def _labeled(folder: Path, names: Sequence[str]) -> tuple[Sequence[Path], np.ndarray]:
     """Return the image files of a split and their classes."""
-    extra = set(_classes(root / split)) - set(names)
-    if extra:
-        raise ValueError(f"{root / split} has the class {min(extra)!r}, which {root / 'train'} does not have.")
-    found = [
-        (file, label)
-        for label, name in enumerate(names)
-        for file in sorted((root / split / name).glob("*"))
-        if file.suffix.lower() in _SUFFIXES
+    if extra := set(_classes(folder)) - set(names):
+        raise ValueError(f"{folder} has the class {min(extra)!r}, which {folder.with_name('train')} does not have.")
+    groups = [
+        [file for file in sorted((folder / name).glob("*")) if file.suffix.lower() in _SUFFIXES] for name in names
     ]
-    if not found:
-        raise ValueError(f"There is no image in {root / split}/<class>/.")
-    files, labels = zip(*found)
-    return files, labels
+    if not any(groups):
+        raise ValueError(f"There is no image in {folder}/<class>/.")
+    return [*chain(*groups)], np.repeat(np.arange(len(names), dtype=np.int32), [len(some) for some in groups])
 
 
 def _classes(folder: Path) -> list[str]:

@@ -20,8 +20,7 @@ from lineage.data.sources.base import SOURCES, SplitFiles
 class PairFiles(SplitFiles):
     """Files of pairs of texts, which may be gzipped (.gz).
 
-    A path is "a.tsv" (two columns), "a.jsonl" (objects with `input` and `target`) or "a.en,a.de" (two parallel files
-    with a text in each line).
+    A path is "a.tsv" (two columns), "a.jsonl" (objects with `input` and `target`) or "a.en,a.de" (two parallel files).
     """
 
     def pairs(self) -> dict[str, PairedTexts]:
@@ -67,15 +66,14 @@ def read_pairs(path: str) -> PairedTexts:
     if len(files) == 2:
         inputs, targets = map(read_lines, files)
         if len(inputs) != len(targets):
-            sizes = f"{files[0]} has {len(inputs)} lines and {files[1]} {len(targets)}"
-            raise ValueError(f"{sizes}: they must have equally many.")
+            raise ValueError(f"{files[0]} has {len(inputs)} lines and {files[1]} {len(targets)}: they must be equal.")
         return PairedTexts(inputs, targets)
     rows = read_rows(path, ("input", "target"), columns="2", others=", or two files separated by a comma")
     return PairedTexts([given for given, _ in rows], [target for _, target in rows])
 
 
 def read_labelled_texts(path: str) -> LabelledTexts:
-    """Return the labelled texts in a file, either all single or all in pairs."""
+    """Return the labeled texts in a file, either all single or all in pairs."""
     rows = read_rows(path, ("text", "second", "label"), optional="second", columns="one or two texts and a label")
     if len({len(row) for row in rows}) > 1:
         raise ValueError(f"{path} has some single texts and some pairs: it must have one or the other.")
@@ -114,14 +112,9 @@ def read_lines(path: str) -> list[str]:
 def read_rows(
     path: str, keys: Sequence[str], *, columns: str, optional: str = "", others: str = ""
 ) -> list[tuple[str, ...]]:
-    """Return the rows of a `.tsv` file, or of a `.jsonl` file of objects; either may be gzipped (.gz).
+    """Return the rows of a `.tsv` file with columns `keys`, or of a `.jsonl` file of objects, which may be gzipped.
 
-    Args:
-        path: the file.
-        keys: the keys of the objects, in the order of the columns.
-        columns: the columns that a `.tsv` file must have, for the error message.
-        optional: a key that may be missing.
-        others: the other files that are allowed, for the error message.
+    The key `optional` may be missing; `columns` and `others` describe the columns and other files in error messages.
     """
     suffix = Path(path.removesuffix(".gz")).suffix
     if suffix not in (".tsv", ".jsonl"):
@@ -132,12 +125,9 @@ def read_rows(
         if not line.strip():
             continue
         where = f"{path}, line {number}"
-        if suffix == ".tsv":
-            row = line.split("\t")
-            if not len(needed) <= len(row) <= len(keys):
-                raise ValueError(f"{where} has {len(row)} columns: it must have {columns}.")
-        else:
-            row = _entries(line, keys, needed, where)
+        row = line.split("\t") if suffix == ".tsv" else _entries(line, keys, needed, where)
+        if not len(needed) <= len(row) <= len(keys):
+            raise ValueError(f"{where} has {len(row)} columns: it must have {columns}.")
         rows.append(tuple(map(str, row)))
     return rows
 

@@ -22,17 +22,14 @@ class CIFAR(PathSource):
     """CIFAR-10 or CIFAR-100, with its fine classes, in the binary version or in the one for Python.
 
     Examples come in the order of TensorFlow Datasets, so that runs through either source see the same batches.
-
-    Attributes:
-        path: the folder with the files.
     """
 
     def images(self) -> Images:
         root = Path(self.path)
         meta = next((name for name in _CIFAR if (root / name).is_file()), "")
         if not meta:
-            expected = f"none of {', '.join(_CIFAR)}"
-            raise FileNotFoundError(f"{root} has {expected}: it is not a folder of CIFAR-10 or CIFAR-100.")
+            known = ", ".join(_CIFAR)
+            raise FileNotFoundError(f"{root} has none of {known}: it is not a folder of CIFAR-10 or CIFAR-100.")
         train, test, read = _CIFAR[meta]
         splits = {}
         for split, files in (("train", train), ("test", test)):
@@ -51,9 +48,6 @@ class IDX(PathSource):
 
     The files are PATH/<train|t10k>-<images-idx3|labels-idx1>-ubyte. The class names are numbers. Examples come in the
     order of TensorFlow Datasets, so that runs through either source see the same batches.
-
-    Attributes:
-        path: the folder with the four files.
     """
 
     def images(self) -> Images:
@@ -61,10 +55,8 @@ class IDX(PathSource):
         for split, prefix in (("train", "train"), ("test", "t10k")):
             image, label = (_array(root / f"{prefix}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
             if (image.ndim, label.ndim) != (3, 1):
-                raise ValueError(
-                    f"{self.path} has images {image.shape} and labels {label.shape} of {prefix!r}: "
-                    "images must have 3 axes and labels 1."
-                )
+                shapes = f"images {image.shape} and labels {label.shape} of {prefix!r}"
+                raise ValueError(f"{self.path} has {shapes}: images must have 3 axes and labels 1.")
             if len(image) != len(label):
                 raise ValueError(f"{self.path} has {len(image)} images and {len(label)} labels of {prefix!r}.")
             splits[split] = _shuffled(split, image[..., None], label)

@@ -28,7 +28,7 @@ class Shapes(Source):
     """Drawn circles, squares, triangles and crosses on noise, at most 6 in an image.
 
     Attributes:
-        image_size: the height and width of the images in pixels.
+        image_size: height and width of the images in pixels.
     """
 
     image_size: Annotated[int, Range(1)] = 64
@@ -39,14 +39,7 @@ class Shapes(Source):
 
 @dataclass(frozen=True)
 class DrawnShapes(ExampleSource):
-    """Coloured shapes on noise; an example is a function of (seed, split, index).
-
-    Attributes:
-        split: a name of `SIZES`.
-        size: the height and width of the images in pixels.
-        most: the maximum number of shapes in an image.
-        seed: names the stream of random numbers.
-    """
+    """At most `most` colored shapes on noise in `size` x `size` pixels, as a function of (seed, split, index)."""
 
     split: str
     size: int = 64
@@ -73,14 +66,14 @@ class DrawnShapes(ExampleSource):
             number = random.integers(len(kinds))
             inside = kinds[number](x[None, :], y[:, None])
             rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
-            if not len(rows):  # The shape is too small to contain the centre of a pixel.
+            if not len(rows):  # The shape is too small to contain the center of a pixel.
                 continue
             box = np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1])
             if all(_overlap(box, other) < 0.2 for other in boxes):
                 boxes.append(box)
                 classes.append(number)
-                colour = (ground + random.uniform(64, 192, 3)) % 256
-                image[inside] = colour + random.normal(0, 10, (inside.sum(), 3))
+                color = (ground + random.uniform(64, 192, 3)) % 256
+                image[inside] = color + random.normal(0, 10, (inside.sum(), 3))
         return {
             "image": np.clip(image, 0, 255).astype(np.uint8),
             "boxes": np.array(boxes, np.float32).reshape(-1, 4),

@@ -21,12 +21,12 @@ class Text(SplitFiles):
     """UTF-8 text files; each file is a document.
 
     Attributes:
-        path: the training data: a file, a folder (read with its subfolders) or a glob.
-        validation_path: the validation data, likewise; "" = hold out a part of the training text.
-        test_path: the test data, likewise; "" = none.
-        validation_fraction: the fraction of the training text that is held out where there is no `validation_path`,
-            by file if there are enough files; 0 = none.
-        max_bytes: the maximum number of bytes to read for each split, in whole files; 0 = no limit.
+        path: training data: a file, a folder (read with its subfolders) or a glob.
+        validation_path: validation data, likewise; "": hold out a part of the training text.
+        test_path: test data, likewise; "": none.
+        validation_fraction: fraction of the training text that is held out where there is no `validation_path`,
+            by file if there are enough files; 0: none.
+        max_bytes: maximum number of bytes to read for each split, in whole files; 0: no limit.
     """
 
     validation_fraction: Annotated[float, Range(0, below=1)] = 0.1
@@ -43,8 +43,8 @@ class StandardLibrary(Source):
     """Source text of the running Python's standard library without its tests; each module is a document.
 
     Attributes:
-        validation_fraction: the fraction of the modules that is held out for validation; 0 = none.
-        max_bytes: the maximum number of bytes to read, in whole modules; 0 = no limit.
+        validation_fraction: fraction of the modules that is held out for validation; 0: none.
+        max_bytes: maximum number of bytes to read, in whole modules; 0: no limit.
     """
 
     validation_fraction: Annotated[float, Range(0, below=1)] = 0.1
@@ -67,10 +67,9 @@ def _with_validation(texts: dict[str, list[str]], fraction: float) -> dict[str, 
 
 
 def hold_out(texts: list[str], fraction: float) -> tuple[list[str], list[str]]:
-    """Split texts into those for training and those for validation, always in the same way.
+    """Split texts into those for training and those for validation: an evenly spread fraction of them.
 
-    Of several texts, `fraction` of them, evenly spread, are for validation. If that would be none or all of them, the
-    last `fraction` of the characters of each text is.
+    If that would be none or all of them, the last `fraction` of the characters of each text is for validation.
     """
     # Of the first i texts, floor(i * fraction) are held out; the small number absorbs rounding errors.
     held = np.diff(np.floor(np.arange(len(texts) + 1) * fraction + 1e-9)) > 0
@@ -90,7 +89,7 @@ def _text_files(path: str) -> list[Path]:
 
 
 def _read_all(files: Sequence[Path], where: str, max_bytes: int) -> list[str]:
-    """Return the texts of the first files that have at most `max_bytes` together (0 = of all files)."""
+    """Return the texts of the first files that have at most `max_bytes` together (0: of all files)."""
     texts, size = [], 0
     for file in files:
         size += file.stat().st_size

@@ -22,14 +22,14 @@ class TFDS(PathSource):
 
     Attributes:
         path: NAME[/CONFIG][:VERSION] of the data set; the newest prepared version unless one is given.
-        data_dir: the folder of prepared data sets; "" = $TFDS_DATA_DIR or ~/tensorflow_datasets.
-        train_split: the training split, such as train[:99%].
-        validation_split: the validation split; "" = the data set's own, if it has one.
-        test_split: the test split; "" = the data set's own, if it has one.
-        text_key: the feature with the text; two features separated by a comma for pairs, such as "de,en".
-        label_key: the feature with the label.
-        image_key: the feature with the image.
-        max_bytes: the maximum number of bytes of documents to read for each split, in whole documents; 0 = no limit.
+        data_dir: folder of prepared data sets; "": $TFDS_DATA_DIR or ~/tensorflow_datasets.
+        train_split: training split, such as train[:99%].
+        validation_split: validation split; "": the data set's own, if it has one.
+        test_split: test split; "": the data set's own, if it has one.
+        text_key: feature with the text; two features separated by a comma for pairs, such as "de,en".
+        label_key: feature with the label.
+        image_key: feature with the image.
+        max_bytes: maximum number of bytes of documents to read for each split, in whole documents; 0: no limit.
     """
 
     data_dir: str = ""
@@ -54,7 +54,7 @@ class TFDS(PathSource):
         return {name: PairedTexts(*columns) for name, columns in self._columns(keys).items()}
 
     def labelled_texts(self) -> dict[str, LabelledTexts]:
-        """Return the texts that have a label; a split without labels, such as GLUE's test splits, is left out."""
+        """Return the texts that have a label, without splits that have none, such as the test splits of GLUE."""
         known = [str(name) for name in getattr(self._feature(self.label_key), "names", None) or ()]
         splits = {}
         for name, (*texts, labels) in self._columns([*self.text_key.split(","), self.label_key]).items():
@@ -67,8 +67,8 @@ class TFDS(PathSource):
         return splits
 
     def questions(self) -> dict[str, list[Question]]:
-        columns = self._columns(["question", "context", "answers"])
-        return {name: [_question(*values) for values in zip(*of_split)] for name, of_split in columns.items()}
+        splits = self._columns(["question", "context", "answers"]).items()
+        return {name: [_question(*values) for values in zip(*columns)] for name, columns in splits}
 
     def images(self) -> Images:
         _, label = self._feature(self.image_key), self._feature(self.label_key)
@@ -89,7 +89,6 @@ class TFDS(PathSource):
     @cached_property
     def _splits(self) -> dict[str, str]:
         """The splits to read, by their role."""
-        # A part of the training split is used for validation only if the user says so.
         own = {name: name for name in ("validation", "test") if name in self._builder.info.splits}
         asked = {"train": self.train_split, "validation": self.validation_split, "test": self.test_split}
         return {"train": "train"} | own | {name: split for name, split in asked.items() if split}
@@ -120,7 +119,7 @@ class TFDS(PathSource):
         return splits
 
     def _texts(self, split: str) -> Documents:
-        """Return the first texts of a split that have at most `max_bytes` together (0 = all of them)."""
+        """Return the first texts of a split that have at most `max_bytes` together (0: all of them)."""
         key, records = self.text_key, self._records(split, self.text_key)
         length = len(records)
         if self.max_bytes:
@@ -135,10 +134,9 @@ class TFDS(PathSource):
         import tensorflow_datasets
 
         key, channels = self.image_key, self._feature(self.image_key).shape[-1]
-        splits = {}
-        for name, split in self._splits.items():
-            records = self._records(split, key, {key: tensorflow_datasets.decode.SkipDecoding()})
-            splits[name] = Records(records, key, label_key, channels)
+        decoders = {key: tensorflow_datasets.decode.SkipDecoding()}
+        found = {name: self._records(split, key, decoders) for name, split in self._splits.items()}
+        splits = {name: Records(records, key, label_key, channels) for name, records in found.items()}
         return Images(splits, [str(name) for name in class_names])
 
 
@@ -174,7 +172,7 @@ def _with_boxes(image: np.ndarray, objects: dict[str, Any]) -> dict[str, np.ndar
 
 @dataclass(frozen=True)
 class Texts:
-    """The values of a text feature in the first `length` examples of a split."""
+    """Values of a text feature in the first `length` examples of a split."""
 
     records: Any
     key: str
@@ -202,12 +200,7 @@ def _decoded(value: Any, key: str, index: int) -> Any:
 
 
 def find_builder(name: str, data_dir: str = "") -> Any:
-    """Return the read-only builder of a prepared data set; see `TFDS.path` and `TFDS.data_dir`.
-
-    Raises:
-        FileNotFoundError: the data set is not prepared; the message has the command that prepares it.
-        ValueError: it is prepared in another format.
-    """
+    """Return the read-only builder of a prepared data set; see `TFDS.path` and `TFDS.data_dir`."""
     import tensorflow_datasets
     from etils import epath
 
@@ -226,8 +219,6 @@ def find_builder(name: str, data_dir: str = "") -> Any:
     found = tensorflow_datasets.builder_from_directory(folder / newest)
     formats = [form.value for form in found.info.available_file_formats()]
     if "array_record" not in formats:
-        raise ValueError(
-            f"The data set {name!r} is prepared in {root} as {', '.join(formats)}: prepare it into another data_dir "
-            "with --file_format=array_record."
-        )
+        found = f"The data set {name!r} is prepared in {root} as {', '.join(formats)}"
+        raise ValueError(f"{found}: prepare it into another data_dir with --file_format=array_record.")
     return found

@@ -16,7 +16,7 @@ from lineage.data.tokenizers.tokenizer import ANY_CHARACTER, BYTES, FILE, SENTIN
 
 TOKENIZERS: Registry = Registry("tokenizer")
 _END_OF_WORD = "</w>"
-_ALPHABET = 1000  # the alphabet size of wordpiece and bpe_words: the most frequent characters
+_ALPHABET = 1000  # alphabet size of wordpiece and bpe_words: the most frequent characters
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class TokenizerKind:
     """
 
     unknown: ClassVar[bool] = True  # whether the tokenizer has an unknown token
-    style: ClassVar[str] = "<"  # the first character of the names of special tokens
+    style: ClassVar[str] = "<"  # first character of the names of special tokens
     vocab_size: ClassVar[int] = 0
 
     def __post_init__(self):
@@ -40,14 +40,12 @@ class TokenizerKind:
     def train(self, texts: Iterable[str], special_tokens: Sequence[str] = ("end_of_text",)) -> Tokenizer:
         """Train a tokenizer on texts, with tokens for some roles of `SPECIAL` or "sentinels"."""
         roles = (*special_tokens, "unknown") if self.unknown else special_tokens
-        names = (SENTINELS if role == "sentinels" else [self.special_name(role)] for role in roles)
-        names = list(dict.fromkeys(chain(*names)))
+        named = (SENTINELS if role == "sentinels" else [self.special_name(role)] for role in roles)
+        names = list(dict.fromkeys(chain(*named)))
         backend = self.backend(texts, names)
-        if self.vocab_size and backend.get_vocab_size() > self.vocab_size:
-            raise ValueError(
-                f"tokenizer.vocab_size is {self.vocab_size}: it must be at least {backend.get_vocab_size()}, the "
-                "number of characters and special tokens."
-            )
+        if self.vocab_size and (least := backend.get_vocab_size()) > self.vocab_size:
+            needed = f"it must be at least {least}, the number of characters and special tokens"
+            raise ValueError(f"tokenizer.vocab_size is {self.vocab_size}: {needed}.")
         backend.add_special_tokens(names)
         return Tokenizer(backend)
 
@@ -67,7 +65,7 @@ class VocabularyKind(TokenizerKind):
     """Base class of tokenizers that learn a vocabulary of a given size.
 
     Attributes:
-        vocab_size: the number of tokens, special tokens included.
+        vocab_size: number of tokens, special tokens included.
     """
 
     vocab_size: int = 0
@@ -75,7 +73,7 @@ class VocabularyKind(TokenizerKind):
     alphabet: ClassVar[int] = 1  # the minimum number of tokens that are not special
 
     def settings(self, names: list[str]) -> dict[str, Any]:
-        """Return the settings of the library's trainers. Raises ValueError if the vocabulary is too small."""
+        """Return the settings of the trainers of the library; ValueError if the vocabulary is too small."""
         least = len(names) + self.alphabet
         if self.vocab_size < least:
             needed = f"{TOKENIZERS.name_of(self)} needs at least {least}, special tokens included"
@@ -95,7 +93,6 @@ class CasedKind(VocabularyKind):
 
     @property
     def normalizer(self) -> normalizers.Normalizer:
-        """The library's normalizer."""
         return normalizers.Lowercase() if self.lowercase else normalizers.Sequence([])
 
 
@@ -107,10 +104,8 @@ class Bytes(TokenizerKind):
     unknown = False
 
     def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
-        backend = tokenizers.Tokenizer(models.BPE(vocab=BYTES, merges=[]))
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        backend.decoder = decoders.ByteLevel()
-        return backend
+        split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        return _assembled(models.BPE(vocab=BYTES, merges=[]), split, decoders.ByteLevel())
 
 
 @TOKENIZERS.register("characters")
@@ -122,15 +117,13 @@ class Characters(TokenizerKind):
 
     def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
         alphabet = sorted(set(chain.from_iterable(texts)))
-        backend = tokenizers.Tokenizer(models.WordLevel({character: i for i, character in enumerate(alphabet)}))
-        backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(ANY_CHARACTER), "isolated")
-        backend.decoder = decoders.Fuse()
-        return backend
+        model = models.WordLevel({character: i for i, character in enumerate(alphabet)})
+        return _assembled(model, pre_tokenizers.Split(tokenizers.Regex(ANY_CHARACTER), "isolated"), decoders.Fuse())
 
     def train_on_splits(
         self, texts: Mapping[str, Collection[str]], special_tokens: Sequence[str], optional: Collection[str]
     ) -> Tokenizer:
-        """Train on all splits, as nanoGPT does; optional special tokens are left out if no split has several texts."""
+        """Train on all splits, as nanoGPT does, without optional special tokens if no split has several texts."""
         if all(len(part) <= 1 for part in texts.values()):
             special_tokens = [role for role in special_tokens if role not in optional]
         return self.train(chain(*texts.values()), special_tokens)
@@ -142,15 +135,14 @@ class Words(CasedKind):
     """Words and runs of punctuation; any other word is `<unk>`, and decoding puts one space between tokens.
 
     Attributes:
-        vocab_size: the maximum number of tokens, special tokens included; 0 = every word of the texts.
+        vocab_size: maximum number of tokens, special tokens included; 0: every word of the texts.
     """
 
     vocab_size: Annotated[int, Range(0)] = 0
 
     def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
-        backend = tokenizers.Tokenizer(models.WordLevel(unk_token=self.special_name("unknown")))
-        backend.normalizer = self.normalizer
-        backend.pre_tokenizer = pre_tokenizers.Whitespace()
+        model = models.WordLevel(unk_token=self.special_name("unknown"))
+        backend = _assembled(model, pre_tokenizers.Whitespace(), None, self.normalizer)
         settings = {"special_tokens": names, "vocab_size": self.vocab_size or 2**31, "show_progress": False}
         backend.train_from_iterator(texts, trainers.WordLevelTrainer(**settings))
         return backend
@@ -165,9 +157,7 @@ class BPE(VocabularyKind):
     alphabet = 256
 
     def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
-        backend = tokenizers.Tokenizer(models.BPE())
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend.decoder = decoders.ByteLevel()
+        backend = _assembled(models.BPE(), pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel())
         trainer = trainers.BpeTrainer(initial_alphabet=list(BYTES), **self.settings(names))
         backend.train_from_iterator(texts, trainer)
         return backend
@@ -178,16 +168,14 @@ class BPE(VocabularyKind):
 class WordBPE(CasedKind):
     """Byte-pair encoding of words between white space, with a mark at the end of each word (arXiv 1508.07909).
 
-    White space is normalised to single spaces; characters that are not in the training texts are unknown.
+    White space is normalized to single spaces; characters that are not in the training texts are unknown.
     """
 
     def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
         settings = self.settings(names) | {"end_of_word_suffix": _END_OF_WORD}
         model = models.BPE(unk_token=self.special_name("unknown"), end_of_word_suffix=_END_OF_WORD)
-        backend = tokenizers.Tokenizer(model)
-        backend.normalizer = self.normalizer
-        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        backend.decoder = decoders.BPEDecoder(_END_OF_WORD)
+        split, decoder = pre_tokenizers.WhitespaceSplit(), decoders.BPEDecoder(_END_OF_WORD)
+        backend = _assembled(model, split, decoder, self.normalizer)
         return _train_merges(backend, texts, trainers.BpeTrainer, f"{{}}{_END_OF_WORD}", settings)
 
 
@@ -196,21 +184,17 @@ class WordBPE(CasedKind):
 class WordPiece(CasedKind):
     """BERT's WordPiece: pieces of words and punctuation; all but the first piece of a word begin with ##.
 
-    Decoding puts one space between words; characters that are not in the training texts are unknown.
-
-    Attributes:
-        lowercase: whether to convert texts to lower case and to remove accents.
+    Decoding puts one space between words; characters that are not in the training texts are unknown. `lowercase` also
+    removes accents.
     """
 
     style = "["
 
     def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
-        settings = self.settings(names)
-        backend = tokenizers.Tokenizer(models.WordPiece(unk_token=self.special_name("unknown")))
-        backend.normalizer = normalizers.BertNormalizer(lowercase=self.lowercase)
-        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        backend.decoder = decoders.WordPiece(cleanup=False)
-        return _train_merges(backend, texts, trainers.WordPieceTrainer, "##{}", settings)
+        model = models.WordPiece(unk_token=self.special_name("unknown"))
+        normalizer = normalizers.BertNormalizer(lowercase=self.lowercase)
+        backend = _assembled(model, pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(cleanup=False), normalizer)
+        return _train_merges(backend, texts, trainers.WordPieceTrainer, "##{}", self.settings(names))
 
 
 @TOKENIZERS.register("unigram")
@@ -218,18 +202,15 @@ class WordPiece(CasedKind):
 class Unigram(CasedKind):
     """SentencePiece's unigram language model of pieces (arXiv 1804.10959), after NFKC, with a mark before each word.
 
-    White space is normalised to single spaces; characters that are not in the training texts are unknown.
+    White space is normalized to single spaces; characters that are not in the training texts are unknown.
     """
 
     def backend(self, texts: Iterable[str], names: list[str]) -> tokenizers.Tokenizer:
-        settings = self.settings(names)
-        backend = tokenizers.Tokenizer(models.Unigram())
-        backend.normalizer = normalizers.Sequence([normalizers.NFKC(), self.normalizer])
         # Without the last split, the name of a special token in a text would become that token.
         parts = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(), pre_tokenizers.Split("<", "isolated")]
-        backend.pre_tokenizer = pre_tokenizers.Sequence(parts)
-        backend.decoder = decoders.Metaspace()
-        trainer = trainers.UnigramTrainer(unk_token=self.special_name("unknown"), **settings)
+        normalizer = normalizers.Sequence([normalizers.NFKC(), self.normalizer])
+        backend = _assembled(models.Unigram(), pre_tokenizers.Sequence(parts), decoders.Metaspace(), normalizer)
+        trainer = trainers.UnigramTrainer(unk_token=self.special_name("unknown"), **self.settings(names))
         backend.train_from_iterator(texts, trainer)
         return _in_order(backend, len(names))
 
@@ -240,7 +221,7 @@ class TokenizerFile(TokenizerKind):
     """Tokenizer in a file.
 
     Attributes:
-        path: a `tokenizer.json`, or the folder with it.
+        path: `tokenizer.json`, or its folder.
     """
 
     path: str = ""
@@ -261,14 +242,13 @@ def find_tokenizer(
     workdir: str | Path | None = None,
     save: bool = True,
 ) -> Tokenizer:
-    """Return the tokenizer of a run: the one in its workdir if there is one, else a new one.
+    """Return the tokenizer of a run: the one in its workdir if there is one, else a new one of a kind.
 
     Args:
-        kind: the kind of a new tokenizer.
-        texts: the texts of each split.
-        special_tokens: the roles of `SPECIAL`, or "sentinels", that the tokenizer must have tokens for.
-        optional: the special tokens that the tokenizer may lack.
-        workdir: the folder of the run, in which the tokenizer is kept; None keeps none.
+        texts: texts of each split.
+        special_tokens: roles of `SPECIAL`, or "sentinels", that the tokenizer must have tokens for.
+        optional: special tokens that the tokenizer may lack.
+        workdir: folder of the run, in which the tokenizer is kept; None: it is not kept.
         save: whether this process writes it there.
     """
     if workdir is not None and (Path(workdir) / FILE).is_file():
@@ -282,6 +262,15 @@ def find_tokenizer(
     return tokenizer
 
 
+def _assembled(model: Any, split: Any, decoder: Any, normalizer: Any = None) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = split
+    for name, part in (("decoder", decoder), ("normalizer", normalizer)):
+        if part is not None:
+            setattr(backend, name, part)
+    return backend
+
+
 def _train_merges(
     backend: tokenizers.Tokenizer,
     texts: Iterable[str],
@@ -291,8 +280,7 @@ def _train_merges(
 ) -> tokenizers.Tokenizer:
     """Train BPE with marked characters, such as "##e".
 
-    The library would number the marked characters in no fixed order, so they are declared as special tokens during
-    training.
+    The library numbers them in no fixed order unless they are special tokens during training.
     """
     texts = list(texts) if iter(texts) is texts else texts  # they are read twice
     counts = Counter()
@@ -309,9 +297,9 @@ def _train_merges(
 
 
 def _in_order(backend: tokenizers.Tokenizer, count: int) -> tokenizers.Tokenizer:
-    """Sort the pieces of a unigram tokenizer, which follow `count` special tokens.
+    """Sort the pieces of a unigram tokenizer after `count` special tokens by their scores, rounded.
 
-    The library sums scores in no fixed order, so their last digits must not decide the order of the pieces.
+    The library sums scores in no fixed order, so their last digits vary.
     """
     spec = json.loads(backend.to_str())
     pieces = [(piece, round(score, 6)) for piece, score in spec["model"]["vocab"]]

@@ -1,6 +1,7 @@
 """Tokenizers: text to token ids and back."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
@@ -26,6 +27,7 @@ SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))  # the tokens
 ANY_CHARACTER = r"[\s\S]"
 _SPACES = "\u2581\u0120\u010a\u0109\u010d \n\t\r"  # first characters of words: of Unigram, bytes and characters
 _PIECE = 1 << 18
+_BETWEEN_LINES = re.compile(r"(?<=\S)\n(?!\s)")
 
 
 def _byte_symbols() -> list[str]:
@@ -39,17 +41,14 @@ BYTES = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
 
 
 class Tokenizer:
-    """Conversion of text to token ids and back.
+    """Conversion of text to token ids and back, by a `backend` of the `tokenizers` library.
 
-    The name of a special token in a text is ordinary text: only the methods of this project insert special tokens.
-
-    Args:
-        backend: a tokenizer of the `tokenizers` library; its truncation, padding and special tokens are switched off.
+    The name of a special token in a text is ordinary text. Truncation and padding are switched off.
 
     Attributes:
-        vocab_size: the largest id + 1.
-        end_of_text, mask, cls, sep, pad, unknown: the ids of special tokens; None if there is no such token.
-        sentinels: the ids of T5's sentinels, in order.
+        vocab_size: largest id + 1.
+        end_of_text, mask, cls, sep, pad, unknown: ids of special tokens; None if there is no such token.
+        sentinels: ids of T5's sentinels, in order.
         special: bool [vocab_size], True for special tokens.
     """
 
@@ -90,10 +89,8 @@ class Tokenizer:
         return [np.concatenate([np.array(next(encodings).ids, np.int32) for _ in group]) for group in pieces]
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the token ids int32 [N] of each text and their offsets int64 [N, 2] in it.
-
-        The offsets of a token are its first character and the one after its last.
-        """
+        """Return the token ids int32 [N] of each text, and the first character and the one after the last of each token
+        in it, int64 [N, 2]."""
         if self._characters is not None:
             self.encode_batch(texts)  # raises ValueError for a character that is not known
         encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
@@ -160,20 +157,12 @@ def _file(path: str | Path) -> Path:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Split a long text into pieces that are encoded in parallel.
+    """Split a long text into pieces that are encoded in parallel, after single newlines between two lines.
 
-    It is split after single newlines between two lines, where the splitting into words splits it too, so the tokens
-    stay the same.
+    The splitting into words splits it there too, so the tokens stay the same.
     """
     start = 0
-    while len(text) - start > _PIECE:
-        end = start + _PIECE
-        while (end := text.find("\n", end) + 1) and (
-            end < 2 or text[end - 2].isspace() or text[end : end + 1].isspace()
-        ):
-            pass
-        if not end:
-            break
-        yield text[start:end]
-        start = end
+    while len(text) - start > _PIECE and (newline := _BETWEEN_LINES.search(text, start + _PIECE)):
+        yield text[start : newline.end()]
+        start = newline.end()
     yield text[start:]

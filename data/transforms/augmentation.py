@@ -1,48 +1,59 @@
 """Image augmentation: functions of images and a random key for each.
 
-Resizing or cropping comes first (to stacked uint8 [B, h, w, c]), then changes of the pixels, normalisation, erasing.
+Resizing or cropping comes first (to stacked uint8 [B, h, w, c]), then changes of the pixels, normalization, erasing.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from PIL import Image
 
+from lineage.configs.registry import Range
 from lineage.data import shuffle
-from lineage.data.transforms.calls import parse_calls
+from lineage.data.transforms.calls import Checked, parse_calls
 from lineage.data.transforms.distortions import Jitter, RandAugment
 from lineage.data.transforms.pillow import PerImage, from_pillow, stack, to_pillow
 
 Images = Sequence[np.ndarray] | np.ndarray
+Fraction = Annotated[float, Range(above=0, high=1)]
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
-def random_box(
-    height: int, width: int, areas: tuple[float, float], max_aspect: float, random: np.random.Generator
-) -> tuple[int, int, int, int] | None:
-    """Draw a box (top, left, height, width) of random relative area and aspect ratio; None if no box of ten fits."""
-    for _ in range(10):
-        area = random.uniform(*areas) * height * width
-        aspect = math.exp(random.uniform(-math.log(max_aspect), math.log(max_aspect)))
-        h, w = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
-        if 1 <= h <= height and 1 <= w <= width:
-            return int(random.integers(height - h + 1)), int(random.integers(width - w + 1)), h, w
-    return None
+class RandomBox(Checked):
+    """Base class of transforms that draw a box of random area and aspect ratio.
+
+    Attributes:
+        min_area, max_area: range of the area of the box, as a fraction of the image's.
+        max_aspect: greatest aspect ratio; the least is its inverse.
+    """
+
+    min_area: float
+    max_area: float
+    max_aspect: float
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.min_area > self.max_area:
+            raise ValueError(f"min_area is {self.min_area}: it must be at most max_area, which is {self.max_area}.")
+
+    def box(self, height: int, width: int, random: np.random.Generator) -> tuple[int, int, int, int] | None:
+        """Draw a box (top, left, height, width) in an image; None if no box of ten fits."""
+        for _ in range(10):
+            area = random.uniform(self.min_area, self.max_area) * height * width
+            aspect = math.exp(random.uniform(-math.log(self.max_aspect), math.log(self.max_aspect)))
+            h, w = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+            if 1 <= h <= height and 1 <= w <= width:
+                return int(random.integers(height - h + 1)), int(random.integers(width - w + 1)), h, w
+        return None
 
 
 @dataclass(frozen=True)
 class CentreCrop:
-    """Resize the shorter side to size / fraction with Pillow, then keep the central size x size pixels.
-
-    Attributes:
-        size: the height and width of the result in pixels.
-        fraction: the fraction of the resized image's shorter side that is kept.
-        resample: the interpolation, a name of `RESAMPLING`.
-    """
+    """Resize the shorter side to size / fraction with Pillow, then keep the central size x size pixels."""
 
     size: int
     fraction: float = 1.0
@@ -66,27 +77,19 @@ class CentreCrop:
 
 
 @dataclass(frozen=True)
-class RandomCrop(PerImage):
-    """Inception's crop (arXiv 1409.4842): a box of random area and aspect ratio, resized to size x size pixels.
-
-    Attributes:
-        size: the height and width of the result in pixels.
-        min_area, max_area: the range of the relative area.
-        max_aspect: the largest aspect ratio; the smallest is its inverse.
-        resample: the interpolation, a name of `RESAMPLING`.
-    """
+class RandomCrop(RandomBox, PerImage):
+    """Inception's crop (arXiv 1409.4842): a random box, or the image if none fits, resized to size x size pixels."""
 
     size: int
-    min_area: float = 0.05
-    max_area: float = 1.0
-    max_aspect: float = 4 / 3
+    min_area: Fraction = 0.05
+    max_area: Fraction = 1.0
+    max_aspect: Annotated[float, Range(1)] = 4 / 3
     resample: str = "bilinear"
 
     def __post_init__(self):
+        super().__post_init__()
         if self.resample not in RESAMPLING:
             raise ValueError(f"task.resample is {self.resample!r}: it must be {' or '.join(RESAMPLING)}.")
-        if not 0 < self.min_area <= self.max_area <= 1 or self.max_aspect < 1:
-            raise ValueError(f"{self}: need 0 < min_area <= max_area <= 1 and max_aspect >= 1.")
 
     def transform(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
         top, left, height, width = self.box(*image.shape[:2], random)
@@ -94,9 +97,7 @@ class RandomCrop(PerImage):
         return from_pillow(part.resize((self.size, self.size), RESAMPLING[self.resample]))
 
     def box(self, height: int, width: int, random: np.random.Generator) -> tuple[int, int, int, int]:
-        """Draw the box (top, left, height, width); the whole image if no box of ten fits."""
-        box = random_box(height, width, (self.min_area, self.max_area), self.max_aspect, random)
-        return box or (0, 0, height, width)
+        return super().box(height, width, random) or (0, 0, height, width)
 
 
 @dataclass(frozen=True)
@@ -111,14 +112,10 @@ class Flip:
 
 
 @dataclass(frozen=True)
-class Shift:
+class Shift(Checked):
     """Translate each image by up to `pixels` in each direction; the border is filled with 0."""
 
-    pixels: int
-
-    def __post_init__(self):
-        if not isinstance(self.pixels, int) or self.pixels < 0:
-            raise ValueError(f"shift({self.pixels}) needs a whole number of pixels, 0 or more.")
+    pixels: Annotated[int, Range(0)]
 
     def __call__(self, images: np.ndarray, keys: np.ndarray) -> np.ndarray:
         n, (batch, height, width, _) = self.pixels, images.shape
@@ -130,31 +127,20 @@ class Shift:
 
 
 @dataclass(frozen=True)
-class Erase:
-    """Random erasing (arXiv 1708.04896) as in DeiT: a box of a normalised image becomes Gaussian noise.
+class Erase(RandomBox):
+    """Random erasing (arXiv 1708.04896) as in DeiT: a random box of a normalized image becomes Gaussian noise."""
 
-    Attributes:
-        probability: the probability of erasing a box of an image.
-        min_area, max_area: the range of the box's relative area.
-        max_aspect: the largest aspect ratio; the smallest is its inverse.
-    """
-
-    probability: float = 0.25
-    min_area: float = 0.02
-    max_area: float = 1 / 3
-    max_aspect: float = 10 / 3
-
-    def __post_init__(self):
-        if not 0 <= self.probability <= 1 or not 0 < self.min_area <= self.max_area <= 1 or self.max_aspect < 1:
-            raise ValueError(f"{self}: need probability in 0..1, 0 < min_area <= max_area <= 1 and max_aspect >= 1")
+    probability: Annotated[float, Range(0, 1)] = 0.25
+    min_area: Fraction = 0.02
+    max_area: Fraction = 1 / 3
+    max_aspect: Annotated[float, Range(1)] = 10 / 3
 
     def __call__(self, images: np.ndarray, keys: np.ndarray) -> np.ndarray:
         images = images.copy()
         for image, key in zip(images, keys):
             random = shuffle.generator(key)
             if random.random() < self.probability:
-                box = random_box(*image.shape[:2], (self.min_area, self.max_area), self.max_aspect, random)
-                top, left, height, width = box or (0, 0, 0, 0)
+                top, left, height, width = self.box(*image.shape[:2], random) or (0, 0, 0, 0)
                 part = image[top : top + height, left : left + width]
                 part[:] = random.standard_normal(part.shape, image.dtype)
         return images
@@ -163,16 +149,7 @@ class Erase:
 def parse(
     augment: str, image_size: int = 0, resample: str = "bilinear"
 ) -> list[Callable[[Images, np.ndarray], np.ndarray]]:
-    """Return the transforms of a pipeline such as `crop | flip | randaugment(2, 10)`.
-
-    Args:
-        augment: the pipeline.
-        image_size: the height and width in pixels of the images that `crop` returns.
-        resample: the interpolation of `crop`.
-
-    Raises:
-        ValueError: a transform is unknown or in the wrong position.
-    """
+    """Return the transforms of a pipeline such as `crop | flip | shift(2)`; the other options are those of `crop`."""
     crop = partial(RandomCrop, image_size, resample=resample)
     known = {"crop": crop, "flip": Flip, "randaugment": RandAugment, "jitter": Jitter, "shift": Shift, "erase": Erase}
     transforms = parse_calls("task.augment", augment, known)
@@ -190,10 +167,9 @@ class Transform:
     """Transform of batches of decoded images into batches for the model.
 
     Attributes:
-        resize: the transform to images of one size; None for images that have one size.
-        steps: transforms of images uint8.
-        mean, std: the normalisation to (pixel / 255 - mean) / std in float32.
-        erase: a transform of normalised images.
+        resize: transform to images of one size; None: the images have one size.
+        steps: transforms of images uint8; `erase` follows the normalization.
+        mean, std: normalization to (pixel / 255 - mean) / std in float32.
     """
 
     resize: CentreCrop | RandomCrop | None

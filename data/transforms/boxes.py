@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from PIL import Image
 
+from lineage.configs.registry import Range
 from lineage.data import shuffle
-from lineage.data.transforms.calls import parse_calls
+from lineage.data.transforms.calls import Checked, parse_calls
 from lineage.data.transforms.pillow import from_pillow, to_pillow
 
 Example = dict[str, np.ndarray]
@@ -49,16 +50,17 @@ class Flip:
 
 
 @dataclass(frozen=True)
-class Resize:
-    """Resize the shorter side to `low` to `high` pixels, and the longer side to at most `longest` (0 = no limit)."""
+class Resize(Checked):
+    """Resize the shorter side to `low` to `high` pixels, and the longer side to at most `longest` (0: no limit)."""
 
-    low: int
+    low: Annotated[int, Range(1)]
     high: int
     longest: int = 0
 
     def __post_init__(self):
-        if not 0 < self.low <= self.high:
-            raise ValueError(f"resize({self.low}, {self.high}) needs 0 < low <= high.")
+        super().__post_init__()
+        if self.low > self.high:
+            raise ValueError(f"Resize.low is {self.low}: it must be at most high, which is {self.high}.")
 
     def __call__(self, example: Example, random: np.random.Generator) -> Example:
         height, width = example["image"].shape[:2]
@@ -69,18 +71,19 @@ class Resize:
 
 
 @dataclass(frozen=True)
-class Crop:
+class Crop(Checked):
     """Crop an image to `low` to `high` pixels on each side with probability 1/2 (DETR, arXiv 2005.12872, appendix A.4).
 
     The image is resized first, so that its shorter side is a little longer than `low` to `high` pixels.
     """
 
-    low: int
+    low: Annotated[int, Range(1)]
     high: int
 
     def __post_init__(self):
-        if not 0 < self.low * 25 // 24 <= self.high:
-            raise ValueError(f"crop({self.low}, {self.high}) needs 0 < low <= 24/25 high.")
+        super().__post_init__()
+        if self.low * 25 // 24 > self.high:
+            raise ValueError(f"Crop.low is {self.low}: it must be at most 24/25 of high, which is {self.high}.")
 
     def __call__(self, example: Example, random: np.random.Generator) -> Example:
         if random.integers(2):
@@ -102,17 +105,11 @@ def parse(augment: str, longest: int) -> list[Callable[[Example, np.random.Gener
 class Transform:
     """Transform of batches of images with boxes into batches for the model.
 
-    Each image goes through the steps, is normalised and put into the upper left corner of a square, the rest of which
-    is 0. `extent` float32 [B, 2] is the fraction of the rows and of the columns that the image takes. `boxes` float32
-    [B, N, 4] (centre x, centre y, width and height, relative to the image) and `classes` int32 [B, N] are valid where
-    `boxes_mask` bool [B, N] is True or, in evaluation, `crowd` bool [B, N].
-
-    Attributes:
-        steps: transforms of single images.
-        size: the height and width of the square in pixels.
-        most: N, the maximum number of objects in an image.
-        mean, std: the normalisation (pixel / 255 - mean) / std.
-        training: whether to leave out crowds and the objects beyond N; in evaluation, more than N are an error.
+    Each image goes through the steps, is normalized to (pixel / 255 - mean) / std and put into the upper left corner of
+    a square of `size` pixels, the rest of which is 0. `extent` float32 [B, 2] is the fraction of the rows and of the
+    columns that the image takes. `boxes` float32 [B, N, 4] (center x, center y, width, height, relative to the image)
+    and `classes` int32 [B, N], where N is `most`, are valid where `boxes_mask` bool [B, N] is True or, in evaluation,
+    `crowd` bool [B, N]. Training leaves out crowds and the objects beyond N; in evaluation, more than N are an error.
     """
 
     steps: Sequence[Callable[[Example, np.random.Generator], Example]]
@@ -156,6 +153,6 @@ class Transform:
         boxes = boxes / np.float32([width, height] * 2)
         boxes = np.concatenate([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], axis=1)
         kept = np.flatnonzero(~example["crowd"])[: self.most] if self.training else np.arange(len(boxes))
-        found = {"boxes": boxes, "boxes_mask": ~example["crowd"], "crowd": example["crowd"]}
-        for name, value in (found | {"classes": example["classes"]}).items():
-            out[name][row, : len(kept)] = value[kept]
+        for name, value in (example | {"boxes": boxes, "boxes_mask": ~example["crowd"]}).items():
+            if name != "image":
+                out[name][row, : len(kept)] = value[kept]

@@ -1,21 +1,27 @@
-"""The parser of pipelines such as `crop | flip | randaugment(2, 10)`."""
+"""The parser of pipelines such as `crop | flip | randaugment(2, 10)`, and a base class of their steps."""
 
 import ast
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lineage.configs.registry import check_ranges, field_types
+
+
+class Checked:
+    """Base class of dataclasses whose fields may declare a `Range`."""
+
+    def __post_init__(self):
+        for name, kind in field_types(type(self)).items():
+            if kind is int and not isinstance(value := getattr(self, name), int):
+                raise ValueError(f"{type(self).__name__}.{name} is {value!r}: it must be an integer.")
+        check_ranges(type(self).__name__, self)
+
 
 def parse_calls(option: str, value: str, known: Mapping[str, Callable[..., Any]]) -> list[Any]:
-    """Return the results of the calls in a pipeline such as `a | b(2, 10)`, whose arguments are literals.
+    """Return the results of the calls of known functions in the pipeline `value`, whose arguments are literals.
 
-    Args:
-        option: the key of the pipeline, for error messages.
-        value: the pipeline.
-        known: the functions by name.
-
-    Raises:
-        ValueError: a name or its arguments are not those of a known function; the message lists the functions.
+    The error message has the config key `option`.
     """
     results = []
     for text in filter(None, (part.strip() for part in value.split("|"))):

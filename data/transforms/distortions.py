@@ -1,42 +1,38 @@
-"""Random distortions of images with Pillow: RandAugment and colour jitter."""
+"""Random distortions of images with Pillow: RandAugment and color jitter."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
+from lineage.configs.registry import Range
+from lineage.data.transforms.calls import Checked
 from lineage.data.transforms.pillow import PerImage, from_pillow, to_pillow
 
 
 @dataclass(frozen=True)
-class RandAugment(PerImage):
+class RandAugment(Checked, PerImage):
     """RandAugment (arXiv 1909.13719): operations drawn at random from 16.
 
-    The operations and their strengths are those of the ImageNet recipe of arXiv 2205.01580, which are EfficientNet's:
-    posterize and solarize do less as the magnitude grows. Lengths, there in pixels of a 224x224 image, scale with the
-    image. DeiT, Swin and MAE (arXiv 2012.12877, table 9) use `randaugment(2, 9, 0.5, 0.5, True)`.
+    The operations and their strengths are EfficientNet's, as in arXiv 2205.01580: posterize and solarize do less as the
+    magnitude grows. Lengths, there in pixels of a 224x224 image, scale with the image. DeiT, Swin and MAE (arXiv
+    2012.12877, table 9) use `randaugment(2, 9, 0.5, 0.5, True)`.
 
     Attributes:
-        layers: the number of operations for each image.
+        layers: number of operations for each image.
         magnitude: their strength, from 0 to 10.
-        deviation: the standard deviation of the magnitude.
-        probability: the probability of applying each operation that was drawn.
+        deviation: standard deviation of the magnitude.
+        probability: probability of applying each operation that was drawn.
         increasing: whether all operations do more as the magnitude grows.
     """
 
-    layers: int = 2
-    magnitude: float = 10
-    deviation: float = 0.0
-    probability: float = 1.0
+    layers: Annotated[int, Range(0)] = 2
+    magnitude: Annotated[float, Range(0, 10)] = 10
+    deviation: Annotated[float, Range(0)] = 0.0
+    probability: Annotated[float, Range(0, 1)] = 1.0
     increasing: bool = False
-
-    def __post_init__(self):
-        if self.deviation < 0 or not 0 <= self.probability <= 1:
-            raise ValueError(f"{self} needs deviation >= 0 and probability in 0..1.")
-        if not isinstance(self.layers, int) or self.layers < 0 or not 0 <= self.magnitude <= 10:
-            raise ValueError(f"randaugment({self.layers}, {self.magnitude}) needs layers >= 0 and magnitude in 0..10.")
 
     def transform(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
         picture, names = to_pillow(image), list(OPERATIONS)
@@ -54,22 +50,18 @@ class RandAugment(PerImage):
 
 
 @dataclass(frozen=True)
-class Jitter(PerImage):
-    """Colour jitter, in random order.
+class Jitter(Checked, PerImage):
+    """Color jitter, in random order.
 
     Attributes:
         brightness, contrast, saturation: each changes by a factor from 1 - its value to 1 + its value.
-        hue: the largest rotation of the hue in either direction, as a fraction of the circle.
+        hue: largest rotation of the hue in either direction, as a fraction of the circle.
     """
 
-    brightness: float = 0.4
-    contrast: float = 0.4
-    saturation: float = 0.4
-    hue: float = 0.0
-
-    def __post_init__(self):
-        if min(self.brightness, self.contrast, self.saturation, self.hue) < 0 or self.hue > 0.5:
-            raise ValueError(f"{self} needs values of 0 or more, and hue in 0..0.5.")
+    brightness: Annotated[float, Range(0)] = 0.4
+    contrast: Annotated[float, Range(0)] = 0.4
+    saturation: Annotated[float, Range(0)] = 0.4
+    hue: Annotated[float, Range(0, 0.5)] = 0.0
 
     def transform(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
         picture = to_pillow(image)
@@ -86,12 +78,12 @@ class Jitter(PerImage):
         return from_pillow(picture)
 
 
-def _grey(image: Image.Image) -> Any:
+def _gray(image: Image.Image) -> Any:
     return 128 if image.mode == "L" else (128,) * len(image.mode)
 
 
 def _affine(image: Image.Image, *matrix: float) -> Image.Image:
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=_grey(image))
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST, fillcolor=_gray(image))
 
 
 def _sign(random: np.random.Generator) -> int:
@@ -106,7 +98,7 @@ def _cutout(image: Image.Image, strength: float, random: np.random.Generator) ->
     image = image.copy()
     y, x = int(random.integers(image.height)), int(random.integers(image.width))
     half_y, half_x = (int(strength * 40 / 224 * side) for side in (image.height, image.width))
-    image.paste(_grey(image), (max(x - half_x, 0), max(y - half_y, 0), x + half_x, y + half_y))
+    image.paste(_gray(image), (max(x - half_x, 0), max(y - half_y, 0), x + half_x, y + half_y))
     return image
 
 
@@ -121,7 +113,7 @@ OPERATIONS: dict[str, Callable[[Image.Image, float, np.random.Generator], Image.
     "equalize": lambda image, strength, random: ImageOps.equalize(image),
     "invert": lambda image, strength, random: ImageOps.invert(image),
     "rotate": lambda image, strength, random: image.rotate(
-        _sign(random) * 30 * strength, Image.Resampling.NEAREST, fillcolor=_grey(image)
+        _sign(random) * 30 * strength, Image.Resampling.NEAREST, fillcolor=_gray(image)
     ),
     "posterize": _posterize,
     "solarize": lambda image, strength, random: ImageOps.solarize(image, int(256 * strength)),

@@ -11,11 +11,7 @@ from lineage.data import shuffle
 
 
 def decode(file: str | Path | bytes, channels: int) -> np.ndarray:
-    """Decode an image file, or its content, to uint8 [h, w, channels]: 1 for grey, 3 for RGB, 4 for RGBA.
-
-    Raises:
-        ValueError: the file is not an image of 8 bits for each channel.
-    """
+    """Decode an image file, or its content, to uint8 [h, w, channels]: 1 for gray, 3 for RGB, 4 for RGBA."""
     try:
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
             if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV"):

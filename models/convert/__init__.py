@@ -29,7 +29,7 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
     Args:
         folder: has `config.json` and `model.safetensors`, or its shards and `model.safetensors.index.json`; or it is an
             `.npz` file of google-research/vision_transformer, see `vit_npz`.
-        dtype: of the variables, whatever the file's.
+        dtype: dtype of the variables, which may differ from that of the file.
         settings: fields of the model, which override those of the folder: `dropout`, `remat`, `attend`...
 
     Raises:

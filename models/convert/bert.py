@@ -30,7 +30,7 @@ class Bert(Family):
         name: first part of the names of the classes in `transformers`.
         body: prefix of the tensors of the encoder.
         pooler: name of the pooler.
-        predictions: names of the parts of the masked-language-model head: its dense layer, its LayerNorm, its output
+        predictions: names of the layers of the masked-language-model head: its dense layer, its LayerNorm, its output
             projection, which is tied to the word embeddings, and the bias of this projection.
         second: name of the classifier of two segments, if there is one.
         two_layers: whether the text classifier has two layers, which are our pooler and classifier. The reference has
@@ -64,11 +64,8 @@ class Bert(Family):
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 
     pooler = "bert.pooler.dense"
-    predictions = (
-        "cls.predictions.transform.dense",
-        "cls.predictions.transform.LayerNorm",
-        "cls.predictions.decoder",
-        "cls.predictions.bias",
+    predictions = tuple(
+        f"cls.predictions.{name}" for name in ("transform.dense", "transform.LayerNorm", "decoder", "bias")
     )
     second = "cls.seq_relationship"
     two_layers = False
@@ -139,8 +136,8 @@ class Bert(Family):
     def settings(self, config, architecture, names):
         """Return the settings of the head.
 
-        Published files hold both heads of pre-training, whatever their class: then they have the tensor `second`. An
-        encoder without a pooler has the head "none".
+        Published files hold both heads of pre-training, whatever their class: they have the tensor `second`. An encoder
+        without a pooler has the head "none".
         """
         head = self.architectures[architecture]
         if head == "masked_lm" and f"{self.second}.weight" in names:
@@ -165,11 +162,7 @@ class Bert(Family):
         return config if model.head in OUTPUTS else config | labels(model)
 
     def ignored(self, model):
-        """Return the expression of the tensors that a file may have beside those of the model.
-
-        These are the heads if the model is an encoder alone, a pooler that no head reads, and the positions in old
-        files.
-        """
+        """Return the expression of ignored tensors: heads of an encoder without one, unused poolers, old positions."""
         patterns = [r".*\.position_ids"]
         if model.head not in POOLED or self._has_two_layers(model):
             own = self.pooler.startswith(self.prefix)

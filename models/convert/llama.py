@@ -1,6 +1,6 @@
 """Llama and Mistral: `LlamaForCausalLM`, `MistralForCausalLM` <-> `Llama` without and with a window.
 
-The reference has dropout on the attention weights only; ours is on the output of each part too.
+The reference has dropout on the attention weights only; ours is on the output of each sublayer too.
 """
 
 from lineage.models.convert.family import Family, Rule, register
@@ -56,12 +56,10 @@ class Llama(Family):
             "mlp.up_proj": ("mlp/up/kernel", "F D -> D F"),
             "mlp.down_proj": ("mlp/down/kernel", "D F -> F D"),
         }
+        ours = "stack/layers"
         return [
             Rule("model.embed_tokens.weight", "embed/table"),
-            *(
-                Rule(f"model.layers.*.{name}.weight", f"stack/layers/{path}", how)
-                for name, (path, how) in names.items()
-            ),
+            *(Rule(f"model.layers.*.{name}.weight", f"{ours}/{path}", how) for name, (path, how) in names.items()),
             Rule("model.norm.weight", "norm/scale"),
             *([] if model.tied else [Rule("lm_head.weight", "unembed/table")]),
         ]

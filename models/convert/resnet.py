@@ -43,11 +43,8 @@ def _blocks(model):
     """Yield the name of each block, our path, and whether its input is projected."""
     for stage, (depth, width) in enumerate(zip(model.depths, model.widths)):
         for i in range(depth):
-            yield (
-                f"encoder.stages.{stage}.layers.{i}",
-                f"stages_{stage}_{i}",
-                not i and (stage > 0 or width != model.stem_width),
-            )
+            projected = not i and (stage > 0 or width != model.stem_width)
+            yield f"encoder.stages.{stage}.layers.{i}", f"stages_{stage}_{i}", projected
 
 
 @register("resnet")

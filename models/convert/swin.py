@@ -2,7 +2,7 @@
 `Swinv2Model` <-> `num_classes=0`.
 
 The dropout rate is the same, but the reference has no dropout inside the MLP, and version 1's stochastic depth skips
-only the attention there, and both parts here and in the paper's code.
+only the attention there, and both sublayers here and in the paper's code.
 """
 
 from lineage.models.convert.family import ImageFamily, Rule, heads, labels, linear, norm, num_labels, register
@@ -31,13 +31,10 @@ class Swin(ImageFamily):
     sizes = {"p": "patch_size", "q": "patch_size", "c": "channels"}
 
     def rules(self, model):
-        prefix = self.prefix
-        second = model.version == "v2"
+        prefix, embed, second = self.prefix, f"{self.prefix}embeddings.", model.version == "v2"
         table = [
-            *linear(
-                f"{prefix}embeddings.patch_embeddings.projection", "patch_embed/projection", "D c p q -> (p q c) D"
-            ),
-            *norm(f"{prefix}embeddings.norm", "embed_norm"),
+            *linear(f"{embed}patch_embeddings.projection", "patch_embed/projection", "D c p q -> (p q c) D"),
+            *norm(f"{embed}norm", "embed_norm"),
             *norm(f"{prefix}layernorm", "norm"),
         ]
         for stage, number in enumerate(model.num_heads):

@@ -2,7 +2,7 @@
 
 from lineage.models.convert.family import ACTIVATIONS, Family, Rule, register
 
-# `feed_forward_proj` -> (gated, activation): in "gated-gelu" alone, gelu is the tanh approximation.
+# `feed_forward_proj` -> (gated, activation): only in "gated-gelu", gelu is the tanh approximation.
 PROJECTIONS = {name: (False, ours) for name, ours in ACTIVATIONS.items()}
 PROJECTIONS |= {f"gated-{name}": (True, ours) for name, ours in ACTIVATIONS.items()}
 PROJECTIONS |= {"gated-gelu": (True, "gelu_tanh")}

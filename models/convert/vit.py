@@ -45,10 +45,10 @@ def refuse_others(model: nn.Module, position: str = "1d", **kind) -> None:
     allowed = {"position": position, "pooling": "token", "head": "linear"}
     allowed |= {"num_registers": 0, "layer_scale": 0.0, "qk_norm": False, "hybrid": ()}
     kind = {name: getattr(model, name) for name in allowed} | kind
-    if kind != allowed:
-        raise ValueError(
-            f"`transformers` has no {type(model).__name__} with {kind}: it must have {allowed} (or no classes)."
-        )
+    wrong = {name: value for name, value in kind.items() if value != allowed[name]}
+    if wrong:
+        needed = {name: allowed[name] for name in wrong}
+        raise ValueError(f"`transformers` has no {type(model).__name__} with {wrong}: it must have {needed}.")
 
 
 @register("vit")

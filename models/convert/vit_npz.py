@@ -95,11 +95,7 @@ def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) ->
 
 
 def save(path: str | os.PathLike, model: nn.Module, variables: dict) -> None:
-    """Write a file.
-
-    Raises:
-        ValueError: the reference code has no such model.
-    """
+    """Write a file; raise ValueError if the reference code has no such model."""
     known = type(model) is ViT and all(getattr(model, name) == value for name, value in FIXED.items())
     if not known or model.pooling not in ("token", "gap") or model.head == "probe":
         raise ValueError(f"the .npz layout has no such model: it must be a ViT with {FIXED} and pooling token or gap.")
@@ -119,7 +115,7 @@ def save(path: str | os.PathLike, model: nn.Module, variables: dict) -> None:
 
 
 def _resnet(blocks):
-    """Return the `NAMES` of a hybrid's ResNet with so many blocks in each stage."""
+    """Return the `NAMES` of a hybrid's ResNet with these numbers of blocks in its stages."""
     names = {"conv_root/": "backbone/stem_conv/", "gn_root/": "backbone/outer_norm/"} if blocks else {}
     parts = {"conv_proj/": "shortcut/", "gn_proj/": "shortcut_norm/"}
     parts |= {
@@ -133,7 +129,7 @@ def _resnet(blocks):
 
 
 def _stride(blocks):
-    """Return the stride, in pixels of the image, of the map that is cut into patches."""
+    """Return the stride, in pixels of the image, of the feature map that is cut into patches."""
     return 2 ** (len(blocks) + 1) if blocks else 1
 
 

@@ -60,18 +60,18 @@ def generate(
 
     The first call with a model, shapes, `max_new_tokens`, `top_k`, `num_beams`, size of n-grams and set of processors
     compiles; calls that differ in anything else (weights, tokens, lengths, seed, temperature, top-p, penalties) do not.
-    The tokens of a sequence depend on its prompt, the seed and its place in the batch, not on other sequences: to draw
+    The tokens of a sequence depend on its prompt, the seed and its index in the batch, not on other sequences: to draw
     several samples of a prompt, repeat it. Sampling and beam search follow `transformers.GenerationMixin.generate`.
 
     Args:
         model, variables: a decoder, see above, and its weights.
         prompts: [B, T], padded on the right with any tokens.
-        lengths: [B], of the prompts, each at least 1; None means that there is no padding.
+        lengths: [B], lengths of the prompts, each at least 1; None: there is no padding.
         max_new_tokens: largest number of new tokens of a sequence.
         inputs: the argument of `model.encode`.
-        pad_token: fills the sequences after their last token.
+        pad_token: token that fills the sequences after their last token.
         num_beams: more than 1 is beam search; the best hypothesis is returned.
-        length_penalty: for beam search: above 0 favours long hypotheses, below 0 short ones, see `Generation`.
+        length_penalty: exponent in beam search: above 0 favors long hypotheses, below 0 short ones, see `Generation`.
         processors: `temperature`, `top_k`, `top_p`, `stop_tokens`..., see `LogitsProcessors.create`.
 
     Raises:
@@ -104,7 +104,7 @@ def best_of(
         best_of: number of samples of each prompt.
         contrast: a weaker model with the same vocabulary and its variables, whose mean log-probability is subtracted.
             This is the objective of contrastive decoding (arXiv 2210.15097, equation 1), averaged over the tokens;
-            `top_p` takes the place of its constraint to plausible tokens.
+            `top_p` replaces its constraint to plausible tokens.
         options: other arguments of `generate`.
     """
     check(best_of >= 1, f"best_of must be at least 1, not {best_of}.")
@@ -124,14 +124,14 @@ def log_likelihood(
     model: nn.Module, variables: Any, generation: Generation, starts: Int[Array, "B"], inputs: Any = None
 ) -> Float[Array, "B"]:
     """Return the sum of a decoder's log-probabilities of the tokens after the first `starts` of each sequence."""
-    places = jnp.arange(generation.tokens.shape[1])
-    real = places < generation.lengths[:, None]
+    positions = jnp.arange(generation.tokens.shape[1])
+    real = positions < generation.lengths[:, None]
     tokens = jnp.where(real, generation.tokens, 0)
     cache = model.apply(variables, *tokens.shape, method="init_cache")
     memory = model.apply(variables, inputs, method="encode")
     logits, _ = model.apply(variables, tokens[:, :-1], cache, memory, method="decode")
     scores = jnp.take_along_axis(jax.nn.log_softmax(logits.astype(jnp.float32)), tokens[:, 1:, None], axis=-1)
-    new = real & (places >= starts[:, None])
+    new = real & (positions >= starts[:, None])
     return jnp.where(new[:, 1:], scores[..., 0], 0).sum(axis=1)
 
 
@@ -147,17 +147,12 @@ def validate_prompts(
         wanted = prompts.shape[:1]
         check(lengths.shape == wanted, f"lengths has shape {lengths.shape}: it must be {wanted}, one for each prompt.")
         check(lengths.min() >= 1, f"prompt {lengths.argmin()} is empty: a prompt has at least 1 token.")
-        check(
-            lengths.max() <= longest,
-            f"lengths contains {lengths.max()}: it must be at most {longest}, the width of prompts.",
-        )
+        most = lengths.max()
+        check(most <= longest, f"lengths contains {most}: it must be at most {longest}, the width of prompts.")
     real = prompts if lengths is None else prompts[np.arange(longest) < lengths[:, None]]
     check((real == real.astype(np.int32)).all(), "prompts must be whole numbers, the ids of tokens.")
-    last = model.vocab_size - 1
-    check(
-        0 <= real.min() <= real.max() <= last,
-        f"prompts contain tokens {real.min()} to {real.max()}: they must be from 0 to {last}.",
-    )
+    low, high, last = real.min(), real.max(), model.vocab_size - 1
+    check(0 <= low <= high <= last, f"prompts contain tokens {low} to {high}: they must be from 0 to {last}.")
     check(max_new_tokens >= 1, f"max_new_tokens must be at least 1, not {max_new_tokens}.")
     return prompts.astype(np.int32), lengths
 
@@ -172,12 +167,12 @@ def prefill(
 ) -> tuple[Int[Array, "B S"], Int[Array, "B"], Any, Any]:
     """Return the prompts with room for new tokens, their lengths, the cache before each last token, and the memory."""
     batch, longest = prompts.shape
-    places = jnp.arange(longest + max_new_tokens)
+    positions = jnp.arange(longest + max_new_tokens)
     memory = model.apply(variables, inputs, method="encode")
-    cache = model.apply(variables, batch, len(places), method="init_cache")
+    cache = model.apply(variables, batch, len(positions), method="init_cache")
     starts = jnp.full(batch, longest) if lengths is None else lengths
     tokens = jnp.pad(prompts, ((0, 0), (0, max_new_tokens)))
-    tokens = jnp.where(places < starts[:, None], tokens, 0)  # padding goes through the model too
+    tokens = jnp.where(positions < starts[:, None], tokens, 0)  # padding goes through the model too
     if longest > 1:
         # Without the last token, whose logits are the first that are needed: unused logits are not computed.
         _, cache = model.apply(variables, tokens[:, : longest - 1], cache, memory, method="decode")
@@ -226,7 +221,7 @@ def _sample(decode, processors, seed, cache, tokens, lengths, max_new_tokens):
             token = processed.argmax(axis=-1)
         else:
             token = jax.vmap(jax.random.categorical)(row_keys(seed, step, batch), processed)
-        tokens = tokens.at[rows, lengths].set(token)  # after the end of a finished row, it is not read
+        tokens = tokens.at[rows, lengths].set(token)  # not read after the end of a finished sequence
         scores = scores + jnp.where(done, 0, jax.nn.log_softmax(logits)[rows, token])
         return step + 1, tokens, lengths + ~done, scores, done | processors.stops(token), cache
 
@@ -257,7 +252,7 @@ def _beam_search(decode, processors, cache, tokens, starts, max_new_tokens, num_
     """
     batch, length = tokens.shape
     rows = jnp.arange(batch)[:, None]
-    # So many candidates that `num_beams` remain even if all stop tokens are among them.
+    # Enough candidates that `num_beams` remain even if all stop tokens are among them.
     keep = max(2, 1 + len(processors.stop_tokens)) * num_beams
 
     def unfinished(state):

@@ -27,16 +27,16 @@ def no_repeat_ngrams(
     logits: Float[Array, "B V"], tokens: Int[Array, "B S"], lengths: Int[Array, "B"], size: int
 ) -> Float[Array, "B V"]:
     """Set to -inf the tokens that would repeat an n-gram of n = `size` (arXiv 1705.04304, section 2.5)."""
-    places = jnp.arange(tokens.shape[1])
-    repeats = (places >= size - 1) & (places < lengths[:, None])
-    for back in range(1, size):  # the tokens before a place are those before the new token
+    positions = jnp.arange(tokens.shape[1])
+    repeats = (positions >= size - 1) & (positions < lengths[:, None])
+    for back in range(1, size):  # the tokens before a position are those before the new token
         last = jnp.take_along_axis(tokens, jnp.maximum(lengths - back, 0)[:, None], axis=1)
         repeats &= jnp.roll(tokens, back, axis=1) == last
     return jnp.where(_found(logits, tokens, repeats), -jnp.inf, logits)
 
 
 def _found(logits, tokens, where):
-    """Return [B, V], True for the tokens that a sequence has at the places `where` [B, S]."""
+    """Return [B, V], True for the tokens that a sequence has at the positions `where` [B, S]."""
     rows = jnp.arange(tokens.shape[0])[:, None]
     return jnp.zeros(logits.shape, bool).at[rows, tokens].max(where)
 
@@ -48,7 +48,7 @@ def top_k(logits: Float[Array, "B V"], k: int) -> Float[Array, "B V"]:
 
 
 def top_p(logits: Float[Array, "B V"], p: Float[Array, ""] | float) -> Float[Array, "B V"]:
-    """Keep the fewest tokens whose probabilities sum to at least p; set the others to -inf (arXiv 1904.09751)."""
+    """Keep the smallest set of tokens with probabilities of at least p; set the others to -inf (arXiv 1904.09751)."""
     order = jnp.argsort(-logits, axis=-1)
     probabilities = jnp.take_along_axis(jax.nn.softmax(logits), order, axis=-1)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
@@ -61,7 +61,7 @@ class LogitsProcessors:
     """The logits processors of a generation, and the tokens that end a sequence.
 
     None disables a processor. Enabling or disabling a processor recompiles; changing its value does not. Tokens are
-    sampled, unless `temperature` is None: then the most likely one is chosen.
+    sampled, unless `temperature` is None: then the most probable one is chosen.
     """
 
     stop_tokens: Int[Any, "E"]
@@ -87,20 +87,17 @@ class LogitsProcessors:
         forced_first_token: int | None = None,
         stop_tokens: Sequence[int] = (),
     ) -> "LogitsProcessors":
-        """Return the processors for a model with the given options.
+        """Return the processors for a model with the given options; raise ValueError if one is out of its range.
 
         Args:
             model: the decoder, with `vocab_size` tokens.
-            temperature: divides the logits before sampling; 0 chooses the most likely token, as beam search requires.
-            top_k, top_p: sample from the most likely tokens only, see the functions of these names; None: from all.
-            repetition_penalty: above 1, makes tokens less likely that are in the prompt or were generated.
-            no_repeat_ngram_size: no n-gram of this size is repeated, the prompt included; None allows it.
-            min_new_tokens: stop tokens are forbidden until there are so many new tokens.
+            temperature: divides the logits before sampling; 0 chooses the most probable token, as beam search requires.
+            top_k, top_p: sample from the most probable tokens only, see the functions of these names; None: from all.
+            repetition_penalty: above 1, makes tokens less probable that are in the prompt or were generated.
+            no_repeat_ngram_size: size of the n-grams that are not repeated, the prompt included; None: no limit.
+            min_new_tokens: number of new tokens before which stop tokens are forbidden.
             forced_first_token: the first new token, such as the language token of multilingual translation models.
             stop_tokens: tokens that end the sequence.
-
-        Raises:
-            ValueError: an argument is out of its range.
         """
         size, first, last = no_repeat_ngram_size, forced_first_token, model.vocab_size - 1
         check(temperature >= 0, f"temperature must be 0 (greedy) or more, not {temperature}.")

@@ -3,7 +3,7 @@
 A drafted token is accepted with probability min(1, p / q), where p and q are its probabilities under the target and the
 draft model. The first rejected one is replaced by a sample from norm(max(0, p - q)); if all are accepted, the target
 model adds one. The resulting distribution is exactly p (appendix A.1). p and q are probabilities after all logits
-processors; for greedy search they are 0 or 1, and the tokens are the most likely ones of the target model.
+processors; for greedy search they are 0 or 1, and the tokens are the most probable ones of the target model.
 """
 
 from collections.abc import Callable
@@ -92,7 +92,7 @@ class _State(NamedTuple):
 
 
 class _Setting(NamedTuple):
-    """Constants of the loop; `target` and `draft` are functions (tokens, places, cache) -> (logits, cache)."""
+    """Constants of the loop; `target` and `draft` are functions (tokens, positions, cache) -> (logits, cache)."""
 
     target: Callable
     draft: Callable
@@ -114,8 +114,8 @@ def verify(
     key: Array, p: Float[Array, "M V"], q: Float[Array, "N V"], drafted: Int[Array, "N"]
 ) -> tuple[Int[Array, ""], Int[Array, ""]]:
     """Return how many of the tokens drafted from q are accepted, and the token that follows them (algorithm 1)."""
-    keys, places = jax.random.split(key), jnp.arange(len(drafted))
-    kept = jax.random.uniform(keys[0], drafted.shape) * q[places, drafted] < p[places, drafted]
+    keys, positions = jax.random.split(key), jnp.arange(len(drafted))
+    kept = jax.random.uniform(keys[0], drafted.shape) * q[positions, drafted] < p[positions, drafted]
     accepted = jnp.cumprod(kept).sum()
     rest = jnp.maximum(p.at[:-1].add(-q), 0)[accepted]
     rest = jnp.where(rest.any(), rest, p[accepted])  # p < q only by rounding
@@ -144,8 +144,8 @@ def _speculate(
 
 
 def _decoder(model, variables, memory):
-    def decode(tokens, places, cache):
-        read = jnp.take_along_axis(tokens, places, axis=1, mode="clip")
+    def decode(tokens, positions, cache):
+        read = jnp.take_along_axis(tokens, positions, axis=1, mode="clip")
         logits, cache = model.apply(variables, read, cache, memory, method="decode")
         return logits.astype(jnp.float32), cache
 

@@ -20,10 +20,7 @@ def cudnn(
 ) -> Float[Array, "B T H C"]:
     """Attend with cuDNN's flash attention, on an NVIDIA GPU in bfloat16 or float16.
 
-    The weights never exist as a whole: they cannot be transformed, and `sow` is not called.
-
-    Raises:
-        ValueError: the score is not the scaled dot product, or the weights are to be transformed.
+    The weights never exist as a whole, so that `sow` is not called, and `transform` and other scores raise ValueError.
     """
     if score is not scaled_dot_product or transform is not None:
         raise ValueError(
@@ -32,13 +29,7 @@ def cudnn(
         )
     causal = mask.causal and mask.positions is None
     rest = mask.replace(causal=False) if causal else mask
-    return jax.nn.dot_product_attention(
-        query,
-        key,
-        value,
-        bias=mask.bias,
-        mask=rest.materialise(query.shape[1], key.shape[1]),
-        is_causal=causal,
-        local_window_size=(mask.window - 1, 0) if causal and mask.window else None,
-        implementation="cudnn",
-    )
+    allowed = rest.materialize(query.shape[1], key.shape[1])
+    window = (mask.window - 1, 0) if causal and mask.window else None
+    options = {"is_causal": causal, "local_window_size": window, "implementation": "cudnn"}
+    return jax.nn.dot_product_attention(query, key, value, bias=mask.bias, mask=allowed, **options)

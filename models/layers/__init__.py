@@ -1,0 +1,14 @@
+"""Layers that the architectures consist of."""
+
+from lineage.models.layers.attend import Additive, Mask, dense, dot_product
+from lineage.models.layers.attention import Attention
+from lineage.models.layers.block import Block, Stack
+from lineage.models.layers.cache import Cache, Memory, Rows, States
+from lineage.models.layers.dropout import Dropout
+from lineage.models.layers.embed import Embed, PatchEmbed, patches
+from lineage.models.layers.linear import Linear
+from lineage.models.layers.mlp import ACTIVATIONS, Mlp, gelu
+from lineage.models.layers.norm import BatchNorm, LayerNorm, RMSNorm
+from lineage.models.layers.position import Learned, sincos_2d
+from lineage.models.layers.recurrent import Cell, Layer
+from lineage.models.layers.sparse import BlockSparse

@@ -65,7 +65,7 @@ class Mask:
         allowed: any other restriction, True where a query may attend to a key.
         causal: mask out keys at later positions.
         window: with `causal`, the number of last keys that are visible, the one at the own position included.
-        positions: of the queries among the keys, for `causal` and `window`; None is 0 to T-1.
+        positions: positions of the queries among the keys, for `causal` and `window`; None: 0 to T-1.
         bias: added to the scores.
     """
 
@@ -77,8 +77,8 @@ class Mask:
     positions: Int[Array, "#B T"] | None = None
     bias: Float[Array, "#B #H #T #S"] | None = None
 
-    def materialise(self, queries: int, keys: int) -> Bool[Array, "#B #H #T #S"] | None:
-        """Return True where a query may attend to a key, or None where every query sees every key."""
+    def materialize(self, queries: int, keys: int) -> Bool[Array, "#B #H #T #S"] | None:
+        """Return True where a query may attend to a key, or None if nothing is masked."""
         parts = []
         if self.keys is not None:
             parts.append(self.keys[:, None, None, :])
@@ -137,7 +137,7 @@ def dense(
     scores = score(grouped, key).reshape(batch, heads, length, -1).astype(jnp.float32)
     if mask.bias is not None:
         scores = scores + mask.bias
-    weights = masked_softmax(scores, mask.materialise(length, key.shape[1])).astype(value.dtype)
+    weights = masked_softmax(scores, mask.materialize(length, key.shape[1])).astype(value.dtype)
     if sow is not None:
         sow(weights)
     if transform is not None:

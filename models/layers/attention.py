@@ -18,11 +18,11 @@ def auto(
     query: Float[Array, "B T H C"], key: Float[Array, "B S K C"], value: Float[Array, "B S K E"], mask: Mask, **options
 ) -> Float[Array, "B T H E"]:
     """Attend with `windowed` if the mask allows it and it saves work, otherwise with `dense`."""
-    strategy = windowed if has_windows(mask, query.shape[1]) else dense
-    return strategy(query, key, value, mask, **options)
+    attend = windowed if has_windows(mask, query.shape[1]) else dense
+    return attend(query, key, value, mask, **options)
 
 
-STRATEGIES: dict[str, Attend] = {"auto": auto, "dense": dense, "cudnn": cudnn}
+IMPLEMENTATIONS: dict[str, Attend] = {"auto": auto, "dense": dense, "cudnn": cudnn}
 
 
 class Attention(nn.Module):
@@ -32,20 +32,21 @@ class Attention(nn.Module):
 
     Attributes:
         num_heads: query heads, H.
-        num_kv_heads: key/value heads, K, a divisor of H; None is H.
-        head_size: C; None is width / H.
+        num_kv_heads: key/value heads, K, a divisor of H; None: H.
+        head_size: C; None: width / H.
         causal: mask out later keys (self-attention only).
         window: with `causal`, attend to the last `window` keys only, the own one included (arXiv 2310.06825, section
-            2); None is all.
-        attend: attention implementation, see `layers.attend`.
+            2); None: all.
+        attend: attention implementation, see `layers.attend`, or its name in `IMPLEMENTATIONS`.
         score: function or Module, see `Score`.
-        rotary: rotates queries or keys [B, T, H, C] by their positions [B, T]; None leaves them unchanged.
+        rotary: rotates queries or keys [B, T, H, C] by their positions [B, T]; None disables it.
         relative: makes a Module that maps (queries [B, T, H, C], positions [B, T], number of keys S) to a bias
-            [B, H, T, S], such as `partial(RelativeKeys, max_distance=8)`; None adds none.
-        qk_norm: makes a norm of each head's queries and of its keys (arXiv 2302.05442, section 2.1); None adds none.
+            [B, H, T, S], such as `partial(RelativeKeys, max_distance=8)`; None disables it.
+        qk_norm: makes a norm of each head's queries and of its keys (arXiv 2302.05442, section 2.1); None disables it.
         dropout: rate on the attention weights.
-        use_bias, kernel_init, out_init: of the projections, and of the output projection.
-        query_init: initializer of the query projection; None is `kernel_init`.
+        use_bias: whether all projections have a bias.
+        kernel_init, out_init: initializers of the input projections and of the output projection.
+        query_init: initializer of the query projection; None: `kernel_init`.
         key_bias: whether the key projection has a bias, if `use_bias`.
     """
 
@@ -54,7 +55,7 @@ class Attention(nn.Module):
     head_size: int | None = None
     causal: bool = False
     window: int | None = None
-    attend: Attend = auto
+    attend: str | Attend = "auto"
     score: Score = scaled_dot_product
     rotary: Callable | None = None
     relative: Callable[..., nn.Module] | None = None
@@ -80,10 +81,10 @@ class Attention(nn.Module):
 
         Args:
             x: input of the queries.
-            context: input of the keys and values; None is x. A `Memory` holds keys and values already.
+            context: input of the keys and values; None: x. A `Memory` holds keys and values already.
             mask: keys that a query may attend to, beside `causal` and `window`. With a cache, `mask.keys` and
-                `mask.bias` cover all of its places, and a query attends to those up to its own.
-            positions: of the queries; None is 0 to T-1, or the next T places of the cache.
+                `mask.bias` cover all of its entries, and a query attends to those up to its own.
+            positions: positions of the queries; None: 0 to T-1, or the next T entries of the cache.
             cache: keys and values of the preceding tokens.
 
         Raises:
@@ -97,22 +98,22 @@ class Attention(nn.Module):
 
         if self.qk_norm is not None:
             query, key = self.qk_norm(name="query_norm")(query), self.qk_norm(name="key_norm")(key)
-        places = None if cache is None else cache.positions(x.shape[1])
+        indices = None if cache is None else cache.positions(x.shape[1])
         if positions is None:
-            positions = jnp.arange(x.shape[1])[None] if cache is None else places
+            positions = jnp.arange(x.shape[1])[None] if cache is None else indices
         if self.rotary is not None:
             query, key = self.rotary(query, positions), self.rotary(key, positions)
 
         if self.causal or cache is not None:
-            # With a cache, by the queries' places in it, which need not be their positions.
-            mask = mask.replace(causal=True, window=self.window, positions=places)
+            # With a cache, by the index of the queries in it, which need not be their positions.
+            mask = mask.replace(causal=True, window=self.window, positions=indices)
         if cache is not None:
             cache = cache.append(key, value)
             key, value = (kept.astype(query.dtype) for kept in cache.keys_and_values())
         if self.relative is not None:
             relative = self.relative(name="relative")(query, positions, key.shape[1])
             mask = mask.replace(bias=relative if mask.bias is None else mask.bias + relative)
-        return self.combine(query, key, value, mask, self.attend, x.shape[-1]), cache
+        return self.combine(query, key, value, mask, x.shape[-1]), cache
 
     def project(
         self,
@@ -138,22 +139,16 @@ class Attention(nn.Module):
         key: Float[Array, "B S K C"],
         value: Float[Array, "B S K C"],
         mask: Mask,
-        attend: Attend,
         width: int,
+        attend: Attend | None = None,
     ) -> Float[Array, "B T D"]:
-        """Attend within each head and project the heads' outputs back to the width D."""
+        """Attend within each head and project the outputs back to the width D; `attend` replaces the attribute."""
+        attend = attend or IMPLEMENTATIONS.get(self.attend, self.attend)
         if self.is_initializing() and attend is cudnn:
             attend = auto  # cuDNN does not take float32, in which parameters are made; they do not depend on it
         drops = self.dropout > 0 and self.has_rng("dropout")
-        heads = attend(
-            query,
-            key,
-            value,
-            mask,
-            score=self.score,
-            transform=self._drop if drops else None,
-            sow=partial(self.sow, "intermediates", "attention"),
-        )
+        transform, sow = self._drop if drops else None, partial(self.sow, "intermediates", "attention")
+        heads = attend(query, key, value, mask, score=self.score, transform=transform, sow=sow)
         return Linear((width,), axes=2, use_bias=self.use_bias, kernel_init=self.out_init, name="out")(heads)
 
     def _drop(self, weights: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:

@@ -1,6 +1,6 @@
 """The residual block, and the stack of blocks that is the body of every Transformer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.cache import Cache, Memory
 from lineage.models.layers.dropout import Dropout
-from lineage.models.layers.norm import normalise
+from lineage.models.layers.norm import normalize
 
 REMAT = {
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -27,13 +27,13 @@ class Block(nn.Module):
     """Attention, optional cross-attention and an MLP, each added to its input.
 
     Attributes:
-        attention, mlp, norm: make the parts, such as `partial(Attention, num_heads=12)`.
-        cross_attention: makes the attention to `context`; None leaves it out.
-        placement: "pre" normalises the input of a part (arXiv 2002.04745), "post" the sum of input and output
+        attention, mlp, norm: make the sublayers and their norms, such as `partial(Attention, num_heads=12)`.
+        cross_attention: makes the attention to `context`; None disables it.
+        placement: "pre" normalizes the input of a sublayer (arXiv 2002.04745), "post" the sum of input and output
             (arXiv 1706.03762), "branch" the output before it is added (arXiv 2111.09883), "none" nothing.
-        dropout: rate on the output of each part.
-        layer_scale: initial value of a learned vector that multiplies the output of each part (arXiv 2103.17239,
-            section 2.1); 0 leaves it out.
+        dropout: rate on the output of each sublayer.
+        layer_scale: initial value of a learned vector that multiplies the output of each sublayer (arXiv 2103.17239,
+            section 2.1); 0 disables it.
     """
 
     attention: Callable[..., nn.Module]
@@ -54,6 +54,7 @@ class Block(nn.Module):
         cache: Cache | None = None,
         context: Float[Array, "B M E"] | Memory | None = None,
         context_mask: Mask | None = None,
+        context_inputs: Mapping[str, Any] | None = None,
         drop_path: Float[Array, ""] | None = None,
         **inputs: Any,
     ) -> tuple[Float[Array, "B T D"], Cache | None]:
@@ -61,7 +62,8 @@ class Block(nn.Module):
 
         Args:
             context, context_mask: input of the cross-attention, and its mask (True for real tokens).
-            drop_path: probability that an example skips a part (stochastic depth, arXiv 1603.09382).
+            context_inputs: other arguments of the cross-attention.
+            drop_path: probability that an example skips a sublayer (stochastic depth, arXiv 1603.09382).
             inputs: other arguments of the self-attention.
         """
         add = partial(self.add, real=None if mask is None or cache is not None else mask.keys, drop_path=drop_path)
@@ -70,7 +72,8 @@ class Block(nn.Module):
         x, cache = add("attention", x, partial(attention, **inputs))
         if self.cross_attention is not None:
             cross_attention = self.cross_attention(name="cross_attention")
-            x, _ = add("cross_attention", x, partial(cross_attention, context=context, mask=context_mask))
+            context_inputs = {"context": context, "mask": context_mask, **(context_inputs or {})}
+            x, _ = add("cross_attention", x, partial(cross_attention, **context_inputs))
         mlp = self.mlp(name="mlp")
         x, _ = add("mlp", x, lambda x: (mlp(x), None))
         self.sow("intermediates", "hidden", x)
@@ -78,30 +81,30 @@ class Block(nn.Module):
 
     def add(
         self,
-        part: str,
+        name: str,
         x: Float[Array, "B T D"],
         function: Callable[[Array], tuple[Array, Any]],
         *,
         real: Bool[Array, "#B T"] | None = None,
         drop_path: Float[Array, ""] | None = None,
     ) -> tuple[Float[Array, "B T D"], Any]:
-        """Add the first result of a part's function to x, with the part's norm; return the sum and the second result.
+        """Add the first result of a sublayer to x, with the sublayer's norm; return the sum and the second result.
 
         `real` is the mask of real tokens, for norms with statistics over tokens.
         """
-        norm = None if self.placement == "none" else self.norm(name=f"{part}_norm")
-        branch, other = function(normalise(norm, x, real) if self.placement == "pre" else x)
+        norm = None if self.placement == "none" else self.norm(name=f"{name}_norm")
+        branch, other = function(normalize(norm, x, real) if self.placement == "pre" else x)
         if self.layer_scale:
             init = nn.initializers.constant(self.layer_scale)
-            branch = branch * self.param(f"{part}_scale", init, x.shape[-1:]).astype(branch.dtype)
+            branch = branch * self.param(f"{name}_scale", init, x.shape[-1:]).astype(branch.dtype)
         branch = Dropout(self.dropout)(branch)
         if self.placement == "branch":
-            branch = normalise(norm, branch, real)
+            branch = normalize(norm, branch, real)
         if drop_path is not None and self.has_rng("dropout"):
             keep = jax.random.bernoulli(self.make_rng("dropout"), 1 - drop_path, (x.shape[0], 1, 1))
             branch = jnp.where(keep, branch / (1 - drop_path).astype(branch.dtype), 0)
         x = nn.with_logical_constraint(x + branch, AXES)
-        return normalise(norm, x, real) if self.placement == "post" else x, other
+        return normalize(norm, x, real) if self.placement == "post" else x, other
 
 
 class Stack(nn.Module):
@@ -170,10 +173,10 @@ class Stack(nn.Module):
 
     def memory(self, context: Float[Array, "B S E"], mask: Bool[Array, "B S"]) -> Memory:
         """Return the keys and values of `context` in every layer's cross-attention; `mask` is True where it is real."""
-        parts = self.variables["params"]["layers"]["cross_attention"]
+        projections = self.variables["params"]["layers"]["cross_attention"]
 
-        def project(part):
-            heads = jnp.einsum("BSE,LEKC->LBKSC", context, part["kernel"])
-            return heads + part["bias"][:, None, :, None] if "bias" in part else heads
+        def project(params):
+            heads = jnp.einsum("BSE,LEKC->LBKSC", context, params["kernel"])
+            return heads + params["bias"][:, None, :, None] if "bias" in params else heads
 
-        return Memory(project(parts["key"]), project(parts["value"]), mask)
+        return Memory(project(projections["key"]), project(projections["value"]), mask)

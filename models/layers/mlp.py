@@ -16,7 +16,7 @@ def _with_slope(slope):
     """Return a decorator that gives an elementwise function its derivative `slope`.
 
     Only the slope is kept for the backward pass, which multiplies by it. Otherwise XLA's CPU backend keeps, or
-    recomputes, half a dozen intermediate results in loops that it does not vectorise.
+    recomputes, half a dozen intermediate results in loops that it does not vectorize.
     """
 
     def decorate(function):

@@ -1,4 +1,4 @@
-"""Normalisation over the width or over the tokens of a batch, with statistics in float32 whatever the input's dtype."""
+"""Normalization over the width or over the tokens of a batch, with statistics in float32 whatever the input's dtype."""
 
 from functools import partial
 
@@ -10,27 +10,27 @@ from jaxtyping import Array, Bool, Float
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
-def standardise(x: Float[Array, "*B D"], epsilon: float) -> Float[Array, "*B D"]:
+def standardize(x: Float[Array, "*B D"], epsilon: float) -> Float[Array, "*B D"]:
     """Return (x - mean) / sqrt(variance + epsilon) of each vector; the derivative needs only this and 1 / sqrt."""
-    return _standardise(x, epsilon)[0]
+    return _standardize(x, epsilon)[0]
 
 
-def _standardise(x, epsilon):
-    centred = x - x.mean(axis=-1, keepdims=True)
-    inverse = jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + epsilon)
-    return centred * inverse, inverse
+def _standardize(x, epsilon):
+    centered = x - x.mean(axis=-1, keepdims=True)
+    inverse = jax.lax.rsqrt(jnp.square(centered).mean(axis=-1, keepdims=True) + epsilon)
+    return centered * inverse, inverse
 
 
-@standardise.defjvp
+@standardize.defjvp
 def _(epsilon, primals, tangents):
     (x,), (t,) = primals, tangents
-    out, inverse = _standardise(x, epsilon)
+    out, inverse = _standardize(x, epsilon)
     mean, along = t.mean(axis=-1, keepdims=True), (t * out).mean(axis=-1, keepdims=True)
     return out, inverse * (t - mean - out * along)
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation: (x - mean) / sqrt(variance + epsilon) * scale + bias (arXiv 1607.06450).
+    """Layer normalization: (x - mean) / sqrt(variance + epsilon) * scale + bias (arXiv 1607.06450).
 
     Attributes:
         epsilon: constant added to the variance; 1e-12 in BERT and ViT, 1e-5 in GPT-2, 1e-6 in MAE.
@@ -43,14 +43,14 @@ class LayerNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
         scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-        out = standardise(x.astype(jnp.float32), self.epsilon) * scale
+        out = standardize(x.astype(jnp.float32), self.epsilon) * scale
         if self.use_bias:
             out = out + self.param("bias", nn.initializers.zeros, (x.shape[-1],))
         return out.astype(x.dtype)
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square normalisation: x / sqrt(mean(x^2) + epsilon) * scale (arXiv 1910.07467)."""
+    """Root-mean-square normalization: x / sqrt(mean(x^2) + epsilon) * scale (arXiv 1910.07467)."""
 
     epsilon: float
 
@@ -68,7 +68,7 @@ class TokenNorm(nn.Module):
     running statistics (with gradient accumulation, of each micro-batch in turn). Otherwise the running ones are used.
 
     Attributes:
-        epsilon: added to the variance or the mean square.
+        epsilon: constant added to the variance or the mean square.
         momentum: weight of the old running statistics in an update.
         use_affine: learn a scale and a bias.
     """
@@ -93,7 +93,7 @@ class TokenNorm(nn.Module):
         return (x * scale + self.param("bias", nn.initializers.zeros, x.shape[-1:])).astype(dtype)
 
 
-def normalise(norm: nn.Module, x: Float[Array, "B T D"], mask: Bool[Array, "#B T"] | None) -> Float[Array, "B T D"]:
+def normalize(norm: nn.Module, x: Float[Array, "B T D"], mask: Bool[Array, "#B T"] | None) -> Float[Array, "B T D"]:
     """Return `norm(x)`; a norm over tokens gets the mask, which is True for real tokens."""
     return norm(x, mask) if isinstance(norm, TokenNorm) else norm(x)
 
@@ -109,7 +109,7 @@ def _mean(x, shares):
 
 
 class BatchNorm(TokenNorm):
-    """Batch normalisation (arXiv 1502.03167); the running variance is unbiased.
+    """Batch normalization (arXiv 1502.03167); the running variance is unbiased.
 
     Attributes:
         frozen: use the running statistics in training too, and do not update them.
@@ -124,16 +124,16 @@ class BatchNorm(TokenNorm):
         used = mean.value, variance.value
         if self.is_mutable_collection("statistics") and not self.frozen:
             shares = _shares(x, mask)
-            centre = _mean(wide, shares)
-            used = centre, _mean(jnp.square(wide - centre), shares)
-            self.follow(mean, centre, shares)
+            center = _mean(wide, shares)
+            used = center, _mean(jnp.square(wide - center), shares)
+            self.follow(mean, center, shares)
             unbiased = used[1] / jnp.maximum(1 - shares.max(), shares.max())  # n / (n - 1)
             self.follow(variance, unbiased, shares)
         return self.affine((wide - used[0]) * jax.lax.rsqrt(used[1] + self.epsilon), x.dtype)
 
 
 class PowerNorm(TokenNorm):
-    """Power normalisation: x / psi * scale + bias, psi^2 being the running mean of x^2 (arXiv 2003.07845, algorithm 2).
+    """Power normalization: x / psi * scale + bias, psi^2 being the running mean of x^2 (arXiv 2003.07845, algorithm 2).
 
     psi is that of the previous steps, so that the output does not depend on the batch's statistics; the term that they
     would add to the derivative is approximated by a running mean, see `power`. In the first `warmup` steps, in which

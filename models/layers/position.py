@@ -23,10 +23,8 @@ def sincos_2d(
     """Return 2-D positions, a quarter of the width each: sin and cos of the column, sin and cos of the row.
 
     Patches are in row order. Frequencies fall from 1 to 1 / base: without the last one, as in MAE (arXiv 2111.06377),
-    or with it (`endpoint`), as in MoCo v3 and arXiv 2205.01580.
-
-    Raises:
-        ValueError: the width is not a multiple of 4.
+    or with it (`endpoint`), as in MoCo v3 and arXiv 2205.01580. The width must be a multiple of 4, or ValueError is
+    raised.
     """
     if width % 4:
         raise ValueError(f"2-D sine-cosine positions need a width that is a multiple of 4, not {width}.")
@@ -167,19 +165,13 @@ class RelativeBuckets(nn.Module):
 
     @nn.compact
     def __call__(self, positions: Int[Array, "#B T"], keys: int) -> Float[Array, "#B H T {keys}"]:
-        """Return the bias of queries at `positions` to keys at 0 to keys - 1.
-
-        Raises:
-            ValueError: the number of buckets that hold a single distance is 0, or at least `max_distance`.
-        """
+        """Return the bias of queries at `positions` to keys at 0 to keys - 1; raise ValueError for invalid buckets."""
         table = self.param("table", nn.initializers.normal(self.stddev), (self.buckets, self.num_heads))
         count = self.buckets // 2 if self.bidirectional else self.buckets
         single = count // 2
         if not 0 < single < self.max_distance:
-            raise ValueError(
-                f"{self.buckets} buckets hold {single} distances alone: that must be at least 1 and less than "
-                f"max_distance, which is {self.max_distance}."
-            )
+            allowed = f"it must be at least 1 and less than max_distance, which is {self.max_distance}"
+            raise ValueError(f"{self.buckets} buckets hold {single} distances alone: {allowed}.")
         far = np.arange(single, self.max_distance + 1)
         far = single + np.log(far / single) / np.log(self.max_distance / single) * (count - single)
         bucket = jnp.asarray([*range(single), *np.minimum(far.astype(int), count - 1)])
@@ -195,10 +187,8 @@ class RelativeBuckets(nn.Module):
 def resample(table: Float[Array, "P D"], old: tuple[int, int], new: tuple[int, int]) -> Float[Array, "Q D"]:
     """Interpolate a table of a grid of `old` (rows, columns) to a `new` grid, bicubically.
 
-    This is PyTorch's bicubic mode (Keys' kernel with a = -0.75), with which ViT checkpoints are resampled.
-
-    Raises:
-        ValueError: the length of the table is not that of the old grid.
+    This is PyTorch's bicubic mode (Keys' kernel with a = -0.75), with which ViT checkpoints are resampled. The table
+    must have the size of the old grid, or ValueError is raised.
     """
     if table.shape[0] != old[0] * old[1]:
         raise ValueError(f"a table of {table.shape[0]} positions is not one of a {old[0]}x{old[1]} grid.")
@@ -209,11 +199,11 @@ def resample(table: Float[Array, "P D"], old: tuple[int, int], new: tuple[int, i
 
 
 def _bicubic(before: int, after: int) -> Float[np.ndarray, "{after} {before}"]:
-    """Return the matrix that interpolates `before` samples to `after`, with pixel centres at half-integers."""
+    """Return the matrix that interpolates `before` samples to `after`, with pixel centers at half-integers."""
     a = -0.75
-    centre = (np.arange(after) + 0.5) * before / after - 0.5
-    taps = np.floor(centre).astype(int)[:, None] + np.arange(-3, 4)
-    x = np.abs(taps - centre[:, None])
+    center = (np.arange(after) + 0.5) * before / after - 0.5
+    taps = np.floor(center).astype(int)[:, None] + np.arange(-3, 4)
+    x = np.abs(taps - center[:, None])
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
     weights = np.where(x <= 1, near, np.where(x < 2, far, 0.0))

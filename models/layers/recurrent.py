@@ -52,7 +52,7 @@ class Cell(nn.Module):
         kind: "rnn", "gru" or "lstm".
         width: width of the state, D.
         projection: for an LSTM, project the output to this width before it is returned and used in the next step
-            (arXiv 1402.1128); None leaves it as it is.
+            (arXiv 1402.1128); None disables it.
     """
 
     kind: Kind
@@ -76,13 +76,13 @@ class Cell(nn.Module):
         return (self.output(new[0]), *new[1:]) if self.projection else new
 
     def zeros(self, like: Float[Array, "B ..."]) -> State:
-        """Return the state before the first token, with the rows and the dtype of an array."""
+        """Return the state before the first token, with the batch size and the dtype of an array."""
         sizes = (self.projection or self.width, self.width)[: CELLS[self.kind][2]]
         return tuple(jnp.zeros((len(like), size), like.dtype) for size in sizes)
 
 
 def held(mask: Bool[Array, "B"] | None, new, old):
-    """Return the new state in the rows where the mask is True, and the old one in the others."""
+    """Return the new state of the sequences where the mask is True, and the old one of the others."""
     if mask is None:
         return new
     return jax.tree.map(lambda new, old: jnp.where(mask[:, None], new, old), new, old)

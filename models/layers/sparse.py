@@ -9,7 +9,7 @@ from lineage.models.layers.attend import Mask, dense
 
 
 def has_windows(mask: Mask, length: int) -> bool:
-    """Return whether `windowed` can compute this mask for so many queries with fewer scores than `dense`."""
+    """Return whether `windowed` can compute this mask for `length` queries with fewer scores than `dense`."""
     others = (mask.segments, mask.allowed, mask.positions, mask.bias)
     return mask.causal and mask.window is not None and length > 2 * mask.window and all(x is None for x in others)
 
@@ -42,12 +42,12 @@ def windowed(
 
 @struct.dataclass
 class BlockSparse:
-    """BigBird's attention (arXiv 2007.14062): a block attends to itself, its neighbours, both end blocks and R others.
+    """BigBird's attention (arXiv 2007.14062): a block attends to itself, its neighbors, both end blocks and R others.
 
     The end blocks attend to all. Blocks are gathered, so that there are no T x T scores.
 
     Attributes:
-        others: the R others of each of the N blocks between the ends; with a layer axis, of each layer.
+        others: indices of the R others of each of the N blocks between the ends; with a layer axis, in each layer.
         size: tokens in a block.
     """
 
@@ -84,7 +84,7 @@ class BlockSparse:
         query, key, value, real = map(blocks, (query, key, value, real))
         ends = look(batch, query[:, [0, -1]], key, value, real)
         once = np.ones((count, 5 + self.others.shape[-1], 1, 1, 1), bool)
-        once[0, 2] = once[-1, 4] = False  # a neighbour that is also one of the ends
+        once[0, 2] = once[-1, 4] = False  # a neighbor that is also one of the ends
         between = look(batch * count, query[:, 1:-1], seen(key), seen(value), seen(real) & once)
         out = jnp.concatenate([ends[:, :1], between, ends[:, 1:]], axis=1)
         return out.reshape(batch, -1, *out.shape[3:])[:, :length]

@@ -36,10 +36,10 @@ def test_unset_duration_uses_the_default():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "give one of total_steps, total_epochs, total_examples, total_percent"),
-        ({"total_steps": 1, "total_epochs": 1.0}, "give only one of total_steps, total_epochs"),
+        ({}, "exactly one of total_steps, total_epochs, total_examples, total_percent must be set"),
+        ({"total_steps": 1, "total_epochs": 1.0}, "exactly one of total_steps, total_epochs must be set"),
         ({"total_steps": -1}, "total_steps is -1: a duration cannot be negative"),
-        ({"total_percent": 5.0}, "total cannot be in percent"),
+        ({"total_percent": 5.0}, "total cannot be given in percent"),
         ({"total_epochs": 5.0}, "total_epochs needs the data"),
     ],
 )

@@ -170,7 +170,7 @@ def test_load():
     assert loaded.splits["test"][0]["crowd"].shape == (4, 6)
     with pytest.raises(ValueError, match="is not one of flip, crop"):
         load(Shapes(), ObjectDetection(augment="shift(1)"))
-    with pytest.raises(ValueError, match="needs 0 < low <= 24/25 high"):
+    with pytest.raises(ValueError, match=r"Crop.low is 9: it must be at most 24/25 of high, which is 3"):
         load(Shapes(), ObjectDetection(augment="crop(9, 3)"))
     with pytest.raises(ValueError, match="need 1 or 3 numbers each"):
         load(Shapes(), ObjectDetection(mean=(0.5, 0.5)))

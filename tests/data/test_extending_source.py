@@ -63,9 +63,9 @@ def test_a_csv_of_texts_and_labels(registered, tmp_path):
     held_out.write_text("stars,review\n3,middling\n")
     section = schema.section(SOURCES, "csv", path=str(train), validation_path=str(held_out), text="review")
     assert {key.name: key.documentation for key in schema.keys(registered.CSV)} == {
-        "path": "the training data.",
-        "validation_path": 'the validation data; "" = none.',
-        "test_path": 'the test data; "" = none.',
+        "path": "training data.",
+        "validation_path": 'validation data; "": none.',
+        "test_path": 'test data; "": none.',
         "text": "the name of the column with the text.",
         "label": "the name of the column with the label.",
     }

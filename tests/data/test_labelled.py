@@ -13,7 +13,7 @@ from lineage.configs import schema
 from lineage.data import LabelledTexts
 from lineage.data.examples import encoded, labelled_texts
 from lineage.data.sources.lines import LabelFiles, read_labelled_texts
-from lineage.data.tokenizers import TokenizerFile, Words
+from lineage.data.tokenizers.kinds import TokenizerFile, Words
 from lineage.tasks import TASKS
 from lineage.tasks.text_classification import TextClassification
 from lineage.tasks.text_regression import TextRegression
@@ -131,7 +131,7 @@ def test_windows_of_a_text_have_its_label(tmp_path):
     loaded = load(source, TextClassification(sequence_length=8, long_text="segments", stride=2), Words(), batch_size=4)
     source = loaded.splits["validation"].source
     assert source.origins.tolist() == [0, 0, 0, 1, 2, 2]
-    assert source.per_row["label"].tolist() == [1, 1, 1, 0, 0, 0]
+    assert source.per_sequence["label"].tolist() == [1, 1, 1, 0, 0, 0]
     assert loaded.facts.examples["validation"] == 6
 
 
@@ -146,7 +146,7 @@ def test_windows_of_a_text_have_its_label(tmp_path):
         (
             "a\tb\tyes\n",
             {"long_text": "segments"},
-            "'segments': pairs of texts support head, tail and head_tail",
+            "'segments': it must be head, tail or head_tail for pairs",
         ),
         (
             "a\tyes\n",

@@ -10,7 +10,7 @@ from lineage.data.sources.cldr import Dates
 from lineage.data.sources.digits import Digits
 from lineage.data.sources.folder import Folder
 from lineage.data.sources.text import StandardLibrary, Text
-from lineage.data.tokenizers import BPE, Characters, TokenizerFile
+from lineage.data.tokenizers.kinds import BPE, Characters, TokenizerFile
 from lineage.tasks import TASKS
 from lineage.tasks.causal_lm import CausalLM
 from lineage.tasks.image_classification import ImageClassification
@@ -201,7 +201,11 @@ SOME = StandardLibrary(max_bytes=100_000)
             {"order": "stream"},
             "task.stride is 4: it must be 0, because loader.order='stream' needs",
         ),
-        ((Digits(), IMAGES), {"batch_size": 9, "process_count": 2}, "size 9 cannot be divided among 2 processes"),
+        (
+            (Digits(), IMAGES),
+            {"batch_size": 9, "process_count": 2},
+            "size is 9, the number of processes 2: the former must be",
+        ),
     ],
 )
 def test_invalid_options_raise(what, options, message):

@@ -6,7 +6,7 @@ from lineage.data import shuffle
 from lineage.data.examples.masking import PATTERNS, MaskPatches, MaskTokens
 from lineage.data.sources.digits import Digits
 from lineage.data.sources.text import Text
-from lineage.data.tokenizers import Words
+from lineage.data.tokenizers.kinds import Words
 from lineage.tasks import TASKS
 from lineage.tasks.masked_autoencoding import MaskedAutoencoding
 from lineage.tasks.masked_lm import MaskedLM
@@ -38,12 +38,12 @@ def masked(rate=0.15, seed=0, **options):
 
 def test_only_selected_tokens_are_targets_and_others_are_unchanged():
     tokens, batch = masked()
-    assert batch["places"].shape == batch["targets"].shape == batch["mask"].shape == (400, 6)
+    assert batch["masked_positions"].shape == batch["targets"].shape == batch["mask"].shape == (400, 6)
     assert batch["mask"][:-3].all()
     assert batch["mask"].sum(axis=1)[-3:].tolist() == [3, 3, 0]  # of 21, 21 and 0 tokens
-    found = np.take_along_axis(tokens, batch["places"], axis=1)
+    found = np.take_along_axis(tokens, batch["masked_positions"], axis=1)
     np.testing.assert_array_equal(batch["targets"], found)
-    for row, (places, chosen) in enumerate(zip(batch["places"], batch["mask"])):
+    for row, (places, chosen) in enumerate(zip(batch["masked_positions"], batch["mask"])):
         assert len(set(places)) == 6
         others = np.setdiff1d(np.arange(40), places[chosen])
         np.testing.assert_array_equal(batch["tokens"][row, others], tokens[row, others])
@@ -54,7 +54,7 @@ def test_special_tokens_and_padding_are_never_selected():
     assert (batch["targets"][batch["mask"]] != END).all()
     assert batch["tokens_mask"].sum(axis=1)[[0, -3, -1]].tolist() == [40, 21, 0]
     rows, columns = np.nonzero(batch["mask"])
-    assert batch["tokens_mask"][rows, batch["places"][rows, columns]].all()
+    assert batch["tokens_mask"][rows, batch["masked_positions"][rows, columns]].all()
 
 
 def test_masking_rates():
@@ -62,7 +62,11 @@ def test_masking_rates():
     and unchanged, within 4 standard deviations.
     """
     _, batch = masked(rows=20_000)
-    real, new, old = batch["mask"], np.take_along_axis(batch["tokens"], batch["places"], axis=1), batch["targets"]
+    real, new, old = (
+        batch["mask"],
+        np.take_along_axis(batch["tokens"], batch["masked_positions"], axis=1),
+        batch["targets"],
+    )
     count = real.sum()
     assert count / (39 * 19_997) == pytest.approx(6 / 39, rel=1e-3)
     for share, where in ((0.8, new == MASK), (0.1 + 0.1 / CODER.vocab_size, new == old)):
@@ -70,7 +74,7 @@ def test_masking_rates():
         assert abs((where & real).sum() / count - share) < 4 * deviation
     random = new[real & (new != MASK) & (new != old)]
     assert len(np.unique(random)) == CODER.vocab_size - 1
-    places = np.bincount(batch["places"][:-3].ravel(), minlength=40)
+    places = np.bincount(batch["masked_positions"][:-3].ravel(), minlength=40)
     assert places[7] == 0
     expected = 19_997 * 6 / 39
     assert (np.abs(np.delete(places, 7) - expected) < 5 * expected**0.5).all()
@@ -98,7 +102,7 @@ def test_whole_word_masking(kind):
     real[:2, 40:] = False
     batch = MaskTokens(0.15, coder, whole_words=True).hide(tokens, real, rng.integers(0, 2**63, 2000).astype(np.uint64))
     hidden = np.zeros(tokens.shape, bool)
-    np.put_along_axis(hidden, batch["places"], batch["mask"], axis=1)
+    np.put_along_axis(hidden, batch["masked_positions"], batch["mask"], axis=1)
     assert not hidden[~real].any()
     assert not hidden[:, 30].any()
     wanted = np.rint(0.15 * real.sum(axis=1))
@@ -135,7 +139,7 @@ def test_masks_change_in_each_training_epoch_but_not_in_evaluation(tmp_path):
     assert loaded.tokenizer.special.sum() == 6
     first, second = loaded.train[0], loaded.train[1]
     assert first["targets"].shape == (90, 2)
-    assert (first["places"] != second["places"]).any()
+    assert (first["masked_positions"] != second["masked_positions"]).any()
     for name, value in loaded.train[0].items():
         np.testing.assert_array_equal(value, first[name])
     evaluation = loaded.splits["validation"]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from lineage.data import shuffle
 from lineage.data.examples import denoising
 from lineage.data.sources.text import Text
-from lineage.data.tokenizers import BPE
+from lineage.data.tokenizers.kinds import BPE
 from lineage.tasks.denoising import Denoising
 from tests.data.conftest import load, train
 

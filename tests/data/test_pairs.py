@@ -8,7 +8,7 @@ from lineage.configs import schema
 from lineage.data.examples import pairs
 from lineage.data.sources.cldr import Dates
 from lineage.data.sources.lines import LabelFiles, PairFiles, read_pairs
-from lineage.data.tokenizers import Characters
+from lineage.data.tokenizers.kinds import Characters
 from lineage.tasks import TASKS
 from lineage.tasks.conditional_lm import ConditionalLM
 from lineage.tasks.sequence_to_sequence import SequenceToSequence
@@ -135,7 +135,7 @@ def test_files_without_pairs_raise(name, content, message, tmp_path):
 def test_unequal_missing_or_binary_files_raise(tmp_path):
     one, two, bad = tmp_path / "a", tmp_path / "b", tmp_path / "c.tsv"
     one.write_text("x\ny\n"), two.write_text("x\n"), bad.write_bytes(b"\xff\ty\n")
-    with pytest.raises(ValueError, match=r"has 2 lines and .* 1: they must have equally many"):
+    with pytest.raises(ValueError, match=r"has 2 lines and .* 1: they must be equal"):
         read_pairs(f"{one},{two}")
     with pytest.raises(FileNotFoundError, match=r"There is no file .*nowhere"):
         read_pairs(f"{one},{tmp_path}/nowhere")

@@ -47,7 +47,7 @@ def oracle_logits(source):
     """Return logits that are maximal at the correct positions ([CLS] for windows without the answer)."""
     start, end = np.zeros((2, len(source), source.length))
     rows = np.arange(len(source))
-    start[rows, source.per_row["start"]] = end[rows, source.per_row["end"]] = 5.0
+    start[rows, source.per_sequence["start"]] = end[rows, source.per_sequence["end"]] = 5.0
     return start, end
 
 
@@ -73,7 +73,7 @@ def test_answers_are_recovered_from_token_positions(draw):
     text = CONTEXT[start:stop]
     stride = draw.draw(st.integers(1, 5))
     source = questions.encode([Question("Who?", CONTEXT, [(start, text)])], CODERS[kind], 32, stride)
-    inside = source.per_row["start"] > 0
+    inside = source.per_sequence["start"] > 0
     if not inside.any():  # no token covers the answer, or the answer ends with a space that no token covers
         assert kind == "words"
         return

@@ -175,7 +175,7 @@ def test_subsets():
     loaded = drawn(100, 0)
     assert (loaded.train.examples_per_epoch, loaded.facts.examples["test"]) == (100, 359)
     with pytest.raises(
-        ValueError, match=r"task.max_examples is 1439: it must be 0 \(all\), or at most the 1438 examples"
+        ValueError, match=r"task.max_examples is 1439: it must be 0 \(all\) or at most 1438, the number"
     ):
         drawn(1439, 0)
     with pytest.raises(ValueError, match=r"task.max_examples is -1: it must be 0 or more"):

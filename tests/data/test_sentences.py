@@ -7,7 +7,7 @@ from lineage.data.examples.masking import MaskTokens
 from lineage.data.examples.sentence_pairs import Chunks, PairSentences, Sentences
 from lineage.data.examples.windows import tokenize
 from lineage.data.sources.text import Text
-from lineage.data.tokenizers import TokenizerFile, WordPiece, Words
+from lineage.data.tokenizers.kinds import TokenizerFile, WordPiece, Words
 from lineage.tasks.sentence_pair_pretraining import SentencePairPretraining
 from tests.data.conftest import load, train
 
@@ -49,7 +49,7 @@ def pairs(chunks, coder, order=False, seed=0, rounds=1):
     batch = {"first": firsts, "mask": np.ones(len(firsts), bool)}
     made = PairSentences(chunks, coder, masked, order)(batch, shuffle.keys(np.arange(len(firsts)), seed))
     hidden = made["tokens"].copy()
-    np.put_along_axis(hidden, made["places"], made["targets"], axis=1)  # restore the masked tokens
+    np.put_along_axis(hidden, made["masked_positions"], made["targets"], axis=1)  # restore the masked tokens
     return firsts, made | {"tokens": hidden}
 
 
@@ -150,7 +150,7 @@ def test_pairs_change_in_each_epoch_but_not_in_evaluation(tmp_path):
     shapes = {name: value.shape for name, value in first.items()}
     assert shapes == {
         **dict.fromkeys(("tokens", "tokens_mask", "segments"), (16, 32)),
-        **dict.fromkeys(("places", "targets", "mask"), (16, 5)),
+        **dict.fromkeys(("masked_positions", "targets", "mask"), (16, 5)),
         "label": (16,),
     }
     copied = cloudpickle.loads(cloudpickle.dumps(loaded.train))

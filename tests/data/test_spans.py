@@ -7,7 +7,7 @@ from lineage.data import shuffle
 from lineage.data.examples import span_corruption
 from lineage.data.examples.span_corruption import CorruptSpans
 from lineage.data.sources.text import Text
-from lineage.data.tokenizers import TokenizerFile
+from lineage.data.tokenizers.kinds import TokenizerFile
 from lineage.tasks.span_corruption import SpanCorruption
 from tests.data.conftest import load, train
 

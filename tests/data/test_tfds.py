@@ -8,7 +8,7 @@ import pytest
 
 from lineage.data import Arrays
 from lineage.data.sources.tfds import TFDS, find_builder
-from lineage.data.tokenizers import Words
+from lineage.data.tokenizers.kinds import Words
 from lineage.tasks.causal_lm import CausalLM
 from lineage.tasks.image_classification import ImageClassification
 from lineage.tasks.question_answering import QuestionAnswering
@@ -254,4 +254,4 @@ def test_questions(prepare, tmp_path):
     loaded = load(TFDS("squad", str(tmp_path)), QuestionAnswering(sequence_length=20), batch_size=2)
     source = loaded.splits["validation"].source
     assert [item.references for item in source.questions] == [["cat", "a cat"], []]
-    assert source.per_row["start"].tolist() == [8, 0]
+    assert source.per_sequence["start"].tolist() == [8, 0]

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lineage.configs import schema
-from lineage.data.tokenizers import TOKENIZERS, Bytes, Characters, Tokenizer, TokenizerFile, find_tokenizer
+from lineage.data.tokenizers import TOKENIZERS, Bytes, Tokenizer, TokenizerFile, find_tokenizer
 from lineage.data.tokenizers import tokenizer as implementation
+from lineage.data.tokenizers.kinds import Characters
 from tests.data.conftest import train
 
 TEXT = "def one(two):\n    return two + 1\n\n\nclass Three:\n    '''It's naïve — 日本語 <|endoftext|>.'''\n" * 3

@@ -148,7 +148,7 @@ def test_processes_stop_together_and_one_resumes(start_all, tiny_config, tmp_pat
     processes[1].send_signal(signal.SIGTERM)
     outputs = outputs_of(processes)
     assert [process.returncode for process in processes] == [75, 75], outputs
-    stopped = {int(re.search(r"stopped at step (\d+) of 400, which is saved", output)[1]) for output in outputs}
+    stopped = {int(re.search(r"stopped at step (\d+) of 400 after saving", output)[1]) for output in outputs}
     assert stopped == {read_metrics(tmp_path)[-1]["step"]}
 
     processes = launch_all(start_all, 2, tmp_path)
@@ -190,7 +190,7 @@ def tiny_config(monkeypatch):
     ids=str,
 )
 def test_incomplete_distributed_options_raise(arguments):
-    with pytest.raises(ValueError, match="all three are needed"), distributed.joined(*arguments):
+    with pytest.raises(ValueError, match="must all be given"), distributed.joined(*arguments):
         pass
 
 

@@ -118,12 +118,12 @@ def test_signals_save_without_losing_a_step(start, run_arguments, finished, tmp_
         process.send_signal(number)
         output, _ = process.communicate(timeout=900)
         assert process.returncode == 75, output
-        stopped = int(re.search(r"stopped at step (\d+) of 40, which is saved", output)[1])
+        stopped = int(re.search(r"stopped at step (\d+) of 40 after saving", output)[1])
         assert after <= stopped < TOTAL
         assert stopped in saved_steps(workdir)
         assert steps_done(workdir) == stopped
     process = start(*run_arguments, f"--workdir={workdir}")
     output, _ = process.communicate(timeout=900)
     assert process.returncode == 0, output
-    assert f"going on from step {stopped}" in output
+    assert f"resuming from step {stopped}" in output
     assert_same(workdir, finished)

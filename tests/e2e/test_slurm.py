@@ -141,10 +141,10 @@ def test_preempted_job_of_a_sweep_resumes(slurm, launch, tmp_path):
     wait_for(lambda: len(steps(long)) > 50)
     subprocess.run(["scontrol", "requeue", jobs[long.name]], env=slurm, check=True)
     restart_now(slurm, jobs[long.name])
-    assert "of 3,000, which is saved: the same command goes on from there" in (long / "log.txt").read_text()
+    assert "of 3,000 after saving a checkpoint: run the same command to resume" in (long / "log.txt").read_text()
     assert launch("slurm", "status", *arguments).returncode == 75
     wait_for(lambda: launch("slurm", "status", *arguments).returncode == 0)
-    assert "going on from step" in (long / "log.txt").read_text()
+    assert "resuming from step" in (long / "log.txt").read_text()
     assert sorted(set(steps(long))) == steps(long)  # no step is repeated
     assert steps(long)[-1] == 3000
     finished = launch("sweep", *arguments[1:])
@@ -163,7 +163,7 @@ def test_job_at_its_time_limit_is_requeued_and_resumes(slurm, launch, tmp_path):
     wait_for(lambda: len(steps(tmp_path / "run")) > 10)
     subprocess.run(["scancel", "--signal=USR2", job], env=slurm, check=True)
     restart_now(slurm, job)
-    assert "of 60, which is saved" in (tmp_path / "run" / "log.txt").read_text()
+    assert "of 60 after saving" in (tmp_path / "run" / "log.txt").read_text()
     wait_for(lambda: launch("slurm", "status", *arguments).returncode == 0)
     assert sorted(set(steps(tmp_path / "run"))) == steps(tmp_path / "run")
     assert steps(tmp_path / "run")[-1] == 60

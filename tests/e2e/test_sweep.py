@@ -86,7 +86,7 @@ def survives(start, tmp_path, rates, seeds, deaths, steps):
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         assert [line["step"] for line in lines if "train/loss" in line] == [*range(1, steps + 1)]
         assert float(row["test/loss"]) == pytest.approx(lines[-1]["test/loss"], rel=1e-4)
-        resumed = [int(step) for step in re.findall(r"going on from step (\d+)", (folder / "log.txt").read_text())]
+        resumed = [int(step) for step in re.findall(r"resuming from step (\d+)", (folder / "log.txt").read_text())]
         assert resumed == started.get(row["run"], []), row["run"]
         assert f"--workdir={folder}" in (workdir / "sweep.html").read_text()
     for name, when in before.items():

@@ -49,7 +49,7 @@ def workdirs(tmp_path_factory):
 @pytest.mark.parametrize("name", RUNS)
 def test_report_of_a_run(name, workdirs):
     page = (workdirs / name / "report.html").read_text()
-    for section in ("Curves", "Confusion matrix, test", "Worst mistakes, test", "Cost", "Configuration"):
+    for section in ("Curves", "Confusion matrix, test", "Most confident errors, test", "Cost", "Configuration"):
         assert f"<h2>{section}</h2>" in page
     assert ("Attention over the image" in page) == (name == "deit")
     last = json.loads((workdirs / name / "metrics.jsonl").read_text().splitlines()[-1])

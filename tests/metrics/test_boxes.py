@@ -80,7 +80,7 @@ def test_conversions_between_all_formats():
     for form, values in known.items():
         for to, expected in known.items():
             np.testing.assert_allclose(boxes.convert(values, form, to), expected)
-    with pytest.raises(ValueError, match="The box format is 'yxyx', but must be one of xyxy, xywh, cxcywh"):
+    with pytest.raises(ValueError, match="The box format is 'yxyx': it must be one of xyxy, xywh, cxcywh"):
         boxes.convert(known["xywh"], "xywh", "yxyx")
 
 

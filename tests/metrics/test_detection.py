@@ -190,18 +190,18 @@ BOX = np.array([[0.0, 0, 9, 9]])
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"scores": [0.1, 0.2]}, r"Image 0: scores has shape \(2,\), but must have shape \(1,\)"),
+        ({"scores": [0.1, 0.2]}, r"The shape of scores of image 0 is \(2,\): it must be \(1,\)"),
         ({"scores": [np.nan]}, "Image 0: a score is not finite"),
-        ({"classes": [2]}, "Image 0: a class is 2, but must be from 0 to 1"),
-        ({"true_classes": [-1]}, "Image 0: a class is -1, but must be from 0 to 1"),
+        ({"classes": [2]}, "A class of image 0 is 2: it must be from 0 to 1"),
+        ({"true_classes": [-1]}, "A class of image 0 is -1: it must be from 0 to 1"),
         ({"true_boxes": BOX * np.nan}, "Image 0: a box is not finite"),
         ({"boxes": np.array([[9.0, 9, 0, 0]]), "box_format": "xyxy"}, "Image 0: a box has a negative width or height"),
-        ({"box_format": "yxyx"}, "box_format is 'yxyx', but must be xywh, xyxy or cxcywh"),
+        ({"box_format": "yxyx"}, "box_format is 'yxyx': it must be xywh, xyxy or cxcywh"),
         (
             {"boxes": np.ones((1, 4, 6)), "true_boxes": np.ones((1, 6, 4))},
-            r"Image 0: masks have shape \(1, 4, 6\), but must have the size \(6, 4\) of the others",
+            r"The size of a mask of image 0 is \(4, 6\): it must be \(6, 4\), as of the others",
         ),
-        ({"true_crowd": [True, False]}, r"Image 0: true_crowd has shape \(2,\), but must have shape \(1,\)"),
+        ({"true_crowd": [True, False]}, r"The shape of true_crowd of image 0 is \(2,\): it must be \(1,\)"),
     ],
 )
 def test_invalid_inputs_raise(changes, message):

@@ -48,7 +48,7 @@ def test_burstiness_of_processes_with_known_values():
         with pytest.raises(ValueError, match="Burstiness needs at least one value that is not 0"):
             burstiness(values)
     for values in ([1, -2], [1, np.nan]):
-        with pytest.raises(ValueError, match=f"A value is {float(values[1])}, but burstiness needs"):
+        with pytest.raises(ValueError, match=f"A value is {float(values[1])}: burstiness needs"):
             burstiness(values)
 
 
@@ -67,7 +67,7 @@ def test_distinct_and_repetition():
     assert math.isnan(distinct(texts, 5))
     assert math.isnan(repetition(texts, 5))
     for score in (distinct, repetition):
-        with pytest.raises(ValueError, match="n is 0, but must be at least 1"):
+        with pytest.raises(ValueError, match="n is 0: it must be at least 1"):
             score(texts, 0)
 
 
@@ -76,5 +76,5 @@ def test_self_bleu():
     assert self_bleu(["a b c d e", "f g h i j"]) == 0
     mixed = self_bleu(["a b c d e", "a b c d f", "u v w x y"])
     assert 0 < mixed < 100
-    with pytest.raises(ValueError, match="There are 1 texts, but self-BLEU needs at least 2"):
+    with pytest.raises(ValueError, match="There are 1 texts: self-BLEU needs at least 2"):
         self_bleu(["a"])

@@ -99,7 +99,7 @@ def test_rarity_baseline_and_several_references(folder, tmp_path):
         candidates, groups, encoder_of(folder, 2), idf=True, baseline=read_baseline(path, 2), batch_size=16
     )
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    with pytest.raises(ValueError, match="has no layer 3; it has 0, 1, 2"):
+    with pytest.raises(ValueError, match="has no layer 3: it has 0, 1, 2"):
         read_baseline(path, 3)
     path.write_text("0,0.1,0.2,0.3\n1,0.1,0.2,0.3\n")
     with pytest.raises(ValueError, match="is not a baseline file: it must be CSV with the header LAYER,P,R,F"):

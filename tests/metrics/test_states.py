@@ -135,13 +135,13 @@ def test_nan_logits_are_never_correct():
     ("call", "message"),
     [
         (lambda: auroc([0.1, np.nan], [True, False]), "Value 1 is nan"),
-        (lambda: auroc([0.1, 0.2], [1, 0]), "The labels have type int64, but must be boolean"),
-        (lambda: auroc([0.1, 0.2], [True]), r"The values have shapes \(2,\) and \(1,\), but must have the same shape"),
+        (lambda: auroc([0.1, 0.2], [1, 0]), "The labels have type int64: they must be boolean"),
+        (lambda: auroc([0.1, 0.2], [True]), r"The values have shapes \(2,\) and \(1,\): they must have the same shape"),
         (lambda: spearman([0.1, 0.2], [np.nan, 1.0]), "Value 0 is nan"),
         (lambda: spearman(*np.zeros((2, 1, 2))), r"The values have shapes \(1, 2\) and \(1, 2\)"),
         (
             lambda: Values.empty(2).update(np.zeros(2), np.zeros(3)),
-            r"The columns have lengths \[2, 3\]",
+            r"The lengths of the columns are \[2, 3\]",
         ),
     ],
 )

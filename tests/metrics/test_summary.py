@@ -138,9 +138,9 @@ def test_corpus_has_mean_and_confidence_interval():
 def test_invalid_inputs_raise():
     with pytest.raises(ValueError, match="There is no reference"):
         rouge("a", [])
-    with pytest.raises(ValueError, match="The kind of ROUGE is 'X', but must be"):
+    with pytest.raises(ValueError, match="The kind of ROUGE is 'X': it must be"):
         rouge("a", "a", ["X"])
-    with pytest.raises(ValueError, match=r"beta is 0\.0, but must be above 0"):
+    with pytest.raises(ValueError, match=r"beta is 0\.0: it must be above 0"):
         rouge("a", "a", beta=0.0)
     with pytest.raises(ValueError, match="2 outputs and 1 references"):
         corpus_rouge(["a", "b"], ["a"])

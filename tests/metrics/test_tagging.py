@@ -83,11 +83,11 @@ def test_invalid_inputs_raise():
     for tag in ("NOUN", "", "O-X", "Q"):
         with pytest.raises(ValueError, match=f"The tag '{tag}' is not valid in the scheme CoNLL"):
             spans([tag])
-    with pytest.raises(ValueError, match=r"scheme is 'IOB', but must be None or one of IOB1, IOB2, IOE2, IOBES, BILOU"):
+    with pytest.raises(ValueError, match=r"scheme is 'IOB': it must be None or one of IOB1, IOB2, IOE2, IOBES, BILOU"):
         spans([], "IOB")
     with pytest.raises(ValueError, match="Sentence 1 has 1 predicted and 2 true tags"):
         Spans.empty().update([["O"], ["O"]], [["O"], ["O", "O"]])
     with pytest.raises(ValueError, match="Got 1 predicted and 2 true sentences"):
         Spans.empty().update([["O"]], [["O"], ["O"]])
-    with pytest.raises(ValueError, match="average is 'makro', but must be None, micro, macro or weighted"):
+    with pytest.raises(ValueError, match="average is 'makro': it must be None, micro, macro or weighted"):
         Spans.empty().compute("makro")

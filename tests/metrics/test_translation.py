@@ -47,7 +47,7 @@ def test_inputs_of_equal_length_are_in_one_group():
 
 @pytest.mark.parametrize(("outputs", "references"), [([], []), (["a"], ["a", "b"])])
 def test_incomparable_corpora_raise(outputs, references):
-    with pytest.raises(ValueError, match=r"outputs and \d references; the numbers must be equal"):
+    with pytest.raises(ValueError, match=r"outputs and \d references: the numbers must be equal"):
         bleu(outputs, references)
 
 
@@ -137,26 +137,26 @@ def test_d2l_bleu_matches_direct_implementation(output, reference):
     [
         (
             lambda: corpus_score("blue", OUTPUTS, REFERENCES),
-            "The metric is 'blue', but must be one of bleu, chrf",
+            "The metric is 'blue': it must be one of bleu, chrf",
         ),
         (
             lambda: corpus_score("ter", OUTPUTS, REFERENCES, beta=1),
-            "ter has no option 'beta'; it has normalized, no_punct",
+            "ter has no option 'beta': it has normalized, no_punct",
         ),
         (
             lambda: corpus_score("bleu", OUTPUTS, REFERENCES, tokenize="x"),
-            "tokenize is 'x', but must be one of none, zh,",
+            "tokenize is 'x': it must be one of none, zh,",
         ),
         (
             lambda: corpus_score("bleu", ["a"], ["b"], smooth_method="x"),
-            "smooth_method is 'x', but must be one of none, fl",
+            "smooth_method is 'x': it must be one of none, fl",
         ),
-        (lambda: corpus_score("chrf", ["a", "b"], [["a"], []]), "Output 1 has no reference, but needs at least one"),
-        (lambda: sentence_scores("ter", ["a"], []), "Got 1 outputs and 0 references; the numbers must be equal"),
+        (lambda: corpus_score("chrf", ["a", "b"], [["a"], []]), "Output 1 has no reference: at least one is needed"),
+        (lambda: sentence_scores("ter", ["a"], []), "Got 1 outputs and 0 references: the numbers must be equal"),
         (lambda: compare("bleu", {"a": OUTPUTS}, REFERENCES), "Got 1 systems and the test 'bs'"),
         (lambda: compare("bleu", {"a": ["a"], "b": []}, ["a"]), "Got 0 outputs and 1 references"),
         (lambda: d2l_bleu([], []), "Got 0 outputs and 0 references"),
-        (lambda: d2l_bleu(["a"], ["a"], 0), "order is 0, but must be at least 1"),
+        (lambda: d2l_bleu(["a"], ["a"], 0), "order is 0: it must be at least 1"),
     ],
 )
 def test_invalid_inputs_raise(call, message):

@@ -97,7 +97,7 @@ def test_predictions_at_given_positions_match_all_predictions(variables):
     model = TINY.clone(head="pretraining")
     params, places = variables(model, TOKENS), jnp.array([[1, 6, 2], [0, 7, 7]])
     words, following = jax.jit(model.apply)(params, TOKENS)
-    chosen, again = jax.jit(model.apply)(params, TOKENS, places=places)
+    chosen, again = jax.jit(model.apply)(params, TOKENS, masked_positions=places)
     assert_close(chosen, words[jnp.arange(2)[:, None], places])
     assert_close(again, following)
 

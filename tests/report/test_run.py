@@ -185,7 +185,7 @@ def test_vision_report_has_every_section(vision):
     assert page.headings == [
         "Curves",
         "Confusion matrix, validation",
-        "Worst mistakes, validation",
+        "Most confident errors, validation",
         "Attention over the image",
         "Cost",
         "Configuration",

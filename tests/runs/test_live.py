@@ -27,7 +27,7 @@ def make(folder, steps, total=40, done=False, log=""):
 
 def test_watch_shows_the_state_of_each_run(tmp_path, capsys):
     make(tmp_path / "a", 40, done=True)
-    make(tmp_path / "b", 7, log="step 5/40  12%\n\nerror: the disk is full\n(--traceback shows where it happened)\n")
+    make(tmp_path / "b", 7, log="step 5/40  12%\n\nerror: the disk is full\n(use --traceback for the full traceback)\n")
     make(tmp_path / "c", 5)
     (tmp_path / "other").mkdir()
     watch([tmp_path])

@@ -323,7 +323,7 @@ def test_run_of_an_earlier_sweep_may_finish_before_its_turn(start, tmp_path):
 def test_second_sweep_in_the_same_folder_raises(start, tmp_path):
     start(tmp_path, [{"seed": 1, "sleep": 0.2}], 50)
     wait_for(lambda: trained(tmp_path / "base"))
-    with pytest.raises(ValueError, match="another run is at work in"):
+    with pytest.raises(ValueError, match="another run is using"):
         sweep(tmp_path, [{"seed": 1}])
 
 

@@ -125,7 +125,7 @@ def test_incompatible_models_and_tasks_raise(tiny):
     experiment = Experiment(tiny("detr", TINY | {"evaluators.knn": "knn"}), **ONE)
     with pytest.raises(ValueError, match="'object_detection' has no features for probes: they are for labelled images"):
         experiment.evaluation()
-    with pytest.raises(ValueError, match="the backbone is a ViT: it must be one with maps"):
+    with pytest.raises(ValueError, match="the backbone is a ViT: it must be one with feature maps"):
         jax.eval_shape(DETR(backbone=ViT(num_classes=0)).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
     with pytest.raises(ValueError, match="width is 18: it must be a multiple of 4"):
         jax.eval_shape(DETR(backbone=ResNet(), width=18).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))

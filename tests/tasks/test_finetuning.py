@@ -161,7 +161,7 @@ def test_pooled_accuracy_of_long_texts(tasks, tiny):
         right = []
         for text in range(8):
             rows = np.flatnonzero(source.origins == text)
-            right.append(pool(chances[rows], axis=0).argmax() == source.per_row["label"][rows[0]])
+            right.append(pool(chances[rows], axis=0).argmax() == source.per_sequence["label"][rows[0]])
         assert pooled_accuracy(logits, source)[f"{name}_pooled_accuracy"] == np.mean(right)
     state = jax.jit(experiment.make_state)()
     assert "validation/max_pooled_accuracy" in experiment.evaluation()(state.variables(average=True))
@@ -179,7 +179,7 @@ def test_pooled_accuracy_of_long_texts(tasks, tiny):
             {"task.cutmix": 0.2},
             r"unknown config key 'task\.cutmix'",
         ),
-        ({"teacher": "x"}, "teacher is 'x': the task 'text_classification' needs none"),
+        ({"teacher": "x"}, "teacher is 'x': it must be empty for the task 'text_classification'"),
         ({"model.num_classes": 1}, r"model\.num_classes is 1: it must be at least 2, as the source 'labels' has"),
     ],
 )
@@ -241,14 +241,14 @@ def test_initialization_from_a_hugging_face_folder(tasks, tiny, tmp_path):
 def test_invalid_initialization_raises(pretrained, tasks, tiny, tmp_path):
     changes = tasks["token_classification"] | {"init.path": str(pretrained)}
     with pytest.raises(
-        ValueError, match=r"embed/table is \(261, 16\) in .*, but the model's is \(261, 32\): make them"
+        ValueError, match=r"embed/table has shape \(261, 16\) in .*, but \(261, 32\) in the model: change"
     ):
         learned(
             tiny, changes | {"model.width": 32, "init.skip": ("norm", "layers", "position", "segment")}, tmp_path, 1
         )
-    with pytest.raises(ValueError, match=r"none of the model's parameters is in .*, which has embed, embed_norm,"):
+    with pytest.raises(ValueError, match=r"contains none of the parameters of the model: it has embed, embed_norm,"):
         learned(tiny, changes | {"init.skip": (".",)}, tmp_path / "b", 1)
-    with pytest.raises(ValueError, match="'head' is in no parameter of the model, which has classifier, em"):
+    with pytest.raises(ValueError, match="'head' matches no parameter of the model: it has classifier, em"):
         learned(tiny, changes | {"init.skip": ("embed", "head")}, tmp_path / "e", 1)
     with pytest.raises(FileNotFoundError, match="absent"):
         learned(tiny, changes | {"init.path": "absent"}, tmp_path / "c", 1)
@@ -285,7 +285,9 @@ def test_distillation_loss_matches_reference(pretrained, tiny):
         args = {"mask": batch["tokens_mask"]}
         inner = experiment.model.clone(head="none")
         kept = {name: value for name, value in params.items() if name != "masked_lm"}
-        words = experiment.model.apply({"params": params}, batch["tokens"], places=batch["places"], **args)
+        words = experiment.model.apply(
+            {"params": params}, batch["tokens"], masked_positions=batch["masked_positions"], **args
+        )
         return np.asarray(inner.apply({"params": kept}, batch["tokens"], **args), float), np.asarray(words, float)
 
     (hidden, words), (their_hidden, their_words) = (
@@ -339,7 +341,7 @@ def test_student_of_half_the_depth_learns(pretrained, tiny, tmp_path):
 def test_teacher_with_another_tokenizer_raises(pretrained, tiny, tmp_path):
     Bytes().train([], ("mask", "pad", "sep", "cls", "end_of_text")).save(tmp_path / "own.json")
     config = tiny("bert", distilled(pretrained, {"tokenizer": str(tmp_path / "own.json")}))
-    with pytest.raises(ValueError, match=r"tokenizer must be the teacher's, .*tokenizer\.json"):
+    with pytest.raises(ValueError, match=r"tokenizer must be the tokenizer of the teacher, .*tokenizer\.json"):
         loop.train(config, tmp_path / "run", **ONE)
 
 

@@ -24,7 +24,7 @@ def test_loss_matches_cross_entropy_of_masked_tokens(tiny):
     batch = jax.tree.map(jnp.asarray, experiment.data.splits["validation"][0])
     variables = {"params": jax.jit(experiment.make_state)().params}
     logits = experiment.model.apply(variables, batch["tokens"], mask=batch["tokens_mask"])
-    picked = jnp.take_along_axis(logits, batch["places"][..., None], axis=1)
+    picked = jnp.take_along_axis(logits, batch["masked_positions"][..., None], axis=1)
     scores = jnp.take_along_axis(jax.nn.log_softmax(picked), batch["targets"][..., None], axis=-1)[..., 0]
     loss, weight, _ = experiment.task.loss(experiment.model.bind(variables), batch)
     assert weight == batch["mask"].sum()

@@ -20,7 +20,7 @@ from lineage.train import pretrained as initial
 from lineage.train.checkpoint import read_variables
 from lineage.train.experiment import Experiment
 from lineage.train.loop import jit_step
-from lineage.train.state import TrainState
+from lineage.train.step import TrainState
 from tests.tiers import tiered
 
 ONE = {"devices": jax.devices()[:1]}
@@ -214,7 +214,7 @@ def test_image_distillation_loss_matches_reference(temperature):
             MASKED | {"task.name": "image_classification"},
             "unknown config key 'task.mask_rate'",
         ),
-        ("mae", MASKED | {"task.patch_size": 4}, r"noise of the data is \(4,\), but the model is for \(16,\)"),
+        ("mae", MASKED | {"task.patch_size": 4}, r"noise has shape \(4,\) in the data: it must be \(16,\)"),
         ("deit", {"model.pooling": "gap"}, "DeiT has linear heads of two tokens, not 'linear' and pooling 'gap'"),
         ("mae", MASKED | {"model.position": "relative"}, "Unknown position 'relative'. Available: none, 1d, 2d"),
     ],

@@ -12,8 +12,7 @@ from lineage.configs.run import Run
 from lineage.models import Model
 from lineage.tasks.image_classification import ImageClassification
 from lineage.tasks.mixup import kept, mix
-from lineage.train.state import TrainState
-from lineage.train.step import make_train_step
+from lineage.train.step import TrainState, make_train_step
 
 KEYS = jax.random.split(jax.random.key(0), 400)
 BOTH = {"mixup": 0.8, "cutmix": 1.0}

@@ -47,13 +47,13 @@ def test_loss_is_the_sum_of_masked_lm_and_sentence_losses(tiny):
     logits, scores = experiment.model.apply(
         variables, batch["tokens"], segments=batch["segments"], mask=batch["tokens_mask"]
     )
-    picked = jnp.take_along_axis(logits, batch["places"][..., None], axis=1)
+    picked = jnp.take_along_axis(logits, batch["masked_positions"][..., None], axis=1)
     words = jnp.take_along_axis(jax.nn.log_softmax(picked), batch["targets"][..., None], axis=-1)[..., 0]
     labels = jnp.take_along_axis(jax.nn.log_softmax(scores), batch["label"][:, None], axis=-1)[:, 0]
     rows = batch["tokens_mask"].any(axis=1)
     assert 0 < rows.sum() < len(rows)  # some of the batch is padding
     loss, weight, aux = experiment.task.loss(experiment.model.bind(variables), batch)
-    expected = -words[batch["mask"]].sum() - batch["places"].shape[1] * labels[rows].sum()
+    expected = -words[batch["mask"]].sum() - batch["masked_positions"].shape[1] * labels[rows].sum()
     assert weight == batch["mask"].sum()
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     np.testing.assert_allclose(aux["sentence_loss"].compute(), -labels[rows].mean(), rtol=1e-5)

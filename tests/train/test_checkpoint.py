@@ -12,7 +12,7 @@ import pytest
 
 from lineage.configs.run import Checkpoint
 from lineage.train.checkpoint import Checkpoints, read_newest
-from lineage.train.state import TrainState
+from lineage.train.step import TrainState
 from tests.tiers import tiered
 
 # If the read of one array fails, Orbax leaves the reads of the others unfinished.
@@ -210,7 +210,7 @@ def test_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path):
         checkpoints.save(state(5), {}, {})
     for step, sentence in zip((5, 4), said, strict=True):
         assert sentence.startswith(f"the checkpoint {tmp_path}/checkpoints/{step} is damaged or of another model")
-        assert sentence.endswith(f"it is kept as {step}.damaged, and the run goes on from step 3.")
+        assert sentence.endswith(f"It was renamed to {step}.damaged; the run resumes from step 3.")
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4.damaged", "5", "5.damaged"]
     assert_equal(restore(tmp_path), state(5))
 
@@ -237,12 +237,12 @@ def test_run_can_continue_after_a_failed_save(tmp_path, monkeypatch):
                 time.sleep(0.01)
         checkpoints.save(state(6), {}, {})
     full = (
-        f"a checkpoint could not be written to {tmp_path}/checkpoints (File too large): those that are complete stay."
+        f"a checkpoint could not be written to {tmp_path}/checkpoints (File too large). Existing checkpoints are kept."
     )
-    assert said == [f"{full} The run goes on."] * 2
+    assert said == [f"{full} The run continues."] * 2
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "6"]  # nor unfinished ones
     for step in (3, 6):
         assert_equal(restore(tmp_path, step=step), state(step))
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ValueError, match="of several processes the others would wait for one"):
+    with pytest.raises(ValueError, match="it must be 'stop' in runs of several processes"):
         Checkpoints(tmp_path, Checkpoint(on_error="continue"))

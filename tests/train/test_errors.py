@@ -28,7 +28,7 @@ def error(capsys):
     def error(*arguments):
         assert launch.main([str(argument) for argument in arguments]) == 1
         lines = capsys.readouterr().err.rsplit("\nerror: ", 1)[1].splitlines()
-        assert lines[1:] == ["(--traceback shows where it happened)"]  # one line, and a hint
+        assert lines[1:] == ["(use --traceback for the full traceback)"]  # one line, and a hint
         return lines[0]
 
     return error
@@ -59,8 +59,8 @@ def trained(tiny, tmp_path_factory):
         ),
         ([GPT, "--config.batch_size=1"], "unknown config key 'batch_size': did you mean 'loader.batch_size'?"),
         ([GPT, "--config.modle.width=1"], "unknown config key 'modle.width': did you mean 'model.width'?"),
-        ([GPT, "--config.loader.batch_size=many"], "loader.batch_size is 'many', but must be of type int."),
-        ([GPT, "--config.schedule.learning_rate=fast"], "schedule.learning_rate is 'fast', but must be of type float."),
+        ([GPT, "--config.loader.batch_size=many"], "loader.batch_size is 'many': it must be of type int."),
+        ([GPT, "--config.schedule.learning_rate=fast"], "schedule.learning_rate is 'fast': it must be of type float."),
         (["--config=configs/vit_digit.py"], "there is no config 'configs/vit_digit.py': did you mean 'vit_digits'?"),
         ([GPT, "--config.source=text:absent.txt"], "There is no text file at absent.txt."),
         (
@@ -92,7 +92,7 @@ def trained(tiny, tmp_path_factory):
             [GPT, "--config.schedule=cos"],
             "Unknown schedule 'cos'. Did you mean 'cosine'? Available: constant, cosine, linear, rsqrt, transformer.",
         ),
-        ([GPT, "--config.optimizer.frozen=('atention',)"], "the pattern 'atention' finds no parameter"),
+        ([GPT, "--config.optimizer.frozen=('atention',)"], "the pattern 'atention' matches no parameter"),
         (
             [GPT, "--config.precision=float12"],
             "precision is 'float12'. Did you mean 'float32'? Available: float32, bfloat16.",
@@ -119,8 +119,11 @@ def trained(tiny, tmp_path_factory):
             [VIT, "--config.source=folder:absent"],
             "There is no folder absent/train: images are read from PATH/<split>/<class>/<file>",
         ),
-        ([VIT, "--config.model.channels=3"], "image of the data is (8, 8, 1), but the model is for (8, 8, 3)."),
-        ([VIT, "--config.wandb=project"], "Weights & Biases is asked for but not installed"),
+        (
+            [VIT, "--config.model.channels=3"],
+            "image has shape (8, 8, 1) in the data: it must be (8, 8, 3), as in the model.",
+        ),
+        ([VIT, "--config.wandb=project"], "Weights & Biases is not installed"),
         ([VIT, "--config.task=object_detection", "--config.task.max_boxes=0"], "task.max_boxes is 0: it must be 1"),
         ([VIT, "--config.task.image_size=-1"], "task.image_size is -1: it must be 0 or more."),
         ([GPT, "--config.grad_accum_steps=0"], "grad_accum_steps is 0: it must be 1 or more."),
@@ -168,7 +171,7 @@ def test_out_of_memory_error_suggests_changes(error, tmp_path):
         ("train --workdir", "argument --workdir: expected one argument."),
         ("train --workdri=x", "unknown argument '--workdri=x': did you mean '--workdir'?"),
         ("train --optuna", "unknown argument '--optuna'."),
-        ("train more", "unknown argument 'more'."),
+        ("train more", "unknown argument 'more': an experiment is given by --config, the folder of a run by --workdir"),
         ("sweep --parallel=two", "argument --parallel: invalid int value: 'two'."),
         ("slurm start", "argument action: invalid choice: 'start' (choose from "),
         ("report --config.seed=1", "--config.seed is not an argument of report, which reads no config."),
@@ -188,7 +191,7 @@ def test_invalid_arguments(arguments, sentence, capsys):
     [
         (b"good until \xff here", "is not UTF-8 text: byte 0xff at offset 11"),
         (b"", "There is no text in"),
-        (b"a", "The text has 1 tokens: language modelling needs at least 2"),
+        (b"a", "The text has 1 tokens: language modeling needs at least 2"),
     ],
 )
 def test_invalid_data(content, sentence, error, tmp_path):
@@ -210,7 +213,7 @@ def test_invalid_commands(error, trained):
     assert "20 tokens" in long
     assert "16" in long
     drafted = "generate", f"--workdir={trained}/gpt"
-    assert "its tokens are not those of" in error(*drafted, f"--config.sampling.draft={trained}/vit")
+    assert "its tokenizer differs from that of" in error(*drafted, f"--config.sampling.draft={trained}/vit")
     beams = "--config.sampling.num_beams=2", "--config.sampling.temperature=0"
     assert "Speculative decoding needs sampling.num_beams=1" in error(
         *drafted, *beams, f"--config.sampling.draft={trained}/gpt"
@@ -254,7 +257,7 @@ def test_commands_on_runs_use_the_config_of_the_run(mode, error, trained):
 def test_workdir_in_use_or_with_another_config(error, trained):
     with locked(trained / "gpt"):
         assert error(GPT, f"--workdir={trained}/gpt") == (
-            f"another run is at work in {trained}/gpt: wait for it, stop it, or choose another workdir."
+            f"another run is using {trained}/gpt: wait for it, stop it, or choose another workdir."
         )
     assert error(GPT, f"--workdir={trained}/gpt", "--config.optimizer.b1=0.8") == (
         f"{trained}/gpt holds a run of another config (optimizer.b1: 0.9 there, 0.8 here): choose another workdir, or "

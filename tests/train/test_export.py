@@ -99,5 +99,3 @@ def test_unsupported_export_raises(exported):
     *_, experiment, state = exported["transformer"]
     with pytest.raises(ValueError, match="a Transformer cannot be written for `transformers`"):
         export.write(experiment, state, "safetensors", experiment.workdir / "no")
-    with pytest.raises(ValueError, match="--format is onnx: it must be one of safetensors, stablehlo"):
-        export.write(experiment, state, "onnx", experiment.workdir / "no")

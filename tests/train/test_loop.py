@@ -163,7 +163,7 @@ def test_signal_during_compilation_stops_the_run(tiny, tmp_path, monkeypatch, ca
         return whole(*args)
 
     monkeypatch.setattr(loop, "compile_step", told)
-    with pytest.raises(loop.Preempted, match="stopped at step 1 of 40, which is saved"):
+    with pytest.raises(loop.Preempted, match="stopped at step 1 of 40 after saving a checkpoint"):
         loop.train(tiny("vit"), tmp_path, devices=ONE)
 
 
@@ -247,7 +247,7 @@ def test_full_disk_for_the_history(on_error, tiny, no_report, tmp_path, monkeypa
         return
     loop.train(config, tmp_path, devices=ONE)
     assert [line["step"] for line in train_lines(read_metrics(tmp_path))] == [1, 2, 3, 4, 5]
-    assert capsys.readouterr().err.count("The run goes on.") == 1
+    assert capsys.readouterr().err.count("The run continues.") == 1
 
 
 @pytest.mark.thorough

@@ -204,7 +204,7 @@ def test_unknown_names_and_unmatched_patterns_raise():
         make("adamx", lambda n: 0.1)
     with pytest.raises(ValueError, match=r"Unknown schedule 'cosin'\. Did you mean 'cosine'"):
         rate("cosin", 0)
-    with pytest.raises(ValueError, match="the pattern 'nrom' finds no parameter; a path is like"):
+    with pytest.raises(ValueError, match="the pattern 'nrom' matches no parameter; a path is, for example,"):
         make("adamw", lambda n: 0.1, frozen=("nrom",)).init(PARAMS)
     check_patterns(["mlp/kernel$"], PARAMS)
 

@@ -16,7 +16,7 @@ from lineage.runs import folder
 def test_second_run_in_a_workdir_raises(tmp_path):
     with (
         folder.locked(tmp_path),
-        pytest.raises(ValueError, match=f"another run is at work in {tmp_path}"),
+        pytest.raises(ValueError, match=f"another run is using {tmp_path}"),
         folder.locked(tmp_path),
     ):
         pass
@@ -36,7 +36,7 @@ with locked(Path({str(tmp_path)!r})):
 """
     holder = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(ValueError, match="another run is at work"), folder.locked(tmp_path):
+    with pytest.raises(ValueError, match="another run is using"), folder.locked(tmp_path):
         pass
     holder.kill()
     holder.communicate()
@@ -70,6 +70,7 @@ def test_workdir_with_another_config_raises(tiny, tmp_path):
     folder.keep_config(tiny(), tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     other = tiny("gpt", {"model.width": 32, "seed": 1})
+    folder.discard(tmp_path)
     folder.keep_config(other, tmp_path)  # nothing was saved yet: the config is replaced
     assert json.loads((tmp_path / "config.json").read_text())["model"]["width"] == 32
     assert not (tmp_path / "tokenizer.json").exists()  # of the previous config
@@ -107,7 +108,7 @@ def test_keys_missing_in_older_configs_have_their_defaults(tiny, tmp_path):
     assert (config.skip_nonfinite, config.teacher, config.optimizer.b1) == (0, "", 0.9)
     assert config.model.dropout is None
     path.write_text(path.read_text()[:-9])
-    with pytest.raises(ValueError, match=r"config.json is damaged \(.*\): delete it, and the run writes it anew"):
+    with pytest.raises(ValueError, match=r"config.json is damaged \(.*\): delete it; the next run writes it again"):
         folder.keep_config(tiny(), tmp_path)
     folder.keep_config(tiny("gpt", {"seed": 1}), tmp_path, force=True)
     folder.check_config(tiny("gpt", {"seed": 1}), tmp_path)

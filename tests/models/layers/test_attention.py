@@ -8,7 +8,7 @@ import pytest
 from lineage.models import build
 from lineage.models.kernels.attention import cudnn
 from lineage.models.layers.attend import Additive, Mask, dense, dot_product, masked_softmax, scaled_dot_product
-from lineage.models.layers.attention import STRATEGIES, Attention
+from lineage.models.layers.attention import IMPLEMENTATIONS, Attention
 from lineage.models.layers.cache import Cache
 from lineage.models.layers.position import RelativeKeys, rotary
 from lineage.models.layers.sparse import windowed
@@ -294,7 +294,7 @@ def test_cudnn_with_other_scores_or_dropout_raises(settings, variables, normal):
 def test_initial_parameters_do_not_depend_on_the_implementation(normal):
     """Check that parameters are float32, also for implementations that are unavailable or do not support float32."""
     x = normal(1, 9, 8)
-    made = [Attention(2, causal=True, attend=attend).init(jax.random.key(0), x) for attend in STRATEGIES.values()]
+    made = [Attention(2, causal=True, attend=attend).init(jax.random.key(0), x) for attend in IMPLEMENTATIONS.values()]
     for others in made[1:]:
         jax.tree.map(np.testing.assert_array_equal, others, made[0])
 
