@@ -174,7 +174,9 @@ def test_flops_of_a_program_compiled_here():
     ],
 )
 def test_targets_are_parsed(text, chip, topology, count):
-    assert targets.parse(text) == targets.Target(targets.CHIPS[chip], topology, count)
+    target = targets.parse(text)
+    assert target == targets.Target(targets.CHIPS[chip], topology, count)
+    assert str(target) == text
 
 
 @pytest.mark.parametrize("text", ["", "v5e", "v5e:4", "v7x:4x4", "h100", "h100:2x2", "v5ex8", "a100x8"])

@@ -81,6 +81,10 @@ class Target:
     topology: str
     count: int | None = None
 
+    def __str__(self) -> str:
+        part = f"/{self.count}" if self.count else ""
+        return f"{self.chip.name}{'x' if self.chip.gpu else ':'}{self.topology}{part}"
+
     def devices(self) -> list[Any]:
         """Return the devices, which can be compiled for but not computed on.
 
@@ -105,7 +109,7 @@ class Target:
             extra = "tpu-compile" if self.chip.gpu is None else "gpu-compile"
             message = " ".join(str(error).split())[:300]
             raise ValueError(
-                f"The compiler for {self.chip.name}:{self.topology} is not available ({message}): "
+                f"The compiler for {self} is not available ({message}): "
                 f"`pip install 'lineage[{extra}]'` installs it. Topologies are, for example, v5e:4x4 or h100x8."
             ) from error
         return list(found)[: self.count]
