@@ -99,6 +99,7 @@ def check(found, expected):
                 assert [row for part in read for row in part] == rows
 
 
+@pytest.mark.thorough
 def test_two_processes_match_one(start_all, tmp_path):
     names = "fsdp", "tensor"
     expected = alone(tmp_path / "one", names)

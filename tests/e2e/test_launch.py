@@ -68,6 +68,7 @@ def test_generate_continues_the_prompt(finished, say):
     assert say("generate", f"--workdir={finished}").rstrip("\n").endswith(sample["text"].rstrip("\n"))
 
 
+@pytest.mark.thorough
 def test_generate_with_draft_and_contrast_models(finished, say):
     """Check that all tokens of a draft that is the model itself are accepted, and that a contrast model can be used."""
     arguments = "generate", f"--workdir={finished}", "--config.sampling.temperature=0"

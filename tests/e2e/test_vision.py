@@ -46,6 +46,7 @@ def workdirs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", RUNS)
 def test_report_of_a_run(name, workdirs):
     page = (workdirs / name / "report.html").read_text()

@@ -70,6 +70,7 @@ def test_processors_match_the_target():
     jax.tree.map(np.testing.assert_array_equal, out.generation[:2], expected[:2])
 
 
+@pytest.mark.thorough
 def test_encoder_decoder_matches_the_target():
     model = Transformer(vocab_size=17, max_length=20, depth=2, width=16, num_heads=2, norm="rms", placement="pre")
     draft = model.clone(depth=1)
@@ -91,6 +92,7 @@ def p_value(outcomes, probabilities):
     return stats.chisquare(counts[expected > 0], expected[expected > 0]).pvalue
 
 
+@pytest.mark.thorough
 def test_samples_follow_the_target_distribution():
     """Check the joint distribution of three tokens with all truncations; that of the draft would be rejected."""
     target = weights(TARGET, 3, scale=0.35)

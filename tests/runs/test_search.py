@@ -79,6 +79,7 @@ def test_search_finds_better_values_and_resumes(tmp_path, monkeypatch):
     assert "The best run by validation/loss is" in page
 
 
+@pytest.mark.thorough
 def test_search_prunes_worse_trials(tmp_path, monkeypatch):
     monkeypatch.setenv("SLEEP", "0.5")
     assert run(tmp_path, 3, trials=9, prune=True, startup=2) == 0
@@ -90,6 +91,7 @@ def test_search_prunes_worse_trials(tmp_path, monkeypatch):
     assert ran(tmp_path) == before
 
 
+@pytest.mark.thorough
 def test_search_resumes_after_a_kill(tmp_path):
     program = "import sys; from pathlib import PosixPath; from lineage.runs.search import run_search\n"
     program += "from lineage.configs.sweeps import *\n"

@@ -265,6 +265,7 @@ def test_workdir_in_use_or_with_another_config(error, trained):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Error writing persistent compilation cache")  # the file size is limited
 def test_full_disk_stops_the_run_and_keeps_its_files(error, tiny, tmp_path):
     """Simulate a full disk by a limit on the size of files: writes fail in the operating system, in any thread."""

@@ -63,6 +63,7 @@ def test_trajectory_matches_plain_optax(tiny, tmp_path):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), final.params, params)
 
 
+@pytest.mark.thorough
 def test_intervals_of_logging_evaluation_and_saving(tiny, tmp_path):
     changes = {"total_steps": 10, "log_every_steps": 4, "evaluate_every_steps": 3, "checkpoint.keep": 9}
     config = tiny("vit", changes | {"save_every_percent": 40.0})
@@ -99,6 +100,7 @@ def test_shorter_run_than_its_checkpoint_is_refused(tiny, tmp_path):
     assert (tmp_path / "config.json").read_text() == before
 
 
+@pytest.mark.thorough
 def test_evaluation_counts_every_example_once_for_any_batch_size(tiny, tmp_path, monkeypatch):
     for model, split, number, text in (
         ("vit", "test", 359, {}),
@@ -182,6 +184,7 @@ def poison(monkeypatch):
     return poison
 
 
+@pytest.mark.thorough
 def test_nonfinite_updates_are_skipped(poison, tiny, tmp_path):
     changes = {"total_steps": 12, "save_every_steps": 4, "skip_nonfinite": 2, "ema_decay": 0.9, "checkpoint.keep": 9}
     config = tiny("vit", changes | {"schedule": "constant"})
