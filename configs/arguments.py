@@ -201,7 +201,7 @@ COMMANDS = {
     "compile": Command(
         "Compile a step for TPUs or GPUs that need not be present; print its memory, planned time and communication.",
         (
-            "compile gpt2_openwebtext --target=v5e:4x4 --config.mesh.data=1 --config.mesh.fsdp=-1",
+            "compile gpt2_openwebtext --target=v5e:2x2/1 --config.loader.batch_size=8",
             "compile gpt2_openwebtext --target=h100x8 --step=decode --config.sampling.num_samples=8",
         ),
         (

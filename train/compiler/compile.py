@@ -18,8 +18,6 @@ from lineage.train.profiling import experiment_budget
 from lineage.train.sharding import batch_sharding, shardings
 from lineage.train.step import cast, make_evaluation_step
 
-STEPS = ("train", "evaluate", "decode")
-
 
 @dataclass(frozen=True)
 class Compiled:
@@ -28,11 +26,13 @@ class Compiled:
     Attributes:
         title: the experiment, the step and the target.
         plan: costs of the program on one device.
-        arguments, temporaries, peak: bytes of one device: of what goes in and out, beside it, and together.
+        arguments: bytes of the inputs and of the outputs that do not reuse them, on one device.
+        temporaries: bytes of all other arrays.
+        peak: largest number of bytes in use at a time.
         flops: FLOPs of the model in one step, on one device, without recomputation; None for the decoding step, whose
             limit is the bandwidth of the memory.
         leaves: number of arrays of the state, all of which should be donated; 0 if the step changes none.
-        seconds: that the compiler took.
+        seconds: duration of the compilation.
     """
 
     title: str
@@ -145,8 +145,8 @@ def compile_step(experiment: Experiment, target: Target, step: str = "train", ti
 
     Args:
         experiment: made with `devices=target.devices()`.
-        target: the chips.
-        step: one of `STEPS`.
+        target: chips to compile for.
+        step: "train", "evaluate" or "decode".
         title: name of the experiment, for the report.
 
     Raises:

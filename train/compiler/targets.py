@@ -15,6 +15,7 @@ ENVIRONMENT = {
 # Without a device the GPU compiler cannot autotune Triton's matrix products, and fails on some of them.
 GPU_FLAGS = "--xla_gpu_enable_triton_gemm=false"
 GPUS_PER_HOST = 8
+USABLE = 0.92  # fraction of a GPU's memory that programs are given
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,13 @@ CHIPS = {
         Chip("v5e", 197e12, 819e9, 15.75 * GIB, 90e9, clock=1.503e9),
         Chip("v5p", 459e12, 2765e9, 95.0 * GIB, 180e9, clock=1.75e9),
         Chip("v6e", 918e12, 1640e9, 31.25 * GIB, 180e9, clock=1.75e9),
-        Chip("h100", 989e12, 3352e9, 0.92 * 84942979072, 450e9, gpu=HOPPER | {"title": "NVIDIA H100 80GB HBM3"}),
-        Chip("h200", 989e12, 4800e9, 0.92 * 151397597184, 450e9, gpu=HOPPER | {"title": "NVIDIA H200 141GB HBM3e"}),
+        Chip("h100", 989e12, 3352e9, USABLE * 84942979072, 450e9, gpu=HOPPER | {"title": "NVIDIA H100 80GB HBM3"}),
+        Chip("h200", 989e12, 4800e9, USABLE * 151397597184, 450e9, gpu=HOPPER | {"title": "NVIDIA H200 141GB HBM3e"}),
         Chip(
             "b200",
             2250e12,
             7672e9,
-            0.92 * 191514411008,
+            USABLE * 191514411008,
             900e9,
             gpu={"major": 10, "cores": 148, "l2": 132644864, "ghz": 1.965, "title": "NVIDIA B200"},
         ),
@@ -161,7 +162,7 @@ gpu_device_info {{
   memory_bandwidth: {int(chip.bandwidth)}
   l2_cache_size: {gpu["l2"]}
   clock_rate_ghz: {gpu["ghz"]}
-  device_memory_size: {round(chip.memory / 0.92)}
+  device_memory_size: {round(chip.memory / USABLE)}
   shared_memory_per_block_optin: 232448
   cuda_compute_capability {{ major: {gpu["major"]} }}
   registers_per_core_limit: 65536
