@@ -187,7 +187,7 @@ def measure(
                     continue
                 try:
                     count = max(1, round(options.seconds / worker.facts.get(row, {}).get("seconds", options.seconds)))
-                    value = worker.run(row, count, deadline + RESERVE)
+                    value = worker.run(row, count, min(deadline + RESERVE, time.monotonic() + options.limit / 2))
                 except (RuntimeError, OSError) as error:
                     errors[side] = str(error)
                     continue

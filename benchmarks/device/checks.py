@@ -79,21 +79,21 @@ def kernels(settings: Settings) -> Rows:
         if mask.keys is not None and queries == keys:  # outputs of padding differ between implementations
             arrays[3] = jnp.where(mask.keys[:, :, None, None], arrays[3], 0)
 
-        def gradients(attend, query, key, value, weights):
+        def gradients(attend, mask, query, key, value, weights):
             def weighted(*inputs):
                 out = attend(*inputs, mask).astype(jnp.float32)
                 return (out * weights).sum(), jnp.where(weights == 0, 0, out)
 
             return jax.value_and_grad(weighted, argnums=(0, 1, 2), has_aux=True)(query, key, value)
 
-        def compare(*arrays):
+        def compare(mask, *arrays):
             with jax.default_matmul_precision("highest"):
-                exact = gradients(dense, *(x.astype(jnp.float32) for x in arrays))
-            return exact, {name: gradients(attend, *arrays) for name, attend in implementations.items()}
+                exact = gradients(dense, mask, *(x.astype(jnp.float32) for x in arrays))
+            return exact, {name: gradients(attend, mask, *arrays) for name, attend in implementations.items()}
 
         implementations = {"dense": dense, **candidates(*arrays[:3], mask)}
-        program = jax.jit(compare).lower(*arrays).compile()
-        return {}, lambda count: compared(*program(*arrays))
+        program = jax.jit(compare).lower(mask, *arrays).compile()
+        return {}, lambda count: compared(*program(mask, *arrays))
 
     return {name: partial(prepare, mask, **sizes) for name, (mask, sizes) in masks(batch, length, heads).items()}
 
