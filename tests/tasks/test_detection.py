@@ -99,6 +99,7 @@ def test_invalid_weights_and_too_many_objects_raise(one_step):
         jax.eval_shape(nn.apply(lambda model: ObjectDetection().loss(model, batch), model), state.variables())
 
 
+@pytest.mark.thorough
 def test_evaluation_covers_the_whole_split_and_report_shows_boxes(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(shapes, "SIZES", {"train": 30, "validation": 7, "test": 7})
     draw = shapes.DrawnShapes.__getitem__
