@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int
 
-from lineage.models.layers.placement import gathering
+from lineage.models import gathering
 from lineage.train.optimizer import map_paths
 
 AXES = ("data", "fsdp", "tensor")
