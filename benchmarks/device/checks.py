@@ -58,7 +58,8 @@ def masks(batch: int, length: int, heads: int) -> dict[str, tuple[Mask, dict[str
         "grouped queries, window": (Mask(causal=True, window=length // 4), {"kv_heads": heads // 4}),
         "cross-attention, padding": (Mask(keys=keys), {"queries": length // 2}),
         "bias": (Mask(bias=bias), {}),
-        "length no multiple of 128": (Mask(causal=True), {"queries": length + 37, "keys": length + 37}),
+        "odd length": (Mask(), {"queries": length + 37, "keys": length + 37}),
+        "odd length, causal": (Mask(causal=True), {"queries": length + 37, "keys": length + 37}),
         "128 channels": (Mask(causal=True), {"channels": 128}),
     }
 
