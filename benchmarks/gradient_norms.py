@@ -71,11 +71,11 @@ def draw(means) -> Figure:
         axes.spines[["left", "top", "right"]].set_visible(False)
         axes.grid(axis="y")
         axes.set(title=side, xlabel="layer")
-        for placement, colour in zip(PLACEMENTS, figures.SERIES.values()):
+        for placement, color in zip(PLACEMENTS, figures.SERIES.values()):
             for matrix, style in zip(MATRICES, ("-", "--")):
                 values = means[placement][side, matrix]
                 label = f"{placement}-norm, {matrix}"
-                axes.plot(range(1, len(values) + 1), values, style, color=colour, marker="o", markersize=3, label=label)
+                axes.plot(range(1, len(values) + 1), values, style, color=color, marker="o", markersize=3, label=label)
     axes.legend(frameon=False)
     return figure
 

@@ -55,7 +55,7 @@ class PairedTexts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LabelledTexts:
+class LabeledTexts:
     """Examples of one or two texts, with a label each, as the source writes it.
 
     The `names` of all classes are in order; they are empty if the source does not have them.

@@ -56,7 +56,7 @@ def _features_of(task):
 
 @EVALUATORS.register("knn")
 @dataclass(frozen=True)
-class Neighbours(Probe):
+class Neighbors(Probe):
     """Accuracy of a k-nearest-neighbor classifier with weights exp(cosine similarity / temperature).
 
     See arXiv 2104.14294, appendix F.1.

@@ -11,7 +11,7 @@ def to_corners(boxes: Float[Array, "*N 4"]) -> Float[Array, "*N 4"]:
     return jnp.concatenate([center - half, center + half], axis=-1)
 
 
-def to_centres(boxes: Float[Array, "*N 4"]) -> Float[Array, "*N 4"]:
+def to_centers(boxes: Float[Array, "*N 4"]) -> Float[Array, "*N 4"]:
     """Convert (left, top, right, bottom) to (center x, center y, width, height)."""
     first, last = boxes[..., :2], boxes[..., 2:]
     return jnp.concatenate([(first + last) / 2, last - first], axis=-1)
@@ -28,7 +28,7 @@ def convert(boxes: Float[Array, "*N 4"], source: str, target: str) -> Float[Arra
 _FORMATS = {  # format -> (to corners, from corners)
     "xyxy": (jnp.asarray, jnp.asarray),
     "xywh": (lambda a: a.at[..., 2:].add(a[..., :2]), lambda a: a.at[..., 2:].add(-a[..., :2])),
-    "cxcywh": (to_corners, to_centres),
+    "cxcywh": (to_corners, to_centers),
 }
 
 
@@ -42,7 +42,7 @@ def iou(a: Float[Array, "*#N 4"], b: Float[Array, "*#N 4"]) -> Float[Array, "*#N
     return _iou(a, b)[0]
 
 
-def generalised_iou(a: Float[Array, "*#N 4"], b: Float[Array, "*#N 4"]) -> Float[Array, "*#N"]:
+def generalized_iou(a: Float[Array, "*#N 4"], b: Float[Array, "*#N 4"]) -> Float[Array, "*#N"]:
     """Return the generalized IoU of boxes "xyxy", from -1 to 1 (arXiv 1902.09630, algorithm 1)."""
     value, union = _iou(a, b)
     enclosing = area(_enclosing(a, b))
@@ -51,8 +51,8 @@ def generalised_iou(a: Float[Array, "*#N 4"], b: Float[Array, "*#N 4"]) -> Float
 
 def distance_iou(a: Float[Array, "*#N 4"], b: Float[Array, "*#N 4"]) -> Float[Array, "*#N"]:
     """Return the distance IoU of boxes "xyxy", from -1 to 1 (arXiv 1911.08287, equation 7)."""
-    offset = to_centres(a)[..., :2] - to_centres(b)[..., :2]
-    diagonal = (to_centres(_enclosing(a, b))[..., 2:] ** 2).sum(axis=-1)
+    offset = to_centers(a)[..., :2] - to_centers(b)[..., :2]
+    diagonal = (to_centers(_enclosing(a, b))[..., 2:] ** 2).sum(axis=-1)
     return iou(a, b) - (offset**2).sum(axis=-1) / jnp.where(diagonal > 0, diagonal, 1)
 
 

@@ -193,7 +193,7 @@ class BERT(StackModel):
 
 
 class MaskedLM(nn.Module):
-    """Head of masked language modelling: a layer, the product with the token embeddings, and a bias."""
+    """Head of masked language modeling: a layer, the product with the token embeddings, and a bias."""
 
     activation: Callable
     norm: Callable[..., nn.Module]

@@ -18,7 +18,7 @@ class MAE(ViT):
 
     Attributes:
         mask_rate: fraction of the patches that is masked: the encoder is given int(P (1 - mask_rate)) patches.
-        normalised: whether the target of a patch is normalized by the mean and standard deviation of its pixels.
+        normalized: whether the target of a patch is normalized by the mean and standard deviation of its pixels.
         decoder_depth, decoder_width, decoder_num_heads, decoder_mlp_dim: L, D, H and F of the decoder; mlp_dim None is
             4 D; depth 0 leaves the decoder out.
     """
@@ -34,7 +34,7 @@ class MAE(ViT):
     num_classes: int = 0
     position: Literal["none", "1d", "2d", "sincos2d", "mae"] = "mae"
     mask_rate: float = 0.75
-    normalised: bool = True
+    normalized: bool = True
     decoder_depth: Natural = 8
     decoder_width: Count = 512
     decoder_num_heads: Count = 16
@@ -100,7 +100,7 @@ class MAE(ViT):
 
     def target(self, image: Image) -> Float[Array, "B P F"]:
         """Return the target of each patch."""
-        return self._normalised(image)[0]
+        return self._normalized(image)[0]
 
     def pictures(
         self, image: Image, noise: Real[Array, "B P"]
@@ -110,16 +110,16 @@ class MAE(ViT):
         Normalized predictions get the mean and the standard deviation that the patches have in the image.
         """
         predicted, hidden = self(image, noise)
-        target, mean, deviation = self._normalised(image)
+        target, mean, deviation = self._normalized(image)
         seen = target * deviation + mean
         found = [jnp.where(hidden[..., None], x, seen) for x in (jnp.zeros_like(seen), predicted * deviation + mean)]
         return tuple(self._image(x, image.shape) for x in found)
 
-    def _normalised(self, image):
+    def _normalized(self, image):
         """Return patches [B P F] in float32, and the mean and standard deviation [B P 1] that normalize them."""
         x = patches(image.astype(jnp.float32), self.patch_size)
         x = x.reshape(len(x), -1, x.shape[-1])
-        if not self.normalised:
+        if not self.normalized:
             return x, 0.0, 1.0
         mean, deviation = x.mean(axis=-1, keepdims=True), jnp.sqrt(x.var(axis=-1, ddof=1, keepdims=True) + 1e-6)
         return (x - mean) / deviation, mean, deviation

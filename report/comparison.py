@@ -98,8 +98,8 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
     """
     runs, metric, folder = ranked(runs, target), target[0], page.with_suffix("")
     ids = [f"run{number}" for number in range(len(runs))]
-    colours = [to_hex(colormaps["viridis"](share)) for share in np.linspace(0.2, 0.8, max(len(runs) - 1, 1))]
-    colours = [figures.SERIES["s1"], *colours]  # the best run has its own color
+    colors = [to_hex(colormaps["viridis"](share)) for share in np.linspace(0.2, 0.8, max(len(runs) - 1, 1))]
+    colors = [figures.SERIES["s1"], *colors]  # the best run has its own color
     folder.mkdir(exist_ok=True)
 
     def drawn(draw: Callable[..., Figure], *args, name: str) -> str:
@@ -115,7 +115,7 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
         curves = {name: html.series(run.metrics, key) for name, run in order}
         curves = {name: curve for name, curve in curves.items() if np.isfinite(curve[1]).any()}
         if curves:
-            options = {"percent": "accuracy" in key, "smoothed": True, "colours": colours, "legend": False}
+            options = {"percent": "accuracy" in key, "smoothed": True, "colors": colors, "legend": False}
             chart = partial(figures.chart, **options)
             charts.append(drawn(chart, html.words(key), curves, ids, name=f"curve_{html.file_name(key)}"))
     keys = differing(runs)
@@ -125,13 +125,13 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
         shown = keys[:MAX_AXES]
         columns = {label: [setting(run, key) for run in done] for key, label in zip(shown, labels(shown))}
         columns[metric] = [results(run)[metric] for run in done]
-        overview = drawn(figures.parallel, columns, ids, colours, name="parallel")
+        overview = drawn(figures.parallel, columns, ids, colors, name="parallel")
     title, few = page.resolve().parent.name, len(keys) <= MAX_AXES
     parts = [
         _header(title, runs, metric),
         html.section("Curves", "".join(charts), "cards"),
         html.section("Overrides and results", overview),
-        html.section("Runs, best first", _table(runs, colours, keys if few else []), "card scroll"),
+        html.section("Runs, best first", _table(runs, colors, keys if few else []), "card scroll"),
         html.section("Differences between the configs", "" if few else _settings(runs, keys), "card scroll"),
         html.section("Commands", _commands([commands[run] for run in runs])),
         f"<style>{html.resource('comparison.css')}</style><script>{html.resource('comparison.js')}</script>",
@@ -162,7 +162,7 @@ def _header(title: str, runs: Sequence[Run], metric: str) -> str:
     return html.header(title, facts, about, tiles)
 
 
-def _table(runs: Sequence[Run], colours: Sequence[str], keys: Sequence[str]) -> str:
+def _table(runs: Sequence[Run], colors: Sequence[str], keys: Sequence[str]) -> str:
     metrics = list(dict.fromkeys(key for run in runs for key in results(run)))
     titles = [*map(html.text, metrics), "steps", "time"]
     head = html.table_row("run", "state", *keys, numbers=titles, tag="th")
@@ -171,7 +171,7 @@ def _table(runs: Sequence[Run], colours: Sequence[str], keys: Sequence[str]) -> 
         found, seconds = results(run), run.facts().get("seconds")
         numbers = [html.number(found[key]) if key in found else "" for key in metrics]
         numbers += [f"{run.step or 0:,}", clock(seconds) if seconds is not None else ""]
-        cells = f"<td><i style='background:{colours[place]}'></i>{html.text(run.name)}"
+        cells = f"<td><i style='background:{colors[place]}'></i>{html.text(run.name)}"
         cells += "".join(f"<td>{html.text(cell)}" for cell in (run.state, *(setting(run, key) for key in keys)))
         rows += f"<tr class='run run{place}'>{cells}" + "".join(f"<td class=n>{cell}" for cell in numbers)
     return f"<table class=runs>{head}{rows}</table>"

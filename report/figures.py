@@ -20,20 +20,20 @@ from scipy.ndimage import gaussian_filter1d
 # The palette of Okabe and Ito, which is safe for color-blind readers. In a report each color becomes the CSS variable
 # of the same name, so that figures follow the light or dark mode; PNGs keep the colors.
 SERIES = {"s0": "#0072b2", "s1": "#d55e00", "s2": "#009e73", "s3": "#cc79a7"}
-COLOURS = SERIES | {"ink": "#1f2329", "soft": "#656d76", "rule": "#dde1e6", "bad": "#cc3311"}
+COLORS = SERIES | {"ink": "#1f2329", "soft": "#656d76", "rule": "#dde1e6", "bad": "#cc3311"}
 STYLE = {
     "font.size": 9,
     "svg.fonttype": "none",
     "svg.hashsalt": "report",  # makes the ids, and so the report, reproducible
-    "text.color": COLOURS["ink"],
+    "text.color": COLORS["ink"],
     "text.parse_math": False,
-    "axes.edgecolor": COLOURS["rule"],
-    "axes.labelcolor": COLOURS["soft"],
+    "axes.edgecolor": COLORS["rule"],
+    "axes.labelcolor": COLORS["soft"],
     "axes.titlesize": 9,
-    "grid.color": COLOURS["rule"],
+    "grid.color": COLORS["rule"],
     "grid.linewidth": 0.7,
-    "xtick.color": COLOURS["soft"],
-    "ytick.color": COLOURS["soft"],
+    "xtick.color": COLORS["soft"],
+    "ytick.color": COLORS["soft"],
 } | {f"{axis}.{kind}.size": 0 for axis in ("xtick", "ytick") for kind in ("major", "minor")}
 # A square-root scale, which makes a share of 1% visible beside one of 100%.
 SHARE = {"norm": PowerNorm(0.5, 0, 1), "cmap": "viridis", "interpolation": "nearest"}
@@ -59,8 +59,8 @@ def save(draw: Callable[..., Figure], *args, name: str, folder: Path) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     head = f'<svg role="img" aria-label="{name.replace("_", " ")}" style="--w:{72 * figure.get_figwidth():.0f}"'
     svg = re.sub(r'<svg [^>]*(viewBox="[^"]*")[^>]*>', rf"{head} \1>", svg, count=1)
-    for variable, colour in COLOURS.items():
-        svg = svg.replace(colour, f"var(--{variable})")
+    for variable, color in COLORS.items():
+        svg = svg.replace(color, f"var(--{variable})")
     return svg
 
 
@@ -71,14 +71,14 @@ def chart(
     *,
     percent: bool,
     smoothed: bool,
-    colours: Sequence[str] = tuple(SERIES.values()),
+    colors: Sequence[str] = tuple(SERIES.values()),
     legend: bool = True,
 ) -> Figure:
     """Return a chart of one metric over the steps.
 
     Args:
         curves: steps and values by split (or by run). A dotted line marks a step whose value is not finite.
-        splits: all splits of the report; the index of a split here gives its color in `colours`.
+        splits: all splits of the report; the index of a split here gives its color in `colors`.
         percent: whether the values are fractions to be shown as percentages.
         smoothed: whether long curves are smoothed, and the axis is logarithmic for values of different magnitude.
     """
@@ -86,17 +86,17 @@ def chart(
     figure.suptitle(title, x=0.02, ha="left", weight="bold", fontsize=10.5)
     shown = []
     for split, (steps, values) in curves.items():
-        colour = colours[splits.index(split) % len(colours) if split in splits else 0]
+        color = colors[splits.index(split) % len(colors) if split in splits else 0]
         for step in steps[~np.isfinite(values)][:50]:
-            axes.axvline(step, color=COLOURS["bad"], linewidth=1, linestyle=":")
+            axes.axvline(step, color=COLORS["bad"], linewidth=1, linestyle=":")
         if len(values) > 1500:  # more points than pixels: average neighboring points
             steps, values = (np.array([run.mean() for run in np.array_split(x, 750)]) for x in (steps, values))
         many = len(values) > 30
         if many and smoothed:
-            axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3, gid=split)
+            axes.plot(steps, values, color=color, linewidth=0.8, alpha=0.3, gid=split)
             values = smooth(values)
         marker = {} if many else {"marker": "o", "markersize": 3.2}
-        axes.plot(steps, values, color=colour, linewidth=1.7, label=split, gid=split, **marker)
+        axes.plot(steps, values, color=color, linewidth=1.7, label=split, gid=split, **marker)
         shown.append(values[np.isfinite(values)])
     low, high = (extreme(np.concatenate(shown)) for extreme in (np.min, np.max))
     if percent:
@@ -124,11 +124,11 @@ def lines(panels: Mapping[str, Mapping[str, Line]], xlabel: str, *, logarithmic:
     """
     figure, plots = _plots(len(panels))
     for axes, (label, curves) in zip(plots, panels.items()):
-        for (name, (places, values)), colour in zip(curves.items(), SERIES.values()):
+        for (name, (places, values)), color in zip(curves.items(), SERIES.values()):
             values = np.asarray(values, float).reshape(len(places), -1)
             for run in values.T:
-                axes.plot(places, run, "o", color=colour, markersize=3.2)
-            axes.plot(places, np.ma.masked_invalid(values).mean(axis=1), color=colour, linewidth=1.4, label=name)
+                axes.plot(places, run, "o", color=color, markersize=3.2)
+            axes.plot(places, np.ma.masked_invalid(values).mean(axis=1), color=color, linewidth=1.4, label=name)
         if logarithmic:
             axes.set(xscale="log", yscale="log", xticks=places)
             for axis in (axes.xaxis, axes.yaxis):
@@ -140,7 +140,7 @@ def lines(panels: Mapping[str, Mapping[str, Line]], xlabel: str, *, logarithmic:
     return figure
 
 
-def parallel(columns: Mapping[str, Sequence[Any]], names: Sequence[str], colours: Sequence[str]) -> Figure:
+def parallel(columns: Mapping[str, Sequence[Any]], names: Sequence[str], colors: Sequence[str]) -> Figure:
     """Return a parallel-coordinates plot: an axis for each column, and a line for each name, the first one on top.
 
     Args:
@@ -164,12 +164,12 @@ def parallel(columns: Mapping[str, Sequence[Any]], names: Sequence[str], colours
         low, wide = min(at.values()), max(at.values()) - min(at.values())
         at = {value: (y - low) / wide if wide else 0.5 for value, y in at.items()}
         heights.append([at[value if numbers else str(value)] for value in values])
-        axes.plot([place, place], [0, 1], color=COLOURS["rule"], linewidth=1.2, zorder=0)
+        axes.plot([place, place], [0, 1], color=COLORS["rule"], linewidth=1.2, zorder=0)
         for value, word in words.items():
             axes.annotate(word, (place, at[value]), (-4, 0), textcoords="offset points", ha="right", va="center")
-        axes.annotate(label, (place, 1), (0, 12), textcoords="offset points", ha="center", color=COLOURS["soft"])
-    for name, colour, line in reversed([*zip(names, colours, zip(*heights))]):
-        axes.plot(range(len(columns)), line, color=colour, linewidth=1.7, alpha=0.85, gid=name)
+        axes.annotate(label, (place, 1), (0, 12), textcoords="offset points", ha="center", color=COLORS["soft"])
+    for name, color, line in reversed([*zip(names, colors, zip(*heights))]):
+        axes.plot(range(len(columns)), line, color=color, linewidth=1.7, alpha=0.85, gid=name)
     return figure
 
 
@@ -187,8 +187,8 @@ def precision(curves: np.ndarray) -> Figure:
     figure, (axes,) = _plots()
     thresholds, recalls = np.linspace(0.5, 0.95, len(curves)), np.linspace(0, 1, curves.shape[1])
     shown = [round(place) for place in np.linspace(0, len(curves) - 1, len(SERIES))]
-    for place, colour in zip(shown, SERIES.values()):
-        axes.plot(recalls, curves[place], color=colour, label=f"IoU {thresholds[place]:.2f}")
+    for place, color in zip(shown, SERIES.values()):
+        axes.plot(recalls, curves[place], color=color, label=f"IoU {thresholds[place]:.2f}")
     axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02))
     axes.legend(frameon=False)
     return figure
@@ -224,9 +224,9 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
     image = axes.imshow(np.ma.masked_equal(share, 0), **SHARE)
     if size <= 20:
         for row, column in zip(*np.nonzero(counts)):
-            colour = "#ffffff" if share[row, column] < 0.4 else "#000000"
+            color = "#ffffff" if share[row, column] < 0.4 else "#000000"
             text = f"{counts[row, column]:,}"
-            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=small)
+            axes.text(column, row, text, ha="center", va="center", color=color, fontsize=small)
         axes.set_xticks(np.arange(size + 1) - 0.5, minor=True)
         axes.set_yticks(np.arange(size + 1) - 0.5, minor=True)
         axes.grid(which="minor")
@@ -279,10 +279,10 @@ def objects(
     """Draw an image [h, w, c] in 0..1 and its objects [N, 6]: class, score, left, top, width, height in 0..1."""
     axes.imshow(np.broadcast_to(image, (*image.shape[:2], 3)), interpolation="nearest", extent=extent)
     left, top = extent[0], extent[3]
-    for boxes, style in ((truth, {"linestyle": ":", "edgecolor": "#ffffff"}), (found, {"edgecolor": COLOURS["s1"]})):
+    for boxes, style in ((truth, {"linestyle": ":", "edgecolor": "#ffffff"}), (found, {"edgecolor": COLORS["s1"]})):
         for kind, score, x, y, width, height in boxes[np.argsort(boxes[:, 1])]:  # the highest score on top
             axes.add_patch(Rectangle((left + x, top - y), width, -height, fill=False, linewidth=1.2, **style))
             if boxes is found:
                 text = f"{names[int(kind)]} {score:.0%}"
-                ground = {"facecolor": COLOURS["s1"], "edgecolor": "none", "pad": 0.5}
+                ground = {"facecolor": COLORS["s1"], "edgecolor": "none", "pad": 0.5}
                 axes.text(left + x, top - y, text, fontsize=6, va="bottom", color="#ffffff", bbox=ground)

@@ -19,7 +19,7 @@ from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, Pace, held, n
 
 LOG = "log.txt"  # the output of a run that a sweep or a job started
 PROMPT = "$ "  # comes before the command of each start in the log
-COLOURS = {"running": "cyan", "done": "green", "failed": "red", "pruned": "yellow", "stopped": "yellow"}
+COLORS = {"running": "cyan", "done": "green", "failed": "red", "pruned": "yellow", "stopped": "yellow"}
 LOG_SECONDS = 30
 
 
@@ -166,7 +166,7 @@ class Table(AbstractContextManager):
             grid.add_column(column, justify="left" if column in ("run", "state") else "right", no_wrap=True)
         for run in shown:
             name, state, *rest = run.row()
-            grid.add_row(name.replace("[", r"\["), f"[{COLOURS.get(state.partition(' ')[0], 'dim')}]{state}", *rest)
+            grid.add_row(name.replace("[", r"\["), f"[{COLORS.get(state.partition(' ')[0], 'dim')}]{state}", *rest)
         return grid
 
 

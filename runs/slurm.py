@@ -102,7 +102,7 @@ def cancel(workdir: Path) -> int:
         chosen = [number for number in found if (queue[number] == "RUNNING") == running]
         if chosen:
             subprocess.run(["scancel", *chosen], check=True)
-    print(f"{len(found)} jobs cancelled")
+    print(f"{len(found)} jobs canceled")
     return 0
 
 

@@ -172,7 +172,7 @@ class Task:
 
     def feature_extractor(self, model: Model) -> Model:
         """Return the model whose `forward` gives one feature vector [D] per example, for probes."""
-        raise ValueError(f"The task {self.name!r} has no features for probes: they are for labelled images.")
+        raise ValueError(f"The task {self.name!r} has no features for probes: they are for labeled images.")
 
     # Distillation, for tasks that need a teacher.
 

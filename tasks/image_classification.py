@@ -12,7 +12,7 @@ from lineage.models import Model
 from lineage.tasks import mixup as mixing
 from lineage.tasks.attention import attention_of_images
 from lineage.tasks.base import TASKS, Batch, Pictures, Result, Smoothing, Weight
-from lineage.tasks.images import LabelledImageTask, to_pixels
+from lineage.tasks.images import LabeledImageTask, to_pixels
 from lineage.tasks.losses import class_loss, probabilities, smoothed, sums
 
 MISTAKES = 24  # number of the most confident mistakes in the report
@@ -20,7 +20,7 @@ MISTAKES = 24  # number of the most confident mistakes in the report
 
 @TASKS.register("image_classification")
 @dataclass(frozen=True)
-class ImageClassification(LabelledImageTask):
+class ImageClassification(LabeledImageTask):
     """Predict the class of an image.
 
     Attributes:

@@ -60,7 +60,7 @@ class ImageTask(Task):
 
 
 @dataclass(frozen=True)
-class LabelledImageTask(ImageTask):
+class LabeledImageTask(ImageTask):
     """Base class of tasks of labeled images.
 
     Attributes:
@@ -86,7 +86,7 @@ class LabelledImageTask(ImageTask):
         if self.in_memory:
             splits = {name: images.in_memory(part) for name, part in splits.items()}
         facts = self.facts(splits["train"], content.class_names, size)
-        resize = augmentation.CentreCrop(size, self.evaluation_crop, self.resample) if size else None
+        resize = augmentation.CenterCrop(size, self.evaluation_crop, self.resample) if size else None
         steps = augmentation.parse(self.augment, size, self.resample)
         crop = steps.pop(0) if steps and isinstance(steps[0], augmentation.RandomCrop) else resize
         erase = steps.pop() if steps and isinstance(steps[-1], augmentation.Erase) else None

@@ -14,7 +14,7 @@ from lineage.data import Examples, Images, Tokenizer
 from lineage.data.examples.masking import MaskPatches
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Pictures, Rate, Result, Sizes, Task
-from lineage.tasks.images import LabelledImageTask, to_pixels
+from lineage.tasks.images import LabeledImageTask, to_pixels
 from lineage.tasks.losses import sums
 
 PICTURES = 6  # number of images in a snapshot
@@ -22,7 +22,7 @@ PICTURES = 6  # number of images in a snapshot
 
 @TASKS.register("masked_autoencoding")
 @dataclass(frozen=True)
-class MaskedAutoencoding(LabelledImageTask):
+class MaskedAutoencoding(LabeledImageTask):
     """Reconstruct the masked patches of an image from the visible ones (MAE, arXiv 2111.06377).
 
     Attributes:
@@ -34,7 +34,7 @@ class MaskedAutoencoding(LabelledImageTask):
     has_snapshots = True
     needs = ("patches",)
     arguments = ("image", "noise")
-    arrays = LabelledImageTask.arrays | {"noise": "int32 B P"}
+    arrays = LabeledImageTask.arrays | {"noise": "int32 B P"}
 
     mask_rate: Rate = 0.15
     masking: Literal["random", "block", "grid"] = "random"

@@ -35,7 +35,7 @@ class MaskedLMDistillation(MaskedLM):
 
     def __post_init__(self):
         super().__post_init__()
-        check_weights(self.weights, ("teacher", "masked language modelling", "cosine"))
+        check_weights(self.weights, ("teacher", "masked language modeling", "cosine"))
 
     def teach(self, teacher: Model, batch: Batch) -> Batch:
         hidden, logits = hidden_and_logits(teacher, batch)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lineage.metrics.boxes import generalised_iou, to_corners
+from lineage.metrics.boxes import generalized_iou, to_corners
 from lineage.metrics.likelihood import cross_entropy
 from lineage.metrics.states import Mean, State, Total
 
@@ -40,7 +40,7 @@ def set_loss(
     queries, nothing = logits.shape[2], logits.shape[3] - 1
     found, truth = boxes[:, :, None], batch["boxes"].astype(jnp.float32)[:, :, None]
     apart = jnp.abs(found - truth).sum(axis=-1)  # [L, B, N, Q], as the others
-    overlap = generalised_iou(to_corners(found), to_corners(truth))
+    overlap = generalized_iou(to_corners(found), to_corners(truth))
     chance = jax.nn.softmax(logits.astype(jnp.float32))
     chance = jnp.take_along_axis(chance, kinds[None, :, None], axis=-1).swapaxes(2, 3)
     costs = zip(weights, (-chance, apart, -overlap))

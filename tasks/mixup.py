@@ -27,9 +27,9 @@ def kept(
     if cutmix:
         keys = jax.random.split(jax.random.fold_in(key, 1), 3)
         side = jnp.sqrt(1 - jax.random.beta(keys[0], cutmix, cutmix))
-        centre = jax.random.uniform(keys[1], (2,))
+        center = jax.random.uniform(keys[1], (2,))
         row, column = (
-            jnp.abs((jnp.arange(length) + 0.5) / length - middle) < side / 2 for length, middle in zip(size, centre)
+            jnp.abs((jnp.arange(length) + 0.5) / length - middle) < side / 2 for length, middle in zip(size, center)
         )
         inside = (row[:, None] & column)[..., None]
         if mixup:

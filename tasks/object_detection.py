@@ -57,7 +57,7 @@ class ObjectDetection(ImageTask):
 
     def __post_init__(self):
         super().__post_init__()
-        check_weights(self.weights, ("class", "distance", "generalised IoU"))
+        check_weights(self.weights, ("class", "distance", "generalized IoU"))
 
     def examples(self, content: Images, tokenizer: Tokenizer | None, seed: int) -> Examples:
         size = self.image_size or SIZE
@@ -126,5 +126,5 @@ def objects_of(
 
 
 def _placed(boxes):
-    """Return boxes (centre x, centre y, width, height) as (left, top, width, height)."""
+    """Return boxes (center x, center y, width, height) as (left, top, width, height)."""
     return np.concatenate([boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., 2:]], axis=-1)

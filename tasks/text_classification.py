@@ -7,8 +7,8 @@ from typing import Literal
 import jax.numpy as jnp
 import numpy as np
 
-from lineage.data import Examples, LabelledTexts, Tokenizer
-from lineage.data.examples import labelled_texts
+from lineage.data import Examples, LabeledTexts, Tokenizer
+from lineage.data.examples import labeled_texts
 from lineage.metrics.states import F1, Matthews
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Count, Result, Smoothing
@@ -17,7 +17,7 @@ from lineage.tasks.text import EncoderTask
 
 
 @dataclass(frozen=True)
-class LabelledTextTask(EncoderTask):
+class LabeledTextTask(EncoderTask):
     """Base class of tasks of labeled texts.
 
     Attributes:
@@ -26,7 +26,7 @@ class LabelledTextTask(EncoderTask):
         stride: with "segments", distance between the starts of consecutive windows, in tokens; 0: no overlap.
     """
 
-    reads = "labelled_texts"
+    reads = "labeled_texts"
     needs = ("classification",)
     head = "classification"
     arrays = EncoderTask.arrays | {"label": "int32 B", "mask": "bool B"}
@@ -34,28 +34,28 @@ class LabelledTextTask(EncoderTask):
     long_text: Literal["head", "tail", "head_tail", "key_sentences", "segments"] = "head"
     stride: Count = 0
 
-    def texts(self, content: Mapping[str, LabelledTexts]) -> dict[str, Iterable[str]]:
+    def texts(self, content: Mapping[str, LabeledTexts]) -> dict[str, Iterable[str]]:
         counts = {len(row) for part in content.values() for row in part.texts}
         if len(counts) > 1:
             raise ValueError(f"There are rows of {min(counts)} and of {max(counts)} texts: all must have as many.")
         return {name: [text for row in part.texts for text in row] for name, part in content.items()}
 
-    def labels(self, content: Mapping[str, LabelledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    def labels(self, content: Mapping[str, LabeledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
         """Return the labels of each split, and the names of the classes, which real numbers do not have."""
         raise NotImplementedError
 
-    def examples(self, content: Mapping[str, LabelledTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
+    def examples(self, content: Mapping[str, LabeledTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
         (labels, names), length = self.labels(content), self.sequence_length
-        fit = labelled_texts.Fit(self.long_text, tokenizer, length, self.stride, content["train"])
+        fit = labeled_texts.Fit(self.long_text, tokenizer, length, self.stride, content["train"])
         splits = {
-            name: labelled_texts.encode(part, labels[name], tokenizer, length, fit) for name, part in content.items()
+            name: labeled_texts.encode(part, labels[name], tokenizer, length, fit) for name, part in content.items()
         }
         return Examples(splits, self.facts(tokenizer, num_classes=len(names) or 1, class_names=names), tokenizer)
 
 
 @TASKS.register("text_classification")
 @dataclass(frozen=True)
-class TextClassification(LabelledTextTask):
+class TextClassification(LabeledTextTask):
     """Predict the class of a text or a pair of texts.
 
     Attributes:
@@ -68,8 +68,8 @@ class TextClassification(LabelledTextTask):
     label_smoothing: Smoothing = 0.0
     binary: bool = False
 
-    def labels(self, content: Mapping[str, LabelledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-        names = labelled_texts.names(content)
+    def labels(self, content: Mapping[str, LabeledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+        names = labeled_texts.names(content)
         number_of = {name: number for number, name in enumerate(names)}
         labels = {
             name: np.array([number_of[label] for label in part.labels], np.int32) for name, part in content.items()

@@ -6,23 +6,23 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
-from lineage.data import LabelledTexts
+from lineage.data import LabeledTexts
 from lineage.metrics.states import Correlation
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Result
 from lineage.tasks.losses import sums
-from lineage.tasks.text_classification import LabelledTextTask
+from lineage.tasks.text_classification import LabeledTextTask
 
 
 @TASKS.register("text_regression")
 @dataclass(frozen=True)
-class TextRegression(LabelledTextTask):
+class TextRegression(LabeledTextTask):
     """Predict a number for a text or a pair of texts, with the squared error as the loss."""
 
-    arrays = LabelledTextTask.arrays | {"label": "float32 B"}
+    arrays = LabeledTextTask.arrays | {"label": "float32 B"}
     evaluators = ("loss", "spearman")
 
-    def labels(self, content: Mapping[str, LabelledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    def labels(self, content: Mapping[str, LabeledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
         try:
             labels = {name: np.array(part.labels, np.float32) for name, part in content.items()}
         except ValueError as error:

@@ -7,7 +7,7 @@ from typing import Any
 from lineage.configs.registry import Registry, check_ranges
 
 SOURCES: Registry = Registry("source")
-CONTENT = ("documents", "pairs", "labelled_texts", "tagged_sentences", "questions", "images", "images_with_boxes")
+CONTENT = ("documents", "pairs", "labeled_texts", "tagged_sentences", "questions", "images", "images_with_boxes")
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Source:
 
     - `documents() -> dict[str, Documents]`: texts, for language modeling;
     - `pairs() -> dict[str, PairedTexts]`: input texts with a target text each;
-    - `labelled_texts() -> dict[str, LabelledTexts]`: texts, or pairs of texts, with a label each;
+    - `labeled_texts() -> dict[str, LabeledTexts]`: texts, or pairs of texts, with a label each;
     - `tagged_sentences() -> dict[str, list[TaggedSentence]]`: sentences with a tag for each word;
     - `questions() -> dict[str, list[Question]]`: questions whose answers are parts of a context;
     - `images() -> Images`: labeled images;

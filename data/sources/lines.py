@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lineage.data.content import LabelledTexts, PairedTexts, Question
+from lineage.data.content import LabeledTexts, PairedTexts, Question
 from lineage.data.sources.base import SOURCES, SplitFiles
 
 
@@ -39,13 +39,13 @@ class LabelFiles(SplitFiles):
     objects with `text`, `label` and optionally `second`. As pairs, the labels are the targets (T5, arXiv 1910.10683).
     """
 
-    def labelled_texts(self) -> dict[str, LabelledTexts]:
-        return self.each(read_labelled_texts)
+    def labeled_texts(self) -> dict[str, LabeledTexts]:
+        return self.each(read_labeled_texts)
 
     def pairs(self) -> dict[str, PairedTexts]:
         return {
             name: PairedTexts([" ".join(row) for row in part.texts], list(part.labels))
-            for name, part in self.labelled_texts().items()
+            for name, part in self.labeled_texts().items()
         }
 
 
@@ -72,12 +72,12 @@ def read_pairs(path: str) -> PairedTexts:
     return PairedTexts([given for given, _ in rows], [target for _, target in rows])
 
 
-def read_labelled_texts(path: str) -> LabelledTexts:
+def read_labeled_texts(path: str) -> LabeledTexts:
     """Return the labeled texts in a file, either all single or all in pairs."""
     rows = read_rows(path, ("text", "second", "label"), optional="second", columns="one or two texts and a label")
     if len({len(row) for row in rows}) > 1:
         raise ValueError(f"{path} has some single texts and some pairs: it must have one or the other.")
-    return LabelledTexts([row[:-1] for row in rows], [row[-1] for row in rows])
+    return LabeledTexts([row[:-1] for row in rows], [row[-1] for row in rows])
 
 
 def read_questions(path: str) -> list[Question]:

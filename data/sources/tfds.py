@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from lineage.configs.registry import Range
-from lineage.data.content import Documents, Images, LabelledTexts, PairedTexts, Question, gather
+from lineage.data.content import Documents, Images, LabeledTexts, PairedTexts, Question, gather
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES, PathSource
 from lineage.data.transforms.pillow import decode
@@ -53,7 +53,7 @@ class TFDS(PathSource):
             raise ValueError(f"source.text_key is {self.text_key!r}: pairs need two features, such as 'de,en'.")
         return {name: PairedTexts(*columns) for name, columns in self._columns(keys).items()}
 
-    def labelled_texts(self) -> dict[str, LabelledTexts]:
+    def labeled_texts(self) -> dict[str, LabeledTexts]:
         """Return the texts that have a label, without splits that have none, such as the test splits of GLUE."""
         known = [str(name) for name in getattr(self._feature(self.label_key), "names", None) or ()]
         splits = {}
@@ -63,7 +63,7 @@ class TFDS(PathSource):
             rows = [(row, label) for row, label in zip(zip(*texts), labels) if label != missing]
             if rows:
                 named = [known[label] if known else str(label) for _, label in rows]
-                splits[name] = LabelledTexts([row for row, _ in rows], named, known)
+                splits[name] = LabeledTexts([row for row, _ in rows], named, known)
         return splits
 
     def questions(self) -> dict[str, list[Question]]:

@@ -52,7 +52,7 @@ class RandomBox(Checked):
 
 
 @dataclass(frozen=True)
-class CentreCrop:
+class CenterCrop:
     """Resize the shorter side to size / fraction with Pillow, then keep the central size x size pixels."""
 
     size: int
@@ -172,7 +172,7 @@ class Transform:
         mean, std: normalization to (pixel / 255 - mean) / std in float32.
     """
 
-    resize: CentreCrop | RandomCrop | None
+    resize: CenterCrop | RandomCrop | None
     steps: Sequence[Callable[[np.ndarray, np.ndarray], np.ndarray]]
     mean: tuple[float, ...]
     std: tuple[float, ...]

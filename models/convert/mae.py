@@ -50,7 +50,7 @@ class ViTMAE(ImageFamily):
     def settings(self, config, architecture, names):
         make_square(config)
         depth = 0 if architecture == "ViTMAEModel" else config.get("decoder_num_hidden_layers", 8)
-        return {"normalised": config.get("norm_pix_loss", False), "decoder_depth": depth}
+        return {"normalized": config.get("norm_pix_loss", False), "decoder_depth": depth}
 
     def config(self, model):
         refuse_others(model, position="mae")
@@ -61,5 +61,5 @@ class ViTMAE(ImageFamily):
             "intermediate_size": model.mlp_dim or 4 * model.width,
             "decoder_num_hidden_layers": model.decoder_depth,
             "decoder_intermediate_size": model.decoder_mlp_dim or 4 * model.decoder_width,
-            "norm_pix_loss": model.normalised,
+            "norm_pix_loss": model.normalized,
         }

@@ -91,7 +91,7 @@ def test_empty_keys_are_typed():
         ({"part": {"size": 1.0}}, {}, Whole(Part())),
         ({"variant": "small"}, {}, Whole(Part(2.0), depth=2)),
         ({"variant": "large"}, {}, Whole(Part(3.0), depth=4)),
-        ({"variant": "small"}, {"classes": 3, "depth": 5, "colour": "red"}, Whole(Part(2.0), classes=3, depth=5)),
+        ({"variant": "small"}, {"classes": 3, "depth": 5, "color": "red"}, Whole(Part(2.0), classes=3, depth=5)),
         ({"variant": "small", "classes": 7, "depth": 1}, {"classes": 3, "depth": 5}, Whole(Part(2.0), 7, 1)),
         (
             {"variant": "small", "tied": False, "width": 0},
@@ -194,7 +194,7 @@ def test_name_of_returns_the_name_of_the_class():
 
 def test_registering_a_class_that_is_not_a_dataclass_raises():
     class Undecorated(Part):
-        colour: str = "red"
+        color: str = "red"
 
     with pytest.raises(ValueError, match=r"The thing .*Undecorated must be a dataclass: add @dataclass"):
         THINGS.register("undecorated")(Undecorated)

@@ -88,8 +88,8 @@ def test_batches_are_padded_and_boxes_relative():
         image = out["image"][row] * 0.25 + 0.5
         assert (out["image"][row, height:] == 0).all()
         assert (out["image"][row, :, width:] == 0).all()
-        centre, size = out["boxes"][row, :3, :2], out["boxes"][row, :3, 2:]
-        boxes = np.concatenate([centre - size / 2, centre + size / 2], axis=1) * np.tile([width, height], 2)
+        center, size = out["boxes"][row, :3, :2], out["boxes"][row, :3, 2:]
+        boxes = np.concatenate([center - size / 2, center + size / 2], axis=1) * np.tile([width, height], 2)
         found = {"image": image[:height, :width] * 255, "boxes": boxes, "classes": out["classes"][row, :3]}
         assert_boxes_match_colors(found | {"crowd": out["crowd"][row, :3]}, 1.5)
         assert out["boxes_mask"][row].tolist() == [True] * 3 + [False]

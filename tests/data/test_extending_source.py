@@ -18,7 +18,7 @@ CSV_SOURCE = '''\
 import csv
 from dataclasses import dataclass
 
-from lineage.data import LabelledTexts
+from lineage.data import LabeledTexts
 from lineage.data.sources import SOURCES, SplitFiles
 
 
@@ -35,13 +35,13 @@ class CSV(SplitFiles):
     text: str = "text"
     label: str = "label"
 
-    def labelled_texts(self):
+    def labeled_texts(self):
         return {split: self._read(path) for split, path in self.paths().items()}
 
     def _read(self, path):
         with open(path, encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
-        return LabelledTexts([(row[self.text],) for row in rows], [row[self.label] for row in rows])
+        return LabeledTexts([(row[self.text],) for row in rows], [row[self.label] for row in rows])
 '''
 
 
@@ -71,7 +71,7 @@ def test_a_csv_of_texts_and_labels(registered, tmp_path):
     }
     section.label = "stars"
     source = schema.build(SOURCES, section)
-    assert source.offers() == ["labelled_texts"]
+    assert source.offers() == ["labeled_texts"]
     assert set(fingerprint(source.files())) == {str(train), str(held_out)}
     loaded = load(source, TextClassification(sequence_length=32), Bytes(), Loader(batch_size=3))
     assert loaded.facts.class_names == ("1", "3", "5")
@@ -84,7 +84,7 @@ def test_a_csv_of_texts_and_labels(registered, tmp_path):
     assert dict(zip(texts, batch["label"].tolist(), strict=True)) == {"good, really good": 2, "bad": 0, 'so "so"': 1}
     (validation,) = loaded.splits["validation"]
     np.testing.assert_array_equal(validation["label"][validation["mask"]], [1])
-    with pytest.raises(ValueError, match="The source 'csv' offers labelled texts, not documents"):
+    with pytest.raises(ValueError, match="The source 'csv' offers labeled texts, not documents"):
         source.read("documents")
 
 

@@ -188,7 +188,7 @@ def test_sources_can_be_pickled_for_workers(shapes):
     np.testing.assert_array_equal(received[3]["image"], source[3]["image"])
 
 
-def test_labelled_pairs(prepare, tmp_path):
+def test_labeled_pairs(prepare, tmp_path):
     """Check the conventions of GLUE: splits and examples without labels (-1) are omitted."""
 
     def features(kinds):

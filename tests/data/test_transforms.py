@@ -6,16 +6,16 @@ from PIL import Image
 
 from lineage.data import shuffle
 from lineage.data.transforms import distortions
-from lineage.data.transforms.augmentation import CentreCrop, Erase, Flip, RandomCrop, Shift, Transform, parse
+from lineage.data.transforms.augmentation import CenterCrop, Erase, Flip, RandomCrop, Shift, Transform, parse
 from lineage.data.transforms.distortions import OPERATIONS, Jitter, RandAugment
 
 RANDOM = np.random.default_rng(0)
 RGB = RANDOM.integers(0, 256, (16, 20, 24, 3)).astype(np.uint8)
-GREY = RANDOM.integers(0, 256, (16, 20, 24, 1)).astype(np.uint8)
+GRAY = RANDOM.integers(0, 256, (16, 20, 24, 1)).astype(np.uint8)
 KEYS = shuffle.keys(np.arange(16), 0)
 ALL = {
     "crop": RandomCrop(12),
-    "centre": CentreCrop(12, 0.875),
+    "center": CenterCrop(12, 0.875),
     "flip": Flip(),
     "shift": Shift(3),
     "randaugment": RandAugment(2, 9),
@@ -26,7 +26,7 @@ ALL = {
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("images", [RGB, GREY], ids=["rgb", "grey"])
+@pytest.mark.parametrize("images", [RGB, GRAY], ids=["rgb", "gray"])
 def test_images_depend_on_their_own_key_only(name, images):
     before = images.copy()
     images = images.astype(np.float32) if name == "erase" else images
@@ -35,9 +35,9 @@ def test_images_depend_on_their_own_key_only(name, images):
     np.testing.assert_array_equal(together, alone)
     np.testing.assert_array_equal(together, ALL[name](images, KEYS))
     assert together.dtype == images.dtype
-    assert together.shape == (16, 12, 12, images.shape[-1]) if name in ("crop", "centre") else images.shape
+    assert together.shape == (16, 12, 12, images.shape[-1]) if name in ("crop", "center") else images.shape
     np.testing.assert_array_equal(images, before)
-    if name != "centre":
+    if name != "center":
         assert (together != ALL[name](images, shuffle.keys(np.arange(16), 1))).any()
 
 
@@ -69,16 +69,16 @@ def test_crops_match_pillow_resize():
     image = RGB[0]
     for name, kind in (("bilinear", Image.Resampling.BILINEAR), ("bicubic", Image.Resampling.BICUBIC)):
         expected = np.asarray(Image.fromarray(image).resize((19, 16), kind))[1:15, 2:16]
-        np.testing.assert_array_equal(CentreCrop(14, 0.875, name)([image], KEYS[:1])[0], expected)
+        np.testing.assert_array_equal(CenterCrop(14, 0.875, name)([image], KEYS[:1])[0], expected)
         top, left, height, width = RandomCrop(9).box(20, 24, shuffle.generator(KEYS[0]))
         part = Image.fromarray(image[top : top + height, left : left + width])
         (crop,) = parse("crop", 9, name)
         np.testing.assert_array_equal(crop([image], KEYS[:1])[0], np.asarray(part.resize((9, 9), kind)))
-    np.testing.assert_array_equal(CentreCrop(20)([image], KEYS[:1])[0], image[:, 2:22])
+    np.testing.assert_array_equal(CenterCrop(20)([image], KEYS[:1])[0], image[:, 2:22])
     tall = np.swapaxes(image, 0, 1)
-    np.testing.assert_array_equal(CentreCrop(20)([tall], KEYS[:1])[0], tall[2:22])
-    assert CentreCrop(40)([image, tall, GREY[0].repeat(3, -1)], KEYS[:3]).shape == (3, 40, 40, 3)
-    assert CentreCrop(224, 0.875)._one(np.zeros((300, 500, 3), np.uint8)).shape == (224, 224, 3)
+    np.testing.assert_array_equal(CenterCrop(20)([tall], KEYS[:1])[0], tall[2:22])
+    assert CenterCrop(40)([image, tall, GRAY[0].repeat(3, -1)], KEYS[:3]).shape == (3, 40, 40, 3)
+    assert CenterCrop(224, 0.875)._one(np.zeros((300, 500, 3), np.uint8)).shape == (224, 224, 3)
 
 
 def test_random_crop():
@@ -108,7 +108,7 @@ def test_randaugment_draws_all_operations():
     try:
         for name, operation in originals.items():
             OPERATIONS[name] = lambda *a, name=name, operation=operation: (seen.append(name), operation(*a))[1]
-        RandAugment(3, 10)(np.repeat(GREY, 20, 0), shuffle.keys(np.arange(320), 0))
+        RandAugment(3, 10)(np.repeat(GRAY, 20, 0), shuffle.keys(np.arange(320), 0))
     finally:
         OPERATIONS.update(originals)
     assert len(seen) == 960
@@ -166,7 +166,7 @@ def test_randaugment_of_deit(monkeypatch):
     seen = []
     for name in OPERATIONS:
         monkeypatch.setitem(OPERATIONS, name, lambda image, s, random, name=name: (seen.append((name, s)), image)[1])
-    RandAugment(3, 9, 0.5, 0.5, True)(np.repeat(GREY, 20, 0), shuffle.keys(np.arange(320), 0))
+    RandAugment(3, 9, 0.5, 0.5, True)(np.repeat(GRAY, 20, 0), shuffle.keys(np.arange(320), 0))
     assert 400 < len(seen) < 560  # half of 960
     rotated = np.array([strength for name, strength in seen if name == "rotate"])
     assert 0.87 < rotated.mean() < 0.93
@@ -177,7 +177,7 @@ def test_randaugment_of_deit(monkeypatch):
     np.testing.assert_allclose(np.sort(np.unique(both > 0.5)), [False, True])
     assert np.abs(2 * both - 1).mean() == pytest.approx(0.9, abs=0.03)  # magnitude in either direction
     seen.clear()
-    RandAugment(2, 9, increasing=True)(np.repeat(GREY, 10, 0), shuffle.keys(np.arange(160), 0))
+    RandAugment(2, 9, increasing=True)(np.repeat(GRAY, 10, 0), shuffle.keys(np.arange(160), 0))
     strengths = {
         name: sorted({round(s, 9) for other, s in seen if other == name}) for name in ("posterize", "solarize")
     }
@@ -202,13 +202,13 @@ def test_jitter_steps_are_in_random_order(monkeypatch):
 def test_jitter():
     image = np.full((400, 2, 2, 3), (150, 100, 50), np.uint8)
     keys = shuffle.keys(np.arange(400), 0)
-    grey = lambda pixels: pixels @ [0.299, 0.587, 0.114]  # noqa: E731
+    gray = lambda pixels: pixels @ [0.299, 0.587, 0.114]  # noqa: E731
     bright = Jitter(0.4, 0, 0)(image, keys)[:, 0, 0, 0] / 150
     assert bright.min() == pytest.approx(0.6, abs=0.02)
     assert bright.max() == pytest.approx(1.4, abs=0.02)
     assert bright.mean() == pytest.approx(1, abs=0.03)
     faded = Jitter(0, 0, 0.8)(image, keys)[:, 0, 0]  # saturation changes, luminance does not
-    assert np.abs(grey(faded) - grey(image[:, 0, 0])).max() < 2
+    assert np.abs(gray(faded) - gray(image[:, 0, 0])).max() < 2
     spread = np.ptp(faded, axis=-1) / 100
     assert (spread.min() < 0.25, spread.max() > 1.7) == (True, True)
     board = np.tile(np.array([60, 140], np.uint8).reshape(1, 1, 2, 1), (400, 2, 1, 3))

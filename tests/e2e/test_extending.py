@@ -50,11 +50,13 @@ def test_documentation_has_four_examples():
     assert list(EXAMPLES) == ["mixer.py", "simclr.py", "reviews.py", "calibration.py"]
 
 
+@pytest.mark.thorough
 def test_new_architecture(example, tmp_path):
     metrics = loop.train(example("mixer"), tmp_path / "run", **ONE)
     assert np.isfinite(metrics["test/loss"])
 
 
+@pytest.mark.thorough
 def test_new_source(example, tmp_path):
     rows = [("good, nice", "yes"), ("bad", "no")] * 8
     path = tmp_path / "reviews.csv"
@@ -63,11 +65,13 @@ def test_new_source(example, tmp_path):
     assert {"validation/loss", "validation/f1"} < set(metrics)
 
 
+@pytest.mark.thorough
 def test_new_evaluator(example, tmp_path):
     metrics = loop.train(example("calibration"), tmp_path / "run", **ONE)
     assert 0 <= metrics["test/calibration_error"] <= 1
 
 
+@pytest.mark.thorough
 def test_new_task(example, tmp_path):
     metrics = loop.train(example("simclr"), tmp_path / "run", **ONE)
     assert set(metrics) == METRICS

@@ -105,6 +105,7 @@ def test_sweep_passes_its_options_to_runs(name, tmp_path, monkeypatch):
     assert told == [sys.executable, "-m", "lineage.launch", "train", *own]
 
 
+@pytest.mark.thorough
 def test_sweep(launch, tmp_path):
     arguments = ["sweep", "--config=tests/tiny.py:vit", "--parallel=2", f"--workdir={tmp_path}"]
     arguments.append("--config.total_steps=3")

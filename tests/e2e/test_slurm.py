@@ -175,7 +175,7 @@ def test_canceled_job_saves(slurm, launch, tmp_path):
     arguments = ["--config=tests/tiny.py:vit", "--config.total_steps=100000", f"--workdir={tmp_path / 'run'}"]
     assert launch("slurm", "submit", *arguments).returncode == 75
     wait_for(lambda: steps(tmp_path / "run"))
-    assert "1 jobs cancelled" in launch("slurm", "cancel", *arguments).stdout
+    assert "1 jobs canceled" in launch("slurm", "cancel", *arguments).stdout
     queue = ["squeue", "--noheader"]
     wait_for(lambda: not subprocess.run(queue, env=slurm, capture_output=True, text=True).stdout.strip())
     status = launch("slurm", "status", *arguments)

@@ -6,7 +6,7 @@ import pytest
 
 from lineage.configs import schema
 from lineage.evaluation import EVALUATORS
-from lineage.evaluation.probes import FewShot, LinearProbe, Neighbours
+from lineage.evaluation.probes import FewShot, LinearProbe, Neighbors
 from lineage.train import loop
 from lineage.train.experiment import Experiment
 
@@ -23,10 +23,10 @@ def test_neighbors_are_weighted_by_cosine_similarity():
     votes = np.zeros((100, 4))
     for row, nearest in enumerate(np.argsort(-cosine, axis=1)[:, :7]):
         np.add.at(votes[row], KNOWN[1][nearest], np.exp(cosine[row, nearest] / 0.02))
-    np.testing.assert_array_equal(Neighbours(count=7, temperature=0.02).fit(*KNOWN).predict(ASKED[0]), votes.argmax(1))
-    plain = Neighbours(count=7, temperature=1e9).fit(*KNOWN).predict(ASKED[0])
+    np.testing.assert_array_equal(Neighbors(count=7, temperature=0.02).fit(*KNOWN).predict(ASKED[0]), votes.argmax(1))
+    plain = Neighbors(count=7, temperature=1e9).fit(*KNOWN).predict(ASKED[0])
     assert (plain != votes.argmax(1)).any()  # the weights matter
-    assert Neighbours(count=20).fit(KNOWN[0][:3], KNOWN[1][:3]).predict(ASKED[0]).shape == (100,)
+    assert Neighbors(count=20).fit(KNOWN[0][:3], KNOWN[1][:3]).predict(ASKED[0]).shape == (100,)
 
 
 @pytest.mark.parametrize("shots", [0, 5])
@@ -57,7 +57,7 @@ def accuracies(probes, training, splits):
 
 
 def test_metric_names():
-    probes = [Neighbours(), FewShot(shots=5), FewShot(), LinearProbe()]
+    probes = [Neighbors(), FewShot(shots=5), FewShot(), LinearProbe()]
     found = accuracies(probes, KNOWN, {"test": ASKED})
     assert list(found) == [f"test/{name}_accuracy" for name in ("knn", "5_shot", "10_shot", "linear")]
     right = LinearProbe().fit(*KNOWN).predict(ASKED[0]) == ASKED[1]
@@ -84,7 +84,7 @@ def test_probes_of_a_run(tiny, tmp_path):
         return np.asarray(features(pixels)), source.features["label"]
 
     training, test = seen(data.train.source), seen(data.splits["test"].source)
-    expected = accuracies([Neighbours(), FewShot(shots=5)], training, {"test": test})
+    expected = accuracies([Neighbors(), FewShot(shots=5)], training, {"test": test})
     assert {key: last[key] for key in expected} == pytest.approx(expected, abs=2 / 359)
     assert expected["test/knn_accuracy"] > 0.3
     assert "test/accuracy" in last
@@ -97,7 +97,7 @@ def test_invalid_probes_raise(tiny):
     for name, key, allowed in options:
         with pytest.raises(ValueError, match=rf"evaluators\.{name}\.{key} is 0.*: it must be {allowed}"):
             schema.build(EVALUATORS, schema.section(EVALUATORS, name, **{key: 0}))
-    with pytest.raises(ValueError, match="'causal_lm' has no features for probes: they are for labelled images"):
+    with pytest.raises(ValueError, match="'causal_lm' has no features for probes: they are for labeled images"):
         Experiment(tiny("gpt", {"evaluators.knn": "knn"})).evaluation()
     with pytest.raises(ValueError, match=r"evaluators\.knn\.split is 'tests', but the data's splits are test\."):
         Experiment(tiny("vit", {"evaluators.knn": "knn", "evaluators.knn.split": "tests"})).evaluation()

@@ -163,8 +163,8 @@ def test_rectangular_masks_score_as_boxes():
 def test_box_formats():
     boxes = np.array([[10.0, 20, 30, 40], [0, 0, 8, 8]])
     corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
-    centres = np.concatenate([boxes[:, :2] + boxes[:, 2:] / 2, boxes[:, 2:]], axis=1)
-    for box_format, these in (("xywh", boxes), ("xyxy", corners), ("cxcywh", centres)):
+    centers = np.concatenate([boxes[:, :2] + boxes[:, 2:] / 2, boxes[:, 2:]], axis=1)
+    for box_format, these in (("xywh", boxes), ("xyxy", corners), ("cxcywh", centers)):
         state = Detections.empty(2).update(0, these, [0.5, 0.6], [0, 1], these, [0, 1], box_format=box_format)
         assert state.compute()["ap"] == pytest.approx(1)
         assert state.images[0].areas.tolist() == [1200, 64]

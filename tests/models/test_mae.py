@@ -61,7 +61,7 @@ def test_number_of_visible_patches_is_rounded_down():
 def test_targets_are_normalized_patches(painted):
     image, _, variables, _ = painted
     patch = image[1, 4:6, 2:4, 0].ravel()  # row 2, column 1
-    raw = TINY.clone(normalised=False).apply(variables, jnp.asarray(image), method="target")
+    raw = TINY.clone(normalized=False).apply(variables, jnp.asarray(image), method="target")
     np.testing.assert_array_equal(raw[1, 9], patch)
     found = TINY.apply(variables, jnp.asarray(image), method="target")
     np.testing.assert_allclose(found[1, 9], (patch - patch.mean()) / np.sqrt(patch.var(ddof=1) + 1e-6), rtol=1e-5)
@@ -82,13 +82,13 @@ def test_positions_of_both_stacks_are_resampled(painted):
         np.testing.assert_allclose(sown["intermediates"][name][0][0, 1:], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("normalised", [True, False])
-def test_reconstructions(normalised, painted):
+@pytest.mark.parametrize("normalized", [True, False])
+def test_reconstructions(normalized, painted):
     """Check that visible patches are unchanged, and that masked ones are gray in one image and predicted in the
     other.
     """
     image, noise, variables, run = painted
-    model = TINY.clone(normalised=normalised)
+    model = TINY.clone(normalized=normalized)
     masked, painting = jax.jit(partial(model.apply, method="pictures"))(variables, image, noise)
     (predicted, hidden), _ = run(image, noise)
     unseen = pixels_of(hidden)
@@ -97,7 +97,7 @@ def test_reconstructions(normalised, painted):
     row = int(np.flatnonzero(hidden[0])[0])
     y, x = 2 * (row // 4), 2 * (row % 4)
     patch, expected = image[0, y : y + 2, x : x + 2, 0], np.asarray(predicted[0, row])
-    if normalised:
+    if normalized:
         expected = expected * np.sqrt(patch.var(ddof=1) + 1e-6) + patch.mean()
     np.testing.assert_allclose(painting[0, y : y + 2, x : x + 2, 0].ravel(), expected, atol=1e-4)
 

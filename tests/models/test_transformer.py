@@ -64,6 +64,7 @@ def test_order_matters_only_with_positions(variables):
         assert np.allclose(first, second, atol=1e-5) == same
 
 
+@pytest.mark.thorough
 def test_generation_uses_the_inputs_of_its_sequence(variables):
     params = variables(TINY, INPUTS, TOKENS, std=0.5)
     options = {"max_new_tokens": 6, "temperature": 0.0}

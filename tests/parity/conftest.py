@@ -17,15 +17,15 @@ transformers.logging.disable_progress_bar()
 
 
 @pytest.fixture
-def randomise():
+def randomize():
     """Return a function that fills every parameter with random values, including those initialized to ones or zeros."""
 
     def fill(reference, seed, scale=0.15):
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, parameter in reference.named_parameters():
-                centre = 1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0
-                parameter.copy_(centre + scale * torch.randn(parameter.shape, generator=generator))
+                center = 1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0
+                parameter.copy_(center + scale * torch.randn(parameter.shape, generator=generator))
         return reference.eval()
 
     return fill

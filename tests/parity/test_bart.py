@@ -16,7 +16,7 @@ from tests.tolerance import assert_close
 REAL = 3  # tokens below are special: 1, the padding, has no gradient in the reference
 
 
-def reference_of(seed, randomise, scale=0.15, scale_embedding=False):
+def reference_of(seed, randomize, scale=0.15, scale_embedding=False):
     rng = np.random.default_rng(seed)
     heads = int(rng.integers(1, 5))
     width = heads * int(rng.choice([3, 8]))
@@ -41,12 +41,12 @@ def reference_of(seed, randomise, scale=0.15, scale_embedding=False):
         assert part.layernorm_embedding.eps == 1e-5
     del reference.final_logits_bias  # constant zeros in the reference
     reference.final_logits_bias = torch.nn.Parameter(torch.zeros(1, config.vocab_size))
-    return randomise(reference, seed, scale)
+    return randomize(reference, seed, scale)
 
 
 @tiered(("seed", "scale_embedding"), [(0, False), (1, False), (2, False), (3, True)])
-def test_logits_hidden_states_and_gradients(seed, scale_embedding, randomise, assert_same_encoder_decoder):
-    reference = reference_of(seed, randomise, scale_embedding=scale_embedding)
+def test_logits_hidden_states_and_gradients(seed, scale_embedding, randomize, assert_same_encoder_decoder):
+    reference = reference_of(seed, randomize, scale_embedding=scale_embedding)
     encoder, decoder = reference.model.encoder.layers, reference.model.decoder.layers
     assert_same_encoder_decoder(reference, encoder, decoder, seed, lowest=REAL)
 
@@ -59,8 +59,8 @@ BLOCKED = {"no_repeat_ngram_size": 2, "min_new_tokens": 4, "forced_first_token":
     [(0, {}), (1, {"num_beams": 3, "length_penalty": 0.5}), (2, BLOCKED), (3, BLOCKED | {"num_beams": 3})],
     first=2,
 )
-def test_generation(seed, options, randomise, assert_same_generation):
-    reference = reference_of(seed, randomise, scale=0.4)
+def test_generation(seed, options, randomize, assert_same_generation):
+    reference = reference_of(seed, randomize, scale=0.4)
     settings = reference.generation_config
     settings.forced_bos_token_id = settings.forced_eos_token_id = None
     settings.no_repeat_ngram_size = settings.min_length = None
@@ -68,9 +68,9 @@ def test_generation(seed, options, randomise, assert_same_generation):
     assert len({tuple(row) for row in written}) > 3
 
 
-def test_file_without_head_has_no_bias(randomise, tmp_path):
+def test_file_without_head_has_no_bias(randomize, tmp_path):
     """Check files whose names have no prefix, and old ones that repeat the embedding."""
-    reference = reference_of(0, randomise)
+    reference = reference_of(0, randomize)
     tokens = np.random.default_rng(0).integers(REAL, reference.config.vocab_size, (2, 6)).astype(np.int32)
     reference.model.save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["BartModel"]

@@ -97,9 +97,9 @@ def config_of(family, head, seed):
     return cls(**settings, attn_implementation="eager")
 
 
-def reference_of(family, name, seed, randomise):
+def reference_of(family, name, seed, randomize):
     head = TASKS[name.removeprefix(FAMILIES[family])]
-    return randomise(getattr(transformers, name)(config_of(family, head, seed)), seed)
+    return randomize(getattr(transformers, name)(config_of(family, head, seed)), seed)
 
 
 def batch_of(config, head, seed):
@@ -143,9 +143,9 @@ def of_real_tokens(array, mask):
     first=lambda family, name, head, seed: seed == 0 or family == "bert",
 )
 def test_outputs_hidden_states_and_gradients_match(
-    family, name, head, seed, randomise, ours, gradients, assert_same_gradients
+    family, name, head, seed, randomize, ours, gradients, assert_same_gradients
 ):
-    reference = reference_of(family, name, seed, randomise)
+    reference = reference_of(family, name, seed, randomize)
     batch = batch_of(reference.config, head, seed)
     model, variables = ours(reference)
     assert type(model) is models.MODELS[family]
@@ -176,10 +176,10 @@ def test_outputs_hidden_states_and_gradients_match(
         assert_close(mine[rows], theirs.detach().numpy()[rows])
 
 
-def test_albert_with_several_groups_of_layers(randomise, ours, gradients, assert_same_gradients, tmp_path):
+def test_albert_with_several_groups_of_layers(randomize, ours, gradients, assert_same_gradients, tmp_path):
     config = config_of("albert", "masked_lm", 2)
     config.num_hidden_layers, config.num_hidden_groups = 5, 2
-    reference = randomise(transformers.AlbertForMaskedLM(config), 2)
+    reference = randomize(transformers.AlbertForMaskedLM(config), 2)
     batch = batch_of(config, "masked_lm", 2)
     model, variables = ours(reference)
     assert (model.depth, model.num_groups) == (5, 2)
@@ -215,8 +215,8 @@ def test_albert_with_more_groups_than_layers_raises():
 
 
 @tiered("family", ["bert", "roberta"])
-def test_plain_tokens(family, randomise, ours):
-    reference = reference_of(family, FAMILIES[family] + "ForTokenClassification", 1, randomise)
+def test_plain_tokens(family, randomize, ours):
+    reference = reference_of(family, FAMILIES[family] + "ForTokenClassification", 1, randomize)
     tokens = batch_of(reference.config, "token_classification", 1)["tokens"][:1]
     model, variables = ours(reference)
     expected = run(reference, {"tokens": tokens})[0][0].detach().numpy()
@@ -224,8 +224,8 @@ def test_plain_tokens(family, randomise, ours):
 
 
 @tiered(("family", "name", "head", "seed"), CASES, first=lambda family, name, head, seed: seed == 0)
-def test_export_round_trip(family, name, head, seed, randomise, ours, tmp_path):
-    reference = reference_of(family, name, seed, randomise)
+def test_export_round_trip(family, name, head, seed, randomize, ours, tmp_path):
+    reference = reference_of(family, name, seed, randomize)
     model, variables = ours(reference)
     convert.save(tmp_path, model, variables)
     exported, info = getattr(transformers, name).from_pretrained(tmp_path, output_loading_info=True)
@@ -249,8 +249,8 @@ def test_export_round_trip(family, name, head, seed, randomise, ours, tmp_path):
 
 
 @tiered(("family", "name", "head", "seed"), CASES, first=lambda family, name, head, seed: seed == 0)
-def test_encoder_is_loaded_from_a_file_with_a_head(family, name, head, seed, randomise, ours):
-    reference = reference_of(family, name, seed, randomise)
+def test_encoder_is_loaded_from_a_file_with_a_head(family, name, head, seed, randomize, ours):
+    reference = reference_of(family, name, seed, randomize)
     whole = ours(reference)[1]["params"]
     model, variables = ours(reference, head="none")
     assert model.head == "none"
@@ -260,9 +260,9 @@ def test_encoder_is_loaded_from_a_file_with_a_head(family, name, head, seed, ran
         jax.tree.map(np.testing.assert_array_equal, variables["params"][part], whole[part])
 
 
-def test_old_file_formats(randomise, ours, tmp_path):
+def test_old_file_formats(randomize, ours, tmp_path):
     """Check old files, which contain the pre-training heads, and call the parameters of LayerNorm gamma and beta."""
-    model, variables = ours(reference_of("bert", "BertForPreTraining", 0, randomise))
+    model, variables = ours(reference_of("bert", "BertForPreTraining", 0, randomize))
     folder = tmp_path / "reference"
     tensors = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value

@@ -34,7 +34,7 @@ CASES = [pytest.param(task, *size, seed, id=task) for seed, (task, size) in enum
 
 
 @pytest.fixture
-def reference_of(randomise):
+def reference_of(randomize):
     def make(task, length, block, others, seed, attention_type="block_sparse"):
         rng = np.random.default_rng(seed)
         heads = int(rng.integers(1, 4))
@@ -47,7 +47,7 @@ def reference_of(randomise):
             num_labels=3 if task in ("ForSequenceClassification", "ForTokenClassification") else 2,
             attn_implementation="eager",
         )  # fmt: skip
-        return randomise(getattr(transformers, f"BigBird{task}")(config), seed)
+        return randomize(getattr(transformers, f"BigBird{task}")(config), seed)
 
     return make
 

@@ -13,7 +13,7 @@ from tests.tiers import tiered
 from tests.tolerance import assert_close
 
 
-def reference_of(seed, randomise, teacher="WithTeacher"):
+def reference_of(seed, randomize, teacher="WithTeacher"):
     rng = np.random.default_rng(seed)
     heads, patch = int(rng.integers(1, 4)), int(rng.choice([2, 3]))
     config = transformers.DeiTConfig(
@@ -29,7 +29,7 @@ def reference_of(seed, randomise, teacher="WithTeacher"):
         num_labels=int(rng.integers(2, 7)),
         attn_implementation="eager",
     )
-    return randomise(getattr(transformers, f"DeiTForImageClassification{teacher}")(config), seed)
+    return randomize(getattr(transformers, f"DeiTForImageClassification{teacher}")(config), seed)
 
 
 def images_of(config, seed, rows=None, columns=None):
@@ -40,8 +40,8 @@ def images_of(config, seed, rows=None, columns=None):
 
 
 @tiered("seed", range(3))
-def test_both_heads_hidden_states_and_gradients_match(seed, randomise, ours, gradients, assert_same_gradients):
-    reference = reference_of(seed, randomise)
+def test_both_heads_hidden_states_and_gradients_match(seed, randomize, ours, gradients, assert_same_gradients):
+    reference = reference_of(seed, randomize)
     images, theirs = images_of(reference.config, seed)
     model, variables = ours(reference)
     expected = reference(theirs, output_hidden_states=True)
@@ -63,9 +63,9 @@ def test_both_heads_hidden_states_and_gradients_match(seed, randomise, ours, gra
     assert_same_gradients(grads, gradients(reference))
 
 
-def test_classifier_without_a_teacher(randomise, ours, tmp_path):
+def test_classifier_without_a_teacher(randomize, ours, tmp_path):
     """Check a model with a distillation token whose only head is on the class token."""
-    reference = reference_of(1, randomise, teacher="")
+    reference = reference_of(1, randomize, teacher="")
     images, theirs = images_of(reference.config, 1)
     model, variables = ours(reference)
     assert not model.distillation_head
@@ -89,8 +89,8 @@ def test_classifier_without_a_teacher(randomise, ours, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, restored, variables)
 
 
-def test_mean_of_both_heads_at_another_resolution(randomise, ours):
-    reference = reference_of(3, randomise)
+def test_mean_of_both_heads_at_another_resolution(randomize, ours):
+    reference = reference_of(3, randomize)
     images, theirs = images_of(reference.config, 3, 3, 5)
     model, variables = ours(reference)
     expected = reference(theirs, interpolate_pos_encoding=True).logits.detach().numpy()

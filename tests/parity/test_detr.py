@@ -22,7 +22,7 @@ QUICK = {"xla_backend_optimization_level": 0}  # compilation dominates
 KINDS = 3
 
 
-def reference_of(seed, randomise):
+def reference_of(seed, randomize):
     backbone = transformers.ResNetConfig(
         embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", out_features=["stage2"]
     )
@@ -41,7 +41,7 @@ def reference_of(seed, randomise):
         activation_function=["relu", "gelu"][seed],
         attn_implementation="eager",
     )
-    reference = randomise(transformers.DetrForObjectDetection(config), seed)
+    reference = randomize(transformers.DetrForObjectDetection(config), seed)
     generator = torch.Generator().manual_seed(seed)
     for name, buffer in reference.named_buffers():
         if "normalization" in name:
@@ -58,11 +58,11 @@ def batch_of(seed, size=(44, 37), most=4):
     rows, columns = (np.arange(n) + 0.5 < extent[:, i, None] * n for i, n in enumerate(size))
     pixels = rows[:, :, None] & columns[:, None]
     image = rng.standard_normal((3, *size, 3)).astype(np.float32) * pixels[..., None]
-    centre, sides = rng.uniform(0.3, 0.7, (3, most, 2)), rng.uniform(0.1, 0.5, (3, most, 2))
+    center, sides = rng.uniform(0.3, 0.7, (3, most, 2)), rng.uniform(0.1, 0.5, (3, most, 2))
     return {
         "image": image,
         "extent": extent,
-        "boxes": np.concatenate([centre, sides], axis=-1).astype(np.float32),
+        "boxes": np.concatenate([center, sides], axis=-1).astype(np.float32),
         "classes": rng.integers(0, KINDS, (3, most)).astype(np.int32),
         "boxes_mask": np.arange(most) < counts[:, None],
         "mask": np.ones(3, bool),
@@ -93,8 +93,8 @@ def outputs_of(reference, batch, pixels):
 
 
 @pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.thorough)])
-def both(request, randomise, ours):
-    reference = reference_of(request.param, randomise)
+def both(request, randomize, ours):
+    reference = reference_of(request.param, randomize)
     batch, pixels = batch_of(request.param)
     model, variables = ours(reference)
     return reference, model, variables, batch, pixels

@@ -15,7 +15,7 @@ LENGTH = 9
 SEEDS = range(4)
 
 
-def reference_of(seed, randomise):
+def reference_of(seed, randomize):
     rng = np.random.default_rng(seed)
     heads = int(rng.integers(1, 5))
     width = heads * int(rng.choice([3, 8, 10]))
@@ -32,7 +32,7 @@ def reference_of(seed, randomise):
         eos_token_id=None,
         attn_implementation="eager",
     )
-    return randomise(transformers.GPT2LMHeadModel(config), seed)
+    return randomize(transformers.GPT2LMHeadModel(config), seed)
 
 
 def batch_of(reference, seed, lengths=(LENGTH, LENGTH - 4, LENGTH - 6), left=(False, True, False)):
@@ -64,14 +64,14 @@ def run(reference, tokens, mask, positions):
 
 
 @tiered("seed", SEEDS)
-def test_logits_hidden_states_and_gradients_match(seed, randomise, ours, gradients, assert_same_gradients):
-    reference = reference_of(seed, randomise)
+def test_logits_hidden_states_and_gradients_match(seed, randomize, ours, gradients, assert_same_gradients):
+    reference = reference_of(seed, randomize)
     tokens, mask, positions = batch_of(reference, seed)
     model, variables = ours(reference)
     assert model.depth == reference.config.n_layer
     assert model.epsilon == reference.config.layer_norm_epsilon
 
-    logits, hidden, normalised = run(reference, tokens, mask, positions)
+    logits, hidden, normalized = run(reference, tokens, mask, positions)
     targets = np.roll(tokens, -1, axis=1)
     counted = torch.nn.functional.cross_entropy(
         logits[torch.tensor(mask)], torch.tensor(targets[mask], dtype=torch.long)
@@ -91,13 +91,13 @@ def test_logits_hidden_states_and_gradients_match(seed, randomise, ours, gradien
     for mine, theirs in zip(ours_hidden, hidden):
         assert_close(mine[mask], theirs[mask])
     final = model.bind(variables).norm(ours_hidden[-1])
-    assert_close(final[mask], normalised[mask])
+    assert_close(final[mask], normalized[mask])
     np.testing.assert_allclose(value, counted.item(), rtol=1e-5)
     assert_same_gradients(grads, gradients(reference))
 
 
-def test_plain_tokens_have_default_positions(randomise, ours):
-    reference = reference_of(0, randomise)
+def test_plain_tokens_have_default_positions(randomize, ours):
+    reference = reference_of(0, randomize)
     tokens = batch_of(reference, 0)[0]
     model, variables = ours(reference)
     expected = reference(torch.tensor(tokens, dtype=torch.long)).logits.detach().numpy()

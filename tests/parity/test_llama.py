@@ -42,7 +42,7 @@ CASES = {
 }
 
 
-def reference_of(case, randomise, scale=0.15):
+def reference_of(case, randomize, scale=0.15):
     seed = list(CASES).index(case)
     heads, kv_heads, rope, window = CASES[case]
     settings = {
@@ -66,7 +66,7 @@ def reference_of(case, randomise, scale=0.15):
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
     else:
         model = transformers.MistralForCausalLM(transformers.MistralConfig(**settings, sliding_window=window))
-    return randomise(model, seed, scale)
+    return randomize(model, seed, scale)
 
 
 def batch_of(reference, lengths=(LENGTH, LENGTH - 4, LENGTH - 9), left=(False, True, False)):
@@ -96,14 +96,14 @@ def run(reference, tokens, mask, positions):
 
 
 @tiered("case", CASES, first=lambda case: case in ("grouped", "blocks"))
-def test_logits_hidden_states_and_gradients_match(case, randomise, ours, gradients, assert_same_gradients):
-    reference = reference_of(case, randomise)
+def test_logits_hidden_states_and_gradients_match(case, randomize, ours, gradients, assert_same_gradients):
+    reference = reference_of(case, randomize)
     tokens, mask, positions = batch_of(reference)
     model, variables = ours(reference)
     assert (model.depth, model.epsilon) == (reference.config.num_hidden_layers, reference.config.rms_norm_eps)
     assert (model.num_heads, model.num_kv_heads, model.rope_scaling, model.window) == CASES[case]
 
-    logits, hidden, normalised = run(reference, tokens, mask, positions)
+    logits, hidden, normalized = run(reference, tokens, mask, positions)
     targets = np.roll(tokens, -1, axis=1)
     counted = torch.nn.functional.cross_entropy(
         logits[torch.tensor(mask)], torch.tensor(targets[mask], dtype=torch.long)
@@ -123,14 +123,14 @@ def test_logits_hidden_states_and_gradients_match(case, randomise, ours, gradien
     for mine, theirs in zip(ours_hidden, hidden):
         assert_close(mine[mask], theirs[mask])
     final = model.bind(variables).norm(ours_hidden[-1])
-    assert_close(final[mask], normalised[mask])
+    assert_close(final[mask], normalized[mask])
     np.testing.assert_allclose(value, counted.item(), rtol=1e-5)
     assert_same_gradients(grads, gradients(reference))
 
 
 @tiered("case", ["grouped", "blocks"])
-def test_plain_tokens_have_default_positions(case, randomise, ours):
-    reference = reference_of(case, randomise)
+def test_plain_tokens_have_default_positions(case, randomize, ours):
+    reference = reference_of(case, randomize)
     tokens = batch_of(reference)[0]
     model, variables = ours(reference)
     expected = reference(torch.tensor(tokens, dtype=torch.long)).logits.detach().numpy()
@@ -169,9 +169,9 @@ def test_export_round_trip(name, model, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, restored, {"params": variables["params"]})
 
 
-def test_old_config_formats(randomise, tmp_path):
+def test_old_config_formats(randomize, tmp_path):
     """Check separate `rope_scaling` and `rope_theta`, a Mistral without a window, and saved rotation tables."""
-    theirs = reference_of("masked", randomise)
+    theirs = reference_of("masked", randomize)
     theirs.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     rope = config.pop("rope_parameters")
@@ -213,9 +213,9 @@ def test_yarn_frequencies_match_at_published_size():
     [("grouped", 1), ("grouped", 3), ("blocks", 1), ("blocks", 3)],
     first=lambda case, num_beams: (case == "grouped") == (num_beams == 1),
 )
-def test_generation_matches(case, num_beams, randomise, ours):
+def test_generation_matches(case, num_beams, randomize, ours):
     """Compare greedy decoding and beam search, including the scores of beams, for prompts of different lengths."""
-    reference = reference_of(case, randomise, scale=0.5)
+    reference = reference_of(case, randomize, scale=0.5)
     prompts, mask, _ = batch_of(reference, (9, 4, 6), (False,) * 3)
     prompts, lengths = prompts[:, :9], mask.sum(1)
     padded, attended = np.zeros_like(prompts), np.zeros_like(prompts)

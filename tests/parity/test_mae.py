@@ -17,7 +17,7 @@ from tests.tiers import tiered
 from tests.tolerance import assert_close
 
 
-def reference_of(seed, randomise, cls=transformers.ViTMAEForPreTraining):
+def reference_of(seed, randomize, cls=transformers.ViTMAEForPreTraining):
     rng = np.random.default_rng(seed)
     heads, decoder_heads = (int(n) for n in rng.integers(1, 4, 2))
     patch = int(rng.choice([1, 2, 3]))
@@ -39,7 +39,7 @@ def reference_of(seed, randomise, cls=transformers.ViTMAEForPreTraining):
         norm_pix_loss=bool(seed % 2),
         attn_implementation="eager",
     )
-    return with_tables(randomise(cls(config), seed))
+    return with_tables(randomize(cls(config), seed))
 
 
 def with_tables(reference):
@@ -66,11 +66,11 @@ def inputs_of(reference, seed):
 
 
 @tiered("seed", range(3))
-def test_loss_reconstruction_hidden_states_and_gradients_match(seed, randomise, ours, gradients, assert_same_gradients):
-    reference = reference_of(seed, randomise)
+def test_loss_reconstruction_hidden_states_and_gradients_match(seed, randomize, ours, gradients, assert_same_gradients):
+    reference = reference_of(seed, randomize)
     (image, noise), theirs = inputs_of(reference, seed)
     model, variables = ours(reference)
-    assert (model.mask_rate, model.normalised) == (reference.config.mask_ratio, reference.config.norm_pix_loss)
+    assert (model.mask_rate, model.normalized) == (reference.config.mask_ratio, reference.config.norm_pix_loss)
     seen_there = []
     blocks = [*reference.vit.layers, *reference.decoder.decoder_layers]
     for block in (blocks[0], reference.decoder.decoder_layers[0]):
@@ -103,8 +103,8 @@ def test_loss_reconstruction_hidden_states_and_gradients_match(seed, randomise, 
     assert_same_gradients(grads, gradients(reference))
 
 
-def test_encoder_without_masking(randomise, ours, tmp_path):
-    reference = reference_of(5, randomise, transformers.ViTMAEModel)
+def test_encoder_without_masking(randomize, ours, tmp_path):
+    reference = reference_of(5, randomize, transformers.ViTMAEModel)
     inputs, theirs = inputs_of(reference, 5)
     model, variables = ours(reference)
     assert model.decoder_depth == 0
@@ -121,7 +121,7 @@ def test_encoder_without_masking(randomise, ours, tmp_path):
 
 def test_export_round_trip(tmp_path):
     model = MAE(
-        image_size=12, patch_size=3, depth=2, width=24, num_heads=3, mlp_dim=20, normalised=True, decoder_depth=1,
+        image_size=12, patch_size=3, depth=2, width=24, num_heads=3, mlp_dim=20, normalized=True, decoder_depth=1,
         decoder_width=16, decoder_num_heads=2, decoder_mlp_dim=10, mask_rate=0.5,
     )  # fmt: skip
     rng = np.random.default_rng(3)
@@ -139,8 +139,8 @@ def test_export_round_trip(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, restored, variables)
 
 
-def test_folder_with_other_tables_raises(randomise, ours):
-    reference = reference_of(0, randomise)
+def test_folder_with_other_tables_raises(randomize, ours):
+    reference = reference_of(0, randomize)
     with torch.no_grad():
         reference.decoder.decoder_pos_embed.zero_()  # as in a newly initialized model
     with pytest.raises(

@@ -13,7 +13,7 @@ from tests.tiers import tiered
 REAL = 3  # tokens below are special
 
 
-def reference_of(seed, randomise, scale=0.15):
+def reference_of(seed, randomize, scale=0.15):
     rng = np.random.default_rng(seed)
     heads = int(rng.integers(1, 4))
     width = heads * int(rng.choice([3, 8]))
@@ -43,18 +43,18 @@ def reference_of(seed, randomise, scale=0.15):
         side.embed_positions.register_buffer("weight", table)
     del reference.final_logits_bias  # constant zeros in the reference
     reference.final_logits_bias = torch.nn.Parameter(torch.zeros(1, vocab_size))
-    return randomise(reference, seed, scale)
+    return randomize(reference, seed, scale)
 
 
 @tiered("seed", range(2))
-def test_logits_hidden_states_and_gradients(seed, randomise, assert_same_encoder_decoder):
-    reference = reference_of(seed, randomise)
+def test_logits_hidden_states_and_gradients(seed, randomize, assert_same_encoder_decoder):
+    reference = reference_of(seed, randomize)
     encoder, decoder = reference.model.encoder.layers, reference.model.decoder.layers
     assert_same_encoder_decoder(reference, encoder, decoder, seed, lowest=REAL)
 
 
-def test_generation(randomise, assert_same_generation):
-    reference = reference_of(2, randomise, scale=0.4)
+def test_generation(randomize, assert_same_generation):
+    reference = reference_of(2, randomize, scale=0.4)
     reference.generation_config.forced_eos_token_id = None
     assert_same_generation(reference, start=1, stop_tokens=(3, 5), new=11, lowest=REAL, num_beams=3)
 

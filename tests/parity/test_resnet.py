@@ -16,7 +16,7 @@ from tests.tolerance import assert_close
 KINDS = {"bottleneck": "resnet", "basic": "resnet", "preactivation": "bit", "same": "bit"}
 
 
-def reference_of(kind, seed, randomise, **kwargs):
+def reference_of(kind, seed, randomize, **kwargs):
     rng = np.random.default_rng(seed)
     widths = [8 * int(n) for n in rng.choice(np.arange(1, 5), 2, replace=False)]
     if KINDS[kind] == "bit":  # the first block of BiT always has a projection
@@ -36,7 +36,7 @@ def reference_of(kind, seed, randomise, **kwargs):
         config, cls = transformers.BitConfig(**settings, num_groups=4), transformers.BitForImageClassification
     else:
         config, cls = transformers.ResNetConfig(**settings), transformers.ResNetForImageClassification
-    reference = randomise(cls(config), seed)
+    reference = randomize(cls(config), seed)
     generator = torch.Generator().manual_seed(seed)
     for name, buffer in reference.named_buffers():
         if "running" in name:
@@ -53,11 +53,11 @@ def images_of(reference, size=(45, 38)):
 @pytest.mark.parametrize("training", [False, True])
 @tiered(("kind", "seed"), [(kind, seed) for kind in KINDS for seed in range(2)], first=lambda kind, seed: seed == 0)
 def test_outputs_gradients_and_statistics_match(
-    kind, seed, training, randomise, ours, gradients, assert_same_gradients
+    kind, seed, training, randomize, ours, gradients, assert_same_gradients
 ):
     if training and KINDS[kind] == "bit":
         pytest.skip("it has no statistics")
-    reference = reference_of(kind, seed, randomise).train(training)
+    reference = reference_of(kind, seed, randomize).train(training)
     images, theirs = images_of(reference)
     model, variables = ours(reference)
     expected = reference(theirs, output_hidden_states=True)
@@ -85,8 +85,8 @@ def test_outputs_gradients_and_statistics_match(
     assert_same_gradients(grads, gradients(reference))
 
 
-def test_frozen_statistics_are_used_and_kept(randomise, ours):
-    reference = reference_of("basic", 3, randomise)
+def test_frozen_statistics_are_used_and_kept(randomize, ours):
+    reference = reference_of("basic", 3, randomize)
     images, theirs = images_of(reference)
     model, variables = ours(reference, frozen=True)
     out, state = jax.jit(lambda v: model.apply(v, images, mutable=["statistics"]))(variables)

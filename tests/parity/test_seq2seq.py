@@ -47,12 +47,12 @@ class Reference(torch.nn.Module):
             scores = self.v_a(torch.tanh(self.w_a(pairs)))[:, 0]
         places, factor = torch.arange(len(states)), 1.0
         if self.span == "monotonic":
-            centre = torch.tensor(min(t, len(states) - 1))
+            center = torch.tensor(min(t, len(states) - 1))
         elif self.span == "predictive":
-            centre = len(states) * torch.sigmoid(self.v_p(torch.tanh(self.w_p(query))))
-            factor = torch.exp(-((places - centre) ** 2) / (2 * (WINDOW / 2) ** 2))
+            center = len(states) * torch.sigmoid(self.v_p(torch.tanh(self.w_p(query))))
+            factor = torch.exp(-((places - center) ** 2) / (2 * (WINDOW / 2) ** 2))
         if self.span != "global":
-            scores = scores.masked_fill((places - centre).abs() > WINDOW, -torch.inf)
+            scores = scores.masked_fill((places - center).abs() > WINDOW, -torch.inf)
         weights = torch.softmax(scores, 0) * factor
         return weights @ states, weights
 

@@ -27,7 +27,7 @@ CASES = [
 ]
 
 
-def reference_of(seed, randomise, kind, depths, window, side, without_classifier=False, **settings):
+def reference_of(seed, randomize, kind, depths, window, side, without_classifier=False, **settings):
     rng = np.random.default_rng(seed)
     heads = [int(rng.integers(1, 4)) for _ in depths]
     patch = int(rng.choice([2, 3]))
@@ -47,7 +47,7 @@ def reference_of(seed, randomise, kind, depths, window, side, without_classifier
         **({} if without_classifier else {"num_labels": int(rng.integers(2, 7))}),
         **settings,
     )
-    return randomise((bare if without_classifier else classifier)(config), seed)
+    return randomize((bare if without_classifier else classifier)(config), seed)
 
 
 def images_of(reference, seed, grid, missing=1):
@@ -59,10 +59,10 @@ def images_of(reference, seed, grid, missing=1):
 
 
 @tiered(("seed", "case"), [*enumerate(CASES)], ids=map(str, CASES), first=lambda seed, case: seed in (0, 2))
-def test_logits_hidden_states_and_gradients_match(seed, case, randomise, ours, gradients, assert_same_gradients):
+def test_logits_hidden_states_and_gradients_match(seed, case, randomize, ours, gradients, assert_same_gradients):
     *sizes, grid = case
     trained = {"pretrained_window_sizes": [4, 0]} if seed == 3 else {}
-    reference = reference_of(seed, randomise, *sizes, **trained)
+    reference = reference_of(seed, randomize, *sizes, **trained)
     images, theirs = images_of(reference, seed, grid)
     model, variables = ours(reference)
     assert (model.depths, model.epsilon) == (tuple(case[1]), reference.config.layer_norm_eps)
@@ -97,8 +97,8 @@ def test_logits_hidden_states_and_gradients_match(seed, case, randomise, ours, g
 
 
 @tiered("kind", CLASSES)
-def test_feature_maps_and_a_model_without_a_classifier(kind, randomise, ours, tmp_path):
-    reference = reference_of(2, randomise, kind, [2, 1], 3, 8, without_classifier=True)
+def test_feature_maps_and_a_model_without_a_classifier(kind, randomize, ours, tmp_path):
+    reference = reference_of(2, randomize, kind, [2, 1], 3, 8, without_classifier=True)
     images, theirs = images_of(reference, 2, (10, 7))
     embedded, size = reference.embeddings(theirs)
     told = {"output_hidden_states": True, "output_hidden_states_before_downsampling": True}
@@ -117,11 +117,11 @@ def test_feature_maps_and_a_model_without_a_classifier(kind, randomise, ours, tm
     assert_close(exported.eval()(theirs).logits.detach().numpy(), pooled)
 
 
-def test_feature_map_smaller_than_a_window_matches_a_smaller_window(randomise, ours):
+def test_feature_map_smaller_than_a_window_matches_a_smaller_window(randomize, ours):
     """Compare with a reference that has smaller windows and the used part of the table, because the reference
     itself fails.
     """
-    reference = reference_of(3, randomise, "swin", [2], 3, 3)
+    reference = reference_of(3, randomize, "swin", [2], 3, 3)
     images, theirs = images_of(reference, 3, (3, 7))
     model, variables = ours(reference)
     larger = model.clone(window=5)

@@ -14,7 +14,7 @@ from tests.tiers import tiered
 from tests.tolerance import assert_close
 
 
-def reference_of(seed, randomise, scale=0.15, tied=False):
+def reference_of(seed, randomize, scale=0.15, tied=False):
     """Return a random T5: version 1.0 for even seeds, and 1.1, with tied or untied embeddings, for odd ones."""
     rng = np.random.default_rng(seed)
     config = transformers.T5Config(
@@ -36,25 +36,25 @@ def reference_of(seed, randomise, scale=0.15, tied=False):
     reference = transformers.T5ForConditionalGeneration(config)
     if seed % 2 and not tied:  # `transformers` 5 ties the embeddings of new models, but not of loaded ones
         reference.lm_head.weight = torch.nn.Parameter(reference.lm_head.weight.clone())
-    return randomise(reference, seed, scale)
+    return randomize(reference, seed, scale)
 
 
 @tiered(("seed", "tied"), [(0, True), (1, False), (1, True), (2, True)])
-def test_logits_hidden_states_and_gradients(seed, tied, randomise, assert_same_encoder_decoder):
-    reference = reference_of(seed, randomise, tied=tied)
+def test_logits_hidden_states_and_gradients(seed, tied, randomize, assert_same_encoder_decoder):
+    reference = reference_of(seed, randomize, tied=tied)
     assert_same_encoder_decoder(reference, reference.encoder.block, reference.decoder.block, seed)
 
 
-def test_settings(randomise, ours):
+def test_settings(randomize, ours):
     for seed in (0, 1):
-        reference = reference_of(seed, randomise)
+        reference = reference_of(seed, randomize)
         model, config = ours(reference)[0], reference.config
         assert (model.depth, model.decoder_depth) == (config.num_layers, config.num_decoder_layers)
         assert (model.tied, model.gated) == (seed == 0, seed == 1)
         assert model.scale_decoder_outputs is None
         assert model.activation == ["relu", "gelu_tanh"][seed]
         assert model.epsilon == config.layer_norm_epsilon
-    model = ours(reference_of(1, randomise, tied=True))[0]
+    model = ours(reference_of(1, randomize, tied=True))[0]
     assert (model.tied, model.gated, model.scale_decoder_outputs) == (True, True, False)
 
 
@@ -71,8 +71,8 @@ def test_position_buckets_match(bidirectional, buckets, max_distance):
 
 
 @tiered(("seed", "options"), [(0, {}), (1, {"num_beams": 3, "length_penalty": 0.5})])
-def test_generation(seed, options, randomise, assert_same_generation):
-    reference = reference_of(seed, randomise, scale=0.4)
+def test_generation(seed, options, randomize, assert_same_generation):
+    reference = reference_of(seed, randomize, scale=0.4)
     written = assert_same_generation(reference, start=0, stop_tokens=(3, 5), **options)
     assert len({tuple(row) for row in written}) > 4
 

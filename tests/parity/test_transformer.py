@@ -45,14 +45,14 @@ def stack(layers, cross):
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize("placement", ["post", "pre"])
 @tiered("activation", ["relu", "gelu"])
-def test_logits_and_hidden_states_match(placement, activation, randomise):
+def test_logits_and_hidden_states_match(placement, activation, randomize):
     torch.manual_seed(0)
     options = {"norm_first": placement == "pre", "activation": activation, "batch_first": True, "dropout": 0.0}
     options |= {"layer_norm_eps": 1e-4}
     reference = torch.nn.Transformer(WIDTH, HEADS, DEPTH, DEPTH, HIDDEN, **options)
     if placement == "post":  # the PyTorch stack has a final norm, unlike the paper
         reference.encoder.norm = reference.decoder.norm = None
-    randomise(reference, 1)
+    randomize(reference, 1)
     embedding = torch.nn.Embedding(VOCAB, WIDTH)
 
     model = Transformer(

@@ -15,7 +15,7 @@ from tests.tolerance import assert_close
 SEEDS = range(4)
 
 
-def reference_of(seed, randomise, cls=transformers.ViTForImageClassification, **kwargs):
+def reference_of(seed, randomize, cls=transformers.ViTForImageClassification, **kwargs):
     rng = np.random.default_rng(seed)
     heads = int(rng.integers(1, 5))
     patch = int(rng.choice([2, 3, 4]))
@@ -33,7 +33,7 @@ def reference_of(seed, randomise, cls=transformers.ViTForImageClassification, **
         attn_implementation="eager",
         **labels,
     )
-    return randomise(cls(config, **kwargs), seed)
+    return randomize(cls(config, **kwargs), seed)
 
 
 def images_of(reference, seed, rows=None, columns=None):
@@ -45,8 +45,8 @@ def images_of(reference, seed, rows=None, columns=None):
 
 
 @tiered("seed", SEEDS)
-def test_logits_hidden_states_and_gradients_match(seed, randomise, ours, gradients, assert_same_gradients):
-    reference = reference_of(seed, randomise)
+def test_logits_hidden_states_and_gradients_match(seed, randomize, ours, gradients, assert_same_gradients):
+    reference = reference_of(seed, randomize)
     images, theirs = images_of(reference, seed)
     model, variables = ours(reference)
     assert model.depth == reference.config.num_hidden_layers
@@ -71,8 +71,8 @@ def test_logits_hidden_states_and_gradients_match(seed, randomise, ours, gradien
 
 
 @tiered("grid", [(6, 6), (1, 2), (3, 5)])
-def test_another_resolution(grid, randomise, ours):
-    reference = reference_of(1, randomise)
+def test_another_resolution(grid, randomize, ours):
+    reference = reference_of(1, randomize)
     images, theirs = images_of(reference, 1, *grid)
     model, variables = ours(reference)
     expected = reference(theirs, interpolate_pos_encoding=True).logits.detach().numpy()
@@ -80,8 +80,8 @@ def test_another_resolution(grid, randomise, ours):
 
 
 @tiered("pooler", [True, False])
-def test_model_without_a_classifier(pooler, randomise, ours, tmp_path):
-    reference = reference_of(2, randomise, transformers.ViTModel, add_pooling_layer=pooler)
+def test_model_without_a_classifier(pooler, randomize, ours, tmp_path):
+    reference = reference_of(2, randomize, transformers.ViTModel, add_pooling_layer=pooler)
     images, theirs = images_of(reference, 2)
     model, variables = ours(reference)
     expected = reference(theirs)
@@ -130,13 +130,13 @@ def test_export_round_trip(num_classes, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, restored, variables)
 
 
-def test_registers_and_layer_scale_match(randomise):
+def test_registers_and_layer_scale_match(randomize):
     """Compare with DINOv2 with registers, whose weights are the same under other names."""
     config = transformers.Dinov2WithRegistersConfig(
         hidden_size=24, num_hidden_layers=2, num_attention_heads=3, mlp_ratio=2, image_size=8, patch_size=4,
         num_channels=3, num_register_tokens=3, layer_norm_eps=1e-3, attn_implementation="eager",
     )  # fmt: skip
-    reference = randomise(transformers.Dinov2WithRegistersModel(config), 0)
+    reference = randomize(transformers.Dinov2WithRegistersModel(config), 0)
     images, theirs = images_of(reference, 0)
     tensors = {name: tensor.detach().numpy() for name, tensor in reference.named_parameters()}
     stacked = lambda name: np.stack([tensors[f"encoder.layer.{n}.{name}"] for n in range(2)])  # noqa: E731

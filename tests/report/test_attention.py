@@ -6,6 +6,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from matplotlib.image import imsave
 
 from lineage import models
@@ -31,6 +32,7 @@ def weights_of(*shape):
     return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
 
 
+@pytest.mark.thorough
 def test_encoder_decoder_records_three_kinds_of_attention():
     model, rng = models.build("transformer", **SIZES), np.random.default_rng(0)
     batch = {"inputs": rng.integers(0, 11, (2, 9)), "tokens": rng.integers(0, 11, (2, 7))}
@@ -56,6 +58,7 @@ def test_encoder_decoder_records_three_kinds_of_attention():
     assert (abs(ratio[:, 3] / rest[:, 0] - 1) > 1e-3).all()
 
 
+@pytest.mark.thorough
 def test_attention_of_recurrent_model_is_one_layer():
     model = models.build("seq2seq", vocab_size=11, width=16, depth=1)
     inputs, tokens = np.zeros((1, 4), int), np.zeros((1, 3), int)

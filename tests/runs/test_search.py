@@ -51,6 +51,7 @@ def rows(workdir):
     return [dict(zip(header, line)) for line in lines]
 
 
+@pytest.mark.thorough
 def test_search_finds_better_values_and_resumes(tmp_path, monkeypatch):
     monkeypatch.setenv("FAIL", "trial_002")
     assert run(tmp_path) == 1

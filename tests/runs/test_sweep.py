@@ -194,6 +194,7 @@ def test_parallel_runs_have_separate_cpus(tmp_path):
         assert all(len(cpus) < len(all_cpus) for cpus in used)
 
 
+@pytest.mark.thorough
 def test_killed_runs_and_killed_sweep_are_completed_by_the_next_call(start, tmp_path):
     """Kill three runs and then the sweep; its other runs continue, and the next call trains only what is missing."""
     overrides = [{"seed": seed, "sleep": 0.1} for seed in range(1, 7)]

@@ -41,11 +41,11 @@ TINY = (
 
 def batch_of(size=8):
     rng = np.random.default_rng(0)
-    centre, sides = rng.uniform(0.3, 0.7, (size, 3, 2)), rng.uniform(0.1, 0.5, (size, 3, 2))
+    center, sides = rng.uniform(0.3, 0.7, (size, 3, 2)), rng.uniform(0.1, 0.5, (size, 3, 2))
     return {
         "image": rng.standard_normal((size, 16, 16, 3)).astype(np.float32),
         "extent": np.ones((size, 2), np.float32),
-        "boxes": np.concatenate([centre, sides], axis=-1).astype(np.float32),
+        "boxes": np.concatenate([center, sides], axis=-1).astype(np.float32),
         "classes": rng.integers(0, 4, (size, 3)).astype(np.int32),
         "boxes_mask": np.arange(3) < (np.arange(size) % 4)[:, None],
         "mask": np.ones(size, bool),
@@ -99,6 +99,7 @@ def test_invalid_weights_and_too_many_objects_raise(one_step):
         jax.eval_shape(nn.apply(lambda model: ObjectDetection().loss(model, batch), model), state.variables())
 
 
+@pytest.mark.thorough
 def test_evaluation_covers_the_whole_split_and_report_shows_boxes(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(shapes, "SIZES", {"train": 30, "validation": 7, "test": 7})
     draw = shapes.DrawnShapes.__getitem__
@@ -123,7 +124,7 @@ def test_incompatible_models_and_tasks_raise(tiny):
     with pytest.raises(ValueError, match="'image_classification' needs a model with the outputs classes: DETR has obj"):
         ImageClassification().check_model(DETR(backbone=ResNet()))
     experiment = Experiment(tiny("detr", TINY | {"evaluators.knn": "knn"}), **ONE)
-    with pytest.raises(ValueError, match="'object_detection' has no features for probes: they are for labelled images"):
+    with pytest.raises(ValueError, match="'object_detection' has no features for probes: they are for labeled images"):
         experiment.evaluation()
     with pytest.raises(ValueError, match="the backbone is a ViT: it must be one with feature maps"):
         jax.eval_shape(DETR(backbone=ViT(num_classes=0)).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))

@@ -82,6 +82,7 @@ def learned(tiny, changes, workdir, steps=60):
     return loop.train(config, workdir, **ONE)
 
 
+@pytest.mark.thorough
 def test_classification_is_learned(tasks, tiny, tmp_path):
     found = learned(tiny, tasks["text_classification"], tmp_path)
     assert {found[f"validation/{name}"] for name in ("accuracy", "f1", "matthews")} == {1.0}
@@ -188,6 +189,7 @@ def test_invalid_options_raise(changes, message, tasks, tiny, tmp_path):
         learned(tiny, tasks["text_classification"] | changes, tmp_path, 1)
 
 
+@pytest.mark.thorough
 def test_run_is_initialized_from_another(pretrained, tasks, tiny, tmp_path, capsys):
     """Check that initial parameters and tokenizer equal those of the other run, except for `init.skip`."""
     changes = tasks["token_classification"] | {

@@ -45,6 +45,7 @@ def pretrained(tiny, tmp_path_factory):
     return workdir, loop.train(tiny("mae", MASKED), workdir, **ONE)
 
 
+@pytest.mark.thorough
 def test_run_saves_reconstructions(pretrained):
     workdir, found = pretrained
     assert found["test/loss"] < 1.1

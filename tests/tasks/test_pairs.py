@@ -44,6 +44,7 @@ def trained(files, tiny, tmp_path_factory):
     return config, workdir, loop.train(config, workdir, devices=jax.devices()[:1])
 
 
+@pytest.mark.thorough
 def test_memorized_targets_are_generated(trained):
     _, workdir, metrics = trained
     assert metrics["test/exact_match"] == 1

@@ -61,6 +61,7 @@ def test_loss_is_the_sum_of_masked_lm_and_sentence_losses(tiny):
     np.testing.assert_allclose(aux["sentence_accuracy"].compute(), right, rtol=1e-6)
 
 
+@pytest.mark.thorough
 @tiered(("model", "changes"), [("bart", BART), ("t5", T5), ("bert", BERT)], ids=["bart", "t5", "bert"], first=2)
 @pytest.mark.usefixtures("no_report")
 def test_loss_falls_below_chance(model, changes, tiny, tmp_path):

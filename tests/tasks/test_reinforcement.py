@@ -95,6 +95,7 @@ def step_of(kl, params, **options):
     return with_variables(state, {"params": params}), make_train_step(GPT, objective, optimizer, Run())
 
 
+@pytest.mark.thorough
 def test_reward_is_maximized(policies):
     """Check that rewards rise, and that the most probable tokens are then correct."""
     state, step = step_of(0.0, policies[0], trained=("^embed",))

@@ -32,6 +32,7 @@ def train_lines(history):
     return [line for line in history if "train/loss" in line]
 
 
+@pytest.mark.thorough
 def test_trajectory_matches_plain_optax(tiny, tmp_path):
     config = tiny("gpt", {"total_steps": 6, "schedule.warmup_steps": 2, "optimizer.weight_decay": 0.1})
     history = run(config, tmp_path)
@@ -78,6 +79,7 @@ def test_intervals_of_logging_evaluation_and_saving(tiny, tmp_path):
     assert again == {key: value for key, value in history[-1].items() if key.startswith("test/")}
 
 
+@pytest.mark.thorough
 def test_a_run_resumes_with_other_readers_and_evaluators(tiny, tmp_path):
     changes = {"total_steps": 6, "save_every_steps": 3, "schedule.name": "constant"}
     whole = run(tiny("vit", changes), tmp_path / "whole")
@@ -89,6 +91,7 @@ def test_a_run_resumes_with_other_readers_and_evaluators(tiny, tmp_path):
     assert losses[0] == losses[1]
 
 
+@pytest.mark.thorough
 def test_shorter_run_than_its_checkpoint_is_refused(tiny, tmp_path):
     config = tiny()
     loop.train(config, tmp_path)
@@ -134,6 +137,7 @@ def test_evaluation_counts_every_example_once_for_any_batch_size(tiny, tmp_path,
         assert results[0][f"{split}/accuracy"] == right.sum() / mask.sum()
 
 
+@pytest.mark.thorough
 def test_evaluation_uses_the_parameter_average(tiny, tmp_path):
     config = tiny("vit", {"total_steps": 4, "ema_decay": 0.9})
     metrics = loop.train(config, tmp_path, devices=ONE)
@@ -209,6 +213,7 @@ def test_nonfinite_updates_are_skipped(poison, tiny, tmp_path):
         run(config, tmp_path)
 
 
+@pytest.mark.thorough
 @tiered("poisoned", [7, 8])
 def test_nonfinite_loss_stops_the_run(poisoned, poison, tiny, tmp_path, monkeypatch):
     poison((poisoned,))

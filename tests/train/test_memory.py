@@ -48,6 +48,7 @@ def run(tiny, tmp_path_factory):
     return config, workdir, read_metrics(workdir)
 
 
+@pytest.mark.thorough
 def test_generation_can_exceed_the_segment_length(tiny):
     """Check that generation is not limited by `max_length`, unlike that of other models."""
     sampling = {"sampling.num_samples": 1, "sampling.prompt": "def", "sampling.max_new_tokens": 40}

@@ -51,6 +51,7 @@ def experiment(name, changes):
     return Experiment(config, devices=jax.devices()[: max(config.mesh.data, 1) * config.mesh.fsdp * config.mesh.tensor])
 
 
+@pytest.mark.thorough
 @tiered(
     ("name", "changes"),
     [*ZOO.items(), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW.items())],
@@ -60,6 +61,7 @@ def test_memory_of_training_step_is_close_to_xla(name, changes):
     check_memory(name, changes)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", ["gpt_stdlib", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert_stdlib", "t5_stdlib"))]
 )

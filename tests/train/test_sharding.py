@@ -72,6 +72,7 @@ def test_mesh_matches_one_device(single, mesh, tiny, tmp_path):
     assert here < {"data": 1.01, "fsdp": 0.3, "tensor": 0.8, "mixed": 0.45, "sequence": 0.45}[mesh]
 
 
+@pytest.mark.thorough
 @tiered("model", ["gpt", "vit"])
 def test_gradient_accumulation_matches_full_batches(model, tiny, tmp_path):
     changes = {"schedule.learning_rate": 3e-3}
@@ -82,6 +83,7 @@ def test_gradient_accumulation_matches_full_batches(model, tiny, tmp_path):
         assert_same_trajectory(losses, expected)
 
 
+@pytest.mark.thorough
 @tiered("model", ["gpt", "vit"])
 def test_checkpoint_moves_from_eight_devices_to_one_and_back(model, tiny, tmp_path):
     def save(state, folder):

@@ -6,9 +6,9 @@ import pytest
 from lineage.models.layers.norm import OVERWRITE_WITH_GRADIENT, BatchNorm, LayerNorm, PowerNorm, RMSNorm
 
 
-def formula(x, epsilon, centre, scale, bias=0.0):
+def formula(x, epsilon, center, scale, bias=0.0):
     x = np.asarray(x, np.float64)
-    x = x - x.mean(axis=-1, keepdims=True) if centre else x
+    x = x - x.mean(axis=-1, keepdims=True) if center else x
     return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + epsilon) * scale + bias
 
 

@@ -1,4 +1,4 @@
-"""Labelled texts and pairs of texts as token ids, and rules for texts that are too long."""
+"""Labeled texts and pairs of texts as token ids, and rules for texts that are too long."""
 
 import re
 from collections import Counter
@@ -6,14 +6,14 @@ from math import log
 
 import numpy as np
 
-from lineage.data.content import LabelledTexts
+from lineage.data.content import LabeledTexts
 from lineage.data.examples import encoded
 from lineage.data.examples.encoded import Encoded
 from lineage.data.examples.sentence_pairs import ENDS
 from lineage.data.tokenizers import Tokenizer
 
 
-def names(splits: dict[str, LabelledTexts]) -> list[str]:
+def names(splits: dict[str, LabeledTexts]) -> list[str]:
     """Return the class names of the source, or else the labels of the training split: numbers in order, then words."""
 
     def order(name):
@@ -27,7 +27,7 @@ def names(splits: dict[str, LabelledTexts]) -> list[str]:
     return found
 
 
-def encode(part: LabelledTexts, labels: np.ndarray, tokenizer: Tokenizer, length: int, fit: "Fit") -> Encoded:
+def encode(part: LabeledTexts, labels: np.ndarray, tokenizer: Tokenizer, length: int, fit: "Fit") -> Encoded:
     """Encode texts, which have one of the `labels` [N] each; `fit` may turn a text into several sequences."""
     ids = zip(*map(tokenizer.encode_batch, zip(*part.texts)))
     joined, origins = [], []
@@ -47,7 +47,7 @@ class Fit:
     - "segments": make several sequences, which start `stride` tokens after each other (0: without overlap).
     """
 
-    def __init__(self, long_text: str, tokenizer: Tokenizer, length: int, stride: int, train: LabelledTexts):
+    def __init__(self, long_text: str, tokenizer: Tokenizer, length: int, stride: int, train: LabeledTexts):
         encoded.check_length(length)
         pairs = any(len(texts) > 1 for texts in train.texts)
         if pairs and long_text in ("key_sentences", "segments"):

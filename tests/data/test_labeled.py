@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lineage.configs import schema
-from lineage.data import LabelledTexts
-from lineage.data.examples import encoded, labelled_texts
-from lineage.data.sources.lines import LabelFiles, read_labelled_texts
+from lineage.data import LabeledTexts
+from lineage.data.examples import encoded, labeled_texts
+from lineage.data.sources.lines import LabelFiles, read_labeled_texts
 from lineage.data.tokenizers.kinds import TokenizerFile, Words
 from lineage.tasks import TASKS
 from lineage.tasks.text_classification import TextClassification
@@ -24,7 +24,7 @@ CODER = train("words", [" ".join(WORDS) + " . the"], encoded.ROLES)
 
 
 def fit(rule, length=8, stride=0, texts=(("w0",),)):
-    made = labelled_texts.Fit(rule, CODER, length, stride, LabelledTexts(list(texts), ["a"] * len(texts)))
+    made = labeled_texts.Fit(rule, CODER, length, stride, LabeledTexts(list(texts), ["a"] * len(texts)))
     return lambda row: made(row, tuple(CODER.encode_batch(row)))
 
 
@@ -42,7 +42,7 @@ def test_every_layout_of_files_gives_the_same_texts(layout, zipped, second, tmp_
     lines = ["\t".join(row) if layout == "tsv" else json.dumps(dict(zip(keys, row))) for row in rows]
     path = tmp_path / f"a.{layout}{'.gz' if zipped else ''}"
     (gzip.open if zipped else open)(path, "wt", encoding="utf-8").write("\n".join(lines) + "\n")
-    part = read_labelled_texts(str(path))
+    part = read_labeled_texts(str(path))
     assert list(part.texts) == [row[:-1] for row in rows]
     assert list(part.labels) == ["yes", "no", "yes"]
     task = TextClassification(sequence_length=20)
@@ -65,10 +65,10 @@ def test_every_layout_of_files_gives_the_same_texts(layout, zipped, second, tmp_
 
 
 def test_numeric_classes_are_in_numeric_order():
-    part = LabelledTexts([("a",)] * 3, ["10", "9", "x"])
-    assert labelled_texts.names({"train": part}) == ["9", "10", "x"]
+    part = LabeledTexts([("a",)] * 3, ["10", "9", "x"])
+    assert labeled_texts.names({"train": part}) == ["9", "10", "x"]
     with pytest.raises(ValueError, match="The label 'y' of the test split is not one of 9, 10, x"):
-        labelled_texts.names({"train": part, "test": LabelledTexts([("a",)], ["y"])})
+        labeled_texts.names({"train": part, "test": LabeledTexts([("a",)], ["y"])})
 
 
 def test_regression_targets(tmp_path):
@@ -164,11 +164,11 @@ def test_invalid_files_raise(content, options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         load(LabelFiles(f"{tmp_path}/a.tsv"), schema.build(TASKS, schema.section(TASKS, **options)))
     with pytest.raises(ValueError, match=r"must be a \.tsv or \.jsonl file"):
-        read_labelled_texts("a.csv")
+        read_labeled_texts("a.csv")
     for content in ('{"text": "a"}\n', '{"text": "a", "label": null}\n'):
         (tmp_path / "a.jsonl").write_text(content)
         with pytest.raises(ValueError, match="line 1 must be a JSON object with `text` and `label`"):
-            read_labelled_texts(f"{tmp_path}/a.jsonl")
+            read_labeled_texts(f"{tmp_path}/a.jsonl")
 
 
 def test_tokenizer_without_special_tokens_raises(tmp_path):
