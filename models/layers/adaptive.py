@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lineage.models.kernels.vocabulary import Scores, Targets, TokenLosses, scored
+from lineage.models.layers.placement import gathered
 
 
 class Cluster(NamedTuple):
@@ -71,7 +72,10 @@ class AdaptiveEmbed(nn.Module):
                 for i, width in enumerate(widths)
             ]
             self.head_projection = self.param("head_projection", self.projection_init, (self.width, self.width))
-        self.tables = [self.param(f"table{name}", self.table_init, shape) for name, shape in shapes.items()]
+        self.tables = [
+            gathered(self, f"table{name}", self.param(f"table{name}", self.table_init, shape))
+            for name, shape in shapes.items()
+        ]
         self.biases = [self.param(f"bias{name}", nn.initializers.zeros, shape[:1]) for name, shape in shapes.items()]
         self.tail_table = self.param("tail_table", self.table_init, (len(self.cutoffs), self.width))
         self.tail_bias = self.param("tail_bias", nn.initializers.zeros, (len(self.cutoffs),))
