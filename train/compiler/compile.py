@@ -18,6 +18,11 @@ from lineage.train.profiling import experiment_budget
 from lineage.train.sharding import batch_sharding, shardings
 from lineage.train.step import cast, make_evaluation_step
 
+# The memory that a program needs and that of the TPU, in the compiler's two messages; the first is without arguments.
+NO_MEMORY = re.compile(
+    r"temporaries \(([\d.]+\w)\) exceeds available HBM \(([\d.]+\w)\)|Used ([\d.]+\w) of ([\d.]+\w) hbm"
+)
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -158,9 +163,10 @@ def compile_step(experiment: Experiment, target: Target, step: str = "train", ti
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        if not (used := re.search(r"Used ([\d.]+\w) of ([\d.]+\w) hbm", str(error))):
+        if not (used := NO_MEMORY.search(str(error))):
             raise
-        raise MemoryError(f"{title} does not fit: it needs {used.group(1)} of {used.group(2)} HBM.") from error
+        needed, available = filter(None, used.groups())
+        raise MemoryError(f"{title} does not fit: it needs {needed} of {available} HBM.") from error
     memory = compiled.memory_analysis()
     kept = max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes)
     arguments, temporaries = memory.argument_size_in_bytes + kept, memory.temp_size_in_bytes
