@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lineage.data.content import Arrays, Documents, Images, LabeledTexts, PairedTexts, Question, TaggedSentence
-from lineage.data.examples.base import Examples, Facts, Transform
+from lineage.data.content import Documents, Examples, Facts, Images, LabeledTexts, PairedTexts, Question, TaggedSentence
 from lineage.data.loader import Batch, EvaluationBatches, ExampleSource, Loader, TrainBatches
 from lineage.data.sources import SOURCES, Source
 from lineage.data.tokenizers import TOKENIZERS, Bytes, Tokenizer, TokenizerKind, find_tokenizer

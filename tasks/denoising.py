@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lineage.data import Documents, Examples, Tokenizer
-from lineage.data.examples import denoising
+from lineage.data.examples import corruption
 from lineage.tasks.base import TASKS
 from lineage.tasks.sequence_to_sequence import EncoderDecoderTask
 from lineage.tasks.text import DocumentTask
@@ -27,5 +27,5 @@ class Denoising(EncoderDecoderTask, DocumentTask):
         length = self.sequence_length
         if length < 2:
             raise ValueError(f"task.sequence_length is {length}: it must be 2 or more, for a token and the end.")
-        noise = denoising.AddNoise(denoising.parse(self.noise, tokenizer), length, tokenizer.end_of_text)
+        noise = corruption.AddNoise(corruption.parse(self.noise, tokenizer), length, tokenizer.end_of_text)
         return self.windows(content, tokenizer, length - 1, noise, start_token=tokenizer.end_of_text)

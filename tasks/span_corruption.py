@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lineage.data import Documents, Examples, Tokenizer
-from lineage.data.examples import span_corruption
+from lineage.data.examples import corruption
 from lineage.tasks.base import TASKS, Rate, Sizes
 from lineage.tasks.sequence_to_sequence import EncoderDecoderTask
 from lineage.tasks.text import DocumentTask
@@ -28,16 +28,16 @@ class SpanCorruption(EncoderDecoderTask, DocumentTask):
 
     def axes(self, sizes: Sizes) -> dict[str, int]:
         axes = super().axes(sizes)
-        return axes | {"T": span_corruption.lengths(self.mask_rate, axes["S"])[1]}
+        return axes | {"T": corruption.lengths(self.mask_rate, axes["S"])[1]}
 
     def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
         rate, size = self.mask_rate, self.sequence_length
-        length, targets = span_corruption.lengths(rate, size)
-        sentinels, needed = np.array(tokenizer.sentinels), span_corruption.count_noise(rate, length)[1]
+        length, targets = corruption.lengths(rate, size)
+        sentinels, needed = np.array(tokenizer.sentinels), corruption.count_noise(rate, length)[1]
         if len(sentinels) < needed:
             raise ValueError(
                 f"task.sequence_length is {size}: it needs {needed} sentinels, and {len(sentinels)} exist."
             )
         start, end = tokenizer.pad, tokenizer.end_of_text
-        corrupt = span_corruption.CorruptSpans(rate, size, targets, sentinels, start, end)
+        corrupt = corruption.CorruptSpans(rate, size, targets, sentinels, start, end)
         return self.windows(content, tokenizer, length, corrupt, start_token=start)

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lineage.data import Documents, Examples, Facts, Tokenizer, Transform
+from lineage.data import Documents, Examples, Facts, Tokenizer
+from lineage.data.content import Transform
 from lineage.data.examples import encoded, windows
 from lineage.models import Model
 from lineage.tasks.attention import attention_of_texts

@@ -59,10 +59,6 @@ class CenterCrop:
     fraction: float = 1.0
     resample: str = "bilinear"
 
-    def __post_init__(self):
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"task.evaluation_crop is {self.fraction}: it must be above 0 and at most 1.")
-
     def __call__(self, images: Images, keys: np.ndarray) -> np.ndarray:
         return np.stack([self._one(image) for image in images])
 

@@ -6,9 +6,8 @@ import pytest
 from lineage.configs import schema
 from lineage.data import Loader
 from lineage.data.sources import SOURCES
-from lineage.data.sources.cldr import Dates
-from lineage.data.sources.digits import Digits
 from lineage.data.sources.folder import Folder
+from lineage.data.sources.packages import Dates, Digits
 from lineage.data.sources.text import StandardLibrary, Text
 from lineage.data.tokenizers.kinds import BPE, Characters, TokenizerFile
 from lineage.tasks import TASKS

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lineage.data import Arrays, shuffle
+from lineage.data import shuffle
+from lineage.data.content import Arrays
 from tests.data.conftest import evaluation_batches, train_batches
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from lineage.configs import schema
 from lineage.data.examples import pairs
-from lineage.data.sources.cldr import Dates
 from lineage.data.sources.lines import LabelFiles, PairFiles, read_pairs
+from lineage.data.sources.packages import Dates
 from lineage.data.tokenizers.kinds import Characters
 from lineage.tasks import TASKS
 from lineage.tasks.conditional_lm import ConditionalLM

@@ -6,7 +6,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from lineage.data import Arrays
+from lineage.data.content import Arrays
 from lineage.data.sources.tfds import TFDS, find_builder
 from lineage.data.tokenizers.kinds import Words
 from lineage.tasks.causal_lm import CausalLM
@@ -149,7 +149,7 @@ def test_needs_neither_jax_nor_tensorflow(shapes, tmp_path):
         import sys
         from lineage import data
         from lineage.data.sources.tfds import TFDS
-        from lineage.data.sources.digits import Digits
+        from lineage.data.sources.packages import Digits
         from lineage.data.transforms.augmentation import Shift, Transform
         sys.path.append({str(tmp_path)!r})
 
