@@ -6,9 +6,7 @@ import numpy as np
 
 from lineage.data import Facts, Loader, Tokenizer
 from lineage.metrics.likelihood import bits, perplexity
-from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Count, Request, Result, Smoothing
-from lineage.tasks.losses import token_loss
+from lineage.tasks.base import TASKS, Count, Request
 from lineage.tasks.text import DocumentTask
 
 
@@ -18,7 +16,6 @@ class CausalLM(DocumentTask):
     """Predict each token of a text from those before it.
 
     Attributes:
-        label_smoothing: probability mass of the target that is spread evenly over the vocabulary, in training only.
         evaluation_stride: distance between the starts of consecutive evaluation windows, in tokens; 0: the length of a
             window. Each token is predicted once, from at least `sequence_length - evaluation_stride` tokens before it,
             as far as there are any.
@@ -29,7 +26,6 @@ class CausalLM(DocumentTask):
     optional_tokens = ("end_of_text",)
     loader_options = ("order",)
 
-    label_smoothing: Smoothing = 0.0
     evaluation_stride: Count = 0
 
     def check_loader(self, loader: Loader) -> None:
@@ -40,10 +36,6 @@ class CausalLM(DocumentTask):
                     f"task.{name} is {getattr(self, name)}: it must be 0, because loader.order={loader.order!r} needs "
                     "windows that follow each other."
                 )
-
-    def loss(self, model: Model, batch: Batch) -> Result:
-        """Return the next-token loss of `targets` given `tokens`, both [B, T], where `mask` [B, T] is True."""
-        return token_loss(model, model(batch["tokens"]), batch, self.label_smoothing)
 
     def derived(self, metrics: dict[str, float], facts: Facts, split: str) -> dict[str, float]:
         loss = metrics["loss"]

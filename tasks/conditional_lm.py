@@ -6,9 +6,7 @@ import numpy as np
 
 from lineage.data import Facts, Tokenizer
 from lineage.data.examples import pairs
-from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Request, Result, Smoothing
-from lineage.tasks.losses import token_loss
+from lineage.tasks.base import TASKS, Request
 from lineage.tasks.sequence_to_sequence import PairTask
 
 
@@ -20,17 +18,10 @@ class ConditionalLM(PairTask):
     Attributes:
         sequence_length: number of tokens of an input and its target together, with an end token each; longer pairs are
             left out of the training set, and their inputs are truncated in evaluation.
-        label_smoothing: probability mass of the target that is spread evenly over the vocabulary, in training only.
     """
 
     needs = ("next_token",)
     kind = pairs.Continuations
-
-    label_smoothing: Smoothing = 0.0
-
-    def loss(self, model: Model, batch: Batch) -> Result:
-        """Return the next-token loss of `targets` given `tokens`, both [B, T], where `mask` [B, T] is True."""
-        return token_loss(model, model(batch["tokens"]), batch, self.label_smoothing)
 
     def request(self, tokens: np.ndarray, tokenizer: Tokenizer, facts: Facts) -> Request:
         return Request(np.append(tokens, tokenizer.end_of_text)[None])

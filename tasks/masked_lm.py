@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from lineage.data import Documents, Examples, Tokenizer
 from lineage.data.examples.masking import MaskTokens, count_masked
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Rate, Result, Sizes, Smoothing
+from lineage.tasks.base import TASKS, Batch, Rate, Result, Sizes
 from lineage.tasks.losses import token_loss
 from lineage.tasks.text import DocumentTask
 
@@ -20,7 +20,6 @@ class MaskedLM(DocumentTask):
     Attributes:
         mask_rate: fraction of the tokens that is masked.
         whole_words: whether to mask all tokens of a word, or none.
-        label_smoothing: probability mass of the target that is spread evenly over the vocabulary, in training only.
     """
 
     needs = ("masked_lm",)
@@ -39,7 +38,6 @@ class MaskedLM(DocumentTask):
 
     mask_rate: Rate = 0.15
     whole_words: bool = False
-    label_smoothing: Smoothing = 0.0
 
     def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
         mask = MaskTokens(self.mask_rate, tokenizer, self.whole_words)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax.numpy as jnp
 
@@ -31,6 +32,8 @@ class QuestionAnswering(EncoderTask):
     head = "question_answering"
     evaluators = ("loss", "question_answering")
     arrays = EncoderTask.arrays | {"start": "int32 B", "end": "int32 B", "mask": "bool B"}
+
+    label_smoothing: ClassVar[float] = 0.0  # not an option
 
     stride: Count = 0
 

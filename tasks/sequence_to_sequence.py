@@ -26,7 +26,6 @@ class EncoderDecoderTask(TextTask):
     """Base class of tasks of encoder-decoders.
 
     Attributes:
-        label_smoothing: probability mass of the target that is spread evenly over the vocabulary, in training only.
         scheduled_sampling: scheduled-sampling probability at the end of training (arXiv 1506.03099), which rises from
             0; recurrent decoders only.
         decay: schedule of the teacher-forcing probability.
@@ -37,7 +36,6 @@ class EncoderDecoderTask(TextTask):
     arguments = ("inputs", "tokens")
     arrays = TextTask.arrays | {"inputs": "int32 B S", "inputs_mask": "bool B S"}
 
-    label_smoothing: Smoothing = 0.0
     scheduled_sampling: Smoothing = 0.0
     decay: Literal["linear", "exponential", "inverse_sigmoid"] = "linear"
 

@@ -16,7 +16,7 @@ from lineage.data.examples.encoded import Encoded
 from lineage.data.examples.sentence_pairs import ENDS
 from lineage.metrics.states import F1, Matthews
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Count, Result, Smoothing
+from lineage.tasks.base import TASKS, Batch, Count, Result
 from lineage.tasks.losses import class_loss, probabilities, smoothed, sums
 from lineage.tasks.text import EncoderTask
 
@@ -62,13 +62,11 @@ class TextClassification(LabeledTextTask):
     """Predict the class of a text or a pair of texts.
 
     Attributes:
-        label_smoothing: probability mass of the target that is spread evenly over all classes, in training only.
         binary: whether to use a binary cross-entropy per class (multi-label targets).
     """
 
     evaluators = ("loss", "pooled_accuracy")
 
-    label_smoothing: Smoothing = 0.0
     binary: bool = False
 
     def labels(self, content: Mapping[str, LabeledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:

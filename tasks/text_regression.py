@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +22,7 @@ class TextRegression(LabeledTextTask):
 
     arrays = LabeledTextTask.arrays | {"label": "float32 B"}
     evaluators = ("loss", "spearman")
+    label_smoothing: ClassVar[float] = 0.0  # not an option
 
     def labels(self, content: Mapping[str, LabeledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
         try:

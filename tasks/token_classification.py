@@ -9,9 +9,7 @@ import numpy as np
 from lineage.data import Examples, TaggedSentence, Tokenizer
 from lineage.data.examples import encoded
 from lineage.data.examples.encoded import Encoded
-from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Result, Smoothing
-from lineage.tasks.losses import token_loss
+from lineage.tasks.base import TASKS
 from lineage.tasks.text import EncoderTask
 
 
@@ -22,7 +20,6 @@ class TokenClassification(EncoderTask):
 
     Attributes:
         sequence_length: number of tokens of a sequence, special tokens included; longer sentences are split.
-        label_smoothing: probability mass of the target that is spread evenly over all tags, in training only.
     """
 
     reads = "tagged_sentences"
@@ -31,8 +28,6 @@ class TokenClassification(EncoderTask):
     evaluators = ("loss", "tagging")
     arrays = EncoderTask.arrays | {"targets": "int32 B T", "mask": "bool B T"}
 
-    label_smoothing: Smoothing = 0.0
-
     def texts(self, content: Mapping[str, list[TaggedSentence]]) -> dict[str, Iterable[str]]:
         return {name: ["".join(sentence.words) for sentence in part] for name, part in content.items()}
 
@@ -40,10 +35,6 @@ class TokenClassification(EncoderTask):
         tags = sorted({tag for part in content.values() for sentence in part for tag in sentence.tags})
         splits = {name: encode(part, tags, tokenizer, self.sequence_length) for name, part in content.items()}
         return Examples(splits, self.facts(tokenizer, num_classes=len(tags), class_names=tuple(tags)), tokenizer)
-
-    def loss(self, model: Model, batch: Batch) -> Result:
-        """Return the cross-entropy of the tags `targets` [B, T], where `mask` [B, T] is True."""
-        return token_loss(model, self.forward(model, batch), batch, self.label_smoothing)
 
 
 def encode(sentences: Sequence[TaggedSentence], tags: Sequence[str], tokenizer: Tokenizer, length: int) -> Encoded:
