@@ -58,14 +58,7 @@ class Bart(Family):
         return {"logits_bias": "final_logits_bias" in names, "scale_embedding": config.get("scale_embedding", False)}
 
     def config(self, model):
-        width = model.mlp_dim or 4 * model.width
-        return {
-            "architectures": [self.architectures[0]],
-            "scale_embedding": model.scale_embedding,
-            "decoder_layers": model.decoder_depth or model.depth,
-            "encoder_ffn_dim": width,
-            "decoder_ffn_dim": width,
-        }
+        return {"scale_embedding": model.scale_embedding}
 
     def fits(self, model):
         return (model.position, model.embed_norm) == ("learned", True)

@@ -1,6 +1,6 @@
 """BERT: `BertForPreTraining`, `BertForMaskedLM`... <-> `BERT` with the head of the same task.
 
-The families of its descendants are subclasses of `Bert`.
+The families of its descendants are subclasses of `Bert`, see `bert_descendants`.
 """
 
 import typing
@@ -37,7 +37,6 @@ class Bert(Family):
             dropout before both of them, ours before the classifier.
         classifiers: by head, names of the classifiers that are not called "classifier".
         dropout: field of the dropout rate before a classifier, and its default; None: the rate of the other layers.
-        hidden: field of the width of the hidden layers.
     """
 
     model = body = "bert"
@@ -71,7 +70,6 @@ class Bert(Family):
     two_layers = False
     classifiers = {"question_answering": "qa_outputs"}
     dropout = "classifier_dropout", None
-    hidden = "intermediate_size"
 
     @property
     def prefix(self):
@@ -148,17 +146,13 @@ class Bert(Family):
         return settings if head in OUTPUTS else settings | {"num_classes": num_labels(config)}
 
     def config(self, model):
-        """Return the class of a model in `transformers`, its labels, and the width of its hidden layers."""
+        """Return the class of a model in `transformers`, and its labels."""
         names = {head: name for name, head in self.architectures.items()} | {"none": f"{self.name}Model"}
         if model.head not in names:
             raise ValueError(f"head is {model.head!r}: it must be one of {', '.join(names)} for `transformers`.")
         field, default = self.dropout
         whole = default is not None and model.head_dropout is None
-        config = {
-            "architectures": [names[model.head]],
-            self.hidden: model.mlp_dim or 4 * model.width,
-            field: model.dropout if whole else model.head_dropout,
-        }
+        config = {"architectures": [names[model.head]], field: model.dropout if whole else model.head_dropout}
         return config if model.head in OUTPUTS else config | labels(model)
 
     def ignored(self, model):

@@ -55,6 +55,7 @@ class Family:
         tied: pairs of tensors that our model shares, unless a rule has the first; a file may leave out the first.
         old: endings of tensor names -> the endings in old files.
         num_inputs: number of arrays of tokens that the model takes.
+        mlp_ratio: width of the MLPs in units of that of the model, where the model's `mlp_dim` is None.
     """
 
     model: str
@@ -66,13 +67,23 @@ class Family:
     tied: tuple[tuple[str, str], ...] = ()
     old: Mapping[str, str] = {}
     num_inputs = 1
+    mlp_ratio = 4
+
+    def value(self, model: nn.Module, setting: str) -> Any:
+        """Return the value of a setting of a model for `config.json`."""
+        value = getattr(model, setting)
+        if setting == "activation":
+            return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == value)
+        if value is None and setting in ("mlp_dim", "decoder_depth"):
+            return self.mlp_ratio * model.width if setting == "mlp_dim" else model.depth
+        return value
 
     def rules(self, model: nn.Module) -> list[Rule]:
         """Return the rules of a model; raise ValueError if the reference has no such model."""
         raise NotImplementedError
 
     def config(self, model: nn.Module) -> dict:
-        """Return the fields of `config.json` that no setting gives; raise ValueError as `rules`."""
+        """Return further fields of `config.json`; raise ValueError as `rules`."""
         raise NotImplementedError
 
     def settings(self, config: dict, architecture: str, names: Iterable[str]) -> dict:

@@ -76,7 +76,6 @@ class Llama(Family):
             rope["original_max_position_embeddings"] = model.rope_length or model.max_length
             rope |= zip(TURNS[model.rope_scaling], model.rope_turns)
         return {
-            "architectures": list(self.architectures),
             "num_key_value_heads": model.kv_heads,
             "intermediate_size": model.mlp_size,
             "tie_word_embeddings": model.tied,

@@ -58,7 +58,6 @@ class ViTMAE(ImageFamily):
             raise ValueError(f"num_classes is {model.num_classes}: `transformers` has no MAE with classes.")
         return {
             "architectures": [self.architectures[0 if model.decoder_depth else 1]],
-            "intermediate_size": model.mlp_dim or 4 * model.width,
             "decoder_num_hidden_layers": model.decoder_depth,
             "decoder_intermediate_size": model.decoder_mlp_dim or 4 * model.decoder_width,
             "norm_pix_loss": model.normalized,

@@ -79,7 +79,6 @@ class Swin(ImageFamily):
 
     def config(self, model):
         return {
-            "architectures": [self.architectures[0]],
             **labels(model),
             "depths": model.depths,
             "num_heads": model.num_heads,

@@ -97,7 +97,6 @@ class ViT(ImageFamily):
         return {
             "architectures": [architecture],
             **labels(model),
-            "intermediate_size": model.mlp_dim or 4 * model.width,
             "encoder_stride": model.patch_size,
         }
 
