@@ -10,9 +10,8 @@ import optax
 from lineage.metrics.classification import correct
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Result, Weight, check_weights
-from lineage.tasks.image_classification import ImageClassification
+from lineage.tasks.image_classification import ImageClassification, mixed
 from lineage.tasks.losses import divergence, smoothed, weighted
-from lineage.tasks.mixup import mixed
 
 
 @TASKS.register("distilled_image_classification")
@@ -43,7 +42,9 @@ class DistilledImageClassification(ImageClassification):
     def prepare(self, key: jax.Array, batch: Batch, model: Model) -> Batch:
         if not (self.mixup or self.cutmix):
             return batch
-        return mixed(key, batch, model.num_classes, self.mixup, self.cutmix)
+        target = jax.nn.one_hot(batch["label"], model.num_classes)
+        image, target = mixed(key, batch["image"], target, self.mixup, self.cutmix)
+        return batch | {"image": image, "target": target}
 
     def teach(self, teacher: Model, batch: Batch) -> Batch:
         return {"teacher_logits": self.forward(teacher, batch)}

@@ -10,8 +10,7 @@ import torch
 
 from lineage.configs.run import Run
 from lineage.models import Model
-from lineage.tasks.image_classification import ImageClassification
-from lineage.tasks.mixup import kept, mix
+from lineage.tasks.image_classification import ImageClassification, kept, mix
 from lineage.train.step import TrainState, make_train_step
 
 KEYS = jax.random.split(jax.random.key(0), 400)
