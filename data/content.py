@@ -159,36 +159,21 @@ def in_memory(source: ExampleSource) -> Arrays:
 
 @dataclass(frozen=True)
 class Facts:
-    """Metadata of the data of a run; None or empty where one does not apply.
+    """Metadata of the data of a run; None or empty where one does not apply."""
 
-    Attributes:
-        examples: number of examples in each split; `data.load` fills it in.
-        vocab_size: number of token ids.
-        sequence_length: length that sequences are padded to, in tokens.
-        num_classes: number of classes; 1 for regression.
-        class_names: names of the classes in order.
-        image_size: height and width of the model's images in pixels.
-        channels: number of channels of an image.
-        mean, std: normalization of images, one number or one for each channel: (pixel / 255 - mean) / std.
-        tokens: number of tokens in each split of documents.
-        characters_per_token: mean number of characters of a token in each split of documents.
-        bytes_per_token: same in UTF-8 bytes.
-        start_token: token that a decoder's input begins with.
-    """
-
-    examples: Mapping[str, int] = field(default_factory=dict)
-    vocab_size: int | None = None
-    sequence_length: int | None = None
-    num_classes: int | None = None
-    class_names: tuple[str, ...] = ()
-    image_size: tuple[int, int] | None = None
-    channels: int | None = None
-    mean: tuple[float, ...] = ()
+    examples: Mapping[str, int] = field(default_factory=dict)  # number in each split; `data.load` fills it in
+    vocab_size: int | None = None  # number of token ids
+    sequence_length: int | None = None  # length that sequences are padded to, in tokens
+    num_classes: int | None = None  # 1 for regression
+    class_names: tuple[str, ...] = ()  # in order
+    image_size: tuple[int, int] | None = None  # height and width of the model's images in pixels
+    channels: int | None = None  # of an image
+    mean: tuple[float, ...] = ()  # normalization (pixel / 255 - mean) / std of images; one number, or one per channel
     std: tuple[float, ...] = ()
-    tokens: Mapping[str, int] = field(default_factory=dict)
-    characters_per_token: Mapping[str, float] = field(default_factory=dict)
-    bytes_per_token: Mapping[str, float] = field(default_factory=dict)
-    start_token: int | None = None
+    tokens: Mapping[str, int] = field(default_factory=dict)  # number in each split of documents
+    characters_per_token: Mapping[str, float] = field(default_factory=dict)  # mean in each split of documents
+    bytes_per_token: Mapping[str, float] = field(default_factory=dict)  # mean in each split of documents, in UTF-8
+    start_token: int | None = None  # token that a decoder's input begins with
 
 
 @dataclass(frozen=True)

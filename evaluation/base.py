@@ -21,52 +21,34 @@ Step = Callable[[Any, Batch], Any]  # of variables and a batch on the devices
 
 @dataclass(frozen=True)
 class Split:
-    """Split of a data set, for evaluation.
+    """Split of a data set, for evaluation."""
 
-    Attributes:
-        label: prefix of the metrics: the name of the split, or of the evaluator if it has its own source.
-        name: name of the split in its data set.
-        batches: one pass over the examples.
-        facts: metadata of the data set.
-    """
-
-    label: str
-    name: str
-    batches: EvaluationBatches
-    facts: Facts
+    label: str  # prefix of the metrics: the name of the split, or of the evaluator if it has its own source
+    name: str  # name of the split in its data set
+    batches: EvaluationBatches  # one pass over the examples
+    facts: Facts  # metadata of the data set
 
 
 @dataclass(eq=False)
 class Context:
     """Everything that evaluators need from an experiment: model, task, data and functions.
 
-    Attributes:
-        model: architecture; variables are passed with each call.
-        task: task of the experiment.
-        data: data of the run.
-        sampling: config section of text generation.
-        seed: random seed of the run.
-        compile: compiles, for a model, a function of the bound model and a batch, for the mesh and in the precision of
-            the run; keyword arguments are those of Flax's `apply`.
-        to_mesh: moves the part of a batch that this process has read to the devices.
-        teach: adds the outputs of the teacher to a batch on the devices.
-        open: opens another source, such as "text:PATH", for the same task.
-        artifacts: artifacts of the last evaluation for the report, by name: arrays or a JSON-serializable object.
-        cache: results that evaluators share in an evaluation, see `once`.
+    The method `compile` takes a model, a function of the bound model and a batch, and keyword arguments of Flax's
+    `apply`; it compiles the function for the mesh and in the precision of the run.
     """
 
-    model: Model
+    model: Model  # architecture; variables are passed with each call
     task: Task
     data: Data
-    sampling: Any
-    seed: int
+    sampling: Any  # config section of text generation
+    seed: int  # random seed of the run
     compile: Callable[..., Step]
-    to_mesh: Callable[[Mapping[str, np.ndarray]], Batch]
-    teach: Callable[[Batch], Batch]
-    open: Callable[[str], Data]
-    artifacts: dict[str, Any] = field(default_factory=dict)
+    to_mesh: Callable[[Mapping[str, np.ndarray]], Batch]  # moves what this process has read of a batch to the devices
+    teach: Callable[[Batch], Batch]  # adds the outputs of the teacher to a batch on the devices
+    open: Callable[[str], Data]  # opens another source, such as "text:PATH", for the same task
+    artifacts: dict[str, Any] = field(default_factory=dict)  # of the last evaluation, by name: arrays, or JSON
     _steps: dict[Hashable, Step] = field(default_factory=dict)
-    cache: dict[Hashable, Any] = field(default_factory=dict)
+    cache: dict[Hashable, Any] = field(default_factory=dict)  # results that evaluators share, see `once`
 
     def step(self, function: Function, model: Model | None = None, mutable: tuple[str, ...] = ()) -> Step:
         """Return the compiled version of a function of a bound model and a batch, cached by its arguments.

@@ -30,23 +30,14 @@ def task(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(eq=False)
 class Run:
-    """A run and its state.
+    """A run and its state: waiting, running, done, stopped (it can continue), pruned or failed (EXIT_CODE)."""
 
-    Attributes:
-        name: name in tables.
-        folder: workdir of the run.
-        changes: config keys that the run overrides, with their values.
-        config: the whole config, as in `config.json`.
-        state: waiting, running, done, stopped (continues when it is started again), pruned or failed (EXIT_CODE).
-        metrics: the lines of `metrics.jsonl`.
-    """
-
-    name: str
-    folder: Path
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # in tables
+    folder: Path  # workdir of the run
+    changes: Mapping[str, Any] = field(default_factory=dict)  # config keys that the run overrides, with their values
+    config: Mapping[str, Any] = field(default_factory=dict)  # the whole config, as in `config.json`
     state: str = "waiting"
-    metrics: Sequence[Mapping[str, Any]] = ()
+    metrics: Sequence[Mapping[str, Any]] = ()  # the lines of `metrics.jsonl`
     _read: tuple = ()  # size and modification time of the file when it was read
     _pace: Pace = field(default_factory=Pace)
 

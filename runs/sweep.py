@@ -110,18 +110,11 @@ def _values(changes: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass
 class Job:
-    """A run in progress.
+    """A run in progress."""
 
-    Attributes:
-        slot: index of its share of the devices; None if it was not started by a sweep.
-        pid: its process; None if it was started by hand.
-        process: the same, if this sweep started it.
-        pruned: whether it was pruned.
-    """
-
-    slot: int | None = None
-    pid: int | None = None
-    process: subprocess.Popen | None = None
+    slot: int | None = None  # index of its share of the devices; None if it was not started by a sweep
+    pid: int | None = None  # its process; None if it was started by hand
+    process: subprocess.Popen | None = None  # the same, if this sweep started it
     pruned: bool = False
 
     def stop(self) -> None:

@@ -20,22 +20,16 @@ class Encoded(ExampleSource):
     """Sequences of token ids, padded to `length` T with `pad`, with further arrays.
 
     An example has `tokens` int32 [T], `segments` int32 [T] (0 for the first text and 1 for the second), `tokens_mask`
-    bool [T] (True for tokens), and the arrays of `per_sequence` and `per_token`.
-
-    Attributes:
-        seconds: position at which the second text starts in each sequence.
-        origins: index of the text, sentence or question of each sequence; a long text has several sequences.
-        per_sequence: name -> an array with an entry for each sequence.
-        per_token: name -> for each sequence, an array with an entry for each token; it is padded with 0 or False.
+    bool [T] (True for tokens), and the arrays of `per_sequence` and `per_token`, which is padded with 0 or False.
     """
 
     tokens: Sequence[np.ndarray]
-    seconds: np.ndarray
-    origins: np.ndarray
+    seconds: np.ndarray  # position at which the second text starts in each sequence
+    origins: np.ndarray  # index of the text, sentence or question of each sequence; a long text has several sequences
     length: int
     pad: int
-    per_sequence: Mapping[str, np.ndarray] = field(default_factory=dict)
-    per_token: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
+    per_sequence: Mapping[str, np.ndarray] = field(default_factory=dict)  # name -> an entry for each sequence
+    per_token: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)  # name -> an array for each sequence
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -38,10 +38,6 @@ class Chunks(Tokens, ExampleSource):
 
     An example has the index of its first sentence as `first`. Together the chunks contain each document once, except
     for a last sentence that is left alone. In the `tokens` [N], `end` follows each sentence and each document.
-
-    Attributes:
-        starts, lengths: first token and number of tokens of each sentence, [S].
-        stops: for each sentence [S], the index of the first sentence of the next document.
     """
 
     def __init__(self, tokens: np.ndarray, end: int, length: int):
@@ -49,9 +45,9 @@ class Chunks(Tokens, ExampleSource):
         ends = np.flatnonzero(tokens == end)
         starts = np.append(0, ends[:-1] + 1)
         kept = ends > starts
-        self.starts, self.lengths = starts[kept], (ends - starts)[kept]
+        self.starts, self.lengths = starts[kept], (ends - starts)[kept]  # of each sentence [S], in tokens
         documents = np.cumsum(~kept)[kept]
-        self.stops = np.searchsorted(documents, documents, side="right")
+        self.stops = np.searchsorted(documents, documents, side="right")  # first sentence of the next document [S]
         total, firsts, first = np.append(0, np.cumsum(self.lengths)), [], 0
         while first < len(documents):
             stop = int(self.stops[first])

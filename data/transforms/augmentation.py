@@ -160,19 +160,13 @@ def parse(
 
 @dataclass(frozen=True)
 class Transform:
-    """Transform of batches of decoded images into batches for the model.
+    """Transform of batches of decoded images into batches for the model, (pixel / 255 - mean) / std in float32."""
 
-    Attributes:
-        resize: transform to images of one size; None: the images have one size.
-        steps: transforms of images uint8; `erase` follows the normalization.
-        mean, std: normalization to (pixel / 255 - mean) / std in float32.
-    """
-
-    resize: CenterCrop | RandomCrop | None
-    steps: Sequence[Callable[[np.ndarray, np.ndarray], np.ndarray]]
+    resize: CenterCrop | RandomCrop | None  # None: the images have one size
+    steps: Sequence[Callable[[np.ndarray, np.ndarray], np.ndarray]]  # transforms of images uint8
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    erase: Erase | None = None
+    erase: Erase | None = None  # after the normalization
 
     def __call__(self, batch: dict[str, Any], keys: np.ndarray) -> dict[str, np.ndarray]:
         images = batch["image"]

@@ -24,23 +24,15 @@ HEADS = {
 
 @register("bert")
 class Bert(Family):
-    """Family of an encoder with the heads of BERT.
+    """Family of an encoder with the heads of BERT; `body` is the prefix of the tensors of the encoder.
 
-    Attributes:
-        name: first part of the names of the classes in `transformers`.
-        body: prefix of the tensors of the encoder.
-        pooler: name of the pooler.
-        predictions: names of the layers of the masked-language-model head: its dense layer, its LayerNorm, its output
-            projection, which is tied to the word embeddings, and the bias of this projection.
-        second: name of the classifier of two segments, if there is one.
-        two_layers: whether the text classifier has two layers, which are our pooler and classifier. The reference has
-            dropout before both of them, ours before the classifier.
-        classifiers: by head, names of the classifiers that are not called "classifier".
-        dropout: field of the dropout rate before a classifier, and its default; None: the rate of the other layers.
+    The layers of the masked-language-model head, `predictions`, are its dense layer, its LayerNorm, its output
+    projection, which is tied to the word embeddings, and the bias of this projection. A text classifier of
+    `two_layers` is our pooler and classifier: the reference has dropout before both, ours before the classifier.
     """
 
     model = body = "bert"
-    name = "Bert"
+    name = "Bert"  # first part of the names of the classes in `transformers`
     fields = {
         "vocab_size": ("vocab_size", 30_522),
         "max_position_embeddings": ("max_length", 512),
@@ -66,10 +58,10 @@ class Bert(Family):
     predictions = tuple(
         f"cls.predictions.{name}" for name in ("transform.dense", "transform.LayerNorm", "decoder", "bias")
     )
-    second = "cls.seq_relationship"
+    second = "cls.seq_relationship"  # the classifier of two segments, if there is one
     two_layers = False
-    classifiers = {"question_answering": "qa_outputs"}
-    dropout = "classifier_dropout", None
+    classifiers = {"question_answering": "qa_outputs"}  # by head, if it is not "classifier"
+    dropout = "classifier_dropout", None  # field of the rate before a classifier; None: the rate of the other layers
 
     @property
     def prefix(self):
