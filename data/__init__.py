@@ -64,4 +64,4 @@ def load(
     if not isinstance(transforms, Mapping):
         transforms = dict.fromkeys(parts, transforms)
     splits = {name: EvaluationBatches(source=parts[name], transform=transforms[name], **reading) for name in parts}
-    return Data(train, splits, examples.tokenizer, facts)
+    return Data(train, splits, found, facts)

@@ -9,7 +9,6 @@ import numpy as np
 
 from lineage.data import shuffle
 from lineage.data.loader import Batch, ExampleSource
-from lineage.data.tokenizers import Tokenizer
 from lineage.data.transforms.pillow import stack
 
 Transform = Callable[[dict[str, Any], np.ndarray], Batch]
@@ -181,11 +180,10 @@ class Examples:
     """Examples of each split, "train" among them, and the transforms of their batches.
 
     A transform is called with a batch and a random key for each example. There is one `evaluation_transform` for all
-    splits, or one for each. The tokenizer of images is None.
+    splits, or one for each.
     """
 
     splits: Mapping[str, ExampleSource]
     facts: Facts
-    tokenizer: Tokenizer | None = None
     train_transform: Transform | None = None
     evaluation_transform: Transform | Mapping[str, Transform] | None = None

@@ -65,7 +65,7 @@ class Context:
         """Apply a function to all batches of a split; return the concatenated results, arrays [N, ...] on the host."""
         step = self.step(function, model)
         rows = [process_allgather(step(variables, self.to_mesh(batch)), tiled=True) for batch in batches]
-        return jax.tree.map(lambda *parts: np.concatenate(parts)[: batches.num_examples], *rows)
+        return jax.tree.map(lambda *parts: np.concatenate(parts)[: len(batches.source)], *rows)
 
     def once(self, key: Hashable, compute: Callable[[], Any]) -> Any:
         """Return the cached result of `compute` for this key; it is computed once per evaluation."""

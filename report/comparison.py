@@ -147,10 +147,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
 
 def setting(run: Run, key: str) -> Any:
     """Return the value of a dotted key in a run's config, None if there is none."""
-    value = run.config
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return run.changes.get(key, value)
+    return run.changes.get(key, dict(html.flatten(run.config)).get(key))
 
 
 def _header(title: str, runs: Sequence[Run], metric: str) -> str:

@@ -111,8 +111,8 @@ def _executor(folder, settings):
         import submitit
     except ModuleNotFoundError:
         raise ModuleNotFoundError("slurm needs submitit: pip install submitit.") from None
-    limits = {key: settings[key] for key in ("nodes", "cpus_per_task", "gpus_per_node") if settings[key]}
-    limits |= {key: settings[key] for key in ("partition", "account", "qos", "constraint") if settings[key]}
+    names = ("nodes", "cpus_per_task", "gpus_per_node", "partition", "account", "qos", "constraint")
+    limits = {name: settings[name] for name in names if settings[name]}
     if settings["memory_gb"]:
         limits["mem"] = f"{settings['memory_gb']}GB"
     try:

@@ -92,7 +92,7 @@ class LabeledImageTask(ImageTask):
         crop = steps.pop(0) if steps and isinstance(steps[0], augmentation.RandomCrop) else resize
         erase = steps.pop() if steps and isinstance(steps[-1], augmentation.Erase) else None
         train = augmentation.Transform(crop, steps, facts.mean, facts.std, erase)
-        return Examples(splits, facts, None, train, augmentation.Transform(resize, [], facts.mean, facts.std))
+        return Examples(splits, facts, train, augmentation.Transform(resize, [], facts.mean, facts.std))
 
     def feature_extractor(self, model: Model) -> Model:
         return model.clone(num_classes=0)

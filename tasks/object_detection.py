@@ -67,7 +67,7 @@ class ObjectDetection(ImageTask):
         resized = any(isinstance(step, boxes.Resize) for step in steps)
         make = partial(boxes.Transform, size=size, most=self.max_boxes, mean=facts.mean, std=facts.std)
         train = make(steps if resized else [*steps, fit], training=True)
-        return Examples(content.splits, facts, None, train, make([fit], training=False))
+        return Examples(content.splits, facts, train, make([fit], training=False))
 
     def axes(self, sizes: Sizes) -> dict[str, int]:
         return super().axes(sizes) | {"N": self.max_boxes}

@@ -45,7 +45,7 @@ class QuestionAnswering(EncoderTask):
     def examples(self, content: Mapping[str, list[Question]], tokenizer: Tokenizer | None, seed: int) -> Examples:
         sizes = self.sequence_length, self.stride
         splits = {name: encode(part, tokenizer, *sizes) for name, part in content.items()}
-        return Examples(splits, self.facts(tokenizer), tokenizer)
+        return Examples(splits, self.facts(tokenizer))
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the mean cross-entropy of the positions `start` and `end` [B] of answers, where `mask` [B] is True.

@@ -51,7 +51,7 @@ class SentencePairPretraining(MaskedLM):
         splits = {name: Chunks(tokens, tokenizer.end_of_text, length - 3) for name, tokens in streams.items()}
         order = self.pairing == "sentence_order"
         paired = {name: PairSentences(part, tokenizer, mask, order) for name, part in splits.items()}
-        return Examples(splits, self.facts(tokenizer), tokenizer, paired["train"], paired)
+        return Examples(splits, self.facts(tokenizer), paired["train"], paired)
 
     def forward(self, model: Model, batch: Batch) -> Any:
         """Return the logits of all tokens [B, T, V] and of the label [B, 2]."""

@@ -103,7 +103,7 @@ class PairTask(TextTask):
             name: pairs.encode(part, tokenizer, self.sequence_length, name == "train", start, self.kind)
             for name, part in content.items()
         }
-        return Examples(splits, self.facts(tokenizer, start_token=start_token), tokenizer)
+        return Examples(splits, self.facts(tokenizer, start_token=start_token))
 
 
 @TASKS.register("sequence_to_sequence")

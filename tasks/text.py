@@ -88,7 +88,7 @@ class DocumentTask(TextTask):
             characters_per_token={name: stream.characters / len(stream.tokens) for name, stream in streams.items()},
             bytes_per_token={name: stream.bytes / len(stream.tokens) for name, stream in streams.items()},
         )
-        return Examples(splits, facts, tokenizer, transform, transform)
+        return Examples(splits, facts, transform, transform)
 
 
 @dataclass(frozen=True)

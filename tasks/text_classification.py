@@ -53,7 +53,7 @@ class LabeledTextTask(EncoderTask):
         (labels, names), length = self.labels(content), self.sequence_length
         fit = Fit(self.long_text, tokenizer, length, self.stride, content["train"])
         splits = {name: encode(part, labels[name], tokenizer, length, fit) for name, part in content.items()}
-        return Examples(splits, self.facts(tokenizer, num_classes=len(names) or 1, class_names=names), tokenizer)
+        return Examples(splits, self.facts(tokenizer, num_classes=len(names) or 1, class_names=names))
 
 
 @TASKS.register("text_classification")

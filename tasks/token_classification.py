@@ -34,7 +34,7 @@ class TokenClassification(EncoderTask):
     def examples(self, content: Mapping[str, list[TaggedSentence]], tokenizer: Tokenizer | None, seed: int) -> Examples:
         tags = sorted({tag for part in content.values() for sentence in part for tag in sentence.tags})
         splits = {name: encode(part, tags, tokenizer, self.sequence_length) for name, part in content.items()}
-        return Examples(splits, self.facts(tokenizer, num_classes=len(tags), class_names=tuple(tags)), tokenizer)
+        return Examples(splits, self.facts(tokenizer, num_classes=len(tags), class_names=tuple(tags)))
 
 
 def encode(sentences: Sequence[TaggedSentence], tags: Sequence[str], tokenizer: Tokenizer, length: int) -> Encoded:

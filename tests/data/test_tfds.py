@@ -164,7 +164,7 @@ def test_needs_neither_jax_nor_tensorflow(shapes, tmp_path):
 
             def examples(self, content, tokenizer, seed):
                 transform = Transform(None, [Shift(1)], (0.5,), (0.5,))
-                return data.Examples(content.splits, data.Facts(), None, transform, transform)
+                return data.Examples(content.splits, data.Facts(), transform, transform)
 
         for source in (TFDS("shapes", {str(shapes)!r}), Digits()):
             loaded = data.load(source, Plain(), data.Bytes(), data.Loader(batch_size=8))
