@@ -131,17 +131,13 @@ class Evaluation:
         for name, evaluator in self.evaluators.items():
             if not evaluator.every or (number is not None and number % evaluator.every):
                 continue
-            for split in self._splits(name, evaluator):
-                values = evaluator.measure(self.context, variables, split)
-                metrics |= {f"{split.label}/{key}": value for key, value in values.items()}
+            data = self._open(evaluator.source) if evaluator.source else self.context.data
+            chosen = {split: batches for split, batches in data.splits.items() if evaluator.split in ("", split)}
+            for split, batches in chosen.items():
+                label = split
+                if evaluator.source:
+                    label = name if len(chosen) == 1 else f"{name}_{split}"
+                values = evaluator.measure(self.context, variables, Split(label, split, batches, data.facts))
+                metrics |= {f"{label}/{key}": value for key, value in values.items()}
         order = {split: place for place, split in enumerate(self.context.data.splits)}
         return dict(sorted(metrics.items(), key=lambda item: order.get(item[0].partition("/")[0], len(order))))
-
-    def _splits(self, name: str, evaluator: Evaluator) -> list[Split]:
-        """Return the splits that an evaluator evaluates."""
-        data = self._open(evaluator.source) if evaluator.source else self.context.data
-        chosen = {split: batches for split, batches in data.splits.items() if evaluator.split in ("", split)}
-        labels = {split: split for split in chosen}
-        if evaluator.source:
-            labels = {split: name if len(chosen) == 1 else f"{name}_{split}" for split in chosen}
-        return [Split(labels[split], split, batches, data.facts) for split, batches in chosen.items()]

@@ -127,13 +127,14 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
         columns[metric] = [results(run)[metric] for run in done]
         overview = drawn(figures.parallel, columns, ids, colors, name="parallel")
     title, few = page.resolve().parent.name, len(keys) <= MAX_AXES
+    lines = "".join(f"<pre class=command>{html.text(commands[run])}</pre>" for run in runs)
     parts = [
         _header(title, runs, metric),
         html.section("Curves", "".join(charts), "cards"),
         html.section("Overrides and results", overview),
         html.section("Runs, best first", _table(runs, colors, keys if few else []), "card scroll"),
         html.section("Differences between the configs", "" if few else _settings(runs, keys), "card scroll"),
-        html.section("Commands", _commands([commands[run] for run in runs])),
+        html.section("Commands", f"<details><summary>All {len(runs)} runs, best first</summary>{lines}</details>"),
         f"<style>{html.resource('comparison.css')}</style><script>{html.resource('comparison.js')}</script>",
     ]
     return html.write(page, title, parts)
@@ -177,11 +178,6 @@ def _table(runs: Sequence[Run], colors: Sequence[str], keys: Sequence[str]) -> s
 def _settings(runs: Sequence[Run], keys: Sequence[str]) -> str:
     head = html.table_row("", *(run.name for run in runs), tag="th")
     return f"<table>{head}{''.join(html.table_row(key, *(setting(run, key) for run in runs)) for key in keys)}</table>"
-
-
-def _commands(commands: Sequence[str]) -> str:
-    lines = (f"<pre class=command>{html.text(command)}</pre>" for command in commands)
-    return f"<details><summary>All {len(commands)} runs, best first</summary>{''.join(lines)}</details>"
 
 
 def results(run: Run) -> dict[str, float]:

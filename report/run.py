@@ -67,7 +67,8 @@ def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics:
     if git := facts.pop("git", None):
         shown.append(f"commit {git['commit'][:10]}{' with changes' if git['dirty'] else ''}")
     shown += [f"{key} {value}" for key, value in html.flatten(facts)]
-    tiles = _results(metrics)
+    evaluated = [key for key in html.keys(metrics) if key.split("/")[0] not in ("train", "time")]
+    tiles = [_result(key, *html.series(metrics, key)) for key in evaluated or ("train/loss", "train/accuracy")]
     if metrics and seconds is not None:
         tiles.append(html.tile("training time", clock(seconds), f"{metrics[-1]['step']:,} steps"))
     _, speed = html.series(metrics, "time/examples_per_second")
@@ -81,14 +82,8 @@ def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics:
     return html.header(name, shown, command + alert, tiles)
 
 
-def _results(metrics: html.Metrics) -> list[str]:
-    """Return a tile for each metric of an evaluation, or of the training if there was none."""
-    evaluated = [key for key in html.keys(metrics) if key.split("/")[0] not in ("train", "time")]
-    tiles = [_result(key, *html.series(metrics, key)) for key in evaluated]
-    return tiles or [_result(key, *html.series(metrics, key)) for key in ("train/loss", "train/accuracy")]
-
-
 def _result(key: str, steps: np.ndarray, values: np.ndarray) -> str:
+    """Return a tile for the metric of an evaluation, or of the training if there was none."""
     finite = np.flatnonzero(np.isfinite(values))
     if not finite.size:
         return ""

@@ -20,7 +20,9 @@ def shares(count: int) -> list[Share]:
     environments: list[dict[str, str]] = [{} for _ in range(count)]
     platform = os.environ.get("JAX_PLATFORMS", "")
     if count > 1 and platform != "cpu":
-        if gpus := _gpus():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        there = range(len(glob("/dev/nvidia[0-9]*"))) if visible is None else filter(None, visible.split(","))
+        if gpus := [str(name) for name in there]:
             environments = [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in split(gpus, count)]
             if len(gpus) < count:
                 part = f"{0.9 / -(-count // len(gpus)):.3f}"
@@ -40,9 +42,3 @@ def split(devices: Sequence, count: int) -> list[Sequence]:
     if 0 < len(devices) < count:
         return [[devices[i % len(devices)]] for i in range(count)]
     return [devices[i * len(devices) // count : (i + 1) * len(devices) // count] for i in range(count)]
-
-
-def _gpus() -> list[str]:
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name for name in visible.split(",") if name]
-    return [str(number) for number in range(len(glob("/dev/nvidia[0-9]*")))]

@@ -90,7 +90,7 @@ def run_names(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
     keys: list[str] = []
     kinds = 1
     for key in dict.fromkeys(key for changes in overrides for key in changes):
-        told = len({_values(changes, [*keys, key]) for changes in overrides})
+        told = len({tuple(repr(changes.get(k, "")) for k in (*keys, key)) for changes in overrides})
         if told > kinds:
             keys, kinds = [*keys, key], told
     names: list[str] = []
@@ -102,10 +102,6 @@ def run_names(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
             name = f"{name}~{hashlib.sha256(repr(changes).encode()).hexdigest()[:8]}"
         names.append(name)
     return names
-
-
-def _values(changes: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
-    return tuple(repr(changes[key]) if key in changes else "" for key in keys)
 
 
 @dataclass

@@ -76,7 +76,16 @@ class CoNLLU(SplitFiles):
     """
 
     def paths(self) -> dict[str, str]:
-        return _files_of_splits(self.path) | {name: path for name, path in super().paths().items() if name != "train"}
+        given = super().paths()
+        if not Path(self.path).is_dir():
+            return given
+        names = {"train": "train", "dev": "validation", "test": "test"}
+        files = {split: sorted(Path(self.path).glob(f"*-{name}.conllu*")) for name, split in names.items()}
+        if not files["train"]:
+            raise FileNotFoundError(f"There is no file *-train.conllu in {self.path}.")
+        return {split: str(some[0]) for split, some in files.items() if some} | {
+            k: given[k] for k in given.keys() - {"train"}
+        }
 
     def files(self) -> list[str]:
         return list(super().paths().values())
@@ -123,17 +132,6 @@ def read_questions(path: str) -> list[Question]:
         ]
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not a file in SQuAD's format: {type(error).__name__} {error}.") from None
-
-
-def _files_of_splits(path: str) -> dict[str, str]:
-    """Return the file of each split: `path` itself, or those of a treebank of Universal Dependencies in a folder."""
-    if not Path(path).is_dir():
-        return {"train": path}
-    names = {"train": "train", "dev": "validation", "test": "test"}
-    files = {split: sorted(Path(path).glob(f"*-{name}.conllu*")) for name, split in names.items()}
-    if not files["train"]:
-        raise FileNotFoundError(f"There is no file *-train.conllu in {path}.")
-    return {split: str(some[0]) for split, some in files.items() if some}
 
 
 def read_sentences(path: str) -> list[TaggedSentence]:

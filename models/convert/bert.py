@@ -88,7 +88,12 @@ class Bert(Family):
         if model.head in WORDS:
             rules += linear(dense, "masked_lm/dense") + norm(after, "masked_lm/norm") + [Rule(bias, "masked_lm/bias")]
         if OUTPUTS.get(model.head, model.num_classes):
-            rules += linear(self._classifier(model), "classifier")
+            name = self.classifiers.get(model.head, "classifier")
+            if model.head in ("pretraining", "next_sentence"):
+                name = self.second
+            elif self._has_two_layers(model):
+                name = "classifier.out_proj"
+            rules += linear(name, "classifier")
         return rules
 
     def layers(self, model) -> list[Rule]:
@@ -115,13 +120,6 @@ class Bert(Family):
 
     def _has_two_layers(self, model):
         return self.two_layers and model.head == "classification"
-
-    def _classifier(self, model):
-        if model.head in ("pretraining", "next_sentence"):
-            return self.second
-        if self._has_two_layers(model):
-            return "classifier.out_proj"
-        return self.classifiers.get(model.head, "classifier")
 
     def settings(self, config, architecture, names):
         """Return the settings of the head.
