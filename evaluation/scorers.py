@@ -159,9 +159,7 @@ def _squad(predictions, references):
     if isinstance(predictions, dict):
         truth = _only(references)
         try:
-            asked = [
-                item for article in truth["data"] for paragraph in article["paragraphs"] for item in paragraph["qas"]
-            ]
+            asked = [item for article in truth["data"] for text in article["paragraphs"] for item in text["qas"]]
             found = {item["id"]: [answer["text"] for answer in item["answers"]] for item in asked}
         except (KeyError, TypeError) as error:
             raise ValueError(f"the references are not a file of SQuAD's: {type(error).__name__} {error}") from None

@@ -90,7 +90,7 @@ def run_names(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
     keys: list[str] = []
     kinds = 1
     for key in dict.fromkeys(key for changes in overrides for key in changes):
-        told = len({tuple(repr(changes.get(k, "")) for k in (*keys, key)) for changes in overrides})
+        told = len({tuple(repr(changes.get(k, ...)) for k in (*keys, key)) for changes in overrides})
         if told > kinds:
             keys, kinds = [*keys, key], told
     names: list[str] = []

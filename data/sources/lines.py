@@ -83,9 +83,8 @@ class CoNLLU(SplitFiles):
         files = {split: sorted(Path(self.path).glob(f"*-{name}.conllu*")) for name, split in names.items()}
         if not files["train"]:
             raise FileNotFoundError(f"There is no file *-train.conllu in {self.path}.")
-        return {split: str(some[0]) for split, some in files.items() if some} | {
-            k: given[k] for k in given.keys() - {"train"}
-        }
+        del given["train"]
+        return {split: str(some[0]) for split, some in files.items() if some} | given
 
     def files(self) -> list[str]:
         return list(super().paths().values())
