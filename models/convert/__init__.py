@@ -187,6 +187,8 @@ def _value(name, setting, value, default):
         if value not in ACTIVATIONS:
             raise ValueError(f"{name} is {value!r}: it must be one of {', '.join(ACTIVATIONS)}.")
         return ACTIVATIONS[value]
+    if isinstance(default, bool | tuple):
+        return type(default)(value)
     kind, what = (float, "a number of at least 0") if isinstance(default, float) else (int, "an integer of at least 1")
     if value is None and default is None:
         return None

@@ -84,4 +84,5 @@ def _backbone(config, names):
         if found.get(name, value) != value:
             raise ValueError(f"backbone_config has {name} {found.get(name)!r}: it must be {value!r}.")
     own = {setting: found.get(name, default) for name, (setting, default) in family.fields.items()}
+    own = {setting: tuple(value) if isinstance(value, list) else value for setting, value in own.items()}
     return ResNet(**family.settings(found, "ResNetModel", names), **own, frozen=True)

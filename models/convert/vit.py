@@ -150,6 +150,7 @@ class ViTMAE(ImageFamily):
         "decoder_num_attention_heads": ("decoder_num_heads", 16),
         "decoder_intermediate_size": ("decoder_mlp_dim", 2048),
         "mask_ratio": ("mask_rate", 0.75),
+        "norm_pix_loss": ("normalized", False),
     }
     fixed = {"qkv_bias": True}
     sizes = ImageFamily.sizes | {"K": "decoder_num_heads"}
@@ -179,7 +180,7 @@ class ViTMAE(ImageFamily):
     def settings(self, config, architecture, names):
         make_square(config)
         depth = 0 if architecture == "ViTMAEModel" else config.get("decoder_num_hidden_layers", 8)
-        return {"normalized": config.get("norm_pix_loss", False), "decoder_depth": depth}
+        return {"decoder_depth": depth}
 
     def config(self, model):
         refuse_others(model, position="mae")
@@ -189,5 +190,4 @@ class ViTMAE(ImageFamily):
             "architectures": [self.architectures[0 if model.decoder_depth else 1]],
             "decoder_num_hidden_layers": model.decoder_depth,
             "decoder_intermediate_size": model.decoder_mlp_dim or 4 * model.decoder_width,
-            "norm_pix_loss": model.normalized,
         }
