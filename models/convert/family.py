@@ -54,16 +54,16 @@ class Family:
     tied: tuple[tuple[str, str], ...] = ()
     old: Mapping[str, str] = {}  # endings of tensor names -> the endings in old files
     num_inputs = 1  # number of arrays of tokens that the model takes
-    mlp_ratio = 4  # width of the MLPs in units of that of the model, where the model's `mlp_dim` is None
+    mlp_ratio = 4  # width of the MLPs in units of that of the model, where `mlp_dim` is None; 0: the field is null
 
     def value(self, model: nn.Module, setting: str) -> Any:
         """Return the value of a setting of a model for `config.json`."""
         value = getattr(model, setting)
         if setting == "activation":
             return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == value)
-        if value is None and setting in ("mlp_dim", "decoder_depth"):
-            return self.mlp_ratio * model.width if setting == "mlp_dim" else model.depth
-        return value
+        if value is None and setting == "mlp_dim" and self.mlp_ratio:
+            return self.mlp_ratio * model.width
+        return model.depth if value is None and setting == "decoder_depth" else value
 
     def rules(self, model: nn.Module) -> list[Rule]:
         """Return the rules of a model; raise ValueError if the reference has no such model."""

@@ -27,6 +27,7 @@ class GPT2(Family):
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     }
+    mlp_ratio = 0
     tied = (("lm_head.weight", "transformer.wte.weight"),)
 
     def rules(self, model):

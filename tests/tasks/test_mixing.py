@@ -58,6 +58,8 @@ def test_mixup_and_cutmix_are_equally_frequent():
 class Areas(Model):
     """Model that returns the log of the area of each class; channel c is 1 where class c is."""
 
+    num_classes: int = 3
+
     @nn.compact
     def __call__(self, image):
         bias = self.param("bias", nn.initializers.zeros, (image.shape[-1],))
@@ -89,13 +91,15 @@ def given(logits, label, mask=None):
 class Scores(Model):
     """Model that returns the image as logits."""
 
+    num_classes: int
+
     @nn.compact
     def __call__(self, image):
         return image[:, 0, :, 0] + self.param("bias", nn.initializers.zeros, ())
 
 
 def found(batch, rngs=None, **options):
-    apply = jax.jit(nn.apply(ImageClassification(**options).loss, Scores()))
+    apply = jax.jit(nn.apply(ImageClassification(**options).loss, Scores(batch["image"].shape[2])))
     return apply({"params": {"bias": jnp.zeros(())}}, batch, rngs=rngs)
 
 
@@ -137,7 +141,7 @@ def test_accumulated_loss_matches_micro_batches():
     objective, optimizer = ImageClassification(**BOTH).loss, optax.sgd(1.0)
     params = {"bias": jnp.zeros(())}
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), {}, None)
-    step = jax.jit(make_train_step(Scores(), objective, optimizer, Run(seed=5, grad_accum_steps=2)))
+    step = jax.jit(make_train_step(Scores(5), objective, optimizer, Run(seed=5, grad_accum_steps=2)))
     rng = jax.random.fold_in(jax.random.key(5), 0)
     parts = [
         found({name: value[i::2] for name, value in batch.items()}, {"dropout": jax.random.fold_in(rng, i)}, **BOTH)
