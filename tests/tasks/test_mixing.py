@@ -99,7 +99,7 @@ class Scores(Model):
 
 
 def found(batch, rngs=None, **options):
-    apply = jax.jit(nn.apply(ImageClassification(**options).loss, Scores(batch["image"].shape[2])))
+    apply = jax.jit(nn.apply(ImageClassification(**options).loss, Scores(num_classes=batch["image"].shape[2])))
     return apply({"params": {"bias": jnp.zeros(())}}, batch, rngs=rngs)
 
 
@@ -141,7 +141,7 @@ def test_accumulated_loss_matches_micro_batches():
     objective, optimizer = ImageClassification(**BOTH).loss, optax.sgd(1.0)
     params = {"bias": jnp.zeros(())}
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), {}, None)
-    step = jax.jit(make_train_step(Scores(5), objective, optimizer, Run(seed=5, grad_accum_steps=2)))
+    step = jax.jit(make_train_step(Scores(num_classes=5), objective, optimizer, Run(seed=5, grad_accum_steps=2)))
     rng = jax.random.fold_in(jax.random.key(5), 0)
     parts = [
         found({name: value[i::2] for name, value in batch.items()}, {"dropout": jax.random.fold_in(rng, i)}, **BOTH)
