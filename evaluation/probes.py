@@ -1,6 +1,6 @@
 """Probes: accuracy of a classifier on the frozen features of a model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar
 
@@ -38,7 +38,8 @@ class Probe(Evaluator):
         def seen(batches):
             return context.rows(function, variables, batches, model)
 
-        training = context.once("training features", lambda: seen(context.training_set()))
+        training_set = replace(split.batches, source=context.data.train.source)
+        training = context.once("training features", lambda: seen(training_set))
         fitted = context.once(self, lambda: self.fit(*training))
         own = context.once(("features", split.label), lambda: seen(split.batches))
         return {f"{self.metric}_accuracy": float(fitted.score(*own))}

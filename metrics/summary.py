@@ -216,19 +216,12 @@ def _common(positions, columns):
 
 def _weighted(ours, theirs):
     """Return the length of the weighted LCS, as if all matches were consecutive, and both lengths."""
-    rows, columns = np.array(theirs.tokens, object), np.array(ours.tokens, object)
-    if not len(rows) or not len(columns):
-        return 0.0, len(columns), len(rows)
-    # Dynamic programming over antidiagonals d = row + column; `run` counts the consecutive matches that end at a cell.
-    size = len(rows) + 1
-    before, last = np.zeros((2, 2, size))  # (score, run) of the previous two
-    for diagonal in range(2, len(rows) + len(columns) + 1):
-        i = np.arange(max(1, diagonal - len(columns)), min(len(rows), diagonal - 1) + 1)
-        same = rows[i - 1] == columns[diagonal - i - 1]
-        score, run = before[:, i - 1]
-        now = np.zeros((2, size))
-        gain = (run + 1) ** WEIGHT - run**WEIGHT
-        now[0, i] = np.where(same, score + gain, np.maximum(last[0, i - 1], last[0, i]))
-        now[1, i] = np.where(same, run + 1, 0)
-        before, last = last, now
-    return float(last[0, len(rows)] ** (1 / WEIGHT)), len(columns), len(rows)
+    last = [(0.0, 0)] * (len(ours.tokens) + 1)  # the score, and the number of consecutive matches that end here
+    for token in theirs.tokens:
+        row = [(0.0, 0)]
+        for column, other in enumerate(ours.tokens):
+            score, run = last[column]
+            gain = (run + 1) ** WEIGHT - run**WEIGHT
+            row.append((score + gain, run + 1) if token == other else (max(last[column + 1][0], row[-1][0]), 0))
+        last = row
+    return last[-1][0] ** (1 / WEIGHT), len(ours.tokens), len(theirs.tokens)

@@ -16,7 +16,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from lineage.report import figures, html
-from lineage.runs.folder import CONFIG, clock, displayed, read_json
+from lineage.runs.folder import CONFIG, clock, displayed, flatten, read_json
 from lineage.runs.live import LOG, Run, labels, runs_in
 
 Target = tuple[str, bool]  # a metric, and whether higher is better
@@ -82,7 +82,7 @@ def compare(folders: Sequence[Path]) -> Path:
         run.state = "done" if run.is_done() else "stopped"
         run.look()
         runs.append(run)
-    settings = [dict(html.flatten(run.config)) for run in runs]
+    settings = [dict(flatten(run.config)) for run in runs]
     for key in dict.fromkeys(key for own in settings for key in own):
         if len({repr(own.get(key)) for own in settings}) > 1:
             for run, own in zip(runs, settings):
@@ -148,7 +148,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
 
 def setting(run: Run, key: str) -> Any:
     """Return the value of a dotted key in a run's config, None if there is none."""
-    return run.changes.get(key, dict(html.flatten(run.config)).get(key))
+    return run.changes.get(key, dict(flatten(run.config)).get(key))
 
 
 def _header(title: str, runs: Sequence[Run], metric: str) -> str:

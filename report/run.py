@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lineage.report import artifacts, figures, html
-from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, clock, read_json, read_metrics
+from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, clock, flatten, read_json, read_metrics
 
 # charts shown first, with their titles
 CURVES = {
@@ -66,7 +66,7 @@ def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics:
     shown = [f"{count} {device}" if count != 1 else device] if device else []
     if git := facts.pop("git", None):
         shown.append(f"commit {git['commit'][:10]}{' with changes' if git['dirty'] else ''}")
-    shown += [f"{key} {value}" for key, value in html.flatten(facts)]
+    shown += [f"{key} {value}" for key, value in flatten(facts)]
     evaluated = [key for key in html.keys(metrics) if key.split("/")[0] not in ("train", "time")]
     tiles = [_result(key, *html.series(metrics, key)) for key in evaluated or ("train/loss", "train/accuracy")]
     if metrics and seconds is not None:
@@ -74,7 +74,7 @@ def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics:
     _, speed = html.series(metrics, "time/examples_per_second")
     if np.isfinite(speed).any():
         tiles.append(html.tile("examples per second", html.number(np.nanmedian(speed)), "median"))
-    if (parameters := dict(html.flatten(cost)).get("parameters.total")) is not None:
+    if (parameters := dict(flatten(cost)).get("parameters.total")) is not None:
         tiles.append(html.tile("parameters", f"{parameters:,}", ""))
     steps, loss = html.series(metrics, "train/loss")
     bad = steps[~np.isfinite(loss)]
@@ -119,7 +119,7 @@ def _curves(metrics: html.Metrics, folder: Path) -> str:
 
 def _cost(cost: Mapping[str, Any]) -> str:
     """Return a card for each group of numbers (parameters, FLOPs, memory, ...), with bars where there is a total."""
-    groups = {key: html.flatten(value) for key, value in cost.items() if isinstance(value, Mapping)}
+    groups = {key: flatten(value) for key, value in cost.items() if isinstance(value, Mapping)}
     groups["other"] = [(key, value) for key, value in cost.items() if not isinstance(value, Mapping)]
     cards = []
     for group, rows in groups.items():
@@ -139,8 +139,7 @@ def _cost(cost: Mapping[str, Any]) -> str:
 
 def _config(config: Mapping[str, Any]) -> str:
     rows = [
-        f"<tr><td>{html.text(key)}<td><code>{html.text(json.dumps(value))}</code>"
-        for key, value in html.flatten(config)
+        f"<tr><td>{html.text(key)}<td><code>{html.text(json.dumps(value))}</code>" for key, value in flatten(config)
     ]
     table = f"<summary>All {len(rows)} keys</summary><div class=scroll><table>{''.join(rows)}</table></div>"
     return f"<details>{table}</details>" if rows else ""

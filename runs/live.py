@@ -6,7 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,7 @@ def labels(keys: Sequence[str]) -> list[str]:
     return [end if ends.count(end) == 1 else key for key, end in zip(keys, ends)]
 
 
-class Table(AbstractContextManager):
+class Table(ExitStack):
     """A table of runs.
 
     On a terminal the table is updated in place. Elsewhere a line is printed for each change of a state, and every
@@ -117,18 +117,11 @@ class Table(AbstractContextManager):
     COLUMNS = ("run", "state", "step", "loss", "left")
 
     def __init__(self, console: Console | None = None):
+        super().__init__()
         self.console = console or Console(highlight=False)
-        self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
+        live = Live(console=self.console, auto_refresh=False)
+        self.live = self.enter_context(live) if self.console.is_terminal else None
         self.said: dict[Run, tuple[str, float]] = {}
-
-    def __enter__(self):
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(self, *_):
-        if self.live:
-            self.live.stop()
 
     def show(self, runs: Sequence[Run]) -> None:
         """Show the runs; if the terminal is too small, those that are in progress or failed take precedence."""
