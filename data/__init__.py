@@ -42,10 +42,6 @@ def load(
         seed: random seed of the order of the training examples, of their augmentation and of their noise.
         process_index, process_count: process whose part of each global batch is read, and the number of processes.
         workdir: folder of the run, in which its tokenizer is kept; None: it is not kept.
-
-    Raises:
-        ValueError: the data cannot be read or do not fit together.
-        FileNotFoundError: a file does not exist.
     """
     task.check_loader(loader)
     content = source.read(task.reads)

@@ -83,12 +83,7 @@ def corpus_rouge(
 ) -> dict[str, dict[str, Score]]:
     """Return the mean scores of texts, "mean", and the bounds of their confidence intervals, "low" and "high".
 
-    Args:
-        references: one or several texts per output.
-        kinds, options: see `rouge`.
-        samples: number of bootstrap samples; the bounds are percentiles of their means.
-        confidence: level of the intervals, 0 to 1.
-        seed: random seed of the samples.
+    The bounds are percentiles of the means of bootstrap samples. The kinds and options are those of `rouge`.
     """
     check_numbers(outputs, references)
     each = [rouge(output, some, kinds, **options) for output, some in zip(outputs, references)]

@@ -24,12 +24,9 @@ MAX_WEIGHTS = 1_000_000  # of a view of attention; of more, every other layer or
 
 
 def sections(files: Path, arrays: Mapping[str, Arrays], folder: Path) -> list[str]:
-    """Return the sections for the files that are there, in the order of the report.
+    """Return the sections for the `artifacts` of a run, in the order of the report; `folder` gets the figures.
 
-    Args:
-        files: the `artifacts` folder of a run.
-        arrays: the contents of its .npz files, by their names without the suffix.
-        folder: where the figures are saved.
+    The `arrays` are the contents of the .npz files, by their names without the suffix.
     """
     parts = []
     for kind, draw in SECTIONS.items():

@@ -32,10 +32,6 @@ def write_report(workdir: str | os.PathLike) -> Path:
     """Write `workdir/report.html`, and its figures as `workdir/report/*.png`; return its path.
 
     Sections whose files are absent are left out.
-
-    Raises:
-        FileNotFoundError: `workdir` is not the folder of a run.
-        ValueError: a file is damaged.
     """
     workdir = Path(workdir)
     if not any((workdir / name).exists() for name in (METRICS, CONFIG)):

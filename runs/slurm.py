@@ -57,10 +57,8 @@ class Task:
 def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings: Mapping[str, Any]) -> int:
     """Submit runs as an array of jobs, without those that are done or in the queue; return the exit code of `status`.
 
-    Args:
-        command: the part of the command line that the runs share.
-        workdir: folder in which `slurm/` gets the scripts and logs of SLURM, and `jobs.json`.
-        settings: the section `cluster` of the config.
+    The runs share a part of their command line, `command`. The folder `slurm/` of the workdir gets the scripts and logs
+    of SLURM, and `jobs.json`. The settings are the section `cluster` of the config.
     """
     folder = (workdir / "slurm").absolute()
     executor = _executor(folder, settings)

@@ -33,16 +33,13 @@ def run_sweep(
     """Run `command` with each of the overrides, in subfolders of `workdir` named after the overrides.
 
     Finished runs are skipped, interrupted runs are resumed, and runs that an earlier sweep left in progress are waited
-    for. A run that fails does not stop the others. At the end `report.comparison.finish` writes the results.
+    for. A run that fails does not stop the others. At the end `report.comparison.finish` writes the results. Return the
+    exit code, see `exit_code`.
 
     Args:
         command: the command line of a run without its overrides and its workdir.
-        overrides: config keys and values of each run.
         configs: the whole config of each run, as in its `config.json`.
         parallel: number of runs at a time.
-
-    Returns:
-        The exit code, see `exit_code`.
     """
     runs = plan(overrides, configs, workdir)
     workdir.mkdir(parents=True, exist_ok=True)

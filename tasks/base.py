@@ -80,12 +80,9 @@ class Task:
         return {}
 
     def examples(self, content: Any, tokenizer: Tokenizer | None, seed: int) -> Examples:
-        """Return the examples of each split, their transforms and metadata.
+        """Return the examples of each split, their transforms and metadata, for the content that `reads` names.
 
-        Args:
-            content: result of the method of the source that `reads` names.
-            tokenizer: tokenizer of the texts; None if `texts` returned {}.
-            seed: random seed of the selection of examples.
+        The tokenizer is None if `texts` returned {}; the seed is that of a selection of examples.
         """
         raise NotImplementedError
 

@@ -249,12 +249,8 @@ def find_tokenizer(
 ) -> Tokenizer:
     """Return the tokenizer of a run: the one in its workdir if there is one, else a new one of a kind.
 
-    Args:
-        texts: texts of each split.
-        special_tokens: roles of `SPECIAL`, or "sentinels", that the tokenizer must have tokens for.
-        optional: special tokens that the tokenizer may lack.
-        workdir: folder of the run, in which the tokenizer is kept; None: it is not kept.
-        save: whether this process writes it there.
+    It has tokens for the roles `special_tokens` (of `SPECIAL`, or "sentinels"), except perhaps for the optional ones. A
+    process with `save` writes it into the workdir.
     """
     if workdir is not None and (Path(workdir) / FILE).is_file():
         return Tokenizer.load(workdir)
