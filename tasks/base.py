@@ -54,6 +54,7 @@ class Task:
     reads: ClassVar[str]  # kind of content that a source must offer, such as "documents" (see `lineage.data.sources`)
     needs: ClassVar[tuple[str, ...]]  # kinds of `Model.outputs`, of which the model must provide one
     arrays: ClassVar[Mapping[str, str]]  # dtype and axes (see `axes`) of the arrays of a batch: {"tokens": "int32 B T"}
+    losses: ClassVar[tuple[str, ...]] = ()  # losses that the option `weights`, if there is one, gives weights to
     head: ClassVar[str | None] = None  # head of a model that has several, unless the config chooses one
     evaluators: ClassVar[tuple[str, ...]] = ("loss",)  # names of the evaluators that run by default
     special_tokens: ClassVar[tuple[str, ...]] = ()  # roles of the tokens that the tokenizer must have, such as "mask"
@@ -67,6 +68,9 @@ class Task:
     def __post_init__(self):
         """Raise ValueError for options out of their range."""
         check_ranges("task", self)
+        if self.losses and len(self.weights) != len(self.losses):
+            needed = f"it must have {len(self.losses)}, for {', '.join(self.losses)}"
+            raise ValueError(f"task.weights is {tuple(self.weights)}: {needed}.")
 
     @property
     def name(self) -> str:
@@ -175,9 +179,3 @@ class Task:
     def snapshot(self, context: Any, variables: Any, split: Any) -> Pictures:
         """Return artifacts of an evaluation for the report, computed from the first batch of the first split."""
         return {}
-
-
-def check_weights(weights: tuple[float, ...], names: tuple[str, ...]) -> None:
-    """Raise ValueError unless there is one weight for each loss."""
-    if len(weights) != len(names):
-        raise ValueError(f"task.weights is {tuple(weights)}: it must have {len(names)}, for {', '.join(names)}.")

@@ -9,7 +9,7 @@ import optax
 
 from lineage.metrics.classification import correct
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Result, Weight, check_weights
+from lineage.tasks.base import TASKS, Batch, Result, Weight
 from lineage.tasks.image_classification import ImageClassification, mixed
 from lineage.tasks.losses import divergence, smoothed, weighted
 
@@ -30,14 +30,11 @@ class DistilledImageClassification(ImageClassification):
 
     needs = ("distilled_classes",)
     needs_teacher = True
+    losses = ("label", "teacher")
     binary: ClassVar[bool] = False  # not an option
 
     temperature: Weight = 0.0
     weights: tuple[float, ...] = (0.5, 0.5)
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_weights(self.weights, ("label", "teacher"))
 
     def prepare(self, key: jax.Array, batch: Batch, model: Model) -> Batch:
         if not (self.mixup or self.cutmix):

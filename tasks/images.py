@@ -30,13 +30,8 @@ class ImageTask(Task):
 
     image_size: Count = 0
     mean: tuple[float, ...] = (0.5,)
-    std: tuple[float, ...] = (0.5,)
+    std: Annotated[tuple[float, ...], Range(above=0)] = (0.5,)
     augment: str = ""
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not self.mean or not self.std or min(self.std) <= 0:
-            raise ValueError(f"task.std is {self.std} and task.mean {self.mean}: all of std must be above 0.")
 
     def axes(self, sizes: Sizes) -> dict[str, int]:
         """Return B, height, width and channels: the size is that of the model, or of the data if none is set."""

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from lineage.metrics.classification import correct
 from lineage.metrics.likelihood import cross_entropy
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Result, Weight, check_weights
+from lineage.tasks.base import TASKS, Batch, Result, Weight
 from lineage.tasks.losses import divergence, weighted
 from lineage.tasks.masked_lm import MaskedLM
 
@@ -28,14 +28,11 @@ class MaskedLMDistillation(MaskedLM):
 
     needs = ("masked_lm", "pretraining")
     needs_teacher = True
+    losses = ("teacher", "masked language modeling", "cosine")
     label_smoothing: ClassVar[float] = 0.0  # not an option
 
     temperature: Weight = 2.0
     weights: tuple[float, ...] = (5.0, 2.0, 1.0)
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_weights(self.weights, ("teacher", "masked language modeling", "cosine"))
 
     def teach(self, teacher: Model, batch: Batch) -> Batch:
         hidden, logits = hidden_and_logits(teacher, batch)
