@@ -1,4 +1,4 @@
-"""Sequence-to-sequence learning."""
+"""Sequence-to-sequence learning by encoder-decoders, and by decoders alone."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -125,3 +125,23 @@ class SequenceToSequence(EncoderDecoderTask, PairTask):
 
     def first_token(self, tokenizer: Tokenizer) -> int:
         return tokenizer.pad if self.start_token == "pad" else tokenizer.end_of_text
+
+
+@TASKS.register("conditional_lm")
+@dataclass(frozen=True)
+class ConditionalLM(PairTask):
+    """Predict each token of a target, which follows its input, from all tokens before it.
+
+    Attributes:
+        sequence_length: number of tokens of an input and its target together, with an end token each; longer pairs are
+            left out of the training set, and their inputs are truncated in evaluation.
+    """
+
+    needs = ("next_token",)
+    kind = pairs.Continuations
+
+    def request(self, tokens: np.ndarray, tokenizer: Tokenizer, facts: Facts) -> Request:
+        return Request(np.append(tokens, tokenizer.end_of_text)[None])
+
+    def requests(self, batch: dict[str, np.ndarray], facts: Facts) -> Request:
+        return Request(batch["tokens"], batch["mask"].argmax(axis=1) + 1)  # up to the first target

@@ -1,11 +1,11 @@
-"""Classification of texts and of pairs of texts."""
+"""Classification and regression of texts and of pairs of texts."""
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import log
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +13,8 @@ import numpy as np
 from lineage.data import Examples, LabeledTexts, Tokenizer
 from lineage.data.examples import encoded
 from lineage.data.examples.encoded import Encoded
-from lineage.data.examples.sentence_pairs import ENDS
-from lineage.metrics.states import F1, Matthews
+from lineage.data.examples.windows import ENDS
+from lineage.metrics.states import F1, Correlation, Matthews
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Count, Result
 from lineage.tasks.losses import class_loss, probabilities, smoothed, sums
@@ -170,3 +170,31 @@ class Fit:
 
 def _words(text):
     return re.findall(r"\w+", text.lower())
+
+
+@TASKS.register("text_regression")
+@dataclass(frozen=True)
+class TextRegression(LabeledTextTask):
+    """Predict a number for a text or a pair of texts, with the squared error as the loss."""
+
+    arrays = LabeledTextTask.arrays | {"label": "float32 B"}
+    evaluators = ("loss", "spearman")
+    label_smoothing: ClassVar[float] = 0.0  # not an option
+
+    def labels(self, content: Mapping[str, LabeledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+        try:
+            labels = {name: np.array(part.labels, np.float32) for name, part in content.items()}
+        except ValueError as error:
+            raise ValueError(f"The labels must be numbers: {error}.") from None
+        for name, values in labels.items():
+            if not np.isfinite(values).all():
+                raise ValueError(f"The labels must be finite: one of the {name} split is not.")
+        return labels, ()
+
+    def loss(self, model: Model, batch: Batch) -> Result:
+        """Return the squared error of the only output of the model from `label` [B], where `mask` [B] is True."""
+        values, label, mask = self.forward(model, batch), batch["label"], batch["mask"]
+        if values.shape[-1] != 1:
+            raise ValueError(f"model.num_classes is {values.shape[-1]}: it must be 1, a regression has one output.")
+        values = values[..., 0].astype(jnp.float32)
+        return sums((values - label) ** 2, mask, pearson=Correlation.empty().update(values, label, mask))

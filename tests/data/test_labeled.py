@@ -15,8 +15,7 @@ from lineage.data.examples import encoded
 from lineage.data.sources.lines import LabelFiles, read_labeled_texts
 from lineage.data.tokenizers.kinds import TokenizerFile, Words
 from lineage.tasks import TASKS
-from lineage.tasks.text_classification import Fit, TextClassification, class_names
-from lineage.tasks.text_regression import TextRegression
+from lineage.tasks.text_classification import Fit, TextClassification, TextRegression, class_names
 from tests.data.conftest import load, train
 
 WORDS = [f"w{i}" for i in range(40)]

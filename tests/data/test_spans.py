@@ -8,7 +8,7 @@ from lineage.data.examples import corruption
 from lineage.data.examples.corruption import CorruptSpans
 from lineage.data.sources.text import Text
 from lineage.data.tokenizers.kinds import TokenizerFile
-from lineage.tasks.span_corruption import SpanCorruption
+from lineage.tasks.denoising import SpanCorruption
 from tests.data.conftest import load, train
 
 END, START = 1, 0

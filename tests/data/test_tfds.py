@@ -13,8 +13,7 @@ from lineage.tasks.causal_lm import CausalLM
 from lineage.tasks.image_classification import ImageClassification
 from lineage.tasks.question_answering import QuestionAnswering
 from lineage.tasks.sequence_to_sequence import SequenceToSequence
-from lineage.tasks.text_classification import TextClassification
-from lineage.tasks.text_regression import TextRegression
+from lineage.tasks.text_classification import TextClassification, TextRegression
 from tests.data.conftest import load
 
 
