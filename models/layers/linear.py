@@ -7,6 +7,8 @@ import flax.linen as nn
 import jax
 from jaxtyping import Array, Float
 
+from lineage.models.layers.placement import gathered
+
 
 class Linear(nn.Module):
     """x W + b over the last axes of x; inputs and outputs may have several axes (heads).
@@ -33,7 +35,7 @@ class Linear(nn.Module):
         matrix = (math.prod(inputs), math.prod(self.features))
         shape = (*inputs, *self.features)
         kernel = self.param("kernel", lambda key: self.kernel_init(key, matrix).reshape(shape))
-        kernel = kernel.reshape(matrix)
+        kernel = gathered(self, "kernel", kernel).reshape(matrix)
         if matrix[0] > matrix[1]:  # the gradient as (g^T x)^T: x^T g of a wide x takes half as long again
             kernel = jax.lax.optimization_barrier(kernel.T).T
         joined = rows if dict(nn.get_logical_axis_rules()).get("sequence") else (-1,)
