@@ -9,7 +9,7 @@ from lineage.data import Facts, Loader, Tokenizer
 from lineage.metrics.likelihood import bits, perplexity
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Count, Request, Result
-from lineage.tasks.losses import token_loss
+from lineage.tasks.losses import fused_loss, token_loss
 from lineage.tasks.text import DocumentTask
 
 
@@ -39,6 +39,12 @@ class CausalLM(DocumentTask):
                     f"task.{name} is {getattr(self, name)}: it must be 0, because loader.order={loader.order!r} needs "
                     "windows that follow each other."
                 )
+
+    def loss(self, model: Model, batch: Batch) -> Result:
+        """Return the next-token loss of `targets` given `tokens`, both [B, T], where `mask` [B, T] is True."""
+        if model.computes_loss:
+            return fused_loss(model, batch, self.label_smoothing, batch["tokens"])
+        return super().loss(model, batch)
 
     def derived(self, metrics: dict[str, float], facts: Facts, split: str) -> dict[str, float]:
         loss = metrics["loss"]

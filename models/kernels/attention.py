@@ -41,12 +41,24 @@ def cudnn(
     mask: Mask,
     scale: float,
 ) -> Float[Array, "B T H C"]:
-    """Attend with cuDNN's flash attention, in bfloat16 or float16; `scale` multiplies the scores."""
-    allowed = mask.replace(causal=False).materialize(query.shape[1], key.shape[1])
+    """Attend with cuDNN's flash attention, in bfloat16 or float16; `scale` multiplies the scores.
+
+    With `keys`, `segments`, `allowed` or `bias`, the numbers of queries and of keys must be even.
+    """
+    batch, length, keys = *query.shape[:2], key.shape[1]
     window = (mask.window - 1, 0) if mask.causal and mask.window else None
-    bias = None if mask.bias is None else mask.bias.astype(query.dtype)
     options = {"is_causal": mask.causal, "local_window_size": window, "scale": scale, "implementation": "cudnn"}
-    return jax.nn.dot_product_attention(query, key, value, bias=bias, mask=allowed, **options)
+    allowed = mask.replace(causal=False).materialize(length, keys)
+    if allowed is not None:
+        options["mask"] = jnp.broadcast_to(allowed, (*allowed.shape[:2], length, keys))
+    if mask.bias is not None:
+        options["bias"] = jnp.broadcast_to(mask.bias.astype(query.dtype), (*mask.bias.shape[:2], length, keys))
+    if keys % 2 and not mask.causal:  # with `causal`, no query sees the key that is added below
+        counts = {"query_seq_lengths": length, "key_value_seq_lengths": keys}
+        options |= {name: jnp.full(batch, count, jnp.int32) for name, count in counts.items()}
+    # JAX's gradient refuses odd lengths.
+    arrays = (jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0))) for x in (query, key, value))
+    return jax.nn.dot_product_attention(*arrays, **options)[:, :length]
 
 
 def splash(
