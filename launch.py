@@ -27,7 +27,10 @@ Options, Changes = argparse.Namespace, Mapping[str, str]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line, by default that of this process; return the exit code."""
+    """Run a command line, by default that of this process; return the exit code.
+
+    The function of a command is `run_COMMAND`; `arguments.COMMANDS` describes it.
+    """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options, changes = parse(arguments, displayed(LAUNCH))
     options.line = displayed([*LAUNCH, *arguments])
@@ -109,7 +112,6 @@ def child(options: Options, changes: Changes) -> list[str]:
 
 
 def run_train(options: Options, changes: Changes) -> int:
-    """Train a model, or continue an interrupted run."""
     config, _ = configured(options, changes)
     from lineage.configs import cli
     from lineage.runs.provenance import provenance
@@ -147,13 +149,11 @@ def restored(options: Options, changes: Changes) -> tuple[Any, Any]:
 
 
 def run_evaluate(options: Options, changes: Changes) -> None:
-    """Print the metrics of a trained model."""
     experiment, state = restored(options, changes)
     print(json.dumps(experiment.evaluation()(state.variables(average=True)), indent=2))
 
 
 def run_generate(options: Options, changes: Changes) -> None:
-    """Print texts that a trained model generates."""
     if options.prompt is not None:
         changes = {**changes, "sampling.prompt": options.prompt}
     experiment, state = restored(options, changes)
@@ -167,7 +167,6 @@ def run_generate(options: Options, changes: Changes) -> None:
 
 
 def run_export(options: Options, changes: Changes) -> None:
-    """Export a trained model; print the files."""
     experiment, state = restored(options, changes)
     from lineage.train import export as exporter
 
@@ -176,7 +175,6 @@ def run_export(options: Options, changes: Changes) -> None:
 
 
 def run_describe(options: Options, changes: Changes) -> None:
-    """Print the parameters, FLOPs and memory of a model."""
     config, _ = configured(options, changes)
     from lineage.train import profiling
     from lineage.train.experiment import Experiment
@@ -185,7 +183,6 @@ def run_describe(options: Options, changes: Changes) -> None:
 
 
 def run_compile(options: Options, changes: Changes) -> None:
-    """Compile a step for devices that need not be present; print what the compiler has planned."""
     from lineage.train.compiler import targets
 
     target = targets.parse(options.target)
@@ -207,7 +204,6 @@ def folders(options: Options) -> list[Path]:
 
 
 def run_report(options: Options, changes: Changes) -> None:
-    """Write the report of a run, or a comparison of several."""
     from lineage.runs.live import runs_in
 
     chosen = folders(options)
@@ -222,14 +218,12 @@ def run_report(options: Options, changes: Changes) -> None:
 
 
 def run_watch(options: Options, changes: Changes) -> None:
-    """Show the progress of runs."""
     from lineage.runs.live import watch
 
     watch(folders(options))
 
 
 def run_sweep(options: Options, changes: Changes) -> int:
-    """Train the runs of a sweep or of a search."""
     config, overrides = configured(options, changes)
     from lineage.configs import cli
     from lineage.runs.search import run_search
@@ -243,7 +237,6 @@ def run_sweep(options: Options, changes: Changes) -> int:
 
 
 def run_slurm(options: Options, changes: Changes) -> int:
-    """Submit a run or a sweep as jobs, print their states, or cancel them."""
     from lineage.runs import slurm
     from lineage.runs.live import Run
     from lineage.runs.sweep import plan
@@ -262,7 +255,6 @@ def run_slurm(options: Options, changes: Changes) -> int:
 
 
 def run_score(options: Options, changes: Changes) -> None:
-    """Print and write the scores of a file of predictions."""
     from lineage.evaluation.score import write_scores
 
     files = options.predictions, options.references
@@ -270,7 +262,6 @@ def run_score(options: Options, changes: Changes) -> None:
 
 
 def run_list(options: Options, changes: Changes) -> None:
-    """Print the experiments with a line each, grouped by their folder."""
     from lineage.configs import cli
 
     width = max(map(len, cli.experiments()))
@@ -284,7 +275,6 @@ def run_list(options: Options, changes: Changes) -> None:
 
 
 def run_config(options: Options, changes: Changes) -> None:
-    """Print the keys of a config with values, types, defaults and documentation."""
     from lineage.configs import base
 
     if options.config and options.experiment:  # config --config=NAME SECTION

@@ -70,9 +70,10 @@ def write_all(context: Context, variables: Any, workdir: Path, budget: Budget, a
     write_atomic(out / "cost.json", json.dumps(budget.to_dict(), indent=2))
     path = out / FACTS
     seconds = json.loads(path.read_text())["seconds"] if path.exists() else 0.0
+    kind = jax.devices()[0].device_kind
     facts = dict(about) | {
         "seconds": seconds + about["seconds"],
-        "device": device_name(),
+        "device": f"{platform.machine()} CPU, {os.cpu_count()} cores" if kind == "cpu" else kind,
         "python": platform.python_version(),
         "jax": jax.__version__,
     }
@@ -84,9 +85,3 @@ def folder(workdir: Path) -> Path:
     path = workdir / ARTIFACTS
     path.mkdir(exist_ok=True)
     return path
-
-
-def device_name() -> str:
-    """Return the name of the accelerator, or the architecture of the CPU with its number of cores."""
-    kind = jax.devices()[0].device_kind
-    return f"{platform.machine()} CPU, {os.cpu_count()} cores" if kind == "cpu" else kind

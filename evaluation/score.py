@@ -38,17 +38,9 @@ def write_scores(
 def score_files(
     name: str | None, predictions: str | None, references: Sequence[str], options: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the scores of a metric with everything that is needed to reproduce them.
+    """Return the scores of a file by a metric of `METRICS`, with everything that is needed to reproduce them.
 
-    Args:
-        name: key of `METRICS`.
-        predictions: file of predictions.
-        references: files with one reference, or several, for each prediction.
-        options: options of the metric, "name=value" each; the values of a list are separated by commas.
-
-    Raises:
-        FileNotFoundError: a file does not exist.
-        ValueError: the metric, an option or its value is unknown, or a file has the wrong format or number of texts.
+    The options of the metric are "name=value" each; the values of a list are separated by commas.
     """
     if name not in METRICS:
         given = "missing" if name is None else repr(name)

@@ -57,10 +57,8 @@ class Task:
 def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings: Mapping[str, Any]) -> int:
     """Submit runs as an array of jobs, without those that are done or in the queue; return the exit code of `status`.
 
-    Args:
-        command: the part of the command line that the runs share.
-        workdir: folder in which `slurm/` gets the scripts and logs of SLURM, and `jobs.json`.
-        settings: the section `cluster` of the config.
+    The runs share a part of their command line, `command`. The folder `slurm/` of the workdir gets the scripts and logs
+    of SLURM, and `jobs.json`. The settings are the section `cluster` of the config.
     """
     folder = (workdir / "slurm").absolute()
     executor = _executor(folder, settings)
@@ -111,8 +109,8 @@ def _executor(folder, settings):
         import submitit
     except ModuleNotFoundError:
         raise ModuleNotFoundError("slurm needs submitit: pip install submitit.") from None
-    limits = {key: settings[key] for key in ("nodes", "cpus_per_task", "gpus_per_node") if settings[key]}
-    limits |= {key: settings[key] for key in ("partition", "account", "qos", "constraint") if settings[key]}
+    names = ("nodes", "cpus_per_task", "gpus_per_node", "partition", "account", "qos", "constraint")
+    limits = {name: settings[name] for name in names if settings[name]}
     if settings["memory_gb"]:
         limits["mem"] = f"{settings['memory_gb']}GB"
     try:

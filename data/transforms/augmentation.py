@@ -59,10 +59,6 @@ class CenterCrop:
     fraction: float = 1.0
     resample: str = "bilinear"
 
-    def __post_init__(self):
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"task.evaluation_crop is {self.fraction}: it must be above 0 and at most 1.")
-
     def __call__(self, images: Images, keys: np.ndarray) -> np.ndarray:
         return np.stack([self._one(image) for image in images])
 
@@ -164,19 +160,13 @@ def parse(
 
 @dataclass(frozen=True)
 class Transform:
-    """Transform of batches of decoded images into batches for the model.
+    """Transform of batches of decoded images into batches for the model, (pixel / 255 - mean) / std in float32."""
 
-    Attributes:
-        resize: transform to images of one size; None: the images have one size.
-        steps: transforms of images uint8; `erase` follows the normalization.
-        mean, std: normalization to (pixel / 255 - mean) / std in float32.
-    """
-
-    resize: CenterCrop | RandomCrop | None
-    steps: Sequence[Callable[[np.ndarray, np.ndarray], np.ndarray]]
+    resize: CenterCrop | RandomCrop | None  # None: the images have one size
+    steps: Sequence[Callable[[np.ndarray, np.ndarray], np.ndarray]]  # transforms of images uint8
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    erase: Erase | None = None
+    erase: Erase | None = None  # after the normalization
 
     def __call__(self, batch: dict[str, Any], keys: np.ndarray) -> dict[str, np.ndarray]:
         images = batch["image"]

@@ -36,7 +36,8 @@ class Compiled:
         peak: largest number of bytes in use at a time.
         flops: FLOPs of the model in one step, on one device, without recomputation; None for the decoding step, whose
             limit is the bandwidth of the memory.
-        leaves: number of arrays of the state, all of which should be donated; 0 if the step changes none.
+        leaves: number of arrays of the state that should be donated, those of one element aside; 0 if the step changes
+            none.
         seconds: duration of the compilation.
     """
 
@@ -103,8 +104,8 @@ class Compiled:
         name = "bandwidth   " if self.flops is None else "MFU         "
         shares = f"{plan.share('matmul|gemm'):.0%} of the time, those in float32 {plan.share('f32 matmul'):.0%}"
         use = f"{name} {self.utilization:.1%} (ideally {self.ideal * 1e3:.2f} ms); matrix products take {shares}"
-        donated = f"donated      {plan.module.donated} of {self.leaves} arrays of the state" if self.leaves else ""
-        head = "\n".join(line for line in (self.title, memory, times, use, donated) if line)
+        donated = f"donated      {plan.module.donated} arrays; the state has {self.leaves}, those of one element aside"
+        head = "\n".join([self.title, memory, times, use, *([donated] if self.leaves else [])])
         return "\n\n".join(part for part in (head, self._operations(), self._collectives(), self._buffers()) if part)
 
     def _operations(self) -> str:
@@ -198,7 +199,7 @@ def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
     batch = jax.eval_shape(experiment.zeros)
     batch = placed(batch, jax.tree.map(lambda _: batch_sharding(mesh), batch))
     if step == "train":
-        return jit_step(experiment).lower(state, batch), len(jax.tree.leaves(state))
+        return jit_step(experiment).lower(state, batch), _arrays(state)
     variables = jax.eval_shape(lambda state: state.variables(average=True), state)
     if step == "evaluate":
         variables = placed(variables, shardings(variables, experiment.sharding_rules, mesh))
@@ -221,4 +222,9 @@ def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
         return logits.argmax(axis=-1).astype(jnp.int32), cache
 
     lowered = experiment.jit(decode, donate_argnums=2).lower(variables, tokens, cache, memory)
-    return lowered, len(jax.tree.leaves(cache))
+    return lowered, _arrays(cache)
+
+
+def _arrays(tree: Any) -> int:
+    """Return the number of arrays with more than one element: an optimizer may have others that no step reads."""
+    return sum(leaf.size > 1 for leaf in jax.tree.leaves(tree))
