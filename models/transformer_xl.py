@@ -16,7 +16,19 @@ from jaxtyping import Array, Float, Int
 from lineage.models.base import MODELS, ShardingRule
 from lineage.models.decoder import DecoderOnly
 from lineage.models.fields import Activation, Count, Natural, Rate, Size
-from lineage.models.layers import ACTIVATIONS, Block, Cache, Dropout, Embed, LayerNorm, Linear, Mask, Mlp, Stack, dense
+from lineage.models.layers import (
+    ACTIVATIONS,
+    Block,
+    Dropout,
+    Embed,
+    LayerCache,
+    LayerNorm,
+    Linear,
+    Mask,
+    Mlp,
+    Stack,
+    dense,
+)
 from lineage.models.layers.position import sinusoidal
 
 
@@ -41,8 +53,8 @@ class RecurrentAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"], *, cache: Cache | None = None, **_
-    ) -> tuple[Float[Array, "B T D"], Cache | None]:
+        self, x: Float[Array, "B T D"], *, cache: LayerCache | None = None, **_
+    ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
         """Return the output, and the cache with this call's keys and values appended (None if none was given)."""
         length, width = x.shape[1:]
         if width % self.num_heads:
@@ -61,7 +73,7 @@ class RecurrentAttention(nn.Module):
         else:
             positions = cache.positions(length)
             cache = cache.append(project("key", x), project("value", x))
-            key, value = (kept.astype(x.dtype) for kept in cache.keys_and_values())
+            key, value = (kept.astype(x.dtype) for kept in cache.keys_and_values(len(x)))
             mask = Mask(causal=True, window=self.window, positions=positions)
 
         relative = project("distance", jnp.asarray(sinusoidal(key.shape[1], width), x.dtype))

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from lineage.models.layers.linear import Linear
+from lineage.models.layers.linear import Linear, product
 
 
 class Embed(nn.Module):
@@ -29,7 +29,7 @@ class Embed(nn.Module):
 
     def logits(self, x: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         """Return the inner product of each vector with every row of the table."""
-        return (x.reshape(-1, self.width) @ self.table.T).reshape(*x.shape[:-1], self.vocab_size)
+        return product(x.reshape(-1, self.width), self.table.T).reshape(*x.shape[:-1], self.vocab_size)
 
 
 def patches(image: Float[Array, "B height width channels"], size: int) -> Float[Array, "B rows columns F"]:
