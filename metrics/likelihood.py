@@ -15,9 +15,10 @@ def cross_entropy(
     `label_smoothing` is the probability mass that is spread evenly over all classes (arXiv 1512.00567, section 7).
     """
     logits = logits.astype(jnp.float32)
-    labels = jnp.where(labels < 0, logits.shape[-1], labels)  # a negative index must not count from the end
     normalizer = jax.nn.logsumexp(logits, axis=-1)
-    loss = normalizer - jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    # Selected and not gathered: the gradient of a gather is a scatter into another array of the size of the logits.
+    chosen = jnp.where(jnp.arange(logits.shape[-1]) == labels[..., None], logits, 0).sum(axis=-1)
+    loss = normalizer - jnp.where((labels >= 0) & (labels < logits.shape[-1]), chosen, jnp.nan)
     if label_smoothing:
         loss = (1 - label_smoothing) * loss + label_smoothing * (normalizer - logits.mean(axis=-1))
     return loss

@@ -57,7 +57,7 @@ class HiddenStates(NamedTuple):
         layers: outputs of their layers, from the first to the last, [B, T, D] each. Image models may have
             feature maps [B, rows, columns, D].
         attention: attention weights [B, H, T, S] of the layers of the "encoder", of the "decoder" and of the decoder's
-            attention to the encoder, "cross". Flash attention keeps none.
+            attention to the encoder, "cross".
     """
 
     embedding: dict[str, Array]
@@ -90,8 +90,8 @@ class Model(nn.Module):
         vocab_size: number of tokens, V.
         max_length: length of the longest sequence, in tokens; None: unlimited.
         epsilon: constant added to the variance in every norm.
-        attend: attention implementation: "auto" or "dense", or "cudnn" for flash attention on NVIDIA GPUs in 16-bit
-            precision.
+        attend: attention implementation: "auto" chooses a fast kernel for the platform that runs the program (TPU, or
+            NVIDIA GPU in 16-bit precision); "portable" is the same program everywhere; "dense" computes all weights.
         input_parameters: regular expression of the parameters before the first layer.
         attention_path: path of the attention weights that a layer sows.
     """
@@ -194,8 +194,8 @@ class Model(nn.Module):
         return table
 
     def portable(self) -> "Model":
-        """Return the model with an attention implementation that runs on every platform and in every precision."""
-        return self if self.attend == "auto" else self.clone(attend="auto")
+        """Return the model without kernels for particular platforms."""
+        return self.clone(attend="portable") if self.attend == "auto" and "attend" in self.settings else self
 
     def states_from(self, sown: Mapping[str, tuple[Any, ...]]) -> HiddenStates:
         """Collect the hidden states from the intermediates sown by a forward pass; see `hidden_states`."""

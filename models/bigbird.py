@@ -74,8 +74,6 @@ class BigBird(BERT):
         """Return the pattern of each layer's attention, or None for full attention."""
         if self.attention_type == "original_full" or length <= (5 + 2 * self.num_random_blocks) * self.block_size:
             return None
-        if self.attend == "cudnn":
-            raise ValueError("attend is 'cudnn', without block-sparse attention: it must be 'auto' or 'dense'.")
         blocks = -(-length // self.block_size)
         others = random_blocks(self.depth, blocks, self.num_random_blocks, self.seed)
         return {

@@ -150,8 +150,8 @@ def budget(
         cache_length: number of tokens of a sequence in the KV cache of inference; None: no cache.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
-    # Parameters are float32, which some kernels do not take; their shapes do not depend on the kernel.
-    variables = dict(variables or jax.eval_shape(model.portable().init, {"params": key, "dropout": key}, *inputs))
+    model = model.portable()
+    variables = dict(variables or jax.eval_shape(model.init, {"params": key, "dropout": key}, *inputs))
     params = variables.pop("params")
     whole = jax.eval_shape(merge, params, variables) if merge else params
     rest = {name: value for name, value in variables.items() if name != "frozen"}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from lineage.models.base import MODELS, Layers, Model, ResampleRule, StackModel
-from lineage.models.fields import Activation, Count, Image, Rate, Size
+from lineage.models.fields import Activation, Count, Image, Implementation, Rate, Size
 from lineage.models.layers import ACTIVATIONS, Attention, Block, LayerNorm, Learned, Linear, Mask, Mlp, Stack
 
 
@@ -73,6 +73,7 @@ class DETR(StackModel):
     activation: Activation = "relu"
     placement: Literal["post", "pre"] = "post"
     dropout: Rate = 0.1
+    attend: Implementation = "auto"
 
     reads = "images"
     outputs = ("objects",)
@@ -111,7 +112,7 @@ class DETR(StackModel):
         if self.width % 4:
             raise ValueError(f"width is {self.width}: it must be a multiple of 4, for sin and cos of rows and columns.")
         norm = partial(LayerNorm, epsilon=1e-5)
-        attention = partial(PositionedAttention, num_heads=self.num_heads, dropout=self.dropout)
+        attention = partial(PositionedAttention, num_heads=self.num_heads, dropout=self.dropout, attend=self.attend)
         activation = ACTIVATIONS[self.activation]
         mlp = partial(Mlp, mlp_dim=self.mlp_dim or 8 * self.width, activation=activation, dropout=self.dropout)
         sublayers = {"attention": attention, "mlp": mlp, "norm": norm}

@@ -8,7 +8,7 @@ from lineage.configs.registry import Range
 
 Image = Float[Array, "B height width channels"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]  # the names of `layers.mlp.ACTIVATIONS`
-Implementation = Literal["auto", "dense", "cudnn"]  # the names of `layers.attention.IMPLEMENTATIONS`
+Implementation = Literal["auto", "portable", "dense"]  # the names of `layers.attention.IMPLEMENTATIONS`
 Count = Annotated[int, Range(1)]
 Counts = Annotated[tuple[int, ...], Range(1)]
 Size = Annotated[int | None, Range(1)]

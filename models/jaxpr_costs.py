@@ -62,12 +62,15 @@ def flops_by_scope(jaxpr: Any, scope: str = "", times: int = 1) -> Counter:
 
 
 def _bodies(eqn):
-    """Return the jaxprs that an equation runs, without those that combine two elements."""
-    return [] if eqn.primitive.name.startswith(("reduce", "scatter")) else list(jaxprs_in_params(eqn.params))
+    """Return the jaxprs that an equation runs, without those that combine two elements or are for some platforms."""
+    if eqn.primitive.name.startswith(("reduce", "scatter")):
+        return []
+    bodies = list(jaxprs_in_params(eqn.params))
+    return bodies[-1:] if eqn.params.get("branches_platforms") else bodies
 
 
 def _products(eqn):
-    """Return the multiply-adds of a matrix product, a convolution or a fused attention; 0 for anything else."""
+    """Return the multiply-adds of a matrix product or a convolution; 0 for anything else."""
     name, params, shapes = eqn.primitive.name, eqn.params, [v.aval.shape for v in (*eqn.invars, *eqn.outvars)]
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
@@ -81,8 +84,6 @@ def _products(eqn):
             # Padding, and the zeros that dilation puts in between, are not multiplied.
             products *= int(((at >= 0) & (at <= (left[i + 2] - 1) * gap) & (at % gap == 0)).sum())
         return products
-    if name.startswith("dot_product_attention"):  # cuDNN's: [B, T, H, C] and [B, S, K, C]; 2 products, 4 backward
-        return (4 if "bwd" in name else 2) * math.prod(shapes[0]) * shapes[1][1]
     return 0
 
 

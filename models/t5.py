@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.base import MODELS
 from lineage.models.decoder import Decoded, EncoderDecoder
-from lineage.models.fields import Activation, Count, Size
+from lineage.models.fields import Activation, Count, Implementation, Size
 from lineage.models.layers import Attention, Block, Cache, Dropout, Embed, Linear, Mask, RMSNorm, Stack, dot_product
 from lineage.models.layers.mlp import ACTIVATIONS, Mlp
 from lineage.models.layers.position import RelativeBuckets
@@ -63,6 +63,7 @@ class T5(EncoderDecoder):
     buckets: int = 32
     max_distance: int = 128
     epsilon: float = 1e-6
+    attend: Implementation = "auto"
 
     FROM_DATA = ("vocab_size",)
 
@@ -74,6 +75,7 @@ class T5(EncoderDecoder):
             Attention,
             num_heads=self.num_heads,
             head_size=self.head_size,
+            attend=self.attend,
             score=dot_product,
             # In place of the scores, the queries start smaller by sqrt(C).
             query_init=nn.initializers.variance_scaling(1 / self.head_size, "fan_in", "normal"),

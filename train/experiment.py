@@ -134,7 +134,8 @@ class Experiment:
 
     def jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """Return `jax.jit` of a function of batches, whose activations lie on the mesh as batches do."""
-        return jax.jit(sharding.with_sharded_activations(function, self.mesh, self.run.sequence_sharding), **options)
+        rules, sequence = self.sharding_rules, self.run.sequence_sharding
+        return jax.jit(sharding.on_mesh(function, self.mesh, rules, sequence), **options)
 
     @cached_property
     def total_steps(self) -> int:

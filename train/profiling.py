@@ -84,7 +84,7 @@ def experiment_budget(experiment: Experiment, length: int | None = None) -> Budg
     """Return FLOPs and memory of a model with its batch (of texts of `length` tokens), task and optimizer, on all
     devices together.
     """
-    model, adapter, state = experiment.model, experiment.adapter, experiment.abstract_state
+    model, adapter, state = experiment.model.portable(), experiment.adapter, experiment.abstract_state
     batch = jax.eval_shape(partial(experiment.zeros, length=length))
     length = (model.max_length or experiment.task.sequence_length) if model.is_decoder else None  # length of the cache
     dtype = jnp.dtype(experiment.config.precision)

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int
 
+from lineage.models import gathering
 from lineage.train.optimizer import map_paths
 
 AXES = ("data", "fsdp", "tensor")
@@ -46,25 +47,26 @@ def shardings(tree: Any, rules: Sequence[Rule], mesh: Mesh | AbstractMesh) -> An
     are replicated, as are dimensions that the mesh axis does not divide.
     """
 
-    def flat(axis):
-        return axis if isinstance(axis, tuple) else () if axis is None else (axis,)
-
-    def place(path, leaf):
-        axes = next((axes for pattern, axes in rules if re.search(pattern, path)), ())
-        if len(axes) > len(leaf.shape):
-            axes = ()
-        sizes = leaf.shape[len(leaf.shape) - len(axes) :]
-        axes = [
-            axis if size % math.prod(mesh.shape[a] for a in flat(axis)) == 0 else None
-            for axis, size in zip(axes, sizes)
-        ]
-        return NamedSharding(mesh, PartitionSpec(*[None] * (len(leaf.shape) - len(axes)), *axes))
-
     for pattern, axes in rules:
-        unknown = [axis for dimension in axes for axis in flat(dimension) if axis not in AXES]
+        unknown = [axis for dimension in axes for axis in _flat(dimension) if axis not in AXES]
         if unknown:
             raise ValueError(f"the sharding rule {pattern!r} names {unknown[0]!r}: mesh axes are {', '.join(AXES)}.")
-    return map_paths(place, tree)
+    return map_paths(lambda path, leaf: NamedSharding(mesh, placement(path, leaf.shape, rules, mesh)), tree)
+
+
+def placement(path: str, shape: tuple[int, ...], rules: Sequence[Rule], mesh: Mesh | AbstractMesh) -> PartitionSpec:
+    """Return the placement of a leaf, see `shardings`."""
+    axes = next((axes for pattern, axes in rules if re.search(pattern, path)), ())
+    if len(axes) > len(shape):
+        axes = ()
+    first = len(shape) - len(axes)
+    parts = [math.prod(mesh.shape[axis] for axis in _flat(one)) for one in axes]
+    kept = [one if size % count == 0 else None for one, size, count in zip(axes, shape[first:], parts)]
+    return PartitionSpec(*[None] * first, *kept)
+
+
+def _flat(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return axis if isinstance(axis, tuple) else () if axis is None else (axis,)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -72,19 +74,24 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
-def with_sharded_activations(function: Callable[..., Any], mesh: Mesh, sequence: bool) -> Callable[..., Any]:
-    """Return the function with activations sharded as the batch is.
+def on_mesh(function: Callable[..., Any], mesh: Mesh, rules: Sequence[Rule], sequence: bool) -> Callable[..., Any]:
+    """Return the function with activations sharded as the batch is, and parameters gathered from the fsdp axis.
 
     Without this, XLA may shard activations like the parameters, and each device would hold those of the whole batch.
 
     With `sequence`, tokens are split over the tensor axis, so that norms, dropout and what is kept for the backward
     pass are sharded too (sequence parallelism, arXiv 2205.05198, section 4.2.2).
     """
-    rules = (("batch", ("data", "fsdp")), ("sequence", "tensor" if sequence else None))
+    names = (("batch", ("data", "fsdp")), ("sequence", "tensor" if sequence else None))
+
+    def places(path: str, shape: tuple[int, ...]) -> tuple[PartitionSpec, PartitionSpec]:
+        at_rest = placement(path, shape, rules, mesh)
+        return at_rest, PartitionSpec(*[tuple(one for one in _flat(axis) if one != "fsdp") for axis in at_rest])
 
     @wraps(function)
     def sharded(*args: Any) -> Any:
-        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(rules):
+        gather = gathering(places if mesh.shape["fsdp"] > 1 else None)
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(names), gather:
             return function(*args)
 
     return sharded

@@ -73,7 +73,6 @@ def init_state(
 
     Only the shapes and dtypes of the batch matter.
     """
-    model = model.portable()  # flash attention does not take float32, the dtype of new parameters
     key, kernels = jax.random.key(seed), Kernels()
     with nn.intercept_methods(recording(kernels)):
         variables = nn.init(objective, model)(key, batch)

@@ -1,11 +1,37 @@
-"""Attention implementations for some platforms, see `models.layers.attend`."""
+"""Flash attention for TPUs and NVIDIA GPUs: no array of T x S weights exists in memory, forward or backward."""
 
-from collections.abc import Callable
+import importlib.util
+from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from lineage.models.layers.attend import Mask, Score, scaled_dot_product
+from lineage.models.layers.attend import Attend, Mask
+
+SHORTEST = 128  # tokens from which on the kernels are faster than dense attention
+BLOCK = 512  # maximum number of queries and of keys in a block of splash attention
+LANES = 128  # the size of a block is a multiple of this
+BATCH, HEADS = ("data", "fsdp"), "tensor"  # mesh axes of the examples and of the heads
+SAVED = "flash_attention"  # name of the results that `saves_attention` keeps
+
+
+def kernels_for(
+    query: Float[Array, "B T H C"], key: Float[Array, "B S K C"], value: Float[Array, "B S K E"], mask: Mask
+) -> dict[str, Attend]:
+    """Return the kernels that attend by inner products with this mask, by JAX's name of the platform."""
+    length, keys, size = query.shape[1], *key.shape[1::2]
+    if min(length, keys) < SHORTEST or mask.positions is not None or value.shape[-1] != size:
+        return {}
+    described = mask.allowed is None and mask.bias is None
+    found: dict[str, Attend] = {"tpu": splash} if described else {}
+    plain = described and mask.keys is None and mask.segments is None
+    fits = query.dtype.itemsize == 2 and size % 8 == 0 and size <= 128 and (plain or length % 2 == keys % 2 == 0)
+    if fits and any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
+        found["cuda"] = cudnn  # it cannot be traced where JAX finds no cuDNN
+    return found
 
 
 def cudnn(
@@ -13,23 +39,114 @@ def cudnn(
     key: Float[Array, "B S K C"],
     value: Float[Array, "B S K C"],
     mask: Mask,
-    *,
-    score: Score = scaled_dot_product,
-    transform: Callable[[Array], Array] | None = None,
-    sow: Callable[[Array], object] | None = None,
+    scale: float,
 ) -> Float[Array, "B T H C"]:
-    """Attend with cuDNN's flash attention, on an NVIDIA GPU in bfloat16 or float16.
+    """Attend with cuDNN's flash attention, in bfloat16 or float16; `scale` multiplies the scores.
 
-    The weights never exist as a whole, so that `sow` is not called, and `transform` and other scores raise ValueError.
+    With `keys`, `segments`, `allowed` or `bias`, the numbers of queries and of keys must be even.
     """
-    if score is not scaled_dot_product or transform is not None:
-        raise ValueError(
-            "cuDNN attention computes the scaled dot product without dropout on the weights: "
-            "set attention dropout to 0 or attend to 'auto'."
+    batch, length, keys = *query.shape[:2], key.shape[1]
+    window = (mask.window - 1, 0) if mask.causal and mask.window else None
+    options = {"is_causal": mask.causal, "local_window_size": window, "scale": scale, "implementation": "cudnn"}
+    allowed = mask.replace(causal=False).materialize(length, keys)
+    if allowed is not None:
+        options["mask"] = jnp.broadcast_to(allowed, (*allowed.shape[:2], length, keys))
+    if mask.bias is not None:
+        options["bias"] = jnp.broadcast_to(mask.bias.astype(query.dtype), (*mask.bias.shape[:2], length, keys))
+    if keys % 2 and not mask.causal:  # with `causal`, no query sees the key that is added below
+        counts = {"query_seq_lengths": length, "key_value_seq_lengths": keys}
+        options |= {name: jnp.full(batch, count, jnp.int32) for name, count in counts.items()}
+    # JAX's gradient refuses odd lengths.
+    arrays = (jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0))) for x in (query, key, value))
+    return jax.nn.dot_product_attention(*arrays, **options)[:, :length]
+
+
+def splash(
+    query: Float[Array, "B T H C"],
+    key: Float[Array, "B S K C"],
+    value: Float[Array, "B S K C"],
+    mask: Mask,
+    scale: float,
+    *,
+    interpret: bool = False,
+) -> Float[Array, "B T H C"]:
+    """Attend with splash attention, a Pallas kernel for TPUs, which skips blocks outside of a causal mask or a window.
+
+    On several devices, each computes the attention of its examples and heads.
+
+    Args:
+        mask: without `allowed`, `bias` and `positions`.
+        scale: factor of the scores.
+        interpret: emulate the kernel, on any platform.
+    """
+    (batch, length), (keys, kv_heads) = query.shape[:2], key.shape[1:3]
+    blocks = block_size(length), block_size(keys)
+    rows, columns = (-(-n // block) * block for n, block in zip((length, keys), blocks))
+
+    def padded(x, total, value=0):  # along the tokens, axis 1
+        rest = [(0, 0), (0, total - x.shape[1])] + [(0, 0)] * (x.ndim - 2)
+        return jnp.pad(x, rest, constant_values=value)
+
+    segments = None
+    if mask.keys is not None or mask.segments is not None or (columns > keys and not mask.causal):
+        own = jnp.zeros((1, length), jnp.int32) if mask.segments is None else mask.segments
+        seen = jnp.zeros((1, keys), jnp.int32) if mask.segments is None else mask.segments
+        seen = seen if mask.keys is None else jnp.where(mask.keys, seen, -1)
+        segments = tuple(
+            jnp.broadcast_to(padded(x, total, -1), (batch, total)) for x, total in ((own, rows), (seen, columns))
         )
-    causal = mask.causal and mask.positions is None
-    rest = mask.replace(causal=False) if causal else mask
-    allowed = rest.materialize(query.shape[1], key.shape[1])
-    window = (mask.window - 1, 0) if causal and mask.window else None
-    options = {"is_causal": causal, "local_window_size": window, "implementation": "cudnn"}
-    return jax.nn.dot_product_attention(query, key, value, bias=mask.bias, mask=allowed, **options)
+    arrays = [padded(x, total) for x, total in ((query * scale, rows), (key, columns), (value, columns))]
+    attend = partial(_splash, causal=mask.causal, window=mask.window, blocks=blocks, interpret=interpret)
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty:
+        rows_axes = BATCH if batch % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0 else None
+        heads_axis = HEADS if kv_heads % mesh.shape[HEADS] == 0 else None
+        place = PartitionSpec(rows_axes, None, heads_axis)
+        parts = None if segments is None else (PartitionSpec(rows_axes),) * 2
+        attend = jax.shard_map(attend, mesh=mesh, in_specs=(place,) * 3 + (parts,), out_specs=place, check_vma=False)
+    return attend(*arrays, segments)[:, :length]
+
+
+def saves_attention(primitive: Any, *_: Any, **options: Any) -> bool:
+    """Rematerialization policy that saves what the backward pass of a kernel needs of its forward pass."""
+    return options.get("name") == SAVED or primitive.name.startswith("dot_product_attention_fwd")
+
+
+def block_size(length: int) -> int:
+    """Return the number of tokens of a block: as few blocks as `BLOCK` allows, and little padding."""
+    count = -(-length // BLOCK)
+    return -(-length // (count * LANES)) * LANES
+
+
+def _splash(query, key, value, segments, *, causal, window, blocks, interpret):
+    """Attend on one device, with lengths that are multiples of the blocks."""
+    # Imported here because only TPUs need it, and it takes as long as the rest of the package.
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    shape = query.shape[1], key.shape[1]
+    if causal and window is not None:
+        one = masks.LocalMask(shape, (window - 1, 0), 0)
+    else:
+        one = masks.CausalMask(shape) if causal else masks.FullMask(shape)
+    sizes = kernels.BlockSizes(
+        block_q=blocks[0],
+        block_kv=blocks[1],
+        block_q_dkv=blocks[0],
+        block_kv_dkv=blocks[1],
+        use_fused_bwd_kernel=True,
+    )
+    attend = kernels.make_splash_mha(
+        mask=masks.MultiHeadMask([one] * query.shape[2]),
+        block_sizes=sizes,
+        head_shards=1,
+        q_seq_shards=1,
+        residual_checkpoint_name=SAVED,
+        interpret=interpret,
+    )
+    heads_first = [x.swapaxes(1, 2) for x in (query, key, value)]
+    if segments is None:
+        out = jax.vmap(attend)(*heads_first)
+    else:
+        out = jax.vmap(attend)(*heads_first, kernels.SegmentIds(*segments))
+    return out.swapaxes(1, 2)

@@ -1,25 +1,56 @@
 """The attention module: projections to heads, attention within each, and the projection back (arXiv 1706.03762)."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from lineage.models.kernels.attention import cudnn
-from lineage.models.layers.attend import Attend, Mask, Score, dense, dense_flat, scaled_dot_product
+from lineage.models.kernels.attention import kernels_for
+from lineage.models.layers.attend import Attend, Mask, Score, dense, dense_flat, dot_product, scaled_dot_product
 from lineage.models.layers.cache import LayerCache
 from lineage.models.layers.linear import Linear
 from lineage.models.layers.sparse import has_windows, windowed
 
 
-def auto(
+def portable(
     query: Float[Array, "B T H C"], key: Float[Array, "B S K C"], value: Float[Array, "B S K E"], mask: Mask, **options
 ) -> Float[Array, "B T H E"]:
     """Attend with `windowed` if the mask allows it and it saves work, otherwise with `dense`."""
     attend = windowed if has_windows(mask, query.shape[1]) else dense
     return attend(query, key, value, mask, **options)
+
+
+def auto(
+    query: Float[Array, "B T H C"],
+    key: Float[Array, "B S K C"],
+    value: Float[Array, "B S K E"],
+    mask: Mask,
+    *,
+    score: Score = scaled_dot_product,
+    transform: Callable[[Array], Array] | None = None,
+    sow: Callable[[Array], object] | None = None,
+) -> Float[Array, "B T H E"]:
+    """Attend with the kernel of the platform that runs the program, if it has one, otherwise with `portable`.
+
+    Kernels compute inner products, scaled or not, without dropout on the weights, and record no weights.
+    """
+    plain = partial(portable, score=score, transform=transform, sow=sow)
+    known = sow is None and (score is scaled_dot_product or score is dot_product)
+    kernels = kernels_for(query, key, value, mask) if known else {}
+    if kernels and transform is not None:
+        if jax.default_backend() != "cpu":
+            message = "Dropout on attention weights is above 0: attention is computed without a fast kernel."
+            warnings.warn(message, stacklevel=2)
+        kernels = {}
+    if not kernels:
+        return plain(query, key, value, mask)
+    scale = 1.0 if score is dot_product else query.shape[-1] ** -0.5
+    branches = {platform: partial(kernel, scale=scale) for platform, kernel in kernels.items()}
+    return jax.lax.platform_dependent(query, key, value, mask, default=plain, **branches)
 
 
 def cached(
@@ -34,13 +65,13 @@ def cached(
     return dense_flat(query, cache.key, cache.value, mask, **options)
 
 
-IMPLEMENTATIONS: dict[str, Attend] = {"auto": auto, "dense": dense, "cudnn": cudnn}
+IMPLEMENTATIONS: dict[str, Attend] = {"auto": auto, "portable": portable, "dense": dense}
 
 
 class Attention(nn.Module):
     """Multi-head attention to the input itself (self-attention) or to a context (cross-attention).
 
-    The weights [B, H, T, S] are sown as `intermediates/attention`; `windowed` sows them in blocks, `cudnn` not at all.
+    The weights [B, H, T, S] are sown as `intermediates/attention`, in blocks by `windowed`.
 
     Attributes:
         num_heads: query heads, H.
@@ -159,10 +190,10 @@ class Attention(nn.Module):
     ) -> Float[Array, "B T D"]:
         """Attend within each head and project the outputs back to the width D; `attend` replaces the attribute."""
         attend = attend or IMPLEMENTATIONS.get(self.attend, self.attend)
-        if self.is_initializing() and attend is cudnn:
-            attend = auto  # cuDNN does not take float32, in which parameters are made; they do not depend on it
         drops = self.dropout > 0 and self.has_rng("dropout")
-        transform, sow = self._drop if drops else None, partial(self.sow, "intermediates", "attention")
+        sows = self.is_mutable_collection("intermediates")
+        transform = self._drop if drops else None
+        sow = partial(self.sow, "intermediates", "attention") if sows else None
         heads = attend(query, key, value, mask, score=self.score, transform=transform, sow=sow)
         return Linear((width,), axes=2, use_bias=self.use_bias, kernel_init=self.out_init, name="out")(heads)
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from jaxtyping import Array, Bool, Float, Int
 
+from lineage.models.kernels.attention import saves_attention
 from lineage.models.layers.attend import Mask
 from lineage.models.layers.cache import Cache, LayerCache, Memory
 from lineage.models.layers.dropout import Dropout
@@ -17,7 +18,9 @@ from lineage.models.layers.norm import normalize
 
 REMAT = {
     "full": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, saves_attention
+    ),
 }
 
 AXES = ("batch", "sequence", None)  # Flax's logical axes of the residual stream

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lineage.models.layers.linear import Linear, product
+from lineage.models.layers.placement import gathered
 
 
 class Embed(nn.Module):
@@ -21,7 +22,8 @@ class Embed(nn.Module):
     table_init: Callable = nn.initializers.normal(0.02)
 
     def setup(self):
-        self.table = self.param("table", self.table_init, (self.vocab_size, self.width))
+        table = self.param("table", self.table_init, (self.vocab_size, self.width))
+        self.table = gathered(self, "table", table)
 
     def __call__(self, tokens: Int[Array, "*B"]) -> Float[Array, "*B D"]:
         vectors = jnp.take(self.table, tokens, axis=0)

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from lineage.models.layers.placement import gathered
+
 FEW = 128  # rows; with fewer, as in decoding, transposing the kernel takes longer than the product
 FEWEST = 8  # rows that a TPU's matrix unit takes
 
@@ -55,7 +57,7 @@ class Linear(nn.Module):
         matrix = (math.prod(inputs), math.prod(self.features))
         shape = (*inputs, *self.features)
         kernel = self.param("kernel", lambda key: self.kernel_init(key, matrix).reshape(shape))
-        kernel = kernel.reshape(matrix)
+        kernel = gathered(self, "kernel", kernel).reshape(matrix)
         if matrix[0] > matrix[1] and not fewer(math.prod(rows), FEW):
             # The gradient as (g^T x)^T: x^T g of a wide x takes half as long again.
             kernel = jax.lax.optimization_barrier(kernel.T).T

@@ -5,7 +5,6 @@ import re
 import typing
 from functools import partial
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -296,10 +295,3 @@ def test_order_of_layers_in_several_stacks(name, layers):
 
 def test_unknown_activation_raises():
     assert set(typing.get_args(base.Activation)) == set(ACTIVATIONS)
-
-
-def test_portable():
-    plain = models.build("gpt", **TEXT)
-    assert plain.portable() is plain
-    assert models.build("gpt", attend="cudnn", **TEXT).portable() == plain
-    assert isinstance(models.build("resnet").portable(), nn.Module)

@@ -151,9 +151,3 @@ def test_export_with_seeded_blocks_raises(variables, tmp_path):
     with pytest.raises(ValueError, match="random_blocks is 'seeded': it must be 'first', as in the reference"):
         convert.save(tmp_path, TINY, params)
     convert.save(tmp_path, TINY.clone(random_blocks="first"), params)
-
-
-def test_flash_attention_raises():
-    model = TINY.clone(attend="cudnn")
-    with pytest.raises(ValueError, match="attend is 'cudnn', without block-sparse attention: it must be 'auto'"):
-        jax.eval_shape(model.init, jax.random.key(0), TOKENS)

@@ -227,20 +227,6 @@ def test_collections_and_dropout():
     assert cost.flops["training"]["other"] > 16 * 8 * 120  # random bits of dropout
 
 
-def test_cudnn_attention_counts_as_plain_attention(monkeypatch):
-    from jax._src.cudnn import fused_attention_stablehlo as fused
-
-    monkeypatch.setattr(fused, "check_cudnn_version", lambda: 91_300)
-    monkeypatch.setattr(fused, "check_compute_capability", lambda capability: True)
-    monkeypatch.setattr(fused, "is_cuda_compute_capability_equal", lambda capability: False)
-    costs = [
-        budget.budget(build(**GPT, attend=how), (TOKENS,), compute_dtype=jnp.bfloat16) for how in ("auto", "cudnn")
-    ]
-    assert costs[0].flops["forward"]["model"] == costs[1].flops["forward"]["model"]
-    assert costs[0].flops["training"]["model"] == costs[1].flops["training"]["model"]
-    assert costs[0].memory["training"]["activations"] > costs[1].memory["training"]["activations"]
-
-
 def test_table_and_dictionary_show_the_costs():
     cost = budget.budget(build(**GPT), (TOKENS,), cache_length=128)
     table = cost.table()

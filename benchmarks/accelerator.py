@@ -1,0 +1,203 @@
+"""Speed and correctness on an accelerator, beside PyTorch on the same device, in 8 minutes.
+
+python -m benchmarks.accelerator --out=outputs/accelerator
+python -m benchmarks.accelerator --only gpt2 llama --set gpt2:loader.batch_size=64 --set llama:model.remat=None
+python -m benchmarks.accelerator --tiny --out=/tmp/rehearsal
+
+Both sides of a section compile in processes of their own and are then timed in turns, a few steps at a time, while no
+other process computes; the median over the rounds is reported. The time of compilation and warm-up is not measured. A
+side that fails costs its own row, which says why. Rows are written as they are measured: `rows.jsonl` has all figures,
+`table.md` is for RESULTS.md, and `logs` has the output of the processes.
+
+The ratio is the time of Lineage over that of the peer. MFU is by the model FLOPs of `lineage describe` for both sides,
+in which a causal mask saves nothing, and the data sheet's peak for bfloat16 (on an unknown device, a measured one).
+Bandwidth is that of the bytes that must be read: in decoding the weights and the filled part of the cache.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.device.report import Report
+from benchmarks.device.sections import SECTIONS
+
+ROOT = Path(__file__).resolve().parent.parent
+RESERVE = 20  # seconds of the budget without which no section is started
+
+
+def main() -> None:
+    options = arguments()
+    started = time.monotonic()
+    deadline = started + 60 * options.minutes
+    (options.out / "logs").mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as links:
+        report, environment = Report(options.out), environ(Path(links), options.tiny)
+        names = list(options.only or SECTIONS)
+        while names:
+            group, names = names[: options.together], names[options.together :]
+            if deadline - time.monotonic() < RESERVE:
+                for name in (*group, *names):
+                    report.add(name, None, {}, {}, {}, {"lineage": f"the {options.minutes:g} minutes were over"})
+                break
+            pairs = {name: sides(name, options, environment) for name in group}
+            workers = [worker for pair in pairs.values() for worker in pair.values()]
+            try:
+                limit = min(deadline, time.monotonic() + options.limit)
+                for worker in workers:
+                    worker.prepare(limit)
+                for name, pair in pairs.items():
+                    measure(name, pair, options, deadline, report)
+            finally:
+                for worker in workers:
+                    worker.stop()
+    print(f"\n{report.table()}\n{time.monotonic() - started:.0f} s, {options.out / 'table.md'}")
+
+
+def arguments() -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("outputs/accelerator"), help="folder of the results")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=f"of {', '.join(SECTIONS)}")
+    parser.add_argument("--minutes", type=float, default=8.0, help="no row is begun after this time")
+    parser.add_argument("--limit", type=float, default=200.0, help="seconds in which a process must have compiled")
+    parser.add_argument("--together", type=int, default=3, help="sections that compile at the same time")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of both sides")
+    parser.add_argument("--seconds", type=float, default=0.7, help="duration of a turn")
+    parser.add_argument("--nanogpt", default="", help="path of a nanoGPT checkout, for GPT-2 instead of `transformers`")
+    parser.add_argument("--mode", default="default", help="mode of torch.compile in training")
+    parser.add_argument("--backend", help="backend of torch.compile (default inductor; aot_eager with --tiny)")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION:KEY=VALUE", help="setting or config key")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to rehearse on a CPU")
+    options = parser.parse_args()
+    options.backend = options.backend or ("aot_eager" if options.tiny else "inductor")
+    return options
+
+
+def environ(links: Path, tiny: bool) -> dict[str, str]:
+    """Return the environment of the processes: they share the device's memory, and find the package in the checkout."""
+    found = dict(os.environ, XLA_PYTHON_CLIENT_PREALLOCATE="false", TOKENIZERS_PARALLELISM="false")
+    flags = found.get("XLA_FLAGS", "").split()
+    if tiny:
+        found["OMP_NUM_THREADS"] = "1"  # waiting threads of PyTorch slow down the other processes
+    found["XLA_FLAGS"] = " ".join(flag for flag in flags if "host_platform_device_count" not in flag)
+    paths = [str(ROOT), *found.get("PYTHONPATH", "").split(os.pathsep)]
+    if importlib.util.find_spec("lineage") is None:  # not installed
+        (links / "lineage").symlink_to(ROOT)
+        paths.append(str(links))
+    return found | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def sides(name: str, options: argparse.Namespace, environment: dict[str, str]) -> dict[str, "Worker"]:
+    """Start the processes of a section, by "lineage" and "peer"."""
+    section, changes = SECTIONS[name], {}
+    for text in options.set:
+        key, _, value = text.partition("=")
+        if key.startswith(f"{name}:"):
+            changes[key.removeprefix(f"{name}:")] = value
+    settings = section.resolved(options.tiny, changes)
+    settings |= {key: getattr(options, key) for key in ("tiny", "nanogpt", "mode", "backend")}
+    found = ("lineage", "peer") if section.peer else ("lineage",)
+    logs = options.out / "logs"
+    return {side: Worker(side, section.job, settings, environment, logs / f"{name}.{side}.txt") for side in found}
+
+
+class Worker:
+    """A process of `benchmarks.device.worker`.
+
+    Attributes:
+        facts: of each row that is ready to be measured.
+        errors: of the rows that are not; None stands for all.
+    """
+
+    def __init__(self, side: str, job: str, settings: dict[str, Any], environment: dict[str, str], log: Path):
+        self.facts: dict[str, dict[str, Any]] = {}
+        self.errors: dict[str | None, str] = {}
+        self.log = log
+        command = [sys.executable, "-m", "benchmarks.device.worker", side, job, json.dumps(settings)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log.open("w"), "text": True}
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **pipes)
+        self.lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self.lines.put(line)
+        self.lines.put("")
+
+    def receive(self, deadline: float) -> dict[str, Any]:
+        """Return the next message, an "error" if there is none until the deadline; then the process is ended."""
+        try:
+            line = self.lines.get(timeout=max(0.1, deadline - time.monotonic()))
+            if line:
+                return json.loads(line)
+            error = f"the process ended with {self.process.wait()}, see {self.log}"
+        except queue.Empty:
+            error = "it took too long"
+        self.stop()
+        self.errors[None] = error
+        return {"error": error}
+
+    def prepare(self, deadline: float) -> None:
+        """Wait until the rows are compiled."""
+        while None not in self.errors and not (message := self.receive(deadline)).get("ready"):
+            if "error" in message:
+                self.errors[message.get("row")] = message["error"]
+            else:
+                self.facts[message["row"]] = message["facts"]
+
+    def run(self, row: str, count: int, deadline: float) -> Any:
+        """Return the seconds of `count` repetitions, or the result of a check; raise RuntimeError if it fails."""
+        if problem := self.errors.get(row) or self.errors.get(None):
+            raise RuntimeError(problem)
+        self.process.stdin.write(json.dumps([row, count]) + "\n")
+        self.process.stdin.flush()
+        message = self.receive(deadline)
+        if "error" in message:
+            self.errors[row] = message["error"]
+            raise RuntimeError(message["error"])
+        return message["value"]
+
+    def stop(self) -> None:
+        """End the process and those that it has started."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def measure(
+    name: str, workers: dict[str, Worker], options: argparse.Namespace, deadline: float, report: Report
+) -> None:
+    """Measure the rows of a section, in turns where it has two sides, and report each."""
+    known = [*(row for worker in workers.values() for row in (*worker.facts, *worker.errors) if row is not None)]
+    for row in dict.fromkeys(known) or [None]:
+        times, errors, values = {side: [] for side in workers}, {}, {}
+        for _ in range(options.rounds if len(workers) > 1 else 1):
+            for side, worker in workers.items():
+                if side in errors:
+                    continue
+                try:
+                    count = max(1, round(options.seconds / worker.facts.get(row, {}).get("seconds", options.seconds)))
+                    value = worker.run(row, count, min(deadline + RESERVE, time.monotonic() + options.limit / 2))
+                except (RuntimeError, OSError) as error:
+                    errors[side] = str(error)
+                    continue
+                if isinstance(value, dict):
+                    values = value
+                else:
+                    times[side].append(value / count)
+        facts = {side: worker.facts.get(row, {}) for side, worker in workers.items()}
+        report.add(name, row, facts, times, values, errors)
+
+
+if __name__ == "__main__":
+    main()

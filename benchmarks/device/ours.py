@@ -1,0 +1,170 @@
+"""Lineage's side of `benchmarks.accelerator`: each job returns functions that prepare its rows (see `sections`)."""
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lineage.configs import cli
+from lineage.models.budget import ACCELERATORS, peak_flops
+from lineage.models.decoding.generate import generate
+from lineage.models.jaxpr_costs import bytes_of, flops
+from lineage.models.layers.attend import Mask, dense
+from lineage.models.layers.attention import auto
+from lineage.train.compiler.compile import without_data
+from lineage.train.compiler.targets import CHIPS
+from lineage.train.experiment import Experiment
+from lineage.train.loop import compile_step
+from lineage.train.profiling import experiment_budget, measured_peak
+from lineage.train.sharding import to_mesh
+from lineage.train.step import cast
+
+Settings = Mapping[str, Any]
+Run = Callable[[int], Any]  # of a number of repetitions; returns seconds, or the results of a check
+Rows = dict[str, Callable[[], tuple[dict[str, Any], Run]]]
+
+WARM_UP = 3  # repetitions before the first that is timed
+
+
+def check(settings: Settings) -> None:
+    """Raise RuntimeError where full sizes would run on a CPU."""
+    if device()["device"] == "cpu" and not settings["tiny"]:
+        raise RuntimeError("JAX finds no accelerator; --tiny rehearses on a CPU.")
+
+
+def experiment(settings: Settings, devices: Any = None, workdir: Path | None = None) -> Experiment:
+    """Return the experiment of the settings, by default on the first device."""
+    config, _ = cli.load(settings["config"])
+    changes = {key: tuple(value) if isinstance(value, list) else value for key, value in settings["changes"].items()}
+    cli.override(config, {"mesh.data": 1, "mesh.fsdp": 1, "mesh.tensor": 1} | changes)
+    return Experiment(without_data(config), workdir, devices or jax.devices()[:1])
+
+
+def random_batch(of: Experiment, seed: int = 0) -> dict[str, np.ndarray]:
+    """Return a batch of random tokens, images and labels, without padding."""
+    model, random = of.model, np.random.default_rng(seed)
+    length = getattr(of.task, "sequence_length", None)
+    limits = dict.fromkeys(("tokens", "targets"), model.settings.get("vocab_size"))
+    limits |= {"masked_positions": length, "segments": 2, "label": model.settings.get("num_classes")}
+
+    def array(name, like):
+        if like.dtype == bool:
+            return np.ones(like.shape, bool)
+        if jnp.issubdtype(like.dtype, jnp.integer):
+            return random.integers(0, limits[name], like.shape, like.dtype)
+        return random.standard_normal(like.shape, like.dtype)
+
+    return {name: array(name, like) for name, like in jax.eval_shape(of.zeros).items()}
+
+
+@cache
+def device() -> dict[str, Any]:
+    """Return the kind of the device, and the peaks of its matrix products and its memory, per second."""
+    kind = jax.devices()[0].device_kind
+    name = next((name for name, one in ACCELERATORS.items() if re.search(one.kind, kind)), "")
+    chip = CHIPS.get(name.split(" ")[-1].lower())
+    peak = peak_flops(kind, "bfloat16") or measured_peak()
+    return {"device": kind, "peak_flops": peak, "peak_bandwidth": chip and chip.bandwidth}
+
+
+def timed(function: Callable[[], Any], **facts: Any) -> tuple[dict[str, Any], Run]:
+    """Return facts and a function that times repeated calls, after calls that warm up."""
+
+    def run(count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            out = function()
+        jax.block_until_ready(out)
+        return time.perf_counter() - start
+
+    run(WARM_UP)
+    return {**device(), **facts, "seconds": run(1)}, run
+
+
+def training(settings: Settings) -> Rows:
+    """Time the training step of an experiment on a random batch that lies on the device."""
+
+    def prepare():
+        of = experiment(settings)
+        state = jax.jit(of.make_state, out_shardings=of.state_shardings)()
+        batch = to_mesh(random_batch(of), of.mesh)
+        step = compile_step(of, state)
+        kept = [state]
+        del state
+
+        def once():
+            kept[0], metrics = step(kept[0], batch)
+            return metrics
+
+        loss = float(once()["loss"])
+        if not np.isfinite(loss):
+            raise FloatingPointError(f"the loss is {loss} in the first step.")
+        shape = batch["image" if "image" in batch else "tokens"].shape
+        sizes = f"{shape[0]} x {shape[1]:,} {'pixels' if 'image' in batch else 'tokens'}"
+        return timed(once, flops=experiment_budget(of).flops["training"]["model"], sizes=sizes, loss=loss)
+
+    return {"training step": prepare}
+
+
+def decoding(settings: Settings) -> Rows:
+    """Time greedy generation after a prompt, with weights of the experiment's precision, by batch size."""
+    of = experiment(settings)
+    model, dtype, new = of.model, jnp.dtype(of.run.precision), settings["new"]
+    tokens = jnp.zeros((1, 2), jnp.int32)
+    variables = jax.jit(lambda: cast(model.init(jax.random.key(0), tokens), dtype))()
+
+    def prepare(batch):
+        prompts = np.random.default_rng(0).integers(0, model.vocab_size, (batch, settings["prompt"]), np.int32)
+        once = partial(generate, model, variables, jnp.asarray(prompts), max_new_tokens=new, temperature=0.0)
+        return timed(once, steps=new, bytes=new * token_bytes(model, variables, batch, settings), tokens=batch * new)
+
+    return {f"decoding, batch {batch}": partial(prepare, batch) for batch in settings["batches"]}
+
+
+def token_bytes(model: Any, variables: Any, batch: int, settings: Settings) -> float:
+    """Return the bytes of the weights and of half of the new tokens' cache, which decoding a token must read."""
+    layers, heads, channels = model.cache_shape
+    itemsize = jax.tree.leaves(variables)[0].dtype.itemsize
+    live = settings["prompt"] + settings["new"] / 2
+    return bytes_of(variables) + 2 * batch * live * layers * heads * channels * itemsize
+
+
+def ceilings(settings: Settings) -> Rows:
+    """Time a large matrix product and a pass over memory in bfloat16."""
+    size, length = settings["size"], settings["bytes"] // 2
+    draw = jax.jit(partial(jax.random.normal, dtype=jnp.bfloat16), static_argnums=1)
+
+    def product():
+        a, b = (draw(jax.random.key(i), (size, size)) for i in range(2))
+        return timed(partial(jax.jit(jnp.matmul), a, b), flops=2 * size**3)
+
+    def copy():
+        return timed(partial(jax.jit(lambda x: x + 1), draw(jax.random.key(0), (length,))), bytes=4 * length)
+
+    return {"matrix product": product, "copy": copy}
+
+
+def attention(settings: Settings) -> Rows:
+    """Time `auto` attention in bfloat16, forward and backward."""
+
+    def prepare(causal, kv_heads):
+        heads = (settings["heads"], kv_heads, kv_heads, settings["heads"])
+        shapes = [(settings["batch"], settings["length"], count, settings["channels"]) for count in heads]
+        *inputs, cotangent = (jax.random.normal(jax.random.key(i), s, jnp.bfloat16) for i, s in enumerate(shapes))
+
+        def gradients(attend, *inputs):
+            out, backward = jax.vjp(lambda *inputs: attend(*inputs, Mask(causal=causal)), *inputs)
+            return out, backward(cotangent)
+
+        cost = flops(partial(gradients, dense), *inputs)["model"]
+        return timed(partial(jax.jit(partial(gradients, auto)), *inputs), flops=cost)
+
+    many = settings["heads"]
+    cases = {"causal": (True, many), "bidirectional": (False, many), "causal, grouped queries": (True, many // 4)}
+    return {name: partial(prepare, *case) for name, case in cases.items()}

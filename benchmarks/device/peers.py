@@ -1,0 +1,254 @@
+"""PyTorch's side of `benchmarks.accelerator`: the same steps, compiled, in bfloat16 with parameters in float32.
+
+Texts are for `transformers`, images for timm in channels-last order. Attention is PyTorch's, which chooses flash
+attention where it can. Sizes are those of the same experiment, whose parts this process reads on the CPU.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+os.environ["JAX_PLATFORMS"] = "cpu"  # sizes of models and batches come from JAX, which must leave the device alone
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from benchmarks import step_time
+from benchmarks.device import ours
+from benchmarks.device.ours import WARM_UP, Rows, Run, Settings
+
+Loss = Callable[[dict[str, torch.Tensor]], torch.Tensor]
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+torch.set_float32_matmul_precision("high")
+torch.backends.cudnn.benchmark = True
+
+
+def check(settings: Settings) -> None:
+    """Raise RuntimeError where full sizes would run on a CPU."""
+    if DEVICE.type == "cpu" and not settings["tiny"]:
+        raise RuntimeError("PyTorch finds no accelerator.")
+
+
+def timed(function: Callable[[], Any], **facts: Any) -> tuple[dict[str, Any], Run]:
+    """Return facts and a function that times repeated calls, after calls that warm up."""
+
+    def run(count: int) -> float:
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(count):
+            function()
+        synchronize()
+        return time.perf_counter() - start
+
+    run(WARM_UP)
+    return {**facts, "seconds": run(1)}, run
+
+
+def synchronize() -> None:
+    """Wait for the device."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def compiled(function: Callable, settings: Settings, mode: str | None = None) -> Callable:
+    """Return the function compiled by Inductor, or only traced in a rehearsal."""
+    if settings["backend"] != "inductor":
+        return torch.compile(function, dynamic=False, backend=settings["backend"])
+    return torch.compile(function, dynamic=False, mode=mode or settings["mode"])
+
+
+def training(settings: Settings) -> Rows:
+    """Time the training step of an experiment: loss, gradients, clipping and the update by a fused optimizer."""
+
+    def prepare():
+        of = ours.experiment(settings)
+        torch.manual_seed(0)
+        model, loss_of = PEERS[type(of.model).__name__](of, settings)
+        model = model.to(DEVICE).train()
+        batch = {name: torch.from_numpy(array).to(DEVICE) for name, array in ours.random_batch(of).items()}
+        if "image" in batch:
+            model = model.to(memory_format=torch.channels_last)
+            image = batch["image"].permute(0, 3, 1, 2)
+            batch["image"] = image.contiguous(memory_format=torch.channels_last)
+        optimizer, clip = optimizer_of(of, model), of.config.optimizer.clip_norm
+        loss_of = compiled(loss_of, settings)
+        low = of.run.precision == "bfloat16"
+
+        def once():
+            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=low):
+                loss = loss_of(batch)
+            loss.backward()
+            if clip:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            return loss
+
+        return timed(once, loss=once().item())
+
+    return {"training step": prepare}
+
+
+def optimizer_of(of: Any, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of an experiment's kind, fused on a GPU."""
+    options = {"lr": 1e-4, "fused": DEVICE.type == "cuda"}
+    if of.config.optimizer.name == "sgd":
+        return torch.optim.SGD(model.parameters(), momentum=0.9, weight_decay=1e-4, **options)
+    return torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1, **options)
+
+
+def gpt2(of: Any, settings: Settings) -> tuple[torch.nn.Module, Loss]:
+    """Return GPT-2 of `transformers`, or of a checkout of nanoGPT."""
+    names = ("depth", "width", "num_heads", "vocab_size", "dropout", "use_bias")
+    sizes = {name: getattr(of.model, name) for name in names} | {"length": of.model.max_length}
+    make = partial(step_time.nanogpt_peer, settings["nanogpt"]) if settings["nanogpt"] else step_time.transformers_peer
+    model, _, loss_of = make(sizes)
+    return model, lambda batch: loss_of(batch["tokens"].long(), batch["targets"].long())
+
+
+def llama(of: Any, settings: Settings) -> tuple[torch.nn.Module, Loss]:
+    """Return Llama of `transformers`."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    ours = of.model
+    config = LlamaConfig(
+        vocab_size=ours.vocab_size,
+        hidden_size=ours.width,
+        intermediate_size=ours.mlp_size,
+        num_hidden_layers=ours.depth,
+        num_attention_heads=ours.num_heads,
+        num_key_value_heads=ours.kv_heads,
+        max_position_embeddings=ours.max_length,
+        tie_word_embeddings=ours.tied,
+        rms_norm_eps=ours.epsilon,
+    )
+    model = LlamaForCausalLM(config)
+
+    def loss_of(batch):
+        logits = model(batch["tokens"], use_cache=False).logits
+        return functional.cross_entropy(logits.flatten(0, 1), batch["targets"].long().flatten())
+
+    return model, loss_of
+
+
+def bert(of: Any, settings: Settings) -> tuple[torch.nn.Module, Loss]:
+    """Return BERT of `transformers`, whose vocabulary is scored at the masked positions only, as here."""
+    from transformers import BertConfig, BertForPreTraining
+
+    sizes = {"hidden_size": of.model.width, "num_hidden_layers": of.model.depth}
+    sizes |= {"num_attention_heads": of.model.num_heads, "intermediate_size": of.model.mlp_dim or 4 * of.model.width}
+    rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), of.model.dropout)
+    length = {"max_position_embeddings": of.model.max_length}
+    model = BertForPreTraining(BertConfig(vocab_size=of.model.vocab_size, **sizes, **rates, **length))
+
+    def loss_of(batch):
+        inputs = {"token_type_ids": batch["segments"], "attention_mask": batch["tokens_mask"]}
+        found = model.bert(batch["tokens"], **inputs)
+        at = batch["masked_positions"].long()[..., None].expand(-1, -1, found[0].shape[-1])
+        logits, pairs = model.cls(found[0].gather(1, at), found[1])
+        words = functional.cross_entropy(logits.flatten(0, 1), batch["targets"].long().flatten())
+        return words + functional.cross_entropy(pairs, batch["label"].long())
+
+    return model, loss_of
+
+
+def image_model(name: str, *fields: str, of: Any, **more: Any) -> tuple[torch.nn.Module, Loss]:
+    """Return a model of timm, with fields of ours as its options."""
+    import timm
+
+    options = {theirs: getattr(of.model, mine) for mine, theirs in (field.split(":") for field in fields)}
+    model = timm.create_model(name, num_classes=of.model.num_classes, **options, **more)
+    return model, lambda batch: functional.cross_entropy(model(batch["image"]), batch["label"].long())
+
+
+def vit(of: Any, settings: Settings) -> tuple[torch.nn.Module, Loss]:
+    """Return ViT of timm."""
+    sizes = ("width:embed_dim", "depth:depth", "num_heads:num_heads", "patch_size:patch_size", "image_size:img_size")
+    return image_model("vit_base_patch16_224", *sizes, of=of)
+
+
+def resnet(of: Any, settings: Settings) -> tuple[torch.nn.Module, Loss]:
+    """Return ResNet of timm."""
+    return image_model("resnet50", "depths:layers", of=of)
+
+
+def swin(of: Any, settings: Settings) -> tuple[torch.nn.Module, Loss]:
+    """Return Swin of timm."""
+    sizes = ("width:embed_dim", "depths:depths", "num_heads:num_heads", "window:window_size", "image_size:img_size")
+    rate = of.model.stochastic_depth
+    return image_model("swin_tiny_patch4_window7_224", *sizes, of=of, drop_path_rate=rate)
+
+
+PEERS = {"GPT": gpt2, "Llama": llama, "BERT": bert, "ViT": vit, "ResNet": resnet, "Swin": swin}
+
+
+def decoding(settings: Settings) -> Rows:
+    """Time greedy generation after a prompt: one compiled step for each token, and a static cache."""
+    from transformers import StaticCache
+
+    of, new, prompt = ours.experiment(settings), settings["new"], settings["prompt"]
+    dtype = torch.bfloat16 if of.run.precision == "bfloat16" else torch.float32
+    model = PEERS[type(of.model).__name__](of, settings | {"nanogpt": ""})[0].to(DEVICE, dtype).eval()
+
+    def forward(tokens, cache):
+        return model(tokens, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
+
+    def prepare(batch):
+        prompts = np.random.default_rng(0).integers(0, of.model.vocab_size, (batch, prompt))
+        prompts = torch.from_numpy(prompts).to(DEVICE)
+        cache = StaticCache(model.config, max_cache_len=prompt + new)
+        token = torch.zeros((batch, 1), dtype=torch.long, device=DEVICE)
+        step = compiled(forward, settings, mode="reduce-overhead")
+
+        @torch.no_grad()
+        def once():
+            cache.reset()
+            token.copy_(forward(prompts, cache))
+            for _ in range(new - 1):
+                token.copy_(step(token, cache))
+
+        return timed(once, steps=new)
+
+    return {f"decoding, batch {batch}": partial(prepare, batch) for batch in settings["batches"]}
+
+
+def ceilings(settings: Settings) -> Rows:
+    """Time a large matrix product and a pass over memory in bfloat16."""
+    size, length = settings["size"], settings["bytes"] // 2
+    draw = partial(torch.randn, dtype=torch.bfloat16, device=DEVICE)
+
+    def product():
+        a, b, out = draw(size, size), draw(size, size), draw(size, size)
+        return timed(partial(torch.matmul, a, b, out=out))
+
+    def copy():
+        x, out = draw(length), draw(length)
+        return timed(partial(torch.add, x, 1, out=out))
+
+    return {"matrix product": product, "copy": copy}
+
+
+def attention(settings: Settings) -> Rows:
+    """Time PyTorch's fused attention in bfloat16, forward and backward."""
+
+    def prepare(causal, kv_heads):
+        heads = (settings["heads"], kv_heads, kv_heads, settings["heads"])
+        shapes = [(settings["batch"], count, settings["length"], settings["channels"]) for count in heads]
+        *inputs, cotangent = (torch.randn(s, dtype=torch.bfloat16, device=DEVICE) for s in shapes)
+        for one in inputs:
+            one.requires_grad_()
+        grouped = {"enable_gqa": True} if kv_heads < settings["heads"] else {}
+
+        def once():
+            out = functional.scaled_dot_product_attention(*inputs, is_causal=causal, **grouped)
+            torch.autograd.grad(out, inputs, cotangent)
+
+        return timed(once)
+
+    many = settings["heads"]
+    cases = {"causal": (True, many), "bidirectional": (False, many), "causal, grouped queries": (True, many // 4)}
+    return {name: partial(prepare, *case) for name, case in cases.items()}

@@ -1,0 +1,58 @@
+"""One process of several that train together.
+
+python -m benchmarks.device.process COORDINATOR PROCESSES NUMBER SETTINGS
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+STEPS = 3
+
+
+def losses(settings: Mapping[str, Any]) -> list[float]:
+    """Return the losses of the first steps; all processes together train on the same batch as one alone would."""
+    import jax
+
+    from benchmarks.device import ours
+    from lineage.train.loop import compile_step
+    from lineage.train.sharding import share, to_mesh
+
+    changes, several = settings["changes"], jax.process_count() > 1
+    if several:
+        changes = {**changes, "mesh.data": -1}
+    of = ours.experiment({**settings, "changes": changes}, jax.devices() if several else None)
+    whole = ours.random_batch(of)
+    part, parts = share(of.mesh) if several else (0, 1)
+    batch = to_mesh({name: array.reshape(parts, -1, *array.shape[1:])[part] for name, array in whole.items()}, of.mesh)
+    state = jax.jit(of.make_state, out_shardings=of.state_shardings)()
+    step, found = compile_step(of, state), []
+    for _ in range(STEPS):
+        state, metrics = step(state, batch)
+        found.append(float(metrics["loss"]))
+    return found
+
+
+def encoded(settings: Mapping[str, Any]) -> str:
+    """Return settings as an argument of the command line."""
+    return json.dumps(settings)
+
+
+def decoded(output: str) -> list[float]:
+    """Return the losses that a process has printed."""
+    return json.loads(output.splitlines()[-1])
+
+
+def main() -> None:
+    coordinator, count, number, settings = sys.argv[1:]
+    import jax
+
+    jax.distributed.initialize(coordinator, int(count), int(number), local_device_ids=[int(number)])
+    found = losses(json.loads(settings))
+    if number == "0":
+        print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Sections of `benchmarks.accelerator`, in the order of their importance."""
+
+import ast
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+
+class Section(NamedTuple):
+    """Measurements that share a process for each side.
+
+    Attributes:
+        title: what is measured.
+        job: function of `benchmarks.device.ours` or `.checks`, and of `.peers`: settings -> {row: function}. Each
+            function prepares one row, and returns its facts and a function that runs it a number of times.
+        peer: library of the other side; None: there is no other side.
+        settings: argument of the job; "config" names an experiment, and "changes" are its overrides.
+        tiny: settings and overrides for a rehearsal on a CPU.
+    """
+
+    title: str
+    job: str
+    peer: str | None = None
+    settings: Mapping[str, Any] = MappingProxyType({})
+    tiny: Mapping[str, Any] = MappingProxyType({})
+
+    def resolved(self, tiny: bool, changes: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings with changes by their names, which may be texts; other names are keys of the config."""
+        settings = {**self.settings, "changes": dict(self.settings.get("changes", {}))}
+        for key, value in {**(self.tiny if tiny else {}), **changes}.items():
+            if key not in settings:
+                settings["changes"][key] = value
+            else:
+                settings[key] = ast.literal_eval(value) if isinstance(value, str) and key != "config" else value
+        return settings
+
+
+def training(title: str, peer: str, config: str, changes: dict[str, Any], tiny: dict[str, Any]) -> Section:
+    """Return a section that times the training step of an experiment."""
+    return Section(title, "training", peer, {"config": config, "changes": changes}, tiny)
+
+
+SMALL = {"model.depth": 2, "model.width": 32, "model.num_heads": 4, "loader.batch_size": 2}
+TEXT = {**SMALL, "model.vocab_size": 512, "model.max_length": 128, "task.sequence_length": 128}
+IMAGE = {"model.num_classes": 10, "loader.batch_size": 2}
+GPT2, LLAMA = "gpt2_openwebtext", "llama_1b"
+# A text that every machine has, read by the process itself.
+LOCAL = {"source": "stdlib", "tokenizer": "bytes", "task.cache_dir": "", "loader.workers": 0, "sampling.num_samples": 0}
+ONE_STEP = {"grad_accum_steps": 1}
+DECODING = {"prompt": 128, "new": 256, "batches": (1, 8, 64)}
+TINY_DECODING = {**TEXT, "prompt": 8, "new": 8, "batches": (1, 2)}
+SECTIONS = {
+    "ceilings": Section(
+        "largest matrix product and copy",
+        "ceilings",
+        "torch",
+        {"size": 8192, "bytes": 2**30},
+        {"size": 256, "bytes": 2**20},
+    ),
+    "kernels": Section(
+        "attention kernels against dense attention",
+        "kernels",
+        settings={"batch": 2, "length": 1024, "heads": 8, "channels": 64},
+        tiny={"batch": 2, "length": 128, "heads": 4, "channels": 8},
+    ),
+    "gpt2": training("GPT-2 124M", "transformers", GPT2, {"loader.batch_size": 32}, TEXT),
+    "gpt2-decoding": Section("GPT-2 124M", "decoding", "transformers", {"config": GPT2, **DECODING}, TINY_DECODING),
+    "llama": training(
+        "Llama 1B",
+        "transformers",
+        LLAMA,
+        {"loader.batch_size": 8, **ONE_STEP},
+        {**TEXT, "model.num_kv_heads": 2, "model.mlp_dim": 64},
+    ),
+    "trace": Section(
+        "training loop of GPT-2 124M",
+        "trace",
+        settings={"config": GPT2, "steps": 20, "changes": {**LOCAL, "loader.batch_size": 32}},
+        tiny={**TEXT, "source.max_bytes": 100_000},
+    ),
+    "vit": training(
+        "ViT-B/16",
+        "timm",
+        "vit_imagenet21k:B",
+        {"loader.batch_size": 128, "model.num_classes": 1000, "model.dropout": 0.0},
+        {**SMALL, **IMAGE, "model.image_size": 32, "task.image_size": 32, "model.patch_size": 8},
+    ),
+    "resnet": training(
+        "ResNet-50",
+        "timm",
+        "resnet50_imagenet",
+        {"loader.batch_size": 256},
+        {**IMAGE, "model.depths": (1, 1, 1, 1), "model.image_size": 32, "task.image_size": 32},
+    ),
+    "bert": training("BERT base", "transformers", "bert_pretrain:base", {"loader.batch_size": 64}, TEXT),
+    "swin": training(
+        "Swin-T",
+        "timm",
+        "swin_t_imagenet",
+        {"loader.batch_size": 128},
+        {
+            **IMAGE,
+            "model.depths": (1, 1),
+            "model.num_heads": (2, 4),
+            "model.width": 16,
+            "model.image_size": 56,
+            "task.image_size": 56,
+        },
+    ),
+    "parity": Section(
+        "float32 on the device against `transformers` on the CPU", "parity", None, {"small": False}, {"small": True}
+    ),
+    "attention": Section(
+        "attention alone, forward and backward",
+        "attention",
+        "torch",
+        {"batch": 8, "length": 2048, "heads": 16, "channels": 64},
+        {"batch": 1, "length": 128, "heads": 4, "channels": 16},
+    ),
+    "processes": Section(
+        "data parallelism over processes with one device each",
+        "processes",
+        None,
+        {"config": GPT2, "changes": {**TEXT, "precision": "float32", "loader.batch_size": 16}},
+    ),
+    "llama-decoding": Section(
+        "Llama 1B",
+        "decoding",
+        "transformers",
+        {"config": LLAMA, **DECODING},
+        {**TINY_DECODING, "model.num_kv_heads": 2, "model.mlp_dim": 64},
+    ),
+    "bert-without-dropout": training(
+        "BERT base without dropout",
+        "transformers",
+        "bert_pretrain:base",
+        {"loader.batch_size": 64, "model.dropout": 0.0},
+        TEXT,
+    ),
+}
