@@ -174,7 +174,7 @@ class Stack(nn.Module):
         return outputs if self.every else x, None
 
     def _unrolled(self, x, cache, context, each, inputs):
-        """Return what the loop over layers returns; it would copy the weights of each layer for every token."""
+        """Return the output and the cache without a loop: it would copy the weights of a layer for every token."""
         block, variables, layers = self.block(parent=None), self.variables, []
         caches = [None] * self.depth if cache is None else cache.layers
         contexts = context.layers if isinstance(context, Memory) else [context] * self.depth
