@@ -82,6 +82,8 @@ class Model(nn.Module):
         has_class_token: whether a class token comes before the patches.
         uses_batch_statistics: whether norms average over all tokens of a batch, so that padding must be masked.
         takes_own_rate: whether `__call__` accepts `own_rate`, the probability of scheduled sampling.
+        computes_loss: whether `__call__` accepts `targets` and then returns their losses instead of logits, see
+            `kernels.vocabulary.token_losses`.
         depth: number of layers, L.
         width: size of the hidden states, D.
         num_heads: number of attention heads, H.
@@ -107,6 +109,7 @@ class Model(nn.Module):
     has_class_token = False
     uses_batch_statistics = False
     takes_own_rate = False
+    computes_loss = False
     depth = 0
     width = 0
     patch_size = 1

@@ -4,9 +4,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.base import Layers, StackModel
+from lineage.models.kernels.vocabulary import Targets, TokenLosses
 from lineage.models.layers import Cache, Mask, Memory
 
 Decoded = tuple[Float[Array, "B T V"], Cache | None]  # logits, and the cache with the tokens appended
+Hidden = tuple[Float[Array, "B T D"], Cache | None]  # the input of the output layer, and the cache
 
 
 class Decoder(StackModel):
@@ -44,9 +46,23 @@ class Decoder(StackModel):
 
 
 class DecoderOnly(Decoder):
-    """Base class of language models; `logits(tokens, positions, mask=, cache=)` is a subclass's forward pass."""
+    """Base class of language models.
+
+    A subclass has `hidden(tokens, positions, mask=, cache=)`, which returns the last hidden states and the cache, and
+    the output layer `unembed`.
+
+    Attributes:
+        fused_loss: compute the loss in blocks of tokens, without an array of all logits: less memory, and faster for
+            large vocabularies.
+    """
 
     outputs = ("next_token",)
+
+    fused_loss: bool = False
+
+    @property
+    def computes_loss(self) -> bool:
+        return self.fused_loss
 
     @property
     def layer_groups(self) -> tuple[Layers, ...]:
@@ -58,22 +74,26 @@ class DecoderOnly(Decoder):
         *,
         mask: Bool[Array, "B T"] | None = None,
         positions: Int[Array, "#B T"] | None = None,
-    ) -> Float[Array, "B T V"]:
+        targets: Targets | None = None,
+    ) -> Float[Array, "B T V"] | TokenLosses:
         """Return the logits of the token after each of at most `max_length` tokens; raise ValueError if there are more.
 
         Args:
             mask: True for real tokens, False for padding (on either side), which is masked out in attention.
             positions: positions of the tokens; None: 0 to T-1.
+            targets: next tokens, whose losses are returned instead of logits.
         """
         positions = jnp.arange(tokens.shape[1])[None] if positions is None else positions
-        return self.logits(tokens, positions, mask=None if mask is None else Mask(keys=mask))[0]
+        x, _ = self.hidden(tokens, positions, mask=None if mask is None else Mask(keys=mask))
+        return self.unembed.logits(x) if targets is None else self.unembed.losses(x, targets)
 
     def encode(self, inputs: None = None) -> None:
         """Return None: a decoder-only model has no encoder."""
 
     def decode(self, tokens: Int[Array, "B T"], cache: Cache, memory: None = None) -> Decoded:
         """Return the logits after each of T more tokens of each sequence, and the cache with these tokens appended."""
-        return self.logits(tokens, cache.positions(tokens.shape[1]), cache=cache)
+        x, cache = self.hidden(tokens, cache.positions(tokens.shape[1]), cache=cache)
+        return self.unembed.logits(x), cache
 
 
 class EncoderDecoder(Decoder):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from lineage.models.base import MODELS
-from lineage.models.decoder import Decoded, DecoderOnly
+from lineage.models.decoder import DecoderOnly, Hidden
 from lineage.models.fields import Activation, Count, Implementation, Size
 from lineage.models.layers import ACTIVATIONS, Attention, Block, Dropout, Embed, LayerNorm, Mlp, Stack
 from lineage.models.layers.position import Learned
@@ -54,11 +54,12 @@ class GPT(DecoderOnly):
         self.embed_dropout = Dropout(self.dropout)
         self.stack = Stack(block, self.depth, remat=self.remat, unroll=self.unroll)
         self.norm = norm()
+        self.unembed = self.embed
 
-    def logits(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs) -> Decoded:
+    def hidden(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"], **kwargs) -> Hidden:
         self.check_length(tokens.shape[1])
         x = self.embed(tokens) + jnp.take(self.position(), positions, axis=0)
         x = self.embed_dropout(x)
         self.sow("intermediates", "embedding", x)
         x, cache = self.stack(x, **kwargs)
-        return self.embed.logits(self.norm(x)), cache
+        return self.norm(x), cache

@@ -11,13 +11,16 @@ from typing import ClassVar
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lineage.models.base import MODELS, ShardingRule
-from lineage.models.decoder import DecoderOnly
-from lineage.models.fields import Activation, Count, Natural, Rate, Size
+from lineage.models.decoder import DecoderOnly, Hidden
+from lineage.models.fields import Activation, Count, Counts, Natural, Rate, Size
+from lineage.models.kernels.vocabulary import Targets, TokenLosses
 from lineage.models.layers import (
     ACTIVATIONS,
+    AdaptiveEmbed,
     Block,
     Dropout,
     Embed,
@@ -41,6 +44,8 @@ class RecurrentAttention(nn.Module):
 
     Attributes:
         window: number of tokens of a cache that a token attends to, itself included.
+        same_length: apply the window to segments too, so that all tokens attend to the same number of tokens.
+        clamp_length: distance from which on all distances count as equal; 0: none.
         dropout: rate on the attention weights.
         kernel_init: initializer of the projections, u and v.
     """
@@ -48,6 +53,8 @@ class RecurrentAttention(nn.Module):
     num_heads: Count
     memory_length: int
     window: Count
+    same_length: bool = False
+    clamp_length: Natural = 0
     dropout: Rate = 0.0
     kernel_init: nn.initializers.Initializer = nn.initializers.normal(0.02)
 
@@ -69,14 +76,18 @@ class RecurrentAttention(nn.Module):
             seen, real = self._remembered(x)
             key, value = project("key", seen), project("value", seen)
             places = jnp.arange(key.shape[1])
-            mask = Mask(keys=real[None], causal=True, positions=places[None, -length:])
+            window = self.window if self.same_length else None
+            mask = Mask(keys=real[None], causal=True, window=window, positions=places[None, -length:])
         else:
             positions = cache.positions(length)
             cache = cache.append(project("key", x), project("value", x))
             key, value = (kept.astype(x.dtype) for kept in cache.keys_and_values(len(x)))
             mask = Mask(causal=True, window=self.window, positions=positions)
 
-        relative = project("distance", jnp.asarray(sinusoidal(key.shape[1], width), x.dtype))
+        distances = sinusoidal(key.shape[1], width)
+        if self.clamp_length:
+            distances = distances[np.minimum(np.arange(len(distances)), self.clamp_length)]
+        relative = project("distance", jnp.asarray(distances, x.dtype))
         u, v = (self.param(name, self.kernel_init, heads) for name in ("u", "v"))
         scores = jnp.einsum("BTHC,SHC->BHTS", (query + v) * heads[1] ** -0.5, relative)
         if cache is None:
@@ -127,6 +138,12 @@ class TransformerXL(DecoderOnly):
     Attributes:
         max_length: length of a segment in training.
         memory_length: M, number of tokens before the segment that each layer attends to; 0: the vanilla model.
+        same_length: let each token attend to `memory_length` tokens, itself included, also within a segment; else to
+            the whole memory and all tokens of the segment before it.
+        clamp_length: distance from which on all distances count as equal; 0: none.
+        cutoffs: indices of the first words of the tails of an adaptive softmax (arXiv 1609.04309), for a vocabulary
+            that is sorted by frequency; none: one softmax, without biases.
+        divisor: with `cutoffs`, the word vectors of tail i have D / divisor^i components (arXiv 1809.10853).
         dropout: rate on embeddings, the output of each sublayer and of the stack.
         attention_dropout: rate on the attention weights.
     """
@@ -139,6 +156,10 @@ class TransformerXL(DecoderOnly):
     vocab_size: int = 267_735
     max_length: Count = 150
     memory_length: Natural = 150
+    same_length: bool = False
+    clamp_length: Natural = 0
+    cutoffs: Counts = ()
+    divisor: Count = 1
     depth: Count = 16
     width: Count = 410
     num_heads: Count = 10
@@ -148,16 +169,24 @@ class TransformerXL(DecoderOnly):
     attention_dropout: Rate = 0.0
 
     @property
+    def computes_loss(self) -> bool:
+        return self.fused_loss or bool(self.cutoffs)
+
+    @property
     def sharding_rules(self) -> tuple[ShardingRule, ...]:
         return (("memory/.*hidden", (("data", "fsdp"), None, None)), *super().sharding_rules)
 
     def setup(self):
         init = nn.initializers.normal(0.02)
+        if self.same_length and not self.memory_length:
+            raise ValueError("same_length is True and memory_length is 0: tokens could attend to none.")
         attention = partial(
             RecurrentAttention,
             num_heads=self.num_heads,
             memory_length=self.memory_length,
-            window=self.max_length + self.memory_length,
+            window=self.memory_length if self.same_length else self.max_length + self.memory_length,
+            same_length=self.same_length,
+            clamp_length=self.clamp_length,
             dropout=self.attention_dropout,
             kernel_init=init,
         )
@@ -165,23 +194,29 @@ class TransformerXL(DecoderOnly):
         mlp = partial(Mlp, self.mlp_dim or 4 * self.width, activation, kernel_init=init, out_init=init)
         norm = partial(LayerNorm, epsilon=self.epsilon)
         block = partial(Block, attention=attention, mlp=mlp, norm=norm, placement="post", dropout=self.dropout)
-        self.embed = Embed(self.vocab_size, self.width, scale=True)
+        if self.cutoffs:
+            self.embed = AdaptiveEmbed(self.vocab_size, self.width, self.cutoffs, self.divisor)
+        else:
+            self.embed = Embed(self.vocab_size, self.width, scale=True)
+        self.unembed = self.embed
         self.drop = Dropout(self.dropout)
         self.stack = Stack(block, self.depth, remat=self.remat, unroll=self.unroll)
 
-    def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
-        """Return logits of the token after each one of a segment.
+    def __call__(
+        self, tokens: Int[Array, "B T"], *, targets: Targets | None = None
+    ) -> Float[Array, "B T V"] | TokenLosses:
+        """Return logits of the token after each one of a segment, or the losses of the next tokens, `targets`.
 
         Each sequence continues that of the last call if its memory was kept: apply(..., mutable=["memory"]).
         """
-        return self.logits(tokens)[0]
+        x, _ = self.hidden(tokens)
+        return self.unembed.logits(x) if targets is None else self.unembed.losses(x, targets)
 
     def check_length(self, length: int) -> None:
         """Allow caches of any length: each token attends to at most `max_length` + `memory_length` tokens."""
 
-    def logits(self, tokens, positions=None, **kwargs):
-        """Return logits of the token after each one, and the cache with the tokens appended, wherever they are."""
+    def hidden(self, tokens: Int[Array, "B T"], positions: Int[Array, "#B T"] | None = None, **kwargs) -> Hidden:
         x = self.drop(self.embed(tokens))
         self.sow("intermediates", "embedding", x)
         x, cache = self.stack(x, **kwargs)
-        return self.embed.logits(self.drop(x)), cache
+        return self.drop(x), cache

@@ -8,7 +8,7 @@ from lineage.data import Facts, Loader, Tokenizer
 from lineage.metrics.likelihood import bits, perplexity
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Count, Request, Result, Smoothing
-from lineage.tasks.losses import token_loss
+from lineage.tasks.losses import fused_loss, token_loss
 from lineage.tasks.text import DocumentTask
 
 
@@ -43,6 +43,8 @@ class CausalLM(DocumentTask):
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the next-token loss of `targets` given `tokens`, both [B, T], where `mask` [B, T] is True."""
+        if model.computes_loss:
+            return fused_loss(model, batch, self.label_smoothing, batch["tokens"])
         return token_loss(model, model(batch["tokens"]), batch, self.label_smoothing)
 
     def derived(self, metrics: dict[str, float], facts: Facts, split: str) -> dict[str, float]:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 from lineage.metrics.classification import correct, correct_top_k
 from lineage.metrics.likelihood import cross_entropy
 from lineage.metrics.states import Mean, State
+from lineage.models import Targets
 from lineage.tasks.base import Batch, Result
 
 
@@ -20,6 +21,14 @@ def token_loss(model: nn.Module, logits: Float[Array, "B T V"], batch: Batch, la
     """Return the cross-entropy of `targets` [B, T] where `mask` [B, T] is True, with label smoothing in training."""
     loss = cross_entropy(logits, batch["targets"], label_smoothing if model.has_rng("dropout") else 0.0)
     return sums(loss, batch["mask"], {"accuracy": correct(logits, batch["targets"])})
+
+
+def fused_loss(model: nn.Module, batch: Batch, label_smoothing: float, *inputs: Array, **options: Array) -> Result:
+    """Return the `token_loss` of a model that computes it; `inputs` and `options` are its arguments."""
+    targets = Targets(batch["targets"], batch["mask"], label_smoothing if model.has_rng("dropout") else 0.0)
+    found = model(*inputs, targets=targets, **options)
+    _, weight, aux = sums(found.loss, batch["mask"], {"accuracy": found.correct})
+    return found.total, weight, aux
 
 
 def class_loss(

@@ -104,7 +104,7 @@ def make_train_step(
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         if run.grad_accum_steps > 1 and "memory" in state.collections:
             raise ValueError(f"grad_accum_steps is {run.grad_accum_steps}: it must be 1 for a model with a memory.")
-        rng = jax.random.fold_in(jax.random.key(run.seed), state.step)
+        rng = jax.random.fold_in(jax.random.key(run.seed, impl=run.prng), state.step)
         real = {name: value.sum() for name, value in batch.items() if value.dtype == bool}
         collections = {**state.collections, "run": {"progress": state.step / total_steps, "real": real}}
         fixed = state.adapter, state.frozen

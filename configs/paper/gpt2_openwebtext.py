@@ -13,7 +13,7 @@ def get_config() -> ConfigDict:
     config = base.get_config("gpt", "causal_lm", "tfds:openwebtext", tokenizer="bpe")
     config.model.variant = "small"
     config.model.vocab_size = 50_304  # 50,257 rounded up to a multiple of 128
-    config.model.update(max_length=1024, remat="dots")
+    config.model.update(max_length=1024, unroll=12)
     config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
     config.tokenizer.vocab_size = 50_257
     config.task.sequence_length = 1024

@@ -13,7 +13,7 @@ def get_config() -> ConfigDict:
     config = base.get_config("llama", "causal_lm", "tfds:c4/en", tokenizer="bpe")
     config.model.update(variant="llama3.2-1b", vocab_size=32_000, max_length=2048)
     config.model.rope_scaling = "default"  # no pre-training on shorter sequences
-    config.model.remat = "full"
+    config.model.update(remat="dots", unroll=16)
     config.source.update(train_split="train[:10%]", validation_split="validation[:1%]")
     config.tokenizer.vocab_size = 32_000
     config.task.sequence_length = 2048

@@ -1,8 +1,7 @@
 """The standard Transformer-XL on WikiText-103 (arXiv 1901.02860). Not run yet.
 
-The 151M parameters are the word embeddings, shared with the output layer (110M), and 16 layers (41M). The adaptive
-softmax of the paper is omitted: every step computes logits for all 267,735 words. source.path, source.validation_path
-and source.test_path are the files of the data set.
+The 151M parameters are the word embeddings, shared with the adaptive softmax (110M), and 16 layers (41M). source.path,
+source.validation_path and source.test_path are the files of the data set.
 """
 
 from ml_collections import ConfigDict
@@ -13,6 +12,7 @@ from lineage.configs import base
 def get_config() -> ConfigDict:
     config = base.get_config("transformer_xl", "causal_lm", "text:wikitext-103/wiki.train.tokens", tokenizer="words")
     config.model.update(variant="standard", vocab_size=267_735, max_length=150, memory_length=150, dropout=0.1)
+    config.model.cutoffs = (20_000, 40_000, 200_000)
     config.source.update(validation_path="wikitext-103/wiki.valid.tokens", test_path="wikitext-103/wiki.test.tokens")
     config.tokenizer.vocab_size = 267_735
     config.task.sequence_length = 150
@@ -22,6 +22,7 @@ def get_config() -> ConfigDict:
     # Adam: there is no weight decay
     config.schedule.learning_rate = 2.5e-4
     config.optimizer.clip_norm = 0.25
+    config.precision = "bfloat16"
     config.update(total_steps=200_000, log_every_steps=100, evaluate_every_steps=4000, save_every_steps=4000)
     config.checkpoint.best = "validation/loss"
     return config

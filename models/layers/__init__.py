@@ -1,5 +1,6 @@
 """Layers that the architectures consist of."""
 
+from lineage.models.layers.adaptive import AdaptiveEmbed
 from lineage.models.layers.attend import Additive, Mask, dense, dot_product
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack

@@ -159,7 +159,8 @@ class Stack(nn.Module):
             return x, x if self.every else None
 
         if self.remat:
-            layer = nn.remat(layer, policy=REMAT[self.remat], prevent_cse=False)
+            # Between the iterations of a loop, XLA cannot merge a recomputation with the original by itself.
+            layer = nn.remat(layer, policy=REMAT[self.remat], prevent_cse=self.unroll >= self.depth)
         rates = jnp.linspace(self.first_rate, self.stochastic_depth, self.depth) if self.stochastic_depth else None
         kinds = ["intermediates", "memory", "statistics", OVERWRITE_WITH_GRADIENT, *([] if self.share else ["params"])]
         scan = nn.scan(

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from lineage.models.kernels.vocabulary import Targets, TokenLosses, token_losses
 from lineage.models.layers.linear import Linear, product
 from lineage.models.layers.placement import gathered
 
@@ -32,6 +33,10 @@ class Embed(nn.Module):
     def logits(self, x: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         """Return the inner product of each vector with every row of the table."""
         return product(x.reshape(-1, self.width), self.table.T).reshape(*x.shape[:-1], self.vocab_size)
+
+    def losses(self, x: Float[Array, "B T D"], targets: Targets) -> TokenLosses:
+        """Return the losses of `logits(x)`, without an array of all of them."""
+        return token_losses(x, self.table, None, targets)
 
 
 def patches(image: Float[Array, "B height width channels"], size: int) -> Float[Array, "B rows columns F"]:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks import plans
 from lineage.train.compiler import targets
 from lineage.train.compiler.hlo import Module, dimensions, size
 from lineage.train.compiler.plan import MATMUL_EFFICIENCY, Plan
@@ -211,3 +212,25 @@ def test_steps_compile_for_a_tpu(step):
     assert figures["donated"] == figures["leaves"]
     assert figures["estimated"] > figures["roofline"]
     assert step == "decode" or "all-reduce" in {one["kind"] for one in figures["collectives"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", plans.recorded())
+def test_plan_is_not_worse_than_recorded(name):
+    _, target, _ = plans.ROWS[name]
+    pytest.importorskip("libtpu" if targets.parse(target).chip.gpu is None else "jax_cuda13_plugin")
+    found, record = plans.compiled(name), plans.recorded()[name]
+    assert found["fits"] == record["fits"]
+    assert found["seconds"] <= plans.WORSE * record["seconds"]
+    assert found["peak"] <= plans.WORSE * record["peak"]
+    assert found["donated"] >= record["donated"]
+    assert found["f32_matmul"] <= record["f32_matmul"] + 0.01
+
+
+def test_recorded_plans_are_donated_and_compute_in_bfloat16():
+    record = plans.recorded()
+    assert record.keys() <= plans.ROWS.keys()
+    for name, one in record.items():
+        assert one["donated"] == one["leaves"], name
+        assert one["f32_matmul"] < 0.01, name
+    assert len(plans.table(record).splitlines()) == 2 + len(record)

@@ -118,6 +118,18 @@ def test_resume_restores_the_memory(run, tmp_path):
 
 
 @pytest.mark.thorough
+def test_adaptive_softmax_trains_alike_on_a_mesh(tiny, tmp_path):
+    """Check losses, accuracies and gradient norms of steps and evaluations, on one device and on four."""
+    changes = CHANGES | {"model.cutoffs": (64, 100, 110), "model.divisor": 2}
+    loop.train(tiny("transformer_xl", changes), tmp_path / "one", devices=ONE)
+    changes |= {"mesh.data": 2, "mesh.tensor": 2}
+    loop.train(tiny("transformer_xl", changes), tmp_path / "four", devices=jax.devices()[:4])
+    for line, other in zip(*(read_metrics(tmp_path / name) for name in ("one", "four")), strict=True):
+        for name in {"train/loss", "train/accuracy", "train/gradient_norm", "validation/loss"} & line.keys():
+            assert other[name] == pytest.approx(line[name], rel=1e-5)
+
+
+@pytest.mark.thorough
 def test_memory_is_sharded_by_sequence(run, tiny, tmp_path):
     config, _, history = run
     config = tiny("transformer_xl", CHANGES | {"mesh.data": 2, "mesh.fsdp": 2})

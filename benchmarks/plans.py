@@ -1,0 +1,125 @@
+"""Plans of XLA's TPU and GPU compilers for the paper configs, kept in `plans.json`.
+
+python -m benchmarks.plans                  # compile each row whose compiler is installed, beside its record
+python -m benchmarks.plans gpt2 --write     # compile the rows whose name contains gpt2, and record them
+python -m benchmarks.plans --table          # print the record as a Markdown table
+
+No device is needed: see `lineage compile`.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+RECORD = Path(__file__).parent / "plans.json"
+KEPT = (
+    "seconds",
+    "utilization",
+    "arguments",
+    "temporaries",
+    "peak",
+    "fits",
+    "exposed",
+    "f32_matmul",
+    "donated",
+    "leaves",
+)
+WORSE = 1.03  # ratio of planned time or memory to the record from which on a plan is worse
+
+# Name, config, target, and changes of the config; the batch is that of all chips together.
+ROWS = {
+    "gpt2 v5e": ("gpt2_openwebtext", "v5e:2x2/1", ["loader.batch_size=8"]),
+    "gpt2 v5e 4x4 FSDP": (
+        "gpt2_openwebtext",
+        "v5e:4x4",
+        ["loader.batch_size=128", "mesh.data=1", "mesh.fsdp=-1"],
+    ),
+    "gpt2 H100": ("gpt2_openwebtext", "h100x1", ["loader.batch_size=32"]),
+    "gpt2 H100 x8 FSDP": ("gpt2_openwebtext", "h100x8", ["loader.batch_size=256", "mesh.data=1", "mesh.fsdp=-1"]),
+    "llama_1b H100": ("llama_1b", "h100x1", ["loader.batch_size=8", "grad_accum_steps=1"]),
+    "llama_1b H100 x8 FSDP": ("llama_1b", "h100x8", ["loader.batch_size=64", "grad_accum_steps=1"]),
+    "llama_1b v5p": ("llama_1b", "v5p:2x2x1/1", ["loader.batch_size=8", "grad_accum_steps=1"]),
+    "llama_1b v5p 2x2x1 FSDP": ("llama_1b", "v5p:2x2x1", ["loader.batch_size=32", "grad_accum_steps=1"]),
+    "bert H100": ("bert_pretrain", "h100x1", ["loader.batch_size=64"]),
+    "bert v5e": ("bert_pretrain", "v5e:2x2/1", ["loader.batch_size=32"]),
+    "vit_s16 H100": ("vit_s16_imagenet", "h100x1", ["loader.batch_size=256"]),
+    "vit_s16 v5e": ("vit_s16_imagenet", "v5e:2x2/1", ["loader.batch_size=128"]),
+    "mae_b16 H100": ("mae_vitb16_imagenet", "h100x1", ["loader.batch_size=256"]),
+    "deit_s16 H100": ("deit_s_imagenet", "h100x1", ["loader.batch_size=256"]),
+    "swin_t H100": ("swin_t_imagenet", "h100x1", ["loader.batch_size=256"]),
+    "resnet50 H100": ("resnet50_imagenet", "h100x1", ["loader.batch_size=256"]),
+    "resnet50 v5e": ("resnet50_imagenet", "v5e:2x2/1", ["loader.batch_size=128"]),
+    "t5 H100": ("t5_c4", "h100x1", ["loader.batch_size=32"]),
+    "bart H100": ("bart_pretrain", "h100x1", ["loader.batch_size=32"]),
+    "wmt14 big H100": ("transformer_wmt14:big", "h100x1", ["loader.batch_size=128"]),
+    "bigbird H100": ("bigbird_longdoc", "h100x1", ["loader.batch_size=8"]),
+    "detr H100": ("detr_coco", "h100x1", ["loader.batch_size=8"]),
+    "transformer_xl H100": ("transformer_xl_wikitext103", "h100x1", ["loader.batch_size=60"]),
+    "seq2seq H100": ("seq2seq_wmt14", "h100x1", ["loader.batch_size=80"]),
+}
+
+
+def compiled(name: str) -> dict[str, Any]:
+    """Compile a row in another process and return its figures.
+
+    Raises:
+        RuntimeError: the compilation fails, for example because the compiler is not installed.
+    """
+    config, target, changes = ROWS[name]
+    command = [sys.executable, "-m", "lineage.launch", "compile", config, f"--target={target}", "--json"]
+    done = subprocess.run([*command, *(f"--config.{one}" for one in changes)], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{name}: {done.stderr.strip()[-500:]}")
+    figures = json.loads(done.stdout[done.stdout.index("{") :])
+    kinds = sorted({one["kind"] for one in figures["collectives"]})
+    counts = {kind: sum(one["times"] for one in figures["collectives"] if one["kind"] == kind) for kind in kinds}
+    largest = {one["shape"]: one["bytes"] for one in figures["buffers"][:5]}
+    return {key: figures[key] for key in KEPT} | {"collectives": counts, "buffers": largest}
+
+
+def recorded() -> dict[str, dict[str, Any]]:
+    """Return the record, by the name of the row."""
+    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+
+
+def table(record: dict[str, dict[str, Any]]) -> str:
+    """Return a record as a Markdown table, in the order of `ROWS`."""
+    lines = ["| plan | command: `lineage compile` | GiB | ms | MFU |", "|---|---|---|---|---|"]
+    for name in [name for name in ROWS if name in record]:
+        config, target, changes = ROWS[name]
+        command = " ".join([config, f"--target={target}", *(f"--config.{one}" for one in changes)])
+        one = record[name]
+        memory = f"{one['peak'] / 2**30:.1f}" if one["fits"] else f"{one['peak'] / 2**30:.1f}, too much"
+        lines.append(f"| {name} | `{command}` | {memory} | {one['seconds'] * 1e3:.1f} | {one['utilization']:.1%} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", default="", help="part of the names of the rows")
+    parser.add_argument("--write", action="store_true", help="record what is compiled")
+    parser.add_argument("--table", action="store_true", help="print the record and compile nothing")
+    options = parser.parse_args()
+    if options.table:
+        print(table(recorded()))
+        return
+    for name in [name for name in ROWS if options.part in name]:
+        try:
+            figures = compiled(name)
+        except RuntimeError as error:
+            print(error)
+            continue
+        old = recorded().get(name)
+        before = f" (recorded {old['seconds'] * 1e3:.1f} ms)" if old else ""
+        print(f"{name}: {figures['seconds'] * 1e3:.1f} ms{before}, {figures['peak'] / 2**30:.1f} GiB", flush=True)
+        if options.write:
+            record = recorded() | {name: figures}
+            text = json.dumps({key: record[key] for key in ROWS if key in record}, indent=1)
+            RECORD.write_text(f"{text}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
