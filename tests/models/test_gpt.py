@@ -54,7 +54,7 @@ def test_cached_equals_uncached_for_different_lengths(variables):
     logits, cache = decode(TOKENS[:, :5], cache)
     assert_close(logits, expected[:, :5])
     lengths = jnp.array([3, 5])
-    cache = cache.replace(length=jnp.broadcast_to(lengths, cache.length.shape))
+    cache = cache.rewind(lengths)
     for _ in range(3):
         logits, cache = decode(jnp.take_along_axis(TOKENS, lengths[:, None], axis=1), cache)
         assert_close(logits[:, 0], expected[jnp.arange(2), lengths])
