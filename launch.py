@@ -27,10 +27,16 @@ Options, Changes = argparse.Namespace, Mapping[str, str]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line, by default that of this process; return the exit code."""
+    """Run a command line, by default that of this process; return the exit code.
+
+    The function of a command is `run_COMMAND`; `arguments.COMMANDS` describes it.
+    """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options, changes = parse(arguments, displayed(LAUNCH))
-    options.line = displayed([*LAUNCH, *arguments])
+    options.line, given = displayed([*LAUNCH, *arguments]), vars(options)
+    options.named = given.get("config") or given.get("experiment")
+    options.file = options.named or DEFAULT  # name or path of the experiment
+    options.folder = Path(given.get("workdir") or default_workdir(options.file))  # of the run
     logging.getLogger("absl").setLevel(logging.ERROR)
     try:
         with processes(options):
@@ -64,27 +70,16 @@ def configured(options: Options, changes: Changes) -> tuple[ConfigDict, list[dic
     """Build the config from the command line; return it with the overrides of its sweep."""
     from lineage.configs import cli
 
-    file, path = config_file(options), workdir(options) / CONFIG
+    path = options.folder / CONFIG
     trained = "checkpoint" in options  # whether the command is for a trained model
     if trained and not path.is_file():
         raise FileNotFoundError(f"there is no trained model in {path.parent}: give the --workdir of a run.")
     shown = options.command in ("describe", "config") and options.workdir and path.is_file()
-    named = options.config or getattr(options, "experiment", None)
-    config, sweep = cli.load(str(path) if (trained or shown) and not named else file)
+    config, sweep = cli.load(str(path) if (trained or shown) and not options.named else options.file)
     if trained:
         config.mesh.update({"data": -1, "fsdp": 1, "tensor": 1})  # the devices of this machine
     cli.override(config, changes)
     return config, sweep
-
-
-def config_file(options: Options) -> str:
-    """Return the name or path of the experiment."""
-    return options.config or getattr(options, "experiment", None) or DEFAULT
-
-
-def workdir(options: Options) -> Path:
-    """Return the folder of the run."""
-    return Path(options.workdir or default_workdir(config_file(options)))
 
 
 def default_workdir(file: str) -> str:
@@ -105,19 +100,18 @@ def changed(config: ConfigDict, overrides: Mapping[str, Any]) -> dict[str, Any]:
 def child(options: Options, changes: Changes) -> list[str]:
     """Return the command line of a run of a sweep, or of a job, without its own overrides and its workdir."""
     own = [f"--config.{key}={value}" for key, value in changes.items()]
-    return [*LAUNCH, "train", f"--config={config_file(options)}", *own, *["--force-config"] * options.force_config]
+    return [*LAUNCH, "train", f"--config={options.file}", *own, *["--force-config"] * options.force_config]
 
 
 def run_train(options: Options, changes: Changes) -> int:
-    """Train a model, or continue an interrupted run."""
     config, _ = configured(options, changes)
     from lineage.configs import cli
     from lineage.runs.provenance import provenance
     from lineage.train import loop
 
-    folder, file = workdir(options), config_file(options)
-    about = {"config_name": Path(default_workdir(file)).name, "command": options.line}
-    about |= provenance(Path(cli.find(file)[0]).parent)
+    folder = options.folder
+    about = {"config_name": Path(default_workdir(options.file)).name, "command": options.line}
+    about |= provenance(Path(cli.find(options.file)[0]).parent)
     try:
         metrics = loop.train(config, folder, about=about, force_config=options.force_config)
     except loop.Preempted as stopped:
@@ -134,7 +128,7 @@ def restored(options: Options, changes: Changes) -> tuple[Any, Any]:
     from lineage.train import expert_mixture
     from lineage.train.experiment import Experiment
 
-    folder = workdir(options)
+    folder = options.folder
     if not options.force_config:
         check_config(config, folder)
     experiment = Experiment(config, folder)
@@ -147,13 +141,11 @@ def restored(options: Options, changes: Changes) -> tuple[Any, Any]:
 
 
 def run_evaluate(options: Options, changes: Changes) -> None:
-    """Print the metrics of a trained model."""
     experiment, state = restored(options, changes)
     print(json.dumps(experiment.evaluation()(state.variables(average=True)), indent=2))
 
 
 def run_generate(options: Options, changes: Changes) -> None:
-    """Print texts that a trained model generates."""
     if options.prompt is not None:
         changes = {**changes, "sampling.prompt": options.prompt}
     experiment, state = restored(options, changes)
@@ -167,16 +159,14 @@ def run_generate(options: Options, changes: Changes) -> None:
 
 
 def run_export(options: Options, changes: Changes) -> None:
-    """Export a trained model; print the files."""
     experiment, state = restored(options, changes)
     from lineage.train import export as exporter
 
-    for path in exporter.write(experiment, state, options.format, Path(options.output or workdir(options) / "export")):
+    for path in exporter.write(experiment, state, options.format, Path(options.output or options.folder / "export")):
         print(path)
 
 
 def run_describe(options: Options, changes: Changes) -> None:
-    """Print the parameters, FLOPs and memory of a model."""
     config, _ = configured(options, changes)
     from lineage.train import profiling
     from lineage.train.experiment import Experiment
@@ -185,7 +175,6 @@ def run_describe(options: Options, changes: Changes) -> None:
 
 
 def run_compile(options: Options, changes: Changes) -> None:
-    """Compile a step for devices that need not be present; print what the compiler has planned."""
     from lineage.train.compiler import targets
 
     target = targets.parse(options.target)
@@ -195,7 +184,7 @@ def run_compile(options: Options, changes: Changes) -> None:
     from lineage.train.experiment import Experiment
 
     experiment = Experiment(without_data(config), devices=target.devices())
-    title = f"{Path(default_workdir(config_file(options))).name}, {options.step} step, {options.target}"
+    title = f"{Path(default_workdir(options.file)).name}, {options.step} step, {options.target}"
     compiled = compile_step(experiment, target, options.step, title)
     print(json.dumps(compiled.figures()) if options.json else compiled)
 
@@ -207,7 +196,6 @@ def folders(options: Options) -> list[Path]:
 
 
 def run_report(options: Options, changes: Changes) -> None:
-    """Write the report of a run, or a comparison of several."""
     from lineage.runs.live import runs_in
 
     chosen = folders(options)
@@ -222,33 +210,30 @@ def run_report(options: Options, changes: Changes) -> None:
 
 
 def run_watch(options: Options, changes: Changes) -> None:
-    """Show the progress of runs."""
     from lineage.runs.live import watch
 
     watch(folders(options))
 
 
 def run_sweep(options: Options, changes: Changes) -> int:
-    """Train the runs of a sweep or of a search."""
     config, overrides = configured(options, changes)
     from lineage.configs import cli
     from lineage.runs.search import run_search
     from lineage.runs.sweep import run_sweep
 
-    start, folder = child(options, changes), workdir(options)
+    start, folder = child(options, changes), options.folder
     if options.optuna:
-        search = cli.search(config_file(options))
+        search = cli.search(options.file)
         return run_search(start, search, partial(changed, config), folder, options.parallel)
     return run_sweep(start, overrides, [changed(config, one) for one in overrides], folder, options.parallel)
 
 
 def run_slurm(options: Options, changes: Changes) -> int:
-    """Submit a run or a sweep as jobs, print their states, or cancel them."""
     from lineage.runs import slurm
     from lineage.runs.live import Run
     from lineage.runs.sweep import plan
 
-    folder = workdir(options)
+    folder = options.folder
     if options.action == "cancel":
         return slurm.cancel(folder)
     config, overrides = configured(options, changes)
@@ -262,7 +247,6 @@ def run_slurm(options: Options, changes: Changes) -> int:
 
 
 def run_score(options: Options, changes: Changes) -> None:
-    """Print and write the scores of a file of predictions."""
     from lineage.evaluation.score import write_scores
 
     files = options.predictions, options.references
@@ -270,7 +254,6 @@ def run_score(options: Options, changes: Changes) -> None:
 
 
 def run_list(options: Options, changes: Changes) -> None:
-    """Print the experiments with a line each, grouped by their folder."""
     from lineage.configs import cli
 
     width = max(map(len, cli.experiments()))
@@ -284,7 +267,6 @@ def run_list(options: Options, changes: Changes) -> None:
 
 
 def run_config(options: Options, changes: Changes) -> None:
-    """Print the keys of a config with values, types, defaults and documentation."""
     from lineage.configs import base
 
     if options.config and options.experiment:  # config --config=NAME SECTION

@@ -7,7 +7,7 @@ python -m benchmarks.accelerator --tiny --out=/tmp/rehearsal
 Both sides of a section compile in processes of their own and are then timed in turns, a few steps at a time, while no
 other process computes; the median over the rounds is reported. The time of compilation and warm-up is not measured. A
 side that fails costs its own row, which says why. Rows are written as they are measured: `rows.jsonl` has all figures,
-`table.md` is for RESULTS.md, and `logs` has the output of the processes.
+`table.md` is for RESULTS.md, and `failures.txt` has the output of processes that failed.
 
 The ratio is the time of Lineage over that of the peer. MFU is by the model FLOPs of `lineage describe` for both sides,
 in which a causal mask saves nothing, and the data sheet's peak for bfloat16 (on an unknown device, a measured one).
@@ -39,9 +39,10 @@ def main() -> None:
     options = arguments()
     started = time.monotonic()
     deadline = started + 60 * options.minutes
-    (options.out / "logs").mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as links:
-        report, environment = Report(options.out), environ(Path(links), options.tiny)
+    options.out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the other processes too
+    with tempfile.TemporaryDirectory() as folder:
+        report, environment = Report(options.out), environ(Path(folder), options.tiny)
         names = list(options.only or SECTIONS)
         while names:
             group, names = names[: options.together], names[options.together :]
@@ -49,7 +50,7 @@ def main() -> None:
                 for name in (*group, *names):
                     report.add(name, None, {}, {}, {}, {"lineage": f"the {options.minutes:g} minutes were over"})
                 break
-            pairs = {name: sides(name, options, environment) for name in group}
+            pairs = {name: sides(name, options, environment, Path(folder)) for name in group}
             workers = [worker for pair in pairs.values() for worker in pair.values()]
             try:
                 limit = min(deadline, time.monotonic() + options.limit)
@@ -60,6 +61,7 @@ def main() -> None:
             finally:
                 for worker in workers:
                     worker.stop()
+                report.failures([worker.log for worker in workers if worker.errors])
     print(f"\n{report.table()}\n{time.monotonic() - started:.0f} s, {options.out / 'table.md'}")
 
 
@@ -83,7 +85,7 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def environ(links: Path, tiny: bool) -> dict[str, str]:
+def environ(folder: Path, tiny: bool) -> dict[str, str]:
     """Return the environment of the processes: they share the device's memory, and find the package in the checkout."""
     found = dict(os.environ, XLA_PYTHON_CLIENT_PREALLOCATE="false", TOKENIZERS_PARALLELISM="false")
     flags = found.get("XLA_FLAGS", "").split()
@@ -92,13 +94,13 @@ def environ(links: Path, tiny: bool) -> dict[str, str]:
     found["XLA_FLAGS"] = " ".join(flag for flag in flags if "host_platform_device_count" not in flag)
     paths = [str(ROOT), *found.get("PYTHONPATH", "").split(os.pathsep)]
     if importlib.util.find_spec("lineage") is None:  # not installed
-        (links / "lineage").symlink_to(ROOT)
-        paths.append(str(links))
+        (folder / "lineage").symlink_to(ROOT)
+        paths.append(str(folder))
     return found | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def sides(name: str, options: argparse.Namespace, environment: dict[str, str]) -> dict[str, "Worker"]:
-    """Start the processes of a section, by "lineage" and "peer"."""
+def sides(name: str, options: argparse.Namespace, environment: dict[str, str], folder: Path) -> dict[str, "Worker"]:
+    """Start the processes of a section, by "lineage" and "peer", with their output in a folder."""
     section, changes = SECTIONS[name], {}
     for text in options.set:
         key, _, value = text.partition("=")
@@ -107,8 +109,7 @@ def sides(name: str, options: argparse.Namespace, environment: dict[str, str]) -
     settings = section.resolved(options.tiny, changes)
     settings |= {key: getattr(options, key) for key in ("tiny", "nanogpt", "mode", "backend")}
     found = ("lineage", "peer") if section.peer else ("lineage",)
-    logs = options.out / "logs"
-    return {side: Worker(side, section.job, settings, environment, logs / f"{name}.{side}.txt") for side in found}
+    return {side: Worker(side, section.job, settings, environment, folder / f"{name}.{side}.txt") for side in found}
 
 
 class Worker:
@@ -117,6 +118,7 @@ class Worker:
     Attributes:
         facts: of each row that is ready to be measured.
         errors: of the rows that are not; None stands for all.
+        log: file of its output.
     """
 
     def __init__(self, side: str, job: str, settings: dict[str, Any], environment: dict[str, str], log: Path):
@@ -140,7 +142,7 @@ class Worker:
             line = self.lines.get(timeout=max(0.1, deadline - time.monotonic()))
             if line:
                 return json.loads(line)
-            error = f"the process ended with {self.process.wait()}, see {self.log}"
+            error = f"the process ended with {self.process.wait()}"
         except queue.Empty:
             error = "it took too long"
         self.stop()

@@ -53,7 +53,7 @@ ROWS = {
     "resnet50 H100": ("resnet50_imagenet", "h100x1", ["loader.batch_size=256"]),
     "resnet50 v5e": ("resnet50_imagenet", "v5e:2x2/1", ["loader.batch_size=128"]),
     "t5 H100": ("t5_c4", "h100x1", ["loader.batch_size=32"]),
-    "bart H100": ("bart_pretrain", "h100x1", ["loader.batch_size=32"]),
+    "bart H100": ("bart_pretrain:base", "h100x1", ["loader.batch_size=32", "grad_accum_steps=1"]),
     "wmt14 big H100": ("transformer_wmt14:big", "h100x1", ["loader.batch_size=128"]),
     "bigbird H100": ("bigbird_longdoc", "h100x1", ["loader.batch_size=8"]),
     "detr H100": ("detr_coco", "h100x1", ["loader.batch_size=8"]),

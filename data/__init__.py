@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lineage.data.content import Arrays, Documents, Images, LabeledTexts, PairedTexts, Question, TaggedSentence
-from lineage.data.examples.base import Examples, Facts, Transform
+from lineage.data.content import Documents, Examples, Facts, Images, LabeledTexts, PairedTexts, Question, TaggedSentence
 from lineage.data.loader import Batch, EvaluationBatches, ExampleSource, Loader, TrainBatches
 from lineage.data.sources import SOURCES, Source
 from lineage.data.tokenizers import TOKENIZERS, Bytes, Tokenizer, TokenizerKind, find_tokenizer
@@ -43,10 +42,6 @@ def load(
         seed: random seed of the order of the training examples, of their augmentation and of their noise.
         process_index, process_count: process whose part of each global batch is read, and the number of processes.
         workdir: folder of the run, in which its tokenizer is kept; None: it is not kept.
-
-    Raises:
-        ValueError: the data cannot be read or do not fit together.
-        FileNotFoundError: a file does not exist.
     """
     task.check_loader(loader)
     content = source.read(task.reads)
@@ -65,4 +60,4 @@ def load(
     if not isinstance(transforms, Mapping):
         transforms = dict.fromkeys(parts, transforms)
     splits = {name: EvaluationBatches(source=parts[name], transform=transforms[name], **reading) for name in parts}
-    return Data(train, splits, examples.tokenizer, facts)
+    return Data(train, splits, found, facts)

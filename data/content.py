@@ -1,13 +1,17 @@
-"""Content: what sources offer and tasks turn into examples."""
+"""Content, which sources offer, and the examples that tasks make of it."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lineage.data.loader import ExampleSource
+from lineage.data import shuffle
+from lineage.data.loader import Batch, ExampleSource
+from lineage.data.transforms.pillow import stack
+
+Transform = Callable[[dict[str, Any], np.ndarray], Batch]
 
 
 class Documents:
@@ -121,3 +125,65 @@ class Arrays(ExampleSource):
 def gather(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return a list of the values of each feature."""
     return {name: [example[name] for example in examples] for name in examples[0]}
+
+
+@dataclass(frozen=True)
+class Subset(ExampleSource):
+    """The examples of a source whose indices are `chosen` int64 [N]."""
+
+    source: ExampleSource
+    chosen: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def take(self, indices: np.ndarray) -> dict[str, Any]:
+        return self.source.take(self.chosen[indices])
+
+
+def random_subset(source: ExampleSource, count: int, seed: int) -> Subset:
+    """Draw `count` examples at random; a larger count contains the examples of a smaller one."""
+    if not 0 < count <= len(source):
+        raise ValueError(
+            f"task.max_examples is {count}: it must be 0 (all) or at most {len(source)}, the number of examples."
+        )
+    return Subset(source, shuffle.permute(np.arange(count), len(source), seed))
+
+
+def in_memory(source: ExampleSource) -> Arrays:
+    """Read all labeled images of a source; they must have one size."""
+    examples = source.take(np.arange(len(source)))
+    return Arrays({"image": stack(examples["image"]), "label": examples["label"]})
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Metadata of the data of a run; None or empty where one does not apply."""
+
+    examples: Mapping[str, int] = field(default_factory=dict)  # number in each split; `data.load` fills it in
+    vocab_size: int | None = None  # number of token ids
+    sequence_length: int | None = None  # length that sequences are padded to, in tokens
+    num_classes: int | None = None  # 1 for regression
+    class_names: tuple[str, ...] = ()  # in order
+    image_size: tuple[int, int] | None = None  # height and width of the model's images in pixels
+    channels: int | None = None  # of an image
+    mean: tuple[float, ...] = ()  # normalization (pixel / 255 - mean) / std of images; one number, or one per channel
+    std: tuple[float, ...] = ()
+    tokens: Mapping[str, int] = field(default_factory=dict)  # number in each split of documents
+    characters_per_token: Mapping[str, float] = field(default_factory=dict)  # mean in each split of documents
+    bytes_per_token: Mapping[str, float] = field(default_factory=dict)  # mean in each split of documents, in UTF-8
+    start_token: int | None = None  # token that a decoder's input begins with
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Examples of each split, "train" among them, and the transforms of their batches.
+
+    A transform is called with a batch and a random key for each example. There is one `evaluation_transform` for all
+    splits, or one for each.
+    """
+
+    splits: Mapping[str, ExampleSource]
+    facts: Facts
+    train_transform: Transform | None = None
+    evaluation_transform: Transform | Mapping[str, Transform] | None = None

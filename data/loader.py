@@ -202,11 +202,6 @@ class EvaluationBatches(_Batches):
     def batch_size(self) -> int:
         return self.loader.evaluation_batch_size or self.loader.batch_size
 
-    @property
-    def num_examples(self) -> int:
-        """The number of examples without padding."""
-        return len(self.source)
-
     def __len__(self) -> int:
         return -(-len(self.source) // self.batch_size)
 

@@ -1,5 +1,4 @@
 """Evaluation of trained models: evaluators, text generation, artifacts of the report and scores of files."""
 
-from lineage.evaluation import detection, loss, probes, texts  # each registers evaluators
-from lineage.evaluation.base import EVALUATORS, Context, Evaluator, Split
-from lineage.evaluation.run import Evaluation
+from lineage.evaluation import images, texts  # each registers evaluators
+from lineage.evaluation.base import EVALUATORS, Context, Evaluation, Evaluator, Split

@@ -1,7 +1,8 @@
-"""The base class of evaluators, their registry and their context."""
+"""Evaluators: their base class, their registry, their context, and those of a run."""
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Any
 
 import jax
@@ -20,52 +21,34 @@ Step = Callable[[Any, Batch], Any]  # of variables and a batch on the devices
 
 @dataclass(frozen=True)
 class Split:
-    """Split of a data set, for evaluation.
+    """Split of a data set, for evaluation."""
 
-    Attributes:
-        label: prefix of the metrics: the name of the split, or of the evaluator if it has its own source.
-        name: name of the split in its data set.
-        batches: one pass over the examples.
-        facts: metadata of the data set.
-    """
-
-    label: str
-    name: str
-    batches: EvaluationBatches
-    facts: Facts
+    label: str  # prefix of the metrics: the name of the split, or of the evaluator if it has its own source
+    name: str  # name of the split in its data set
+    batches: EvaluationBatches  # one pass over the examples
+    facts: Facts  # metadata of the data set
 
 
 @dataclass(eq=False)
 class Context:
     """Everything that evaluators need from an experiment: model, task, data and functions.
 
-    Attributes:
-        model: architecture; variables are passed with each call.
-        task: task of the experiment.
-        data: data of the run.
-        sampling: config section of text generation.
-        seed: random seed of the run.
-        compile: compiles, for a model, a function of the bound model and a batch, for the mesh and in the precision of
-            the run; keyword arguments are those of Flax's `apply`.
-        to_mesh: moves the part of a batch that this process has read to the devices.
-        teach: adds the outputs of the teacher to a batch on the devices.
-        open: opens another source, such as "text:PATH", for the same task.
-        artifacts: artifacts of the last evaluation for the report, by name: arrays or a JSON-serializable object.
-        cache: results that evaluators share in an evaluation, see `once`.
+    The method `compile` takes a model, a function of the bound model and a batch, and keyword arguments of Flax's
+    `apply`; it compiles the function for the mesh and in the precision of the run.
     """
 
-    model: Model
+    model: Model  # architecture; variables are passed with each call
     task: Task
     data: Data
-    sampling: Any
-    seed: int
+    sampling: Any  # config section of text generation
+    seed: int  # random seed of the run
     compile: Callable[..., Step]
-    to_mesh: Callable[[Mapping[str, np.ndarray]], Batch]
-    teach: Callable[[Batch], Batch]
-    open: Callable[[str], Data]
-    artifacts: dict[str, Any] = field(default_factory=dict)
+    to_mesh: Callable[[Mapping[str, np.ndarray]], Batch]  # moves what this process has read of a batch to the devices
+    teach: Callable[[Batch], Batch]  # adds the outputs of the teacher to a batch on the devices
+    open: Callable[[str], Data]  # opens another source, such as "text:PATH", for the same task
+    artifacts: dict[str, Any] = field(default_factory=dict)  # of the last evaluation, by name: arrays, or JSON
     _steps: dict[Hashable, Step] = field(default_factory=dict)
-    cache: dict[Hashable, Any] = field(default_factory=dict)
+    cache: dict[Hashable, Any] = field(default_factory=dict)  # results that evaluators share, see `once`
 
     def step(self, function: Function, model: Model | None = None, mutable: tuple[str, ...] = ()) -> Step:
         """Return the compiled version of a function of a bound model and a batch, cached by its arguments.
@@ -82,17 +65,13 @@ class Context:
         """Apply a function to all batches of a split; return the concatenated results, arrays [N, ...] on the host."""
         step = self.step(function, model)
         rows = [process_allgather(step(variables, self.to_mesh(batch)), tiled=True) for batch in batches]
-        return jax.tree.map(lambda *parts: np.concatenate(parts)[: batches.num_examples], *rows)
+        return jax.tree.map(lambda *parts: np.concatenate(parts)[: len(batches.source)], *rows)
 
     def once(self, key: Hashable, compute: Callable[[], Any]) -> Any:
         """Return the cached result of `compute` for this key; it is computed once per evaluation."""
         if key not in self.cache:
             self.cache[key] = compute()
         return self.cache[key]
-
-    def training_set(self) -> EvaluationBatches:
-        """Return one pass over the training set, with the transform of evaluation."""
-        return replace(next(iter(self.data.splits.values())), source=self.data.train.source)
 
 
 @dataclass(frozen=True)
@@ -119,3 +98,70 @@ class Evaluator:
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         """Return the metrics of a split, for model variables with the EMA of the parameters if enabled."""
         raise NotImplementedError
+
+
+@EVALUATORS.register("loss")
+@dataclass(frozen=True)
+class Loss(Evaluator):
+    """Metrics that the loss of the task returns, over a whole split, and metrics derived from them."""
+
+    def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
+        """Return the metrics of a split.
+
+        The memory of the model is empty before the first batch. The states of a batch are merged on the host while the
+        next batch is computed.
+        """
+        step = context.step(context.task.loss, mutable=("memory",))
+        merged, memory, waiting = {}, {}, None
+        variables = {name: value for name, value in variables.items() if name != "memory"}
+        for batch in split.batches:
+            (_, _, states), memory = step({**variables, **memory}, context.teach(context.to_mesh(batch)))
+            merged, waiting = _merge(merged, waiting), states
+        metrics = {name: float(state.compute()) for name, state in _merge(merged, waiting).items()}
+        return metrics | context.task.derived(metrics, split.facts, split.name)
+
+
+def _merge(merged, states):
+    if states is None:
+        return merged
+    states = {name: state.to_host() for name, state in states.items()}
+    return {name: merged[name].merge(state) if merged else state for name, state in states.items()}
+
+
+class Evaluation:
+    """Evaluators of a run, by their names in `config.evaluators`."""
+
+    def __init__(self, context: Context, evaluators: Mapping[str, Evaluator]):
+        """Raise ValueError for an evaluator that does not fit the task or the model, or whose split does not exist."""
+        self.context, self.evaluators = context, evaluators
+        for name, evaluator in evaluators.items():
+            evaluator.check(context)
+            known = list(context.data.splits)
+            if evaluator.split and not evaluator.source and evaluator.split not in known:
+                splits = ", ".join(known) or "none"
+                raise ValueError(f"evaluators.{name}.split is {evaluator.split!r}, but the data's splits are {splits}.")
+        self._open = cache(context.open)
+
+    def __call__(self, variables: Any, number: int | None = None) -> dict[str, float]:
+        """Return the metrics of all splits, as "split/metric".
+
+        Args:
+            variables: model variables, with the EMA of the parameters if enabled.
+            number: number of this evaluation in the run, starting at 1; evaluators that are not due are skipped. None:
+                run all evaluators.
+        """
+        self.context.cache.clear()
+        metrics: dict[str, float] = {}
+        for name, evaluator in self.evaluators.items():
+            if not evaluator.every or (number is not None and number % evaluator.every):
+                continue
+            data = self._open(evaluator.source) if evaluator.source else self.context.data
+            chosen = {split: batches for split, batches in data.splits.items() if evaluator.split in ("", split)}
+            for split, batches in chosen.items():
+                label = split
+                if evaluator.source:
+                    label = name if len(chosen) == 1 else f"{name}_{split}"
+                values = evaluator.measure(self.context, variables, Split(label, split, batches, data.facts))
+                metrics |= {f"{label}/{key}": value for key, value in values.items()}
+        order = {split: place for place, split in enumerate(self.context.data.splits)}
+        return dict(sorted(metrics.items(), key=lambda item: order.get(item[0].partition("/")[0], len(order))))

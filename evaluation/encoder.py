@@ -32,11 +32,6 @@ class Encoder:
             folder: folder of a checkpoint, see `models.convert.load`, and its `tokenizer.json`.
             layer: index of the layer whose hidden states are returned (0: embeddings, -1: last layer); for several
                 layers, their `power_means`.
-            batch_size: number of texts per batch.
-
-        Raises:
-            FileNotFoundError: a file is missing.
-            ValueError: the model is not of the BERT family, the layer does not exist, or the tokenizer does not match.
         """
         model, variables = load(folder)
         if not isinstance(model, BERT):

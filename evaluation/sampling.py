@@ -16,16 +16,14 @@ from lineage.tasks.base import Request
 
 
 class Sampler:
-    """Text generator.
+    """Text generator; `helpers` are other models and their variables.
 
-    Attributes:
-        helpers: other models and their variables: "draft" for speculative decoding, "contrast" to rank samples.
-        acceptance_rate: fraction of the tokens of the draft that were accepted in the last call; None without a draft.
+    The helper "draft" is for speculative decoding, "contrast" ranks samples.
     """
 
     def __init__(self, context: Context, helpers: Mapping[str, tuple[Model, Any]] = MappingProxyType({})):
         self.context, self.helpers = context, helpers
-        self.acceptance_rate: float | None = None
+        self.acceptance_rate: float | None = None  # of the draft's tokens in the last call, if there is a draft
 
     def write(self, variables: Any, prompt: str) -> list[str]:
         """Return `num_samples` texts (at least one) for a prompt or an input."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lineage.configs.registry import typed
 from lineage.evaluation.scorers import METRICS, PREDICTIONS, REFERENCES, read
 from lineage.metrics import translation
 from lineage.runs.folder import versions
@@ -38,17 +39,9 @@ def write_scores(
 def score_files(
     name: str | None, predictions: str | None, references: Sequence[str], options: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the scores of a metric with everything that is needed to reproduce them.
+    """Return the scores of a file by a metric of `METRICS`, with everything that is needed to reproduce them.
 
-    Args:
-        name: key of `METRICS`.
-        predictions: file of predictions.
-        references: files with one reference, or several, for each prediction.
-        options: options of the metric, "name=value" each; the values of a list are separated by commas.
-
-    Raises:
-        FileNotFoundError: a file does not exist.
-        ValueError: the metric, an option or its value is unknown, or a file has the wrong format or number of texts.
+    The options of the metric are "name=value" each; the values of a list are separated by commas.
     """
     if name not in METRICS:
         given = "missing" if name is None else repr(name)
@@ -98,25 +91,9 @@ def parse(name: str, options: Sequence[str]) -> dict[str, Any]:
         key, _, text = option.partition("=")
         if key not in known:
             raise ValueError(f"{name} has no option {key!r}: it has {', '.join(known) or 'none'}.")
-        try:
-            given[key] = _value(text, known[key])
-        except ValueError:
-            like = f"{known[key]!r}, {type(known[key]).__name__}"
-            raise ValueError(f"the option {key} of {name} is {text!r}: it must be like {like}.") from None
+        like, where = known[key], f"the option {key} of {name}"
+        if isinstance(like, tuple):
+            given[key] = tuple(typed(where, part, type(like[0])) for part in text.split(","))
+        else:
+            given[key] = typed(where, text, type(like), optional=like is None)
     return known | given
-
-
-def _value(text, default):
-    if isinstance(default, tuple):
-        return tuple(_value(part, default[0]) for part in text.split(","))
-    if isinstance(default, str):
-        return text
-    try:
-        value = json.loads({"True": "true", "False": "false"}.get(text, text))
-    except ValueError:
-        value = text
-    if type(default) is float and type(value) is int:
-        return float(value)
-    if default is not None and type(value) is not type(default):
-        raise ValueError
-    return value

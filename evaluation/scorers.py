@@ -157,7 +157,15 @@ def _squad(predictions, references):
     Predictions are texts, or {id: answer} if the references are in the format of SQuAD.
     """
     if isinstance(predictions, dict):
-        predictions, references = _by_question(predictions, _only(references))
+        truth = _only(references)
+        try:
+            asked = [item for article in truth["data"] for text in article["paragraphs"] for item in text["qas"]]
+            found = {item["id"]: [answer["text"] for answer in item["answers"]] for item in asked}
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the references are not a file of SQuAD's: {type(error).__name__} {error}") from None
+        if missing := found.keys() - predictions.keys():
+            raise ValueError(f"{len(missing)} of {len(found)} questions have no prediction, such as {min(missing)}.")
+        predictions, references = [predictions[number] for number in found], [list(found.values())]
     rows = list(zip(_texts(predictions), _several(references)))
     groups = {"": rows}
     if not all(truth for _, truth in rows):
@@ -168,18 +176,6 @@ def _squad(predictions, references):
         for score in (answers.exact_match, answers.f1)
         if group
     }
-
-
-def _by_question(predictions, truth):
-    """Return the answers, and one column of references."""
-    try:
-        asked = [item for article in truth["data"] for paragraph in article["paragraphs"] for item in paragraph["qas"]]
-        found = {item["id"]: [answer["text"] for answer in item["answers"]] for item in asked}
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"the references are not a file of SQuAD's: {type(error).__name__} {error}") from None
-    if missing := found.keys() - predictions.keys():
-        raise ValueError(f"{len(missing)} of {len(found)} questions have no prediction, such as {min(missing)}.")
-    return [predictions[number] for number in found], [list(found.values())]
 
 
 def _tagging(predictions, references, *, scheme=""):

@@ -107,7 +107,8 @@ class Tagging(Evaluator):
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         names, source = np.array(split.facts.class_names), split.batches.source
-        if not _are_chunks(names):
+        chunks = all(name == "O" or re.match("[BIESLU]-", name) for name in names)
+        if not chunks or set(names) == {"O"}:
             return {}
         guesses = logits(context, variables, split).argmax(axis=-1)
         found, truth = defaultdict(list), defaultdict(list)
@@ -117,10 +118,6 @@ class Tagging(Evaluator):
             truth[sentence] += names[targets[mask]].tolist()
         scores = Spans.empty().update([*found.values()], [*truth.values()]).compute()
         return {name: float(value) for name, value in scores._asdict().items()}
-
-
-def _are_chunks(names):
-    return set(names) != {"O"} and all(name == "O" or re.match("[BIESLU]-", name) for name in names)
 
 
 def logits(context: Context, variables: Any, split: Split) -> Float[np.ndarray, "N ..."]:

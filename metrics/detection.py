@@ -244,26 +244,23 @@ def voc(state: Detections, threshold: float = 0.5, points: Literal[11] | None = 
     of an object is correct, all others are wrong. The state must have been updated with `pixel=1`. `points=11` averages
     the precision at recalls 0, 0.1, ..., 1 (VOC2007); None: the area under the curve.
     """
-    found, truths = flatten(state.images, state.num_classes, np.inf)
-    first, last = (np.searchsorted(truths.keys, found.keys, side) for side in ("left", "right"))
-    of = np.repeat(np.arange(len(first)), last - first)  # pairs of a detection and an object of its image and class
-    truth = np.arange(len(of)) - np.searchsorted(of, of) + first[of]
-    order = np.lexsort((-found.overlaps[found.rows[of] + truths.columns[truth]], of))
-    best = order[np.unique(of[order], return_index=True)[1]]
-    overlap, taken = np.zeros(len(first)), np.zeros(len(first), int)
-    overlap[of[best]], taken[of[best]] = found.overlaps[found.rows[of] + truths.columns[truth]][best], truth[best]
-    hits = overlap > threshold
-
     scores = []
     for number in range(state.num_classes):
-        count = (~truths.ignored[truths.classes == number]).sum()
-        own = np.flatnonzero(found.classes == number)
-        own = own[np.argsort(-found.scores[own], kind="stable")]
-        own = own[~(hits[own] & np.append(truths.ignored, False)[taken[own]])]
-        correct = np.zeros(len(own), bool)
-        correct[np.unique(np.where(hits[own], taken[own], -1 - np.arange(len(own))), return_index=True)[1]] = True
-        correct &= hits[own]
-        recall, precision = np.cumsum(correct) / max(count, 1), np.cumsum(correct) / np.arange(1, len(own) + 1)
+        rows, count = [], 0  # the score of each detection, and whether it is correct
+        for _, image in sorted(state.images.items()):
+            truths, own = (np.flatnonzero(classes == number) for classes in (image.true_classes, image.classes))
+            count, found = count + (~image.true_ignored[truths]).sum(), set()
+            for row in own[np.argsort(-image.scores[own], kind="stable")]:
+                best = max(truths, key=image.overlaps[row].__getitem__, default=None)
+                hit = best is not None and image.overlaps[row, best] > threshold
+                if hit and image.true_ignored[best]:
+                    continue
+                rows.append((image.scores[row], hit and best not in found))
+                if hit:
+                    found.add(best)
+        rows = sorted(rows, key=lambda row: -row[0])
+        correct = np.cumsum([right for _, right in rows])
+        recall, precision = correct / max(count, 1), correct / np.arange(1, len(rows) + 1)
         scores.append(_area(recall, precision, points) if count else float("nan"))
     return scores
 

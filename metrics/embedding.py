@@ -11,14 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lineage.metrics.summary import check_numbers
-
-_MULTIPLE = 16  # lengths are padded to multiples of it, so that few shapes are compiled
 
 
 class Embedded(NamedTuple):
@@ -46,7 +43,6 @@ def bert_score(
     *,
     idf: bool = False,
     baseline: tuple[float, float, float] | None = None,
-    batch_size: int = 64,
 ) -> BERTScore:
     """Return BERTScore as in `bert-score`: mean cosine similarities of greedily matched tokens.
 
@@ -58,22 +54,12 @@ def bert_score(
         references: one or several texts per candidate.
         idf: whether to weight tokens by their inverse document frequency in the references, of which there must be two.
         baseline: precision, recall and F1 that are rescaled to 0, see `read_baseline`.
-        batch_size: number of pairs of texts that are compared at once.
     """
     pairs, first, known = _paired(candidates, references, embed)
     rarity = _idf([known[text] for _, text in pairs]) if idf else None
     weights = {text: _weights(each, rarity) for text, each in known.items()}
-    lengths = [max(len(known[text].ids) for text in pair) for pair in pairs]
-    order = sorted(range(len(pairs)), key=lengths.__getitem__)
-    scores = np.zeros((len(pairs), 3))
-    for start in range(0, len(pairs), batch_size):
-        batch = order[start : start + batch_size]
-        # The last batch is filled up with its last pair.
-        texts = zip(*[pairs[i] for i in batch + batch[-1:] * (batch_size - len(batch))])
-        room = -(-lengths[batch[-1]] // _MULTIPLE) * _MULTIPLE
-        parts = greedy_match(*[_padded(some, known, weights, room) for some in texts])
-        scores[batch] = np.stack(parts, axis=1)[: len(batch)]
-    scores = np.maximum.reduceat(scores, first)
+    scores = [_matched(known[text], known[other], weights[text], weights[other]) for text, other in pairs]
+    scores = np.maximum.reduceat(np.array(scores), first)
     if baseline is not None:
         scores = (scores - baseline) / (1 - np.array(baseline))
     return BERTScore(*scores.T)
@@ -90,34 +76,6 @@ def read_baseline(path: str | os.PathLike, layer: int) -> tuple[float, float, fl
     if layer not in rows:
         raise ValueError(f"{path} has no layer {layer}: it has {', '.join(map(str, rows))}.")
     return rows[layer]
-
-
-class Batch(NamedTuple):
-    """Padded token vectors and weights of a batch of texts, and the number of tokens of each."""
-
-    vectors: Float[np.ndarray | Array, "B T D"]
-    weights: Float[np.ndarray | Array, "B T"]
-    lengths: Int[np.ndarray | Array, "B"]
-
-
-@jax.jit
-def greedy_match(candidates: Batch, references: Batch) -> tuple[Float[Array, "B"], ...]:
-    """Return precision, recall and F1 of each pair of texts (arXiv 1904.09675, section 3)."""
-    both = (candidates, references)
-    ours, theirs = (each.vectors / jnp.linalg.norm(each.vectors, axis=-1, keepdims=True) for each in both)
-    rows, columns = (jnp.arange(each.vectors.shape[1]) < each.lengths[:, None] for each in both)
-    similarity = jnp.einsum("BTD,BSD->BTS", ours, theirs, precision="highest")
-    similarity = jnp.where(rows[:, :, None] & columns[:, None], similarity, -jnp.inf)
-    full = (candidates.lengths > 2) & (references.lengths > 2)
-
-    def mean(best, weights):
-        total = weights.sum(axis=1)
-        return jnp.where(full, jnp.where(weights > 0, weights * best, 0).sum(axis=1) / jnp.where(total, total, 1), 0)
-
-    precision = mean(similarity.max(axis=2), candidates.weights)
-    recall = mean(similarity.max(axis=1), references.weights)
-    total = precision + recall
-    return precision, recall, jnp.where(total != 0, 2 * precision * recall / jnp.where(total != 0, total, 1), 0)
 
 
 def power_means(layers: Float[Array, "L B T D"]) -> Float[Array, "B T E"]:
@@ -191,14 +149,16 @@ def _weights(text: Embedded, rarity: Mapping[int | None, float] | None):
     return weights
 
 
-def _padded(texts, known, weights, room):
-    some = [known[text] for text in texts]
-    lengths = np.array([len(each.ids) for each in some])
-    vectors = np.ones((len(some), room, some[0].vectors.shape[1]), np.float32)
-    padded = np.zeros((len(some), room), np.float32)
-    for row, (text, each) in enumerate(zip(texts, some)):
-        vectors[row, : lengths[row]], padded[row, : lengths[row]] = each.vectors, weights[text]
-    return Batch(vectors, padded, lengths)
+def _matched(ours: Embedded, theirs: Embedded, weights, others):
+    """Return precision, recall and F1 of a pair of texts (arXiv 1904.09675, section 3)."""
+    if min(len(ours.ids), len(theirs.ids)) <= 2:
+        return 0.0, 0.0, 0.0
+    one, other = (each.vectors / np.linalg.norm(each.vectors, axis=-1, keepdims=True) for each in (ours, theirs))
+    similarity = one @ other.T
+    sides = (similarity.max(axis=1), weights), (similarity.max(axis=0), others)
+    precision, recall = ((best * weight).sum() / (weight.sum() or 1) for best, weight in sides)
+    total = precision + recall
+    return precision, recall, 2 * precision * recall / total if total else 0.0
 
 
 def _ngrams(text, rarity, skip, size):

@@ -83,12 +83,7 @@ def corpus_rouge(
 ) -> dict[str, dict[str, Score]]:
     """Return the mean scores of texts, "mean", and the bounds of their confidence intervals, "low" and "high".
 
-    Args:
-        references: one or several texts per output.
-        kinds, options: see `rouge`.
-        samples: number of bootstrap samples; the bounds are percentiles of their means.
-        confidence: level of the intervals, 0 to 1.
-        seed: random seed of the samples.
+    The bounds are percentiles of the means of bootstrap samples. The kinds and options are those of `rouge`.
     """
     check_numbers(outputs, references)
     each = [rouge(output, some, kinds, **options) for output, some in zip(outputs, references)]
@@ -216,19 +211,12 @@ def _common(positions, columns):
 
 def _weighted(ours, theirs):
     """Return the length of the weighted LCS, as if all matches were consecutive, and both lengths."""
-    rows, columns = np.array(theirs.tokens, object), np.array(ours.tokens, object)
-    if not len(rows) or not len(columns):
-        return 0.0, len(columns), len(rows)
-    # Dynamic programming over antidiagonals d = row + column; `run` counts the consecutive matches that end at a cell.
-    size = len(rows) + 1
-    before, last = np.zeros((2, 2, size))  # (score, run) of the previous two
-    for diagonal in range(2, len(rows) + len(columns) + 1):
-        i = np.arange(max(1, diagonal - len(columns)), min(len(rows), diagonal - 1) + 1)
-        same = rows[i - 1] == columns[diagonal - i - 1]
-        score, run = before[:, i - 1]
-        now = np.zeros((2, size))
-        gain = (run + 1) ** WEIGHT - run**WEIGHT
-        now[0, i] = np.where(same, score + gain, np.maximum(last[0, i - 1], last[0, i]))
-        now[1, i] = np.where(same, run + 1, 0)
-        before, last = last, now
-    return float(last[0, len(rows)] ** (1 / WEIGHT)), len(columns), len(rows)
+    last = [(0.0, 0)] * (len(ours.tokens) + 1)  # the score, and the number of consecutive matches that end here
+    for token in theirs.tokens:
+        row = [(0.0, 0)]
+        for column, other in enumerate(ours.tokens):
+            score, run = last[column]
+            gain = (run + 1) ** WEIGHT - run**WEIGHT
+            row.append((score + gain, run + 1) if token == other else (max(last[column + 1][0], row[-1][0]), 0))
+        last = row
+    return last[-1][0] ** (1 / WEIGHT), len(ours.tokens), len(theirs.tokens)

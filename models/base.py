@@ -225,8 +225,9 @@ class StackModel(Model):
         dropout: rate on embeddings, attention weights and the output of each sublayer.
         remat: what the backward pass recomputes to save memory: None nothing, "dots" all but the matrix products of
             weights, "full" everything inside a block.
-        unroll: number of layers in each iteration of the loop over layers; more take longer to compile and may run
-            faster.
+        unroll: number of layers in each iteration of the loop over layers. A loop copies what the backward pass needs
+            into arrays of all layers: `depth`, no loop at all, is up to a third faster on TPUs and GPUs, compiles
+            several times longer, and pays off for models of up to about 24 layers.
     """
 
     activation: Activation = "gelu"

@@ -89,11 +89,12 @@ class RecurrentAttention(nn.Module):
             distances = distances[np.minimum(np.arange(len(distances)), self.clamp_length)]
         relative = project("distance", jnp.asarray(distances, x.dtype))
         u, v = (self.param(name, self.kernel_init, heads) for name in ("u", "v"))
-        scores = jnp.einsum("BTHC,SHC->BHTS", (query + v) * heads[1] ** -0.5, relative)
+        by_distance = (query + v) * heads[1] ** -0.5
         if cache is None:
-            bias = shifted(scores)
+            bias = jnp.einsum("BTHC,TSHC->BHTS", by_distance, by_key(relative, length))
         else:
             distance = positions[:, None, :, None] - jnp.arange(cache.max_length)
+            scores = jnp.einsum("BTHC,SHC->BHTS", by_distance, relative)
             bias = jnp.take_along_axis(scores, jnp.maximum(distance, 0), axis=-1)
         out = dense(query + u, key, value, mask.replace(bias=bias), transform=self._weights)
         return Linear((width,), axes=2, use_bias=False, kernel_init=self.kernel_init, name="out")(out), cache
@@ -119,16 +120,15 @@ class RecurrentAttention(nn.Module):
         return Dropout(self.dropout)(weights)
 
 
-def shifted(scores: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
-    """Return scores by key from scores by distance 0 to S - 1; queries are the last T of S tokens (appendix B).
+def by_key(relative: Float[Array, "S H C"], length: int) -> Float[Array, "T S H C"]:
+    """Return the vectors of the distances of the last T of S tokens to each token; zero for later tokens.
 
-    Row t of the reversed scores is to be moved T - 1 - t places to the left: with rows that are longer by one, each
-    moves by one more than the row before. Values that enter from the right belong to later keys.
+    Those of one token are consecutive rows of the reversed vectors. The scores could be shifted instead (appendix B),
+    but they are larger, and TPUs are slow at it.
     """
-    *batch, length, keys = scores.shape
-    scores = jnp.pad(scores[..., ::-1], [(0, 0)] * len(batch) + [(0, 0), (1, 0)])
-    scores = scores.reshape(*batch, (keys + 1) * length)[..., length:]
-    return scores.reshape(*batch, length, keys)
+    keys = len(relative)
+    rows = jnp.pad(relative[::-1], [(0, length - 1), (0, 0), (0, 0)])
+    return jax.vmap(lambda start: jax.lax.dynamic_slice_in_dim(rows, start, keys))(length - 1 - jnp.arange(length))
 
 
 @MODELS.register("transformer_xl")

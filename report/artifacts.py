@@ -4,30 +4,29 @@ import base64
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.image import imsave
 
-from lineage.report import attention, figures
-from lineage.report.html import card, file_name, note, section, table_row, text, words
-from lineage.runs.folder import read_json
+from lineage.report import figures
+from lineage.report.html import card, file_name, note, resource, section, table_row, text, words
+from lineage.runs.folder import parse_metrics, read_json
 
 Arrays = Mapping[str, np.ndarray]
 # Maximum number of items of each kind in a report.
 MOST = {"mistakes": 36, "images": 6, "layers": 6, "explored": 3, "samples": 30, "confused": 12, "written": 30}
 OBJECTS_IN_A_ROW = 6
+MAX_WEIGHTS = 1_000_000  # of a view of attention; of more, every other layer or head is left out until they fit
 
 
 def sections(files: Path, arrays: Mapping[str, Arrays], folder: Path) -> list[str]:
-    """Return the sections for the files that are there, in the order of the report.
+    """Return the sections for the `artifacts` of a run, in the order of the report; `folder` gets the figures.
 
-    Args:
-        files: the `artifacts` folder of a run.
-        arrays: the contents of its .npz files, by their names without the suffix.
-        folder: where the figures are saved.
+    The `arrays` are the contents of the .npz files, by their names without the suffix.
     """
     parts = []
     for kind, draw in SECTIONS.items():
@@ -115,11 +114,7 @@ def _reconstructions(steps: Mapping[str, Arrays], folder: Path) -> str:
 def _samples(path: Path) -> str:
     """Return the samples of the last step, unfolded, and those of earlier steps, folded."""
     steps: dict[int, str] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            sample = json.loads(line)
-        except json.JSONDecodeError:  # torn because the process was killed while it wrote
-            continue
+    for sample in parse_metrics(path) if path.exists() else []:
         prompt = sample.get("prompt", "")
         block = f"<pre class=sample><b>{text(prompt)}</b>{text(sample['text'].removeprefix(prompt))}</pre>"
         steps[sample["step"]] = steps.get(sample["step"], "") + block
@@ -169,13 +164,13 @@ def image_attention(data: Arrays, folder: Path) -> str:
     columns = ["image", "rollout", *(f"layer {i + 1}" for i in layers)]
     special = [f"token {i + 1}" for i in range(weights.shape[-1] - math.prod(size))]
     views = [
-        attention.view(f"image {n + 1}", weights[:, n], special, image=_png(image), grid=size)
+        view(f"image {n + 1}", weights[:, n], special, image=_png(image), grid=size)
         for n, image in enumerate(data["image"][: MOST["explored"]])
     ]
     query = "the class token" if from_class else "the mean patch"
     body = note(f"Attention of {query}: yellow is the maximum, each picture on its own scale.")
     body += card(figures.grid, rows, columns, name="attention_image", folder=folder)
-    body += note("Hover over a patch to see its attention weights; red is the maximum.") + attention.explorer(views)
+    body += note("Hover over a patch to see its attention weights; red is the maximum.") + explorer(views)
     return section("Attention over the image", body)
 
 
@@ -184,9 +179,50 @@ def _text_attention(data: Arrays) -> str:
     shown = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣"})
     tokens, inputs = ([str(token).translate(shown) for token in data.get(key, ())] for key in ("tokens", "inputs"))
     sides = {"attention": (tokens,), "encoder": (inputs,), "decoder": (tokens,), "cross": (tokens, inputs)}
-    views = [attention.view(name, data[name], *side) for name, side in sides.items() if name in data]
+    views = [view(name, data[name], *side) for name, side in sides.items() if name in data]
     about = note("Hover over a token to see its attention weights; red is the maximum.")
-    return section("Attention over the text", about + attention.explorer(views) if views else "")
+    return section("Attention over the text", about + explorer(views) if views else "")
+
+
+def view(
+    name: str,
+    weights: np.ndarray,
+    queries: Sequence[str],
+    keys: Sequence[str] | None = None,
+    *,
+    image: bytes | None = None,
+    grid: tuple[int, int] = (0, 0),
+) -> dict[str, Any]:
+    """Return the data of one text or image for `explorer`.
+
+    Args:
+        name: label in the menu, such as "cross".
+        weights: attention weights [L, H, T, S] from 0 to 1.
+        queries: the T query tokens; with an image, only those before the patches.
+        keys: the S key tokens; None for self-attention.
+        image: a PNG whose patches, `grid` rows and columns, are the last tokens.
+    """
+    layers, heads = (np.arange(size) for size in weights.shape[:2])
+    while weights[0, 0].size * len(layers) * len(heads) > MAX_WEIGHTS and max(len(layers), len(heads)) > 1:
+        layers, heads = (layers[::2], heads) if len(layers) > len(heads) else (layers, heads[::2])
+    shown = np.round(255 * weights[layers][:, heads]).astype(np.uint8)
+    return {
+        "name": name,
+        "layers": (layers + 1).tolist(),
+        "heads": (heads + 1).tolist(),
+        "queries": list(queries),
+        "keys": None if keys is None else list(keys),
+        "image": image and base64.b64encode(image).decode(),
+        "grid": list(map(int, grid)),
+        "weights": base64.b64encode(shown.tobytes()).decode(),
+    }
+
+
+def explorer(views: Sequence[Mapping[str, Any]]) -> str:
+    """Return the HTML of an explorer that shows one of the views at a time."""
+    content = json.dumps(views, ensure_ascii=False).replace("<", "\\u003c")
+    data = f'<div class="card attend"><script type="application/json">{content}</script></div>'
+    return f"{data}<script>{resource('attention.js')}</script>"
 
 
 def _split(key: str) -> str:

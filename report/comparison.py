@@ -16,7 +16,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from lineage.report import figures, html
-from lineage.runs.folder import CONFIG, clock, displayed, read_json
+from lineage.runs.folder import CONFIG, clock, displayed, flatten, read_json
 from lineage.runs.live import LOG, Run, labels, runs_in
 
 Target = tuple[str, bool]  # a metric, and whether higher is better
@@ -82,7 +82,7 @@ def compare(folders: Sequence[Path]) -> Path:
         run.state = "done" if run.is_done() else "stopped"
         run.look()
         runs.append(run)
-    settings = [dict(html.flatten(run.config)) for run in runs]
+    settings = [dict(flatten(run.config)) for run in runs]
     for key in dict.fromkeys(key for own in settings for key in own):
         if len({repr(own.get(key)) for own in settings}) > 1:
             for run, own in zip(runs, settings):
@@ -127,13 +127,14 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
         columns[metric] = [results(run)[metric] for run in done]
         overview = drawn(figures.parallel, columns, ids, colors, name="parallel")
     title, few = page.resolve().parent.name, len(keys) <= MAX_AXES
+    lines = "".join(f"<pre class=command>{html.text(commands[run])}</pre>" for run in runs)
     parts = [
         _header(title, runs, metric),
         html.section("Curves", "".join(charts), "cards"),
         html.section("Overrides and results", overview),
         html.section("Runs, best first", _table(runs, colors, keys if few else []), "card scroll"),
         html.section("Differences between the configs", "" if few else _settings(runs, keys), "card scroll"),
-        html.section("Commands", _commands([commands[run] for run in runs])),
+        html.section("Commands", f"<details><summary>All {len(runs)} runs, best first</summary>{lines}</details>"),
         f"<style>{html.resource('comparison.css')}</style><script>{html.resource('comparison.js')}</script>",
     ]
     return html.write(page, title, parts)
@@ -147,10 +148,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
 
 def setting(run: Run, key: str) -> Any:
     """Return the value of a dotted key in a run's config, None if there is none."""
-    value = run.config
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return run.changes.get(key, value)
+    return run.changes.get(key, dict(flatten(run.config)).get(key))
 
 
 def _header(title: str, runs: Sequence[Run], metric: str) -> str:
@@ -180,11 +178,6 @@ def _table(runs: Sequence[Run], colors: Sequence[str], keys: Sequence[str]) -> s
 def _settings(runs: Sequence[Run], keys: Sequence[str]) -> str:
     head = html.table_row("", *(run.name for run in runs), tag="th")
     return f"<table>{head}{''.join(html.table_row(key, *(setting(run, key) for run in runs)) for key in keys)}</table>"
-
-
-def _commands(commands: Sequence[str]) -> str:
-    lines = (f"<pre class=command>{html.text(command)}</pre>" for command in commands)
-    return f"<details><summary>All {len(commands)} runs, best first</summary>{''.join(lines)}</details>"
 
 
 def results(run: Run) -> dict[str, float]:

@@ -244,11 +244,9 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> Figure:
 
 
 def grid(rows: Sequence[Sequence[Drawing]], titles: Sequence[str] = (), side: float = 1.08) -> Figure:
-    """Return small pictures in rows and columns.
+    """Return small pictures, `side` inches wide, in rows and columns; the first row is the longest.
 
-    Args:
-        rows: functions `draw(axes, extent)`, one for each picture; the first row is the longest.
-        side: width of a picture in inches.
+    Each picture is a function `draw(axes, extent)`.
     """
     width, height = 1.07 * len(rows[0]), 1.07 * len(rows)
     figure = Figure(figsize=(side * width + 0.35, side * height + 0.35), layout="constrained")

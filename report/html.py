@@ -82,15 +82,6 @@ def series(metrics: Metrics, key: str) -> figures.Curve:
     return np.array([step for step, _ in points], int), np.array([value for _, value in points], float)
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Return the leaves of nested dictionaries with their dotted keys."""
-    leaves = []
-    for key, value in tree.items():
-        nested = isinstance(value, Mapping) and value
-        leaves += flatten(value, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", value)]
-    return leaves
-
-
 def text(value: Any) -> str:
     """Return a value as escaped text."""
     return html.escape(str(value))

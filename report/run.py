@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lineage.report import artifacts, figures, html
-from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, clock, read_json, read_metrics
+from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, clock, flatten, read_json, read_metrics
 
 # charts shown first, with their titles
 CURVES = {
@@ -32,10 +32,6 @@ def write_report(workdir: str | os.PathLike) -> Path:
     """Write `workdir/report.html`, and its figures as `workdir/report/*.png`; return its path.
 
     Sections whose files are absent are left out.
-
-    Raises:
-        FileNotFoundError: `workdir` is not the folder of a run.
-        ValueError: a file is damaged.
     """
     workdir = Path(workdir)
     if not any((workdir / name).exists() for name in (METRICS, CONFIG)):
@@ -66,14 +62,15 @@ def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics:
     shown = [f"{count} {device}" if count != 1 else device] if device else []
     if git := facts.pop("git", None):
         shown.append(f"commit {git['commit'][:10]}{' with changes' if git['dirty'] else ''}")
-    shown += [f"{key} {value}" for key, value in html.flatten(facts)]
-    tiles = _results(metrics)
+    shown += [f"{key} {value}" for key, value in flatten(facts)]
+    evaluated = [key for key in html.keys(metrics) if key.split("/")[0] not in ("train", "time")]
+    tiles = [_result(key, *html.series(metrics, key)) for key in evaluated or ("train/loss", "train/accuracy")]
     if metrics and seconds is not None:
         tiles.append(html.tile("training time", clock(seconds), f"{metrics[-1]['step']:,} steps"))
     _, speed = html.series(metrics, "time/examples_per_second")
     if np.isfinite(speed).any():
         tiles.append(html.tile("examples per second", html.number(np.nanmedian(speed)), "median"))
-    if (parameters := dict(html.flatten(cost)).get("parameters.total")) is not None:
+    if (parameters := dict(flatten(cost)).get("parameters.total")) is not None:
         tiles.append(html.tile("parameters", f"{parameters:,}", ""))
     steps, loss = html.series(metrics, "train/loss")
     bad = steps[~np.isfinite(loss)]
@@ -81,14 +78,8 @@ def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics:
     return html.header(name, shown, command + alert, tiles)
 
 
-def _results(metrics: html.Metrics) -> list[str]:
-    """Return a tile for each metric of an evaluation, or of the training if there was none."""
-    evaluated = [key for key in html.keys(metrics) if key.split("/")[0] not in ("train", "time")]
-    tiles = [_result(key, *html.series(metrics, key)) for key in evaluated]
-    return tiles or [_result(key, *html.series(metrics, key)) for key in ("train/loss", "train/accuracy")]
-
-
 def _result(key: str, steps: np.ndarray, values: np.ndarray) -> str:
+    """Return a tile for the metric of an evaluation, or of the training if there was none."""
     finite = np.flatnonzero(np.isfinite(values))
     if not finite.size:
         return ""
@@ -124,7 +115,7 @@ def _curves(metrics: html.Metrics, folder: Path) -> str:
 
 def _cost(cost: Mapping[str, Any]) -> str:
     """Return a card for each group of numbers (parameters, FLOPs, memory, ...), with bars where there is a total."""
-    groups = {key: html.flatten(value) for key, value in cost.items() if isinstance(value, Mapping)}
+    groups = {key: flatten(value) for key, value in cost.items() if isinstance(value, Mapping)}
     groups["other"] = [(key, value) for key, value in cost.items() if not isinstance(value, Mapping)]
     cards = []
     for group, rows in groups.items():
@@ -144,8 +135,7 @@ def _cost(cost: Mapping[str, Any]) -> str:
 
 def _config(config: Mapping[str, Any]) -> str:
     rows = [
-        f"<tr><td>{html.text(key)}<td><code>{html.text(json.dumps(value))}</code>"
-        for key, value in html.flatten(config)
+        f"<tr><td>{html.text(key)}<td><code>{html.text(json.dumps(value))}</code>" for key, value in flatten(config)
     ]
     table = f"<summary>All {len(rows)} keys</summary><div class=scroll><table>{''.join(rows)}</table></div>"
     return f"<details>{table}</details>" if rows else ""

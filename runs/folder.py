@@ -76,7 +76,7 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def parse_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics file as they are; see `read_metrics`."""
+    """Return the lines of a file of metrics or samples as they are, without a torn last line; see `read_metrics`."""
     lines = []
     pieces = path.read_bytes().splitlines()
     for number, piece in enumerate(pieces, start=1):
@@ -131,17 +131,13 @@ def plain(config: Any) -> dict[str, Any]:
     return json.loads(config.to_json_best_effort())
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the dotted keys whose values differ, with both values (None where there is none).
-
-    A key that only the new config has does not count while it is off (0, False, "" or None).
-    """
-    for key in {**old, **new}:
-        was, now = old.get(key), new.get(key)
-        if isinstance(was, dict) and isinstance(now, dict):
-            yield from differences(was, now, f"{prefix}{key}.")
-        elif was != now and (key in old or now):
-            yield f"{prefix}{key}", was, now
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Return the leaves of nested dictionaries with their dotted keys."""
+    leaves = []
+    for key, value in tree.items():
+        nested = isinstance(value, Mapping) and value
+        leaves += flatten(value, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", value)]
+    return leaves
 
 
 def keep_config(config: Any, workdir: Path, force: bool = False) -> None:
@@ -184,11 +180,12 @@ def check_shared(config: Any, workdir: Path, process: int) -> None:
 
 def check_config(config: Any, workdir: Path) -> None:
     """Raise ValueError unless the run in the folder has this config, apart from the keys of `MAY_CHANGE`."""
-    there = read_json(workdir / CONFIG)
+    there, here = (dict(flatten(each)) for each in (read_json(workdir / CONFIG), plain(config)))
     changed = [
-        f"{key}: {was!r} there, {now!r} here"
-        for key, was, now in differences(there, plain(config))
-        if not key.startswith(MAY_CHANGE)
+        f"{key}: {there.get(key)!r} there, {here.get(key)!r} here"
+        for key in {**there, **here}
+        # A key that only the new config has does not count while it is off (0, False, "" or None).
+        if there.get(key) != here.get(key) and (key in there or here[key]) and not key.startswith(MAY_CHANGE)
     ]
     if changed:
         raise ValueError(

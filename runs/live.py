@@ -6,7 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,23 +30,14 @@ def task(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(eq=False)
 class Run:
-    """A run and its state.
+    """A run and its state: waiting, running, done, stopped (it can continue), pruned or failed (EXIT_CODE)."""
 
-    Attributes:
-        name: name in tables.
-        folder: workdir of the run.
-        changes: config keys that the run overrides, with their values.
-        config: the whole config, as in `config.json`.
-        state: waiting, running, done, stopped (continues when it is started again), pruned or failed (EXIT_CODE).
-        metrics: the lines of `metrics.jsonl`.
-    """
-
-    name: str
-    folder: Path
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # in tables
+    folder: Path  # workdir of the run
+    changes: Mapping[str, Any] = field(default_factory=dict)  # config keys that the run overrides, with their values
+    config: Mapping[str, Any] = field(default_factory=dict)  # the whole config, as in `config.json`
     state: str = "waiting"
-    metrics: Sequence[Mapping[str, Any]] = ()
+    metrics: Sequence[Mapping[str, Any]] = ()  # the lines of `metrics.jsonl`
     _read: tuple = ()  # size and modification time of the file when it was read
     _pace: Pace = field(default_factory=Pace)
 
@@ -116,7 +107,7 @@ def labels(keys: Sequence[str]) -> list[str]:
     return [end if ends.count(end) == 1 else key for key, end in zip(keys, ends)]
 
 
-class Table(AbstractContextManager):
+class Table(ExitStack):
     """A table of runs.
 
     On a terminal the table is updated in place. Elsewhere a line is printed for each change of a state, and every
@@ -126,18 +117,11 @@ class Table(AbstractContextManager):
     COLUMNS = ("run", "state", "step", "loss", "left")
 
     def __init__(self, console: Console | None = None):
+        super().__init__()
         self.console = console or Console(highlight=False)
-        self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
+        live = Live(console=self.console, auto_refresh=False)
+        self.live = self.enter_context(live) if self.console.is_terminal else None
         self.said: dict[Run, tuple[str, float]] = {}
-
-    def __enter__(self):
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(self, *_):
-        if self.live:
-            self.live.stop()
 
     def show(self, runs: Sequence[Run]) -> None:
         """Show the runs; if the terminal is too small, those that are in progress or failed take precedence."""

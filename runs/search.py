@@ -30,10 +30,8 @@ def run_search(
     of the search is in `workdir/optuna.journal`: after an interruption, the search and its runs continue. The next call
     repeats failed trials, unless they failed because of a loss that is not finite or for lack of memory.
 
-    Args:
-        command, workdir, parallel: see `run_sweep`.
-        search: the objective, a `configs.sweeps.Search`.
-        config_of: returns the whole config of a run for its overrides.
+    The objective `search` is a `configs.sweeps.Search`; `config_of` returns the config of a run for its overrides. See
+    also `run_sweep`.
     """
     if search is None:
         raise ValueError("this config has no search(), which returns a Search (see configs/sweeps.py).")

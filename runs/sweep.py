@@ -12,15 +12,17 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 from typing import Any
 
-from lineage.runs import devices
 from lineage.runs.folder import CLAIM, PREEMPTED, StopSignal, held, is_locked, locked, read_json
 from lineage.runs.live import LOG, PROMPT, Run, Table, labels, task
 
 LONGEST_NAME = 100  # bytes
 TICK = 0.2  # seconds
+Share = tuple[set[int], dict[str, str]]
+BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1"}  # TPU_CHIPS_PER_PROCESS_BOUNDS by the number of chips
 
 
 def run_sweep(
@@ -33,16 +35,13 @@ def run_sweep(
     """Run `command` with each of the overrides, in subfolders of `workdir` named after the overrides.
 
     Finished runs are skipped, interrupted runs are resumed, and runs that an earlier sweep left in progress are waited
-    for. A run that fails does not stop the others. At the end `report.comparison.finish` writes the results.
+    for. A run that fails does not stop the others. At the end `report.comparison.finish` writes the results. Return the
+    exit code, see `exit_code`.
 
     Args:
         command: the command line of a run without its overrides and its workdir.
-        overrides: config keys and values of each run.
         configs: the whole config of each run, as in its `config.json`.
         parallel: number of runs at a time.
-
-    Returns:
-        The exit code, see `exit_code`.
     """
     runs = plan(overrides, configs, workdir)
     workdir.mkdir(parents=True, exist_ok=True)
@@ -90,7 +89,7 @@ def run_names(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
     keys: list[str] = []
     kinds = 1
     for key in dict.fromkeys(key for changes in overrides for key in changes):
-        told = len({_values(changes, [*keys, key]) for changes in overrides})
+        told = len({tuple(repr(changes.get(k, ...)) for k in (*keys, key)) for changes in overrides})
         if told > kinds:
             keys, kinds = [*keys, key], told
     names: list[str] = []
@@ -104,24 +103,13 @@ def run_names(overrides: Sequence[Mapping[str, Any]]) -> list[str]:
     return names
 
 
-def _values(changes: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
-    return tuple(repr(changes[key]) if key in changes else "" for key in keys)
-
-
 @dataclass
 class Job:
-    """A run in progress.
+    """A run in progress."""
 
-    Attributes:
-        slot: index of its share of the devices; None if it was not started by a sweep.
-        pid: its process; None if it was started by hand.
-        process: the same, if this sweep started it.
-        pruned: whether it was pruned.
-    """
-
-    slot: int | None = None
-    pid: int | None = None
-    process: subprocess.Popen | None = None
+    slot: int | None = None  # index of its share of the devices; None if it was not started by a sweep
+    pid: int | None = None  # its process; None if it was started by hand
+    process: subprocess.Popen | None = None  # the same, if this sweep started it
     pruned: bool = False
 
     def stop(self) -> None:
@@ -144,7 +132,7 @@ class Launcher:
 
     def __init__(self, command: Sequence[str], parallel: int, observe: Callable[[Run], bool] = lambda run: False):
         self.command, self.observe = command, observe
-        self.shares = devices.shares(parallel)
+        self.shares = shares(parallel)
         self.jobs: dict[Run, Job] = {}
         self.again: deque[Run] = deque()
 
@@ -253,3 +241,39 @@ def exit_code(runs: Sequence[Run]) -> int:
     if "stopped" in states:
         return PREEMPTED
     return int(not states <= {"done", "pruned"})
+
+
+def shares(count: int) -> list[Share]:
+    """Return for each of `count` runs its CPUs and additional environment variables.
+
+    XLA starts one thread per CPU. Each run has access to its own GPUs or TPU chips only. If there are more runs than
+    GPUs, runs share a GPU, each with a part of its memory.
+    """
+    if count < 1:
+        raise ValueError(f"parallel is {count}: it must be 1 or more.")
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    environments: list[dict[str, str]] = [{} for _ in range(count)]
+    platform = os.environ.get("JAX_PLATFORMS", "")
+    if count > 1 and platform != "cpu":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        there = range(len(glob("/dev/nvidia[0-9]*"))) if visible is None else filter(None, visible.split(","))
+        if gpus := [str(name) for name in there]:
+            environments = [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in split(gpus, count)]
+            if len(gpus) < count:
+                part = f"{0.9 / -(-count // len(gpus)):.3f}"
+                environments = [own | {"XLA_PYTHON_CLIENT_MEM_FRACTION": part} for own in environments]
+        elif chips := len(glob("/dev/accel[0-9]*") or glob("/dev/vfio/[0-9]*")):
+            if chips % count or chips // count not in BOUNDS:
+                raise ValueError(f"parallel is {count}: {chips} TPU chips cannot be divided by it.")
+            one = {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": BOUNDS[chips // count]}
+            one["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
+            parts = split([str(chip) for chip in range(chips)], count)
+            environments = [one | {"TPU_VISIBLE_CHIPS": ",".join(part)} for part in parts]
+    return list(zip(map(set, split(cpus, count)), environments))
+
+
+def split(devices: Sequence, count: int) -> list[Sequence]:
+    """Divide devices into `count` contiguous parts; if there are fewer devices than parts, parts share devices."""
+    if 0 < len(devices) < count:
+        return [[devices[i % len(devices)]] for i in range(count)]
+    return [devices[i * len(devices) // count : (i + 1) * len(devices) // count] for i in range(count)]

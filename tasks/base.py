@@ -28,33 +28,20 @@ TASKS: Registry = Registry("task")
 
 
 class Sizes(NamedTuple):
-    """Sizes that determine the shapes of a batch.
+    """Sizes that determine the shapes of a batch for a model."""
 
-    Attributes:
-        batch_size: number of examples, B.
-        model: model that the batch is for.
-        facts: function that returns the dataset metadata; called only if needed, because it opens the data.
-        length: sequence length of texts, T; None: that of the config.
-    """
-
-    batch_size: int
+    batch_size: int  # number of examples, B
     model: Model
-    facts: Callable[[], Facts]
-    length: int | None = None
+    facts: Callable[[], Facts]  # the dataset metadata; called only if needed, because it opens the data
+    length: int | None = None  # sequence length of texts, T; None: that of the config
 
 
 class Request(NamedTuple):
-    """Input of text generation.
+    """Input of text generation."""
 
-    Attributes:
-        prompts: token ids [B, T].
-        lengths: lengths of the prompts [B]; None: T.
-        inputs: token ids of the encoder and their mask, both [B, S]; None for a decoder-only model.
-    """
-
-    prompts: np.ndarray
-    lengths: np.ndarray | None = None
-    inputs: tuple[np.ndarray, np.ndarray] | None = None
+    prompts: np.ndarray  # token ids [B, T]
+    lengths: np.ndarray | None = None  # lengths of the prompts [B]; None: T
+    inputs: tuple[np.ndarray, np.ndarray] | None = None  # of the encoder: token ids and their mask, both [B, S]
 
 
 @dataclass(frozen=True)
@@ -62,38 +49,28 @@ class Task:
     """Base class of tasks. A subclass is a frozen dataclass whose fields are the keys of `config.task`.
 
     A task must implement `examples`, `axes` and `loss`, and set `reads`, `needs` and `arrays`; all else has a default.
-
-    Class attributes:
-        reads: kind of content that a source must offer, such as "documents" (see `lineage.data.sources`).
-        needs: accepted output kinds (`Model.outputs`); the model must provide one of them.
-        arrays: dtype and axes of each array of a batch, such as {"tokens": "int32 B T"}; `axes` gives their sizes.
-        head: head of a model that has several, unless the config chooses one.
-        evaluators: names of the evaluators that run by default.
-        special_tokens: roles of the tokens that the tokenizer must have, such as "mask".
-        optional_tokens: special tokens that a tokenizer from a file may lack.
-        needs_teacher: whether `config.teacher` must name a trained model.
-        inputs: arrays of a batch that `forward` uses.
-        arguments: arrays of a batch that are the positional arguments of the model in training.
-        has_snapshots: whether `snapshot` returns artifacts.
-        loader_options: options of the loader, among "order", "buckets" and "repeats", that the examples allow.
     """
 
-    reads: ClassVar[str]
-    needs: ClassVar[tuple[str, ...]]
-    arrays: ClassVar[Mapping[str, str]]
-    head: ClassVar[str | None] = None
-    evaluators: ClassVar[tuple[str, ...]] = ("loss",)
-    special_tokens: ClassVar[tuple[str, ...]] = ()
-    optional_tokens: ClassVar[tuple[str, ...]] = ()
-    needs_teacher: ClassVar[bool] = False
-    has_snapshots: ClassVar[bool] = False
-    inputs: ClassVar[tuple[str, ...]] = ("tokens",)
-    arguments: ClassVar[tuple[str, ...]] = ("tokens",)
-    loader_options: ClassVar[tuple[str, ...]] = ()
+    reads: ClassVar[str]  # kind of content that a source must offer, such as "documents" (see `lineage.data.sources`)
+    needs: ClassVar[tuple[str, ...]]  # kinds of `Model.outputs`, of which the model must provide one
+    arrays: ClassVar[Mapping[str, str]]  # dtype and axes (see `axes`) of the arrays of a batch: {"tokens": "int32 B T"}
+    losses: ClassVar[tuple[str, ...]] = ()  # losses that the option `weights`, if there is one, gives weights to
+    head: ClassVar[str | None] = None  # head of a model that has several, unless the config chooses one
+    evaluators: ClassVar[tuple[str, ...]] = ("loss",)  # names of the evaluators that run by default
+    special_tokens: ClassVar[tuple[str, ...]] = ()  # roles of the tokens that the tokenizer must have, such as "mask"
+    optional_tokens: ClassVar[tuple[str, ...]] = ()  # special tokens that a tokenizer from a file may lack
+    needs_teacher: ClassVar[bool] = False  # whether `config.teacher` must name a trained model
+    has_snapshots: ClassVar[bool] = False  # whether `snapshot` returns artifacts
+    inputs: ClassVar[tuple[str, ...]] = ("tokens",)  # arrays of a batch that `forward` uses
+    arguments: ClassVar[tuple[str, ...]] = ("tokens",)  # arrays that are the arguments of the model in training
+    loader_options: ClassVar[tuple[str, ...]] = ()  # options of the loader, such as "order", that the examples allow
 
     def __post_init__(self):
         """Raise ValueError for options out of their range."""
         check_ranges("task", self)
+        if self.losses and len(self.weights) != len(self.losses):
+            needed = f"it must have {len(self.losses)}, for {', '.join(self.losses)}"
+            raise ValueError(f"task.weights is {tuple(self.weights)}: {needed}.")
 
     @property
     def name(self) -> str:
@@ -107,12 +84,9 @@ class Task:
         return {}
 
     def examples(self, content: Any, tokenizer: Tokenizer | None, seed: int) -> Examples:
-        """Return the examples of each split, their transforms and metadata.
+        """Return the examples of each split, their transforms and metadata, for the content that `reads` names.
 
-        Args:
-            content: result of the method of the source that `reads` names.
-            tokenizer: tokenizer of the texts; None if `texts` returned {}.
-            seed: random seed of the selection of examples.
+        The tokenizer is None if `texts` returned {}; the seed is that of a selection of examples.
         """
         raise NotImplementedError
 
@@ -205,9 +179,3 @@ class Task:
     def snapshot(self, context: Any, variables: Any, split: Any) -> Pictures:
         """Return artifacts of an evaluation for the report, computed from the first batch of the first split."""
         return {}
-
-
-def check_weights(weights: tuple[float, ...], names: tuple[str, ...]) -> None:
-    """Raise ValueError unless there is one weight for each loss."""
-    if len(weights) != len(names):
-        raise ValueError(f"task.weights is {tuple(weights)}: it must have {len(names)}, for {', '.join(names)}.")

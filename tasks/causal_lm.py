@@ -1,13 +1,14 @@
-"""Causal language modeling."""
+"""Causal and bidirectional language modeling."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from lineage.data import Facts, Loader, Tokenizer
 from lineage.metrics.likelihood import bits, perplexity
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Count, Request, Result, Smoothing
+from lineage.tasks.base import TASKS, Batch, Count, Request, Result
 from lineage.tasks.losses import fused_loss, token_loss
 from lineage.tasks.text import DocumentTask
 
@@ -18,7 +19,6 @@ class CausalLM(DocumentTask):
     """Predict each token of a text from those before it.
 
     Attributes:
-        label_smoothing: probability mass of the target that is spread evenly over the vocabulary, in training only.
         evaluation_stride: distance between the starts of consecutive evaluation windows, in tokens; 0: the length of a
             window. Each token is predicted once, from at least `sequence_length - evaluation_stride` tokens before it,
             as far as there are any.
@@ -29,7 +29,6 @@ class CausalLM(DocumentTask):
     optional_tokens = ("end_of_text",)
     loader_options = ("order",)
 
-    label_smoothing: Smoothing = 0.0
     evaluation_stride: Count = 0
 
     def check_loader(self, loader: Loader) -> None:
@@ -45,7 +44,7 @@ class CausalLM(DocumentTask):
         """Return the next-token loss of `targets` given `tokens`, both [B, T], where `mask` [B, T] is True."""
         if model.computes_loss:
             return fused_loss(model, batch, self.label_smoothing, batch["tokens"])
-        return token_loss(model, model(batch["tokens"]), batch, self.label_smoothing)
+        return super().loss(model, batch)
 
     def derived(self, metrics: dict[str, float], facts: Facts, split: str) -> dict[str, float]:
         loss = metrics["loss"]
@@ -57,3 +56,26 @@ class CausalLM(DocumentTask):
 
     def request(self, tokens: np.ndarray, tokenizer: Tokenizer, facts: Facts) -> Request:
         return Request(tokens[None])
+
+
+@TASKS.register("bidirectional_lm")
+@dataclass(frozen=True)
+class BidirectionalLM(CausalLM):
+    """Predict each token from those before it, and with a second model from those after it (ELMo, arXiv 1802.05365)."""
+
+    needs = ("both_directions",)
+    label_smoothing: ClassVar[float] = 0.0  # not an option
+
+    def loss(self, model: Model, batch: Batch) -> Result:
+        """Return the sum of the forward and backward language modeling losses, where `mask` [B, T] is True.
+
+        The backward model does not predict the last token, because none follows it.
+        """
+        tokens, mask = batch["tokens"], batch["mask"]
+        forward, backward = model(tokens, mask=mask)
+        before = {"targets": tokens[:, :-1], "mask": mask[:, :-1] & mask[:, 1:]}
+        (loss, weight, aux), (loss_before, weight_before, aux_before) = (
+            token_loss(model, logits, part) for logits, part in ((forward, batch), (backward[:, 1:], before))
+        )
+        aux = {name: aux[name].merge(aux_before[name]) for name in aux} | {"backward_loss": aux_before["loss"]}
+        return loss + loss_before, weight + weight_before, aux

@@ -1,11 +1,13 @@
-"""Denoising, the pre-training of BART."""
+"""Restoration of corrupted texts: the pre-training of BART and of T5."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from lineage.data import Documents, Examples, Tokenizer
-from lineage.data.examples import denoising
-from lineage.tasks.base import TASKS
+from lineage.data.examples import corruption
+from lineage.tasks.base import TASKS, Rate, Sizes
 from lineage.tasks.sequence_to_sequence import EncoderDecoderTask
 from lineage.tasks.text import DocumentTask
 
@@ -27,5 +29,36 @@ class Denoising(EncoderDecoderTask, DocumentTask):
         length = self.sequence_length
         if length < 2:
             raise ValueError(f"task.sequence_length is {length}: it must be 2 or more, for a token and the end.")
-        noise = denoising.AddNoise(denoising.parse(self.noise, tokenizer), length, tokenizer.end_of_text)
+        noise = corruption.AddNoise(corruption.parse(self.noise, tokenizer), length, tokenizer.end_of_text)
         return self.windows(content, tokenizer, length - 1, noise, start_token=tokenizer.end_of_text)
+
+
+@TASKS.register("span_corruption")
+@dataclass(frozen=True)
+class SpanCorruption(EncoderDecoderTask, DocumentTask):
+    """Generate the spans that are removed from a text (T5, arXiv 1910.10683, section 3.1.4).
+
+    Attributes:
+        sequence_length: number of tokens of an input, with its sentinels and end; windows are as long as fits.
+        mask_rate: fraction of the tokens that is removed.
+    """
+
+    special_tokens = ("pad", "end_of_text", "sentinels")
+
+    mask_rate: Rate = 0.15
+
+    def axes(self, sizes: Sizes) -> dict[str, int]:
+        axes = super().axes(sizes)
+        return axes | {"T": corruption.lengths(self.mask_rate, axes["S"])[1]}
+
+    def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
+        rate, size = self.mask_rate, self.sequence_length
+        length, targets = corruption.lengths(rate, size)
+        sentinels, needed = np.array(tokenizer.sentinels), corruption.count_noise(rate, length)[1]
+        if len(sentinels) < needed:
+            raise ValueError(
+                f"task.sequence_length is {size}: it needs {needed} sentinels, and {len(sentinels)} exist."
+            )
+        start, end = tokenizer.pad, tokenizer.end_of_text
+        corrupt = corruption.CorruptSpans(rate, size, targets, sentinels, start, end)
+        return self.windows(content, tokenizer, length, corrupt, start_token=start)

@@ -1,19 +1,22 @@
-"""Image classification."""
+"""Image classification, with or without a teacher."""
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from jaxtyping import Array, Float, Key
 
+from lineage.metrics.classification import correct
 from lineage.metrics.states import Confusion
 from lineage.models import Model
-from lineage.tasks import mixup as mixing
 from lineage.tasks.attention import attention_of_images
 from lineage.tasks.base import TASKS, Batch, Pictures, Result, Smoothing, Weight
 from lineage.tasks.images import LabeledImageTask, to_pixels
-from lineage.tasks.losses import class_loss, probabilities, smoothed, sums
+from lineage.tasks.losses import class_loss, divergence, probabilities, smoothed, sums, weighted
 
 MISTAKES = 24  # number of the most confident mistakes in the report
 
@@ -42,18 +45,14 @@ class ImageClassification(LabeledImageTask):
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the cross-entropy of `label` [B], or of soft labels [B, V], where `mask` [B] is True."""
-        label, mask, image = batch["label"], batch["mask"], batch["image"]
-        mixed = model.has_rng("dropout") and bool(self.mixup or self.cutmix)
-        if mixed:
+        mask, image, target = batch["mask"], batch["image"], probabilities(batch["label"], model.num_classes)
+        label = target.argmax(axis=-1)
+        if model.has_rng("dropout") and (self.mixup or self.cutmix):
             if len(image) == 1:
                 raise ValueError("mixup and cutmix need at least 2 examples in a batch, or in its accumulated parts.")
-            pixels, share = mixing.kept(model.make_rng("dropout"), image.shape[1:3], self.mixup, self.cutmix)
-            image = mixing.mix(image, pixels.astype(image.dtype))
+            key = model.make_rng("dropout")
+            image, target = mixed(key, image, target, self.mixup, self.cutmix, self.binary)
         logits = model(image).astype(jnp.float32)
-        target = probabilities(label, logits.shape[-1])
-        label = target.argmax(axis=-1)
-        if mixed:
-            target = jnp.maximum(target, jnp.roll(target, 1, axis=0)) if self.binary else mixing.mix(target, share)
         loss, means = class_loss(logits, smoothed(model, target, self.label_smoothing), label, self.binary)
         return sums(loss, mask, means)
 
@@ -77,3 +76,104 @@ class ImageClassification(LabeledImageTask):
             arrays = {"label": label, "prediction": prediction, "probability": probability, "class_names": names}
             found[f"mistakes_{split.name}"] = {"image": to_pixels(image, facts), **arrays}
         return found | attention_of_images(model, variables, first["image"], lambda image: to_pixels(image, facts))
+
+
+@TASKS.register("distilled_image_classification")
+@dataclass(frozen=True)
+class DistilledImageClassification(ImageClassification):
+    """Image classification with distillation (DeiT, arXiv 2012.12877).
+
+    One head is trained on the labels, with label smoothing, the other on the predictions of a teacher, which is applied
+    to the mixed images.
+
+    Attributes:
+        temperature: distillation temperature; 0: hard distillation, with the most probable class of the teacher as the
+            label.
+        weights: weights of the label loss and of the distillation loss.
+    """
+
+    needs = ("distilled_classes",)
+    needs_teacher = True
+    losses = ("label", "teacher")
+    binary: ClassVar[bool] = False  # not an option
+
+    temperature: Weight = 0.0
+    weights: tuple[float, ...] = (0.5, 0.5)
+
+    def prepare(self, key: jax.Array, batch: Batch, model: Model) -> Batch:
+        if not (self.mixup or self.cutmix):
+            return batch
+        target = jax.nn.one_hot(batch["label"], model.num_classes)
+        image, target = mixed(key, batch["image"], target, self.mixup, self.cutmix)
+        return batch | {"image": image, "target": target}
+
+    def teach(self, teacher: Model, batch: Batch) -> Batch:
+        return {"teacher_logits": self.forward(teacher, batch)}
+
+    def loss(self, model: Model, batch: Batch) -> Result:
+        """Return the weighted sum of the label loss and the distillation loss (section 4).
+
+        The label is `label` [B], or `target` [B, V] of mixed images. Accuracy is that of the mean of both heads.
+        """
+        ours, logits = model.heads(batch["image"])
+        label, mask, theirs = batch["label"], batch["mask"], batch["teacher_logits"]
+        if logits.shape != theirs.shape:
+            raise ValueError(f"model.num_classes is {logits.shape[-1]}: the teacher's is {theirs.shape[-1]}.")
+        target = smoothed(model, batch.get("target", jax.nn.one_hot(label, ours.shape[-1])), self.label_smoothing)
+        parts = {
+            "label_loss": optax.softmax_cross_entropy(ours.astype(jnp.float32), target),
+            "teacher_loss": divergence(theirs, logits, self.temperature),
+        }
+        right = {"accuracy": correct(ours + logits, label), "teacher_accuracy": correct(theirs, label)}
+        return weighted(self.weights, parts, mask, **right)
+
+
+@partial(jax.jit, static_argnums=(3, 4, 5))
+def mixed(
+    key: Key[Array, ""],
+    image: Float[Array, "B height width channels"],
+    target: Float[Array, "B V"],
+    mixup: float,
+    cutmix: float,
+    binary: bool = False,
+) -> tuple[Float[Array, "B height width channels"], Float[Array, "B V"]]:
+    """Mix each image and its target probabilities with the next ones of the batch, by mixup or CutMix, see `kept`."""
+    pixels, share = kept(key, image.shape[1:3], mixup, cutmix)
+    both = jnp.maximum(target, jnp.roll(target, 1, axis=0))
+    return mix(image, pixels.astype(image.dtype)), both if binary else mix(target, share)
+
+
+def kept(
+    key: Key[Array, ""], size: tuple[int, int], mixup: float, cutmix: float
+) -> tuple[Float[Array, "height width 1"], Float[Array, ""]]:
+    """Return the mixing ratio of each pixel, drawn once per batch, and its mean, the ratio of labels.
+
+    If both `mixup` and `cutmix` are above 0, each is applied with probability 1/2 (DeiT, arXiv 2012.12877).
+
+    Args:
+        mixup: parameter a of Beta(a, a); the ratio of all pixels is the larger of x and 1 - x (arXiv 1710.09412).
+        cutmix: parameter a of Beta(a, a), the fraction of the image outside of a box whose center is uniform; the
+            pixels in the box are replaced (arXiv 1905.04899, section 3.1).
+    """
+    share, inside = jnp.float32(1), jnp.zeros((*size, 1), bool)
+    if mixup:
+        share = jax.random.beta(key, mixup, mixup)
+        share = jnp.maximum(share, 1 - share)
+    if cutmix:
+        keys = jax.random.split(jax.random.fold_in(key, 1), 3)
+        side = jnp.sqrt(1 - jax.random.beta(keys[0], cutmix, cutmix))
+        center = jax.random.uniform(keys[1], (2,))
+        row, column = (
+            jnp.abs((jnp.arange(length) + 0.5) / length - middle) < side / 2 for length, middle in zip(size, center)
+        )
+        inside = (row[:, None] & column)[..., None]
+        if mixup:
+            cut = jax.random.bernoulli(keys[2])
+            share, inside = jnp.where(cut, 1, share), inside & cut
+    pixels = jnp.where(inside, 0, share)
+    return pixels, pixels.mean()
+
+
+def mix(values: Float[Array, "B *N"], part: Float[Array, "..."]) -> Float[Array, "B *N"]:
+    """Return the weighted mean of each example's values and the next one's."""
+    return part * values + (1 - part) * jnp.roll(values, 1, axis=0)

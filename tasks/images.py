@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
+from lineage.configs.registry import Range
 from lineage.data import Examples, ExampleSource, Facts, Images, Tokenizer
-from lineage.data.examples import images
+from lineage.data.content import in_memory, random_subset
 from lineage.data.transforms import augmentation
 from lineage.models import Model
 from lineage.tasks.base import Batch, Count, Sizes, Task
@@ -29,13 +30,8 @@ class ImageTask(Task):
 
     image_size: Count = 0
     mean: tuple[float, ...] = (0.5,)
-    std: tuple[float, ...] = (0.5,)
+    std: Annotated[tuple[float, ...], Range(above=0)] = (0.5,)
     augment: str = ""
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not self.mean or not self.std or min(self.std) <= 0:
-            raise ValueError(f"task.std is {self.std} and task.mean {self.mean}: all of std must be above 0.")
 
     def axes(self, sizes: Sizes) -> dict[str, int]:
         """Return B, height, width and channels: the size is that of the model, or of the data if none is set."""
@@ -74,7 +70,7 @@ class LabeledImageTask(ImageTask):
     loader_options = ("repeats",)
     arrays: ClassVar = {"image": "float32 B height width channels", "label": "int32 B", "mask": "bool B"}
 
-    evaluation_crop: float = 1.0
+    evaluation_crop: Annotated[float, Range(above=0, high=1)] = 1.0
     resample: Literal["bilinear", "bicubic"] = "bilinear"
     max_examples: Count = 0
     in_memory: bool = False
@@ -82,16 +78,16 @@ class LabeledImageTask(ImageTask):
     def examples(self, content: Images, tokenizer: Tokenizer | None, seed: int) -> Examples:
         splits, size = dict(content.splits), self.image_size
         if self.max_examples:
-            splits["train"] = images.draw(splits["train"], self.max_examples, seed)
+            splits["train"] = random_subset(splits["train"], self.max_examples, seed)
         if self.in_memory:
-            splits = {name: images.in_memory(part) for name, part in splits.items()}
+            splits = {name: in_memory(part) for name, part in splits.items()}
         facts = self.facts(splits["train"], content.class_names, size)
         resize = augmentation.CenterCrop(size, self.evaluation_crop, self.resample) if size else None
         steps = augmentation.parse(self.augment, size, self.resample)
         crop = steps.pop(0) if steps and isinstance(steps[0], augmentation.RandomCrop) else resize
         erase = steps.pop() if steps and isinstance(steps[-1], augmentation.Erase) else None
         train = augmentation.Transform(crop, steps, facts.mean, facts.std, erase)
-        return Examples(splits, facts, None, train, augmentation.Transform(resize, [], facts.mean, facts.std))
+        return Examples(splits, facts, train, augmentation.Transform(resize, [], facts.mean, facts.std))
 
     def feature_extractor(self, model: Model) -> Model:
         return model.clone(num_classes=0)

@@ -1,14 +1,21 @@
-"""Masked language modeling."""
+"""Masked language modeling (BERT), with a teacher (DistilBERT), and with pairs of texts (BERT, ALBERT)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from lineage.data import Documents, Examples, Tokenizer
 from lineage.data.examples.masking import MaskTokens, count_masked
+from lineage.data.examples.windows import Chunks, PairSentences, Sentences, tokenize
+from lineage.metrics.classification import correct
+from lineage.metrics.likelihood import cross_entropy
+from lineage.metrics.states import Mean
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Rate, Result, Sizes, Smoothing
-from lineage.tasks.losses import token_loss
+from lineage.tasks.base import TASKS, Batch, Rate, Result, Sizes, Weight
+from lineage.tasks.losses import divergence, token_loss, weighted
 from lineage.tasks.text import DocumentTask
 
 
@@ -20,7 +27,6 @@ class MaskedLM(DocumentTask):
     Attributes:
         mask_rate: fraction of the tokens that is masked.
         whole_words: whether to mask all tokens of a word, or none.
-        label_smoothing: probability mass of the target that is spread evenly over the vocabulary, in training only.
     """
 
     needs = ("masked_lm",)
@@ -39,7 +45,6 @@ class MaskedLM(DocumentTask):
 
     mask_rate: Rate = 0.15
     whole_words: bool = False
-    label_smoothing: Smoothing = 0.0
 
     def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
         mask = MaskTokens(self.mask_rate, tokenizer, self.whole_words)
@@ -62,3 +67,111 @@ class MaskedLM(DocumentTask):
             batch["tokens"], mask=batch["tokens_mask"], masked_positions=batch["masked_positions"], **segments
         )
         return token_loss(model, logits, batch, self.label_smoothing)
+
+
+@TASKS.register("masked_lm_distillation")
+@dataclass(frozen=True)
+class MaskedLMDistillation(MaskedLM):
+    """Predict the masked tokens of a text as a teacher does (DistilBERT, arXiv 1910.01108, section 3).
+
+    Attributes:
+        temperature: distillation temperature of both models (arXiv 1503.02531); 0: hard distillation, with the most
+            probable token of the teacher as the target.
+        weights: weights of the distillation loss, of the masked language modeling loss, and of 1 - the cosine
+            similarity of the last hidden states of both models.
+    """
+
+    needs = ("masked_lm", "pretraining")
+    needs_teacher = True
+    losses = ("teacher", "masked language modeling", "cosine")
+    label_smoothing: ClassVar[float] = 0.0  # not an option
+
+    temperature: Weight = 2.0
+    weights: tuple[float, ...] = (5.0, 2.0, 1.0)
+
+    def teach(self, teacher: Model, batch: Batch) -> Batch:
+        hidden, logits = hidden_and_logits(teacher, batch)
+        return {"teacher_hidden": hidden, "teacher_logits": logits}
+
+    def loss(self, model: Model, batch: Batch) -> Result:
+        """Return the weighted sum of the three losses, given `teacher_logits` [B, M, V], `teacher_hidden` [B, T, D]."""
+        hidden, logits = (x.astype(jnp.float32) for x in hidden_and_logits(model, batch))
+        their_hidden, their_logits = (batch[f"teacher_{name}"].astype(jnp.float32) for name in ("hidden", "logits"))
+        for ours, theirs, name in ((logits, their_logits, "vocab_size"), (hidden, their_hidden, "width")):
+            if ours.shape != theirs.shape:
+                raise ValueError(f"model.{name} is {ours.shape[-1]}: the teacher's is {theirs.shape[-1]}.")
+        soft = divergence(their_logits, logits, self.temperature)
+        hard = cross_entropy(logits, batch["targets"])
+        real, mask = batch["tokens_mask"], batch["mask"]
+        cosine = (hidden * their_hidden).sum(-1) / jnp.maximum(_norm(hidden) * _norm(their_hidden), 1e-8)
+        apart = ((1 - cosine) * real).sum(-1, keepdims=True) / jnp.maximum(real.sum(-1, keepdims=True), 1)
+        parts = {"soft_loss": soft, "masked_lm_loss": hard, "cosine_loss": jnp.broadcast_to(apart, soft.shape)}
+        return weighted(self.weights, parts, mask, accuracy=correct(logits, batch["targets"]))
+
+
+def hidden_and_logits(model: Model, batch: Batch) -> tuple[Float[Array, "B T D"], Float[Array, "B M V"]]:
+    """Return the last hidden states and the logits of the masked tokens."""
+    hidden = model.encode(batch["tokens"], mask=batch["tokens_mask"])
+    outputs: Any = model.read(hidden, batch["masked_positions"])
+    return hidden, outputs[0] if isinstance(outputs, tuple) else outputs
+
+
+def _norm(x):
+    return jnp.linalg.norm(x, axis=-1)
+
+
+@TASKS.register("sentence_pair_pretraining")
+@dataclass(frozen=True)
+class SentencePairPretraining(MaskedLM):
+    """Masked language modeling of a pair of texts, and classification of the pair.
+
+    Attributes:
+        pairing: "next_sentence": whether the second text follows the first (BERT, arXiv 1810.04805, section 3.1);
+            "sentence_order": which of two consecutive texts comes first (ALBERT, arXiv 1909.11942, section 3.1).
+    """
+
+    needs = ("pretraining",)
+    head = "pretraining"
+    special_tokens = ("pad", "cls", "sep", "mask", "end_of_text")
+    optional_tokens = ()
+    inputs = ("tokens", "segments", "tokens_mask")
+    arrays = MaskedLM.arrays | {"segments": "int32 B T", "label": "int32 B"}
+    stride: ClassVar[int] = 0  # not an option
+
+    pairing: Literal["next_sentence", "sentence_order"] = "next_sentence"
+
+    def texts(self, content: Mapping[str, Documents]) -> dict[str, Iterable[str]]:
+        return {name: Sentences(part) for name, part in content.items()}
+
+    def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
+        length, mask = self.sequence_length, MaskTokens(self.mask_rate, tokenizer, self.whole_words)
+        if length < 5:
+            raise ValueError(
+                f"task.sequence_length is {length}: it must be 5 or more, for two texts and 3 special ones."
+            )
+        documents = self.texts(content)
+        streams = {name: tokenize(part, tokenizer, self.cache_dir).tokens for name, part in documents.items()}
+        splits = {name: Chunks(tokens, tokenizer.end_of_text, length - 3) for name, tokens in streams.items()}
+        order = self.pairing == "sentence_order"
+        paired = {name: PairSentences(part, tokenizer, mask, order) for name, part in splits.items()}
+        return Examples(splits, self.facts(tokenizer), paired["train"], paired)
+
+    def forward(self, model: Model, batch: Batch) -> Any:
+        """Return the logits of all tokens [B, T, V] and of the label [B, 2]."""
+        return model(batch["tokens"], segments=batch["segments"], mask=batch["tokens_mask"])
+
+    def loss(self, model: Model, batch: Batch) -> Result:
+        """Return the loss of `masked_lm`, plus the cross-entropy of the `label` [B] of the pair.
+
+        The pair loss is weighted by M, so that the total is the sum of both mean losses if every example has M masked
+        tokens.
+        """
+        mask, whole = batch["tokens_mask"], batch["tokens_mask"][:, 0]
+        logits, scores = model(
+            batch["tokens"], segments=batch["segments"], mask=mask, masked_positions=batch["masked_positions"]
+        )
+        words, weight, aux = token_loss(model, logits, batch, self.label_smoothing)
+        texts = Mean.empty().update(cross_entropy(scores, batch["label"]), whole)
+        aux["sentence_accuracy"] = Mean.empty().update(correct(scores, batch["label"]), whole)
+        loss = words + batch["masked_positions"].shape[1] * texts.total
+        return loss, weight, aux | {"loss": Mean(loss, weight), "masked_lm_loss": aux["loss"], "sentence_loss": texts}

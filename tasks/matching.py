@@ -30,8 +30,6 @@ def set_loss(
 
     Args:
         logits: class logits of each query in each layer; the last class is "no object".
-        boxes: boxes of each query in each layer.
-        batch: true objects.
         weights: weights of the three costs and losses.
         whole: number of images (`mask`) and objects (`boxes_mask`) of the whole batch, which may consist of several
             micro-batches.

@@ -16,7 +16,7 @@ from lineage.configs.registry import Range
 from lineage.data import Examples, Images, Tokenizer
 from lineage.data.transforms import boxes
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Count, Pictures, Result, Sizes, check_weights
+from lineage.tasks.base import TASKS, Batch, Count, Pictures, Result, Sizes
 from lineage.tasks.images import ImageTask, to_pixels
 from lineage.tasks.matching import set_loss
 
@@ -42,6 +42,7 @@ class ObjectDetection(ImageTask):
     needs = ("objects",)
     inputs = ("image", "extent")
     evaluators = ("loss", "detection")
+    losses = ("class", "distance", "generalized IoU")
     arrays: ClassVar = {
         "image": "float32 B height width channels",
         "extent": "float32 B 2",
@@ -55,10 +56,6 @@ class ObjectDetection(ImageTask):
     max_boxes: Annotated[int, Range(1)] = 100
     weights: tuple[float, ...] = (1.0, 5.0, 2.0)
 
-    def __post_init__(self):
-        super().__post_init__()
-        check_weights(self.weights, ("class", "distance", "generalized IoU"))
-
     def examples(self, content: Images, tokenizer: Tokenizer | None, seed: int) -> Examples:
         size = self.image_size or SIZE
         facts = self.facts(content.splits["train"], content.class_names, size)
@@ -67,7 +64,7 @@ class ObjectDetection(ImageTask):
         resized = any(isinstance(step, boxes.Resize) for step in steps)
         make = partial(boxes.Transform, size=size, most=self.max_boxes, mean=facts.mean, std=facts.std)
         train = make(steps if resized else [*steps, fit], training=True)
-        return Examples(content.splits, facts, None, train, make([fit], training=False))
+        return Examples(content.splits, facts, train, make([fit], training=False))
 
     def axes(self, sizes: Sizes) -> dict[str, int]:
         return super().axes(sizes) | {"N": self.max_boxes}

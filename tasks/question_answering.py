@@ -1,12 +1,14 @@
 """Extractive question answering: the answer is a span of a text."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 
 from lineage.data import Examples, Question, Tokenizer
-from lineage.data.examples import questions
+from lineage.data.examples import encoded
 from lineage.metrics.classification import correct
 from lineage.metrics.likelihood import cross_entropy
 from lineage.models import Model
@@ -15,6 +17,7 @@ from lineage.tasks.losses import sums
 from lineage.tasks.text import EncoderTask
 
 NEVER = -1e9  # logit of padding
+MAX_QUESTION = 64  # tokens, as in BERT's recipe (arXiv 1810.04805)
 
 
 @TASKS.register("question_answering")
@@ -32,6 +35,8 @@ class QuestionAnswering(EncoderTask):
     evaluators = ("loss", "question_answering")
     arrays = EncoderTask.arrays | {"start": "int32 B", "end": "int32 B", "mask": "bool B"}
 
+    label_smoothing: ClassVar[float] = 0.0  # not an option
+
     stride: Count = 0
 
     def texts(self, content: Mapping[str, list[Question]]) -> dict[str, Iterable[str]]:
@@ -39,8 +44,8 @@ class QuestionAnswering(EncoderTask):
 
     def examples(self, content: Mapping[str, list[Question]], tokenizer: Tokenizer | None, seed: int) -> Examples:
         sizes = self.sequence_length, self.stride
-        splits = {name: questions.encode(part, tokenizer, *sizes) for name, part in content.items()}
-        return Examples(splits, self.facts(tokenizer), tokenizer)
+        splits = {name: encode(part, tokenizer, *sizes) for name, part in content.items()}
+        return Examples(splits, self.facts(tokenizer))
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the mean cross-entropy of the positions `start` and `end` [B] of answers, where `mask` [B] is True.
@@ -53,3 +58,41 @@ class QuestionAnswering(EncoderTask):
         loss = (cross_entropy(first, batch["start"]) + cross_entropy(last, batch["end"])) / 2
         both = correct(first, batch["start"]) & correct(last, batch["end"])
         return sums(loss, batch["mask"], {"accuracy": both})
+
+
+def encode(questions: Sequence[Question], tokenizer: Tokenizer, length: int, stride: int) -> encoded.ContextWindows:
+    """Encode questions in windows over their contexts, `stride` tokens apart (0: without overlap)."""
+    encoded.check_length(length, least=16)
+    joined, origins, placed, starts, ends = [], [], [], [], []
+    contexts = {question.context: None for question in questions}
+    contexts = dict(zip(contexts, tokenizer.encode_with_offsets(list(contexts))))
+    asked = tokenizer.encode_batch([question.text for question in questions])
+    for origin, question in enumerate(questions):
+        ids, where = contexts[question.context]
+        words = asked[origin][: min(MAX_QUESTION, length // 2)]
+        room = length - len(words) - 3
+        for first in encoded.window_starts(len(ids), room, stride):
+            part, offsets = ids[first : first + room], where[first : first + room]
+            row, second = encoded.join(tokenizer, words, part)
+            outside = np.full((second, 2), -1)
+            joined.append((row, second))
+            origins.append(origin)
+            placed.append(np.concatenate([outside, offsets, outside[:1]]))
+            span = _span(question, offsets)
+            starts.append(span[0] + second if span else 0)
+            ends.append(span[1] + second if span else 0)
+    per_sequence = {"start": np.array(starts, np.int32), "end": np.array(ends, np.int32)}
+    others = {"per_sequence": per_sequence, "questions": questions, "offsets": placed}
+    return encoded.collect(joined, origins, length, tokenizer, encoded.ContextWindows, **others)
+
+
+def _span(question, offsets):
+    """Return the first and last token of the first answer, or None if the tokens do not contain it."""
+    if not question.answers or not len(offsets):
+        return None
+    start, text = question.answers[0]
+    stop = start + len(text)
+    if not text or offsets[0, 0] > start or offsets[-1, 1] < stop:
+        return None
+    first, last = np.argmax(offsets[:, 1] > start), len(offsets) - 1 - np.argmax(offsets[::-1, 0] < stop)
+    return (int(first), int(last)) if first <= last else None

@@ -10,8 +10,8 @@ from jaxtyping import Array, Bool, Float
 from lineage.metrics.likelihood import cross_entropy
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Result, Weight
-from lineage.tasks.conditional_lm import ConditionalLM
 from lineage.tasks.losses import sums
+from lineage.tasks.sequence_to_sequence import ConditionalLM
 
 
 @TASKS.register("reinforcement")

@@ -1,4 +1,4 @@
-"""Sequence-to-sequence learning."""
+"""Sequence-to-sequence learning by encoder-decoders, and by decoders alone."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,7 +26,6 @@ class EncoderDecoderTask(TextTask):
     """Base class of tasks of encoder-decoders.
 
     Attributes:
-        label_smoothing: probability mass of the target that is spread evenly over the vocabulary, in training only.
         scheduled_sampling: scheduled-sampling probability at the end of training (arXiv 1506.03099), which rises from
             0; recurrent decoders only.
         decay: schedule of the teacher-forcing probability.
@@ -37,7 +36,6 @@ class EncoderDecoderTask(TextTask):
     arguments = ("inputs", "tokens")
     arrays = TextTask.arrays | {"inputs": "int32 B S", "inputs_mask": "bool B S"}
 
-    label_smoothing: Smoothing = 0.0
     scheduled_sampling: Smoothing = 0.0
     decay: Literal["linear", "exponential", "inverse_sigmoid"] = "linear"
 
@@ -105,7 +103,7 @@ class PairTask(TextTask):
             name: pairs.encode(part, tokenizer, self.sequence_length, name == "train", start, self.kind)
             for name, part in content.items()
         }
-        return Examples(splits, self.facts(tokenizer, start_token=start_token), tokenizer)
+        return Examples(splits, self.facts(tokenizer, start_token=start_token))
 
 
 @TASKS.register("sequence_to_sequence")
@@ -127,3 +125,23 @@ class SequenceToSequence(EncoderDecoderTask, PairTask):
 
     def first_token(self, tokenizer: Tokenizer) -> int:
         return tokenizer.pad if self.start_token == "pad" else tokenizer.end_of_text
+
+
+@TASKS.register("conditional_lm")
+@dataclass(frozen=True)
+class ConditionalLM(PairTask):
+    """Predict each token of a target, which follows its input, from all tokens before it.
+
+    Attributes:
+        sequence_length: number of tokens of an input and its target together, with an end token each; longer pairs are
+            left out of the training set, and their inputs are truncated in evaluation.
+    """
+
+    needs = ("next_token",)
+    kind = pairs.Continuations
+
+    def request(self, tokens: np.ndarray, tokenizer: Tokenizer, facts: Facts) -> Request:
+        return Request(np.append(tokens, tokenizer.end_of_text)[None])
+
+    def requests(self, batch: dict[str, np.ndarray], facts: Facts) -> Request:
+        return Request(batch["tokens"], batch["mask"].argmax(axis=1) + 1)  # up to the first target

@@ -4,11 +4,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lineage.data import Documents, Examples, Facts, Tokenizer, Transform
+from lineage.data import Documents, Examples, Facts, Tokenizer
+from lineage.data.content import Transform
 from lineage.data.examples import encoded, windows
 from lineage.models import Model
 from lineage.tasks.attention import attention_of_texts
-from lineage.tasks.base import Batch, Count, Pictures, Sizes, Task
+from lineage.tasks.base import Batch, Count, Pictures, Result, Sizes, Smoothing, Task
+from lineage.tasks.losses import token_loss
 
 
 @dataclass(frozen=True)
@@ -17,11 +19,18 @@ class TextTask(Task):
 
     Attributes:
         sequence_length: number of tokens of an example, special tokens included.
+        label_smoothing: probability mass of the target that is spread evenly over the vocabulary, or over all classes,
+            in training only.
     """
 
     arrays: ClassVar = {"tokens": "int32 B T", "targets": "int32 B T", "mask": "bool B T"}
 
     sequence_length: Count = 0
+    label_smoothing: Smoothing = 0.0
+
+    def loss(self, model: Model, batch: Batch) -> Result:
+        """Return the cross-entropy of `targets`, given the outputs of `forward`, where `mask` is True, both [B, T]."""
+        return token_loss(model, self.forward(model, batch), batch, self.label_smoothing)
 
     def axes(self, sizes: Sizes) -> dict[str, int]:
         length = sizes.length or self.sequence_length
@@ -79,7 +88,7 @@ class DocumentTask(TextTask):
             characters_per_token={name: stream.characters / len(stream.tokens) for name, stream in streams.items()},
             bytes_per_token={name: stream.bytes / len(stream.tokens) for name, stream in streams.items()},
         )
-        return Examples(splits, facts, tokenizer, transform, transform)
+        return Examples(splits, facts, transform, transform)
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,22 @@
-"""Classification of texts and of pairs of texts."""
+"""Classification and regression of texts and of pairs of texts."""
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from math import log
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
 
 from lineage.data import Examples, LabeledTexts, Tokenizer
-from lineage.data.examples import labeled_texts
-from lineage.metrics.states import F1, Matthews
+from lineage.data.examples import encoded
+from lineage.data.examples.encoded import Encoded
+from lineage.data.examples.windows import ENDS
+from lineage.metrics.states import F1, Correlation, Matthews
 from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Count, Result, Smoothing
+from lineage.tasks.base import TASKS, Batch, Count, Result
 from lineage.tasks.losses import class_loss, probabilities, smoothed, sums
 from lineage.tasks.text import EncoderTask
 
@@ -46,11 +51,9 @@ class LabeledTextTask(EncoderTask):
 
     def examples(self, content: Mapping[str, LabeledTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
         (labels, names), length = self.labels(content), self.sequence_length
-        fit = labeled_texts.Fit(self.long_text, tokenizer, length, self.stride, content["train"])
-        splits = {
-            name: labeled_texts.encode(part, labels[name], tokenizer, length, fit) for name, part in content.items()
-        }
-        return Examples(splits, self.facts(tokenizer, num_classes=len(names) or 1, class_names=names), tokenizer)
+        fit = Fit(self.long_text, tokenizer, length, self.stride, content["train"])
+        splits = {name: encode(part, labels[name], tokenizer, length, fit) for name, part in content.items()}
+        return Examples(splits, self.facts(tokenizer, num_classes=len(names) or 1, class_names=names))
 
 
 @TASKS.register("text_classification")
@@ -59,17 +62,15 @@ class TextClassification(LabeledTextTask):
     """Predict the class of a text or a pair of texts.
 
     Attributes:
-        label_smoothing: probability mass of the target that is spread evenly over all classes, in training only.
         binary: whether to use a binary cross-entropy per class (multi-label targets).
     """
 
     evaluators = ("loss", "pooled_accuracy")
 
-    label_smoothing: Smoothing = 0.0
     binary: bool = False
 
     def labels(self, content: Mapping[str, LabeledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-        names = labeled_texts.names(content)
+        names = class_names(content)
         number_of = {name: number for number, name in enumerate(names)}
         labels = {
             name: np.array([number_of[label] for label in part.labels], np.int32) for name, part in content.items()
@@ -88,3 +89,112 @@ class TextClassification(LabeledTextTask):
             for name, state in (("f1", F1), ("matthews", Matthews))
         }
         return sums(loss, mask, means, **states)
+
+
+def class_names(splits: dict[str, LabeledTexts]) -> list[str]:
+    """Return the class names of the source, or else the labels of the training split: numbers in order, then words."""
+
+    def order(name):
+        return not name.isdecimal(), int(name) if name.isdecimal() else 0, name
+
+    found = list(splits["train"].names) or sorted(set(splits["train"].labels), key=order)
+    for split, part in splits.items():
+        unknown = sorted(set(part.labels) - set(found))
+        if unknown:
+            raise ValueError(f"The label {unknown[0]!r} of the {split} split is not one of {', '.join(found[:20])}.")
+    return found
+
+
+def encode(part: LabeledTexts, labels: np.ndarray, tokenizer: Tokenizer, length: int, fit: "Fit") -> Encoded:
+    """Encode texts, which have one of the `labels` [N] each; `fit` may turn a text into several sequences."""
+    ids = zip(*map(tokenizer.encode_batch, zip(*part.texts)))
+    joined, origins = [], []
+    for origin, example in enumerate(zip(part.texts, ids)):
+        for parts in fit(*example):
+            joined.append(encoded.join(tokenizer, *parts))
+            origins.append(origin)
+    return encoded.collect(joined, origins, length, tokenizer, per_sequence={"label": labels[origins]})
+
+
+class Fit:
+    """Rule `long_text` that makes texts fit into sequences of `length` tokens, given the training texts.
+
+    - "head", "tail", "head_tail": keep the first tokens, the last tokens, or a quarter of them from the beginning and
+      the rest from the end (arXiv 1905.05583); of a pair, the longer text is truncated first;
+    - "key_sentences": keep the sentences that are closest to the centroid of the text, in their order;
+    - "segments": make several sequences, which start `stride` tokens after each other (0: without overlap).
+    """
+
+    def __init__(self, long_text: str, tokenizer: Tokenizer, length: int, stride: int, train: LabeledTexts):
+        encoded.check_length(length)
+        pairs = any(len(texts) > 1 for texts in train.texts)
+        if pairs and long_text in ("key_sentences", "segments"):
+            raise ValueError(f"task.long_text is {long_text!r}: it must be head, tail or head_tail for pairs of texts.")
+        self.rule, self.encode = long_text, tokenizer.encode
+        self.room = length - (3 if pairs else 2)
+        self.stride = stride
+        self.count, spread = len(train.texts), train.texts if long_text == "key_sentences" else ()
+        self.spread = Counter(word for (text,) in spread for word in set(_words(text)))
+
+    def __call__(self, texts: tuple[str, ...], ids: tuple[np.ndarray, ...]) -> list[list[np.ndarray]]:
+        """Return the token ids of the one or two texts of each sequence, given the texts and their token ids."""
+        if sum(map(len, ids)) <= self.room:
+            return [list(ids)]
+        if self.rule == "segments":
+            starts = encoded.window_starts(len(ids[0]), self.room, self.stride)
+            return [[ids[0][start : start + self.room]] for start in starts]
+        if self.rule == "key_sentences":
+            return [[self._key_sentences(texts[0])]]
+        sizes = encoded.longest_first(*map(len, ids), self.room) if len(ids) > 1 else [self.room]
+        return [[self._cut(part, size) for part, size in zip(ids, sizes)]]
+
+    def _cut(self, ids, size):
+        if len(ids) <= size:
+            return ids
+        head = {"tail": 0, "head_tail": round(size * 128 / 510)}.get(self.rule, size)
+        return np.concatenate([ids[:head], ids[len(ids) - size + head :]])
+
+    def _key_sentences(self, text):
+        """Choose sentences by the weights of their words in the tf-idf centroid (Radev et al. 2004, section 3.1)."""
+        sentences = ENDS.split(text)
+        idf = {word: log((1 + self.count) / (1 + self.spread[word])) for word in _words(text)}
+        centroid = {word: times * idf[word] for word, times in Counter(_words(text)).items()}
+        scores = [sum(centroid[word] for word in set(_words(sentence))) for sentence in sentences]
+        ids, kept, room = [self.encode(sentence) for sentence in sentences], [], self.room
+        for number in sorted(range(len(sentences)), key=lambda number: -scores[number]):
+            if len(ids[number]) <= room:
+                kept.append(number)
+                room -= len(ids[number])
+        return np.concatenate([ids[number] for number in sorted(kept)]) if kept else self.encode(text)[: self.room]
+
+
+def _words(text):
+    return re.findall(r"\w+", text.lower())
+
+
+@TASKS.register("text_regression")
+@dataclass(frozen=True)
+class TextRegression(LabeledTextTask):
+    """Predict a number for a text or a pair of texts, with the squared error as the loss."""
+
+    arrays = LabeledTextTask.arrays | {"label": "float32 B"}
+    evaluators = ("loss", "spearman")
+    label_smoothing: ClassVar[float] = 0.0  # not an option
+
+    def labels(self, content: Mapping[str, LabeledTexts]) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+        try:
+            labels = {name: np.array(part.labels, np.float32) for name, part in content.items()}
+        except ValueError as error:
+            raise ValueError(f"The labels must be numbers: {error}.") from None
+        for name, values in labels.items():
+            if not np.isfinite(values).all():
+                raise ValueError(f"The labels must be finite: one of the {name} split is not.")
+        return labels, ()
+
+    def loss(self, model: Model, batch: Batch) -> Result:
+        """Return the squared error of the only output of the model from `label` [B], where `mask` [B] is True."""
+        values, label, mask = self.forward(model, batch), batch["label"], batch["mask"]
+        if values.shape[-1] != 1:
+            raise ValueError(f"model.num_classes is {values.shape[-1]}: it must be 1, a regression has one output.")
+        values = values[..., 0].astype(jnp.float32)
+        return sums((values - label) ** 2, mask, pearson=Correlation.empty().update(values, label, mask))

@@ -1,13 +1,15 @@
 """Token classification: a tag for each word of a sentence."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
 
 from lineage.data import Examples, TaggedSentence, Tokenizer
-from lineage.data.examples import tagged_sentences
-from lineage.models import Model
-from lineage.tasks.base import TASKS, Batch, Result, Smoothing
-from lineage.tasks.losses import token_loss
+from lineage.data.examples import encoded
+from lineage.data.examples.encoded import Encoded
+from lineage.tasks.base import TASKS
 from lineage.tasks.text import EncoderTask
 
 
@@ -18,7 +20,6 @@ class TokenClassification(EncoderTask):
 
     Attributes:
         sequence_length: number of tokens of a sequence, special tokens included; longer sentences are split.
-        label_smoothing: probability mass of the target that is spread evenly over all tags, in training only.
     """
 
     reads = "tagged_sentences"
@@ -27,16 +28,37 @@ class TokenClassification(EncoderTask):
     evaluators = ("loss", "tagging")
     arrays = EncoderTask.arrays | {"targets": "int32 B T", "mask": "bool B T"}
 
-    label_smoothing: Smoothing = 0.0
-
     def texts(self, content: Mapping[str, list[TaggedSentence]]) -> dict[str, Iterable[str]]:
         return {name: ["".join(sentence.words) for sentence in part] for name, part in content.items()}
 
     def examples(self, content: Mapping[str, list[TaggedSentence]], tokenizer: Tokenizer | None, seed: int) -> Examples:
-        tags, length = tagged_sentences.names(content), self.sequence_length
-        splits = {name: tagged_sentences.encode(part, tags, tokenizer, length) for name, part in content.items()}
-        return Examples(splits, self.facts(tokenizer, num_classes=len(tags), class_names=tuple(tags)), tokenizer)
+        tags = sorted({tag for part in content.values() for sentence in part for tag in sentence.tags})
+        splits = {name: encode(part, tags, tokenizer, self.sequence_length) for name, part in content.items()}
+        return Examples(splits, self.facts(tokenizer, num_classes=len(tags), class_names=tuple(tags)))
 
-    def loss(self, model: Model, batch: Batch) -> Result:
-        """Return the cross-entropy of the tags `targets` [B, T], where `mask` [B, T] is True."""
-        return token_loss(model, self.forward(model, batch), batch, self.label_smoothing)
+
+def encode(sentences: Sequence[TaggedSentence], tags: Sequence[str], tokenizer: Tokenizer, length: int) -> Encoded:
+    """Encode sentences; `targets` int32 [T] has the index of each word's tag at its first token, where `mask` is True.
+
+    A sentence that does not fit continues in the next sequence. A word that is longer than a sequence is truncated. A
+    word that has no tokens becomes a mask token.
+    """
+    encoded.check_length(length)
+    number_of, room = {tag: number for number, tag in enumerate(tags)}, length - 2
+    joined, origins, targets, masks = [], [], [], []
+    of_words = iter(tokenizer.encode_batch([word for sentence in sentences for word in sentence.words]))
+    for origin, sentence in enumerate(sentences):
+        words = [ids[:room] if len(ids) else [tokenizer.mask] for ids in islice(of_words, len(sentence.words))]
+        ends = np.cumsum([len(ids) for ids in words])
+        first = 0
+        while first < len(words):
+            before = ends[first - 1] if first else 0
+            last = int(np.searchsorted(ends, before + room, side="right"))
+            joined.append(encoded.join(tokenizer, np.concatenate(words[first:last])))
+            origins.append(origin)
+            starts = 1 + np.concatenate([[0], ends[first : last - 1] - before]).astype(int)
+            targets.append(np.zeros(len(joined[-1][0]), np.int32))
+            targets[-1][starts] = [number_of[tag] for tag in sentence.tags[first:last]]
+            masks.append(np.isin(np.arange(len(targets[-1])), starts))
+            first = last
+    return encoded.collect(joined, origins, length, tokenizer, per_token={"targets": targets, "mask": masks})

@@ -130,7 +130,7 @@ def test_packages_are_imported_with_the_prefix(path):
         ("train.loop", "import torch"),
         ("train.loop", "from lineage import launch"),
         ("train.loop", "from lineage.runs import sweep"),
-        ("evaluation.loss", "from lineage.train import loop"),
+        ("evaluation.base", "from lineage.train import loop"),
     ],
 )
 def test_violations_are_detected(module, source):

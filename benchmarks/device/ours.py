@@ -122,13 +122,13 @@ def decoding(settings: Settings) -> Rows:
     def prepare(batch):
         prompts = np.random.default_rng(0).integers(0, model.vocab_size, (batch, settings["prompt"]), np.int32)
         once = partial(generate, model, variables, jnp.asarray(prompts), max_new_tokens=new, temperature=0.0)
-        return timed(once, steps=new, bytes=new * token_bytes(model, variables, batch, settings), tokens=batch * new)
+        return timed(once, steps=new, bytes=new * token_bytes(model, variables, batch, settings))
 
     return {f"decoding, batch {batch}": partial(prepare, batch) for batch in settings["batches"]}
 
 
 def token_bytes(model: Any, variables: Any, batch: int, settings: Settings) -> float:
-    """Return the bytes of the weights and of half of the new tokens' cache, which decoding a token must read."""
+    """Return the bytes that decoding a token must read: the weights, and the cache with half of the new tokens."""
     layers, heads, channels = model.cache_shape
     itemsize = jax.tree.leaves(variables)[0].dtype.itemsize
     live = settings["prompt"] + settings["new"] / 2

@@ -1,4 +1,4 @@
-"""One process of several that train together.
+"""Process of several that train together.
 
 python -m benchmarks.device.process COORDINATOR PROCESSES NUMBER SETTINGS
 """
@@ -34,20 +34,10 @@ def losses(settings: Mapping[str, Any]) -> list[float]:
     return found
 
 
-def encoded(settings: Mapping[str, Any]) -> str:
-    """Return settings as an argument of the command line."""
-    return json.dumps(settings)
-
-
-def decoded(output: str) -> list[float]:
-    """Return the losses that a process has printed."""
-    return json.loads(output.splitlines()[-1])
-
-
 def main() -> None:
-    coordinator, count, number, settings = sys.argv[1:]
     import jax
 
+    coordinator, count, number, settings = sys.argv[1:]
     jax.distributed.initialize(coordinator, int(count), int(number), local_device_ids=[int(number)])
     found = losses(json.loads(settings))
     if number == "0":

@@ -14,11 +14,12 @@ PACKAGES = ("jax", "jaxlib", "flax", "torch", "transformers", "timm")
 
 
 class Report:
-    """The rows, written to `rows.jsonl` and `table.md` in a folder as they are added."""
+    """The rows, written to `rows.jsonl` and `table.md` in a folder as they are added; and `failures.txt`."""
 
     def __init__(self, out: Path):
         self.out, self.rows, self.device = out, [], ""
-        (out / "rows.jsonl").write_text("")
+        for name in ("rows.jsonl", "failures.txt"):
+            (out / name).write_text("")
 
     def add(
         self,
@@ -61,6 +62,12 @@ class Report:
             print(json.dumps(found), file=file)
         (self.out / "table.md").write_text(self.table())
         print(" | ".join(cell for cell in cells(found) if cell), flush=True)
+
+    def failures(self, logs: Sequence[Path]) -> None:
+        """Add the output of processes to `failures.txt`."""
+        with (self.out / "failures.txt").open("a") as file:
+            for log in logs:
+                file.write(f"--- {log.stem}\n{log.read_text(errors='replace')[-20_000:]}\n")
 
     def table(self) -> str:
         """Return all rows as a Markdown table below the device and the versions of the packages."""

@@ -1,6 +1,8 @@
-"""A process of `benchmarks.accelerator` that measures one side of a section, on a JSON line of standard input each.
+"""Process of `benchmarks.accelerator` for one side of a section.
 
 python -m benchmarks.device.worker SIDE JOB SETTINGS
+
+It prepares the rows, and then runs the one that each line of standard input names. It answers with lines of JSON.
 """
 
 import importlib

@@ -22,7 +22,8 @@ def get_config(variant: str = "base") -> ConfigDict:
         tokenizer="bert-base-uncased/tokenizer.json",
         schedule="linear",
     )
-    config.model.update(variant=variant, vocab_size=30_522, max_length=512, remat="dots")
+    config.model.update(variant=variant, vocab_size=30_522, max_length=512, unroll=12)
+    config.model.remat = None if variant == "base" else "dots"
     config.task.update(sequence_length=512, cache_dir="outputs/wiki40b_tokens")
     config.loader.update(batch_size=256, workers=4)
     config.schedule.learning_rate = 1e-4

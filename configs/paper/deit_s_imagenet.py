@@ -19,7 +19,7 @@ def get_config(kind: str = "alone") -> ConfigDict:
     distilled = "deit", "distilled_image_classification"
     parts = distilled if kind == "distilled" else ("vit", "image_classification")
     config = base.get_config(*parts, "tfds:imagenet2012")
-    config.model.update(variant="S", num_classes=1000, image_size=224, channels=3, stochastic_depth=0.1)
+    config.model.update(variant="S", num_classes=1000, image_size=224, channels=3, stochastic_depth=0.1, unroll=12)
     config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
     config.source.test_split = "validation"
     config.task.update(image_size=224, evaluation_crop=0.875, resample="bicubic")

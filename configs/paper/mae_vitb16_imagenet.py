@@ -21,7 +21,7 @@ def get_config(task: str = "pretrain") -> ConfigDict:
     if task not in TASKS:
         raise ValueError(f"The stage is {task!r}: it must be one of {', '.join(TASKS)}.")
     config = base.get_config("mae" if task == "pretrain" else "vit", "image_classification", "tfds:imagenet2012")
-    config.model.update(variant="B", image_size=224, channels=3)
+    config.model.update(variant="B", image_size=224, channels=3, unroll=12)
     config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
     config.source.test_split = "validation"
     config.task.update(image_size=224, evaluation_crop=0.875, resample="bicubic")

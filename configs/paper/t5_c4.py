@@ -24,7 +24,8 @@ def get_config(variant: str = "base") -> ConfigDict:
     )
     config.model.variant = variant
     config.model.vocab_size = 32_128  # 32,100 rounded up to a multiple of 128
-    config.model.update(dropout=0.0 if variant.startswith("v1_1") else 0.1, remat="dots")
+    config.model.update(dropout=0.0 if variant.startswith("v1_1") else 0.1, unroll=12)
+    config.model.remat = None if variant.endswith(("small", "base")) else "dots"
     config.source.validation_split = "validation[:1%]"
     config.task.sequence_length = 512  # from 568 tokens; targets have 114
     config.loader.update(batch_size=128, workers=4)

@@ -23,7 +23,7 @@ def get_config(variant: str = "base") -> ConfigDict:
         tokenizer="bpe_words",
         schedule="transformer",
     )
-    config.model.update(variant=variant, vocab_size=37_000, max_length=256, dropout=0.3 if big else 0.1)
+    config.model.update(variant=variant, vocab_size=37_000, max_length=256, dropout=0.3 if big else 0.1, unroll=6)
     config.source.text_key = "en,de"
     config.tokenizer.vocab_size = 37_000
     config.task.sequence_length = 256

@@ -12,7 +12,7 @@ from lineage.configs import base
 def get_config() -> ConfigDict:
     config = base.get_config("vit", "image_classification", "tfds:imagenet2012")
     config.model.update(variant="S", num_classes=1000, image_size=224, channels=3, position="sincos2d", pooling="gap")
-    config.model.head = "mlp"
+    config.model.update(head="mlp", unroll=12)
     config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
     config.source.test_split = "validation"
     config.task.update(image_size=224, evaluation_crop=0.875)

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from lineage.data.content import Question
 from lineage.data.loader import ExampleSource
 from lineage.data.tokenizers import Tokenizer
 
 ROLES = ("cls", "sep", "pad", "mask")
+MAX_ANSWER = 30  # tokens, as in BERT's recipe (arXiv 1810.04805)
 
 
 @dataclass(frozen=True)
@@ -18,22 +20,16 @@ class Encoded(ExampleSource):
     """Sequences of token ids, padded to `length` T with `pad`, with further arrays.
 
     An example has `tokens` int32 [T], `segments` int32 [T] (0 for the first text and 1 for the second), `tokens_mask`
-    bool [T] (True for tokens), and the arrays of `per_sequence` and `per_token`.
-
-    Attributes:
-        seconds: position at which the second text starts in each sequence.
-        origins: index of the text, sentence or question of each sequence; a long text has several sequences.
-        per_sequence: name -> an array with an entry for each sequence.
-        per_token: name -> for each sequence, an array with an entry for each token; it is padded with 0 or False.
+    bool [T] (True for tokens), and the arrays of `per_sequence` and `per_token`, which is padded with 0 or False.
     """
 
     tokens: Sequence[np.ndarray]
-    seconds: np.ndarray
-    origins: np.ndarray
+    seconds: np.ndarray  # position at which the second text starts in each sequence
+    origins: np.ndarray  # index of the text, sentence or question of each sequence; a long text has several sequences
     length: int
     pad: int
-    per_sequence: Mapping[str, np.ndarray] = field(default_factory=dict)
-    per_token: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
+    per_sequence: Mapping[str, np.ndarray] = field(default_factory=dict)  # name -> an entry for each sequence
+    per_token: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)  # name -> an array for each sequence
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -61,6 +57,43 @@ class Encoded(ExampleSource):
         for number, index in enumerate(indices):
             out[number, : len(rows[index])] = rows[index]
         return out
+
+
+@dataclass(frozen=True)
+class ContextWindows(Encoded):
+    """Windows `[CLS] question [SEP] part of the context [SEP]` of questions about contexts.
+
+    Each window has `start` and `end` int32, the positions of the first and last token of the answer, or 0, the position
+    of [CLS], if the part does not contain the whole answer. The `offsets` of a window are the characters [T, 2] of the
+    context that its tokens stand for; -1 for other tokens.
+    """
+
+    questions: Sequence[Question] = ()
+    offsets: Sequence[np.ndarray] = ()
+
+    def answers(self, start: np.ndarray, end: np.ndarray) -> list[str]:
+        """Return the best answer to each question, given the logits [N, T] of its first and last token in each window.
+
+        It is the span of at most `MAX_ANSWER` tokens with the highest sum of both logits in any window. If some
+        questions have no answer, it is "" unless that sum exceeds the lowest sum of [CLS] (arXiv 1810.04805, 4.3).
+        """
+        best = np.full(len(self.questions), -np.inf)
+        nothing = np.full(len(self.questions), np.inf)
+        texts = [""] * len(self.questions)
+        for row, (question, offsets) in enumerate(zip(self.origins, self.offsets)):
+            size = len(offsets)
+            scores = start[row, :size, None] + end[row, None, :size]
+            real = offsets[:, 0] >= 0
+            allowed = np.tri(size, size, MAX_ANSWER - 1, bool) & ~np.tri(size, size, -1, bool)
+            inside = np.where(allowed & real & real[:, None], scores, -np.inf)
+            first, last = np.unravel_index(inside.argmax(), inside.shape)
+            nothing[question] = min(nothing[question], scores[0, 0])
+            if inside[first, last] > best[question]:
+                best[question] = inside[first, last]
+                texts[question] = self.questions[question].context[offsets[first, 0] : offsets[last, 1]].strip()
+        if all(question.answers for question in self.questions):
+            return texts
+        return [text if score > null else "" for text, score, null in zip(texts, best, nothing)]
 
 
 def check_length(length: int, least: int = 4) -> None:

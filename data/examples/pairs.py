@@ -16,18 +16,13 @@ class EncodedPairs(ExampleSource):
 
     An example has `inputs` int32 [T] and `inputs_mask` bool [T] (True for tokens), and `tokens`, `targets` int32 [T]
     and `mask` bool [T] for the decoder. `tokens` are the targets shifted right by one, after `start`.
-
-    Attributes:
-        inputs, targets: token ids of each text, without an end.
-        references: whole text of each target.
-        end: token that ends inputs and targets, and pads them.
     """
 
-    inputs: Sequence[np.ndarray]
+    inputs: Sequence[np.ndarray]  # token ids of each text, without an end
     targets: Sequence[np.ndarray]
-    references: Sequence[str]
+    references: Sequence[str]  # whole text of each target
     length: int
-    end: int
+    end: int  # token that ends inputs and targets, and pads them
     start: int
 
     def __len__(self) -> int:

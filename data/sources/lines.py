@@ -1,18 +1,21 @@
-"""Files of text with an example in each line, and SQuAD's files of questions; all may be gzipped (.gz).
+"""Files of texts with an example in each line, and those of CoNLL-U and SQuAD; all may be gzipped (.gz).
 
 The readers raise FileNotFoundError if there is no such file, and ValueError with the number of the line that is wrong.
 """
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lineage.data.content import LabeledTexts, PairedTexts, Question
+from lineage.data.content import Documents, LabeledTexts, PairedTexts, Question, TaggedSentence
 from lineage.data.sources.base import SOURCES, SplitFiles
+
+_ID = re.compile(r"\d+([-.]\d+)?")  # of a word in CoNLL-U
 
 
 @SOURCES.register("pairs")
@@ -58,6 +61,42 @@ class SQuAD(SplitFiles):
         return self.each(read_questions)
 
 
+@SOURCES.register("conllu")
+@dataclass(frozen=True)
+class CoNLLU(SplitFiles):
+    """CoNLL-U files of sentences with universal parts of speech; they may be gzipped (.gz).
+
+    Words are the syntactic ones (of "1-2 don't": do and n't), without empty nodes ("8.1"). Each sentence is a document.
+
+    Attributes:
+        path: training file, or a folder with the files of a Universal Dependencies treebank
+            (*-train.conllu, *-dev.conllu and *-test.conllu).
+        validation_path: validation file; "": the folder's, if any.
+        test_path: test file; "": the folder's, if any.
+    """
+
+    def paths(self) -> dict[str, str]:
+        given = super().paths()
+        if not Path(self.path).is_dir():
+            return given
+        names = {"train": "train", "dev": "validation", "test": "test"}
+        files = {split: sorted(Path(self.path).glob(f"*-{name}.conllu*")) for name, split in names.items()}
+        if not files["train"]:
+            raise FileNotFoundError(f"There is no file *-train.conllu in {self.path}.")
+        del given["train"]
+        return {split: str(some[0]) for split, some in files.items() if some} | given
+
+    def files(self) -> list[str]:
+        return list(super().paths().values())
+
+    def tagged_sentences(self) -> dict[str, list[TaggedSentence]]:
+        return self.each(read_sentences)
+
+    def documents(self) -> dict[str, Documents]:
+        splits = self.tagged_sentences().items()
+        return {split: Documents(["".join(sentence.words) for sentence in part]) for split, part in splits}
+
+
 def read_pairs(path: str) -> PairedTexts:
     """Return the pairs of texts in one file, or in two parallel files with a comma between their paths."""
     files = path.split(",")
@@ -92,6 +131,34 @@ def read_questions(path: str) -> list[Question]:
         ]
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not a file in SQuAD's format: {type(error).__name__} {error}.") from None
+
+
+def read_sentences(path: str) -> list[TaggedSentence]:
+    """Return the sentences in a file with their universal parts of speech; an error has the number of the line."""
+    sentences, words, tags = [], [], []
+    # `space` precedes the next word; `multiword` is the last word of a multiword token and the space after it.
+    space, multiword = "", (0, "")
+    for number, line in enumerate([*read_lines(path), ""], 1):
+        if not line.strip():
+            if words:
+                sentences.append(TaggedSentence(words, tags))
+            words, tags, space = [], [], ""
+        elif not line.startswith("#"):
+            columns = line.split("\t")
+            if len(columns) != 10:
+                raise ValueError(f"{path}, line {number} has {len(columns)} columns: CoNLL-U has 10.")
+            if not _ID.fullmatch(columns[0]):
+                raise ValueError(f"{path}, line {number} begins with {columns[0]!r}, not with an ID such as 1 or 1-2.")
+            after = "" if "SpaceAfter=No" in columns[9].split("|") else " "
+            if "-" in columns[0]:
+                multiword = int(columns[0].partition("-")[2]), after
+            elif "." not in columns[0]:
+                index = int(columns[0])
+                words.append(space + columns[1])
+                tags.append(columns[3])
+                space = after if index > multiword[0] else multiword[1] if index == multiword[0] else ""
+                multiword = (0, "") if index >= multiword[0] else multiword
+    return sentences
 
 
 def read_lines(path: str) -> list[str]:

@@ -212,7 +212,12 @@ class Unigram(CasedKind):
         backend = _assembled(models.Unigram(), pre_tokenizers.Sequence(parts), decoders.Metaspace(), normalizer)
         trainer = trainers.UnigramTrainer(unk_token=self.special_name("unknown"), **self.settings(names))
         backend.train_from_iterator(texts, trainer)
-        return _in_order(backend, len(names))
+        # The library sums scores in no fixed order, so that their last digits vary: sort by the rounded ones.
+        spec = json.loads(backend.to_str())
+        pieces = [(piece, round(score, 6)) for piece, score in spec["model"]["vocab"]]
+        own = sorted(pieces[len(names) :], key=lambda piece: (-piece[1], piece[0]))
+        spec["model"]["vocab"] = pieces[: len(names)] + own
+        return tokenizers.Tokenizer.from_str(json.dumps(spec))
 
 
 @TOKENIZERS.register("file")
@@ -244,12 +249,8 @@ def find_tokenizer(
 ) -> Tokenizer:
     """Return the tokenizer of a run: the one in its workdir if there is one, else a new one of a kind.
 
-    Args:
-        texts: texts of each split.
-        special_tokens: roles of `SPECIAL`, or "sentinels", that the tokenizer must have tokens for.
-        optional: special tokens that the tokenizer may lack.
-        workdir: folder of the run, in which the tokenizer is kept; None: it is not kept.
-        save: whether this process writes it there.
+    It has tokens for the roles `special_tokens` (of `SPECIAL`, or "sentinels"), except perhaps for the optional ones. A
+    process with `save` writes it into the workdir.
     """
     if workdir is not None and (Path(workdir) / FILE).is_file():
         return Tokenizer.load(workdir)
@@ -293,15 +294,4 @@ def _train_merges(
     backend.train_from_iterator(texts, trainer(**settings))
     spec = json.loads(backend.to_str())
     spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] in names]
-    return tokenizers.Tokenizer.from_str(json.dumps(spec))
-
-
-def _in_order(backend: tokenizers.Tokenizer, count: int) -> tokenizers.Tokenizer:
-    """Sort the pieces of a unigram tokenizer after `count` special tokens by their scores, rounded.
-
-    The library sums scores in no fixed order, so their last digits vary.
-    """
-    spec = json.loads(backend.to_str())
-    pieces = [(piece, round(score, 6)) for piece, score in spec["model"]["vocab"]]
-    spec["model"]["vocab"] = pieces[:count] + sorted(pieces[count:], key=lambda piece: (-piece[1], piece[0]))
     return tokenizers.Tokenizer.from_str(json.dumps(spec))

@@ -30,14 +30,9 @@ _PIECE = 1 << 18
 _BETWEEN_LINES = re.compile(r"(?<=\S)\n(?!\s)")
 
 
-def _byte_symbols() -> list[str]:
-    """Return the 256 printable characters that stand for bytes in byte-level vocabularies (GPT-2)."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
-
-
-BYTES = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
+# The printable characters that stand for bytes in byte-level vocabularies (GPT-2) -> the bytes.
+_PRINTABLE, _OTHERS = {*range(33, 127), *range(161, 173), *range(174, 256)}, iter(range(256, 512))
+BYTES = {chr(byte if byte in _PRINTABLE else next(_OTHERS)): byte for byte in range(256)}
 
 
 class Tokenizer:

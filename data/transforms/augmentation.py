@@ -24,16 +24,11 @@ RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling
 
 
 class RandomBox(Checked):
-    """Base class of transforms that draw a box of random area and aspect ratio.
+    """Base class of transforms that draw a box of random area and aspect ratio."""
 
-    Attributes:
-        min_area, max_area: range of the area of the box, as a fraction of the image's.
-        max_aspect: greatest aspect ratio; the least is its inverse.
-    """
-
-    min_area: float
+    min_area: float  # range of the area of the box, as a fraction of the image's
     max_area: float
-    max_aspect: float
+    max_aspect: float  # the least aspect ratio is its inverse
 
     def __post_init__(self):
         super().__post_init__()
@@ -58,10 +53,6 @@ class CenterCrop:
     size: int
     fraction: float = 1.0
     resample: str = "bilinear"
-
-    def __post_init__(self):
-        if not 0 < self.fraction <= 1:
-            raise ValueError(f"task.evaluation_crop is {self.fraction}: it must be above 0 and at most 1.")
 
     def __call__(self, images: Images, keys: np.ndarray) -> np.ndarray:
         return np.stack([self._one(image) for image in images])
@@ -164,19 +155,13 @@ def parse(
 
 @dataclass(frozen=True)
 class Transform:
-    """Transform of batches of decoded images into batches for the model.
+    """Transform of batches of decoded images into batches for the model, (pixel / 255 - mean) / std in float32."""
 
-    Attributes:
-        resize: transform to images of one size; None: the images have one size.
-        steps: transforms of images uint8; `erase` follows the normalization.
-        mean, std: normalization to (pixel / 255 - mean) / std in float32.
-    """
-
-    resize: CenterCrop | RandomCrop | None
-    steps: Sequence[Callable[[np.ndarray, np.ndarray], np.ndarray]]
+    resize: CenterCrop | RandomCrop | None  # None: the images have one size
+    steps: Sequence[Callable[[np.ndarray, np.ndarray], np.ndarray]]  # transforms of images uint8
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    erase: Erase | None = None
+    erase: Erase | None = None  # after the normalization
 
     def __call__(self, batch: dict[str, Any], keys: np.ndarray) -> dict[str, np.ndarray]:
         images = batch["image"]

@@ -69,10 +69,8 @@ def save(folder: str | os.PathLike, model: nn.Module, variables: dict) -> None:
         known = ", ".join(dict.fromkeys(cls.__name__ for cls in classes.values()))
         raise ValueError(f"a {type(model).__name__} cannot be written for `transformers`: it must be one of {known}.")
     kind, family = kinds[0], FAMILIES[kinds[0]]
-    config = {name: getattr(model, setting) for name, (setting, _) in family.fields.items()}
-    for name, (setting, _) in family.fields.items():
-        if setting == "activation":
-            config[name] = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == model.activation)
+    config = {name: family.value(model, setting) for name, (setting, _) in family.fields.items()}
+    config["architectures"] = [next(iter(family.architectures))]
     kinds = _shapes(family, model)
     params = _joined({kind: flatten_dict(variables[kind], sep="/") for kind in kinds})
     _match(_joined(kinds), {path: value.shape for path, value in params.items()})
@@ -189,6 +187,8 @@ def _value(name, setting, value, default):
         if value not in ACTIVATIONS:
             raise ValueError(f"{name} is {value!r}: it must be one of {', '.join(ACTIVATIONS)}.")
         return ACTIVATIONS[value]
+    if isinstance(default, bool | tuple):
+        return type(default)(value)
     kind, what = (float, "a number of at least 0") if isinstance(default, float) else (int, "an integer of at least 1")
     if value is None and default is None:
         return None

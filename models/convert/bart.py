@@ -37,6 +37,7 @@ class Bart(Family):
         "dropout": ("dropout", 0.1),
         "attention_dropout": ("attention_dropout", 0.0),
         "activation_dropout": ("activation_dropout", 0.0),
+        "scale_embedding": ("scale_embedding", False),
     }
     fixed = {"is_encoder_decoder": True, "tie_word_embeddings": True}
     tied = tuple(
@@ -55,17 +56,7 @@ class Bart(Family):
         return [*table, Rule("final_logits_bias", "logits_bias", "1 V -> V")] if model.logits_bias else table
 
     def settings(self, config, architecture, names):
-        return {"logits_bias": "final_logits_bias" in names, "scale_embedding": config.get("scale_embedding", False)}
-
-    def config(self, model):
-        width = model.mlp_dim or 4 * model.width
-        return {
-            "architectures": [self.architectures[0]],
-            "scale_embedding": model.scale_embedding,
-            "decoder_layers": model.decoder_depth or model.depth,
-            "encoder_ffn_dim": width,
-            "decoder_ffn_dim": width,
-        }
+        return {"logits_bias": "final_logits_bias" in names}
 
     def fits(self, model):
         return (model.position, model.embed_norm) == ("learned", True)
@@ -82,8 +73,7 @@ class Marian(Bart):
 
     def config(self, model):
         last = model.vocab_size - 1  # by convention, the padding, with which the decoder starts
-        tokens = {"pad_token_id": last, "decoder_start_token_id": last}
-        return super().config(model) | {"decoder_vocab_size": model.vocab_size} | tokens
+        return {"decoder_vocab_size": model.vocab_size, "pad_token_id": last, "decoder_start_token_id": last}
 
     def fits(self, model):
         return (model.position, model.embed_norm) == ("sinusoidal", False)

@@ -1,6 +1,6 @@
 """BERT: `BertForPreTraining`, `BertForMaskedLM`... <-> `BERT` with the head of the same task.
 
-The families of its descendants are subclasses of `Bert`.
+The families of its descendants are subclasses of `Bert`, see `bert_descendants`.
 """
 
 import typing
@@ -24,24 +24,15 @@ HEADS = {
 
 @register("bert")
 class Bert(Family):
-    """Family of an encoder with the heads of BERT.
+    """Family of an encoder with the heads of BERT; `body` is the prefix of the tensors of the encoder.
 
-    Attributes:
-        name: first part of the names of the classes in `transformers`.
-        body: prefix of the tensors of the encoder.
-        pooler: name of the pooler.
-        predictions: names of the layers of the masked-language-model head: its dense layer, its LayerNorm, its output
-            projection, which is tied to the word embeddings, and the bias of this projection.
-        second: name of the classifier of two segments, if there is one.
-        two_layers: whether the text classifier has two layers, which are our pooler and classifier. The reference has
-            dropout before both of them, ours before the classifier.
-        classifiers: by head, names of the classifiers that are not called "classifier".
-        dropout: field of the dropout rate before a classifier, and its default; None: the rate of the other layers.
-        hidden: field of the width of the hidden layers.
+    The layers of the masked-language-model head, `predictions`, are its dense layer, its LayerNorm, its output
+    projection, which is tied to the word embeddings, and the bias of this projection. A text classifier of
+    `two_layers` is our pooler and classifier: the reference has dropout before both, ours before the classifier.
     """
 
     model = body = "bert"
-    name = "Bert"
+    name = "Bert"  # first part of the names of the classes in `transformers`
     fields = {
         "vocab_size": ("vocab_size", 30_522),
         "max_position_embeddings": ("max_length", 512),
@@ -67,11 +58,10 @@ class Bert(Family):
     predictions = tuple(
         f"cls.predictions.{name}" for name in ("transform.dense", "transform.LayerNorm", "decoder", "bias")
     )
-    second = "cls.seq_relationship"
+    second = "cls.seq_relationship"  # the classifier of two segments, if there is one
     two_layers = False
-    classifiers = {"question_answering": "qa_outputs"}
-    dropout = "classifier_dropout", None
-    hidden = "intermediate_size"
+    classifiers = {"question_answering": "qa_outputs"}  # by head, if it is not "classifier"
+    dropout = "classifier_dropout", None  # field of the rate before a classifier; None: the rate of the other layers
 
     @property
     def prefix(self):
@@ -98,7 +88,12 @@ class Bert(Family):
         if model.head in WORDS:
             rules += linear(dense, "masked_lm/dense") + norm(after, "masked_lm/norm") + [Rule(bias, "masked_lm/bias")]
         if OUTPUTS.get(model.head, model.num_classes):
-            rules += linear(self._classifier(model), "classifier")
+            name = self.classifiers.get(model.head, "classifier")
+            if model.head in ("pretraining", "next_sentence"):
+                name = self.second
+            elif self._has_two_layers(model):
+                name = "classifier.out_proj"
+            rules += linear(name, "classifier")
         return rules
 
     def layers(self, model) -> list[Rule]:
@@ -126,13 +121,6 @@ class Bert(Family):
     def _has_two_layers(self, model):
         return self.two_layers and model.head == "classification"
 
-    def _classifier(self, model):
-        if model.head in ("pretraining", "next_sentence"):
-            return self.second
-        if self._has_two_layers(model):
-            return "classifier.out_proj"
-        return self.classifiers.get(model.head, "classifier")
-
     def settings(self, config, architecture, names):
         """Return the settings of the head.
 
@@ -148,17 +136,13 @@ class Bert(Family):
         return settings if head in OUTPUTS else settings | {"num_classes": num_labels(config)}
 
     def config(self, model):
-        """Return the class of a model in `transformers`, its labels, and the width of its hidden layers."""
+        """Return the class of a model in `transformers`, and its labels."""
         names = {head: name for name, head in self.architectures.items()} | {"none": f"{self.name}Model"}
         if model.head not in names:
             raise ValueError(f"head is {model.head!r}: it must be one of {', '.join(names)} for `transformers`.")
         field, default = self.dropout
         whole = default is not None and model.head_dropout is None
-        config = {
-            "architectures": [names[model.head]],
-            self.hidden: model.mlp_dim or 4 * model.width,
-            field: model.dropout if whole else model.head_dropout,
-        }
+        config = {"architectures": [names[model.head]], field: model.dropout if whole else model.head_dropout}
         return config if model.head in OUTPUTS else config | labels(model)
 
     def ignored(self, model):

@@ -30,6 +30,7 @@ class DETR(Family):
         "dropout": ("dropout", 0.1),
     }
     fixed = {"position_embedding_type": "sine", "dilation": False}
+    mlp_ratio = 8
 
     def example(self, model):
         return (np.zeros((1, 64, 64, model.channels), np.float32),)
@@ -49,19 +50,12 @@ class DETR(Family):
         return {"backbone": _backbone(config, names), "num_classes": num_labels(config)}
 
     def config(self, model):
-        backbone, family, hidden = model.backbone, FAMILIES["resnet"], model.mlp_dim or 8 * model.width
+        backbone, family = model.backbone, FAMILIES["resnet"]
         if not isinstance(backbone, ResNet) or backbone.norm != "batch" or model.placement != "post":
             raise ValueError("`transformers` has DETR only with a ResNet with batch norm and placement 'post'.")
         own = {name: getattr(backbone, setting) for name, (setting, _) in family.fields.items()}
         own |= {"model_type": "resnet", "out_features": [f"stage{len(backbone.depths)}"]}
-        return {
-            "architectures": list(self.architectures),
-            "backbone_config": family.config(backbone) | own,
-            "decoder_layers": model.decoder_depth or model.depth,
-            "encoder_ffn_dim": hidden,
-            "decoder_ffn_dim": hidden,
-            **labels(model),
-        }
+        return {"backbone_config": family.config(backbone) | own, **labels(model)}
 
     def ignored(self, model):
         return r".*\.num_batches_tracked"
@@ -90,4 +84,5 @@ def _backbone(config, names):
         if found.get(name, value) != value:
             raise ValueError(f"backbone_config has {name} {found.get(name)!r}: it must be {value!r}.")
     own = {setting: found.get(name, default) for name, (setting, default) in family.fields.items()}
+    own = {setting: tuple(value) if isinstance(value, list) else value for setting, value in own.items()}
     return ResNet(**family.settings(found, "ResNetModel", names), **own, frozen=True)

@@ -24,16 +24,12 @@ ACTIVATIONS = {
 class Rule(NamedTuple):
     """Correspondence of one tensor of the reference, or one of every layer, to our parameters.
 
-    Attributes:
-        reference: name of the tensor; `*` stands for the number of the layer, and our parameter has a leading layer
-            axis then.
-        ours: path of the parameter, or paths of several that are packed in one tensor along the layout's axis `n`.
-        layout: the reference's axes -> ours, such as "(H C) D -> D H C"; "" if they are the same.
+    In the name of a tensor, `*` stands for the number of the layer; our parameter then has a leading layer axis.
     """
 
-    reference: str
-    ours: str | tuple[str, ...]
-    layout: str = ""
+    reference: str  # name of the tensor
+    ours: str | tuple[str, ...]  # path of the parameter, or of several that are packed along the layout's axis `n`
+    layout: str = ""  # the reference's axes -> ours, such as "(H C) D -> D H C"; "" if they are the same
 
     def places(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[str, ...], Any]]:
         """Yield each tensor's name, the parameters in it, and its index in them."""
@@ -45,35 +41,37 @@ class Rule(NamedTuple):
 class Family:
     """Correspondence of a `model_type` of `transformers` to one of our models; a subclass is registered by `register`.
 
-    Attributes:
-        model: name in `models.MODELS`.
-        architectures: allowed values of `architectures` in `config.json`; the first is the default.
-        prefix: prefix that the tensors of a model without its head lack.
-        fields: fields of `config.json` -> (our setting, the default if absent). Fields of one setting must agree.
-        fixed: fields -> the only value that our model supports.
-        sizes: letters in layouts -> our settings that give their sizes.
-        tied: pairs of tensors that our model shares, unless a rule has the first; a file may leave out the first.
-        old: endings of tensor names -> the endings in old files.
-        num_inputs: number of arrays of tokens that the model takes.
+    Several fields of `config.json` may be one setting of ours: then they must agree. Our model shares `tied` tensors,
+    unless a rule has the first of a pair; a file may leave it out.
     """
 
-    model: str
-    architectures: Sequence[str]
-    prefix = ""
-    fields: Mapping[str, tuple[str, Any]]
-    fixed: Mapping[str, Any] = {}
-    sizes: Mapping[str, str] = {"H": "num_heads"}
+    model: str  # name in `models.MODELS`
+    architectures: Sequence[str]  # allowed values of `architectures` in `config.json`; the first is the default
+    prefix = ""  # prefix that the tensors of a model without its head lack
+    fields: Mapping[str, tuple[str, Any]]  # fields of `config.json` -> (our setting, the default if absent)
+    fixed: Mapping[str, Any] = {}  # fields -> the only value that our model supports
+    sizes: Mapping[str, str] = {"H": "num_heads"}  # letters in layouts -> our settings that give their sizes
     tied: tuple[tuple[str, str], ...] = ()
-    old: Mapping[str, str] = {}
-    num_inputs = 1
+    old: Mapping[str, str] = {}  # endings of tensor names -> the endings in old files
+    num_inputs = 1  # number of arrays of tokens that the model takes
+    mlp_ratio = 4  # width of the MLPs in units of that of the model, where `mlp_dim` is None; 0: the field is null
+
+    def value(self, model: nn.Module, setting: str) -> Any:
+        """Return the value of a setting of a model for `config.json`."""
+        value = getattr(model, setting)
+        if setting == "activation":
+            return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == value)
+        if value is None and setting == "mlp_dim" and self.mlp_ratio:
+            return self.mlp_ratio * model.width
+        return model.depth if value is None and setting == "decoder_depth" else value
 
     def rules(self, model: nn.Module) -> list[Rule]:
         """Return the rules of a model; raise ValueError if the reference has no such model."""
         raise NotImplementedError
 
     def config(self, model: nn.Module) -> dict:
-        """Return the fields of `config.json` that no setting gives; raise ValueError as `rules`."""
-        raise NotImplementedError
+        """Return further fields of `config.json`; raise ValueError as `rules`."""
+        return {}
 
     def settings(self, config: dict, architecture: str, names: Iterable[str]) -> dict:
         """Return the settings that no field gives, from the config, its architecture and the names of the tensors."""

@@ -27,6 +27,7 @@ class GPT2(Family):
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     }
+    mlp_ratio = 0
     tied = (("lm_head.weight", "transformer.wte.weight"),)
 
     def rules(self, model):
@@ -50,7 +51,7 @@ class GPT2(Family):
     def config(self, model):
         # The reference's end of text is a token of the published vocabulary only.
         end = 50_256 if model.vocab_size == 50_257 else None
-        return {"architectures": ["GPT2LMHeadModel"], "bos_token_id": end, "eos_token_id": end}
+        return {"bos_token_id": end, "eos_token_id": end}
 
     def ignored(self, model):
         return r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias"  # causal masks, in old files

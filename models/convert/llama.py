@@ -39,6 +39,7 @@ class Llama(Family):
         "hidden_act": ("activation", "silu"),
         "rms_norm_eps": ("epsilon", 1e-6),
         "attention_dropout": ("dropout", 0.0),
+        "tie_word_embeddings": ("tied", False),
     }
     fixed = {"attention_bias": False, "mlp_bias": False}
     sizes = {"H": "num_heads", "K": "kv_heads"}
@@ -65,7 +66,33 @@ class Llama(Family):
         ]
 
     def settings(self, config, architecture, names):
-        return {"tied": bool(config.get("tie_word_embeddings")), **_rope(config)}
+        """Return our settings from `rope_parameters`, or from the older `rope_scaling` and `rope_theta`."""
+        rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind not in TURNS:
+            raise ValueError(f"rope_type is {kind!r}: it must be one of {', '.join(TURNS)}.")
+        names = {"default": (), "linear": ("factor",)}.get(kind, ("factor", "original_max_position_embeddings"))
+        for name, value in ROPE_FIXED.items():
+            if rope.get(name) not in (None, value):
+                raise ValueError(f"{name} of the rotary positions is {rope[name]!r}: it must be {value!r}.")
+        given = {
+            "rope_theta": config.get("rope_theta", 10_000.0),
+            "original_max_position_embeddings": config.get("max_position_embeddings"),
+            "beta_slow": 1.0,
+            "beta_fast": 32.0,
+        } | {name: value for name, value in rope.items() if value is not None}
+        numbers = {name: given.get(name) for name in ("rope_theta", *names, *TURNS[kind])}
+        for name, value in numbers.items():
+            if type(value) not in (int, float) or value <= 0:
+                raise ValueError(f"{name} of rope_type {kind!r} is {value!r}: it must be a number above 0.")
+        settings = {"rope_base": float(numbers["rope_theta"]), "rope_scaling": kind}
+        if kind == "default":
+            return settings
+        settings["rope_factor"] = float(numbers["factor"])
+        if TURNS[kind]:
+            turns = tuple(float(numbers[name]) for name in TURNS[kind])
+            settings |= {"rope_length": int(numbers["original_max_position_embeddings"]), "rope_turns": turns}
+        return settings
 
     def config(self, model):
         first, last = ENDS.get(model.vocab_size, (None, None))
@@ -76,10 +103,8 @@ class Llama(Family):
             rope["original_max_position_embeddings"] = model.rope_length or model.max_length
             rope |= zip(TURNS[model.rope_scaling], model.rope_turns)
         return {
-            "architectures": list(self.architectures),
             "num_key_value_heads": model.kv_heads,
             "intermediate_size": model.mlp_size,
-            "tie_word_embeddings": model.tied,
             "rope_parameters": rope,
             "rope_theta": model.rope_base,  # where `transformers` 4 looks for it
             "rope_scaling": None if model.rope_scaling == "default" else rope,
@@ -111,33 +136,3 @@ class Mistral(Llama):
 
     def fits(self, model):
         return model.window is not None
-
-
-def _rope(config):
-    """Return our settings from `rope_parameters`, or from the older `rope_scaling` and `rope_theta`."""
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in TURNS:
-        raise ValueError(f"rope_type is {kind!r}: it must be one of {', '.join(TURNS)}.")
-    names = {"default": (), "linear": ("factor",)}.get(kind, ("factor", "original_max_position_embeddings"))
-    for name, value in ROPE_FIXED.items():
-        if rope.get(name) not in (None, value):
-            raise ValueError(f"{name} of the rotary positions is {rope[name]!r}: it must be {value!r}.")
-    given = {
-        "rope_theta": config.get("rope_theta", 10_000.0),
-        "original_max_position_embeddings": config.get("max_position_embeddings"),
-        "beta_slow": 1.0,
-        "beta_fast": 32.0,
-    } | {name: value for name, value in rope.items() if value is not None}
-    numbers = {name: given.get(name) for name in ("rope_theta", *names, *TURNS[kind])}
-    for name, value in numbers.items():
-        if type(value) not in (int, float) or value <= 0:
-            raise ValueError(f"{name} of rope_type {kind!r} is {value!r}: it must be a number above 0.")
-    settings = {"rope_base": float(numbers["rope_theta"]), "rope_scaling": kind}
-    if kind == "default":
-        return settings
-    settings["rope_factor"] = float(numbers["factor"])
-    if TURNS[kind]:
-        turns = tuple(float(numbers[name]) for name in TURNS[kind])
-        settings |= {"rope_length": int(numbers["original_max_position_embeddings"]), "rope_turns": turns}
-    return settings

@@ -53,7 +53,12 @@ class ResNet(Family):
     norm = "batch"
     architectures = ("ResNetForImageClassification", "ResNetModel")
     prefix = "resnet."
-    fields = {"num_channels": ("channels", 3), "embedding_size": ("stem_width", 64)}
+    fields = {
+        "num_channels": ("channels", 3),
+        "embedding_size": ("stem_width", 64),
+        "depths": ("depths", (3, 4, 6, 3)),
+        "hidden_sizes": ("widths", (256, 512, 1024, 2048)),
+    }
     fixed = {"hidden_act": "relu", "downsample_in_first_stage": False, "downsample_in_bottleneck": False}
     sizes = {}
 
@@ -71,29 +76,21 @@ class ResNet(Family):
 
     def settings(self, config, architecture, names):
         return {
-            "depths": tuple(config.get("depths", (3, 4, 6, 3))),
-            "widths": tuple(config.get("hidden_sizes", (256, 512, 1024, 2048))),
             "num_classes": 0 if architecture.endswith("Model") else num_labels(config),
             "bottleneck": config.get("layer_type") != "basic",
         }
 
     def config(self, model):
-        self.check(model)
-        return {
-            "architectures": [self.architectures[not model.num_classes]],
-            "depths": list(model.depths),
-            "hidden_sizes": list(model.widths),
-            **labels(model),
-            "layer_type": "bottleneck" if model.bottleneck else "basic",
-        }
-
-    def check(self, model) -> None:
-        """Raise ValueError if `transformers` has no such model."""
         known = not model.preactivation and model.padding == "symmetric"
         if model.norm == "group":
             known = model.bottleneck and model.preactivation == (model.padding == "symmetric")
         if not known or model.stem != "imagenet" or model.epsilon != 1e-5:
             raise ValueError("`transformers` has only ResNets and BiTs with the stem 'imagenet' and epsilon 1e-5.")
+        return {
+            "architectures": [self.architectures[not model.num_classes]],
+            **labels(model),
+            "layer_type": "bottleneck" if model.bottleneck else "basic",
+        }
 
     def fits(self, model):
         return model.norm == self.norm

@@ -17,6 +17,8 @@ class Swin(ImageFamily):
     fields = {
         "image_size": ("image_size", 224),
         "patch_size": ("patch_size", 4),
+        "depths": ("depths", (2, 2, 6, 2)),
+        "num_heads": ("num_heads", (3, 6, 12, 24)),
         "num_channels": ("channels", 3),
         "embed_dim": ("width", 96),
         "window_size": ("window", 7),
@@ -71,18 +73,13 @@ class Swin(ImageFamily):
         trained = config.get("pretrained_window_sizes", ())
         return {
             "version": self.version,
-            "depths": tuple(config.get("depths", (2, 2, 6, 2))),
-            "num_heads": tuple(config.get("num_heads", (3, 6, 12, 24))),
             "trained_windows": tuple(trained) if any(trained) else (),
             "num_classes": 0 if architecture.endswith("Model") else num_labels(config),
         }
 
     def config(self, model):
         return {
-            "architectures": [self.architectures[0]],
             **labels(model),
-            "depths": model.depths,
-            "num_heads": model.num_heads,
             "pretrained_window_sizes": model.trained_windows or [0] * len(model.depths),
             "encoder_stride": model.patch_size * 2 ** (len(model.depths) - 1),
         }

@@ -71,7 +71,6 @@ class T5(Family):
                 "scale_decoder_outputs is True and tied is False: `transformers` scales tied outputs alone."
             )
         return {
-            "architectures": ["T5ForConditionalGeneration"],
             "feed_forward_proj": next(name for name, value in PROJECTIONS.items() if value == kind),
             "tie_word_embeddings": model.tied if scale is None else scale,
             "decoder_start_token_id": 0,

@@ -50,47 +50,43 @@ def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) ->
             arrays = dict(file)
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is not an .npz file: {error}.") from None
-    parts: dict[str, dict[int, np.ndarray]] = {}
-    units = {tuple(map(int, unit)) for unit in re.findall(r"block(\d+)/unit(\d+)/conv1/", " ".join(arrays))}
+    found = " ".join(arrays)
+    units = set(re.findall(r"block(\d+)/unit(\d+)/conv1/", found))
     hybrid = tuple(Counter(stage for stage, _ in sorted(units)).values())
-    names = NAMES | _resnet(hybrid)
-    for name, array in arrays.items():
-        layer = re.search(r"encoderblock_(\d+)", name)
-        place = _renamed(name.replace(layer[0], "encoderblock_*") if layer else name, names)
-        parts.setdefault(place, {})[int(layer[1]) if layer else -1] = array
-    found = {
-        place: np.stack([of[n] for n in sorted(of)]) if "layers/" in place else of[min(of)]
-        for place, of in parts.items()
-    }
+    layer = "Transformer/encoderblock_0/"
     try:
-        size, _, channels, width = found["patch_embed/projection/kernel"].shape
-        depth, _, num_heads, _ = found["stack/layers/attention/query/kernel"].shape
-        hidden, table = found["stack/layers/mlp/up/kernel"].shape[-1], found["table/table"]
+        size, _, channels, width = arrays["embedding/kernel"].shape
+        _, num_heads, _ = arrays[f"{layer}MultiHeadDotProductAttention_1/query/kernel"].shape
+        hidden = arrays[f"{layer}MlpBlock_3/Dense_0/kernel"].shape[-1]
+        positions = arrays["Transformer/posembed_input/pos_embedding"].shape[1]
         if hybrid:
-            size, channels = size * _stride(hybrid), found["backbone/stem_conv/kernel"].shape[2]
+            size, channels = size * _stride(hybrid), arrays["conv_root/kernel"].shape[2]
     except (KeyError, ValueError) as error:
         raise ValueError(f"{path} holds no ViT: {error}.") from None
-    token = "class_token" in found
+    token = "cls" in arrays
     known = {
-        "num_classes": found["classifier/bias"].size if "classifier/bias" in found else 0,
-        "image_size": math.isqrt(table.shape[1] - token) * size,
+        "num_classes": arrays["head/bias"].size if "head/bias" in arrays else 0,
+        "image_size": math.isqrt(positions - token) * size,
         "patch_size": size,
         "channels": channels,
-        "depth": depth,
+        "depth": len(set(re.findall(r"encoderblock_\d+/", found))),
         "width": width,
         "num_heads": num_heads,
         "mlp_dim": hidden,
         "hybrid": hybrid,
         "pooling": "token" if token else "gap",
-        "head": "mlp" if "pre_logits/bias" in found else "linear",
+        "head": "mlp" if "pre_logits/bias" in arrays else "linear",
     }
     model = ViT(**FIXED | known | settings)
-    shapes = _shapes(model)
-    sizes, expected = ({place: math.prod(x.shape) for place, x in of.items()} for of in (found, shapes))
-    wrong = sorted(set(sizes.items()) ^ set(expected.items()))
+    image = np.zeros((1, model.image_size, model.image_size, model.channels), np.float32)
+    shapes = flatten_dict(jax.eval_shape(model.init, jax.random.key(0), image)["params"], sep="/")
+    names = {place: _names(model, place) for place in shapes}
+    expected = {name: math.prod(shapes[place].shape) // len(some) for place, some in names.items() for name in some}
+    wrong = sorted(expected.items() ^ {name: array.size for name, array in arrays.items()}.items())
     if wrong:
         raise ValueError(f"{path} holds another model: {wrong[0][0]} is missing, unexpected or of another size.")
-    params = {place: jnp.asarray(array.reshape(shapes[place].shape), dtype) for place, array in found.items()}
+    arrays = {place: np.stack([arrays[name] for name in some]) for place, some in names.items()}
+    params = {place: jnp.asarray(array.reshape(shapes[place].shape), dtype) for place, array in arrays.items()}
     return model, {"params": unflatten_dict(params, sep="/")}
 
 
@@ -102,14 +98,11 @@ def save(path: str | os.PathLike, model: nn.Module, variables: dict) -> None:
     size, width = model.patch_size // _stride(model.hybrid), model.width
     shapes = {"class_token": (1, 1, -1), "table/table": (1, -1, width)}
     shapes["patch_embed/projection/kernel"] = (size, size, -1, width)
-    back = {ours: name for name, ours in (NAMES | _resnet(model.hybrid)).items()}
     arrays = {}
     for place, value in flatten_dict(variables["params"], sep="/").items():
-        name, value = _renamed(place, back), np.asarray(value, np.float32)
-        if "*" in name:
-            arrays |= {name.replace("*", str(n)): part for n, part in enumerate(value)}
-        else:
-            arrays[name] = value.reshape(shapes.get(place, value.shape))
+        names, value = _names(model, place), np.asarray(value, np.float32)
+        parts = value if "layers/" in place else [value.reshape(shapes.get(place, value.shape))]
+        arrays |= zip(names, parts)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     np.savez(path, **arrays)
 
@@ -133,11 +126,8 @@ def _stride(blocks):
     return 2 ** (len(blocks) + 1) if blocks else 1
 
 
-def _renamed(name, names):
-    """Return the name with its prefix replaced as in `names`, or unchanged if it has none of the prefixes."""
-    return next((new + name.removeprefix(old) for old, new in names.items() if name.startswith(old)), name)
-
-
-def _shapes(model):
-    image = np.zeros((1, model.image_size, model.image_size, model.channels), np.float32)
-    return flatten_dict(jax.eval_shape(model.init, jax.random.key(0), image)["params"], sep="/")
+def _names(model, place):
+    """Return the name of a parameter in files, or its names in all layers."""
+    known = NAMES | _resnet(model.hybrid)
+    name = next((there + place.removeprefix(here) for there, here in known.items() if place.startswith(here)), place)
+    return [name.replace("*", str(layer)) for layer in range(model.depth)] if "*" in name else [name]

@@ -66,7 +66,7 @@ def test_explicit_zero_is_not_treated_as_unset(name, option):
     if kind not in (int, float, bool):
         return
     section = schema.section(TASKS, name, **{option: kind(0)})
-    if option in ("mask_rate", "max_boxes"):
+    if option in ("evaluation_crop", "mask_rate", "max_boxes"):
         with pytest.raises(ValueError, match=rf"task\.{option} is 0"):
             schema.build(TASKS, section)
     else:

@@ -3,9 +3,9 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from lineage.data.examples.images import in_memory
-from lineage.data.sources.digits import Digits
+from lineage.data.content import in_memory
 from lineage.data.sources.folder import Folder
+from lineage.data.sources.packages import Digits
 from lineage.data.transforms.pillow import decode, stack
 
 

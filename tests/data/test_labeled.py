@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from lineage.configs import schema
 from lineage.data import LabeledTexts
-from lineage.data.examples import encoded, labeled_texts
+from lineage.data.examples import encoded
 from lineage.data.sources.lines import LabelFiles, read_labeled_texts
 from lineage.data.tokenizers.kinds import TokenizerFile, Words
 from lineage.tasks import TASKS
-from lineage.tasks.text_classification import TextClassification
-from lineage.tasks.text_regression import TextRegression
+from lineage.tasks.text_classification import Fit, TextClassification, TextRegression, class_names
 from tests.data.conftest import load, train
 
 WORDS = [f"w{i}" for i in range(40)]
@@ -24,7 +23,7 @@ CODER = train("words", [" ".join(WORDS) + " . the"], encoded.ROLES)
 
 
 def fit(rule, length=8, stride=0, texts=(("w0",),)):
-    made = labeled_texts.Fit(rule, CODER, length, stride, LabeledTexts(list(texts), ["a"] * len(texts)))
+    made = Fit(rule, CODER, length, stride, LabeledTexts(list(texts), ["a"] * len(texts)))
     return lambda row: made(row, tuple(CODER.encode_batch(row)))
 
 
@@ -66,9 +65,9 @@ def test_every_layout_of_files_gives_the_same_texts(layout, zipped, second, tmp_
 
 def test_numeric_classes_are_in_numeric_order():
     part = LabeledTexts([("a",)] * 3, ["10", "9", "x"])
-    assert labeled_texts.names({"train": part}) == ["9", "10", "x"]
+    assert class_names({"train": part}) == ["9", "10", "x"]
     with pytest.raises(ValueError, match="The label 'y' of the test split is not one of 9, 10, x"):
-        labeled_texts.names({"train": part, "test": LabeledTexts([("a",)], ["y"])})
+        class_names({"train": part, "test": LabeledTexts([("a",)], ["y"])})
 
 
 def test_regression_targets(tmp_path):

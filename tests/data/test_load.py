@@ -6,9 +6,8 @@ import pytest
 from lineage.configs import schema
 from lineage.data import Loader
 from lineage.data.sources import SOURCES
-from lineage.data.sources.cldr import Dates
-from lineage.data.sources.digits import Digits
 from lineage.data.sources.folder import Folder
+from lineage.data.sources.packages import Dates, Digits
 from lineage.data.sources.text import StandardLibrary, Text
 from lineage.data.tokenizers.kinds import BPE, Characters, TokenizerFile
 from lineage.tasks import TASKS
@@ -187,7 +186,6 @@ SOME = StandardLibrary(max_bytes=100_000)
             {},
             r"mean is \(0.1, 0.2\) and .*: they need 1 or 1 numbers",
         ),
-        ((Digits(), ImageClassification(image_size=8, evaluation_crop=0.0)), {}, "task.evaluation_crop is 0.0"),
         ((Digits(), IMAGES), {"order": "stream"}, "loader.order is 'stream': the task 'image_classification' does not"),
         ((Digits(), IMAGES), {"buckets": (8,)}, r"loader.buckets is \(8,\): the task 'image_classification' does not"),
         ((SOME, WINDOWS), {"repeats": 2}, "loader.repeats is 2: the task 'causal_lm' does not"),
@@ -225,6 +223,7 @@ def test_invalid_options_raise(what, options, message):
         (TASKS, "image_classification", {"sequence_length": 8}, "ImageClassification has no key 'sequence_length'"),
         (TASKS, "causal_lm", {"augment": "flip"}, "CausalLM has no key 'augment'"),
         (TASKS, "image_classification", {"std": (0.0,)}, "std .* above 0"),
+        (TASKS, "image_classification", {"evaluation_crop": 0.0}, "task.evaluation_crop is 0.0: it must be above 0"),
         (TASKS, "pears", {}, "Unknown task 'pears'"),
     ],
 )

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lineage.data import Arrays, shuffle
+from lineage.data import shuffle
+from lineage.data.content import Arrays
 from tests.data.conftest import evaluation_batches, train_batches
 
 
@@ -144,7 +145,7 @@ def test_worker_exception_reaches_the_caller(kind):
 def test_evaluation_contains_each_example_once(size, n):
     batches = evaluation_batches(source=source(n), batch_size=size)
     assert len(batches) == len(list(batches)) == -(-n // size)
-    assert batches.num_examples == n
+    assert len(batches.source) == n
     for _ in range(2):
         assert [int(i) for batch in batches for i in batch["number"][batch["mask"]]] == list(range(n))
     assert all(len(batch["number"]) == size for batch in batches)

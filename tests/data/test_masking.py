@@ -4,7 +4,7 @@ import pytest
 from lineage.configs import schema
 from lineage.data import shuffle
 from lineage.data.examples.masking import PATTERNS, MaskPatches, MaskTokens
-from lineage.data.sources.digits import Digits
+from lineage.data.sources.packages import Digits
 from lineage.data.sources.text import Text
 from lineage.data.tokenizers.kinds import Words
 from lineage.tasks import TASKS

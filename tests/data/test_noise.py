@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lineage.data import shuffle
-from lineage.data.examples import denoising
+from lineage.data.examples import corruption
 from lineage.data.sources.text import Text
 from lineage.data.tokenizers.kinds import BPE
 from lineage.tasks.denoising import Denoising
@@ -22,7 +22,7 @@ def random(seed=0):
 
 @given(tokens=ROWS, rate=RATES, seed=SEEDS)
 def test_mask_replaces_the_given_fraction_in_place(tokens, rate, seed):
-    before, new = tokens.copy(), denoising.mask(tokens, random(seed), rate, token=MASK)
+    before, new = tokens.copy(), corruption.mask(tokens, random(seed), rate, token=MASK)
     assert (new == MASK).sum() == round(rate * len(tokens))
     np.testing.assert_array_equal(np.where(new == MASK, tokens, new), tokens)
     np.testing.assert_array_equal(tokens, before)
@@ -30,14 +30,14 @@ def test_mask_replaces_the_given_fraction_in_place(tokens, rate, seed):
 
 @given(tokens=ROWS, rate=RATES, seed=SEEDS)
 def test_delete_keeps_the_order_of_other_tokens(tokens, rate, seed):
-    new = denoising.delete(tokens, random(seed), rate)
+    new = corruption.delete(tokens, random(seed), rate)
     assert len(new) == len(tokens) - round(rate * len(tokens))
     assert (np.diff(new) > 0).all()
 
 
 @given(tokens=ROWS, rate=RATES, mean=st.floats(0.5, 8), seed=SEEDS)
 def test_infill_removes_the_given_fraction_in_separate_spans(tokens, rate, mean, seed):
-    new = denoising.infill(tokens, random(seed), rate, mean, token=MASK)
+    new = corruption.infill(tokens, random(seed), rate, mean, token=MASK)
     left = new[new != MASK]
     assert (np.diff(left) > 0).all()
     assert len(left) == len(tokens) - round(rate * len(tokens))
@@ -52,7 +52,7 @@ def test_span_lengths_follow_a_poisson_distribution():
     """Check that span lengths follow a Poisson distribution, including empty spans (5%)."""
     tokens, counts = np.arange(10_000), np.zeros(50)
     for seed in range(10):
-        new = denoising.infill(tokens, random(seed), 0.3, 3.0, token=MASK)
+        new = corruption.infill(tokens, random(seed), 0.3, 3.0, token=MASK)
         for place in np.flatnonzero(new == MASK):
             before = new[place - 1] if place else -1
             after = new[place + 1] if place + 1 < len(new) else len(tokens)
@@ -66,7 +66,7 @@ def test_span_lengths_follow_a_poisson_distribution():
 @given(tokens=st.lists(st.integers(0, 9), min_size=1, max_size=60), seed=SEEDS)
 def test_permutation_keeps_the_sentences(tokens, seed):
     ends = np.arange(10) == 3
-    new = denoising.permute_sentences(np.array(tokens), random(seed), ends=ends)
+    new = corruption.permute_sentences(np.array(tokens), random(seed), ends=ends)
 
     def split(tokens):
         cuts = [i + 1 for i, token in enumerate(tokens[:-1]) if token == 3]
@@ -79,18 +79,18 @@ def test_permutation_keeps_the_sentences(tokens, seed):
 
 def test_permutation_produces_all_orders():
     tokens = np.array([0, 3, 1, 3, 2, 3])
-    orders = {tuple(denoising.permute_sentences(tokens, random(s), ends=np.arange(10) == 3)[::2]) for s in range(100)}
+    orders = {tuple(corruption.permute_sentences(tokens, random(s), ends=np.arange(10) == 3)[::2]) for s in range(100)}
     assert len(orders) == 6
 
 
 @given(tokens=ROWS, seed=SEEDS)
 def test_rotate_is_a_rotation(tokens, seed):
-    new = denoising.rotate(tokens, random(seed))
+    new = corruption.rotate(tokens, random(seed))
     np.testing.assert_array_equal(np.roll(new, int(new[0])), tokens)
 
 
 def test_rotate_starts_at_a_uniformly_random_token():
-    firsts = np.bincount([denoising.rotate(np.arange(8), random(seed))[0] for seed in range(4000)])
+    firsts = np.bincount([corruption.rotate(np.arange(8), random(seed))[0] for seed in range(4000)])
     assert len(firsts) == 8
     assert (np.abs(firsts - 500) < 5 * 500**0.5).all()
 
@@ -103,7 +103,7 @@ def test_parse_applies_steps_in_order(kind):
     sizes = {"bpe": 400, "unigram": 30, "wordpiece": 60, "words": 0}
     coder = train(kind, [TEXT], ("pad", "end_of_text", "mask"), vocab_size=sizes[kind])
     ids = coder.encode(TEXT)[:60]
-    permute, mask = denoising.parse("permute_sentences | mask(0.5)", coder)
+    permute, mask = corruption.parse("permute_sentences | mask(0.5)", coder)
     new = permute(ids, random())
     assert sorted(new.tolist()) == sorted(ids.tolist())
     sentences = coder.decode(ids).replace("! ", ". ").replace("? ", ". ").count(". ")
@@ -150,12 +150,12 @@ def test_load(tmp_path):
 )
 def test_invalid_noise_raises(text, message):
     with pytest.raises(ValueError, match=message):
-        denoising.parse(text, train("bytes", [], ("mask",)))
+        corruption.parse(text, train("bytes", [], ("mask",)))
 
 
 def test_noise_depends_on_the_keys_only(tmp_path):
     coder = train("bytes", [], ("end_of_text", "mask"))
-    add = denoising.AddNoise(denoising.parse("infill(0.3) | rotate", coder), 21, coder.end_of_text)
+    add = corruption.AddNoise(corruption.parse("infill(0.3) | rotate", coder), 21, coder.end_of_text)
     tokens = np.tile(np.arange(20, dtype=np.int32), (3, 1))
     batch, keys = {"tokens": tokens, "mask": np.ones(tokens.shape, bool)}, shuffle.keys(np.arange(3), 0)
     whole, part = add(batch, keys), add({name: value[1:] for name, value in batch.items()}, keys[1:])

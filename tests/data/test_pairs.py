@@ -6,12 +6,11 @@ import pytest
 
 from lineage.configs import schema
 from lineage.data.examples import pairs
-from lineage.data.sources.cldr import Dates
 from lineage.data.sources.lines import LabelFiles, PairFiles, read_pairs
+from lineage.data.sources.packages import Dates
 from lineage.data.tokenizers.kinds import Characters
 from lineage.tasks import TASKS
-from lineage.tasks.conditional_lm import ConditionalLM
-from lineage.tasks.sequence_to_sequence import SequenceToSequence
+from lineage.tasks.sequence_to_sequence import ConditionalLM, SequenceToSequence
 from tests.data.conftest import load, train, train_batches
 
 LEFT, RIGHT = ["ein Haus", "zwei", "drei Bäume im Wald"], ["a house", "two", "three trees"]

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lineage.data import Question
-from lineage.data.examples import encoded, questions
+from lineage.data.examples import encoded
 from lineage.data.sources.lines import SQuAD, read_questions
-from lineage.tasks.question_answering import QuestionAnswering
+from lineage.tasks.question_answering import QuestionAnswering, encode
 from tests.data.conftest import load, train
 
 CONTEXT = "In 1066, the Normans — from Normandy — conquered England. Élan vital! 漢字 too."
@@ -72,7 +72,7 @@ def test_answers_are_recovered_from_token_positions(draw):
     stop = draw.draw(st.integers(start + 1, min(len(CONTEXT), start + 8)))
     text = CONTEXT[start:stop]
     stride = draw.draw(st.integers(1, 5))
-    source = questions.encode([Question("Who?", CONTEXT, [(start, text)])], CODERS[kind], 32, stride)
+    source = encode([Question("Who?", CONTEXT, [(start, text)])], CODERS[kind], 32, stride)
     inside = source.per_sequence["start"] > 0
     if not inside.any():  # no token covers the answer, or the answer ends with a space that no token covers
         assert kind == "words"
@@ -87,7 +87,7 @@ def test_answers_are_recovered_from_token_positions(draw):
 
 def test_windows_overlap_and_contain_the_question():
     coder = CODERS["bytes"]
-    source = questions.encode([Question("Who?", CONTEXT, [(13, "Normans")])], coder, 32, 10)
+    source = encode([Question("Who?", CONTEXT, [(13, "Normans")])], coder, 32, 10)
     room = 32 - 4 - 3
     texts = [coder.decode(row[6:-1]) for row in source.tokens]
     assert all(row[:6].tolist() == [coder.cls, *b"Who?", coder.sep] and row[-1] == coder.sep for row in source.tokens)
@@ -106,7 +106,7 @@ def test_windows_overlap_and_contain_the_question():
 def test_answers_match_exhaustive_search_over_windows():
     """Compare with an exhaustive search for random logits."""
     asked = [Question("Who?", CONTEXT, [(13, "Normans")]), Question("A?", CONTEXT[:20], [(0, "In")])]
-    source = questions.encode(asked, CODERS["bytes"], 48, 7)
+    source = encode(asked, CODERS["bytes"], 48, 7)
     start, end = np.random.default_rng(0).normal(size=(2, len(source), 48))
     for number, answer in enumerate(source.answers(start, end)):
         best = (-np.inf, "")
@@ -122,9 +122,9 @@ def test_answers_match_exhaustive_search_over_windows():
 
 def test_unanswerable_questions_need_a_null_answer():
     asked = [Question("Who?", CONTEXT, [(13, "Normans")]), Question("Why?", CONTEXT, [])]
-    source = questions.encode(asked, CODERS["words"], 64, 0)
+    source = encode(asked, CODERS["words"], 64, 0)
     assert source.answers(*oracle_logits(source)) == ["Normans", ""]
-    source = questions.encode([*asked[:1], Question("Why?", CONTEXT, [(13, "Normans")])], CODERS["words"], 64, 0)
+    source = encode([*asked[:1], Question("Why?", CONTEXT, [(13, "Normans")])], CODERS["words"], 64, 0)
     start, end = oracle_logits(source)
     start[1], end[1] = 0, 0
     start[1, 0] = 9  # not used: every question has an answer
@@ -154,4 +154,4 @@ def test_invalid_files_raise(tmp_path):
     with pytest.raises(ValueError, match=r"b\.json is not a file in SQuAD's format: KeyError 'paragraphs'"):
         read_questions(f"{tmp_path}/b.json")
     with pytest.raises(ValueError, match=r"task.stride is 60: it must be from 0"):
-        questions.encode([Question("Who?", CONTEXT, [])], CODERS["bytes"], 32, 60)
+        encode([Question("Who?", CONTEXT, [])], CODERS["bytes"], 32, 60)

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from lineage.data.sources.digits import Digits
+from lineage.data.sources.packages import Digits
 from lineage.data.sources.raw_images import CIFAR, IDX
 from lineage.data.sources.tfds import TFDS
 from lineage.tasks.image_classification import ImageClassification

@@ -4,11 +4,10 @@ import pytest
 
 from lineage.data import Documents, shuffle
 from lineage.data.examples.masking import MaskTokens
-from lineage.data.examples.sentence_pairs import Chunks, PairSentences, Sentences
-from lineage.data.examples.windows import tokenize
+from lineage.data.examples.windows import Chunks, PairSentences, Sentences, tokenize
 from lineage.data.sources.text import Text
 from lineage.data.tokenizers.kinds import TokenizerFile, WordPiece, Words
-from lineage.tasks.sentence_pair_pretraining import SentencePairPretraining
+from lineage.tasks.masked_lm import SentencePairPretraining
 from tests.data.conftest import load, train
 
 LENGTH = 24

@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lineage.data import shuffle
-from lineage.data.examples import span_corruption
-from lineage.data.examples.span_corruption import CorruptSpans
+from lineage.data.examples import corruption
+from lineage.data.examples.corruption import CorruptSpans
 from lineage.data.sources.text import Text
 from lineage.data.tokenizers.kinds import TokenizerFile
-from lineage.tasks.span_corruption import SpanCorruption
+from lineage.tasks.denoising import SpanCorruption
 from tests.data.conftest import load, train
 
 END, START = 1, 0
@@ -23,7 +23,7 @@ def windows(lengths, width):
 
 
 def corrupt(lengths, inputs_length, rate=0.15, seed=0):
-    width, targets_length = span_corruption.lengths(rate, inputs_length)
+    width, targets_length = corruption.lengths(rate, inputs_length)
     batch = windows(np.minimum(lengths, width), width)
     made = CorruptSpans(rate, inputs_length, targets_length, SENTINELS, START, END)
     return batch, made(batch, shuffle.keys(np.arange(len(lengths)), seed))
@@ -50,7 +50,7 @@ def test_inputs_and_targets_restore_the_text(lengths, inputs_length, rate, seed)
     batch, made = corrupt(lengths, inputs_length, rate, seed)
     for row in range(len(lengths)):
         size = min(lengths[row], batch["tokens"].shape[1])
-        noise, count = span_corruption.count_noise(rate, size)
+        noise, count = corruption.count_noise(rate, size)
         inputs = made["inputs"][row][made["inputs_mask"][row]]
         targets = made["targets"][row][made["mask"][row]]
         assert inputs[-1] == targets[-1] == END
@@ -68,8 +68,8 @@ def test_lengths_match_the_reference():
     """Check the published T5: 568 tokens give inputs of 512 and targets of 114 tokens; full windows fill both
     exactly.
     """
-    assert span_corruption.lengths(0.15, 512) == (568, 114)
-    assert span_corruption.count_noise(0.15, 568) == (85, 28)
+    assert corruption.lengths(0.15, 512) == (568, 114)
+    assert corruption.count_noise(0.15, 568) == (85, 28)
     _, made = corrupt([568] * 4, 512)
     assert made["inputs"].shape == (4, 512)
     assert made["targets"].shape == (4, 114)
@@ -80,7 +80,7 @@ def test_lengths_match_the_reference():
 def test_segmentations_are_uniform():
     """Check the 36 ways to divide 10 tokens into 3 spans, within 5 standard deviations."""
     count = 36_000
-    drawn = span_corruption.draw_spans(np.full(count, 10), np.full(count, 3), 15, shuffle.keys(np.arange(count), 0))
+    drawn = corruption.draw_spans(np.full(count, 10), np.full(count, 3), 15, shuffle.keys(np.arange(count), 0))
     assert (drawn.sum(axis=1) == 10).all()
     assert (drawn > 0).all()
     _, times = np.unique(drawn, axis=0, return_counts=True)
@@ -90,7 +90,7 @@ def test_segmentations_are_uniform():
 
 def test_noise_is_spread_over_the_text():
     batch = windows([100] * 5000, 100)
-    noise = span_corruption.draw_noise(0.15, batch["mask"], shuffle.keys(np.arange(5000), 1))
+    noise = corruption.draw_noise(0.15, batch["mask"], shuffle.keys(np.arange(5000), 1))
     assert (noise.sum(axis=1) == 15).all()
     assert ((noise[:, 1:] & ~noise[:, :-1]).sum(axis=1) == 5).all()  # five spans: three tokens on average
     assert not noise[:, 0].any()  # a text begins with an uncorrupted token and ends with a noise span
@@ -112,7 +112,7 @@ def test_load(tmp_path):
     assert loaded.facts.start_token == loaded.tokenizer.pad
     batch = loaded.train[0]
     assert batch["inputs"].shape == (4, 64)
-    assert batch["tokens"].shape == (4, span_corruption.lengths(0.15, 64)[1])
+    assert batch["tokens"].shape == (4, corruption.lengths(0.15, 64)[1])
     assert (batch["tokens"][:, 0] == loaded.tokenizer.pad).all()
     assert "<extra_id_0>" in loaded.tokenizer.decode(batch["inputs"][0])
     with pytest.raises(ValueError, match=r"task.sequence_length is 2000: it needs 111 sentinels, and 100 exist"):
@@ -123,4 +123,4 @@ def test_load(tmp_path):
     with pytest.raises(ValueError, match=r"task.mask_rate is 1.0: it must be above 0 and below 1"):
         SpanCorruption(sequence_length=64, mask_rate=1.0)
     with pytest.raises(ValueError, match=r"task.sequence_length is 2: it must be 3 or more"):
-        span_corruption.lengths(0.15, 2)
+        corruption.lengths(0.15, 2)

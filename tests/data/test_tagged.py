@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lineage.data import TaggedSentence
-from lineage.data.examples import encoded, tagged_sentences
-from lineage.data.sources.conllu import CoNLLU, read_sentences
+from lineage.data.examples import encoded
+from lineage.data.sources.lines import CoNLLU, read_sentences
 from lineage.tasks.masked_lm import MaskedLM
-from lineage.tasks.token_classification import TokenClassification
+from lineage.tasks.token_classification import TokenClassification, encode
 from tests.data.conftest import load, train
 
 CONLLU = """\
@@ -77,7 +77,7 @@ SENTENCE = st.lists(st.tuples(WORD, st.sampled_from(TAGS)), min_size=1, max_size
 def test_tags_are_recovered(sentences, coder, length):
     """Check that tags are recovered for arbitrary words, including words with spaces and words split over rows."""
     sentences = [TaggedSentence(*zip(*sentence)) for sentence in sentences]
-    source = tagged_sentences.encode(sentences, TAGS, coder, length)
+    source = encode(sentences, TAGS, coder, length)
     batch = source.take(np.arange(len(source)))
     assert batch["tokens"].shape == (len(source), length)
     found = [TAGS[number] for number in batch["targets"][batch["mask"]]]
@@ -94,7 +94,7 @@ def test_tokens_of_a_word_decode_to_its_text(sentences, length):
     """Check, with byte tokens, that the tokens from the start of a word up to the next one decode to the word."""
     coder = CODERS[0]
     sentences = [TaggedSentence(*zip(*sentence)) for sentence in sentences]
-    source = tagged_sentences.encode(sentences, TAGS, coder, length)
+    source = encode(sentences, TAGS, coder, length)
     words = []
     for row, mask in zip(source.tokens, source.per_token["mask"]):
         bounds = [*np.flatnonzero(mask), len(row) - 1]
@@ -105,7 +105,7 @@ def test_tokens_of_a_word_decode_to_its_text(sentences, length):
 def test_words_without_tokens_become_mask_tokens():
     coder = CODERS[2]
     sentence = TaggedSentence(["the", "\u200b", " \t", "fox"], ["A", "B", "C", "A"])
-    source = tagged_sentences.encode([sentence], TAGS, coder, 8)
+    source = encode([sentence], TAGS, coder, 8)
     batch = source.take(np.array([0]))
     assert batch["targets"][batch["mask"]].tolist() == [0, 1, 2, 0]
     assert source.tokens[0][3] == coder.mask

@@ -6,15 +6,14 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from lineage.data import Arrays
+from lineage.data.content import Arrays
 from lineage.data.sources.tfds import TFDS, find_builder
 from lineage.data.tokenizers.kinds import Words
 from lineage.tasks.causal_lm import CausalLM
 from lineage.tasks.image_classification import ImageClassification
 from lineage.tasks.question_answering import QuestionAnswering
 from lineage.tasks.sequence_to_sequence import SequenceToSequence
-from lineage.tasks.text_classification import TextClassification
-from lineage.tasks.text_regression import TextRegression
+from lineage.tasks.text_classification import TextClassification, TextRegression
 from tests.data.conftest import load
 
 
@@ -149,7 +148,7 @@ def test_needs_neither_jax_nor_tensorflow(shapes, tmp_path):
         import sys
         from lineage import data
         from lineage.data.sources.tfds import TFDS
-        from lineage.data.sources.digits import Digits
+        from lineage.data.sources.packages import Digits
         from lineage.data.transforms.augmentation import Shift, Transform
         sys.path.append({str(tmp_path)!r})
 
@@ -164,7 +163,7 @@ def test_needs_neither_jax_nor_tensorflow(shapes, tmp_path):
 
             def examples(self, content, tokenizer, seed):
                 transform = Transform(None, [Shift(1)], (0.5,), (0.5,))
-                return data.Examples(content.splits, data.Facts(), None, transform, transform)
+                return data.Examples(content.splits, data.Facts(), transform, transform)
 
         for source in (TFDS("shapes", {str(shapes)!r}), Digits()):
             loaded = data.load(source, Plain(), data.Bytes(), data.Loader(batch_size=8))

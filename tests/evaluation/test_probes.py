@@ -6,7 +6,7 @@ import pytest
 
 from lineage.configs import schema
 from lineage.evaluation import EVALUATORS
-from lineage.evaluation.probes import FewShot, LinearProbe, Neighbors
+from lineage.evaluation.images import FewShot, LinearProbe, Neighbors
 from lineage.train import loop
 from lineage.train.experiment import Experiment
 

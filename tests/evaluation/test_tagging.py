@@ -7,10 +7,10 @@ import pytest
 from seqeval.metrics import f1_score, precision_score, recall_score
 
 from lineage.data import EvaluationBatches, Facts, Loader, TaggedSentence
-from lineage.data.examples import encoded, tagged_sentences
+from lineage.data.examples import encoded
 from lineage.evaluation import EVALUATORS, Context, Split
 from lineage.evaluation.texts import Tagging
-from lineage.tasks.token_classification import TokenClassification
+from lineage.tasks.token_classification import TokenClassification, encode
 from tests.data.conftest import train
 
 CHUNKS = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
@@ -20,7 +20,7 @@ def measured(truth, guesses, names, length):
     """Return the metrics of guessed tags of sentences whose words have one to three tokens."""
     coder = train("bytes", [], encoded.ROLES)
     sentences = [TaggedSentence(["abc"[: 1 + i % 3] for i in range(len(tags))], tags) for tags in truth]
-    source = tagged_sentences.encode(sentences, names, coder, length)
+    source = encode(sentences, names, coder, length)
     logits = np.zeros((len(source), length, len(names)), np.float32)
     wanted = iter([names.index(tag) for tags in guesses for tag in tags])
     for row, mask in zip(logits, source.per_token["mask"]):

@@ -79,7 +79,7 @@ def test_bert_score_matches_bert_score_package(folder):
     candidates[7] = "  "
     # One pair at a time, so that there is no padding.
     theirs = scorer_of(folder, 2).score(candidates, references, batch_size=1)
-    ours = bert_score(candidates, references, encoder_of(folder, 2), batch_size=16)
+    ours = bert_score(candidates, references, encoder_of(folder, 2))
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
     assert np.ptp(ours.f) > 0.3
     np.testing.assert_array_equal(np.stack(ours)[:, [3, 7]], 0)
@@ -95,9 +95,7 @@ def test_rarity_baseline_and_several_references(folder, tmp_path):
     path.write_text("LAYER,P,R,F\n0,0.1,0.2,0.3\n1,0.4,0.5,0.6\n2,0.31,0.32,0.33\n")
     options = {"rescale_with_baseline": True, "lang": "en", "baseline_path": str(path), "idf": True, "idf_sents": flat}
     theirs = scorer_of(folder, 2, **options).score(candidates, groups, batch_size=1)
-    ours = bert_score(
-        candidates, groups, encoder_of(folder, 2), idf=True, baseline=read_baseline(path, 2), batch_size=16
-    )
+    ours = bert_score(candidates, groups, encoder_of(folder, 2), idf=True, baseline=read_baseline(path, 2))
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
     with pytest.raises(ValueError, match="has no layer 3: it has 0, 1, 2"):
         read_baseline(path, 3)

@@ -7,7 +7,7 @@ import pytest
 from lineage import models
 from lineage.models.elmo import ELMo, ScalarMix
 from lineage.models.layers.linear import Linear
-from lineage.tasks.bidirectional_lm import BidirectionalLM
+from lineage.tasks.causal_lm import BidirectionalLM
 from tests.tolerance import assert_close
 
 TINY = ELMo(vocab_size=11, depth=2, width=6, cell_dim=8, dropout=0.0)

@@ -7,7 +7,7 @@ import pytest
 
 from lineage import models
 from lineage.models.decoding.generate import generate
-from lineage.models.transformer_xl import TransformerXL, shifted
+from lineage.models.transformer_xl import TransformerXL, by_key
 from tests.tolerance import assert_close
 
 TINY = TransformerXL(vocab_size=17, max_length=4, memory_length=6, depth=2, width=16, num_heads=2)
@@ -37,12 +37,12 @@ def test_parameter_count_matches_the_paper():
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == words + 16 * layers == 150_850_870
 
 
-def test_relative_shift_matches_a_loop():
-    by_distance = jnp.arange(3 * 5.0).reshape(1, 1, 3, 5)
-    found = shifted(by_distance)[0, 0]
+def test_distances_of_queries_to_keys_match_a_loop():
+    relative = jnp.arange(1, 5 * 2 * 3 + 1.0).reshape(5, 2, 3)
+    found = by_key(relative, 3)
     for t in range(3):
-        for j in range(2 + t + 1):
-            assert found[t, j] == by_distance[0, 0, t, 2 + t - j]
+        for j in range(5):
+            np.testing.assert_array_equal(found[t, j], relative[2 + t - j] if j <= 2 + t else 0)
 
 
 def test_segments_match_the_whole_text_if_memory_is_long_enough(params):

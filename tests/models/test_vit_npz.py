@@ -188,7 +188,7 @@ def test_invalid_files_raise(tmp_path, variables, normal):
     with pytest.raises(ValueError, match=r"hybrid\.npz holds another model: conv_root/kernel is missing, unexpected"):
         convert.load(tmp_path / "hybrid.npz")
     np.savez(tmp_path / "other.npz", a=np.zeros(3))
-    with pytest.raises(ValueError, match=r"other\.npz holds no ViT: 'patch_embed/projection/kernel'"):
+    with pytest.raises(ValueError, match=r"other\.npz holds no ViT: 'embedding/kernel'"):
         convert.load(tmp_path / "other.npz")
     (tmp_path / "text.npz").write_text("text")
     with pytest.raises(ValueError, match=r"text\.npz is not an \.npz file"):

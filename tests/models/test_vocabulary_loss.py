@@ -2,18 +2,21 @@
 
 from functools import partial
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
+from lineage import models
 from lineage.metrics.classification import correct
 from lineage.metrics.likelihood import cross_entropy
 from lineage.models import Targets
 from lineage.models.kernels import vocabulary
 from lineage.models.kernels.vocabulary import rows_of_block, scored, token_losses
 from lineage.models.layers import AdaptiveEmbed, Embed
+from lineage.tasks.causal_lm import CausalLM
 from tests.tiers import tiered
 
 WORDS, WIDTH, SHAPE = 60, 8, (4, 6)
@@ -148,6 +151,29 @@ def test_label_that_is_not_a_word_has_no_loss(variables, normal):
         found = module.apply(params, x, Targets(labels, jnp.ones((1, 4))), method="losses")
         np.testing.assert_array_equal(np.isnan(found.loss), [[True, True, False, False]])
         assert not found.correct[0, :2].any()
+
+
+@tiered(("name", "smoothing"), [("gpt", 0.1), ("llama", 0.0), ("transformer_xl", 0.0)])
+def test_causal_language_models_may_fuse_the_loss(name, smoothing, variables, small_blocks):
+    """Check the loss, its weight, the accuracy and all gradients of the task."""
+    model = models.build(name, vocab_size=WORDS, max_length=8, depth=1, width=8, num_heads=2)
+    rng = np.random.default_rng(0)
+    tokens, targets = (jnp.asarray(rng.integers(0, WORDS, SHAPE), jnp.int32) for _ in range(2))
+    batch = {"tokens": tokens, "targets": targets, "mask": jnp.asarray(rng.random(SHAPE) < 0.67)}
+    task, params = CausalLM(label_smoothing=smoothing), variables(model, tokens)
+
+    def result(model):
+        def loss(params):
+            total, *rest = nn.apply(task.loss, model)(params, batch, rngs={"dropout": jax.random.key(0)})
+            return total, rest
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+    found, expected = result(model.clone(fused_loss=True)), result(model)
+    assert jax.tree.leaves(expected[0])[0] > 1
+    for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        # The gradient of a key's bias is zero but for rounding.
+        np.testing.assert_allclose(mine, other, rtol=0, atol=2e-6 * np.abs(other).max() + 1e-7)
 
 
 def test_block_sizes():

@@ -11,7 +11,7 @@ from matplotlib.image import imsave
 
 from lineage import models
 from lineage.data.tokenizers import Tokenizer
-from lineage.report import attention
+from lineage.report import artifacts
 from lineage.tasks.attention import attention_of_texts, attention_weights
 
 SIZES = {"vocab_size": 11, "depth": 2, "width": 16, "num_heads": 2, "max_length": 16}
@@ -68,8 +68,8 @@ def test_attention_of_recurrent_model_is_one_layer():
 
 
 def test_large_attention_is_reduced_to_some_layers_and_heads(monkeypatch):
-    monkeypatch.setattr(attention, "MAX_WEIGHTS", 12 * 25)
-    view = attention.view("x", weights_of(6, 4, 5, 5), "abcde")
+    monkeypatch.setattr(artifacts, "MAX_WEIGHTS", 12 * 25)
+    view = artifacts.view("x", weights_of(6, 4, 5, 5), "abcde")
     assert view["layers"] == [1, 3, 5]
     assert view["heads"] == [1, 2, 3, 4]
 
@@ -82,7 +82,7 @@ def shown(page):
 def test_browser_shows_attention_of_a_token(browse):
     tokens, read = ["the", "<cat>", "</script>"], ["die", "Katze", "&", "."]
     own, cross = weights_of(3, 2, 4, 4), weights_of(2, 4, 3, 4)
-    part = attention.explorer([attention.view("encoder", own, read), attention.view("cross", cross, tokens, read)])
+    part = artifacts.explorer([artifacts.view("encoder", own, read), artifacts.view("cross", cross, tokens, read)])
     page = browse(part, "")  # at first the mean of all for the last token
     np.testing.assert_allclose(shown(page), own.mean((0, 1))[3], atol=0.003)
     pick = (
@@ -101,7 +101,7 @@ def test_browser_shows_attention_of_a_patch(browse):
     picture = io.BytesIO()
     imsave(picture, np.zeros((4, 6, 3)), format="png")
     weights = weights_of(1, 1, 7, 7)
-    part = attention.explorer([attention.view("a", weights, ["class"], image=picture.getvalue(), grid=(2, 3))])
+    part = artifacts.explorer([artifacts.view("a", weights, ["class"], image=picture.getvalue(), grid=(2, 3))])
     np.testing.assert_allclose(shown(browse(part, "")), weights[0, 0, 0], atol=0.003)  # of the class token
     page = browse(part, "document.querySelectorAll('.patches span')[4].onclick();")
     np.testing.assert_allclose(shown(page), weights[0, 0, 5], atol=0.003)

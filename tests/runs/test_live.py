@@ -9,7 +9,7 @@ import time
 import pytest
 from rich.console import Console
 
-from lineage.runs import devices, folder
+from lineage.runs import folder, sweep
 from lineage.runs.live import Run, Table, watch
 
 
@@ -99,25 +99,25 @@ def test_table_in_a_terminal(tmp_path):
 def test_devices_are_divided_among_runs(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 8})
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    assert devices.shares(1) == [({0, 1, 2, 3, 8}, {})]
-    assert devices.shares(2) == [({0, 1}, {}), ({2, 3, 8}, {})]
-    assert [cpus for cpus, _ in devices.shares(7)] == [{0}, {1}, {2}, {3}, {8}, {0}, {1}]
+    assert sweep.shares(1) == [({0, 1, 2, 3, 8}, {})]
+    assert sweep.shares(2) == [({0, 1}, {}), ({2, 3, 8}, {})]
+    assert [cpus for cpus, _ in sweep.shares(7)] == [{0}, {1}, {2}, {3}, {8}, {0}, {1}]
     monkeypatch.delenv("JAX_PLATFORMS")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2,5")
-    assert devices.shares(1)[0][1] == {}
-    assert [own for _, own in devices.shares(2)] == [{"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "2,5"}]
-    crowd = [own for _, own in devices.shares(4)]
+    assert sweep.shares(1)[0][1] == {}
+    assert [own for _, own in sweep.shares(2)] == [{"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "2,5"}]
+    crowd = [own for _, own in sweep.shares(4)]
     assert [own["CUDA_VISIBLE_DEVICES"] for own in crowd] == ["1", "2", "5", "1"]
     assert {own["XLA_PYTHON_CLIENT_MEM_FRACTION"] for own in crowd} == {"0.450"}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(devices, "glob", lambda pattern: [f"/dev/accel{n}" for n in range(8)] * ("accel" in pattern))
-    tpus = [own for _, own in devices.shares(4)]
+    monkeypatch.setattr(sweep, "glob", lambda pattern: [f"/dev/accel{n}" for n in range(8)] * ("accel" in pattern))
+    tpus = [own for _, own in sweep.shares(4)]
     assert [own["TPU_VISIBLE_CHIPS"] for own in tpus] == ["0,1", "2,3", "4,5", "6,7"]
     assert {own["TPU_CHIPS_PER_PROCESS_BOUNDS"] for own in tpus} == {"1,2,1"}
     with pytest.raises(ValueError, match="parallel is 3: 8 TPU chips cannot be divided by it"):
-        devices.shares(3)
+        sweep.shares(3)
     with pytest.raises(ValueError, match="parallel is 0: it must be 1 or more"):
-        devices.shares(0)
+        sweep.shares(0)
 
 
 def test_held_devices(tmp_path):

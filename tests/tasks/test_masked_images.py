@@ -14,7 +14,7 @@ from lineage.models import Model, convert
 from lineage.models.deit import DeiT
 from lineage.models.vit import ViT
 from lineage.report.run import write_report
-from lineage.tasks.distilled_image_classification import DistilledImageClassification
+from lineage.tasks.image_classification import DistilledImageClassification
 from lineage.train import loop
 from lineage.train import pretrained as initial
 from lineage.train.checkpoint import read_variables

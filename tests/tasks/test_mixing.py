@@ -10,8 +10,7 @@ import torch
 
 from lineage.configs.run import Run
 from lineage.models import Model
-from lineage.tasks.image_classification import ImageClassification
-from lineage.tasks.mixup import kept, mix
+from lineage.tasks.image_classification import ImageClassification, kept, mix
 from lineage.train.step import TrainState, make_train_step
 
 KEYS = jax.random.split(jax.random.key(0), 400)
@@ -59,6 +58,8 @@ def test_mixup_and_cutmix_are_equally_frequent():
 class Areas(Model):
     """Model that returns the log of the area of each class; channel c is 1 where class c is."""
 
+    num_classes: int = 3
+
     @nn.compact
     def __call__(self, image):
         bias = self.param("bias", nn.initializers.zeros, (image.shape[-1],))
@@ -90,13 +91,15 @@ def given(logits, label, mask=None):
 class Scores(Model):
     """Model that returns the image as logits."""
 
+    num_classes: int
+
     @nn.compact
     def __call__(self, image):
         return image[:, 0, :, 0] + self.param("bias", nn.initializers.zeros, ())
 
 
 def found(batch, rngs=None, **options):
-    apply = jax.jit(nn.apply(ImageClassification(**options).loss, Scores()))
+    apply = jax.jit(nn.apply(ImageClassification(**options).loss, Scores(num_classes=batch["image"].shape[2])))
     return apply({"params": {"bias": jnp.zeros(())}}, batch, rngs=rngs)
 
 
@@ -138,7 +141,7 @@ def test_accumulated_loss_matches_micro_batches():
     objective, optimizer = ImageClassification(**BOTH).loss, optax.sgd(1.0)
     params = {"bias": jnp.zeros(())}
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), {}, None)
-    step = jax.jit(make_train_step(Scores(), objective, optimizer, Run(seed=5, grad_accum_steps=2)))
+    step = jax.jit(make_train_step(Scores(num_classes=5), objective, optimizer, Run(seed=5, grad_accum_steps=2)))
     rng = jax.random.fold_in(jax.random.key(5), 0)
     parts = [
         found({name: value[i::2] for name, value in batch.items()}, {"dropout": jax.random.fold_in(rng, i)}, **BOTH)

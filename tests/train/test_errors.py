@@ -295,7 +295,7 @@ def test_full_disk_stops_the_run_and_keeps_its_files(error, tiny, tmp_path):
 def test_empty_data_set(tiny, monkeypatch):
     experiment = Experiment(tiny("vit"), None, jax.devices()[:1])
     empty = Images({"train": EMPTY, "test": EMPTY}, ["0"])
-    monkeypatch.setattr("lineage.data.sources.digits.Digits.images", lambda self: empty)
+    monkeypatch.setattr("lineage.data.sources.packages.Digits.images", lambda self: empty)
     with pytest.raises(ValueError, match="The training set is empty: at least one example is needed"):
         experiment.data  # noqa: B018
 

@@ -18,6 +18,11 @@ from lineage.train.profiling import experiment_budget
 from lineage.train.sharding import batch_sharding, shardings
 from lineage.train.step import cast, make_evaluation_step
 
+# The memory that a program needs and that of the TPU, in the compiler's two messages; the first is without arguments.
+NO_MEMORY = re.compile(
+    r"temporaries \(([\d.]+\w)\) exceeds available HBM \(([\d.]+\w)\)|Used ([\d.]+\w) of ([\d.]+\w) hbm"
+)
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -31,7 +36,8 @@ class Compiled:
         peak: largest number of bytes in use at a time.
         flops: FLOPs of the model in one step, on one device, without recomputation; None for the decoding step, whose
             limit is the bandwidth of the memory.
-        leaves: number of arrays of the state, all of which should be donated; 0 if the step changes none.
+        leaves: number of arrays of the state that should be donated, those of one element aside; 0 if the step changes
+            none.
         seconds: duration of the compilation.
     """
 
@@ -98,8 +104,8 @@ class Compiled:
         name = "bandwidth   " if self.flops is None else "MFU         "
         shares = f"{plan.share('matmul|gemm'):.0%} of the time, those in float32 {plan.share('f32 matmul'):.0%}"
         use = f"{name} {self.utilization:.1%} (ideally {self.ideal * 1e3:.2f} ms); matrix products take {shares}"
-        donated = f"donated      {plan.module.donated} of {self.leaves} arrays of the state" if self.leaves else ""
-        head = "\n".join(line for line in (self.title, memory, times, use, donated) if line)
+        donated = f"donated      {plan.module.donated} arrays; the state has {self.leaves}, those of one element aside"
+        head = "\n".join([self.title, memory, times, use, *([donated] if self.leaves else [])])
         return "\n\n".join(part for part in (head, self._operations(), self._collectives(), self._buffers()) if part)
 
     def _operations(self) -> str:
@@ -158,9 +164,10 @@ def compile_step(experiment: Experiment, target: Target, step: str = "train", ti
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        if not (used := re.search(r"Used ([\d.]+\w) of ([\d.]+\w) hbm", str(error))):
+        if not (used := NO_MEMORY.search(str(error))):
             raise
-        raise MemoryError(f"{title} does not fit: it needs {used.group(1)} of {used.group(2)} HBM.") from error
+        needed, available = filter(None, used.groups())
+        raise MemoryError(f"{title} does not fit: it needs {needed} of {available} HBM.") from error
     memory = compiled.memory_analysis()
     kept = max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes)
     arguments, temporaries = memory.argument_size_in_bytes + kept, memory.temp_size_in_bytes
@@ -192,7 +199,7 @@ def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
     batch = jax.eval_shape(experiment.zeros)
     batch = placed(batch, jax.tree.map(lambda _: batch_sharding(mesh), batch))
     if step == "train":
-        return jit_step(experiment).lower(state, batch), len(jax.tree.leaves(state))
+        return jit_step(experiment).lower(state, batch), _arrays(state)
     variables = jax.eval_shape(lambda state: state.variables(average=True), state)
     if step == "evaluate":
         variables = placed(variables, shardings(variables, experiment.sharding_rules, mesh))
@@ -215,4 +222,9 @@ def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
         return logits.argmax(axis=-1).astype(jnp.int32), cache
 
     lowered = experiment.jit(decode, donate_argnums=2).lower(variables, tokens, cache, memory)
-    return lowered, len(jax.tree.leaves(cache))
+    return lowered, _arrays(cache)
+
+
+def _arrays(tree: Any) -> int:
+    """Return the number of arrays with more than one element: an optimizer may have others that no step reads."""
+    return sum(leaf.size > 1 for leaf in jax.tree.leaves(tree))

@@ -1,4 +1,5 @@
-"""Noise of denoising autoencoders (BART, arXiv 1910.13461, section 2.2): functions of tokens [N] and a generator."""
+"""Corruption of windows of tokens: the spans of T5 (arXiv 1910.10683, section 3.1.4) and the noise of denoising
+autoencoders (BART, arXiv 1910.13461, section 2.2)."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -10,13 +11,103 @@ import numpy as np
 from lineage.data import shuffle
 from lineage.data.examples.masking import present
 from lineage.data.examples.pairs import shifted
-from lineage.data.examples.span_corruption import pack
 from lineage.data.loader import Batch
 from lineage.data.tokenizers import Tokenizer
 from lineage.data.transforms.calls import parse_calls
 
-Noise = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+MEAN_SPAN = 3  # tokens of a span of T5
+Noise = Callable[[np.ndarray, np.random.Generator], np.ndarray]  # of tokens [N]
 _ENDS = re.compile(r"[.!?]$|\n")
+
+
+def count_noise(rate: float, length: int) -> tuple[int, int]:
+    """Return how many of `length` tokens are noise, and in how many spans; at least one token is kept."""
+    noise = min(max(round(rate * length), 1), length - 1)
+    return noise, min(max(round(noise / MEAN_SPAN), 1), length - noise)
+
+
+def lengths(rate: float, inputs_length: int) -> tuple[int, int]:
+    """Return the number of tokens of a window, and of its targets.
+
+    The window is the longest whose inputs have at most `inputs_length` tokens, sentinels and end included.
+    """
+    if inputs_length < 3:
+        raise ValueError(f"task.sequence_length is {inputs_length}: it must be 3 or more.")
+    length = 2
+    while _sizes(rate, length + 1)[0] <= inputs_length:
+        length += 1
+    return length, _sizes(rate, length)[1]
+
+
+def _sizes(rate, length):
+    noise, spans = count_noise(rate, length)
+    return length - noise + spans + 1, noise + spans + 1
+
+
+def draw_spans(sizes: np.ndarray, counts: np.ndarray, length: int, keys: np.ndarray) -> np.ndarray:
+    """Draw the lengths int64 [B, N] of spans, uniformly over all partitions of `sizes` [B] into `counts` [B] spans."""
+    positions = np.arange(length)
+    draws = shuffle.draw(keys, length)
+    draws = np.where((positions > 0) & (positions < sizes[:, None]), draws, np.uint64(2**64 - 1))
+    rank = np.argsort(np.argsort(draws, axis=1), axis=1)
+    span = np.cumsum(rank < counts[:, None] - 1, axis=1)  # the span of each token
+    spans = np.zeros((len(keys), max(counts.max(), 1)), np.int64)
+    np.add.at(spans, (np.arange(len(keys))[:, None], span), positions < sizes[:, None])
+    return spans
+
+
+def draw_noise(rate: float, real: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Draw a mask bool [B, T] of the noise among the `real` tokens [B, T], the first ones of each sequence.
+
+    Spans of kept tokens and of noise alternate, beginning with kept tokens; `count_noise` gives their number.
+    """
+    size, length = real.sum(axis=1), real.shape[1]
+    noise, spans = np.array([count_noise(rate, n) if n > 1 else (0, 0) for n in size]).T
+    parts = [draw_spans(n, spans, length, shuffle.fold(keys, use)) for use, n in enumerate((size - noise, noise))]
+    stops = np.cumsum(np.stack(parts, axis=2).reshape(len(keys), -1), axis=1)
+    turns = np.zeros((len(keys), length + 1), np.int64)
+    np.add.at(turns, (np.arange(len(keys))[:, None], stops), 1)
+    return (np.cumsum(turns, axis=1)[:, :-1] % 2 == 1) & real
+
+
+def replace_spans(tokens: np.ndarray, spans: np.ndarray, sentinels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return tokens [B, T] with a sentinel at the first token of each span, and a mask of the remaining tokens."""
+    first = spans.copy()
+    first[:, 1:] &= ~spans[:, :-1]
+    number = np.minimum(np.cumsum(first, axis=1) - 1, len(sentinels) - 1)
+    return np.where(first, sentinels[number], tokens), first | ~spans
+
+
+def pack(tokens: np.ndarray, kept: np.ndarray, length: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the `kept` tokens of each sequence and `end`, int32 [B, length], padded with `end`, and their mask."""
+    ids = np.full((len(tokens), length), end, np.int32)
+    rows, columns = np.nonzero(kept)
+    ids[rows, (np.cumsum(kept, axis=1) - 1)[rows, columns]] = tokens[rows, columns]
+    return ids, np.arange(length) <= kept.sum(axis=1)[:, None]
+
+
+@dataclass(frozen=True)
+class CorruptSpans:
+    """Transform that replaces a fraction `rate` of the tokens of windows, in spans, by one of the `sentinels` each.
+
+    The batch then has the arrays of `pairs.EncodedPairs`; the targets are the sentinels and the spans.
+    """
+
+    rate: float
+    inputs_length: int
+    targets_length: int
+    sentinels: np.ndarray
+    start: int
+    end: int
+
+    def __call__(self, batch: Batch, keys: np.ndarray) -> Batch:
+        tokens, real = batch["tokens"], present(batch)
+        noise = draw_noise(self.rate, real, keys)
+        inputs, left = replace_spans(tokens, noise, self.sentinels)
+        targets, gone = replace_spans(tokens, real & ~noise, self.sentinels)
+        inputs, inputs_mask = pack(inputs, left & real, self.inputs_length, self.end)
+        targets, mask = pack(targets, gone & real, self.targets_length, self.end)
+        return {"inputs": inputs, "inputs_mask": inputs_mask} | shifted(targets, mask & real[:, :1], self.start)
 
 
 def mask(tokens: np.ndarray, random: np.random.Generator, rate: float, *, token: int) -> np.ndarray:

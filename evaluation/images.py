@@ -1,10 +1,11 @@
-"""Probes: accuracy of a classifier on the frozen features of a model."""
+"""Evaluators of tasks of images: the metrics of COCO, and probes (classifiers of the frozen features of a model)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Float, Int
 from sklearn.linear_model import RidgeClassifierCV
 from sklearn.neighbors import KNeighborsClassifier
@@ -13,6 +14,28 @@ from sklearn.preprocessing import StandardScaler
 
 from lineage.configs.registry import Range
 from lineage.evaluation.base import EVALUATORS, Context, Evaluator, Split
+from lineage.metrics.detection import Detections, coco
+from lineage.tasks.object_detection import objects_of
+
+
+@EVALUATORS.register("detection")
+@dataclass(frozen=True)
+class Detection(Evaluator):
+    """COCO's average precisions of detected objects; those by object size would need the images' original pixels."""
+
+    def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
+        state, step = Detections.empty(split.facts.num_classes), context.step(context.task.forward)
+        for batch in split.batches:
+            batch = context.to_mesh(batch)
+            answer = step(variables, batch)
+            del batch["image"]
+            batch, answer = process_allgather((batch, answer), tiled=True)
+            for true, found in zip(*objects_of(batch, *answer)):
+                state = state.update(len(state.images), **found, **{f"true_{name}": of for name, of in true.items()})
+        result = coco(state)
+        context.artifacts[f"precision_{split.label}"] = {"precision": result.curves()}
+        values = result.summary()
+        return {name: values[name] for name in ("ap", "ap_50", "ap_75")}
 
 
 @dataclass(frozen=True)
@@ -38,7 +61,8 @@ class Probe(Evaluator):
         def seen(batches):
             return context.rows(function, variables, batches, model)
 
-        training = context.once("training features", lambda: seen(context.training_set()))
+        training_set = replace(split.batches, source=context.data.train.source)
+        training = context.once("training features", lambda: seen(training_set))
         fitted = context.once(self, lambda: self.fit(*training))
         own = context.once(("features", split.label), lambda: seen(split.batches))
         return {f"{self.metric}_accuracy": float(fitted.score(*own))}
