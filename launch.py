@@ -33,7 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options, changes = parse(arguments, displayed(LAUNCH))
-    options.line = displayed([*LAUNCH, *arguments])
+    options.line, given = displayed([*LAUNCH, *arguments]), vars(options)
+    options.named = given.get("config") or given.get("experiment")
+    options.file = options.named or DEFAULT  # name or path of the experiment
+    options.folder = Path(given.get("workdir") or default_workdir(options.file))  # of the run
     logging.getLogger("absl").setLevel(logging.ERROR)
     try:
         with processes(options):
@@ -67,27 +70,16 @@ def configured(options: Options, changes: Changes) -> tuple[ConfigDict, list[dic
     """Build the config from the command line; return it with the overrides of its sweep."""
     from lineage.configs import cli
 
-    file, path = config_file(options), workdir(options) / CONFIG
+    path = options.folder / CONFIG
     trained = "checkpoint" in options  # whether the command is for a trained model
     if trained and not path.is_file():
         raise FileNotFoundError(f"there is no trained model in {path.parent}: give the --workdir of a run.")
     shown = options.command in ("describe", "config") and options.workdir and path.is_file()
-    named = options.config or getattr(options, "experiment", None)
-    config, sweep = cli.load(str(path) if (trained or shown) and not named else file)
+    config, sweep = cli.load(str(path) if (trained or shown) and not options.named else options.file)
     if trained:
         config.mesh.update({"data": -1, "fsdp": 1, "tensor": 1})  # the devices of this machine
     cli.override(config, changes)
     return config, sweep
-
-
-def config_file(options: Options) -> str:
-    """Return the name or path of the experiment."""
-    return options.config or getattr(options, "experiment", None) or DEFAULT
-
-
-def workdir(options: Options) -> Path:
-    """Return the folder of the run."""
-    return Path(options.workdir or default_workdir(config_file(options)))
 
 
 def default_workdir(file: str) -> str:
@@ -108,7 +100,7 @@ def changed(config: ConfigDict, overrides: Mapping[str, Any]) -> dict[str, Any]:
 def child(options: Options, changes: Changes) -> list[str]:
     """Return the command line of a run of a sweep, or of a job, without its own overrides and its workdir."""
     own = [f"--config.{key}={value}" for key, value in changes.items()]
-    return [*LAUNCH, "train", f"--config={config_file(options)}", *own, *["--force-config"] * options.force_config]
+    return [*LAUNCH, "train", f"--config={options.file}", *own, *["--force-config"] * options.force_config]
 
 
 def run_train(options: Options, changes: Changes) -> int:
@@ -117,9 +109,9 @@ def run_train(options: Options, changes: Changes) -> int:
     from lineage.runs.provenance import provenance
     from lineage.train import loop
 
-    folder, file = workdir(options), config_file(options)
-    about = {"config_name": Path(default_workdir(file)).name, "command": options.line}
-    about |= provenance(Path(cli.find(file)[0]).parent)
+    folder = options.folder
+    about = {"config_name": Path(default_workdir(options.file)).name, "command": options.line}
+    about |= provenance(Path(cli.find(options.file)[0]).parent)
     try:
         metrics = loop.train(config, folder, about=about, force_config=options.force_config)
     except loop.Preempted as stopped:
@@ -136,7 +128,7 @@ def restored(options: Options, changes: Changes) -> tuple[Any, Any]:
     from lineage.train import expert_mixture
     from lineage.train.experiment import Experiment
 
-    folder = workdir(options)
+    folder = options.folder
     if not options.force_config:
         check_config(config, folder)
     experiment = Experiment(config, folder)
@@ -170,7 +162,7 @@ def run_export(options: Options, changes: Changes) -> None:
     experiment, state = restored(options, changes)
     from lineage.train import export as exporter
 
-    for path in exporter.write(experiment, state, options.format, Path(options.output or workdir(options) / "export")):
+    for path in exporter.write(experiment, state, options.format, Path(options.output or options.folder / "export")):
         print(path)
 
 
@@ -192,7 +184,7 @@ def run_compile(options: Options, changes: Changes) -> None:
     from lineage.train.experiment import Experiment
 
     experiment = Experiment(without_data(config), devices=target.devices())
-    title = f"{Path(default_workdir(config_file(options))).name}, {options.step} step, {options.target}"
+    title = f"{Path(default_workdir(options.file)).name}, {options.step} step, {options.target}"
     compiled = compile_step(experiment, target, options.step, title)
     print(json.dumps(compiled.figures()) if options.json else compiled)
 
@@ -229,9 +221,9 @@ def run_sweep(options: Options, changes: Changes) -> int:
     from lineage.runs.search import run_search
     from lineage.runs.sweep import run_sweep
 
-    start, folder = child(options, changes), workdir(options)
+    start, folder = child(options, changes), options.folder
     if options.optuna:
-        search = cli.search(config_file(options))
+        search = cli.search(options.file)
         return run_search(start, search, partial(changed, config), folder, options.parallel)
     return run_sweep(start, overrides, [changed(config, one) for one in overrides], folder, options.parallel)
 
@@ -241,7 +233,7 @@ def run_slurm(options: Options, changes: Changes) -> int:
     from lineage.runs.live import Run
     from lineage.runs.sweep import plan
 
-    folder = workdir(options)
+    folder = options.folder
     if options.action == "cancel":
         return slurm.cancel(folder)
     config, overrides = configured(options, changes)

@@ -1,25 +1,31 @@
-"""Decoding speed of Llama with grouped-query attention, and of speculative decoding.
+"""Decoding speed of Llama with grouped-query attention, of GPT-2 beside `transformers`, and of speculative decoding.
 
 python -m benchmarks.decoding
+python -m benchmarks.decoding --peer --depth=12 --width=768 --heads=12 --context=64 --new=64 --batch=8
 python -m benchmarks.decoding --target=outputs/large --draft=outputs/small
 
 Without arguments, it measures tokens per second after a prompt and the size of the cache for random models with
-multi-head, grouped-query and multi-query attention. With two runs that share a tokenizer, it measures tokens per second
-of ordinary and of speculative decoding, and the acceptance rate of draft tokens. Each round times all variants;
+multi-head, grouped-query and multi-query attention. With `--peer`, it measures greedy `generate` of GPT-2 and that of
+`transformers` in eager mode, with the same random weights. With two runs that share a tokenizer, it measures tokens per
+second of ordinary and of speculative decoding, and the acceptance rate of draft tokens. Each round times all variants;
 medians over the rounds are printed.
 """
 
 import argparse
 import statistics
+import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lineage.configs import cli
 from lineage.launch import keep_freed_memory
+from lineage.models import convert
 from lineage.models.decoding.generate import generate
 from lineage.models.decoding.speculative import speculate
 from lineage.models.llama import Llama
@@ -30,6 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help="workdir of the target model")
     parser.add_argument("--draft", help="workdir of the draft model")
+    parser.add_argument("--peer", action="store_true", help="measure beside `transformers`")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--heads", type=int, default=8)
@@ -38,9 +45,41 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=32, help="tokens to generate")
     parser.add_argument("--temperature", type=float, default=0.0, help="sampling temperature of speculative decoding")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--processor-time", action="store_true", help="of `--peer`, for a busy machine")
     options = parser.parse_args()
     keep_freed_memory()
-    (speculation if options.draft else sharing)(options)
+    (beside if options.peer else speculation if options.draft else sharing)(options)
+
+
+def beside(options) -> None:
+    """Time greedy decoding of GPT-2 and of the same model in `transformers`."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    rows, sizes = options.batch or 1, {"n_layer": options.depth, "n_embd": options.width, "n_head": options.heads}
+    config = GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
+    torch.manual_seed(0)
+    peer = GPT2LMHeadModel(config).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        peer.save_pretrained(folder)
+        model, variables = convert.load(folder)
+    variables = jax.tree.map(jnp.asarray, variables)
+    prompts = np.random.default_rng(0).integers(0, config.vocab_size, (rows, options.context))
+
+    def theirs():
+        with torch.inference_mode():
+            kept = torch.ones(prompts.shape, dtype=torch.long)
+            settings = {"attention_mask": kept, "max_new_tokens": options.new, "do_sample": False, "pad_token_id": 0}
+            return peer.generate(torch.tensor(prompts), **settings).numpy()
+
+    def ours():
+        return generate(model, variables, prompts, max_new_tokens=options.new, temperature=0.0).tokens
+
+    clock = time.process_time if options.processor_time else time.perf_counter
+    same = (np.asarray(ours()) == theirs()).mean()
+    our, their = (1e3 * seconds / options.new for seconds in medians([ours, theirs], options.rounds, clock))
+    print(f"depth {options.depth}, width {options.width}, {rows} rows, {options.new} tokens after {options.context}")
+    print(f"{our:.2f} ms per token, in transformers {their:.2f}: {their / our:.2f} times its speed; equal {same:.1%}")
 
 
 def sharing(options) -> None:
@@ -84,7 +123,7 @@ def write(model, variables, rows: int, context: int, new: int):
 def cache_bytes(model, variables, rows: int, length: int) -> int:
     """Return the bytes of the cached keys and values."""
     cache = jax.eval_shape(lambda: model.apply(variables, rows, length, method="init_cache"))
-    return sum(part.size * part.dtype.itemsize for part in (cache.key, cache.value))
+    return sum(part.size * part.dtype.itemsize for part in cache.key + cache.value)
 
 
 def speculation(options) -> None:
@@ -106,13 +145,13 @@ def speculation(options) -> None:
         print(f"{name:14s}   {tokens.shape[0] * options.new / seconds:8.0f}   {what}")
 
 
-def medians(ways, rounds: int) -> list[float]:
+def medians(ways, rounds: int, clock: Callable[[], float] = time.perf_counter) -> list[float]:
     """Return the median seconds of each function; every round calls all of them."""
 
     def timed(way):
-        start = time.perf_counter()
+        start = clock()
         jax.block_until_ready(jax.tree.leaves(way()))
-        return time.perf_counter() - start
+        return clock() - start
 
     for way in ways:
         timed(way)  # compiles

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict, FieldReference
 
 from lineage.configs import base, modules
 from lineage.configs.durations import UNITS
-from lineage.configs.registry import did_you_mean
+from lineage.configs.registry import did_you_mean, typed
 from lineage.configs.sweeps import Search
 
 
@@ -104,7 +104,7 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
         ValueError: a key is unknown (the message names the nearest one, or lists the keys of its section), or a value
             has the wrong type.
     """
-    for module in _typed("imports", changes.get("imports", ()), tuple, optional=False):
+    for module in typed("imports", changes.get("imports", ()), tuple, optional=False):
         modules.import_module(module)
     # Other parts come first, so that the order of the overrides does not matter.
     chosen = {key for key, value in changes.items() if isinstance(value, str) and base.choose(config, key, value)}
@@ -113,7 +113,7 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
             continue
         section, name = _place(config, key)
         field = dict(section.items(preserve_field_references=True))[name]
-        value = _typed(key, value, section.get_type(name), optional=isinstance(field, FieldReference))
+        value = typed(key, value, section.get_type(name), optional=isinstance(field, FieldReference))
         duration, _, unit = name.rpartition("_")
         if unit in UNITS and f"{duration}_epochs" in section:  # grad_accum_steps is not a duration
             for other in UNITS:  # a duration has one unit
@@ -152,26 +152,3 @@ def keys(config: ConfigDict, prefix: str = "") -> Iterator[str]:
             yield from keys(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"
-
-
-def _typed(key, value, kind, optional):
-    """Return a value, given as such or as text, in the type of its key; None is allowed if the key is optional."""
-    given = value
-    if optional and value in (None, "None", "none"):
-        return None
-    if isinstance(value, str) and kind is not str:
-        try:
-            value = ast.literal_eval({"true": "True", "false": "False"}.get(value.lower(), value))
-        except (ValueError, SyntaxError):
-            value = given
-    if kind is type(None):  # the key comes from a run's config.json, which has null
-        return value
-    if kind is float and type(value) is int:
-        value = float(value)
-    if kind is tuple and isinstance(value, list):
-        value = tuple(value)
-    if kind is tuple and isinstance(value, str) and value:
-        value = tuple(value.split(","))
-    if type(value) is not kind:
-        raise ValueError(f"{key} is {given!r}: it must be of type {kind.__name__}.")
-    return value

@@ -15,7 +15,7 @@ from lineage.configs.atomic import write_atomic
 from lineage.evaluation.base import Context, Split
 from lineage.evaluation.sampling import Sampler
 from lineage.models.budget import Budget
-from lineage.runs.folder import ARTIFACTS, FACTS
+from lineage.runs.folder import ARTIFACTS, FACTS, parse_metrics, read_json
 
 SAMPLES = "samples.jsonl"
 
@@ -33,10 +33,9 @@ def write_samples(context: Context, variables: Any, workdir: Path, step: int) ->
     if jax.process_index():
         return
     path = folder(workdir) / SAMPLES
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    earlier = [line for line in lines if line.endswith("}") and json.loads(line)["step"] < step]
-    new = [json.dumps({"step": step, "prompt": sampler.lead(settings.prompt), "text": text}) for text in texts]
-    write_atomic(path, "".join(f"{line}\n" for line in earlier + new))
+    earlier = [line for line in parse_metrics(path) if line["step"] < step] if path.exists() else []
+    new = [{"step": step, "prompt": sampler.lead(settings.prompt), "text": text} for text in texts]
+    write_atomic(path, "".join(f"{json.dumps(line)}\n" for line in earlier + new))
 
 
 def write_snapshot(context: Context, variables: Any, workdir: Path, step: int) -> None:
@@ -69,10 +68,9 @@ def write_all(context: Context, variables: Any, workdir: Path, budget: Budget, a
             write_atomic(out / f"{name}.json", json.dumps(content, ensure_ascii=False))
     write_atomic(out / "cost.json", json.dumps(budget.to_dict(), indent=2))
     path = out / FACTS
-    seconds = json.loads(path.read_text())["seconds"] if path.exists() else 0.0
     kind = jax.devices()[0].device_kind
     facts = dict(about) | {
-        "seconds": seconds + about["seconds"],
+        "seconds": read_json(path).get("seconds", 0.0) + about["seconds"],
         "device": f"{platform.machine()} CPU, {os.cpu_count()} cores" if kind == "cpu" else kind,
         "python": platform.python_version(),
         "jax": jax.__version__,

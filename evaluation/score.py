@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lineage.configs.registry import typed
 from lineage.evaluation.scorers import METRICS, PREDICTIONS, REFERENCES, read
 from lineage.metrics import translation
 from lineage.runs.folder import versions
@@ -90,25 +91,9 @@ def parse(name: str, options: Sequence[str]) -> dict[str, Any]:
         key, _, text = option.partition("=")
         if key not in known:
             raise ValueError(f"{name} has no option {key!r}: it has {', '.join(known) or 'none'}.")
-        try:
-            given[key] = _value(text, known[key])
-        except ValueError:
-            like = f"{known[key]!r}, {type(known[key]).__name__}"
-            raise ValueError(f"the option {key} of {name} is {text!r}: it must be like {like}.") from None
+        like, where = known[key], f"the option {key} of {name}"
+        if isinstance(like, tuple):
+            given[key] = tuple(typed(where, part, type(like[0])) for part in text.split(","))
+        else:
+            given[key] = typed(where, text, type(like), optional=like is None)
     return known | given
-
-
-def _value(text, default):
-    if isinstance(default, tuple):
-        return tuple(_value(part, default[0]) for part in text.split(","))
-    if isinstance(default, str):
-        return text
-    try:
-        value = json.loads({"True": "true", "False": "false"}.get(text, text))
-    except ValueError:
-        value = text
-    if type(default) is float and type(value) is int:
-        return float(value)
-    if default is not None and type(value) is not type(default):
-        raise ValueError
-    return value

@@ -253,9 +253,11 @@ def voc(state: Detections, threshold: float = 0.5, points: Literal[11] | None = 
             for row in own[np.argsort(-image.scores[own], kind="stable")]:
                 best = max(truths, key=image.overlaps[row].__getitem__, default=None)
                 hit = best is not None and image.overlaps[row, best] > threshold
-                if not (hit and image.true_ignored[best]):
-                    rows.append((image.scores[row], hit and best not in found))
-                    found |= {best} if hit else set()
+                if hit and image.true_ignored[best]:
+                    continue
+                rows.append((image.scores[row], hit and best not in found))
+                if hit:
+                    found.add(best)
         rows = sorted(rows, key=lambda row: -row[0])
         correct = np.cumsum([right for _, right in rows])
         recall, precision = correct / max(count, 1), correct / np.arange(1, len(rows) + 1)

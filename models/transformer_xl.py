@@ -22,9 +22,9 @@ from lineage.models.layers import (
     ACTIVATIONS,
     AdaptiveEmbed,
     Block,
-    Cache,
     Dropout,
     Embed,
+    LayerCache,
     LayerNorm,
     Linear,
     Mask,
@@ -60,8 +60,8 @@ class RecurrentAttention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "B T D"], *, cache: Cache | None = None, **_
-    ) -> tuple[Float[Array, "B T D"], Cache | None]:
+        self, x: Float[Array, "B T D"], *, cache: LayerCache | None = None, **_
+    ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
         """Return the output, and the cache with this call's keys and values appended (None if none was given)."""
         length, width = x.shape[1:]
         if width % self.num_heads:
@@ -81,7 +81,7 @@ class RecurrentAttention(nn.Module):
         else:
             positions = cache.positions(length)
             cache = cache.append(project("key", x), project("value", x))
-            key, value = (kept.astype(x.dtype) for kept in cache.keys_and_values())
+            key, value = (kept.astype(x.dtype) for kept in cache.keys_and_values(len(x)))
             mask = Mask(causal=True, window=self.window, positions=positions)
 
         distances = sinusoidal(key.shape[1], width)

@@ -14,7 +14,7 @@ from matplotlib.image import imsave
 
 from lineage.report import figures
 from lineage.report.html import card, file_name, note, resource, section, table_row, text, words
-from lineage.runs.folder import read_json
+from lineage.runs.folder import parse_metrics, read_json
 
 Arrays = Mapping[str, np.ndarray]
 # Maximum number of items of each kind in a report.
@@ -114,11 +114,7 @@ def _reconstructions(steps: Mapping[str, Arrays], folder: Path) -> str:
 def _samples(path: Path) -> str:
     """Return the samples of the last step, unfolded, and those of earlier steps, folded."""
     steps: dict[int, str] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            sample = json.loads(line)
-        except json.JSONDecodeError:  # torn because the process was killed while it wrote
-            continue
+    for sample in parse_metrics(path) if path.exists() else []:
         prompt = sample.get("prompt", "")
         block = f"<pre class=sample><b>{text(prompt)}</b>{text(sample['text'].removeprefix(prompt))}</pre>"
         steps[sample["step"]] = steps.get(sample["step"], "") + block

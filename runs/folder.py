@@ -76,7 +76,7 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def parse_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics file as they are; see `read_metrics`."""
+    """Return the lines of a file of metrics or samples as they are, without a torn last line; see `read_metrics`."""
     lines = []
     pieces = path.read_bytes().splitlines()
     for number, piece in enumerate(pieces, start=1):

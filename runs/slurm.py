@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage.configs.atomic import write_atomic
-from lineage.runs.folder import PREEMPTED, STOP_SIGNALS
+from lineage.runs.folder import PREEMPTED, STOP_SIGNALS, read_json
 from lineage.runs.live import LOG, Run, Table
 
 JOBS = "jobs.json"  # in the folder `slurm` of a workdir: SLURM's job number by the name of the run
@@ -62,7 +62,7 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
     """
     folder = (workdir / "slurm").absolute()
     executor = _executor(folder, settings)
-    jobs, queue = _jobs(folder), _queue()
+    jobs, queue = read_json(folder / JOBS), _queue()
     todo = [run for run in runs if not run.is_done() and jobs.get(run.name) not in queue]
     tasks = [Task(run.command(command), str(run.folder.absolute())) for run in todo]
     if tasks:
@@ -78,7 +78,7 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
 
 def status(runs: Sequence[Run], workdir: Path) -> int:
     """Print the states of runs; return 0 if all are done, 75 if some are in the queue, and 1 otherwise."""
-    jobs, queue = _jobs(workdir / "slurm"), _queue()
+    jobs, queue = read_json(workdir / "slurm" / JOBS), _queue()
     for run in runs:
         number = jobs.get(run.name)
         run.look()
@@ -95,7 +95,7 @@ def status(runs: Sequence[Run], workdir: Path) -> int:
 def cancel(workdir: Path) -> int:
     """Cancel the waiting and running jobs of a workdir; running jobs save first."""
     queue = _queue()
-    found = [number for number in _jobs(workdir / "slurm").values() if number in queue]
+    found = [number for number in read_json(workdir / "slurm" / JOBS).values() if number in queue]
     for running in (False, True):
         chosen = [number for number in found if (queue[number] == "RUNNING") == running]
         if chosen:
@@ -122,11 +122,6 @@ def _executor(folder, settings):
     limits |= {"setup": list(settings["setup"]), "additional_parameters": {"requeue": True}}
     executor.update_parameters(**limits, job_name=folder.parent.name)
     return executor
-
-
-def _jobs(folder):
-    path = folder / JOBS
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def _queue() -> dict[str, str]:

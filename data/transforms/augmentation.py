@@ -24,16 +24,11 @@ RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling
 
 
 class RandomBox(Checked):
-    """Base class of transforms that draw a box of random area and aspect ratio.
+    """Base class of transforms that draw a box of random area and aspect ratio."""
 
-    Attributes:
-        min_area, max_area: range of the area of the box, as a fraction of the image's.
-        max_aspect: greatest aspect ratio; the least is its inverse.
-    """
-
-    min_area: float
+    min_area: float  # range of the area of the box, as a fraction of the image's
     max_area: float
-    max_aspect: float
+    max_aspect: float  # the least aspect ratio is its inverse
 
     def __post_init__(self):
         super().__post_init__()

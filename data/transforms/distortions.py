@@ -19,20 +19,13 @@ class RandAugment(Checked, PerImage):
     The operations and their strengths are EfficientNet's, as in arXiv 2205.01580: posterize and solarize do less as the
     magnitude grows. Lengths, there in pixels of a 224x224 image, scale with the image. DeiT, Swin and MAE (arXiv
     2012.12877, table 9) use `randaugment(2, 9, 0.5, 0.5, True)`.
-
-    Attributes:
-        layers: number of operations for each image.
-        magnitude: their strength, from 0 to 10.
-        deviation: standard deviation of the magnitude.
-        probability: probability of applying each operation that was drawn.
-        increasing: whether all operations do more as the magnitude grows.
     """
 
-    layers: Annotated[int, Range(0)] = 2
-    magnitude: Annotated[float, Range(0, 10)] = 10
-    deviation: Annotated[float, Range(0)] = 0.0
-    probability: Annotated[float, Range(0, 1)] = 1.0
-    increasing: bool = False
+    layers: Annotated[int, Range(0)] = 2  # number of operations for each image
+    magnitude: Annotated[float, Range(0, 10)] = 10  # strength of the operations
+    deviation: Annotated[float, Range(0)] = 0.0  # standard deviation of the magnitude
+    probability: Annotated[float, Range(0, 1)] = 1.0  # probability of applying each operation that was drawn
+    increasing: bool = False  # whether all operations do more as the magnitude grows
 
     def transform(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
         picture, names = to_pillow(image), list(OPERATIONS)
@@ -51,17 +44,12 @@ class RandAugment(Checked, PerImage):
 
 @dataclass(frozen=True)
 class Jitter(Checked, PerImage):
-    """Color jitter, in random order.
-
-    Attributes:
-        brightness, contrast, saturation: each changes by a factor from 1 - its value to 1 + its value.
-        hue: largest rotation of the hue in either direction, as a fraction of the circle.
-    """
+    """Color jitter, in random order; the first three change by a factor from 1 - their value to 1 + their value."""
 
     brightness: Annotated[float, Range(0)] = 0.4
     contrast: Annotated[float, Range(0)] = 0.4
     saturation: Annotated[float, Range(0)] = 0.4
-    hue: Annotated[float, Range(0, 0.5)] = 0.0
+    hue: Annotated[float, Range(0, 0.5)] = 0.0  # largest rotation in either direction, as a fraction of the circle
 
     def transform(self, image: np.ndarray, random: np.random.Generator) -> np.ndarray:
         picture = to_pillow(image)

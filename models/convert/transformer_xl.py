@@ -84,10 +84,8 @@ class TransfoXL(Family):
 
     def config(self, model):
         return {
-            "architectures": ["TransfoXLLMHeadModel"],
             "cutoffs": [*model.cutoffs],
             "tie_projs": [False] + [True] * len(model.cutoffs),
-            "d_inner": model.mlp_dim or 4 * model.width,
             "d_embed": model.width,
             "d_head": model.width // model.num_heads,
             "mem_len": model.memory_length,

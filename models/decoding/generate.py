@@ -180,10 +180,32 @@ def prefill(
     return tokens, starts, cache, memory
 
 
+def separate_layers(model: nn.Module, variables: Any) -> Any:
+    """Return a decoder's variables with those of each of its layers apart, for a loop over tokens.
+
+    On the CPU they are copied, once: inside of the loop, XLA would copy the slices of each layer for every token.
+    """
+
+    def split(tree, name, *rest):
+        if name not in tree:
+            return tree
+        if rest:
+            return {**tree, name: split(tree[name], *rest)}
+        layers = tuple(jax.tree.map(lambda array, i=i: array[i], tree[name]) for i in range(group.count))
+        copied = jax.lax.platform_dependent(layers, cpu=jax.lax.optimization_barrier, default=lambda layers: layers)
+        return {**tree, name: copied}
+
+    for group in getattr(model, "layer_groups", ()):
+        if group.side == "decoder" and group.stacked:
+            variables = {kind: split(tree, *group.path.split("/")) for kind, tree in variables.items()}
+    return variables
+
+
 @partial(jax.jit, static_argnames=("model", "num_beams", "max_new_tokens"))
 def _generate(
     model, variables, prompts, lengths, inputs, processors, seed, pad_token, penalty, *, num_beams, max_new_tokens
 ):  # fmt: skip
+    variables = separate_layers(model, variables)
     tokens, starts, cache, memory = prefill(model, variables, prompts, lengths, inputs, max_new_tokens)
 
     def decode(tokens, lengths, cache, memory):

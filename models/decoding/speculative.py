@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import ArrayLike
 
-from lineage.models.decoding.generate import Generation, prefill, validate_prompts
+from lineage.models.decoding.generate import Generation, prefill, separate_layers, validate_prompts
 from lineage.models.decoding.logits_processors import LogitsProcessors, check, row_keys
 
 
@@ -126,6 +126,7 @@ def verify(
 def _speculate(
     models, variables, prompts, lengths, inputs, processors, seed, pad_token, *, max_new_tokens, num_drafted
 ):  # fmt: skip
+    variables = [separate_layers(*both) for both in zip(models, variables)]
     begun = [prefill(*both, prompts, lengths, inputs, max_new_tokens) for both in zip(models, variables)]
     (tokens, starts, cache, memory), (_, _, draft_cache, draft_memory) = begun
     for kept in (cache, draft_cache):
@@ -136,7 +137,8 @@ def _speculate(
 
     batch = len(tokens)
     none = jnp.zeros(batch, jnp.int32)
-    start = _State(0, tokens, starts, jnp.zeros(batch), none > 0, cache, draft_cache, none, none)
+    caches = (kept.rewind(starts - 1) for kept in (cache, draft_cache))
+    start = _State(0, tokens, starts, jnp.zeros(batch), none > 0, *caches, none, none)
     end = jax.lax.while_loop(lambda state: ~state.done.all(), partial(_advance, setting), start)
     real = jnp.arange(tokens.shape[1]) < end.lengths[:, None]
     generation = Generation(jnp.where(real, end.tokens, pad_token), end.lengths, end.scores)

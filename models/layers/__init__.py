@@ -4,7 +4,7 @@ from lineage.models.layers.adaptive import AdaptiveEmbed
 from lineage.models.layers.attend import Additive, Mask, dense, dot_product
 from lineage.models.layers.attention import Attention
 from lineage.models.layers.block import Block, Stack
-from lineage.models.layers.cache import Cache, Memory, Rows, States
+from lineage.models.layers.cache import Cache, LayerCache, Memory, Rows, States
 from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.embed import Embed, PatchEmbed, patches
 from lineage.models.layers.linear import Linear

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from lineage.models.layers.linear import product
+
 Score = Callable[[Float[Array, "B T K G C"], Float[Array, "B S K C"]], Float[Array, "B K G T S"]]
 Attend = Callable[..., Float[Array, "B T H E"]]
 
@@ -76,6 +78,13 @@ class Mask:
     window: int | None = struct.field(pytree_node=False, default=None)
     positions: Int[Array, "#B T"] | None = None
     bias: Float[Array, "#B #H #T #S"] | None = None
+
+    def first(self, count: int) -> "Mask":
+        """Return the mask of the first `count` tokens of each sequence, as queries and as keys."""
+        keys = None if self.keys is None else self.keys[:, :count]
+        bias = None if self.bias is None else self.bias[..., :count]
+        allowed = None if self.allowed is None else self.allowed[..., :count]
+        return self.replace(keys=keys, bias=bias, allowed=allowed, positions=None)
 
     def materialize(self, queries: int, keys: int) -> Bool[Array, "#B #H #T #S"] | None:
         """Return True where a query may attend to a key, or None if nothing is masked."""
@@ -144,3 +153,40 @@ def dense(
         weights = transform(weights)
     weights = weights.reshape(batch, kv_heads, heads // kv_heads, length, -1)
     return jnp.einsum("BKGTS,BSKE->BTKGE", weights, value).reshape(batch, length, heads, -1)
+
+
+def dense_flat(
+    query: Float[Array, "B T H Q"],
+    key: Float[Array, "N S C"],
+    value: Float[Array, "N S E"],
+    mask: Mask,
+    *,
+    score: Score = scaled_dot_product,
+    transform: Callable[[Array], Array] | None = None,
+    sow: Callable[[Array], object] | None = None,
+) -> Float[Array, "B T H E"]:
+    """Attend as `dense` does to keys and values whose batch and heads are one axis, N = B x K.
+
+    With an inner product as the score, they are read in place even where there are few queries.
+    """
+    batch, length, heads, size = query.shape
+    if score not in (dot_product, scaled_dot_product):
+        key, value = (x.reshape(batch, -1, *x.shape[1:]).swapaxes(1, 2) for x in (key, value))
+        return dense(query, key, value, mask, score=score, transform=transform, sow=sow)
+    groups = heads * batch // len(key)
+    rows = query if score is dot_product else query * size**-0.5
+    rows = rows.reshape(batch, length, -1, groups, size).transpose(0, 2, 3, 1, 4).reshape(len(key), -1, size)
+    scores = product(rows, key.swapaxes(1, 2)).reshape(batch, heads, length, -1).astype(jnp.float32)
+    if mask.bias is not None:
+        scores = scores + mask.bias
+    weights = masked_softmax(scores, mask.materialize(length, key.shape[1])).astype(value.dtype)
+    if sow is not None:
+        sow(weights)
+    if transform is not None:
+        weights = transform(weights)
+    out = product(weights.reshape(len(key), -1, key.shape[1]), value)
+    return (
+        out.reshape(batch, -1, groups, length, value.shape[-1])
+        .transpose(0, 3, 1, 2, 4)
+        .reshape(batch, length, heads, -1)
+    )

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lineage.models.kernels.attention import kernels_for
-from lineage.models.layers.attend import Attend, Mask, Score, dense, dot_product, scaled_dot_product
-from lineage.models.layers.cache import Cache, Memory
+from lineage.models.layers.attend import Attend, Mask, Score, dense, dense_flat, dot_product, scaled_dot_product
+from lineage.models.layers.cache import LayerCache
 from lineage.models.layers.linear import Linear
 from lineage.models.layers.sparse import has_windows, windowed
 
@@ -51,6 +51,18 @@ def auto(
     scale = 1.0 if score is dot_product else query.shape[-1] ** -0.5
     branches = {platform: partial(kernel, scale=scale) for platform, kernel in kernels.items()}
     return jax.lax.platform_dependent(query, key, value, mask, default=plain, **branches)
+
+
+def cached(
+    cache: LayerCache,
+    query: Float[Array, "B T H C"],
+    key: Float[Array, "B S K C"],
+    value: Float[Array, "B S K E"],
+    mask: Mask,
+    **options,
+) -> Float[Array, "B T H E"]:
+    """Attend to a cache, which has the keys and values already."""
+    return dense_flat(query, cache.key, cache.value, mask, **options)
 
 
 IMPLEMENTATIONS: dict[str, Attend] = {"auto": auto, "portable": portable, "dense": dense}
@@ -102,17 +114,17 @@ class Attention(nn.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        context: Float[Array, "B S E"] | Memory | None = None,
+        context: Float[Array, "B S E"] | LayerCache | None = None,
         *,
         mask: Mask | None = None,
         positions: Int[Array, "#B T"] | None = None,
-        cache: Cache | None = None,
-    ) -> tuple[Float[Array, "B T D"], Cache | None]:
+        cache: LayerCache | None = None,
+    ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
         """Return the output, and the cache with the new keys and values appended (None if none was given).
 
         Args:
             x: input of the queries.
-            context: input of the keys and values; None: x. A `Memory` holds keys and values already.
+            context: input of the keys and values; None: x. A `LayerCache` holds keys and values already.
             mask: keys that a query may attend to, beside `causal` and `window`. With a cache, `mask.keys` and
                 `mask.bias` cover all of its entries, and a query attends to those up to its own.
             positions: positions of the queries; None: 0 to T-1, or the next T entries of the cache.
@@ -138,29 +150,32 @@ class Attention(nn.Module):
         if self.causal or cache is not None:
             # With a cache, by the index of the queries in it, which need not be their positions.
             mask = mask.replace(causal=True, window=self.window, positions=indices)
+        seen = context if isinstance(context, LayerCache) else None
         if cache is not None:
-            cache = cache.append(key, value)
-            key, value = (kept.astype(query.dtype) for kept in cache.keys_and_values())
+            empty, cache = cache.is_empty, cache.append(key, value)
+            mask, seen = (mask.first(x.shape[1]), None) if empty else (mask, cache)
         if self.relative is not None:
-            relative = self.relative(name="relative")(query, positions, key.shape[1])
+            keys = key.shape[1] if seen is None else seen.max_length
+            relative = self.relative(name="relative")(query, positions, keys)
             mask = mask.replace(bias=relative if mask.bias is None else mask.bias + relative)
-        return self.combine(query, key, value, mask, x.shape[-1]), cache
+        attend = None if seen is None else partial(cached, seen)
+        return self.combine(query, key, value, mask, x.shape[-1], attend), cache
 
     def project(
         self,
         queries: Float[Array, "B T D"],
-        keys: Float[Array, "B S E"] | Memory,
-        values: Float[Array, "B S E"] | Memory,
+        keys: Float[Array, "B S E"] | LayerCache,
+        values: Float[Array, "B S E"] | LayerCache,
     ) -> tuple[Float[Array, "B T H C"], Float[Array, "B S K C"], Float[Array, "B S K C"]]:
-        """Project the inputs to queries, keys and values of each head; a `Memory` holds keys and values already."""
+        """Project the inputs to queries, keys and values of each head; a `LayerCache` holds keys and values already."""
         kv_heads, head_size = self._sizes(queries.shape[-1])
 
         def linear(name, heads, inputs, kernel_init=self.kernel_init, use_bias=self.use_bias):
             return Linear((heads, head_size), use_bias=use_bias, kernel_init=kernel_init, name=name)(inputs)
 
         query = linear("query", self.num_heads, queries, self.query_init or self.kernel_init)
-        if isinstance(keys, Memory):
-            return query, *keys.keys_and_values()
+        if isinstance(keys, LayerCache):
+            return query, *keys.keys_and_values(len(queries))
         key = linear("key", kv_heads, keys, use_bias=self.use_bias and self.key_bias)
         return query, key, linear("value", kv_heads, values)
 

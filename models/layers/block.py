@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from lineage.models.kernels.attention import saves_attention
 from lineage.models.layers.attend import Mask
-from lineage.models.layers.cache import Cache, Memory
+from lineage.models.layers.cache import Cache, LayerCache, Memory
 from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.norm import normalize
 
@@ -54,13 +54,13 @@ class Block(nn.Module):
         *,
         mask: Mask | None = None,
         positions: Int[Array, "#B T"] | None = None,
-        cache: Cache | None = None,
-        context: Float[Array, "B M E"] | Memory | None = None,
+        cache: LayerCache | None = None,
+        context: Float[Array, "B M E"] | LayerCache | None = None,
         context_mask: Mask | None = None,
         context_inputs: Mapping[str, Any] | None = None,
         drop_path: Float[Array, ""] | None = None,
         **inputs: Any,
-    ) -> tuple[Float[Array, "B T D"], Cache | None]:
+    ) -> tuple[Float[Array, "B T D"], LayerCache | None]:
         """Return the output, and the cache with this call appended.
 
         Args:
@@ -111,7 +111,9 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """A block repeated `depth` times by one compiled loop; its parameters have a leading layer axis.
+    """A block repeated `depth` times; its parameters have a leading layer axis.
+
+    The layers are one compiled loop, which compiles fast. With a cache they are unrolled, which decodes fast.
 
     Attributes:
         block: makes a block, such as `partial(Block, ...)`.
@@ -147,15 +149,14 @@ class Stack(nn.Module):
             each: arguments that differ between layers, with a leading layer axis.
             inputs: arguments that all layers share.
         """
-        remembered = isinstance(context, Memory)
         x = nn.with_logical_constraint(x, AXES)
+        if cache is not None or isinstance(context, Memory):
+            return self._unrolled(x, cache, context, each or {}, inputs)
 
-        def layer(block, carry, scanned):
-            (x, cache), (index, drop_path, kept, own) = carry, scanned
-            cache = None if cache is None else cache.at(index)
-            seen = context.replace(key=kept[0], value=kept[1]) if remembered else context
-            out = block(x, cache=cache, drop_path=drop_path, context=seen, **own, **inputs)
-            return out, out[0] if self.every else None
+        def layer(block, x, scanned):
+            drop_path, own = scanned
+            x, _ = block(x, drop_path=drop_path, context=context, **own, **inputs)
+            return x, x if self.every else None
 
         if self.remat:
             # Between the iterations of a loop, XLA cannot merge a recomputation with the original by itself.
@@ -170,10 +171,25 @@ class Stack(nn.Module):
             length=self.depth,
             unroll=self.unroll,
         )
-        indices = None if cache is None else jnp.arange(self.depth)
-        kept = (context.key, context.value) if remembered else None
-        (x, cache), outputs = scan(self.block(name="layers"), (x, cache), (indices, rates, kept, each or {}))
-        return outputs if self.every else x, cache
+        x, outputs = scan(self.block(name="layers"), x, (rates, each or {}))
+        return outputs if self.every else x, None
+
+    def _unrolled(self, x, cache, context, each, inputs):
+        """Return the output and the cache without a loop: it would copy the weights of a layer for every token."""
+        block, variables, layers = self.block(parent=None), self.variables, []
+        caches = [None] * self.depth if cache is None else cache.layers
+        contexts = context.layers if isinstance(context, Memory) else [context] * self.depth
+        rngs = {"dropout": self.make_rng("dropout")} if self.has_rng("dropout") else {}
+        for i, layer in enumerate(caches):
+            own = {
+                kind: found["layers"] if self.share and kind == "params" else _layer(found["layers"], i)
+                for kind, found in variables.items()
+            }
+            keys = {name: jax.random.fold_in(key, i) for name, key in rngs.items()}
+            others = {"cache": layer, "context": contexts[i], **_layer(each, i), **inputs}
+            x, layer = block.apply(own, x, rngs=keys, **others)
+            layers.append(layer)
+        return x, None if cache is None else cache.with_layers(layers)
 
     def memory(self, context: Float[Array, "B S E"], mask: Bool[Array, "B S"]) -> Memory:
         """Return the keys and values of `context` in every layer's cross-attention; `mask` is True where it is real."""
@@ -181,6 +197,12 @@ class Stack(nn.Module):
 
         def project(params):
             heads = jnp.einsum("BSE,LEKC->LBKSC", context, params["kernel"])
-            return heads + params["bias"][:, None, :, None] if "bias" in params else heads
+            heads = heads + params["bias"][:, None, :, None] if "bias" in params else heads
+            return tuple(heads.reshape(self.depth, -1, *heads.shape[3:]))
 
         return Memory(project(projections["key"]), project(projections["value"]), mask)
+
+
+def _layer(stacked, i):
+    """Return layer i of a tree of arrays with a leading layer axis, or of a tuple of trees."""
+    return stacked[i] if isinstance(stacked, tuple) else jax.tree.map(lambda array: array[i], stacked)

@@ -1,12 +1,16 @@
 """State of incremental decoding: explicit pytrees that go into a decoder and, for the caches, come out of it again."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
+
+SEPARATE = 16  # largest batch whose sequences are written one by one: a scatter is slower, but compiles faster
 
 
 class Rows:
@@ -30,81 +34,132 @@ class Rows:
 class Rewindable(Rows):
     """Base class of caches with the `length` of each sequence."""
 
-    def rewind(self, length: Int[Array, "B"]) -> "Rewindable":
+    def rewind(self, length: Int[Array, "#B"]) -> "Rewindable":
         """Return the cache as it was after the first `length` tokens of each sequence."""
-        return self.replace(length=jnp.broadcast_to(length, self.length.shape))
+        return self.replace(length=length)
+
+
+@struct.dataclass
+class LayerCache:
+    """Keys and values of the tokens so far in one layer; see `Cache`."""
+
+    key: Float[Array, "N S C"]
+    value: Float[Array, "N S C"]
+    length: Int[Array | np.ndarray, "#B"]
+
+    @property
+    def max_length(self) -> int:
+        return self.key.shape[1]
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the cache is known to be empty when the program is traced."""
+        return isinstance(self.length, np.ndarray) and not self.length.any()
+
+    def positions(self, count: int) -> Int[Array, "#B T"]:
+        """Return the positions of the next `count` tokens of each sequence."""
+        return self.length[:, None] + jnp.arange(count)
+
+    def keys_and_values(self, batch_size: int) -> tuple[Float[Array, "B S K C"], Float[Array, "B S K C"]]:
+        """Return the keys and values of each sequence and head."""
+        return tuple(x.reshape(batch_size, -1, *x.shape[1:]).swapaxes(1, 2) for x in (self.key, self.value))
+
+    def append(self, key: Float[Array, "B T K C"], value: Float[Array, "B T K C"]) -> "LayerCache":
+        """Return the cache with `T` more tokens of each sequence; of several ones, those without room are left out."""
+        length = self.length + np.int32(key.shape[1])
+        return LayerCache(self._write(self.key, key), self._write(self.value, value), length)
+
+    def _write(self, old, new):
+        batch, count, heads, size = new.shape
+        new = new.astype(old.dtype).swapaxes(1, 2).reshape(batch * heads, count, size)
+        if self.is_empty or (count == 1 and len(self.length) == 1):
+            return jax.lax.dynamic_update_slice(old, new, (0, self.length[0], 0))
+        if count == 1 and batch <= SEPARATE:
+            for row in range(batch):
+                own = new[row * heads : (row + 1) * heads]
+                old = jax.lax.dynamic_update_slice(old, own, (row * heads, self.length[row], 0))
+            return old
+        indices = jnp.repeat(jnp.broadcast_to(self.positions(count), (batch, count)), heads, axis=0)
+        return old.at[jnp.arange(len(old))[:, None], indices].set(new, mode="drop", unique_indices=True)
 
 
 @struct.dataclass
 class Cache(Rewindable):
     """Keys and values of the tokens so far in every layer.
 
-    Each sequence of the batch has its own `length`, so that prompts of different lengths can share a batch. One cache
-    goes through all layers, each of which works on its own slice, `at(layer)`: a loop over layers writes a token in
-    place, whereas slices of a cache would be copied.
+    Each sequence of the batch may have its own `length`, so that prompts of different lengths can share a batch.
+
+    Every layer has its own arrays, in which sequences and heads are one axis, N = B x K. They are updated in place and
+    read by one batched product, whereas XLA's CPU backend copies slices of larger arrays, and arrays of more axes.
 
     Attributes:
-        key, value: room for S tokens of each sequence.
-        length: number of tokens of each sequence.
-        layer: index of the layer that the methods read and write.
+        key, value: room for S tokens of each sequence, in each layer.
+        length: number of tokens of each sequence, or of all of them. A NumPy array is known when the program is traced:
+            an empty cache is not read.
+        num_kv_heads: number of key/value heads, K.
     """
 
-    key: Float[Array, "L B K S C"]
-    value: Float[Array, "L B K S C"]
-    length: Int[Array, "L B"]
-    layer: Int[Array, ""]
-
-    BATCH_AXES: ClassVar = {"key": 1, "value": 1, "length": 1}
+    key: tuple[Float[Array, "N S C"], ...]
+    value: tuple[Float[Array, "N S C"], ...]
+    length: Int[Array | np.ndarray, "#B"]
+    num_kv_heads: int = struct.field(pytree_node=False)
 
     @classmethod
     def empty(
         cls, layers: int, batch_size: int, max_length: int, num_kv_heads: int, head_size: int, dtype=jnp.float32
     ) -> "Cache":
-        """Return a cache of `layers` layers with room for `max_length` tokens of each sequence, at the first layer."""
-        shape = (layers, batch_size, num_kv_heads, max_length, head_size)
-        length = jnp.zeros((layers, batch_size), jnp.int32)
-        return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), length, jnp.zeros((), jnp.int32))
+        """Return a cache of `layers` layers with room for `max_length` tokens of each sequence."""
+        zeros = [jnp.zeros((batch_size * num_kv_heads, max_length, head_size), dtype) for _ in range(2 * layers)]
+        return cls(tuple(zeros[:layers]), tuple(zeros[layers:]), np.zeros(1, np.int32), num_kv_heads)
+
+    @property
+    def layers(self) -> tuple[LayerCache, ...]:
+        return tuple(LayerCache(key, value, self.length) for key, value in zip(self.key, self.value))
+
+    def with_layers(self, layers: Sequence[LayerCache]) -> "Cache":
+        """Return the cache with these layers, which have the same lengths."""
+        keys, values = (tuple(getattr(layer, name) for layer in layers) for name in ("key", "value"))
+        return self.replace(key=keys, value=values, length=layers[0].length)
 
     @property
     def max_length(self) -> int:
-        return self.key.shape[-2]
+        return self.layers[0].max_length
 
-    def at(self, layer: Int[Array, ""] | int) -> "Cache":
-        """Return the cache that reads and writes this layer."""
-        return self.replace(layer=jnp.asarray(layer, jnp.int32))
-
-    def positions(self, count: int) -> Int[Array, "B T"]:
+    def positions(self, count: int) -> Int[Array, "#B T"]:
         """Return the positions of the next `count` tokens of each sequence."""
-        return self.length[self.layer][:, None] + jnp.arange(count)
+        return self.layers[0].positions(count)
 
-    def keys_and_values(self) -> tuple[Float[Array, "B S K C"], Float[Array, "B S K C"]]:
-        """Return the keys and values of the layer."""
-        return self.key[self.layer].swapaxes(1, 2), self.value[self.layer].swapaxes(1, 2)
+    def gather(self, rows: Int[Array, "N"]) -> "Cache":
+        """Return the cache whose sequence n is sequence `rows[n]` of this one; they may be left out and repeated."""
 
-    def append(self, key: Float[Array, "B T K C"], value: Float[Array, "B T K C"]) -> "Cache":
-        """Return the cache with `T` more tokens of each sequence of the layer; tokens without room are not written."""
-        rows, indices = jnp.arange(len(key))[:, None], self.positions(key.shape[1])
-
-        def write(old, new):
-            return old.at[self.layer, rows, :, indices].set(new.astype(old.dtype), mode="drop", unique_indices=True)
-
-        length = self.length.at[self.layer].add(key.shape[1])
-        return self.replace(key=write(self.key, key), value=write(self.value, value), length=length)
+        batch_size = len(self.key[0]) // self.num_kv_heads
+        key, value = jax.tree.map(partial(_take, rows=rows, batch_size=batch_size), (self.key, self.value))
+        length = self.length if len(self.length) == 1 else jnp.take(self.length, rows, mode="clip")
+        return self.replace(key=key, value=value, length=length)
 
 
 @struct.dataclass
 class Memory(Rows):
-    """Keys and values of an encoder's output in every layer of a decoder, computed once."""
+    """Keys and values of an encoder's output in every layer of a decoder, computed once; see `Cache`."""
 
-    key: Float[Array, "*L B K S C"]
-    value: Float[Array, "*L B K S C"]
+    key: tuple[Float[Array, "N S C"], ...]
+    value: tuple[Float[Array, "N S C"], ...]
     mask: Bool[Array, "B S"]
 
-    BATCH_AXES: ClassVar = {"key": 1, "value": 1, "mask": 0}
+    @property
+    def layers(self) -> tuple[LayerCache, ...]:
+        return tuple(LayerCache(key, value, np.full(1, key.shape[1])) for key, value in zip(self.key, self.value))
 
-    def keys_and_values(self) -> tuple[Float[Array, "B S K C"], Float[Array, "B S K C"]]:
-        """Return the keys and values of one layer's memory."""
-        return self.key.swapaxes(1, 2), self.value.swapaxes(1, 2)
+    def gather(self, rows: Int[Array, "N"]) -> "Memory":
+        """Return the memory whose sequence n is sequence `rows[n]` of this one; they may be left out and repeated."""
+        key, value = jax.tree.map(partial(_take, rows=rows, batch_size=len(self.mask)), (self.key, self.value))
+        return Memory(key, value, jnp.take(self.mask, rows, axis=0, mode="clip"))
+
+
+def _take(x, rows, batch_size):
+    """Return arrays [N, S, C] of some sequences."""
+    x = x.reshape(batch_size, -1, *x.shape[1:])
+    return jnp.take(x, rows, axis=0, mode="clip").reshape(-1, *x.shape[2:])
 
 
 @struct.dataclass

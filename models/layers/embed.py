@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lineage.models.kernels.vocabulary import Targets, TokenLosses, token_losses
-from lineage.models.layers.linear import Linear
+from lineage.models.layers.linear import Linear, product
 from lineage.models.layers.placement import gathered
 
 
@@ -32,7 +32,7 @@ class Embed(nn.Module):
 
     def logits(self, x: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         """Return the inner product of each vector with every row of the table."""
-        return (x.reshape(-1, self.width) @ self.table.T).reshape(*x.shape[:-1], self.vocab_size)
+        return product(x.reshape(-1, self.width), self.table.T).reshape(*x.shape[:-1], self.vocab_size)
 
     def losses(self, x: Float[Array, "B T D"], targets: Targets) -> TokenLosses:
         """Return the losses of `logits(x)`, without an array of all of them."""

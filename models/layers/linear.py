@@ -2,12 +2,34 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lineage.models.layers.placement import gathered
+
+FEW = 128  # rows; with fewer, as in decoding, transposing the kernel takes longer than the product
+FEWEST = 8  # rows that a TPU's matrix unit takes
+
+
+def product(x: Float[Array, "*B R C"], y: Float[Array, "*B C F"]) -> Float[Array, "*B R F"]:
+    """Return x @ y; on a TPU with at least 8 rows, because fewer would be multiplied by the vector unit, and slowly."""
+    if not fewer(x.shape[-2], FEWEST):
+        return x @ y
+
+    def padded(x, y):
+        rows = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, FEWEST - x.shape[-2]), (0, 0)])
+        return (jax.lax.optimization_barrier(rows) @ y)[..., : x.shape[-2], :]
+
+    return jax.lax.platform_dependent(x, y, tpu=padded, default=jnp.matmul)
+
+
+def fewer(rows: Any, limit: int) -> bool:
+    """Return whether rows are fewer than a limit; a symbolic number, as in exported programs, is not."""
+    return isinstance(rows, int) and rows < limit
 
 
 class Linear(nn.Module):
@@ -36,8 +58,9 @@ class Linear(nn.Module):
         shape = (*inputs, *self.features)
         kernel = self.param("kernel", lambda key: self.kernel_init(key, matrix).reshape(shape))
         kernel = gathered(self, "kernel", kernel).reshape(matrix)
-        if matrix[0] > matrix[1]:  # the gradient as (g^T x)^T: x^T g of a wide x takes half as long again
+        if matrix[0] > matrix[1] and not fewer(math.prod(rows), FEW):
+            # The gradient as (g^T x)^T: x^T g of a wide x takes half as long again.
             kernel = jax.lax.optimization_barrier(kernel.T).T
         joined = rows if dict(nn.get_logical_axis_rules()).get("sequence") else (-1,)
-        out = (x.reshape(*joined, matrix[0]) @ kernel).reshape(*rows, *self.features)
+        out = product(x.reshape(*joined, matrix[0]), kernel).reshape(*rows, *self.features)
         return out + self.param("bias", self.bias_init, self.features) if self.use_bias else out

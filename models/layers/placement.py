@@ -7,6 +7,7 @@ from functools import partial
 
 import flax.linen as nn
 import jax
+import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
@@ -26,7 +27,7 @@ def gathering(placement: Placement | None) -> Iterator[None]:
         _PLACEMENT.reset(token)
 
 
-def gathered(module: nn.Module, name: str, value: Array) -> Array:
+def gathered(module: nn.Module, name: str, value: Array | np.ndarray) -> Array | np.ndarray:
     """Return a parameter of a module, gathered for computation if it is sharded over devices that compute all of it.
 
     Left to itself, XLA would gather it in slices for TPUs, each of them multiplied alone, which is several times

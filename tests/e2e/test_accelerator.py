@@ -6,9 +6,12 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.device.checks import idle_fraction
+from benchmarks.device.report import Report
 from benchmarks.device.sections import SECTIONS
 
 ROOT = Path(__file__).parents[2]
@@ -67,3 +70,42 @@ def test_nothing_is_started_after_the_time_is_over(tmp_path):
     rows, _ = rehearsed(tmp_path, "--minutes=0")
     assert [row["section"] for row in rows] == [*SECTIONS]
     assert all(row["failed"] == {"lineage": "the 0 minutes were over"} for row in rows)
+
+
+def test_idle_time_is_that_without_an_operation_on_any_stream():
+    def line(name, *events):
+        kept = [SimpleNamespace(name=kind, start_ns=start, end_ns=end) for kind, start, end in events]
+        return SimpleNamespace(name=name, events=kept)
+
+    streams = [
+        line("Stream #1(Compute)", ("gemm", 0, 40), ("gemm", 60, 100)),
+        line("Stream #2(Compute)", ("reduce", 30, 50)),
+        line("Stream #3(MemcpyH2D)", ("MemcpyH2D", 45, 60), ("MemcpyH2D", 100, 500)),
+        line("XLA Modules", ("jit_step", 0, 100)),
+    ]
+    planes = [
+        SimpleNamespace(name="/host:CPU", lines=[line("tf_XLAEigen", ("dot", 0, 1000))]),
+        SimpleNamespace(name="/device:GPU:0", lines=streams),
+    ]
+    assert idle_fraction(planes)[0] == pytest.approx(0.1)  # from 50 to 60 of 100
+
+
+def test_report_has_ratio_utilization_and_bandwidth(tmp_path):
+    facts = {
+        "device": "NVIDIA H200",
+        "peak_flops": 1e12,
+        "peak_bandwidth": 4e12,
+        "flops": 4e9,
+        "bytes": 8e9,
+        "steps": 2,
+    }
+    times = {"lineage": [0.01, 0.01, 0.02], "peer": [0.02, 0.04, 0.01]}
+    report = Report(tmp_path)
+    report.add("gpt2", "a row", {"lineage": facts, "peer": {}}, times, {}, {})
+    row = json.loads((tmp_path / "rows.jsonl").read_text())
+    assert row["ratio"] == pytest.approx(0.5)
+    assert row["lineage"]["mfu"] == pytest.approx(0.4)
+    assert row["peer"]["mfu"] == pytest.approx(0.2)
+    assert row["lineage"]["bandwidth"] == pytest.approx(8e11)
+    last = (tmp_path / "table.md").read_text().splitlines()[-1]
+    assert last == "| GPT-2 124M, a row | 5 | 10 | 0.50 | 40.0% | 20.0% | 800 (20%) | 400 (10%) |  |"

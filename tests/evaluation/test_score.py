@@ -197,11 +197,11 @@ def test_coco_boxes(scored):
         ),
         (
             ["--metric=d2l_bleu", "--predictions=P", "--references=P", "--option=order=x"],
-            "the option order of d2l_bleu is 'x': it must be like 2, int.",
+            "the option order of d2l_bleu is 'x': it must be of type int.",
         ),
         (
             ["--metric=bleu", "--predictions=P", "--references=P", "--option=lowercase=yes"],
-            "the option lowercase of bleu is 'yes': it must be like False, bool.",
+            "the option lowercase of bleu is 'yes': it must be of type bool.",
         ),
         (
             ["--metric=d2l_bleu", "--predictions=P", "--references=P", "--references=P"],

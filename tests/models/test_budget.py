@@ -232,7 +232,7 @@ def test_table_and_dictionary_show_the_costs():
     table = cost.table()
     assert f"{cost.parameters['total']:,}" in table
     assert "textbook, V D + 12 L D^2" in table
-    assert "384.03 KiB" in table  # the cache: 2 x 3 x 2 x 128 x 64 x 4 bytes, lengths and layer index
+    assert "384.00 KiB" in table  # the cache: 2 x 3 x 2 x 128 x 64 x 4 bytes, and the length
     assert json.loads(json.dumps(cost.to_dict()))["parameters"] == cost.parameters
 
 

@@ -2,7 +2,9 @@
 
 import itertools
 import logging
+import re
 import time
+from collections import Counter
 from functools import partial
 
 import flax.linen as nn
@@ -13,8 +15,14 @@ import pytest
 from flax import struct
 from scipy import stats
 
-from lineage.models.decoding.generate import best_of, generate, log_likelihood
-from lineage.models.decoding.logits_processors import no_repeat_ngrams, repetition_penalty, top_k, top_p
+from lineage.models.decoding.generate import _generate, best_of, generate, log_likelihood
+from lineage.models.decoding.logits_processors import (
+    LogitsProcessors,
+    no_repeat_ngrams,
+    repetition_penalty,
+    top_k,
+    top_p,
+)
 from lineage.models.gpt import GPT
 from tests.tiers import tiered
 from tests.tolerance import assert_close
@@ -373,6 +381,21 @@ def test_memory_is_shared_by_beams_of_a_prompt(bigram):
             alone = generate(*bigram, np.full((1, 1), 2), inputs=inputs[row : row + 1], **options)
             np.testing.assert_array_equal(alone.tokens[0], together.tokens[row])
         assert len(np.unique(together.tokens, axis=0)) > 1
+
+
+def test_no_weight_and_no_cache_is_copied_for_a_token():
+    """Check the compiled loop over tokens: kernels are only read, and each cache is written in place."""
+    model = GPT(vocab_size=101, max_length=40, depth=2, width=48, num_heads=4)
+    variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
+    processors, prompts = LogitsProcessors.create(model, temperature=0.0), jnp.zeros((2, 8), jnp.int32)
+    arguments = model, variables, prompts, None, None, processors, np.uint32(0), np.int32(0), 1.0
+    text = _generate.lower(*arguments, num_beams=1, max_new_tokens=32).compile().as_text()
+    (body,) = re.findall(r" while\(.* body=%([\w.-]+)", text)
+    lines = re.search(rf"^%{re.escape(body)} .*?^}}", text, re.MULTILINE | re.DOTALL).group().splitlines()[1:]
+    found = re.findall(r" = (f32\[[\d,]+\])\S* (\w[\w-]*)\(", "\n".join(lines))
+    made = Counter(shape for shape, kind in found if kind not in ("get-tuple-element", "parameter", "bitcast"))
+    assert not made.keys() & {f"f32[{shape}]" for shape in ("48,48", "48,192", "192,48", "101,48", "48,101")}
+    assert made["f32[8,40,12]"] == 2 * model.depth
 
 
 def test_cache_rewinds_and_gathers(gpt):

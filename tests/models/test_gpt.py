@@ -50,11 +50,11 @@ def test_cached_equals_uncached_for_different_lengths(variables):
     expected = jax.jit(TINY.apply)(params, TOKENS)
     decode = jax.jit(lambda tokens, cache: TINY.apply(params, tokens, cache, method="decode"))
     cache = TINY.apply(params, 2, 10, method="init_cache")
-    assert cache.key.dtype == jnp.float32
+    assert cache.key[0].dtype == jnp.float32
     logits, cache = decode(TOKENS[:, :5], cache)
     assert_close(logits, expected[:, :5])
     lengths = jnp.array([3, 5])
-    cache = cache.replace(length=jnp.broadcast_to(lengths, cache.length.shape))
+    cache = cache.rewind(lengths)
     for _ in range(3):
         logits, cache = decode(jnp.take_along_axis(TOKENS, lengths[:, None], axis=1), cache)
         assert_close(logits[:, 0], expected[jnp.arange(2), lengths])
@@ -80,7 +80,7 @@ def test_bfloat16_parameters_give_bfloat16_logits(variables):
     np.testing.assert_allclose(logits.astype(jnp.float32), jax.jit(TINY.apply)(params, TOKENS), atol=0.05)
     cache = TINY.apply(half, 2, 10, method="init_cache")
     logits, cache = jax.jit(partial(TINY.apply, method="decode"))(half, TOKENS, cache)
-    assert (logits.dtype, cache.key.dtype) == (jnp.bfloat16, jnp.bfloat16)
+    assert (logits.dtype, cache.key[0].dtype) == (jnp.bfloat16, jnp.bfloat16)
 
 
 def test_dropout_only_with_its_rng(variables):

@@ -121,4 +121,4 @@ def test_bfloat16_parameters_give_bfloat16_logits(variables):
         return TINY.apply(params, INPUTS, TOKENS), logits, after.key, memory.key
 
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), variables(TINY, INPUTS, TOKENS))
-    assert {leaf.dtype for leaf in jax.eval_shape(run, half)} == {jnp.dtype(jnp.bfloat16)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(jax.eval_shape(run, half))} == {jnp.dtype(jnp.bfloat16)}

@@ -210,14 +210,14 @@ def test_cached_equals_uncached(chunks, relative, window, variables, normal):
     module = Attention(4, num_kv_heads=2, causal=True, window=window, rotary=rotary, relative=relative)
     params = variables(module, x)
     expected, _ = module.apply(params, x)
-    cache = Cache.empty(1, 2, 8, 2, 4)
+    cache = Cache.empty(1, 2, 8, 2, 4).layers[0]
     step, outs, start = jax.jit(lambda x, cache: module.apply(params, x, cache=cache)), [], 0
     for count in chunks:
         out, cache = step(x[:, start : start + count], cache)
         outs.append(out)
         start += count
     np.testing.assert_allclose(jnp.concatenate(outs, axis=1), expected, atol=1e-5)
-    assert cache.length.tolist() == [[6, 6]]
+    assert cache.length.tolist() == [6]
 
 
 def test_mask_applies_to_the_cache(variables, normal):
@@ -225,7 +225,7 @@ def test_mask_applies_to_the_cache(variables, normal):
     module = Attention(2, causal=True)
     params = variables(module, x)
     expected, _ = module.apply(params, x, mask=Mask(keys=~hidden[None, :5]))
-    cache = Cache.empty(1, 1, 7, 2, 4)
+    cache = Cache.empty(1, 1, 7, 2, 4).layers[0]
     out, _ = module.apply(params, x, mask=Mask(keys=~hidden[None]), cache=cache)
     np.testing.assert_allclose(out, expected, atol=1e-5)
 

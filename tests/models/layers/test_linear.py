@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lineage.models.layers.linear import Linear
+from lineage.models.layers.linear import Linear, product
 
 
 @pytest.mark.parametrize("use_bias", [True, False])
@@ -23,3 +23,13 @@ def test_kernels_are_initialized_as_matrices():
     join = Linear((100,), axes=2, kernel_init=init).init(jax.random.key(0), jnp.zeros((1, 4, 50)))
     for params in (split, join):
         assert params["params"]["kernel"].var() == pytest.approx(2 / 300, rel=0.03)
+
+
+def test_few_rows_are_padded_on_a_tpu_only(normal):
+    x, kernel = normal(3, 8), normal(8, 5)
+    np.testing.assert_allclose(product(x, kernel), x @ kernel, rtol=1e-6)
+    texts = {
+        platform: jax.jit(product).trace(x, kernel).lower(lowering_platforms=(platform,)).as_text()
+        for platform in ("cpu", "tpu")
+    }
+    assert ["tensor<8x8xf32>" in texts[platform] for platform in texts] == [False, True]
