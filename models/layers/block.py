@@ -193,14 +193,15 @@ class Stack(nn.Module):
 
     def memory(self, context: Float[Array, "B S E"], mask: Bool[Array, "B S"]) -> Memory:
         """Return the keys and values of `context` in every layer's cross-attention; `mask` is True where it is real."""
-        projections = self.variables["params"]["layers"]["cross_attention"]
+        layers = [_layer(self.variables["params"]["layers"], i)["cross_attention"] for i in range(self.depth)]
 
         def project(params):
-            heads = jnp.einsum("BSE,LEKC->LBKSC", context, params["kernel"])
-            heads = heads + params["bias"][:, None, :, None] if "bias" in params else heads
-            return tuple(heads.reshape(self.depth, -1, *heads.shape[3:]))
+            heads = jnp.einsum("BSE,EKC->BKSC", context, params["kernel"])
+            heads = heads + params["bias"][:, None] if "bias" in params else heads
+            return heads.reshape(-1, *heads.shape[2:])
 
-        return Memory(project(projections["key"]), project(projections["value"]), mask)
+        keys, values = (tuple(project(layer[name]) for layer in layers) for name in ("key", "value"))
+        return Memory(keys, values, mask)
 
 
 def _layer(stacked, i):

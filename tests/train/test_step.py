@@ -178,6 +178,7 @@ class Normed(Model):
     """Image classifier with a norm over the batch."""
 
     norm: nn.Module
+    num_classes: int = 5
 
     @nn.compact
     def __call__(self, image):
@@ -232,6 +233,8 @@ def test_running_statistics_exclude_padding(norm):
 
 class Scores(Model):
     """Model that returns the image as logits."""
+
+    num_classes: int = 5
 
     @nn.compact
     def __call__(self, image):
