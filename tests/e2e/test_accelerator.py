@@ -33,7 +33,7 @@ def numbers(tree):
             yield value
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_every_section_has_rows_with_finite_numbers(tmp_path):
     rows, table = rehearsed(tmp_path, "--minutes=60")
     assert {row["section"] for row in rows} == {*SECTIONS}
