@@ -17,7 +17,8 @@ def cross_entropy(
     logits = logits.astype(jnp.float32)
     normalizer = jax.nn.logsumexp(logits, axis=-1)
     # Selected and not gathered: the gradient of a gather is a scatter into another array of the size of the logits.
-    chosen = jnp.where(jnp.arange(logits.shape[-1]) == labels[..., None], logits, 0).sum(axis=-1)
+    place = jnp.arange(logits.shape[-1]) == labels[..., None]
+    chosen = jax.lax.select(place, logits, jnp.zeros_like(logits)).sum(axis=-1)
     loss = normalizer - jnp.where((labels >= 0) & (labels < logits.shape[-1]), chosen, jnp.nan)
     if label_smoothing:
         loss = (1 - label_smoothing) * loss + label_smoothing * (normalizer - logits.mean(axis=-1))

@@ -16,7 +16,7 @@ FEW = 128  # rows; with fewer, as in decoding, transposing the kernel takes long
 FEWEST = 8  # rows that a TPU's matrix unit takes
 
 
-def product(x: Float[Array, "*B R C"], y: Float[Array | np.ndarray, "*B C F"]) -> Float[Array, "*B R F"]:
+def product(x: Float[Array, "*B R C"], y: Float[Array | np.ndarray, "*A C F"]) -> Float[Array, "*B R F"]:
     """Return x @ y; on a TPU with at least 8 rows, because fewer would be multiplied by the vector unit, and slowly."""
     if not fewer(x.shape[-2], FEWEST):
         return x @ y
