@@ -2,7 +2,7 @@
 
 python -m benchmarks.accelerator --out=outputs/accelerator
 python -m benchmarks.accelerator --only gpt2 llama --set gpt2:loader.batch_size=64 --set llama:model.remat=None
-python -m benchmarks.accelerator --tiny --out=/tmp/rehearsal
+python -m benchmarks.accelerator --tiny --out=outputs/rehearsal
 
 Both sides of a section compile in processes of their own and are then timed in turns, a few steps at a time, while no
 other process computes; the median over the rounds is reported. The time of compilation and warm-up is not measured. A

@@ -193,7 +193,7 @@ class Run:
         imports: modules, or paths of Python files, that register models, tasks, sources or evaluators.
         precision: dtype of computation; parameters stay float32.
         prng: generator of the random numbers of training steps: "threefry2x32" gives the same numbers on all platforms
-            and meshes; "rbg" is that of the hardware, which makes dropout faster on TPUs.
+            and meshes; "rbg" is that of the hardware.
         total_steps, total_epochs, total_examples, total_percent: length of the training; must be given.
         log_every_steps, log_every_epochs, log_every_examples, log_every_percent: interval of logging.
         evaluate_every_steps, evaluate_every_epochs, evaluate_every_examples, evaluate_every_percent: interval of

@@ -226,8 +226,7 @@ class StackModel(Model):
         remat: what the backward pass recomputes to save memory: None nothing, "dots" all but the matrix products of
             weights, "full" everything inside a block.
         unroll: number of layers in each iteration of the loop over layers. A loop copies what the backward pass needs
-            into arrays of all layers: `depth`, no loop at all, is up to a third faster on TPUs and GPUs, compiles
-            several times longer, and pays off for models of up to about 24 layers.
+            into arrays of all layers; `depth`, no loop at all, is faster on TPUs and GPUs and takes longer to compile.
     """
 
     activation: Activation = "gelu"

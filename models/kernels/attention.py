@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from lineage.models.layers.attend import Attend, Mask
 
-SHORTEST = 128  # tokens from which on the kernels are faster than dense attention
+SHORTEST = 128  # fewest queries and keys for which kernels are used
 BLOCK = 512  # maximum number of queries and of keys in a block of splash attention
 LANES = 128  # the size of a block is a multiple of this
 BATCH, HEADS = ("data", "fsdp"), "tensor"  # mesh axes of the examples and of the heads
@@ -120,7 +120,7 @@ def block_size(length: int) -> int:
 
 def _splash(query, key, value, segments, *, causal, window, blocks, interpret):
     """Attend on one device, with lengths that are multiples of the blocks."""
-    # Imported here because only TPUs need it, and it takes as long as the rest of the package.
+    # Imported here because only TPUs need it.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 

@@ -143,16 +143,21 @@ def dense(
     batch, length, heads, _ = query.shape
     kv_heads = key.shape[2]
     grouped = query.reshape(batch, length, kv_heads, heads // kv_heads, -1)
-    scores = score(grouped, key).reshape(batch, heads, length, -1).astype(jnp.float32)
-    if mask.bias is not None:
-        scores = scores + mask.bias
-    weights = masked_softmax(scores, mask.materialize(length, key.shape[1])).astype(value.dtype)
-    if sow is not None:
-        sow(weights)
-    if transform is not None:
-        weights = transform(weights)
+    scores = score(grouped, key).reshape(batch, heads, length, -1)
+    weights = _weights(scores, mask, value.dtype, transform, sow)
     weights = weights.reshape(batch, kv_heads, heads // kv_heads, length, -1)
     return jnp.einsum("BKGTS,BSKE->BTKGE", weights, value).reshape(batch, length, heads, -1)
+
+
+def _weights(scores, mask, dtype, transform, sow):
+    """Return the attention weights [B, H, T, S] of scores, recorded and transformed."""
+    scores = scores.astype(jnp.float32)
+    if mask.bias is not None:
+        scores = scores + mask.bias
+    weights = masked_softmax(scores, mask.materialize(*scores.shape[2:])).astype(dtype)
+    if sow is not None:
+        sow(weights)
+    return weights if transform is None else transform(weights)
 
 
 def dense_flat(
@@ -176,14 +181,8 @@ def dense_flat(
     groups = heads * batch // len(key)
     rows = query if score is dot_product else query * size**-0.5
     rows = rows.reshape(batch, length, -1, groups, size).transpose(0, 2, 3, 1, 4).reshape(len(key), -1, size)
-    scores = product(rows, key.swapaxes(1, 2)).reshape(batch, heads, length, -1).astype(jnp.float32)
-    if mask.bias is not None:
-        scores = scores + mask.bias
-    weights = masked_softmax(scores, mask.materialize(length, key.shape[1])).astype(value.dtype)
-    if sow is not None:
-        sow(weights)
-    if transform is not None:
-        weights = transform(weights)
+    scores = product(rows, key.swapaxes(1, 2)).reshape(batch, heads, length, -1)
+    weights = _weights(scores, mask, value.dtype, transform, sow)
     out = product(weights.reshape(len(key), -1, key.shape[1]), value)
     return (
         out.reshape(batch, -1, groups, length, value.shape[-1])
