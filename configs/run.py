@@ -75,11 +75,15 @@ class Mesh:
     Attributes:
         data: number of replicas of the model.
         fsdp: number of shards of the parameters, which are gathered for computation (FSDP).
+        context: number of parts into which the tokens of each sequence are split, for long sequences. Attention is
+            computed by heads, between two all-to-all exchanges (arXiv 2309.14509): the number of heads must be a
+            multiple of context x tensor.
         tensor: number of parts in which attention heads and hidden units of MLPs are computed.
     """
 
     data: int = -1
     fsdp: int = 1
+    context: int = 1
     tensor: int = 1
 
 
@@ -206,6 +210,8 @@ class Run:
         sharding: pairs (regular expression, mesh axes of the last dimensions); the first that matches a parameter's
             path counts; the model's own rules come after them.
         sequence_sharding: whether to shard activations between layers over the tensor axis (sequence parallelism).
+        compiler_options: pairs (name, value) of XLA options for the compiled steps, such as
+            `(("xla_gpu_enable_latency_hiding_scheduler", True),)`.
         teacher: teacher for distillation: workdir of a run, or folder in the layout of transformers.
         wandb: project of Weights & Biases to log to as well; "" disables it.
     """
@@ -235,6 +241,7 @@ class Run:
     skip_nonfinite: Count = 0
     sharding: tuple[Any, ...] = ()
     sequence_sharding: bool = False
+    compiler_options: tuple[Any, ...] = ()
     teacher: str = ""
     wandb: str = ""
     init: Init = Init()
@@ -248,3 +255,6 @@ class Run:
     def __post_init__(self):
         check_ranges("", self)
         check_patterns("sharding", self.sharding, paired=True)
+        for pair in self.compiler_options:
+            if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+                raise ValueError(f"compiler_options contains {pair!r}: it must be pairs (name, value).")

@@ -12,52 +12,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from lineage.models.base import Model
 from lineage.models.jaxpr_costs import bytes_of, flops_by_kind, flops_by_scope, peak_bytes, saved_bytes
-
-
-class Accelerator(NamedTuple):
-    """Specification of an accelerator.
-
-    Attributes:
-        kind: a regular expression of its `jax.Device.device_kind`.
-        memory: GB.
-        bfloat16, float32: TFLOP/s of dense matrix products without sparsity, in float32 at JAX's default precision
-            (TF32 on NVIDIA, one bfloat16 pass on a TPU).
-    """
-
-    kind: str
-    memory: float
-    bfloat16: float
-    float32: float
-
-    def peak(self, dtype: Any) -> float | None:
-        """Return the FLOP/s of matrix products of a dtype; None for others than these and float16."""
-        peaks = {"bfloat16": self.bfloat16, "float16": self.bfloat16, "float32": self.float32}
-        return peaks[name] * 1e12 if (name := jnp.dtype(dtype).name) in peaks else None
-
-
-# From NVIDIA's data sheets (HGX for B200) and Ada whitepaper, and cloud.google.com/tpu/docs/v4, v5e, v5p, v6e. The
-# first entry that matches a device counts.
-ACCELERATORS = {
-    "A100 80 GB": Accelerator("A100.*80GB", 80, 312, 156),
-    "A100 40 GB": Accelerator("A100", 40, 312, 156),
-    "H100 PCIe": Accelerator("H100 PCIe", 80, 756, 378),
-    "H100 NVL": Accelerator("H100 NVL", 94, 835, 417),
-    "H100": Accelerator("H100", 80, 989.4, 494.7),
-    "H200": Accelerator("H200", 141, 989.4, 494.7),
-    "B200": Accelerator("B200", 180, 2250, 1125),
-    "RTX 4090": Accelerator("RTX 4090$", 24, 165.2, 82.6),
-    "TPU v4": Accelerator("TPU v4$", 32, 275, 275),
-    "TPU v5e": Accelerator("TPU v5 ?(lite|e)$", 16, 197, 197),
-    "TPU v5p": Accelerator("TPU v5p?$", 95, 459, 459),
-    "TPU v6e": Accelerator("TPU v6 ?(lite|e)$", 32, 918, 918),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,12 +183,6 @@ def _textbook(model, sown):
     rows, tokens = sown["embedding"][0].shape[:2]
     each = 2 * parameters + 4 * model.depth * tokens * model.width
     return {"parameters": parameters, "flops": rows * tokens * each}
-
-
-def peak_flops(device_kind: str, dtype: Any) -> float | None:
-    """Return the peak FLOP/s of a device in matrix products of a dtype; None if `ACCELERATORS` does not have it."""
-    device = next((device for device in ACCELERATORS.values() if re.search(device.kind, device_kind)), None)
-    return device and device.peak(dtype)
 
 
 def _part(path):

@@ -35,7 +35,8 @@ class ViT(ImageModel, StackModel):
         num_registers: number of learned tokens without a position that are left out of the output (arXiv 2309.16588).
         layer_scale, qk_norm: see `Block` and `Attention`; with `qk_norm`, LayerNorm.
         epsilon: constant added to the variance; 1e-6 in the checkpoints of the paper, 1e-12 in `transformers`.
-        dropout: rate on embeddings, attention weights, hidden layers and the output of each sublayer.
+        dropout: rate on embeddings, hidden layers and the output of each sublayer.
+        attention_dropout: rate on the attention weights; 0 in the paper (appendix B.1).
         stochastic_depth: probability of skipping a sublayer of the last layer; it grows linearly from 0.
     """
 
@@ -60,6 +61,7 @@ class ViT(ImageModel, StackModel):
     layer_scale: Annotated[float, Range(0)] = 0.0
     qk_norm: bool = False
     epsilon: float = 1e-6
+    attention_dropout: Rate = 0.0
     stochastic_depth: Rate = 0.0
     attend: Implementation = "auto"
 
@@ -117,7 +119,7 @@ class ViT(ImageModel, StackModel):
         attention = partial(
             Attention,
             num_heads=num_heads,
-            dropout=self.dropout,
+            dropout=self.attention_dropout,
             attend=self.attend,
             relative=partial(RelativeKeys, max_distance=distance) if self.position == "relative" else None,
             qk_norm=norm if self.qk_norm else None,

@@ -8,8 +8,20 @@ from lineage.runs.folder import versions
 
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGES = (
-    *("lineage", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scipy", "ml-collections"),
-    *("grain", "tensorflow-datasets", "tokenizers", "safetensors", "sacrebleu"),
+    "lineage",
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "numpy",
+    "scipy",
+    "ml-collections",
+    "grain",
+    "tensorflow-datasets",
+    "tokenizers",
+    "safetensors",
+    "sacrebleu",
 )
 
 

@@ -8,12 +8,14 @@ import shutil
 import sys
 import tempfile
 
-# Set before JAX is imported. Compilation dominates, and takes half as long without LLVM's optimizations; flags of the
-# caller come later and override these. The environment is inherited by the xdist workers and by the
-# processes that tests start, so that all of them share the compilation cache of the run.
+# Set before JAX is imported. Compilation dominates, and takes half as long without LLVM's optimizations and XLA's newer
+# emitters of fusions; `.ci/run` runs the thorough tier with the latter. Flags of the caller come later and override
+# these. The environment is inherited by the xdist workers and by the processes that tests start, so that all of them
+# share the compilation cache of the run.
 os.environ["XLA_FLAGS"] = " ".join(
     [
         "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1",
+        "--xla_cpu_use_fusion_emitters=false",
         os.environ.get("XLA_FLAGS", ""),
         "--xla_force_host_platform_device_count=8",
     ]

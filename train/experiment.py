@@ -135,7 +135,20 @@ class Experiment:
     def jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         """Return `jax.jit` of a function of batches, whose activations lie on the mesh as batches do."""
         rules, sequence = self.sharding_rules, self.run.sequence_sharding
-        return jax.jit(sharding.on_mesh(function, self.mesh, rules, sequence), **options)
+        function = sharding.on_mesh(function, self.mesh, rules, sequence)
+        return jax.jit(function, compiler_options=self._compiler_options, **options)
+
+    @cached_property
+    def _compiler_options(self) -> dict[str, Any] | None:
+        options = dict(self.run.compiler_options)
+        if not options:
+            return None
+        try:  # XLA has no list of its options
+            everywhere = NamedSharding(self.mesh, PartitionSpec())
+            jax.jit(lambda: 0, out_shardings=everywhere, compiler_options=options).lower().compile()
+        except jax.errors.JaxRuntimeError as error:
+            raise ValueError(f"compiler_options: {str(error).splitlines()[0]}") from error
+        return options
 
     @cached_property
     def total_steps(self) -> int:

@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
-from lineage.models.budget import ACCELERATORS, Budget, aligned, budget, human, peak_flops
+from lineage.models import EXAMPLES, num_parts
+from lineage.models.budget import Budget, aligned, budget, human
+from lineage.train.compiler.chips import CHIPS, peak_flops
 from lineage.train.experiment import Experiment
 from lineage.train.sharding import abstract_mesh, shardings
 from lineage.train.step import make_loss
@@ -69,7 +71,7 @@ class Throughput:
 
 
 def measured_peak(size: int = 1024) -> float:
-    """Measure the FLOP/s of float32 matrix products, for devices whose peak is not in `ACCELERATORS`."""
+    """Measure the FLOP/s of float32 matrix products, for devices whose peak is not in `CHIPS`."""
     a = jnp.ones((size, size))
     product = jax.jit(jnp.matmul).lower(a, a).compile()
     times = []
@@ -119,12 +121,11 @@ def describe(experiment: Experiment) -> str:
     axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     rows = [(f"on each of {mesh.size} devices ({axes})", ""), *((f"  {k}", human(v, 1024)) for k, v in memory.items())]
     devices = [("accelerator", "memory", "needed", "step")]
-    for name, device in ACCELERATORS.items():
-        share = memory["total"] / (device.memory * 1e9)
-        peak = device.peak(jnp.dtype(config.precision)) * mesh.size
+    for chip in CHIPS:
+        share, peak = memory["total"] / (chip.size * 1e9), chip.peak_of(config.precision) * mesh.size
         milliseconds = 1000 * total.flops["training"]["model"] / (UTILIZATION * peak)
         devices.append(
-            (name, f"{device.memory} GB", f"{share:.0%}" if share <= 1 else "too much", f"{milliseconds:,.3g} ms")
+            (chip.name, f"{chip.size} GB", f"{share:.0%}" if share <= 1 else "too much", f"{milliseconds:,.3g} ms")
         )
     note = f"(steps at {UTILIZATION:.0%} MFU; `lineage compile` plans a step for a target)"
     return "\n\n".join([total.table(), aligned(rows), f"{aligned(devices)}\n{note}"])
@@ -150,7 +151,7 @@ def memory_per_device(experiment: Experiment, total: Budget, mesh: Mesh | Abstra
         "weights": size(state.params, state.collections, state.ema, state.frozen),
         "gradients": size(state.params) * min(experiment.config.grad_accum_steps, 2),
         "optimizer": size(state.opt_state),
-        "activations": int(rest / (mesh.shape["data"] * mesh.shape["fsdp"])),
+        "activations": int(rest / num_parts(mesh, (*EXAMPLES, "context"))),
     }
     return found | {"total": sum(found.values())}
 
@@ -166,10 +167,10 @@ def out_of_memory_explained(memory: Mapping[str, int] = MappingProxyType({})) ->
     except jax.errors.JaxRuntimeError as error:
         if error.error_code != RESOURCE_EXHAUSTED:
             raise
-        parts = ", ".join(f"{name} {size / 2**30:.3g} GiB" for name, size in memory.items())
+        needed = ", ".join(f"{name} {size / 2**30:.3g} GiB" for name, size in memory.items())
         raise MemoryError(
             f"out of memory ({str(error).splitlines()[0]}): make loader.batch_size smaller or grad_accum_steps larger, "
             "set model.remat, or spread the parameters over mesh.fsdp; see `lineage describe`."
-            + f" Estimated for a step, on all devices together: {parts}."
-            * bool(parts)
+            + f" Estimated for a step, on all devices together: {needed}."
+            * bool(needed)
         ) from error

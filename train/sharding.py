@@ -1,6 +1,5 @@
 """The mesh of devices, and the shardings of states and batches on it."""
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -12,31 +11,45 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int
 
-from lineage.models import gathering
+from lineage.models import EXAMPLES, TOKENS, gathering, num_parts
 from lineage.train.optimizer import map_paths
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", "fsdp", "context", "tensor")
 Rule = tuple[str, Sequence[str | tuple[str, ...] | None]]  # pattern of paths, mesh axes of the last dimensions
 
 
-def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Return a mesh of the axes of `configs.run.Mesh`, in which the devices of a process are adjacent."""
-    devices = sorted(jax.devices() if devices is None else devices, key=lambda device: device.process_index)
-    sizes = [data, fsdp, tensor]
+def make_mesh(
+    data: int = -1,
+    fsdp: int = 1,
+    context: int = 1,
+    tensor: int = 1,
+    devices: Sequence[jax.Device] | None = None,
+) -> Mesh:
+    """Return a mesh of the axes of `configs.run.Mesh`.
+
+    The devices of a process are adjacent, and so are those of a TPU slice: with `data` a multiple of the number of
+    slices, only the gradients of replicas travel between slices.
+    """
+    devices = sorted(jax.devices() if devices is None else devices, key=_slice_and_process)
+    sizes = [data, fsdp, context, tensor]
     known = int(np.prod([size for size in sizes if size > 0]))
     if sizes.count(-1) == 1 and len(devices) % known == 0:
         sizes[sizes.index(-1)] = len(devices) // known
     if int(np.prod(sizes)) != len(devices) or min(sizes) < 1:
         raise ValueError(
-            f"a mesh of data={data}, fsdp={fsdp}, tensor={tensor} does not fit {len(devices)} devices: "
-            "the sizes must multiply to that number (-1 in one of them fills it)."
+            f"a mesh of data={data}, fsdp={fsdp}, context={context}, tensor={tensor} does not fit {len(devices)} "
+            "devices: the sizes must multiply to that number (-1 in one of them fills it)."
         )
-    return Mesh(np.asarray(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * 3)
+    return Mesh(np.asarray(devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * 4)
 
 
-def abstract_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1) -> AbstractMesh:
+def _slice_and_process(device: jax.Device) -> tuple[int, int]:
+    return getattr(device, "slice_index", 0), device.process_index
+
+
+def abstract_mesh(data: int = -1, fsdp: int = 1, context: int = 1, tensor: int = 1) -> AbstractMesh:
     """Return a mesh of these sizes without devices; -1 stands for 1."""
-    return AbstractMesh(tuple(max(size, 1) for size in (data, fsdp, tensor)), AXES)
+    return AbstractMesh(tuple(max(size, 1) for size in (data, fsdp, context, tensor)), AXES)
 
 
 def shardings(tree: Any, rules: Sequence[Rule], mesh: Mesh | AbstractMesh) -> Any:
@@ -60,8 +73,7 @@ def placement(path: str, shape: tuple[int, ...], rules: Sequence[Rule], mesh: Me
     if len(axes) > len(shape):
         axes = ()
     first = len(shape) - len(axes)
-    parts = [math.prod(mesh.shape[axis] for axis in _flat(one)) for one in axes]
-    kept = [one if size % count == 0 else None for one, size, count in zip(axes, shape[first:], parts)]
+    kept = [one if size % num_parts(mesh, _flat(one)) == 0 else None for one, size in zip(axes, shape[first:])]
     return PartitionSpec(*[None] * first, *kept)
 
 
@@ -71,7 +83,7 @@ def _flat(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Return the sharding of a batch: its examples are split over the data and fsdp axes."""
-    return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    return NamedSharding(mesh, PartitionSpec(EXAMPLES))
 
 
 def on_mesh(function: Callable[..., Any], mesh: Mesh, rules: Sequence[Rule], sequence: bool) -> Callable[..., Any]:
@@ -79,10 +91,10 @@ def on_mesh(function: Callable[..., Any], mesh: Mesh, rules: Sequence[Rule], seq
 
     Without this, XLA may shard activations like the parameters, and each device would hold those of the whole batch.
 
-    With `sequence`, tokens are split over the tensor axis, so that norms, dropout and what is kept for the backward
-    pass are sharded too (sequence parallelism, arXiv 2205.05198, section 4.2.2).
+    Tokens are split over the context axis and, with `sequence`, over the tensor axis too, so that norms, dropout and
+    what is kept for the backward pass are sharded (sequence parallelism, arXiv 2205.05198, section 4.2.2).
     """
-    names = (("batch", ("data", "fsdp")), ("sequence", "tensor" if sequence else None))
+    names = (("batch", EXAMPLES), ("sequence", TOKENS if sequence else "context"))
 
     def places(path: str, shape: tuple[int, ...]) -> tuple[PartitionSpec, PartitionSpec]:
         at_rest = placement(path, shape, rules, mesh)
@@ -99,7 +111,7 @@ def on_mesh(function: Callable[..., Any], mesh: Mesh, rules: Sequence[Rule], seq
 
 def check_batch(size: int, mesh: Mesh, grad_accum_steps: int = 1) -> None:
     """Raise ValueError if a global batch does not divide into equal parts."""
-    devices = mesh.shape["data"] * mesh.shape["fsdp"]
+    devices = num_parts(mesh, EXAMPLES)
     if size % (devices * grad_accum_steps):
         raise ValueError(
             f"a batch of {size} examples does not divide over {devices} devices (data x fsdp)"
@@ -111,28 +123,29 @@ def check_batch(size: int, mesh: Mesh, grad_accum_steps: int = 1) -> None:
 def share(mesh: Mesh) -> tuple[int, int]:
     """Return the index of the part of a global batch that this process reads, and the number of parts."""
     owners = [device.process_index for device in mesh.devices.flat]
-    return part_of(np.reshape(owners, (-1, mesh.shape["tensor"])), jax.process_index())
+    return part_of(np.reshape(owners, (-1, mesh.shape["context"] * mesh.shape["tensor"])), jax.process_index())
 
 
-def part_of(owners: Int[np.ndarray, "rows tensor"], process: int) -> tuple[int, int]:
-    """Return (i, n): a process reads the rows [i / n, (i + 1) / n) of a batch, the same as others of its tensor axis.
+def part_of(owners: Int[np.ndarray, "rows columns"], process: int) -> tuple[int, int]:
+    """Return (i, n): a process reads the rows [i / n, (i + 1) / n) of a batch.
 
-    `owners` holds the index of the process that owns each device of the mesh.
+    `owners` holds the index of the process that owns each device; the devices of a row, which are those of the context
+    and tensor axes, compute the same examples.
     """
     mine = np.flatnonzero((owners == process).any(axis=1))
     if len(owners) % len(mine) or mine[0] % len(mine):
         raise ValueError(
-            f"mesh.tensor is {owners.shape[1]}, but a process has {(owners == process).sum()} devices: one must be a "
-            "multiple of the other."
+            f"mesh.context x mesh.tensor is {owners.shape[1]}, but a process has {(owners == process).sum()} devices: "
+            "one must be a multiple of the other."
         )
     return int(mine[0]) // len(mine), len(owners) // len(mine)
 
 
 def to_mesh(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """Return the global batch as arrays on the mesh; every process passes the rows of its `share`."""
-    sharding, parts = batch_sharding(mesh), share(mesh)[1]
-    check_batch(len(next(iter(batch.values()))) * parts, mesh)
+    sharding, shares = batch_sharding(mesh), share(mesh)[1]
+    check_batch(len(next(iter(batch.values()))) * shares, mesh)
     return {
-        name: jax.make_array_from_process_local_data(sharding, array, (len(array) * parts, *array.shape[1:]))
+        name: jax.make_array_from_process_local_data(sharding, array, (len(array) * shares, *array.shape[1:]))
         for name, array in batch.items()
     }

@@ -1,6 +1,5 @@
 """Lineage's side of `benchmarks.accelerator`: each job returns functions that prepare its rows (see `sections`)."""
 
-import re
 import time
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -12,13 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from lineage.configs import cli
-from lineage.models.budget import ACCELERATORS, peak_flops
 from lineage.models.decoding.generate import generate
 from lineage.models.jaxpr_costs import bytes_of, flops
 from lineage.models.layers.attend import Mask, dense
 from lineage.models.layers.attention import auto
+from lineage.train.compiler.chips import chip_of
 from lineage.train.compiler.compile import without_data
-from lineage.train.compiler.targets import CHIPS
 from lineage.train.experiment import Experiment
 from lineage.train.loop import compile_step
 from lineage.train.profiling import experiment_budget, measured_peak
@@ -67,10 +65,9 @@ def random_batch(of: Experiment, seed: int = 0) -> dict[str, np.ndarray]:
 def device() -> dict[str, Any]:
     """Return the kind of the device, and the peaks of its matrix products and its memory, per second."""
     kind = jax.devices()[0].device_kind
-    name = next((name for name, one in ACCELERATORS.items() if re.search(one.kind, kind)), "")
-    chip = CHIPS.get(name.split(" ")[-1].lower())
-    peak = peak_flops(kind, "bfloat16") or measured_peak()
-    return {"device": kind, "peak_flops": peak, "peak_bandwidth": chip and chip.bandwidth}
+    chip = chip_of(kind)
+    peak = chip.peak if chip else measured_peak()
+    return {"device": kind, "peak_flops": peak, "peak_bandwidth": (chip and chip.bandwidth) or None}
 
 
 def timed(function: Callable[[], Any], **facts: Any) -> tuple[dict[str, Any], Run]:

@@ -19,7 +19,7 @@ def get_config(variant: str = "large") -> ConfigDict:
         "bart", "denoising", "tfds:openwebtext", tokenizer="bart-large/tokenizer.json", schedule="linear"
     )
     config.model.update(variant=variant, vocab_size=50_265, max_length=1024, dropout=0.1, attention_dropout=0.1)
-    config.model.remat = "full"
+    config.model.update(remat=None if variant == "base" else "dots", unroll=12)
     config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
     config.task.noise = "permute_sentences | infill(0.3, 3)"
     config.task.sequence_length = 512

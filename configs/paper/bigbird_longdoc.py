@@ -11,8 +11,7 @@ from lineage.configs import base
 
 def get_config() -> ConfigDict:
     config = base.get_config("bigbird", "masked_lm", "tfds:pg19", tokenizer="bpe", schedule="linear")
-    config.model.update(variant="base", vocab_size=50_358, max_length=4096, num_segments=2)
-    config.model.remat = "dots"
+    config.model.update(variant="base", vocab_size=50_358, max_length=4096, num_segments=2, unroll=12)
     config.source.text_key = "book_text"
     config.tokenizer.vocab_size = 50_358
     config.task.sequence_length = 4096

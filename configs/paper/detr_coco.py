@@ -4,7 +4,8 @@ The recipe is in section 4 and appendix A.4. The paper reports 42.0 AP on the va
 because the test split of COCO has no boxes; the best checkpoint is selected on 1% of the training split. The data are
 coco/2017 of TFDS, prepared under source.data_dir. The backbone is initialized from an ImageNet classifier: a folder in
 the Hugging Face format or a run of `resnet50_imagenet`. Images are padded to squares of 1333 pixels, in the paper to
-the largest image of the batch; the learning rate of the paper is divided by 10 once, after 400 epochs.
+the largest image of the batch; the learning rate of the paper is divided by 10 once, after 400 epochs. The paper
+computes in float32.
 
     lineage train --config=detr_coco --config.source.data_dir=DIR --config.init.path=RESNET50
 """
@@ -18,7 +19,7 @@ def get_config() -> ConfigDict:
     config = base.get_config("detr", "object_detection", "tfds:coco/2017", schedule="constant")
     config.model.variant = "r50"
     config.model.num_classes = 91  # the class ids of COCO, of which 80 are used
-    config.model.image_size = 1333
+    config.model.update(image_size=1333, unroll=6)
     config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
     config.source.test_split = "validation"
     config.task.update(image_size=1333, shorter_side=800)
@@ -30,6 +31,7 @@ def get_config() -> ConfigDict:
     config.optimizer.update(weight_decay=1e-4, clip_norm=0.1)
     config.optimizer.frozen = ("backbone/stem", "backbone/stages_0", "backbone/.*norm")
     config.optimizer.lr_multipliers = (("backbone", 0.1),)
-    config.update(total_epochs=500.0, log_every_steps=50, evaluate_every_epochs=5.0, save_every_epochs=1.0)
+    config.update(precision="bfloat16", total_epochs=500.0, log_every_steps=50, evaluate_every_epochs=5.0)
+    config.save_every_epochs = 1.0
     config.checkpoint.update(best="validation/ap", best_is_highest=True)
     return config

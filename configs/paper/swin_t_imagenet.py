@@ -11,7 +11,7 @@ from lineage.configs import base
 
 def get_config() -> ConfigDict:
     config = base.get_config("swin", "image_classification", "tfds:imagenet2012")
-    config.model.update(variant="T", num_classes=1000, image_size=224, channels=3, stochastic_depth=0.2)
+    config.model.update(variant="T", num_classes=1000, image_size=224, channels=3, stochastic_depth=0.2, unroll=6)
     config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
     config.source.test_split = "validation"
     config.task.update(image_size=224, evaluation_crop=0.875, resample="bicubic")

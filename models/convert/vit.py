@@ -2,7 +2,7 @@
 `DeiTForImageClassificationWithTeacher`, or `DeiTForImageClassification` with `distillation_head=False` <-> `DeiT`.
 
 The pooler of a `ViTModel` is the tanh layer of the pre-training head: `head="mlp"`. Tensor names are those in files,
-not those of the modules in memory. The dropout rate is the same, but the reference has no dropout inside the MLP.
+not those of the modules in memory. Dropout rates are the same, but the reference has no dropout inside the MLP.
 """
 
 import flax.linen as nn
@@ -69,7 +69,7 @@ class ViT(ImageFamily):
         "hidden_act": ("activation", "gelu"),
         "layer_norm_eps": ("epsilon", 1e-12),
         "hidden_dropout_prob": ("dropout", 0.0),
-        "attention_probs_dropout_prob": ("dropout", 0.0),
+        "attention_probs_dropout_prob": ("attention_dropout", 0.0),
     }
     fixed = {"qkv_bias": True}
 

@@ -10,11 +10,12 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from lineage.models.layers.attend import Attend, Mask
+from lineage.models.layers.placement import EXAMPLES, HEADS, num_parts
 
 SHORTEST = 128  # fewest queries and keys for which kernels are used
 BLOCK = 512  # maximum number of queries and of keys in a block of splash attention
+BACKWARD_BLOCKS = 8  # maximum number of blocks of keys in its backward pass
 LANES = 128  # the size of a block is a multiple of this
-BATCH, HEADS = ("data", "fsdp"), "tensor"  # mesh axes of the examples and of the heads
 SAVED = "flash_attention"  # name of the results that `saves_attention` keeps
 
 
@@ -80,8 +81,8 @@ def splash(
         interpret: emulate the kernel, on any platform.
     """
     (batch, length), (keys, kv_heads) = query.shape[:2], key.shape[1:3]
-    blocks = block_size(length), block_size(keys)
-    rows, columns = (-(-n // block) * block for n, block in zip((length, keys), blocks))
+    blocks = block_sizes(length, keys)
+    rows, columns = (-(-n // block) * block for n, block in zip((length, keys), (blocks[0], blocks[2])))
 
     def padded(x, total, value=0):  # along the tokens, axis 1
         rest = [(0, 0), (0, total - x.shape[1])] + [(0, 0)] * (x.ndim - 2)
@@ -99,11 +100,10 @@ def splash(
     attend = partial(_splash, causal=mask.causal, window=mask.window, blocks=blocks, interpret=interpret)
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
-        rows_axes = BATCH if batch % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0 else None
-        heads_axis = HEADS if kv_heads % mesh.shape[HEADS] == 0 else None
-        place = PartitionSpec(rows_axes, None, heads_axis)
-        parts = None if segments is None else (PartitionSpec(rows_axes),) * 2
-        attend = jax.shard_map(attend, mesh=mesh, in_specs=(place,) * 3 + (parts,), out_specs=place, check_vma=False)
+        examples = EXAMPLES if batch % num_parts(mesh, EXAMPLES) == 0 else None
+        place = PartitionSpec(examples, None, HEADS if kv_heads % num_parts(mesh, HEADS) == 0 else None)
+        places = (place,) * 3 + (None if segments is None else (PartitionSpec(examples),) * 2,)
+        attend = jax.shard_map(attend, mesh=mesh, in_specs=places, out_specs=place, check_vma=False)
     return attend(*arrays, segments)[:, :length]
 
 
@@ -112,10 +112,14 @@ def saves_attention(primitive: Any, *_: Any, **options: Any) -> bool:
     return options.get("name") == SAVED or primitive.name.startswith("dot_product_attention_fwd")
 
 
-def block_size(length: int) -> int:
-    """Return the number of tokens of a block: as few blocks as `BLOCK` allows, and little padding."""
-    count = -(-length // BLOCK)
-    return -(-length // (count * LANES)) * LANES
+def block_sizes(queries: int, keys: int) -> tuple[int, int, int]:
+    """Return the sizes of blocks of queries, of keys, and of keys in the backward pass, with little padding.
+
+    The backward pass writes a gradient of the queries for each of its blocks of keys, so it has a few large ones.
+    """
+    counts = [-(-n // BLOCK) for n in (queries, keys)]
+    sizes = [-(-n // (count * LANES)) * LANES for n, count in zip((queries, keys), counts)]
+    return *sizes, sizes[1] * -(-counts[1] // BACKWARD_BLOCKS)
 
 
 def _splash(query, key, value, segments, *, causal, window, blocks, interpret):
@@ -133,7 +137,8 @@ def _splash(query, key, value, segments, *, causal, window, blocks, interpret):
         block_q=blocks[0],
         block_kv=blocks[1],
         block_q_dkv=blocks[0],
-        block_kv_dkv=blocks[1],
+        block_kv_dkv=blocks[2],
+        block_kv_dkv_compute=blocks[1],
         use_fused_bwd_kernel=True,
     )
     attend = kernels.make_splash_mha(

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from lineage.models.layers.placement import EXAMPLES, TOKENS, num_parts
+
 LOGITS = 2**26  # maximum number of logits of a block
 SPARSE_TOKENS = 512  # maximum number of tokens of a block if most weights are zero
 MULTIPLE = 8  # the number of tokens of a block is a multiple of this
-BATCH, TOKENS = ("data", "fsdp"), ("tensor",)  # mesh axes of the examples and of the tokens
 
 
 class Targets(NamedTuple):
@@ -124,8 +125,7 @@ def _on_mesh(x, table, bias, labels, weights, options, *, gradients):
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return compute(x, table, bias, labels, weights, ())
-    sizes = [mesh.shape[BATCH[0]] * mesh.shape[BATCH[1]], mesh.shape[TOKENS[0]]]
-    axes = [names if n % size == 0 else () for names, n, size in zip((BATCH, TOKENS), x.shape, sizes)]
+    axes = [names if n % num_parts(mesh, names) == 0 else () for names, n in zip((EXAMPLES, TOKENS), x.shape)]
     tokens, everywhere = PartitionSpec(*axes), PartitionSpec()
     return jax.shard_map(
         partial(compute, axes=sum(axes, ())),

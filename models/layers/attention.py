@@ -13,6 +13,7 @@ from lineage.models.kernels.attention import kernels_for
 from lineage.models.layers.attend import Attend, Mask, Score, dense, dense_flat, dot_product, scaled_dot_product
 from lineage.models.layers.cache import LayerCache
 from lineage.models.layers.linear import Linear
+from lineage.models.layers.placement import by_heads
 from lineage.models.layers.sparse import has_windows, windowed
 
 
@@ -189,7 +190,7 @@ class Attention(nn.Module):
         attend: Attend | None = None,
     ) -> Float[Array, "B T D"]:
         """Attend within each head and project the outputs back to the width D; `attend` replaces the attribute."""
-        attend = attend or IMPLEMENTATIONS.get(self.attend, self.attend)
+        attend = attend or by_heads(IMPLEMENTATIONS.get(self.attend, self.attend))
         drops = self.dropout > 0 and self.has_rng("dropout")
         sows = self.is_mutable_collection("intermediates")
         transform = self._drop if drops else None

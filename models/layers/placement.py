@@ -1,15 +1,19 @@
-"""Parameters that are sharded over devices, gathered where they are used."""
+"""Placement on a mesh of devices: of parameters where they are used, and of activations in attention."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
+from math import gcd, prod
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
-from jaxtyping import Array
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jaxtyping import Array, Float
+
+# Mesh axes over which the examples of a batch, the tokens of a sequence and the heads of attention are split.
+EXAMPLES, TOKENS, HEADS = ("data", "fsdp"), ("context", "tensor"), ("context", "tensor")
 
 # From the path and the shape of a parameter to its placement at rest and in computation.
 Placement = Callable[[str, tuple[int, ...]], tuple[PartitionSpec, PartitionSpec]]
@@ -40,19 +44,45 @@ def gathered(module: nn.Module, name: str, value: Array | np.ndarray) -> Array |
     return value if at_rest == computed else _moved(value, at_rest, computed)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _moved(value, at_rest, computed):
-    return jax.lax.with_sharding_constraint(value, computed)
+def _moved(value: Array, start: PartitionSpec, end: PartitionSpec) -> Array:
+    """Return an array moved from one placement to another in a step of its own, and its gradient back in one.
+
+    Otherwise XLA would merge the move into the products before and after it.
+    """
+    return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(value, start), end)
 
 
-def _forward(value, at_rest, computed):
-    return _moved(value, at_rest, computed), None
+def num_parts(mesh: Mesh | AbstractMesh, axes: tuple[str, ...]) -> int:
+    """Return the number of parts into which mesh axes split a dimension."""
+    return prod(mesh.shape[axis] for axis in axes)
 
 
-def _backward(at_rest, computed, _, gradient):
-    # In two steps, for the same reason: a product whose result is to be scattered is computed in slices too.
-    gradient = jax.lax.with_sharding_constraint(gradient, computed)
-    return (jax.lax.with_sharding_constraint(gradient, at_rest),)
+def by_heads(attend: Callable[..., Array]) -> Callable[..., Array]:
+    """Return the attention function, with heads instead of tokens split over the context axis of the mesh, if any.
 
+    Queries, keys and values are exchanged before, and outputs after, so that each device attends to whole sequences
+    (DeepSpeed-Ulysses, arXiv 2309.14509). If there are too few key/value heads, they are repeated.
 
-_moved.defvjp(_forward, _backward)
+    Raises:
+        ValueError: the query heads cannot be split over the context and tensor axes.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.shape["context"] == 1:
+        return attend
+    count = num_parts(mesh, HEADS)
+
+    def exchanged(
+        query: Float[Array, "B T H C"], key: Float[Array, "B S K C"], value: Float[Array, "B S K E"], *others, **options
+    ) -> Float[Array, "B T H E"]:
+        heads, copies = query.shape[2], count // gcd(count, key.shape[2])
+        if heads % (key.shape[2] * copies):
+            raise ValueError(
+                f"{heads} attention heads and {key.shape[2]} key/value heads cannot be split into {count} parts, the "
+                "product of mesh.context and mesh.tensor."
+            )
+        key, value = (jnp.repeat(x, copies, axis=2) if copies > 1 else x for x in (key, value))
+        tokens, split = PartitionSpec(EXAMPLES, "context", "tensor"), PartitionSpec(EXAMPLES, None, HEADS)
+        query, key, value = (_moved(x, tokens, split) for x in (query, key, value))
+        return _moved(attend(query, key, value, *others, **options), split, tokens)
+
+    return exchanged

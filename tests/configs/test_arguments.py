@@ -59,7 +59,7 @@ def test_config_shows_every_key(capsys):
     for arguments in (["config", "vit_digits", "mesh"], ["config", "mesh", "--config=vit_digits"]):
         assert launch.main(arguments) == 0
         lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
-        assert [line.split(" = ")[0] for line in lines] == ["mesh.data", "mesh.fsdp", "mesh.tensor"]
+        assert [line.split(" = ")[0] for line in lines] == ["mesh.context", "mesh.data", "mesh.fsdp", "mesh.tensor"]
     assert launch.main(["config", "vit_digits", "mash"]) == 1
     assert "the config has no section 'mash': its sections are " in capsys.readouterr().err
 

@@ -15,6 +15,7 @@ from lineage import models
 from lineage.models import base
 from lineage.models.layers.mlp import ACTIVATIONS
 from lineage.train.optimizer import SGD
+from tests.tiers import tiered
 
 TEXT = {"vocab_size": 11, "max_length": 8, "depth": 3, "width": 8, "num_heads": 2}
 IMAGE = {"num_classes": 3, "image_size": 8, "channels": 1}
@@ -86,7 +87,7 @@ def test_every_architecture_has_a_case():
     assert set(CASES) == set(models.MODELS)
 
 
-@pytest.mark.parametrize("name", CASES)
+@tiered("name", CASES, first=lambda name: name in ("gpt", "bert", "t5", "swin", "seq2seq", "resnet", "elmo"))
 def test_hidden_states_of_every_architecture(name):
     settings, inputs, (encoder, decoder), attention = CASES[name]
     states = states_of(models.build(name, **settings), *inputs)

@@ -235,23 +235,3 @@ def test_table_and_dictionary_show_the_costs():
     assert "textbook, V D + 12 L D^2" in table
     assert "384.00 KiB" in table  # the cache: 2 x 3 x 2 x 128 x 64 x 4 bytes, and the length
     assert json.loads(json.dumps(cost.to_dict()))["parameters"] == cost.parameters
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype", "peak"),
-    [
-        ("NVIDIA H100 80GB HBM3", jnp.bfloat16, 989.4e12),
-        ("NVIDIA H100 PCIe", jnp.bfloat16, 756e12),
-        ("NVIDIA H200", "float32", 494.7e12),
-        ("NVIDIA A100-SXM4-40GB", "float16", 312e12),
-        ("NVIDIA GeForce RTX 4090", jnp.bfloat16, 165.2e12),
-        ("TPU v5 lite", jnp.bfloat16, 197e12),
-        ("TPU v5", jnp.bfloat16, 459e12),
-        ("TPU v6 lite", jnp.bfloat16, 918e12),
-        ("NVIDIA H200", "int8", None),
-        ("NVIDIA GeForce RTX 4090 D", jnp.bfloat16, None),
-        ("cpu", jnp.float32, None),
-    ],
-)
-def test_peaks(kind, dtype, peak):
-    assert budget.peak_flops(kind, dtype) == peak

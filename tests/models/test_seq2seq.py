@@ -160,7 +160,7 @@ def test_incompatible_settings_raise(settings, message):
         Seq2Seq(vocab_size=VOCAB, width=8, **settings).init(jax.random.key(0), INPUTS, TOKENS)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@tiered("dtype", [jnp.float32, jnp.bfloat16])
 def test_scheduled_sampling_draws_from_the_predictions(dtype):
     """Check that near-uniform predictions yield tokens of the first tenth of the vocabulary in 10% of the cases.
 

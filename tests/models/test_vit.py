@@ -174,7 +174,7 @@ def test_dropout_and_stochastic_depth_need_their_rng(variables, normal):
     image = normal(2, 8, 8, 1)
     params = variables(TINY, image)
     plain = jax.jit(TINY.apply)(params, image)
-    for settings in ({"dropout": 0.3}, {"stochastic_depth": 0.9}):
+    for settings in ({"dropout": 0.3}, {"attention_dropout": 0.3}, {"stochastic_depth": 0.9}):
         model = TINY.clone(**settings)
         np.testing.assert_array_equal(jax.jit(model.apply)(params, image), plain)
         dropped = jax.jit(partial(model.apply, rngs={"dropout": jax.random.key(0)}))(params, image)

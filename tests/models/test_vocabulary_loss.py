@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh
 
 from lineage import models
 from lineage.metrics.classification import correct
@@ -17,6 +16,7 @@ from lineage.models.kernels import vocabulary
 from lineage.models.kernels.vocabulary import rows_of_block, scored, token_losses
 from lineage.models.layers import AdaptiveEmbed, Embed
 from lineage.tasks.causal_lm import CausalLM
+from lineage.train.sharding import make_mesh
 from tests.tiers import tiered
 
 WORDS, WIDTH, SHAPE = 60, 8, (4, 6)
@@ -119,12 +119,10 @@ def test_sparse_losses_skip_blocks_without_weights(normal, small_blocks):
     assert (found.normalizer == 0).sum() == 24 - 8  # one block of eight tokens was computed
 
 
-@tiered("sizes", [(2, 1, 2), (1, 4, 1), (8, 1, 1)])
+@tiered("sizes", [(2, 1, 2, 1), (1, 4, 1, 1), (8, 1, 1, 1)])
 def test_devices_of_a_mesh_share_the_tokens(sizes, normal, small_blocks):
     """Check four examples on meshes of four devices, and on eight, which they do not divide over."""
-    mesh = Mesh(
-        np.reshape(jax.devices()[: np.prod(sizes)], sizes), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3
-    )
+    mesh = make_mesh(*sizes, devices=jax.devices()[: np.prod(sizes)])
     x, table, bias = normal(*SHAPE, WIDTH), normal(WORDS, WIDTH), normal(WORDS)
     targets = targets_of(x @ table.T + bias)
 

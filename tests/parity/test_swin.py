@@ -58,7 +58,7 @@ def images_of(reference, seed, grid, missing=1):
     return jnp.asarray(images), torch.tensor(images.transpose(0, 3, 1, 2))
 
 
-@tiered(("seed", "case"), [*enumerate(CASES)], ids=map(str, CASES), first=lambda seed, case: seed in (0, 2))
+@tiered(("seed", "case"), [*enumerate(CASES)], ids=map(str, CASES), first=lambda seed, case: seed == 2)
 def test_logits_hidden_states_and_gradients_match(seed, case, randomize, ours, gradients, assert_same_gradients):
     *sizes, grid = case
     trained = {"pretrained_window_sizes": [4, 0]} if seed == 3 else {}

@@ -71,7 +71,7 @@ def test_accumulation_and_sharding_match_a_single_device(one_step):
     """Check micro-batches with different numbers of objects: one has all images with one or three."""
     _, state, make = one_step
     whole, metrics = make(1)(state, jax.tree.map(jnp.asarray, batch_of()))
-    parts, metrics_of_parts = make(2)(state, to_mesh(batch_of(), make_mesh(4, 1, 1, jax.devices()[:4])))
+    parts, metrics_of_parts = make(2)(state, to_mesh(batch_of(), make_mesh(4, devices=jax.devices()[:4])))
     for one, other in zip(*map(jax.tree.leaves, (whole.params, parts.params)), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
         assert np.isfinite(one).all()

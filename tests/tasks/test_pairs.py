@@ -39,6 +39,8 @@ def trained(files, tiny, tmp_path_factory):
         "sampling.max_new_tokens": 8,
         "total_steps": 250,
         "evaluate_every_steps": 250,
+        "save_every_steps": 125,
+        "log_every_steps": 50,
     }
     config, workdir = tiny("transformer", changes), tmp_path_factory.mktemp("run")
     return config, workdir, loop.train(config, workdir, devices=jax.devices()[:1])
@@ -137,6 +139,8 @@ def test_decoder_only_model_memorizes_pairs(files, tiny, tmp_path):
         "sampling.temperature": 0.0,
         "total_steps": 120,
         "evaluate_every_steps": 120,
+        "save_every_steps": 120,
+        "log_every_steps": 40,
     }
     metrics = loop.train(tiny("gpt", changes), tmp_path / "run", devices=jax.devices()[:1])
     assert metrics["test/exact_match"] == 1

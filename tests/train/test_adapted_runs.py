@@ -127,6 +127,7 @@ def crowd(tiny, base, tmp_path_factory):
     return [expert(tiny, base, folder / name, 0.3) for name in ("one", "two")]
 
 
+@pytest.mark.thorough
 def test_few_shot_mixture_lowers_the_loss(tiny, base, crowd):
     """Check that the loss of the mixture on the examples is below those of the base and of each expert."""
     changes = {"experts.paths": tuple(crowd), "experts.examples": 8}

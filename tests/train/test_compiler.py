@@ -13,11 +13,12 @@ import pytest
 
 from benchmarks import plans
 from lineage.train.compiler import targets
+from lineage.train.compiler.chips import peak_flops
 from lineage.train.compiler.hlo import Module, dimensions, size
 from lineage.train.compiler.plan import MATMUL_EFFICIENCY, Plan
 
 TINY = Path(__file__).parents[1] / "tiny.py"
-V5E, H100 = targets.CHIPS["v5e"], targets.CHIPS["h100"]
+V5E, H100 = targets.BY_TARGET["v5e"], targets.BY_TARGET["h100"]
 
 PROGRAM = """HloModule jit_step, input_output_alias={ {0}: (0, {}, may-alias), {1}: (1, {}, may-alias) }, entry={}
 
@@ -165,6 +166,26 @@ def test_flops_of_a_program_compiled_here():
 
 
 @pytest.mark.parametrize(
+    ("kind", "dtype", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4e12),
+        ("NVIDIA H100 PCIe", "bfloat16", 756e12),
+        ("NVIDIA H200", "float32", 494.7e12),
+        ("NVIDIA A100-SXM4-40GB", "float16", 312e12),
+        ("NVIDIA GeForce RTX 4090", "bfloat16", 165.2e12),
+        ("TPU v5 lite", "bfloat16", 197e12),
+        ("TPU v5", "bfloat16", 459e12),
+        ("TPU v6 lite", "bfloat16", 918e12),
+        ("NVIDIA H200", "int8", None),
+        ("NVIDIA GeForce RTX 4090 D", "bfloat16", None),
+        ("cpu", "float32", None),
+    ],
+)
+def test_peaks(kind, dtype, peak):
+    assert peak_flops(kind, dtype) == peak
+
+
+@pytest.mark.parametrize(
     ("text", "chip", "topology", "count"),
     [
         ("v5e:4x4", "v5e", "4x4", None),
@@ -176,7 +197,7 @@ def test_flops_of_a_program_compiled_here():
 )
 def test_targets_are_parsed(text, chip, topology, count):
     target = targets.parse(text)
-    assert target == targets.Target(targets.CHIPS[chip], topology, count)
+    assert target == targets.Target(targets.BY_TARGET[chip], topology, count)
     assert str(target) == text
 
 
@@ -198,15 +219,42 @@ def test_config_of_a_gpu():
     assert text.count("{") == text.count("}")
 
 
+def figures_of(config, target, *flags):
+    """Return the figures of a step, compiled in another process; skip the test if the compiler is not installed."""
+    pytest.importorskip("libtpu" if targets.parse(target).chip.gpu is None else "jax_cuda13_plugin")
+    command = [sys.executable, "-m", "lineage.launch", "compile", f"--config={config}", f"--target={target}", "--json"]
+    environment = os.environ | {"XLA_FLAGS": ""}
+    run = subprocess.run([*command, *flags], capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout[run.stdout.index("{") :])
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param("v5e:2x2", marks=pytest.mark.thorough),
+        *(pytest.param(target, marks=pytest.mark.slow) for target in ("v5e:2x2/1", "h100x1", "h100x4")),
+    ],
+)
+def test_program_of_a_shallow_gpt(target):
+    """Check a GPT-2 of two layers, with its paper's config, on one chip and with FSDP on four."""
+    chips = 1 if target in ("v5e:2x2/1", "h100x1") else 4
+    changes = {"model.depth": 2, "model.unroll": 2, "loader.batch_size": 8 * chips, "mesh.data": 1, "mesh.fsdp": chips}
+    figures = figures_of("gpt2_openwebtext", target, *(f"--config.{name}={value}" for name, value in changes.items()))
+    shapes = [(one["shape"], dimensions(one["shape"])) for one in figures["buffers"]]  # of 64 MiB or more
+    assert any(axes[-1] == 50_304 for _, axes in shapes)  # logits in bfloat16
+    assert not [shape for shape, axes in shapes if axes[-2:] == [1024, 1024]]  # weights of attention
+    assert not [shape for shape, axes in shapes if shape.startswith("f32") and axes[-2:] == [1024, 50_304]]
+    kinds = {one["kind"] for one in figures["collectives"]}
+    assert kinds == set() if chips == 1 else "all-gather" in kinds and "collective-permute" not in kinds
+    assert figures["donated"] >= figures["leaves"]
+    assert figures["f32_matmul"] == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ["train", "evaluate", "decode"])
 def test_steps_compile_for_a_tpu(step):
-    pytest.importorskip("libtpu")
-    command = [sys.executable, "-m", "lineage.launch", "compile", f"--config={TINY}:gpt", "--target=v5e:2x2", "--json"]
-    environment = os.environ | {"XLA_FLAGS": ""}
-    run = subprocess.run([*command, f"--step={step}"], capture_output=True, text=True, env=environment)
-    assert run.returncode == 0, run.stderr
-    figures = json.loads(run.stdout)
+    figures = figures_of(f"{TINY}:gpt", "v5e:2x2", f"--step={step}")
     assert figures["fits"]
     assert 0 < figures["seconds"] < 0.1
     assert figures["donated"] >= figures["leaves"]

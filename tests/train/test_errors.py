@@ -112,7 +112,12 @@ def trained(tiny, tmp_path_factory):
         ),
         (
             [GPT, "--config.mesh.tensor=3"],
-            "a mesh of data=-1, fsdp=1, tensor=3 does not fit 8 devices: the sizes must multiply",
+            "a mesh of data=-1, fsdp=1, context=1, tensor=3 does not fit 8 devices: the sizes must multiply",
+        ),
+        ([GPT, "--config.compiler_options=('a',)"], "compiler_options contains 'a': it must be pairs (name, value)."),
+        (
+            [GPT, "--config.compiler_options=(('xla_nonsense', 1),)"],
+            "compiler_options: INVALID_ARGUMENT: No such compile option: 'xla_nonsense'",
         ),
         ([GPT, "--config.model.max_length=8"], "a sequence of 16 tokens is longer than the model's 8."),
         (

@@ -6,8 +6,8 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from lineage.models.budget import ACCELERATORS
 from lineage.train.checkpoint import Checkpoints
+from lineage.train.compiler.chips import CHIPS
 from lineage.train.experiment import Experiment
 from lineage.train.loop import compile_step, device_batches
 from lineage.train.profiling import describe, experiment_budget, memory_per_device
@@ -21,6 +21,7 @@ MESHES = {
     "tensor": {"mesh.data": 4, "mesh.tensor": 2},
     "mixed": {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2},
     "sequence": {"mesh.data": 2, "mesh.fsdp": 2, "mesh.tensor": 2, "sequence_sharding": True},
+    "context": {"mesh.data": 2, "mesh.fsdp": 2, "mesh.context": 2},
 }
 
 
@@ -55,21 +56,21 @@ def assert_same_trajectory(losses, expected):
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
-@tiered("mesh", MESHES, first=lambda mesh: mesh in ("fsdp", "mixed"))
+@tiered("mesh", MESHES, first=lambda mesh: mesh in ("fsdp", "context"))
 def test_mesh_matches_one_device(single, mesh, tiny, tmp_path):
     model, changes, expected = single
     losses, state = train(tiny(model, changes | MESHES[mesh]), jax.devices(), tmp_path)
     assert_same_trajectory(losses, expected)
     kernel = state.params["stack"]["layers"]["mlp"]["up"]["kernel"]
     assert len(kernel.sharding.device_set) == 8
-    parts = {"data": 1, "fsdp": 8, "tensor": 2, "mixed": 4, "sequence": 4}[mesh]
+    parts = {"data": 1, "fsdp": 8, "tensor": 2, "mixed": 4, "sequence": 4, "context": 2}[mesh]
     moment = optax.tree_utils.tree_get(state.opt_state, "nu")["stack"]["layers"]["mlp"]["up"]["kernel"]
     for leaf in (kernel, moment):
         assert leaf.addressable_shards[0].data.nbytes * parts == leaf.nbytes
     # Norms, biases and dimensions not divisible by 8 are replicated, which is a larger fraction in a tiny model.
     leaves = jax.tree.leaves((state.params, state.opt_state))
     here = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves) / sum(leaf.nbytes for leaf in leaves)
-    assert here < {"data": 1.01, "fsdp": 0.3, "tensor": 0.8, "mixed": 0.45, "sequence": 0.45}[mesh]
+    assert here < {"data": 1.01, "fsdp": 0.3, "tensor": 0.8, "mixed": 0.45, "sequence": 0.45, "context": 0.65}[mesh]
 
 
 @pytest.mark.thorough
@@ -121,13 +122,15 @@ def test_share_of_the_batch_of_each_process(tensor, devices, parts):
 
 def test_example_divided_between_processes_raises():
     owners = (np.arange(12) // 6).reshape(-1, 4)
-    with pytest.raises(ValueError, match=r"mesh.tensor is 4, but a process has 6 devices: one must be a multiple of"):
+    with pytest.raises(
+        ValueError, match=r"mesh.context x mesh.tensor is 4, but a process has 6 devices: one must be a multiple of"
+    ):
         part_of(owners, 1)
-    assert share(make_mesh(2, 2, 2)) == (0, 1)
+    assert share(make_mesh(2, 2, tensor=2)) == (0, 1)
 
 
 def test_first_matching_sharding_rule_applies_to_the_last_dimensions():
-    mesh = make_mesh(2, 2, 2)
+    mesh = make_mesh(2, 2, tensor=2)
     tree = {"stack": {"up": {"kernel": np.zeros((3, 4, 6)), "bias": np.zeros((3, 5))}}, "scale": np.zeros(4)}
     rules = (("up/kernel", ("fsdp", "tensor")), ("bias", ("tensor",)), ("kernel", (None, "fsdp")))
     places = shardings(tree, rules, mesh)
@@ -153,8 +156,8 @@ def test_described_memory_matches_each_device(tiny, tmp_path):
     config.sequence_sharding = False
     assert alone["total"] >= total.memory["training"]["total"]
     text = describe(experiment)
-    assert "on each of 8 devices (data 2, fsdp 2, tensor 2)" in text
-    devices = {line[:10].strip(): line[10:].split() for line in text.splitlines()[-len(ACCELERATORS) - 1 : -1]}
+    assert "on each of 8 devices (data 2, fsdp 2, context 1, tensor 2)" in text
+    devices = {line[:10].strip(): line[10:].split() for line in text.splitlines()[-len(CHIPS) - 1 : -1]}
     share = found["total"] / 16e9
     assert devices["TPU v5e"][2] == f"{share:.0%}"
     # 8 devices at 40% of 459 TFLOP/s in bfloat16
@@ -165,10 +168,10 @@ def test_described_memory_matches_each_device(tiny, tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: make_mesh(3, 2), r"a mesh of data=3, fsdp=2, tensor=1 does not fit 8 devices"),
-        (lambda: make_mesh(-1, 3), r"data=-1, fsdp=3, tensor=1 does not fit 8 devices"),
-        (lambda: make_mesh(-1, -1), r"data=-1, fsdp=-1, tensor=1 does not fit 8 devices"),
-        (lambda: make_mesh(0, 8), r"data=0, fsdp=8, tensor=1 does not fit 8 devices"),
+        (lambda: make_mesh(3, 2), r"a mesh of data=3, fsdp=2, context=1, tensor=1 does not fit 8 devices"),
+        (lambda: make_mesh(-1, 3), r"data=-1, fsdp=3, context=1, tensor=1 does not fit 8 devices"),
+        (lambda: make_mesh(-1, -1), r"data=-1, fsdp=-1, context=1, tensor=1 does not fit 8 devices"),
+        (lambda: make_mesh(0, 8), r"data=0, fsdp=8, context=1, tensor=1 does not fit 8 devices"),
         (lambda: shardings({}, [("kernel", ("model",))], make_mesh()), r"names 'model': mesh axes are data, fsdp"),
         (lambda: check_batch(12, make_mesh(4, 2)), r"12 examples does not divide over 8 devices.*multiple of 8"),
         (lambda: check_batch(12, make_mesh(4, 1, 2), 2), r"over 4 devices.* in 2 accumulated parts.*multiple of 8"),

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
 
+from lineage.train.compiler.chips import Chip
 from lineage.train.compiler.hlo import ARRAY, Module, Operation, dimensions, size
-from lineage.train.compiler.targets import Chip
 
 # Fraction of the peak that the roofline assumes of operations for which the compiler estimates nothing.
 MATMUL_EFFICIENCY, ATTENTION_EFFICIENCY = 0.75, 0.5
@@ -242,7 +242,8 @@ class Plan:
         """Return the seconds of a kernel whose work is known: one with a cost estimate, or attention."""
         read = sum(size(operations[o].shape, in_main_memory=True) for o in operation.operands if o in operations)
         moved = read + size(operation.shape, in_main_memory=True)
-        shapes = [dimensions(operations[o].shape) for o in operation.operands if o in operations]
+        inputs = [operations[o].shape for o in operation.operands if o in operations]
+        shapes = [dimensions(shape) for shape in inputs if shape.startswith(("bf16", "f16", "f32"))]
         if estimate := re.search(
             r'cost_estimate":\{"flops":"?(\d+)"?.*?"bytes_accessed":"?(\d+)', operation.attributes
         ):

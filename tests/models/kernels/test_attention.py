@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from lineage.models.kernels import attention as kernels
 from lineage.models.layers.attend import Mask, dense
 from lineage.models.layers.attention import auto
+from lineage.models.layers.placement import by_heads
 from lineage.train.sharding import make_mesh, on_mesh
 from tests.tiers import tiered
 
@@ -60,12 +61,15 @@ def test_splash_matches_dense_attention(mask, shapes):
     assert_equal_to_dense(partial(kernels.splash, interpret=True), mask, **shapes)
 
 
-@pytest.mark.thorough
-def test_splash_on_several_devices_matches_dense_attention():
-    """Check examples over two axes and heads over a third one."""
-    mesh = make_mesh(data=1, fsdp=2, tensor=2, devices=jax.devices()[:4])
+@tiered("axes", [{"context": 4}, {"fsdp": 2, "tensor": 2}])
+def test_splash_on_several_devices_matches_dense_attention(axes):
+    """Check examples and heads over several axes, and tokens over the context axis with repeated key/value heads."""
+    mesh = make_mesh(data=1, devices=jax.devices()[:4], **axes)
     mask, given = Mask(causal=True, keys=PADDED), arrays()
-    splash = partial(kernels.splash, mask=mask, scale=0.25, interpret=True)
+
+    def splash(*arrays):
+        return by_heads(partial(kernels.splash, mask=mask, scale=0.25, interpret=True))(*arrays)
+
     function = on_mesh(partial(output_and_gradients, splash), mesh, (), sequence=False)
     found = jax.jit(function)(*jax.device_put(given, NamedSharding(mesh, PartitionSpec(("data", "fsdp")))))
     for one, other in zip(found, output_and_gradients(partial(dense, mask=mask), *given)):
@@ -129,4 +133,17 @@ def test_kernels_are_offered_where_they_are_exact(mask, shapes, platforms, monke
 
 @pytest.mark.parametrize(("length", "size"), [(1, 128), (128, 128), (197, 256), (512, 512), (513, 384), (1024, 512)])
 def test_blocks_are_large_and_waste_little(length, size):
-    assert kernels.block_size(length) == size
+    assert kernels.block_sizes(length, 1024) == (size, 512, 512)
+    assert kernels.block_sizes(1024, length) == (512, size, size)
+
+
+def test_backward_blocks_of_long_sequences_are_larger(monkeypatch):
+    """Check sizes, and five blocks of which the backward pass makes three, with padding."""
+    assert kernels.block_sizes(4096, 4096) == (512, 512, 512)
+    assert kernels.block_sizes(32_768, 32_768) == (512, 512, 4096)
+    assert kernels.block_sizes(4200, 4200) == (512, 512, 1024)
+    monkeypatch.setattr(kernels, "BLOCK", 128)
+    monkeypatch.setattr(kernels, "BACKWARD_BLOCKS", 4)
+    assert kernels.block_sizes(600, 600) == (128, 128, 256)
+    assert_equal_to_dense(partial(kernels.splash, interpret=True), Mask(causal=True), length=600, keys=600)
+    assert_equal_to_dense(partial(kernels.splash, interpret=True), Mask(), length=600, keys=600)
