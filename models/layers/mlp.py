@@ -33,10 +33,8 @@ def _gelu_slope(x):
 
 def _gelu_tanh_slope(x):
     scale = math.sqrt(2 / math.pi)
-    twice = 2 * scale * (x + 0.044715 * x * x * x)
-    small = jnp.exp(-jnp.abs(twice))  # 1 - tanh^2 is 4 small / (1 + small)^2, here without cancellation
-    sigmoid = jnp.where(twice < 0, small, 1) / (1 + small)
-    return sigmoid + 2 * x * small / jnp.square(1 + small) * scale * (1 + 3 * 0.044715 * x * x)
+    tanh = jnp.tanh(scale * (x + 0.044715 * x * x * x))
+    return 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * scale * (1 + 3 * 0.044715 * x * x)
 
 
 @_with_slope(_gelu_slope)

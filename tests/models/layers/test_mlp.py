@@ -17,7 +17,7 @@ def test_activations_and_gradients_match_pytorch(name):
         "silu": functional.silu,
     }[name]
     x = np.linspace(-8, 8, 402, dtype=np.float32)
-    tensor = torch.tensor(x, requires_grad=True)
+    tensor = torch.tensor(x, dtype=torch.float64, requires_grad=True)  # its own float32 slopes cancel too
     out = theirs(tensor)
     out.sum().backward()
     np.testing.assert_allclose(ACTIVATIONS[name](jnp.asarray(x)), out.detach().numpy(), atol=1e-6)
