@@ -31,10 +31,13 @@ def _gelu_slope(x):
     return 0.5 * jax.lax.erfc(-x * math.sqrt(0.5)) + x * jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
 
 
+def _tanh_sigmoid(x):
+    return jax.nn.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))  # (1 + tanh) / 2
+
+
 def _gelu_tanh_slope(x):
-    scale = math.sqrt(2 / math.pi)
-    tanh = jnp.tanh(scale * (x + 0.044715 * x * x * x))
-    return 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * scale * (1 + 3 * 0.044715 * x * x)
+    sigmoid = _tanh_sigmoid(x)
+    return sigmoid + x * sigmoid * (1 - sigmoid) * 2 * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x * x)
 
 
 @_with_slope(_gelu_slope)
@@ -46,7 +49,7 @@ def gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
 @_with_slope(_gelu_tanh_slope)
 def gelu_tanh(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Return the tanh approximation of x Phi(x) (arXiv 1606.08415), as in GPT-2."""
-    return 0.5 * x * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+    return x * _tanh_sigmoid(x)
 
 
 ACTIVATIONS = {"relu": jax.nn.relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": jax.nn.silu}
