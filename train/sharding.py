@@ -15,6 +15,7 @@ from lineage.models import EXAMPLES, TOKENS, gathering, num_parts
 from lineage.train.optimizer import map_paths
 
 AXES = ("data", "fsdp", "context", "tensor")
+MIN_WIDTH = 128  # number of lanes of a TPU
 Rule = tuple[str, Sequence[str | tuple[str, ...] | None]]  # pattern of paths, mesh axes of the last dimensions
 
 
@@ -68,13 +69,26 @@ def shardings(tree: Any, rules: Sequence[Rule], mesh: Mesh | AbstractMesh) -> An
 
 
 def placement(path: str, shape: tuple[int, ...], rules: Sequence[Rule], mesh: Mesh | AbstractMesh) -> PartitionSpec:
-    """Return the placement of a leaf, see `shardings`."""
+    """Return the placement of a leaf, see `shardings`.
+
+    Where the fsdp axis would leave less than `MIN_WIDTH` of the last dimension to a device, which a TPU would pad to
+    that and move with the padding, it divides the first dimension of the rule instead.
+    """
     axes = next((axes for pattern, axes in rules if re.search(pattern, path)), ())
     if len(axes) > len(shape):
         axes = ()
     first = len(shape) - len(axes)
-    kept = [one if size % num_parts(mesh, _flat(one)) == 0 else None for one, size in zip(axes, shape[first:])]
+    kept = _divisible(axes, shape[first:], mesh)
+    if len(kept) > 1 and "fsdp" in _flat(kept[-1]) and shape[-1] // num_parts(mesh, _flat(kept[-1])) < MIN_WIDTH:
+        last = tuple(axis for axis in _flat(axes[-1]) if axis != "fsdp")
+        moved = _divisible(((*_flat(axes[0]), "fsdp"), *axes[1:-1], last), shape[first:], mesh)
+        kept = moved if "fsdp" in _flat(moved[0]) else kept
     return PartitionSpec(*[None] * first, *kept)
+
+
+def _divisible(axes, sizes, mesh):
+    """Return the mesh axes of each dimension, None where they do not divide it."""
+    return [one if size % num_parts(mesh, _flat(one)) == 0 else None for one, size in zip(axes, sizes)]
 
 
 def _flat(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from lineage.models.jaxpr_costs import flops
 from lineage.models.layers.attention import Attention
 from lineage.models.swin import ContinuousBias, Swin, WindowAttention
 from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compilation dominates
 TINY = Swin(num_classes=5, image_size=8, patch_size=1, channels=1, depths=(2, 1), width=8, num_heads=(2, 2), window=4)
@@ -84,7 +85,7 @@ def test_biases_of_version_2_extrapolate_to_larger_windows(variables, normal):
     params = variables(small, *inputs, keys=9)
     bias = small.apply(params, *inputs, keys=9)
     inside = [0, 1, 2, 5, 6, 7, 10, 11, 12]  # 3x3 of 5x5
-    np.testing.assert_allclose(large.apply(params, *inputs, keys=25)[..., inside, :][..., inside], bias, atol=1e-6)
+    assert_close(large.apply(params, *inputs, keys=25)[..., inside, :][..., inside], bias)
     assert (small.apply(params, *inputs, keys=25)[..., inside, :][..., inside] != bias).any()
 
 

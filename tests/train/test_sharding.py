@@ -11,7 +11,7 @@ from lineage.train.compiler.chips import CHIPS
 from lineage.train.experiment import Experiment
 from lineage.train.loop import compile_step, device_batches
 from lineage.train.profiling import describe, experiment_budget, memory_per_device
-from lineage.train.sharding import abstract_mesh, check_batch, make_mesh, part_of, shardings, share
+from lineage.train.sharding import abstract_mesh, check_batch, make_mesh, part_of, placement, shardings, share
 from tests.tiers import tiered
 
 STEPS = 20
@@ -137,6 +137,15 @@ def test_first_matching_sharding_rule_applies_to_the_last_dimensions():
     assert places["stack"]["up"]["kernel"].spec == PartitionSpec(None, "fsdp", "tensor")
     assert places["stack"]["up"]["bias"].spec == PartitionSpec(None, None)  # 5 is not divisible by 2
     assert places["scale"].is_fully_replicated
+
+
+def test_fsdp_splits_the_first_dimension_where_parts_of_the_last_would_be_narrow():
+    mesh = abstract_mesh(fsdp=4, tensor=2)
+    shapes = {"wide": (8, 2, 512), "narrow": (8, 2, 256), "odd": (12, 2, 256)}
+    rules = ((".", ("tensor", None, "fsdp")),)
+    found = {name: placement(name, shape, rules, mesh) for name, shape in shapes.items()}
+    assert found["wide"] == found["odd"] == PartitionSpec("tensor", None, "fsdp")
+    assert found["narrow"] == PartitionSpec(("tensor", "fsdp"), None, ())
 
 
 def test_described_memory_matches_each_device(tiny, tmp_path):

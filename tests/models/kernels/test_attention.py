@@ -15,6 +15,7 @@ from lineage.models.layers.attention import auto
 from lineage.models.layers.placement import by_heads
 from lineage.train.sharding import make_mesh, on_mesh
 from tests.tiers import tiered
+from tests.tolerance import assert_close
 
 LENGTHS = jnp.array([[150], [200]])
 PADDED = jnp.arange(200)[None] < LENGTHS
@@ -41,7 +42,7 @@ def assert_equal_to_dense(attend, mask, **shapes):
         query, key, value, gradient
     )
     for one, other in zip(found, wanted):
-        np.testing.assert_allclose(one, other, atol=5e-6)
+        assert_close(one, other)
 
 
 @tiered(
@@ -73,7 +74,7 @@ def test_splash_on_several_devices_matches_dense_attention(axes):
     function = on_mesh(partial(output_and_gradients, splash), mesh, (), sequence=False)
     found = jax.jit(function)(*jax.device_put(given, NamedSharding(mesh, PartitionSpec(("data", "fsdp")))))
     for one, other in zip(found, output_and_gradients(partial(dense, mask=mask), *given)):
-        np.testing.assert_allclose(one, other, atol=5e-6)
+        assert_close(one, other)
 
 
 @pytest.mark.parametrize(
