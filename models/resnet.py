@@ -126,7 +126,7 @@ class Conv(nn.Module):
         init = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
         kernel = self.param("kernel", init, (self.size, self.size, x.shape[-1], self.features))
         if self.standardized:
-            rows = standardize(kernel.reshape(-1, self.features).T.astype(jnp.float32), 1e-8)
+            rows = standardize(kernel.reshape(-1, self.features).T.astype(jnp.float32), None, None, 1e-8)
             kernel = rows.T.reshape(kernel.shape).astype(kernel.dtype)
         pads = _pads(x, self.size, self.stride, self.padding)[1:3]
         numbers = ("NHWC", "HWIO", "NHWC")

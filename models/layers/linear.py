@@ -63,5 +63,7 @@ class Linear(nn.Module):
             # The gradient as (g^T x)^T: x^T g of a wide x takes half as long again.
             kernel = jax.lax.optimization_barrier(kernel.T).T
         joined = rows if dict(nn.get_logical_axis_rules()).get("sequence") else (-1,)
-        out = product(x.reshape(*joined, matrix[0]), kernel).reshape(*rows, *self.features)
-        return out + self.param("bias", self.bias_init, self.features) if self.use_bias else out
+        out = product(x.reshape(*joined, matrix[0]), kernel)
+        if self.use_bias:  # here, XLA's GPU backend adds it within the product
+            out = out + self.param("bias", self.bias_init, self.features).reshape(-1)
+        return out.reshape(*rows, *self.features)

@@ -9,24 +9,46 @@ from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from jaxtyping import Array, Bool, Float
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(1,))
-def standardize(x: Float[Array, "*B D"], epsilon: float) -> Float[Array, "*B D"]:
-    """Return (x - mean) / sqrt(variance + epsilon) of each vector; the derivative needs only this and 1 / sqrt."""
-    return _standardize(x, epsilon)[0]
+@partial(jax.custom_jvp, nondiff_argnums=(3, 4))
+def standardize(
+    x: Float[Array, "*B D"],
+    scale: Float[Array, "D"] | None,
+    bias: Float[Array, "D"] | None,
+    epsilon: float,
+    centered: bool = True,
+) -> Float[Array, "*B D"]:
+    """Return (x - mean) / sqrt(variance + epsilon) * scale + bias of each vector.
+
+    If not `centered`, the mean is taken to be 0. The derivative needs only the arguments and two numbers per vector.
+    """
+    return _standardized(x, *_statistics(x, epsilon, centered), scale, bias).astype(x.dtype)
 
 
-def _standardize(x, epsilon):
-    centered = x - x.mean(axis=-1, keepdims=True)
-    inverse = jax.lax.rsqrt(jnp.square(centered).mean(axis=-1, keepdims=True) + epsilon)
-    return centered * inverse, inverse
+def _statistics(x, epsilon, centered):
+    """Return the mean of each vector, and 1 / sqrt(variance + epsilon)."""
+    x = x.astype(jnp.float32)
+    mean = x.mean(axis=-1, keepdims=True) if centered else 0.0
+    return mean, jax.lax.rsqrt(jnp.square(x - mean).mean(axis=-1, keepdims=True) + epsilon)
+
+
+def _standardized(x, mean, inverse, scale=None, bias=None):
+    out = (x.astype(jnp.float32) - mean) * inverse
+    out = out if scale is None else out * scale
+    return out if bias is None else out + bias
 
 
 @standardize.defjvp
-def _(epsilon, primals, tangents):
-    (x,), (t,) = primals, tangents
-    out, inverse = _standardize(x, epsilon)
-    mean, along = t.mean(axis=-1, keepdims=True), (t * out).mean(axis=-1, keepdims=True)
-    return out, inverse * (t - mean - out * along)
+def _(epsilon, centered, primals, tangents):
+    (x, scale, bias), (t, t_scale, t_bias) = primals, tangents
+    statistics = _statistics(x, epsilon, centered)
+    # Computed again in each use, they would make XLA's GPU backend write float32 arrays for the gradient of the scale.
+    mean, inverse = jax.lax.optimization_barrier(statistics)
+    out, t = _standardized(x, mean, inverse), t.astype(jnp.float32)
+    center = t.mean(axis=-1, keepdims=True) if centered else 0.0
+    t = inverse * (t - center - out * (t * out).mean(axis=-1, keepdims=True))
+    t = t if scale is None else t * scale + out * t_scale
+    t = t if t_bias is None else t + t_bias
+    return _standardized(x, *statistics, scale, bias).astype(x.dtype), t.astype(x.dtype)
 
 
 class LayerNorm(nn.Module):
@@ -42,11 +64,9 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-        out = standardize(x.astype(jnp.float32), self.epsilon) * scale
-        if self.use_bias:
-            out = out + self.param("bias", nn.initializers.zeros, (x.shape[-1],))
-        return out.astype(x.dtype)
+        scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
+        bias = self.param("bias", nn.initializers.zeros, x.shape[-1:]) if self.use_bias else None
+        return standardize(x, scale, bias, self.epsilon)
 
 
 class RMSNorm(nn.Module):
@@ -56,9 +76,7 @@ class RMSNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],))
-        mean_square = jnp.square(x.astype(jnp.float32)).mean(axis=-1, keepdims=True)
-        return (x * jax.lax.rsqrt(mean_square + self.epsilon) * scale).astype(x.dtype)
+        return standardize(x, self.param("scale", nn.initializers.ones, x.shape[-1:]), None, self.epsilon, False)
 
 
 class TokenNorm(nn.Module):

@@ -32,17 +32,28 @@ def test_rms_norm_matches_the_formula(epsilon, variables, normal):
     np.testing.assert_allclose(module.apply(params, x), expected, atol=1e-5)
 
 
-def test_gradients_match_the_reference(variables, normal):
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_gradients_match_the_reference(name, variables, normal):
     torch = pytest.importorskip("torch")
     x, weights = normal(2, 3, 10), normal(2, 3, 10)
-    module = LayerNorm(1e-5)
+    module = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}[name](1e-5)
     params = variables(module, x)["params"]
-    grads = jax.grad(lambda p, x: (module.apply({"params": p}, x) * weights).sum(), argnums=(0, 1))(params, x)
-    theirs = [torch.tensor(np.asarray(v), requires_grad=True) for v in (x, params["scale"], params["bias"])]
-    out = torch.nn.functional.layer_norm(theirs[0], (10,), theirs[1], theirs[2], eps=1e-5)
+
+    def loss(x, *params):
+        names = ("scale", "bias")[: len(params)]
+        return (module.apply({"params": dict(zip(names, params))}, x) * weights).sum()
+
+    arguments = (x, params["scale"], params["bias"]) if "bias" in params else (x, params["scale"])
+    gradients = jax.grad(loss, argnums=range(len(arguments)))(*arguments)
+    theirs = [torch.tensor(np.asarray(value), requires_grad=True) for value in arguments]
+    out = getattr(torch.nn.functional, name)(theirs[0], (10,), *theirs[1:], eps=1e-5)
     (out * torch.tensor(np.asarray(weights))).sum().backward()
-    for mine, other in zip((grads[1], grads[0]["scale"], grads[0]["bias"]), theirs):
+    for mine, other in zip(gradients, theirs):
         np.testing.assert_allclose(mine, other.grad.numpy(), atol=2e-5)
+    tangents = tuple(normal(*value.shape) for value in arguments)
+    forward = jax.jvp(loss, arguments, tangents)[1]
+    expected = sum((gradient * tangent).sum() for gradient, tangent in zip(gradients, tangents))
+    np.testing.assert_allclose(forward, expected, rtol=1e-4)
 
 
 def test_large_mean_does_not_reduce_precision(normal):
