@@ -15,13 +15,14 @@ from lineage.models.layers.linear import Linear
 def _with_slope(slope):
     """Return a decorator that gives an elementwise function its derivative `slope`.
 
-    Only the slope is kept for the backward pass, which multiplies by it. Otherwise XLA's CPU backend keeps, or
-    recomputes, half a dozen intermediate results in loops that it does not vectorize.
+    The backward pass multiplies by the slope. Otherwise XLA's CPU backend keeps, or recomputes, half a dozen
+    intermediate results in loops that it does not vectorize. The slope is computed where it is used: with the barrier,
+    XLA does not compute it beside the function, which would write another array.
     """
 
     def decorate(function):
         activation = jax.custom_jvp(function)
-        activation.defjvp(lambda primals, tangents: (function(*primals), slope(*primals) * tangents[0]))
+        activation.defjvp(lambda x, t: (function(*x), slope(*jax.lax.optimization_barrier(x)) * t[0]))
         return activation
 
     return decorate

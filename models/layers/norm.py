@@ -126,6 +126,20 @@ def _mean(x, shares):
     return (x * shares).sum(axis=tuple(range(x.ndim - 1)))
 
 
+@jax.custom_jvp
+def _moments(x, shares):
+    """Return the mean and the variance; XLA would need a pass to find that the center's part of the derivative is 0."""
+    center = _mean(x, shares)
+    return center, _mean(jnp.square(x - center), shares)
+
+
+@_moments.defjvp
+def _(primals, tangents):
+    (x, shares), (t, _) = primals, tangents
+    center, variance = _moments(x, shares)
+    return (center, variance), (_mean(t, shares), 2 * _mean((x - center) * t, shares))
+
+
 class BatchNorm(TokenNorm):
     """Batch normalization (arXiv 1502.03167); the running variance is unbiased.
 
@@ -142,9 +156,8 @@ class BatchNorm(TokenNorm):
         used = mean.value, variance.value
         if self.is_mutable_collection("statistics") and not self.frozen:
             shares = _shares(x, mask)
-            center = _mean(wide, shares)
-            used = center, _mean(jnp.square(wide - center), shares)
-            self.follow(mean, center, shares)
+            used = _moments(wide, shares)
+            self.follow(mean, used[0], shares)
             unbiased = used[1] / jnp.maximum(1 - shares.max(), shares.max())  # n / (n - 1)
             self.follow(variance, unbiased, shares)
         return self.affine((wide - used[0]) * jax.lax.rsqrt(used[1] + self.epsilon), x.dtype)

