@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
@@ -122,6 +123,16 @@ def block_sizes(queries: int, keys: int) -> tuple[int, int, int]:
     return *sizes, sizes[1] * -(-counts[1] // BACKWARD_BLOCKS)
 
 
+def visited_blocks(shape: tuple[int, int], sizes: tuple[int, int], causal: bool, window: int | None) -> tuple[int, int]:
+    """Return how many blocks of queries x keys a mask does not exclude as a whole, and the number of all blocks."""
+    queries, keys = np.ogrid[0 : shape[0] : sizes[0], 0 : shape[1] : sizes[1]]  # the first of each block
+    visited = np.ones(np.broadcast(queries, keys).shape, bool)
+    if causal:
+        visited = keys < queries + sizes[0]
+        visited &= True if window is None else keys + sizes[1] > queries - window + 1
+    return int(visited.sum()), visited.size
+
+
 def _splash(query, key, value, segments, *, causal, window, blocks, interpret):
     """Attend on one device, with lengths that are multiples of the blocks."""
     # Imported here because only TPUs need it.
@@ -150,8 +161,10 @@ def _splash(query, key, value, segments, *, causal, window, blocks, interpret):
         interpret=interpret,
     )
     heads_first = [x.swapaxes(1, 2) for x in (query, key, value)]
-    if segments is None:
-        out = jax.vmap(attend)(*heads_first)
-    else:
-        out = jax.vmap(attend)(*heads_first, kernels.SegmentIds(*segments))
+    visited, count = visited_blocks(shape, (blocks[0], blocks[2]), causal, window)
+    with jax.named_scope(f"visits_{visited}_of_{count}_blocks"):  # for `lineage compile`
+        if segments is None:
+            out = jax.vmap(attend)(*heads_first)
+        else:
+            out = jax.vmap(attend)(*heads_first, kernels.SegmentIds(*segments))
     return out.swapaxes(1, 2)

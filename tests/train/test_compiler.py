@@ -15,10 +15,20 @@ from benchmarks import plans
 from lineage.train.compiler import targets
 from lineage.train.compiler.chips import peak_flops
 from lineage.train.compiler.hlo import Module, dimensions, size
-from lineage.train.compiler.plan import MATMUL_EFFICIENCY, Plan
+from lineage.train.compiler.plan import ATTENTION_EFFICIENCY, MATMUL_EFFICIENCY, Plan
 
 TINY = Path(__file__).parents[1] / "tiny.py"
 V5E, H100 = targets.BY_TARGET["v5e"], targets.BY_TARGET["h100"]
+
+KERNEL = """ENTRY %main (q: bf16[8,12,1024,64], k: bf16[8,12,1024,64]) -> bf16[8,12,1024,64] {
+  %q = bf16[8,12,1024,64]{3,2,1,0} parameter(0)
+  %k = bf16[8,12,1024,64]{3,2,1,0} parameter(1)
+  %splash_fwd = bf16[8,12,1024,64]{3,2,1,0} custom-call(%q, %k), custom_call_target="tpu_custom_call", data={{
+"block":"512"
+}}, metadata={op_name="jit(f)/attention/visits_3_of_4_blocks/splash_fwd/call"}
+  ROOT %copy = bf16[8,12,1024,64]{3,2,1,0} copy-done(%splash_fwd)
+}
+"""
 
 PROGRAM = """HloModule jit_step, input_output_alias={ {0}: (0, {}, may-alias), {1}: (1, {}, may-alias) }, entry={}
 
@@ -123,6 +133,12 @@ def test_collectives_are_hidden_by_the_work_between_start_and_done(plan):
     assert reduce.seconds == pytest.approx(2 * 4000 / V5E.link)
     assert plan.exposed == pytest.approx(gather.seconds - gather.hidden + reduce.seconds)
     assert plan.seconds == pytest.approx(plan.estimated + plan.roofline + plan.exposed)
+
+
+def test_a_kernel_takes_the_time_of_the_blocks_that_it_visits():
+    (row,) = Plan(KERNEL, V5E).rows
+    assert row.label == "visits_of_blocks/splash_fwd/call"
+    assert row.seconds == pytest.approx(3 / 4 * 4 * 8 * 12 * 1024**2 * 128 / V5E.peak / ATTENTION_EFFICIENCY)
 
 
 def test_large_buffers_are_listed(plan):

@@ -58,7 +58,8 @@ class Module:
         self.computations: dict[str, Computation] = {}
         self.entry = ""
         current: Computation = {}
-        for line in text.splitlines():
+        # The metadata of a kernel spans lines, of which only the first is indented.
+        for line in re.sub(r"\n(?=[\"}]+[^\n])", "", text).splitlines():
             if line and not line[0].isspace() and (head := HEAD.match(line)):
                 current = self.computations[head.group(2)] = {}
                 self.entry = head.group(2) if head.group(1) else self.entry

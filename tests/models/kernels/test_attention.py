@@ -138,6 +138,14 @@ def test_blocks_are_large_and_waste_little(length, size):
     assert kernels.block_sizes(1024, length) == (512, size, size)
 
 
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (True, 1), (True, 257), (True, 258)])
+@pytest.mark.parametrize("sizes", [(128, 128), (128, 256)])
+def test_visited_blocks_are_those_with_a_visible_key(causal, window, sizes):
+    seen = Mask(causal=causal, window=window).materialize(768, 768) if causal else np.ones((768, 768), bool)
+    blocks = np.reshape(seen, (768 // sizes[0], sizes[0], 768 // sizes[1], sizes[1])).any(axis=(1, 3))
+    assert kernels.visited_blocks((768, 768), sizes, causal, window) == (blocks.sum(), blocks.size)
+
+
 def test_backward_blocks_of_long_sequences_are_larger(monkeypatch):
     """Check sizes, and five blocks of which the backward pass makes three, with padding."""
     assert kernels.block_sizes(4096, 4096) == (512, 512, 512)
