@@ -257,6 +257,8 @@ class Plan:
         elif "fmha" in kind:
             batch, queries, heads, channels = shapes[0]
             flops = (10 if "Backward" in kind else 4) * batch * queries * heads * channels * shapes[1][1]
+            if re.search(r'"mask_type":\s*"CAUSAL"', operation.attributes):  # tiles of 128 x 128 are skipped
+                flops = flops * (queries + 128) // (2 * queries)
         else:
             return None
         return max(flops / self.chip.peak / ATTENTION_EFFICIENCY, moved / self.chip.bandwidth)
