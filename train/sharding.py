@@ -71,8 +71,8 @@ def shardings(tree: Any, rules: Sequence[Rule], mesh: Mesh | AbstractMesh) -> An
 def placement(path: str, shape: tuple[int, ...], rules: Sequence[Rule], mesh: Mesh | AbstractMesh) -> PartitionSpec:
     """Return the placement of a leaf, see `shardings`.
 
-    Where the fsdp axis would leave less than `MIN_WIDTH` of the last dimension to a device, which a TPU would pad to
-    that and move with the padding, it divides the first dimension of the rule instead.
+    Where the fsdp axis would split the last dimension into parts narrower than `MIN_WIDTH`, it splits the first
+    dimension of the rule instead: TPUs pad narrower parts to that width, and transfer the padding too.
     """
     axes = next((axes for pattern, axes in rules if re.search(pattern, path)), ())
     if len(axes) > len(shape):
@@ -80,8 +80,7 @@ def placement(path: str, shape: tuple[int, ...], rules: Sequence[Rule], mesh: Me
     first = len(shape) - len(axes)
     kept = _divisible(axes, shape[first:], mesh)
     if len(kept) > 1 and "fsdp" in _flat(kept[-1]) and shape[-1] // num_parts(mesh, _flat(kept[-1])) < MIN_WIDTH:
-        last = tuple(axis for axis in _flat(axes[-1]) if axis != "fsdp")
-        moved = _divisible(((*_flat(axes[0]), "fsdp"), *axes[1:-1], last), shape[first:], mesh)
+        moved = _divisible(((*_flat(axes[0]), "fsdp"), *axes[1:-1], _without_fsdp(axes[-1])), shape[first:], mesh)
         kept = moved if "fsdp" in _flat(moved[0]) else kept
     return PartitionSpec(*[None] * first, *kept)
 
@@ -93,6 +92,10 @@ def _divisible(axes, sizes, mesh):
 
 def _flat(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return axis if isinstance(axis, tuple) else () if axis is None else (axis,)
+
+
+def _without_fsdp(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return tuple(one for one in _flat(axis) if one != "fsdp")
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -112,7 +115,7 @@ def on_mesh(function: Callable[..., Any], mesh: Mesh, rules: Sequence[Rule], seq
 
     def places(path: str, shape: tuple[int, ...]) -> tuple[PartitionSpec, PartitionSpec]:
         at_rest = placement(path, shape, rules, mesh)
-        return at_rest, PartitionSpec(*[tuple(one for one in _flat(axis) if one != "fsdp") for axis in at_rest])
+        return at_rest, PartitionSpec(*map(_without_fsdp, at_rest))
 
     @wraps(function)
     def sharded(*args: Any) -> Any:

@@ -41,7 +41,7 @@ def _standardized(x, mean, inverse, scale=None, bias=None):
 def _(epsilon, centered, primals, tangents):
     (x, scale, bias), (t, t_scale, t_bias) = primals, tangents
     statistics = _statistics(x, epsilon, centered)
-    # Computed again in each use, they would make XLA's GPU backend write float32 arrays for the gradient of the scale.
+    # Without the barrier, XLA's GPU backend recomputes them and writes a float32 array for the gradient of the scale.
     mean, inverse = jax.lax.optimization_barrier(statistics)
     out, t = _standardized(x, mean, inverse), t.astype(jnp.float32)
     center = t.mean(axis=-1, keepdims=True) if centered else 0.0
@@ -128,7 +128,7 @@ def _mean(x, shares):
 
 @jax.custom_jvp
 def _moments(x, shares):
-    """Return the mean and the variance; XLA would need a pass to find that the center's part of the derivative is 0."""
+    """Return the mean and the variance; without its own derivative, XLA would read x again for a term that is 0."""
     center = _mean(x, shares)
     return center, _mean(jnp.square(x - center), shares)
 

@@ -107,16 +107,16 @@ def test_forward_flops_of_published_models(name, variant, inputs):
 
 
 def test_training_flops_match_xla():
-    model = build(**GPT)
+    settings = GPT | {"width": 128}  # XLA counts GELU's slope twice, which is 2% at a width of 64
+    model = build(**settings)
     cost = budget.budget(model, (TOKENS,), loss=training_loss(model, next_token_loss))
-    unrolled = build(**GPT, unroll=3)
+    unrolled = build(**settings, unroll=3)
 
     def loss(variables, tokens):
         return nn.apply(next_token_loss, unrolled)(variables, (tokens,))
 
     assert total(cost.flops["training"]) == pytest.approx(
-        xla(jax.value_and_grad(loss), shapes(unrolled, TOKENS), TOKENS),
-        rel=0.03,  # XLA computes GELU's slope in each of its uses
+        xla(jax.value_and_grad(loss), shapes(unrolled, TOKENS), TOKENS), rel=0.02
     )
     assert cost.flops["training"]["model"] == 3 * cost.flops["forward"]["matmul"]
 
