@@ -1,6 +1,7 @@
-"""Speed and correctness on an accelerator, beside PyTorch on the same device, in 8 minutes.
+"""Speed and correctness on an accelerator, beside PyTorch on the same device, in 8 minutes; or training on a CPU.
 
 python -m benchmarks.accelerator --out=outputs/accelerator
+python -m benchmarks.accelerator --cpu --minutes=60 --out=outputs/cpu
 python -m benchmarks.accelerator --only gpt2 llama --set gpt2:loader.batch_size=64 --set llama:model.remat=None
 python -m benchmarks.accelerator --tiny --out=outputs/rehearsal
 
@@ -43,7 +44,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the other processes too
     with tempfile.TemporaryDirectory() as folder:
         report, environment = Report(options.out), environ(Path(folder), options.tiny)
-        names = list(options.only or SECTIONS)
+        names = list(options.only or (name for name in SECTIONS if not options.cpu or SECTIONS[name].cpu))
         while names:
             group, names = names[: options.together], names[options.together :]
             if deadline - time.monotonic() < RESERVE:
@@ -77,11 +78,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.7, help="duration of a turn")
     parser.add_argument("--nanogpt", default="", help="path of a nanoGPT checkout, for GPT-2 instead of `transformers`")
     parser.add_argument("--mode", default="default", help="mode of torch.compile in training")
-    parser.add_argument("--backend", help="backend of torch.compile (default inductor; aot_eager with --tiny)")
+    parser.add_argument(
+        "--backend", help="backend of torch.compile (default inductor; aot_eager with --tiny; none with --cpu)"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="SECTION:KEY=VALUE", help="setting or config key")
-    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to rehearse on a CPU")
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument("--tiny", action="store_true", help="tiny sizes, to rehearse on a CPU")
+    sizes.add_argument("--cpu", action="store_true", help="training in float32 on a CPU, in batches of 4 and 8")
     options = parser.parse_args()
-    options.backend = options.backend or ("aot_eager" if options.tiny else "inductor")
+    options.backend = options.backend or ("aot_eager" if options.tiny else "eager" if options.cpu else "inductor")
     return options
 
 
@@ -101,13 +106,14 @@ def environ(folder: Path, tiny: bool) -> dict[str, str]:
 
 def sides(name: str, options: argparse.Namespace, environment: dict[str, str], folder: Path) -> dict[str, "Worker"]:
     """Start the processes of a section, by "lineage" and "peer", with their output in a folder."""
-    section, changes = SECTIONS[name], {}
+    section = SECTIONS[name]
+    changes = dict((options.tiny and section.tiny) or (options.cpu and section.cpu) or {})
     for text in options.set:
         key, _, value = text.partition("=")
         if key.startswith(f"{name}:"):
             changes[key.removeprefix(f"{name}:")] = value
-    settings = section.resolved(options.tiny, changes)
-    settings |= {key: getattr(options, key) for key in ("tiny", "nanogpt", "mode", "backend")}
+    settings = section.resolved(changes) | {"on_cpu": options.tiny or options.cpu}
+    settings |= {key: getattr(options, key) for key in ("nanogpt", "mode", "backend")}
     found = ("lineage", "peer") if section.peer else ("lineage",)
     return {side: Worker(side, section.job, settings, environment, folder / f"{name}.{side}.txt") for side in found}
 

@@ -32,8 +32,8 @@ WARM_UP = 3  # repetitions before the first that is timed
 
 def check(settings: Settings) -> None:
     """Raise RuntimeError where full sizes would run on a CPU."""
-    if device()["device"] == "cpu" and not settings["tiny"]:
-        raise RuntimeError("JAX finds no accelerator; --tiny rehearses on a CPU.")
+    if device()["device"] == "cpu" and not settings["on_cpu"]:
+        raise RuntimeError("JAX finds no accelerator; --cpu and --tiny run on a CPU.")
 
 
 def experiment(settings: Settings, devices: Any = None, workdir: Path | None = None) -> Experiment:
@@ -103,7 +103,9 @@ def training(settings: Settings) -> Rows:
         if not np.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss} in the first step.")
         shape = batch["image" if "image" in batch else "tokens"].shape
-        sizes = f"{shape[0]} x {shape[1]:,} {'pixels' if 'image' in batch else 'tokens'}"
+        count = sum(array.size for array in jax.tree.leaves(of.abstract_state.params))
+        each = "pixels" if "image" in batch else "tokens"
+        sizes = f"{count / 1e6:,.0f}M parameters, {shape[0]} x {shape[1]:,} {each}"
         return timed(once, flops=experiment_budget(of).flops["training"]["model"], sizes=sizes, loss=loss)
 
     return {"training step": prepare}
@@ -133,16 +135,17 @@ def token_bytes(model: Any, variables: Any, batch: int, settings: Settings) -> f
 
 
 def ceilings(settings: Settings) -> Rows:
-    """Time a large matrix product and a pass over memory in bfloat16."""
-    size, length = settings["size"], settings["bytes"] // 2
-    draw = jax.jit(partial(jax.random.normal, dtype=jnp.bfloat16), static_argnums=1)
+    """Time a large matrix product and a pass over memory."""
+    dtype = jnp.dtype(settings["dtype"])
+    size, length = settings["size"], settings["bytes"] // dtype.itemsize
+    draw = jax.jit(partial(jax.random.normal, dtype=dtype), static_argnums=1)
 
     def product():
         a, b = (draw(jax.random.key(i), (size, size)) for i in range(2))
         return timed(partial(jax.jit(jnp.matmul), a, b), flops=2 * size**3)
 
     def copy():
-        return timed(partial(jax.jit(lambda x: x + 1), draw(jax.random.key(0), (length,))), bytes=4 * length)
+        return timed(partial(jax.jit(lambda x: x + 1), draw(jax.random.key(0), (length,))), bytes=2 * settings["bytes"])
 
     return {"matrix product": product, "copy": copy}
 

@@ -29,7 +29,7 @@ torch.backends.cudnn.benchmark = True
 
 def check(settings: Settings) -> None:
     """Raise RuntimeError where full sizes would run on a CPU."""
-    if DEVICE.type == "cpu" and not settings["tiny"]:
+    if DEVICE.type == "cpu" and not settings["on_cpu"]:
         raise RuntimeError("PyTorch finds no accelerator.")
 
 
@@ -55,7 +55,9 @@ def synchronize() -> None:
 
 
 def compiled(function: Callable, settings: Settings, mode: str | None = None) -> Callable:
-    """Return the function compiled by Inductor, or only traced in a rehearsal."""
+    """Return the function compiled by Inductor, or only traced in a rehearsal; with "eager", as it is."""
+    if settings["backend"] == "eager":
+        return function
     if settings["backend"] != "inductor":
         return torch.compile(function, dynamic=False, backend=settings["backend"])
     return torch.compile(function, dynamic=False, mode=mode or settings["mode"])
@@ -94,8 +96,8 @@ def training(settings: Settings) -> Rows:
 
 
 def optimizer_of(of: Any, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer of an experiment's kind, fused on a GPU."""
-    options = {"lr": 1e-4, "fused": DEVICE.type == "cuda"}
+    """Return the optimizer of an experiment's kind, in its fused form."""
+    options = {"lr": 1e-4, "fused": True}
     if of.config.optimizer.name == "sgd":
         return torch.optim.SGD(model.parameters(), momentum=0.9, weight_decay=1e-4, **options)
     return torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1, **options)
@@ -217,9 +219,10 @@ def decoding(settings: Settings) -> Rows:
 
 
 def ceilings(settings: Settings) -> Rows:
-    """Time a large matrix product and a pass over memory in bfloat16."""
-    size, length = settings["size"], settings["bytes"] // 2
-    draw = partial(torch.randn, dtype=torch.bfloat16, device=DEVICE)
+    """Time a large matrix product and a pass over memory."""
+    dtype = getattr(torch, settings["dtype"])
+    size, length = settings["size"], settings["bytes"] // dtype.itemsize
+    draw = partial(torch.randn, dtype=dtype, device=DEVICE)
 
     def product():
         a, b, out = draw(size, size), draw(size, size), draw(size, size)

@@ -16,6 +16,7 @@ class Section(NamedTuple):
         peer: library of the other side; None: there is no other side.
         settings: argument of the job; "config" names an experiment, and "changes" are its overrides.
         tiny: settings and overrides for a rehearsal on a CPU.
+        cpu: settings and overrides for a measurement on a CPU; None: there is none.
     """
 
     title: str
@@ -23,11 +24,12 @@ class Section(NamedTuple):
     peer: str | None = None
     settings: Mapping[str, Any] = MappingProxyType({})
     tiny: Mapping[str, Any] = MappingProxyType({})
+    cpu: Mapping[str, Any] | None = None
 
-    def resolved(self, tiny: bool, changes: dict[str, Any]) -> dict[str, Any]:
+    def resolved(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings with changes by their names, which may be texts; other names are keys of the config."""
         settings = {**self.settings, "changes": dict(self.settings.get("changes", {}))}
-        for key, value in {**(self.tiny if tiny else {}), **changes}.items():
+        for key, value in changes.items():
             if key not in settings:
                 settings["changes"][key] = value
             else:
@@ -35,9 +37,16 @@ class Section(NamedTuple):
         return settings
 
 
-def training(title: str, peer: str, config: str, changes: dict[str, Any], tiny: dict[str, Any]) -> Section:
+def training(
+    title: str,
+    peer: str,
+    config: str,
+    changes: dict[str, Any],
+    tiny: dict[str, Any],
+    cpu: dict[str, Any] | None = None,
+) -> Section:
     """Return a section that times the training step of an experiment."""
-    return Section(title, "training", peer, {"config": config, "changes": changes}, tiny)
+    return Section(title, "training", peer, {"config": config, "changes": changes}, tiny, cpu)
 
 
 SMALL = {"model.depth": 2, "model.width": 32, "model.num_heads": 4, "loader.batch_size": 2}
@@ -47,6 +56,8 @@ GPT2, LLAMA = "gpt2_openwebtext", "llama_1b"
 # A text that every machine has, read by the process itself.
 LOCAL = {"source": "stdlib", "tokenizer": "bytes", "task.cache_dir": "", "loader.workers": 0, "sampling.num_samples": 0}
 ONE_STEP = {"grad_accum_steps": 1}
+ON_CPU = {"precision": "float32", "loader.batch_size": 8}
+SHORT = {"model.max_length": 256, "task.sequence_length": 256}
 DECODING = {"prompt": 128, "new": 256, "batches": (1, 8, 64)}
 TINY_DECODING = {**TEXT, "prompt": 8, "new": 8, "batches": (1, 2)}
 SECTIONS = {
@@ -54,8 +65,9 @@ SECTIONS = {
         "largest matrix product and copy",
         "ceilings",
         "torch",
-        {"size": 8192, "bytes": 2**30},
+        {"size": 8192, "bytes": 2**30, "dtype": "bfloat16"},
         {"size": 256, "bytes": 2**20},
+        {"size": 2048, "bytes": 2**28, "dtype": "float32"},
     ),
     "kernels": Section(
         "attention kernels against dense attention",
@@ -63,14 +75,25 @@ SECTIONS = {
         settings={"batch": 2, "length": 1024, "heads": 8, "channels": 64},
         tiny={"batch": 2, "length": 128, "heads": 4, "channels": 8},
     ),
-    "gpt2": training("GPT-2 124M", "transformers", GPT2, {"loader.batch_size": 32}, TEXT),
+    "gpt2": training(
+        "GPT-2", "transformers", GPT2, {"loader.batch_size": 32}, TEXT, {**ON_CPU, "loader.batch_size": 4, **SHORT}
+    ),
     "gpt2-decoding": Section("GPT-2 124M", "decoding", "transformers", {"config": GPT2, **DECODING}, TINY_DECODING),
     "llama": training(
-        "Llama 1B",
+        "Llama",
         "transformers",
         LLAMA,
         {"loader.batch_size": 8, **ONE_STEP},
         {**TEXT, "model.num_kv_heads": 2, "model.mlp_dim": 64},
+        {
+            **ON_CPU,
+            **SHORT,
+            **ONE_STEP,
+            "model.remat": None,
+            "model.width": 512,
+            "model.depth": 8,
+            "model.mlp_dim": 1408,
+        },
     ),
     "trace": Section(
         "training loop of GPT-2 124M",
@@ -79,11 +102,12 @@ SECTIONS = {
         tiny={**TEXT, "source.max_bytes": 100_000},
     ),
     "vit": training(
-        "ViT-B/16",
+        "ViT/16",
         "timm",
         "vit_imagenet21k:B",
         {"loader.batch_size": 128, "model.num_classes": 1000, "model.dropout": 0.0},
         {**SMALL, **IMAGE, "model.image_size": 32, "task.image_size": 32, "model.patch_size": 8},
+        {**ON_CPU, "model.width": 384, "model.num_heads": 6},
     ),
     "resnet": training(
         "ResNet-50",
@@ -91,8 +115,11 @@ SECTIONS = {
         "resnet50_imagenet",
         {"loader.batch_size": 256},
         {**IMAGE, "model.depths": (1, 1, 1, 1), "model.image_size": 32, "task.image_size": 32},
+        ON_CPU,
     ),
-    "bert": training("BERT base", "transformers", "bert_pretrain:base", {"loader.batch_size": 64}, TEXT),
+    "bert": training(
+        "BERT base", "transformers", "bert_pretrain:base", {"loader.batch_size": 64}, TEXT, {**ON_CPU, **SHORT}
+    ),
     "swin": training(
         "Swin-T",
         "timm",
@@ -106,6 +133,7 @@ SECTIONS = {
             "model.image_size": 56,
             "task.image_size": 56,
         },
+        ON_CPU,
     ),
     "parity": Section(
         "float32 on the device against `transformers` on the CPU", "parity", None, {"small": False}, {"small": True}
@@ -131,7 +159,7 @@ SECTIONS = {
         {**TINY_DECODING, "model.num_kv_heads": 2, "model.mlp_dim": 64},
     ),
     "bert-without-dropout": training(
-        "BERT base without dropout",
+        "BERT without dropout",
         "transformers",
         "bert_pretrain:base",
         {"loader.batch_size": 64, "model.dropout": 0.0},

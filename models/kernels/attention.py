@@ -10,28 +10,38 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from lineage.models.layers.attend import Attend, Mask
+from lineage.models.kernels.fused_attention import LANES, SAVED, fits, fused
+from lineage.models.layers.attend import Attend, DropWeights, Mask
 from lineage.models.layers.placement import EXAMPLES, HEADS, num_parts
 
 SHORTEST = 128  # fewest queries and keys for which kernels are used
 BLOCK = 512  # maximum number of queries and of keys in a block of splash attention
 BACKWARD_BLOCKS = 8  # maximum number of blocks of keys in its backward pass
-LANES = 128  # the size of a block is a multiple of this
-SAVED = "flash_attention"  # name of the results that `saves_attention` keeps
 
 
 def kernels_for(
-    query: Float[Array, "B T H C"], key: Float[Array, "B S K C"], value: Float[Array, "B S K E"], mask: Mask
+    query: Float[Array, "B T H C"],
+    key: Float[Array, "B S K C"],
+    value: Float[Array, "B S K E"],
+    mask: Mask,
+    dropout: DropWeights | None = None,
 ) -> dict[str, Attend]:
     """Return the kernels that attend by inner products with this mask, by JAX's name of the platform."""
-    length, keys, size = query.shape[1], *key.shape[1::2]
+    (length, heads), (keys, kv_heads, size) = query.shape[1:3], key.shape[1:]
     if min(length, keys) < SHORTEST or mask.positions is not None or value.shape[-1] != size:
         return {}
-    described = mask.allowed is None and mask.bias is None
-    found: dict[str, Attend] = {"tpu": splash} if described else {}
+    found: dict[str, Attend] = {}
+    described, low = mask.allowed is None and mask.bias is None, query.dtype.itemsize == 2
+    short = dropout is not None or not described or max(length, keys) <= BLOCK
+    if short and low and heads == kv_heads and fits(length, keys, mask):
+        found["tpu"] = partial(fused, dropout=dropout)
+    elif described and dropout is None:
+        found["tpu"] = splash
+    if dropout is not None:
+        return found
     plain = described and mask.keys is None and mask.segments is None
-    fits = query.dtype.itemsize == 2 and size % 8 == 0 and size <= 128 and (plain or length % 2 == keys % 2 == 0)
-    if fits and any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
+    low = low and size % 8 == 0 and size <= 128 and (plain or length % 2 == keys % 2 == 0)
+    if low and any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
         found["cuda"] = cudnn  # it cannot be traced where JAX finds no cuDNN
     return found
 

@@ -9,7 +9,7 @@ attention, K = 1 multi-query (arXiv 1911.02150), anything between grouped-query 
 """
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 
 import flax.linen as nn
 import jax
@@ -25,6 +25,8 @@ Attend = Callable[..., Float[Array, "B T H E"]]
 
 def dot_product(query: Float[Array, "B T K G C"], key: Float[Array, "B S K C"]) -> Float[Array, "B K G T S"]:
     """Return the inner product of every query with every key; its variance grows as C."""
+    if query.shape[3] == 1:
+        return jnp.einsum("BTHC,BSHC->BHTS", query.squeeze(3), key)[:, :, None]
     return jnp.einsum("BTKGC,BSKC->BKGTS", query, key)
 
 
@@ -103,6 +105,50 @@ class Mask:
         return reduce(jnp.logical_and, parts) if parts else None
 
 
+@struct.dataclass
+class DropWeights:
+    """Dropout on attention weights, decided by their positions, so that every kernel drops the same weights.
+
+    Attributes:
+        seed: 32 random bits.
+        rate: probability to drop a weight, above 0.
+    """
+
+    seed: Int[Array, ""]
+    rate: float = struct.field(pytree_node=False)
+
+    def __call__(self, weights: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
+        example, head, row, column = (
+            jax.lax.broadcasted_iota(jnp.int32, weights.shape, axis) for axis in range(weights.ndim)
+        )
+        kept = keeps(self.seed, example * weights.shape[1] + head, row, column, self.rate)
+        return jnp.where(kept, weights / (1 - self.rate), 0)
+
+
+def keeps(
+    seed: Int[Array, ""], head: Int[Array, "..."], row: Int[Array, "..."], column: Int[Array, "..."], rate: float
+) -> Bool[Array, "..."]:
+    """Return whether attention weights are kept, with probability 1 - rate, by their positions.
+
+    The bits are those of a hash function with two rounds of multiplication, https://github.com/skeeto/hash-prospector.
+
+    Args:
+        seed: 32 random bits.
+        head: number of the head among those of all examples.
+        row, column: numbers of the query and of the key, below 2**16.
+    """
+    bits = _mixed((row * 2**16 + column) ^ _mixed(seed + head * jnp.int32(-1640531527)))
+    return bits >= jnp.int32(round(rate * 2**32) - 2**31)
+
+
+def _mixed(x: Int[Array, "..."]) -> Int[Array, "..."]:
+    """Return a bijective function of 32 bits, each of which depends on all of them."""
+    shift = jax.lax.shift_right_logical
+    x = (x ^ shift(x, jnp.int32(16))) * jnp.int32(0x7FEB352D)
+    x = (x ^ shift(x, jnp.int32(15))) * jnp.int32(0x846CA68B - 2**32)
+    return x ^ shift(x, jnp.int32(16))
+
+
 @jax.custom_jvp
 def masked_softmax(scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T #S"] | None) -> Float[Array, "B H T S"]:
     """Return the softmax over the keys where the mask is True; its derivative needs only the result and the mask."""
@@ -117,7 +163,7 @@ def _(primals, tangents):
     tangent = tangents[0] * weights
     tangent = tangent - tangent.sum(axis=-1, keepdims=True) * weights
     # In a row without any visible key, the weights are equal, whatever its scores.
-    return weights, tangent if mask is None else jnp.where(mask.any(axis=-1, keepdims=True), tangent, 0)
+    return weights, tangent if mask is None else tangent * mask.any(axis=-1, keepdims=True)
 
 
 def dense(
@@ -143,21 +189,68 @@ def dense(
     batch, length, heads, _ = query.shape
     kv_heads = key.shape[2]
     grouped = query.reshape(batch, length, kv_heads, heads // kv_heads, -1)
-    scores = score(grouped, key).reshape(batch, heads, length, -1)
-    weights = _weights(scores, mask, value.dtype, transform, sow)
-    weights = weights.reshape(batch, kv_heads, heads // kv_heads, length, -1)
-    return jnp.einsum("BKGTS,BSKE->BTKGE", weights, value).reshape(batch, length, heads, -1)
+    scores = _biased(score(grouped, key).reshape(batch, heads, length, -1), mask)
+    visible = mask.materialize(*scores.shape[2:])
+    if isinstance(transform, DropWeights) and sow is None:
+        return dropped_mean(transform.rate, scores, value, visible, transform.seed)
+    return _mean(_weights(scores, visible, value.dtype, transform, sow), value)
 
 
-def _weights(scores, mask, dtype, transform, sow):
-    """Return the attention weights [B, H, T, S] of scores, recorded and transformed."""
+def _biased(scores, mask):
     scores = scores.astype(jnp.float32)
-    if mask.bias is not None:
-        scores = scores + mask.bias
-    weights = masked_softmax(scores, mask.materialize(*scores.shape[2:])).astype(dtype)
+    return scores if mask.bias is None else scores + mask.bias
+
+
+def _weights(scores, visible, dtype, transform, sow):
+    """Return the attention weights [B, H, T, S] of scores, recorded and transformed."""
+    weights = masked_softmax(scores, visible).astype(dtype)
     if sow is not None:
         sow(weights)
     return weights if transform is None else transform(weights)
+
+
+def _mean(weights: Float[Array, "B H T S"], value: Float[Array, "B S K E"]) -> Float[Array, "B T H E"]:
+    """Return the values of the own group of heads, weighted."""
+    batch, heads, length, keys = weights.shape
+    if heads == value.shape[2]:
+        return jnp.einsum("BHTS,BSHE->BTHE", weights, value)
+    weights = weights.reshape(batch, value.shape[2], -1, length, keys)
+    return jnp.einsum("BKGTS,BSKE->BTKGE", weights, value).reshape(batch, length, heads, -1)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def dropped_mean(
+    rate: float,
+    scores: Float[Array, "B H T S"],
+    value: Float[Array, "B S K E"],
+    visible: Bool[Array, "#B #H #T #S"] | None,
+    seed: Int[Array, ""],
+) -> Float[Array, "B T H E"]:
+    """Return the mean of the values with the softmax of the scores as weights, after dropout on these.
+
+    As in FlashAttention (arXiv 2205.14135, appendix B), the gradient of the scores takes the sum over the keys from the
+    output, and the weights from the scores: an array of them is neither kept nor read.
+    """
+    return _mean(DropWeights(seed, rate)(masked_softmax(scores, visible).astype(value.dtype)), value)
+
+
+@dropped_mean.defjvp
+def _(rate, primals, tangents):
+    scores, value, visible, seed = primals
+    change, value_change = tangents[:2]
+    shown = scores if visible is None else jnp.where(visible, scores, jnp.finfo(scores.dtype).min)
+    most = shown.max(axis=-1, keepdims=True)
+    total = jnp.exp(shown - most).sum(axis=-1, keepdims=True)
+    dropped = DropWeights(seed, rate)((jnp.exp(shown - most) / total).astype(value.dtype))
+    out = _mean(dropped, value)
+    # So that the compiler computes weights and dropout again instead of keeping them.
+    most, total, seed = jax.lax.optimization_barrier((most, total, seed))
+    weighted = jnp.exp(shown - most) / total * change
+    if visible is not None:  # where no key is, the weights do not depend on the scores
+        weighted = weighted * visible.any(axis=-1, keepdims=True)
+    total_change = weighted.sum(axis=-1).swapaxes(1, 2)[..., None]
+    tangent = _mean(DropWeights(seed, rate)(weighted.astype(value.dtype)), value) - total_change * out
+    return out, (tangent + _mean(dropped, value_change)).astype(out.dtype)
 
 
 def dense_flat(
@@ -181,8 +274,8 @@ def dense_flat(
     groups = heads * batch // len(key)
     rows = query if score is dot_product else query * size**-0.5
     rows = rows.reshape(batch, length, -1, groups, size).transpose(0, 2, 3, 1, 4).reshape(len(key), -1, size)
-    scores = product(rows, key.swapaxes(1, 2)).reshape(batch, heads, length, -1)
-    weights = _weights(scores, mask, value.dtype, transform, sow)
+    scores = _biased(product(rows, key.swapaxes(1, 2)).reshape(batch, heads, length, -1), mask)
+    weights = _weights(scores, mask.materialize(*scores.shape[2:]), value.dtype, transform, sow)
     out = product(weights.reshape(len(key), -1, key.shape[1]), value)
     return (
         out.reshape(batch, -1, groups, length, value.shape[-1])

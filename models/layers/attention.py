@@ -10,7 +10,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lineage.models.kernels.attention import kernels_for
-from lineage.models.layers.attend import Attend, Mask, Score, dense, dense_flat, dot_product, scaled_dot_product
+from lineage.models.layers.attend import (
+    Attend,
+    DropWeights,
+    Mask,
+    Score,
+    dense,
+    dense_flat,
+    dot_product,
+    scaled_dot_product,
+)
 from lineage.models.layers.cache import LayerCache
 from lineage.models.layers.linear import Linear
 from lineage.models.layers.placement import by_heads
@@ -37,16 +46,15 @@ def auto(
 ) -> Float[Array, "B T H E"]:
     """Attend with the kernel of the platform that runs the program, if it has one, otherwise with `portable`.
 
-    Kernels compute inner products, scaled or not, without dropout on the weights, and record no weights.
+    Kernels compute inner products, scaled or not, and record no weights; on GPUs they have no dropout on the weights.
     """
     plain = partial(portable, score=score, transform=transform, sow=sow)
-    known = sow is None and (score is scaled_dot_product or score is dot_product)
-    kernels = kernels_for(query, key, value, mask) if known else {}
-    if kernels and transform is not None:
-        if jax.default_backend() != "cpu":
-            message = "Dropout on attention weights is above 0: attention is computed without a fast kernel."
-            warnings.warn(message, stacklevel=2)
-        kernels = {}
+    dropout = transform if isinstance(transform, DropWeights) else None
+    known = sow is None and transform is dropout and (score is scaled_dot_product or score is dot_product)
+    kernels = kernels_for(query, key, value, mask, dropout) if known else {}
+    if dropout is not None and jax.default_backend() == "gpu":
+        message = "Dropout on attention weights is above 0: attention is computed without a fast kernel."
+        warnings.warn(message, stacklevel=2)
     if not kernels:
         return plain(query, key, value, mask)
     scale = 1.0 if score is dot_product else query.shape[-1] ** -0.5
@@ -193,13 +201,12 @@ class Attention(nn.Module):
         attend = attend or by_heads(IMPLEMENTATIONS.get(self.attend, self.attend))
         drops = self.dropout > 0 and self.has_rng("dropout")
         sows = self.is_mutable_collection("intermediates")
-        transform = self._drop if drops else None
+        transform = None
+        if drops:
+            transform = DropWeights(jax.random.bits(self.make_rng("dropout")).astype(jnp.int32), self.dropout)
         sow = partial(self.sow, "intermediates", "attention") if sows else None
         heads = attend(query, key, value, mask, score=self.score, transform=transform, sow=sow)
         return Linear((width,), axes=2, use_bias=self.use_bias, kernel_init=self.out_init, name="out")(heads)
-
-    def _drop(self, weights: Float[Array, "B H T S"]) -> Float[Array, "B H T S"]:
-        return nn.Dropout(self.dropout, deterministic=False)(weights)
 
     def _sizes(self, width: int) -> tuple[int, int]:
         """Return the number of key/value heads and the size of a head."""

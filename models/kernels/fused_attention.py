@@ -1,0 +1,300 @@
+"""Attention of short sequences on TPUs, in one kernel that keeps all scores of some queries on the chip.
+
+Where the scores of a block of queries with all keys fit into the vector memory, no running softmax is needed: the
+backward pass computes the weights again from queries and keys, and nothing else is saved. Heads are read from
+[B, T, H x C], the layout of the projections, so that no array is transposed or padded in the main memory. Dropout on
+the weights is computed again, too.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float
+
+from lineage.models.layers.attend import DropWeights, Mask, keeps
+from lineage.models.layers.placement import EXAMPLES, HEADS, num_parts
+
+LANES = 128
+SAVED = "flash_attention"  # name of the results that `saves_attention` keeps
+SCORES = 2**18  # maximum number of scores of a head in a block
+GROUP = 2**19  # maximum number of scores of the heads of a block, if several are not needed to fill the lanes
+MASKED = float(jnp.finfo(jnp.float32).min)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Static properties of a kernel.
+
+    Attributes:
+        heads: number of heads in a block.
+        channels: C.
+        rows: number of queries in a block.
+        causal, window: see `Mask`.
+        scale: factor of the scores.
+        rate: of dropout on the weights.
+        all_heads: number of heads on all devices.
+        interpret: emulate the kernel.
+    """
+
+    heads: int
+    channels: int
+    rows: int
+    causal: bool
+    window: int | None
+    scale: float
+    rate: float
+    all_heads: int
+    interpret: bool
+
+
+def fits(queries: int, keys: int, mask: Mask) -> bool:
+    """Return whether `fused` supports sequences of these lengths with this mask."""
+    rows = block_rows(queries, keys)
+    if mask.positions is not None or mask.allowed is not None or rows is None:
+        return False
+    return mask.bias is None or (rows == queries and mask.bias.shape[0] == 1 and mask.bias.shape[2:] == (queries, keys))
+
+
+def block_rows(queries: int, keys: int) -> int | None:
+    """Return the number of queries in a block, a divisor of all; None if there is none whose scores are few enough."""
+    if queries * keys <= SCORES:
+        return queries
+    return next((n for n in (1024, 512, 256, 128) if queries % n == 0 and n * keys <= SCORES), None)
+
+
+def block_heads(heads: int, channels: int, scores: int) -> int:
+    """Return the number of heads in a block, a divisor of all that fills the lanes if any does."""
+    counts = [n for n in range(1, heads + 1) if heads % n == 0 and (n == heads or n * channels % LANES == 0)]
+    return max((n for n in counts if n * scores <= GROUP), default=counts[0])
+
+
+def fused(
+    query: Float[Array, "B T H C"],
+    key: Float[Array, "B S H C"],
+    value: Float[Array, "B S H C"],
+    mask: Mask,
+    scale: float,
+    *,
+    dropout: DropWeights | None = None,
+    interpret: bool = False,
+) -> Float[Array, "B T H C"]:
+    """Attend as `dense` does, with a kernel for TPUs; on several devices, each has its examples and heads.
+
+    Args:
+        mask: one that `fits`.
+        scale: factor of the scores.
+        dropout: dropout on the weights.
+        interpret: emulate the kernel, on any platform.
+    """
+    batch, length, heads, _ = query.shape
+    own = None if mask.segments is None else mask.segments[:, :, None]
+    seen = None if mask.segments is None else mask.segments[:, None, :]
+    if mask.keys is not None:
+        seen = jnp.where(mask.keys[:, None, :], 0 if seen is None else seen, -1)
+    bias = None if mask.bias is None else jnp.broadcast_to(mask.bias, (1, heads, length, key.shape[1]))
+    settings = {"causal": mask.causal, "window": mask.window, "scale": scale, "interpret": interpret}
+    attend = partial(_attend_here, all_heads=heads, rate=0.0 if dropout is None else dropout.rate, **settings)
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty:
+        examples = EXAMPLES if batch % num_parts(mesh, EXAMPLES) == 0 else ()
+        split = HEADS if heads % num_parts(mesh, HEADS) == 0 else ()
+        arrays = PartitionSpec(examples, None, split)
+        masks = [None if x is None else PartitionSpec(examples if len(x) > 1 else ()) for x in (own, seen)]
+        places = (arrays, arrays, arrays, *masks, None if bias is None else PartitionSpec(None, split), PartitionSpec())
+        attend = partial(attend, examples=examples, split=split)
+        attend = jax.shard_map(attend, mesh=mesh, in_specs=places, out_specs=arrays, check_vma=False)
+    return attend(query, key, value, own, seen, bias, jnp.int32(0) if dropout is None else dropout.seed)
+
+
+def _attend_here(query, key, value, own, seen, bias, seed, *, examples=(), split=(), **settings):
+    """Attend to the examples and heads of this device, which are split over these axes of the mesh."""
+    length, heads, channels = query.shape[1:]
+    rows = block_rows(length, key.shape[1])
+    group = block_heads(heads, channels, rows * key.shape[1])
+    shape = Shape(heads=group, channels=channels, rows=rows, **settings)
+    parts = ((examples, len(query)), (split, heads))
+    first = [jax.lax.axis_index(axes) * count if axes else jnp.int32(0) for axes, count in parts]
+    arrays = {name: x.reshape(*x.shape[:2], -1) for name, x in (("query", query), ("key", key), ("value", value))}
+    arrays |= {name: x for name, x in (("own", own), ("seen", seen), ("bias", bias)) if x is not None}
+    return _attend(shape, arrays | {"seed": jnp.stack([seed, *first])}).reshape(query.shape)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(shape: Shape, arrays: dict[str, Array]) -> Float[Array, "B T D"]:
+    """Attend on one device.
+
+    Args:
+        shape: static properties of the kernel.
+        arrays: "query" [B, T, D], "key" and "value" [B, S, D], with D = H x C; "seed" [3], followed by the numbers of
+            the first example and of the first head. Optionally "own" [#B, T, 1] and "seen" [#B, 1, S], segments of the
+            queries and of the keys, those of padding -1; "bias" [1, H, T, S].
+    """
+    return _call(shape, _forward, arrays, {"out": arrays["query"]})["out"]
+
+
+def _attend_forward(shape, arrays):
+    return checkpoint_name(_attend(shape, arrays), SAVED), arrays
+
+
+def _attend_backward(shape, arrays, gradient):
+    outputs = {f"d_{name}": arrays[name] for name in ("query", "key", "value", "bias") if name in arrays}
+    several = ["d_bias"] if shape.rows == gradient.shape[1] else ["d_bias", "d_key", "d_value"]  # sums over blocks
+    wide = {name: jax.ShapeDtypeStruct(outputs[name].shape, jnp.float32) for name in several if name in outputs}
+    found = _call(shape, _backward, arrays | {"gradient": gradient}, outputs | wide)
+    return ({name: found[f"d_{name}"].astype(x.dtype) if f"d_{name}" in found else None for name, x in arrays.items()},)
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _call(shape: Shape, kernel: Any, inputs: dict[str, Any], outputs: dict[str, Any]) -> dict[str, Array]:
+    """Run a kernel over all groups of heads, examples, and blocks of queries, in this order.
+
+    Blocks that do not depend on the innermost axes stay on the chip; gradients of the bias add up over the examples.
+    """
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    batch, length, width = inputs["query"].shape
+    blocks = [[_block(shape, name, x.shape) for name, x in arrays.items()] for arrays in (inputs, outputs)]
+
+    def run(*refs):
+        kernel(shape, dict(zip((*inputs, *outputs), refs)))
+
+    lanes, columns = (-(-n // LANES) * LANES for n in (shape.channels, inputs["key"].shape[1]))
+    scores = batch * width // shape.channels * length * columns
+    found = pl.pallas_call(
+        run,
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs.values()],
+        grid=(width // (shape.heads * shape.channels), batch, length // shape.rows),
+        in_specs=blocks[0],
+        out_specs=blocks[1],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
+        cost_estimate=pl.CostEstimate(
+            flops=(10 if kernel is _backward else 4) * scores * lanes,
+            transcendentals=scores,
+            bytes_accessed=sum(prod(x.shape) * x.dtype.itemsize for x in (*inputs.values(), *outputs.values())),
+        ),
+        interpret=shape.interpret,
+        name=f"fused_attention{kernel.__name__}",
+    )(*inputs.values())
+    return dict(zip(outputs, found))
+
+
+def _block(shape: Shape, name: str, size: tuple[int, ...]) -> Any:
+    """Return which block of an array a kernel needs, by the group of heads, the example and the block of queries."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    lanes, varies = shape.heads * shape.channels, int(size[0] > 1)  # masks may be those of all examples
+    if name == "seed":
+        return pl.BlockSpec(memory_space=pltpu.SMEM)
+    if name in ("key", "value", "d_key", "d_value"):
+        return pl.BlockSpec((1, size[1], lanes), lambda group, example, rows: (example, 0, group))
+    if name == "own":
+        return pl.BlockSpec((1, shape.rows, 1), lambda group, example, rows: (example * varies, rows, 0))
+    if name == "seen":
+        return pl.BlockSpec((1, *size[1:]), lambda group, example, rows: (example * varies, 0, 0))
+    if name in ("bias", "d_bias"):
+        return pl.BlockSpec((1, shape.heads, *size[2:]), lambda group, example, rows: (0, group, 0, 0))
+    return pl.BlockSpec((1, shape.rows, lanes), lambda group, example, rows: (example, rows, group))
+
+
+def _forward(shape: Shape, refs: dict[str, Any]) -> None:
+    """Write the outputs of a block of queries."""
+    for head in range(shape.heads):
+        query, key, value = (refs[name][0, :, _lanes(shape, head)] for name in ("query", "key", "value"))
+        weights, _ = _weights(shape, refs, head, query, key)
+        weights = _drop(shape, refs, head, weights)
+        refs["out"][0, :, _lanes(shape, head)] = _product(weights.astype(value.dtype), value).astype(query.dtype)
+
+
+def _backward(shape: Shape, refs: dict[str, Any]) -> None:
+    """Write the gradients of a block of queries, and add to those of the keys, the values and the bias."""
+    from jax.experimental import pallas as pl
+
+    for head in range(shape.heads):
+        at = _lanes(shape, head)
+        query, key, value, gradient = (refs[name][0, :, at] for name in ("query", "key", "value", "gradient"))
+        weights, visible = _weights(shape, refs, head, query, key)
+        dropped = _drop(shape, refs, head, weights).astype(value.dtype)
+        d_value = _product(dropped, gradient, (0, 0))
+        d_weights = _drop(shape, refs, head, _product(gradient, value, (1, 1)))
+        d_scores = weights * (d_weights - (d_weights * weights).sum(axis=1, keepdims=True))
+        if visible is not None:
+            d_scores = jnp.where(visible, d_scores, 0)
+        low = d_scores.astype(query.dtype)
+        refs["d_query"][0, :, at] = (_product(low, key) * shape.scale).astype(query.dtype)
+        d_key = _product(low, query, (0, 0)) * shape.scale
+        _add(refs["d_key"], (0, slice(None), at), d_key, pl.program_id(2))
+        _add(refs["d_value"], (0, slice(None), at), d_value, pl.program_id(2))
+        if "d_bias" in refs:
+            _add(refs["d_bias"], (0, head), d_scores, pl.program_id(1))
+
+
+def _lanes(shape: Shape, head: int) -> slice:
+    return slice(head * shape.channels, (head + 1) * shape.channels)
+
+
+def _product(a: Array, b: Array, contracted: tuple[int, int] = (1, 0)) -> Array:
+    """Return a matrix product in float32."""
+    axes = (((contracted[0],), (contracted[1],)), ((), ()))
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return jax.lax.dot_general(a, b, axes, precision=precision, preferred_element_type=jnp.float32)
+
+
+def _add(ref: Any, index: tuple, x: Array, step: Array) -> None:
+    """Write the first of the blocks that share an output, and add the others to it."""
+    from jax.experimental import pallas as pl
+
+    @pl.when(step == 0)
+    def _():
+        ref[index] = x.astype(ref.dtype)
+
+    @pl.when(step > 0)
+    def _():
+        ref[index] += x.astype(ref.dtype)
+
+
+def _weights(shape: Shape, refs: dict[str, Any], head: int, query: Array, key: Array) -> tuple[Array, Array | None]:
+    """Return the weights [rows, S] of a head, and [rows, 1] where a query has a visible key; None if all have."""
+    from jax.experimental import pallas as pl
+
+    scores = _product(query, key, (1, 1)) * shape.scale
+    if "bias" in refs:
+        scores = scores + refs["bias"][0, head].astype(jnp.float32)
+    parts = []
+    if "own" in refs:
+        parts.append(refs["own"][0] == refs["seen"][0])
+    elif "seen" in refs:
+        parts.append(jnp.broadcast_to(refs["seen"][0] >= 0, scores.shape))
+    if shape.causal:
+        row = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0) + pl.program_id(2) * shape.rows
+        column = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
+        parts.append(row >= column)
+        if shape.window is not None:
+            parts.append(row - column < shape.window)
+    for part in parts:
+        scores = jnp.where(part, scores, MASKED)
+    most = scores.max(axis=1, keepdims=True)
+    powers = jnp.exp(scores - most)
+    return powers * (1 / powers.sum(axis=1, keepdims=True)), most > MASKED if parts else None
+
+
+def _drop(shape: Shape, refs: dict[str, Any], head: int, weights: Array) -> Array:
+    """Set a random part of [rows, S] to zero, the same part for each call of the forward and the backward pass."""
+    from jax.experimental import pallas as pl
+
+    if not shape.rate:
+        return weights
+    seed, group, example, block = refs["seed"], *map(pl.program_id, range(3))
+    index = (seed[1] + example) * shape.all_heads + seed[2] + group * shape.heads + head
+    row = jax.lax.broadcasted_iota(jnp.int32, weights.shape, 0) + block * shape.rows
+    column = jax.lax.broadcasted_iota(jnp.int32, weights.shape, 1)
+    return jnp.where(keeps(seed[0], index, row, column, shape.rate), weights * (1 / (1 - shape.rate)), 0)
