@@ -73,7 +73,7 @@ ROWS = {
     "t5 11B v5p 4x4x4": (
         "t5_c4:11b",
         "v5p:4x4x4",
-        ["loader.batch_size=512", "mesh.data=1", "mesh.fsdp=16", "mesh.tensor=4", "model.unroll=1"],
+        ["loader.batch_size=512", "mesh.data=1", "mesh.fsdp=16", "mesh.tensor=4", "model.unroll=24"],
     ),
     "bart H100": ("bart_pretrain:base", "h100x1", ["loader.batch_size=32", "grad_accum_steps=1"]),
     "bart v5e": ("bart_pretrain:base", "v5e:2x2/1", ["loader.batch_size=16", "grad_accum_steps=1"]),

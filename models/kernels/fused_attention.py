@@ -17,7 +17,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from lineage.models.layers.attend import DropWeights, Mask, keeps
+from lineage.models.layers.attend import DropWeights, Mask
+from lineage.models.layers.dropout import keeps
 from lineage.models.layers.placement import EXAMPLES, HEADS, num_parts
 
 LANES = 128
@@ -297,4 +298,4 @@ def _drop(shape: Shape, refs: dict[str, Any], head: int, weights: Array) -> Arra
     index = (seed[1] + example) * shape.all_heads + seed[2] + group * shape.heads + head
     row = jax.lax.broadcasted_iota(jnp.int32, weights.shape, 0) + block * shape.rows
     column = jax.lax.broadcasted_iota(jnp.int32, weights.shape, 1)
-    return jnp.where(keeps(seed[0], index, row, column, shape.rate), weights * (1 / (1 - shape.rate)), 0)
+    return jnp.where(keeps(shape.rate, seed[0], index, row * 2**16 + column), weights * (1 / (1 - shape.rate)), 0)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
+from lineage.models.layers.dropout import keeps
 from lineage.models.layers.linear import product
 
 Score = Callable[[Float[Array, "B T K G C"], Float[Array, "B S K C"]], Float[Array, "B K G T S"]]
@@ -107,7 +108,7 @@ class Mask:
 
 @struct.dataclass
 class DropWeights:
-    """Dropout on attention weights, decided by their positions, so that every kernel drops the same weights.
+    """Dropout on attention weights, a function of their positions: every kernel drops the same weights.
 
     Attributes:
         seed: 32 random bits.
@@ -121,32 +122,8 @@ class DropWeights:
         example, head, row, column = (
             jax.lax.broadcasted_iota(jnp.int32, weights.shape, axis) for axis in range(weights.ndim)
         )
-        kept = keeps(self.seed, example * weights.shape[1] + head, row, column, self.rate)
+        kept = keeps(self.rate, self.seed, example * weights.shape[1] + head, row * 2**16 + column)
         return jnp.where(kept, weights / (1 - self.rate), 0)
-
-
-def keeps(
-    seed: Int[Array, ""], head: Int[Array, "..."], row: Int[Array, "..."], column: Int[Array, "..."], rate: float
-) -> Bool[Array, "..."]:
-    """Return whether attention weights are kept, with probability 1 - rate, by their positions.
-
-    The bits are those of a hash function with two rounds of multiplication, https://github.com/skeeto/hash-prospector.
-
-    Args:
-        seed: 32 random bits.
-        head: number of the head among those of all examples.
-        row, column: numbers of the query and of the key, below 2**16.
-    """
-    bits = _mixed((row * 2**16 + column) ^ _mixed(seed + head * jnp.int32(-1640531527)))
-    return bits >= jnp.int32(round(rate * 2**32) - 2**31)
-
-
-def _mixed(x: Int[Array, "..."]) -> Int[Array, "..."]:
-    """Return a bijective function of 32 bits, each of which depends on all of them."""
-    shift = jax.lax.shift_right_logical
-    x = (x ^ shift(x, jnp.int32(16))) * jnp.int32(0x7FEB352D)
-    x = (x ^ shift(x, jnp.int32(15))) * jnp.int32(0x846CA68B - 2**32)
-    return x ^ shift(x, jnp.int32(16))
 
 
 @jax.custom_jvp

@@ -21,6 +21,7 @@ from lineage.models.layers.attend import (
     scaled_dot_product,
 )
 from lineage.models.layers.cache import LayerCache
+from lineage.models.layers.dropout import seed_of
 from lineage.models.layers.linear import Linear
 from lineage.models.layers.placement import by_heads
 from lineage.models.layers.sparse import has_windows, windowed
@@ -203,7 +204,7 @@ class Attention(nn.Module):
         sows = self.is_mutable_collection("intermediates")
         transform = None
         if drops:
-            transform = DropWeights(jax.random.bits(self.make_rng("dropout")).astype(jnp.int32), self.dropout)
+            transform = DropWeights(seed_of(self.make_rng("dropout")), self.dropout)
         sow = partial(self.sow, "intermediates", "attention") if sows else None
         heads = attend(query, key, value, mask, score=self.score, transform=transform, sow=sow)
         return Linear((width,), axes=2, use_bias=self.use_bias, kernel_init=self.out_init, name="out")(heads)
