@@ -19,8 +19,8 @@ import numpy as np
 from benchmarks.device import ours, process
 from benchmarks.device.ours import Rows, Settings
 from lineage.models import convert
-from lineage.models.kernels.attention import kernels_for, splash
-from lineage.models.layers.attend import Mask, dense
+from lineage.models.kernels.attention import kernels_for
+from lineage.models.layers.attend import DropWeights, Mask, dense
 from lineage.models.layers.attention import auto
 from lineage.train import profiling
 from lineage.train.loop import TrainingLoop
@@ -42,8 +42,8 @@ def relative(found: Any, expected: Any) -> float:
 # Kernels
 
 
-def masks(batch: int, length: int, heads: int) -> dict[str, tuple[Mask, dict[str, int]]]:
-    """Return the masks to check by their names, with the sizes that differ from the default."""
+def masks(batch: int, length: int, heads: int) -> dict[str, tuple[Mask, dict[str, Any]]]:
+    """Return the masks to check by their names, with the arguments of `prepare` that differ from the default."""
     keys = jnp.arange(length) < jnp.linspace(length, length // 3, batch).astype(int)[:, None]
     segments = jnp.broadcast_to(jnp.arange(length) // (length // 3), (batch, length))
     bias = jax.random.normal(jax.random.key(9), (1, heads, length, length))
@@ -59,6 +59,8 @@ def masks(batch: int, length: int, heads: int) -> dict[str, tuple[Mask, dict[str
         "grouped queries, window": (Mask(causal=True, window=length // 4), {"kv_heads": heads // 4}),
         "cross-attention, padding": (Mask(keys=keys), {"queries": length // 2}),
         "bias": (Mask(bias=bias), {}),
+        "padding, dropout": (Mask(keys=keys), {"rate": 0.1}),
+        "causal, dropout": (Mask(causal=True), {"rate": 0.1}),
         "odd length": (Mask(), {"queries": length + 37, "keys": length + 37}),
         "odd length, causal": (Mask(causal=True), {"queries": length + 37, "keys": length + 37}),
         "128 channels": (Mask(causal=True), {"channels": 128}),
@@ -72,7 +74,8 @@ def kernels(settings: Settings) -> Rows:
     """
     batch, length, heads, channels = (settings[name] for name in ("batch", "length", "heads", "channels"))
 
-    def prepare(mask, queries=length, keys=length, kv_heads=heads, channels=channels):
+    def prepare(mask, queries=length, keys=length, kv_heads=heads, channels=channels, rate=0.0):
+        drop = DropWeights(jnp.int32(1), rate) if rate else None
         shapes = [(queries, heads), (keys, kv_heads), (keys, kv_heads), (queries, heads)]
         arrays = [
             jax.random.normal(jax.random.key(i), (batch, *shape, channels), jnp.bfloat16)
@@ -90,25 +93,26 @@ def kernels(settings: Settings) -> Rows:
 
         def compare(mask, *arrays):
             with jax.default_matmul_precision("highest"):
-                exact = gradients(dense, mask, *(x.astype(jnp.float32) for x in arrays))
+                exact = gradients(plain, mask, *(x.astype(jnp.float32) for x in arrays))
             return exact, {name: gradients(attend, mask, *arrays) for name, attend in implementations.items()}
 
-        implementations = {"dense": dense, **candidates(*arrays[:3], mask)}
+        plain = partial(dense, transform=drop)
+        implementations = {"dense": plain, **candidates(*arrays[:3], mask, drop)}
         program = jax.jit(compare).lower(mask, *arrays).compile()
         return {}, lambda count: compared(*program(mask, *arrays))
 
     return {name: partial(prepare, mask, **sizes) for name, (mask, sizes) in masks(batch, length, heads).items()}
 
 
-def candidates(query: Any, key: Any, value: Any, mask: Mask) -> dict[str, Any]:
+def candidates(query: Any, key: Any, value: Any, mask: Mask, drop: DropWeights | None) -> dict[str, Any]:
     """Return `auto` by the name of what it chooses on this platform; on a CPU also the TPU's kernel, emulated."""
     platform = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
-    found = kernels_for(query, key, value, mask)
-    names = {"auto: " + (found[platform].__name__ if platform in found else "no kernel"): auto}
+    found = kernels_for(query, key, value, mask, drop)
+    names = {platform: getattr(kernel, "func", kernel).__name__ for platform, kernel in found.items()}
+    chosen = {f"auto: {names.get(platform, 'no kernel')}": partial(auto, transform=drop)}
     if platform == "cpu" and "tpu" in found:
-        scale = query.shape[-1] ** -0.5
-        names["splash, emulated"] = partial(splash, scale=scale, interpret=True)
-    return names
+        chosen[f"{names['tpu']}, emulated"] = partial(found["tpu"], scale=query.shape[-1] ** -0.5, interpret=True)
+    return chosen
 
 
 def compared(exact: Any, found: dict[str, Any]) -> dict[str, Any]:

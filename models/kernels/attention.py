@@ -33,7 +33,7 @@ def kernels_for(
     found: dict[str, Attend] = {}
     described, low = mask.allowed is None and mask.bias is None, query.dtype.itemsize == 2
     short = dropout is not None or not described or max(length, keys) <= BLOCK
-    if short and low and heads == kv_heads and fits(length, keys, mask):
+    if short and low and heads == kv_heads and fits(query, key, mask):
         found["tpu"] = partial(fused, dropout=dropout)
     elif described and dropout is None:
         found["tpu"] = splash

@@ -24,7 +24,8 @@ from lineage.models.layers.placement import EXAMPLES, HEADS, num_parts
 LANES = 128
 SAVED = "flash_attention"  # name of the results that `saves_attention` keeps
 SCORES = 2**18  # maximum number of scores of a head in a block
-GROUP = 2**19  # maximum number of scores of the heads of a block, if several are not needed to fill the lanes
+GROUP = 600_000  # maximum number of scores of all heads of a block
+KEYS = 2**18  # maximum number of values in a block of keys
 MASKED = float(jnp.finfo(jnp.float32).min)
 
 
@@ -54,25 +55,37 @@ class Shape:
     interpret: bool
 
 
-def fits(queries: int, keys: int, mask: Mask) -> bool:
-    """Return whether `fused` supports sequences of these lengths with this mask."""
-    rows = block_rows(queries, keys)
-    if mask.positions is not None or mask.allowed is not None or rows is None:
+def fits(query: Float[Array, "B T H C"], key: Float[Array, "B S H C"], mask: Mask) -> bool:
+    """Return whether `fused` supports arrays of these shapes with this mask."""
+    (queries, heads, channels), keys = query.shape[1:], key.shape[1]
+    if mask.positions is not None or mask.allowed is not None:
         return False
-    return mask.bias is None or (rows == queries and mask.bias.shape[0] == 1 and mask.bias.shape[2:] == (queries, keys))
+    if mask.bias is not None and (mask.bias.shape[0] > 1 or mask.bias.shape[2:] != (queries, keys)):
+        return False
+    heads = heads // num_parts(jax.sharding.get_abstract_mesh(), _split(heads))
+    return block_size(queries, keys, heads, channels, whole=mask.bias is not None) is not None
 
 
-def block_rows(queries: int, keys: int) -> int | None:
-    """Return the number of queries in a block, a divisor of all; None if there is none whose scores are few enough."""
-    if queries * keys <= SCORES:
-        return queries
-    return next((n for n in (1024, 512, 256, 128) if queries % n == 0 and n * keys <= SCORES), None)
+def block_size(queries: int, keys: int, heads: int, channels: int, whole: bool = False) -> tuple[int, int] | None:
+    """Return the numbers of queries and of heads in a block, which divide all; None if there is no block that fits.
+
+    Args:
+        queries, keys, heads, channels: numbers of all.
+        whole: a block must have all queries, so that the gradient of a bias is a sum of blocks.
+    """
+    groups = [n for n in range(heads, 0, -1) if heads % n == 0 and (n == heads or n * channels % LANES == 0)]
+    for rows in (queries,) if whole else (queries, 1024, 512, 256, 128):
+        if queries % rows == 0 and rows * keys <= SCORES:
+            for group in groups:
+                if group * rows * keys <= GROUP and group * channels * keys <= KEYS:
+                    return rows, group
+    return None
 
 
-def block_heads(heads: int, channels: int, scores: int) -> int:
-    """Return the number of heads in a block, a divisor of all that fills the lanes if any does."""
-    counts = [n for n in range(1, heads + 1) if heads % n == 0 and (n == heads or n * channels % LANES == 0)]
-    return max((n for n in counts if n * scores <= GROUP), default=counts[0])
+def _split(heads: int) -> tuple[str, ...]:
+    """Return the axes of the mesh over which heads are split."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return () if mesh.empty or heads % num_parts(mesh, HEADS) else HEADS
 
 
 def fused(
@@ -104,7 +117,7 @@ def fused(
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
         examples = EXAMPLES if batch % num_parts(mesh, EXAMPLES) == 0 else ()
-        split = HEADS if heads % num_parts(mesh, HEADS) == 0 else ()
+        split = _split(heads)
         arrays = PartitionSpec(examples, None, split)
         masks = [None if x is None else PartitionSpec(examples if len(x) > 1 else ()) for x in (own, seen)]
         places = (arrays, arrays, arrays, *masks, None if bias is None else PartitionSpec(None, split), PartitionSpec())
@@ -116,8 +129,7 @@ def fused(
 def _attend_here(query, key, value, own, seen, bias, seed, *, examples=(), split=(), **settings):
     """Attend to the examples and heads of this device, which are split over these axes of the mesh."""
     length, heads, channels = query.shape[1:]
-    rows = block_rows(length, key.shape[1])
-    group = block_heads(heads, channels, rows * key.shape[1])
+    rows, group = block_size(length, key.shape[1], heads, channels, whole=bias is not None)
     shape = Shape(heads=group, channels=channels, rows=rows, **settings)
     parts = ((examples, len(query)), (split, heads))
     first = [jax.lax.axis_index(axes) * count if axes else jnp.int32(0) for axes, count in parts]

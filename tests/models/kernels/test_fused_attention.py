@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from lineage.models.kernels import attention as kernels
 from lineage.models.kernels import fused_attention
-from lineage.models.kernels.fused_attention import block_heads, block_rows, fused
+from lineage.models.kernels.fused_attention import block_size, fused
 from lineage.models.layers.attend import DropWeights, Mask, dense
 from lineage.models.layers.attention import auto
 from lineage.train.sharding import make_mesh, on_mesh
@@ -81,7 +81,7 @@ def test_numbers_of_queries_and_keys_may_differ():
 @tiered("mask", [Mask(causal=True, segments=jnp.arange(256)[None] // 70), Mask(), Mask(causal=True, window=100)])
 def test_several_blocks_of_queries_match_dense_attention(mask, monkeypatch):
     monkeypatch.setattr(fused_attention, "SCORES", 2**15)
-    assert block_rows(256, 256) == 128
+    assert block_size(256, 256, HEADS, 16) == (128, HEADS)
     assert_equal_to_dense(mask, DROPOUT, length=256, keys=256)
 
 
@@ -98,26 +98,22 @@ def test_devices_compute_the_same_as_one(axes):
 
 
 @pytest.mark.parametrize(
-    ("heads", "channels", "rows", "keys", "wanted"),
+    ("sizes", "wanted"),
     [
-        (12, 64, 512, 512, 2),
-        (6, 64, 197, 197, 6),
-        (16, 64, 197, 197, 8),
-        (16, 80, 197, 197, 8),
-        (3, 64, 512, 512, 3),
-        (16, 128, 256, 1024, 2),
+        ((512, 512, 12, 64), (512, 2)),
+        ((197, 197, 6, 64), (197, 6)),
+        ((197, 197, 16, 64), (197, 8)),
+        ((257, 257, 16, 80), (257, 8)),
+        ((512, 512, 3, 64), (256, 3)),
+        ((1024, 1024, 16, 128), (256, 2)),
+        ((2048, 2048, 16, 128), (128, 1)),
+        ((600, 600, 12, 64), None),
+        ((2048, 2048, 2, 256), None),
     ],
 )
-def test_blocks_have_heads_that_fill_the_lanes(heads, channels, rows, keys, wanted):
-    assert block_heads(heads, channels, rows * keys) == wanted
-
-
-@pytest.mark.parametrize(
-    ("queries", "keys", "wanted"),
-    [(197, 197, 197), (512, 512, 512), (1024, 1024, 256), (2048, 2048, 128), (600, 600, None)],
-)
-def test_blocks_of_queries_divide_them(queries, keys, wanted):
-    assert block_rows(queries, keys) == wanted
+def test_blocks_divide_queries_and_heads_and_fill_the_lanes(sizes, wanted):
+    assert block_size(*sizes) == wanted
+    assert block_size(*sizes, whole=True) == (wanted if wanted and wanted[0] == sizes[0] else None)
 
 
 @tiered(
