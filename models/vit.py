@@ -163,7 +163,8 @@ class ViT(ImageModel, StackModel):
         if first:
             first = jnp.broadcast_to(jnp.stack(first).astype(x.dtype), (batch, len(first), width))
             x = jnp.concatenate([first, x], axis=1)
-        x = row_major(self.embed_dropout(x))
+        x = self.embed_dropout(x)
+        x = row_major(x) if self.attend == "auto" else x
         self.sow("intermediates", "embedding", x)
         x = self.norm(self.stack(x)[0])
         special, patches = x[:, : len(self.special)], x[:, len(self.special) + self.num_registers :]

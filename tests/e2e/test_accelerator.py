@@ -108,4 +108,4 @@ def test_report_has_ratio_utilization_and_bandwidth(tmp_path):
     assert row["peer"]["mfu"] == pytest.approx(0.2)
     assert row["lineage"]["bandwidth"] == pytest.approx(8e11)
     last = (tmp_path / "table.md").read_text().splitlines()[-1]
-    assert last == "| GPT-2 124M, a row | 5 | 10 | 0.50 | 40.0% | 20.0% | 800 (20%) | 400 (10%) |  |"
+    assert last == "| GPT-2, a row | 5 | 10 | 0.50 | 40.0% | 20.0% | 800 (20%) | 400 (10%) |  |"
