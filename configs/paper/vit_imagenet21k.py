@@ -14,7 +14,8 @@ from lineage.configs import base
 def get_config(variant: str = "B") -> ConfigDict:
     config = base.get_config("vit", "image_classification", "folder:imagenet21k", schedule="linear")
     config.model.update(variant=variant, patch_size=14 if variant == "H" else 16, num_classes=21_843, image_size=224)
-    config.model.update(channels=3, head="mlp", dropout=0.1, unroll=12, remat=None if variant == "B" else "dots")
+    config.model.update(channels=3, head="mlp", dropout=0.1, unroll={"L": 24, "H": 32}.get(variant, 12))
+    config.model.remat = "dots" if variant == "H" else None
     config.task.update(image_size=224, augment="crop | flip")
     config.loader.update(batch_size=4096, workers=8)
     config.schedule.learning_rate = 1e-3
