@@ -293,7 +293,13 @@ class Experiment:
 
     @cached_property
     def state_shardings(self) -> TrainState:
-        return sharding.shardings(self.abstract_state, self.sharding_rules, self.mesh)
+        places = sharding.shardings(self.abstract_state, self.sharding_rules, self.mesh)
+        if not self.run.offload:
+            return places
+        return places.replace(
+            opt_state=sharding.on_host(places.opt_state, self.abstract_state.opt_state),
+            ema=sharding.on_host(places.ema, self.abstract_state.ema),
+        )
 
     @property
     def sharding_rules(self) -> tuple[sharding.Rule, ...]:

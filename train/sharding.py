@@ -98,6 +98,11 @@ def _without_fsdp(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return tuple(one for one in _flat(axis) if one != "fsdp")
 
 
+def on_host(places: Any, tree: Any) -> Any:
+    """Return the shardings in the memory of the host; those of scalars, which XLA keeps on the device, as they are."""
+    return jax.tree.map(lambda place, leaf: place.with_memory_kind("pinned_host") if leaf.ndim else place, places, tree)
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Return the sharding of a batch: its examples are split over the data and fsdp axes."""
     return NamedSharding(mesh, PartitionSpec(EXAMPLES))

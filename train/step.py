@@ -48,7 +48,9 @@ class TrainState:
 
     def variables(self, average: bool = False) -> dict[str, Any]:
         """Return the variables of the model, with the moving average of the parameters if one is kept and `average`."""
-        params = self.ema if average and self.ema is not None else self.params
+        params = self.params
+        if average and self.ema is not None:
+            params = jax.device_put(self.ema, jax.memory.Space.Device)  # it may be offloaded
         if self.frozen is not None:
             params = _apply(self.adapter, self.frozen, params)
         return {"params": params, **self.collections}
@@ -111,13 +113,16 @@ def make_train_step(
         collections, (grads, weight, aux) = compute(state.params, fixed, collections, batch, rng)
         del collections["run"]
         grads = jax.tree.map(lambda g: g / weight, grads)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        before = state.opt_state, state.ema
+        if run.offload:
+            before = jax.device_put(before, jax.memory.Space.Device)
+        updates, opt_state = optimizer.update(grads, before[0], state.params)
         params = optax.apply_updates(state.params, updates)
-        ema = optax.incremental_update(params, state.ema, 1 - run.ema_decay) if run.ema_decay else None
+        ema = optax.incremental_update(params, before[1], 1 - run.ema_decay) if run.ema_decay else None
         metrics = {name: value.compute() for name, value in aux.items()} | {"gradient_norm": optax.tree.norm(grads)}
         if (in_a_row := tree_get(opt_state, "notfinite_count")) is not None:  # of `optax.apply_if_finite`
             kept = partial(jnp.where, in_a_row == 0)
-            collections, ema = jax.tree.map(kept, (collections, ema), (state.collections, state.ema))
+            collections, ema = jax.tree.map(kept, (collections, ema), (state.collections, before[1]))
             metrics |= {"skipped": tree_get(opt_state, "total_notfinite"), "skipped_in_a_row": in_a_row}
         new = {"params": params, "opt_state": opt_state, "collections": collections, "ema": ema}
         return state.replace(step=state.step + 1, **new), metrics

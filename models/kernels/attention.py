@@ -6,15 +6,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
-from lineage.models.kernels.fused_attention import LANES, SAVED, fits, fused
+from lineage.models.kernels import fused_attention, triton_attention
+from lineage.models.kernels.devices import SAVED, visited_blocks
+from lineage.models.kernels.fused_attention import LANES
 from lineage.models.layers.attend import Attend, DropWeights, Mask
 from lineage.models.layers.placement import EXAMPLES, HEADS, num_parts
 
-SHORTEST = 128  # fewest queries and keys for which kernels are used
+SHORTEST = 128  # fewest queries and keys for which kernels are used; half as many for those with dropout on GPUs
 BLOCK = 512  # maximum number of queries and of keys in a block of splash attention
 BACKWARD_BLOCKS = 8  # maximum number of blocks of keys in its backward pass
 
@@ -28,13 +29,17 @@ def kernels_for(
 ) -> dict[str, Attend]:
     """Return the kernels that attend by inner products with this mask, by JAX's name of the platform."""
     (length, heads), (keys, kv_heads, size) = query.shape[1:3], key.shape[1:]
-    if min(length, keys) < SHORTEST or mask.positions is not None or value.shape[-1] != size:
+    if min(length, keys) < SHORTEST // 2 or mask.positions is not None or value.shape[-1] != size:
         return {}
     found: dict[str, Attend] = {}
     described, low = mask.allowed is None and mask.bias is None, query.dtype.itemsize == 2
+    if dropout is not None and low and heads == kv_heads and triton_attention.fits(query, key, mask):
+        found["cuda"] = partial(triton_attention.flash, dropout=dropout)
+    if min(length, keys) < SHORTEST:
+        return found
     short = dropout is not None or not described or max(length, keys) <= BLOCK
-    if short and low and heads == kv_heads and fits(query, key, mask):
-        found["tpu"] = partial(fused, dropout=dropout)
+    if short and low and heads == kv_heads and fused_attention.fits(query, key, mask):
+        found["tpu"] = partial(fused_attention.fused, dropout=dropout)
     elif described and dropout is None:
         found["tpu"] = splash
     if dropout is not None:
@@ -131,16 +136,6 @@ def block_sizes(queries: int, keys: int) -> tuple[int, int, int]:
     counts = [-(-n // BLOCK) for n in (queries, keys)]
     sizes = [-(-n // (count * LANES)) * LANES for n, count in zip((queries, keys), counts)]
     return *sizes, sizes[1] * -(-counts[1] // BACKWARD_BLOCKS)
-
-
-def visited_blocks(shape: tuple[int, int], sizes: tuple[int, int], causal: bool, window: int | None) -> tuple[int, int]:
-    """Return how many blocks of queries x keys a mask does not exclude as a whole, and the number of all blocks."""
-    queries, keys = np.ogrid[0 : shape[0] : sizes[0], 0 : shape[1] : sizes[1]]  # the first of each block
-    visited = np.ones(np.broadcast(queries, keys).shape, bool)
-    if causal:
-        visited = keys < queries + sizes[0]
-        visited &= True if window is None else keys + sizes[1] > queries - window + 1
-    return int(visited.sum()), visited.size
 
 
 def _splash(query, key, value, segments, *, causal, window, blocks, interpret):

@@ -6,7 +6,6 @@ backward pass computes the weights again from queries and keys, and nothing else
 the weights is computed again, too.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
@@ -14,56 +13,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
+from lineage.models.kernels.devices import MASKED, SAVED, Shape, heads_axes, is_described, keeps_weights, on_devices
 from lineage.models.layers.attend import DropWeights, Mask
-from lineage.models.layers.dropout import keeps
-from lineage.models.layers.placement import EXAMPLES, HEADS, num_parts
+from lineage.models.layers.placement import num_parts
 
 LANES = 128
-SAVED = "flash_attention"  # name of the results that `saves_attention` keeps
 SCORES = 2**18  # maximum number of scores of a head in a block
 GROUP = 600_000  # maximum number of scores of all heads of a block
 KEYS = 2**18  # maximum number of values in a block of keys
-MASKED = float(jnp.finfo(jnp.float32).min)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Static properties of a kernel.
-
-    Attributes:
-        heads: number of heads in a block.
-        channels: C.
-        rows: number of queries in a block.
-        causal, window: see `Mask`.
-        scale: factor of the scores.
-        rate: of dropout on the weights.
-        all_heads: number of heads on all devices.
-        interpret: emulate the kernel.
-    """
-
-    heads: int
-    channels: int
-    rows: int
-    causal: bool
-    window: int | None
-    scale: float
-    rate: float
-    all_heads: int
-    interpret: bool
 
 
 def fits(query: Float[Array, "B T H C"], key: Float[Array, "B S H C"], mask: Mask) -> bool:
     """Return whether `fused` supports arrays of these shapes with this mask."""
     (queries, heads, channels), keys = query.shape[1:], key.shape[1]
-    if mask.positions is not None or mask.allowed is not None:
-        return False
-    if mask.bias is not None and (mask.bias.shape[0] > 1 or mask.bias.shape[2:] != (queries, keys)):
-        return False
-    heads = heads // num_parts(jax.sharding.get_abstract_mesh(), _split(heads))
-    return block_size(queries, keys, heads, channels, whole=mask.bias is not None) is not None
+    heads = heads // num_parts(jax.sharding.get_abstract_mesh(), heads_axes(heads))
+    size = block_size(queries, keys, heads, channels, whole=mask.bias is not None)
+    return is_described(mask, queries, keys) and size is not None
 
 
 def block_size(queries: int, keys: int, heads: int, channels: int, whole: bool = False) -> tuple[int, int] | None:
@@ -80,12 +47,6 @@ def block_size(queries: int, keys: int, heads: int, channels: int, whole: bool =
                 if group * rows * keys <= GROUP and group * channels * keys <= KEYS:
                     return rows, group
     return None
-
-
-def _split(heads: int) -> tuple[str, ...]:
-    """Return the axes of the mesh over which heads are split."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return () if mesh.empty or heads % num_parts(mesh, HEADS) else HEADS
 
 
 def fused(
@@ -106,36 +67,15 @@ def fused(
         dropout: dropout on the weights.
         interpret: emulate the kernel, on any platform.
     """
-    batch, length, heads, _ = query.shape
-    own = None if mask.segments is None else mask.segments[:, :, None]
-    seen = None if mask.segments is None else mask.segments[:, None, :]
-    if mask.keys is not None:
-        seen = jnp.where(mask.keys[:, None, :], 0 if seen is None else seen, -1)
-    bias = None if mask.bias is None else jnp.broadcast_to(mask.bias, (1, heads, length, key.shape[1]))
-    settings = {"causal": mask.causal, "window": mask.window, "scale": scale, "interpret": interpret}
-    attend = partial(_attend_here, all_heads=heads, rate=0.0 if dropout is None else dropout.rate, **settings)
-    mesh = jax.sharding.get_abstract_mesh()
-    if not mesh.empty:
-        examples = EXAMPLES if batch % num_parts(mesh, EXAMPLES) == 0 else ()
-        split = _split(heads)
-        arrays = PartitionSpec(examples, None, split)
-        masks = [None if x is None else PartitionSpec(examples if len(x) > 1 else ()) for x in (own, seen)]
-        places = (arrays, arrays, arrays, *masks, None if bias is None else PartitionSpec(None, split), PartitionSpec())
-        attend = partial(attend, examples=examples, split=split)
-        attend = jax.shard_map(attend, mesh=mesh, in_specs=places, out_specs=arrays, check_vma=False)
-    return attend(query, key, value, own, seen, bias, jnp.int32(0) if dropout is None else dropout.seed)
+    return on_devices(_attend_here, query, key, value, mask, scale, dropout, interpret)
 
 
-def _attend_here(query, key, value, own, seen, bias, seed, *, examples=(), split=(), **settings):
-    """Attend to the examples and heads of this device, which are split over these axes of the mesh."""
-    length, heads, channels = query.shape[1:]
-    rows, group = block_size(length, key.shape[1], heads, channels, whole=bias is not None)
-    shape = Shape(heads=group, channels=channels, rows=rows, **settings)
-    parts = ((examples, len(query)), (split, heads))
-    first = [jax.lax.axis_index(axes) * count if axes else jnp.int32(0) for axes, count in parts]
-    arrays = {name: x.reshape(*x.shape[:2], -1) for name, x in (("query", query), ("key", key), ("value", value))}
-    arrays |= {name: x for name, x in (("own", own), ("seen", seen), ("bias", bias)) if x is not None}
-    return _attend(shape, arrays | {"seed": jnp.stack([seed, *first])}).reshape(query.shape)
+def _attend_here(arrays: dict[str, Array], **settings: Any) -> Float[Array, "B T D"]:
+    (length, width), keys, channels = arrays["query"].shape[1:], arrays["key"].shape[1], settings["channels"]
+    rows, group = block_size(length, keys, width // channels, channels, whole="bias" in arrays)
+    columns = {"own": (slice(None), slice(None), None), "seen": (slice(None), None)}  # segments as [T, 1] and [1, S]
+    arrays = {name: x[columns[name]] if name in columns else x for name, x in arrays.items()}
+    return _attend(Shape(heads=group, rows=rows, **settings), arrays)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -306,8 +246,6 @@ def _drop(shape: Shape, refs: dict[str, Any], head: int, weights: Array) -> Arra
 
     if not shape.rate:
         return weights
-    seed, group, example, block = refs["seed"], *map(pl.program_id, range(3))
-    index = (seed[1] + example) * shape.all_heads + seed[2] + group * shape.heads + head
-    row = jax.lax.broadcasted_iota(jnp.int32, weights.shape, 0) + block * shape.rows
-    column = jax.lax.broadcasted_iota(jnp.int32, weights.shape, 1)
-    return jnp.where(keeps(shape.rate, seed[0], index, row * 2**16 + column), weights * (1 / (1 - shape.rate)), 0)
+    group, example, block = map(pl.program_id, range(3))
+    kept = keeps_weights(shape, refs["seed"], example, group * shape.heads + head, block * shape.rows, 0, weights.shape)
+    return jnp.where(kept, weights * shape.factor, 0)

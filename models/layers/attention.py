@@ -47,13 +47,13 @@ def auto(
 ) -> Float[Array, "B T H E"]:
     """Attend with the kernel of the platform that runs the program, if it has one, otherwise with `portable`.
 
-    Kernels compute inner products, scaled or not, and record no weights; on GPUs they have no dropout on the weights.
+    Kernels compute inner products, scaled or not, and record no weights.
     """
     plain = partial(portable, score=score, transform=transform, sow=sow)
     dropout = transform if isinstance(transform, DropWeights) else None
     known = sow is None and transform is dropout and (score is scaled_dot_product or score is dot_product)
     kernels = kernels_for(query, key, value, mask, dropout) if known else {}
-    if dropout is not None and jax.default_backend() == "gpu":
+    if dropout is not None and "cuda" not in kernels and jax.default_backend() == "gpu":
         message = "Dropout on attention weights is above 0: attention is computed without a fast kernel."
         warnings.warn(message, stacklevel=2)
     if not kernels:

@@ -91,6 +91,24 @@ def test_a_run_resumes_with_other_readers_and_evaluators(tiny, tmp_path):
     assert losses[0] == losses[1]
 
 
+def test_offloaded_state_changes_nothing(tiny, tmp_path):
+    """Check a run whose optimizer state is kept on the host, and that it is there; the second half is resumed."""
+    changes = {"evaluate_every_steps": 6, "ema_decay": 0.9, "skip_nonfinite": 2}
+    histories = []
+    for offload in (False, True):
+        for steps in (3, 6):
+            config = tiny("vit", changes | {"schedule.name": "constant", "total_steps": steps, "offload": offload})
+            history = run(config, tmp_path / str(offload))
+        histories.append(history)
+    assert [len(train_lines(one)) for one in histories] == [6, 6]
+    for one, other in zip(*histories):
+        ignored = {key for key in one if "second" in key or "mfu" in key}
+        assert {key: one[key] for key in one.keys() - ignored} == {key: other[key] for key in other.keys() - ignored}
+    state = Experiment(config, tmp_path / "True", ONE).restore()
+    places = [leaf.sharding.memory_kind for leaf in jax.tree.leaves((state.opt_state, state.ema)) if leaf.ndim]
+    assert set(places) == {"pinned_host"} != {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.params)}
+
+
 @pytest.mark.thorough
 def test_shorter_run_than_its_checkpoint_is_refused(tiny, tmp_path):
     config = tiny()

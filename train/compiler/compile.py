@@ -33,6 +33,7 @@ class Compiled:
         plan: costs of the program on one device.
         arguments: bytes of the inputs and of the outputs that do not reuse them, on one device.
         temporaries: bytes of all other arrays.
+        host: bytes of inputs in the memory of the host; their transfers are not part of the planned time.
         peak: largest number of bytes in use at a time.
         flops: FLOPs of the model in one step, on one device, without recomputation; None for the decoding step, whose
             limit is the bandwidth of the memory.
@@ -45,6 +46,7 @@ class Compiled:
     plan: Plan
     arguments: int
     temporaries: int
+    host: int
     peak: int
     flops: float | None
     leaves: int
@@ -73,6 +75,7 @@ class Compiled:
             "title": self.title,
             "arguments": self.arguments,
             "temporaries": self.temporaries,
+            "host": self.host,
             "peak": self.peak,
             "memory": plan.chip.memory,
             "fits": self.fits,
@@ -105,7 +108,8 @@ class Compiled:
         shares = f"{plan.share('matmul|gemm'):.0%} of the time, those in float32 {plan.share('f32 matmul'):.0%}"
         use = f"{name} {self.utilization:.1%} (ideally {self.ideal * 1e3:.2f} ms); matrix products take {shares}"
         donated = f"donated      {plan.module.donated} arrays; the state has {self.leaves}, those of one element aside"
-        head = "\n".join([self.title, memory, times, use, *([donated] if self.leaves else [])])
+        host = f"host memory  {self.host / gib:.2f} GiB; the planned time does not include their transfer in each step"
+        head = "\n".join([self.title, memory, *[host] * (self.host > 0), times, use, *[donated] * (self.leaves > 0)])
         return "\n\n".join(part for part in (head, self._operations(), self._collectives(), self._buffers()) if part)
 
     def _operations(self) -> str:
@@ -171,13 +175,15 @@ def compile_step(experiment: Experiment, target: Target, step: str = "train", ti
     memory = compiled.memory_analysis()
     kept = max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes)
     arguments, temporaries = memory.argument_size_in_bytes + kept, memory.temp_size_in_bytes
+    host = memory.host_argument_size_in_bytes
     flops = experiment_budget(experiment).flops["training" if step == "train" else "forward"]["model"]
     return Compiled(
         title=title,
         plan=Plan(compiled.as_text(), target.chip),
         arguments=arguments,
         temporaries=temporaries,
-        peak=max(arguments + temporaries, getattr(memory, "peak_memory_in_bytes", 0)),
+        host=host,
+        peak=max(arguments + temporaries, getattr(memory, "peak_memory_in_bytes", 0) - host),
         flops=None if step == "decode" else flops / experiment.mesh.size,
         leaves=leaves,
         seconds=time.monotonic() - start,

@@ -10,7 +10,7 @@ from lineage.train.compiler.chips import Chip
 from lineage.train.compiler.hlo import ARRAY, Module, Operation, dimensions, size
 
 # Fraction of the peak that the roofline assumes of operations for which the compiler estimates nothing.
-MATMUL_EFFICIENCY, ATTENTION_EFFICIENCY = 0.75, 0.5
+MATMUL_EFFICIENCY, ATTENTION_EFFICIENCY, DROPOUT_EFFICIENCY = 0.75, 0.5, 0.25
 LARGE = 2**26  # bytes of the buffers that are listed
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 # Operations that take no time, or whose time lies behind other operations.
@@ -259,6 +259,8 @@ class Plan:
             flops = (10 if "Backward" in kind else 4) * batch * queries * heads * channels * shapes[1][1]
             if re.search(r'"mask_type":\s*"CAUSAL"', operation.attributes):  # tiles of 128 x 128 are skipped
                 flops = flops * (queries + 128) // (2 * queries)
+        elif known := re.search(r"attention_of_(\d+)_flops", operation.attributes):  # with dropout, in Triton
+            return max(int(known[1]) / self.chip.peak / DROPOUT_EFFICIENCY, moved / self.chip.bandwidth)
         else:
             return None
         return max(flops / self.chip.peak / ATTENTION_EFFICIENCY, moved / self.chip.bandwidth)

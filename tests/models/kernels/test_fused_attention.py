@@ -1,5 +1,4 @@
-"""The kernel for short sequences computes what dense attention computes, with dropout that a function of the position
-decides."""
+"""The project's kernels compute what dense attention computes, with dropout that a function of the position decides."""
 
 from functools import partial
 
@@ -11,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from lineage.models.kernels import attention as kernels
 from lineage.models.kernels import fused_attention
 from lineage.models.kernels.fused_attention import block_size, fused
+from lineage.models.kernels.triton_attention import flash
 from lineage.models.layers.attend import DropWeights, Mask, dense
 from lineage.models.layers.attention import auto
 from lineage.train.sharding import make_mesh, on_mesh
@@ -22,6 +22,13 @@ PADDED = jnp.arange(40)[None] < jnp.array([[30], [40]])
 SEGMENTS = jnp.arange(40)[None] // jnp.array([[16], [9]])
 BIAS = jnp.sin(jnp.arange(HEADS * 40 * 40.0)).reshape(1, HEADS, 40, 40)
 DROPOUT = DropWeights(jnp.int32(4), 0.25)
+KERNELS = {"tpu": fused, "cuda": flash}
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request):
+    """Return a kernel that is emulated."""
+    return partial(KERNELS[request.param], interpret=True)
 
 
 def arrays(length=40, keys=40, size=16, dtype=jnp.float32):
@@ -40,10 +47,9 @@ def output_and_gradients(attend, mask, query, key, value, gradient):
     return jax.tree.leaves((out, pull(gradient)))
 
 
-def assert_equal_to_dense(mask, dropout=None, **shapes):
+def assert_equal_to_dense(kernel, mask, dropout=None, **shapes):
     given = arrays(**shapes)
-    kernel = partial(fused, scale=0.25, dropout=dropout, interpret=True)
-    found = jax.jit(partial(output_and_gradients, kernel))(mask, *given)
+    found = jax.jit(partial(output_and_gradients, partial(kernel, scale=0.25, dropout=dropout)))(mask, *given)
     wanted = output_and_gradients(partial(dense, transform=dropout), mask, *given)
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted):
@@ -65,31 +71,39 @@ MASKS = [
 
 
 @tiered("mask", MASKS)
-def test_fused_attention_matches_dense_attention(mask):
-    assert_equal_to_dense(mask)
+def test_kernels_match_dense_attention(kernel, mask):
+    assert_equal_to_dense(kernel, mask)
 
 
 @tiered("mask", MASKS)
-def test_dropout_is_the_same_in_both_passes(mask):
-    assert_equal_to_dense(mask, DROPOUT)
+def test_dropout_is_the_same_in_both_passes(kernel, mask):
+    assert_equal_to_dense(kernel, mask, DROPOUT)
 
 
-def test_numbers_of_queries_and_keys_may_differ():
-    assert_equal_to_dense(Mask(keys=PADDED[:, :33]), DROPOUT, length=21, keys=33)
+def test_numbers_of_queries_and_keys_may_differ(kernel):
+    assert_equal_to_dense(kernel, Mask(keys=PADDED[:, :33]), DROPOUT, length=21, keys=33)
 
 
 @tiered("mask", [Mask(causal=True, segments=jnp.arange(256)[None] // 70), Mask(), Mask(causal=True, window=100)])
-def test_several_blocks_of_queries_match_dense_attention(mask, monkeypatch):
+def test_several_blocks_of_queries_match_dense_attention(kernel, mask, monkeypatch):
     monkeypatch.setattr(fused_attention, "SCORES", 2**15)
     assert block_size(256, 256, HEADS, 16) == (128, HEADS)
-    assert_equal_to_dense(mask, DROPOUT, length=256, keys=256)
+    assert_equal_to_dense(kernel, mask, DROPOUT, length=256, keys=256)
+
+
+@tiered("keys", [70, 150])
+def test_last_blocks_are_filled(keys):
+    """Check several blocks of a bias, some of whose keys do not exist."""
+    bias = jnp.cos(jnp.arange(HEADS * 100.0 * keys)).reshape(1, HEADS, 100, keys)
+    mask = Mask(keys=jnp.arange(keys)[None] < jnp.array([[0], [60]]), bias=bias)
+    assert_equal_to_dense(partial(flash, interpret=True), mask, DROPOUT, length=100, keys=keys)
 
 
 @tiered("axes", [{"fsdp": 2, "tensor": 2}, {"data": 4}, {"fsdp": 2, "context": 2}])
-def test_devices_compute_the_same_as_one(axes):
+def test_devices_compute_the_same_as_one(kernel, axes):
     """Two examples are not split over four devices."""
     mesh = make_mesh(**{"data": 1} | axes, devices=jax.devices()[:4])
-    kernel = partial(fused, scale=0.25, dropout=DROPOUT, interpret=True)
+    kernel = partial(kernel, scale=0.25, dropout=DROPOUT)
     mask, given = Mask(keys=PADDED, causal=True, bias=BIAS), arrays()
     function = on_mesh(partial(output_and_gradients, kernel, mask), mesh, (), sequence=False)
     placed = jax.device_put(given, NamedSharding(mesh, PartitionSpec("fsdp")))
@@ -134,6 +148,31 @@ def test_a_program_for_tpus_has_the_kernel_that_fits(mask, shapes, dropout, name
     assert name in text
     assert "exponential" not in text
     assert "tpu_custom_call" not in traced.lower(lowering_platforms=("cpu",)).as_text()
+
+
+def test_a_program_for_gpus_has_the_kernel_with_dropout():
+    given = arrays(length=512, keys=512, size=64, dtype=jnp.bfloat16)
+    attend = partial(output_and_gradients, partial(auto, transform=DROPOUT), Mask(causal=True))
+    text = jax.jit(attend).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("@__gpu$xla.gpu.triton(") == 3
+    assert "exponential" not in text
+
+
+@tiered(
+    ("mask", "shapes", "dropout", "found"),
+    [
+        (Mask(keys=jnp.ones((2, 256), bool)), {"size": 64}, DROPOUT, {"tpu", "cuda"}),
+        (Mask(bias=BIAS[..., :1, :1]), {"size": 64}, DROPOUT, set()),
+        (Mask(), {"size": 48}, DROPOUT, {"tpu"}),
+        (Mask(), {"length": 100, "keys": 100, "size": 64}, DROPOUT, {"cuda"}),
+        (Mask(), {"length": 100, "keys": 100, "size": 64}, None, set()),
+        (Mask(), {"length": 40, "keys": 40, "size": 64}, DROPOUT, set()),
+    ],
+    first=6,
+)
+def test_kernels_are_chosen_by_shapes_and_dropout(mask, shapes, dropout, found):
+    given = arrays(**{"length": 256, "keys": 256} | shapes, dtype=jnp.bfloat16)
+    assert set(kernels.kernels_for(*given[:3], mask, dropout)) == found
 
 
 def test_unknown_transforms_of_the_weights_have_no_kernel():

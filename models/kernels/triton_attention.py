@@ -1,0 +1,327 @@
+"""Flash attention for NVIDIA GPUs with dropout on the weights and relative biases (arXiv 2307.08691), in Triton.
+
+cuDNN's kernel, which is used otherwise, has dropout only with a seed that is fixed when the program is compiled. Each
+program of a kernel has one block of queries or keys, of one head and one example, and visits those of the other kind.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float
+
+from lineage.models.kernels.devices import MASKED, SAVED, Shape, is_described, keeps_weights, on_devices, visited_blocks
+from lineage.models.layers.attend import DropWeights, Mask
+
+BLOCK = 64  # number of queries and of keys in a block
+OUTSIDE = -2  # segment of the keys that fill the last block
+LOG2_E = math.log2(math.e)
+PER_QUERY = ("largest", "total", "delta")  # arrays [B, H, T] with a number for each query
+
+
+def fits(query: Float[Array, "B T H C"], key: Float[Array, "B S H C"], mask: Mask) -> bool:
+    """Return whether `flash` supports arrays of these shapes with this mask."""
+    return query.shape[-1] in (16, 32, 64, 128) and is_described(mask, query.shape[1], key.shape[1])
+
+
+def flash(
+    query: Float[Array, "B T H C"],
+    key: Float[Array, "B S H C"],
+    value: Float[Array, "B S H C"],
+    mask: Mask,
+    scale: float,
+    *,
+    dropout: DropWeights | None = None,
+    interpret: bool = False,
+) -> Float[Array, "B T H C"]:
+    """Attend as `dense` does, with a kernel for NVIDIA GPUs; on several devices, each has its examples and heads.
+
+    With a causal mask, a query without any visible key gets the mean of the values in the blocks before its own.
+
+    Args:
+        mask: one that `fits`.
+        scale: factor of the scores.
+        dropout: dropout on the weights.
+        interpret: emulate the kernel, on any platform.
+    """
+    return on_devices(_attend_here, query, key, value, mask, scale, dropout, interpret)
+
+
+def _attend_here(arrays: dict[str, Array], **settings: Any) -> Float[Array, "B T D"]:
+    """Fill the last blocks of queries and keys, and attend."""
+    length, keys = arrays["query"].shape[1], arrays["key"].shape[1]
+    rows, columns = -length % BLOCK, -keys % BLOCK
+    if columns:
+        seen = arrays.get("seen", jnp.zeros((1, keys), jnp.int32))
+        arrays = arrays | {"seen": jnp.pad(seen, ((0, 0), (0, columns)), constant_values=OUTSIDE)}
+    tokens = ((0, 0), (0, rows), (0, 0)), ((0, 0), (0, columns), (0, 0))
+    widths = {"query": tokens[0], "key": tokens[1], "value": tokens[1], "own": tokens[0][:2]}
+    widths["bias"] = ((0, 0), (0, 0), (0, rows), (0, columns))
+    arrays = {name: jnp.pad(x, widths[name]) if name in widths else x for name, x in arrays.items()}
+    return _attend(Shape(heads=1, rows=BLOCK, **settings), arrays)[:, :length]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(shape: Shape, arrays: dict[str, Array]) -> Float[Array, "B T D"]:
+    """Attend on one device, see `on_devices`; T and S are multiples of `BLOCK`."""
+    return _attend_forward(shape, arrays)[0]
+
+
+def _attend_forward(shape, arrays):
+    query = arrays["query"]
+    batch, length, width = query.shape
+    number = jax.ShapeDtypeStruct((batch, width // shape.channels, length), jnp.float32)
+    found = _call(shape, _forward, 2, arrays, {"out": query, "largest": number, "total": number}, length)
+    found = checkpoint_name(found, SAVED)
+    return found["out"], (arrays, found)
+
+
+def _attend_backward(shape, kept, gradient):
+    arrays, found = kept
+    products = (found["out"].astype(jnp.float32) * gradient).reshape(*gradient.shape[:2], -1, shape.channels)
+    found = {"delta": products.sum(axis=-1).swapaxes(1, 2), "largest": found["largest"], "total": found["total"]}
+    given = arrays | found | {"gradient": gradient}
+    query, key, value = (arrays[name] for name in ("query", "key", "value"))
+    gradients = _call(shape, _key_gradients, 4, given, {"key": key, "value": value}, key.shape[1])
+    gradients |= _call(shape, _query_gradients, 3, given, {"query": query}, query.shape[1])
+    if "bias" in arrays:
+        bias = jax.ShapeDtypeStruct(arrays["bias"].shape, jnp.float32)
+        gradients |= _call(shape, _bias_gradients, 2, given, {"bias": bias}, query.shape[1], examples=len(query))
+    return ({name: gradients[name].astype(x.dtype) if name in gradients else None for name, x in arrays.items()},)
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _call(
+    shape: Shape,
+    kernel: Callable[..., None],
+    products: int,
+    inputs: dict[str, Any],
+    outputs: dict[str, Any],
+    tokens: int,
+    examples: int = 1,
+) -> dict[str, Array]:
+    """Run a kernel for all blocks of queries or keys and all heads.
+
+    Args:
+        products: number of matrix products for each pair of blocks.
+        tokens: T or S, number of the queries or keys.
+        examples: number of examples in each program.
+    """
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    batch, length, width = inputs["query"].shape
+    sizes = (length, inputs["key"].shape[1]), (BLOCK, BLOCK)
+    visited, _ = visited_blocks(*sizes, shape.causal, shape.window)
+    flops = 2 * products * batch * width * visited * BLOCK**2
+
+    def run(*refs):
+        program = Program(shape, dict(zip(inputs, refs)), *(pl.program_id(axis) for axis in range(3)))
+        kernel(program, dict(zip(outputs, refs[len(inputs) :])))
+
+    attend = pl.pallas_call(
+        run,
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs.values()],
+        grid=(tokens // BLOCK, width // shape.channels, batch // examples),
+        in_specs=[_part(shape, name, x.shape, examples) for name, x in inputs.items()],
+        out_specs=[_part(shape, name, x.shape, examples) for name, x in outputs.items()],
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
+        interpret=shape.interpret,
+        name=f"flash_attention{kernel.__name__}",
+    )
+    with jax.named_scope(f"attention_of_{flops}_flops"):  # for `lineage compile`
+        return dict(zip(outputs, attend(*inputs.values())))
+
+
+def _part(shape: Shape, name: str, size: tuple[int, ...], examples: int) -> Any:
+    """Return the part of an array that a program reads or writes, that of its head and its examples."""
+    from jax.experimental import pallas as pl
+
+    if name == "seed":
+        return pl.BlockSpec(size, lambda block, head, example: (0,))
+    if name == "bias":
+        return pl.BlockSpec((1, 1, *size[2:]), lambda block, head, example: (0, head, 0, 0))
+    if name in ("own", "seen"):
+        own = int(size[0] > 1)  # or those of all examples
+        return pl.BlockSpec((examples if own else 1, size[1]), lambda block, head, example: (example * own, 0))
+    if name in PER_QUERY:
+        return pl.BlockSpec((examples, 1, size[2]), lambda block, head, example: (example, head, 0))
+    return pl.BlockSpec((examples, size[1], shape.channels), lambda block, head, example: (example, 0, head))
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program of a kernel, with a block of queries or keys of one head.
+
+    Attributes:
+        shape: static properties.
+        refs: the parts of the arrays that it reads.
+        block: number of its block.
+        head: number of its head.
+        first: number of its first example; methods take the number of an example after it.
+    """
+
+    shape: Shape
+    refs: dict[str, Any]
+    block: Any
+    head: Any
+    first: Any
+
+    def visible_keys(self) -> tuple[Any, Any]:
+        """Return the first block of keys that its queries may see, and the one after the last."""
+        window = self.shape.window
+        if not self.shape.causal:
+            return 0, self.refs["key"].shape[1] // BLOCK
+        first = 0 if window is None else jax.lax.div(jnp.maximum(self.block * BLOCK - window + 1, 0), BLOCK)
+        return first, self.block + 1
+
+    def seeing_queries(self) -> tuple[Any, Any]:
+        """Return the first block of queries that may see its keys, and the one after the last."""
+        count, window = self.refs["query"].shape[1] // BLOCK, self.shape.window
+        if not self.shape.causal or window is None:
+            return self.block if self.shape.causal else 0, count
+        return self.block, jnp.minimum(jax.lax.div((self.block + 1) * BLOCK + window - 2, BLOCK) + 1, count)
+
+    def queries(self, row: Any, example: Any = 0) -> dict[str, Array]:
+        """Return a block of queries, of the gradients of their outputs, and of their numbers."""
+        blocks = {name: self.refs[name][example, _tokens(row), :] for name in ("query", "gradient")}
+        return blocks | {name: self.refs[name][example, 0, _tokens(row)] for name in PER_QUERY}
+
+    def keys(self, column: Any, example: Any = 0) -> dict[str, Array]:
+        """Return a block of keys and of values."""
+        return {name: self.refs[name][example, _tokens(column), :] for name in ("key", "value")}
+
+    def scores(self, row: Any, column: Any, query: Array, key: Array, example: Any = 0) -> Float[Array, "R K"]:
+        """Return the scores of a block as powers of 2: `MASKED` where a key is not visible, -inf after the last key."""
+        from jax.experimental.pallas import triton
+
+        shape, refs = self.shape, self.refs
+        scores = triton.dot(query, key, trans_b=True) * (shape.scale * LOG2_E)
+        if "bias" in refs:
+            scores = scores + refs["bias"][0, 0, _tokens(row), _tokens(column)].astype(jnp.float32) * LOG2_E
+        if shape.causal:
+            distance = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0) + (row - column) * BLOCK
+            distance = distance - jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
+            visible = distance >= 0 if shape.window is None else (distance >= 0) & (distance < shape.window)
+            scores = jnp.where(visible, scores, MASKED)
+        if "seen" in refs:
+            seen = self._segments("seen", column, example)[None, :]
+            visible = self._segments("own", row, example)[:, None] == seen if "own" in refs else seen >= 0
+            scores = jnp.where(visible, scores, MASKED)
+            scores = jnp.where(seen == OUTSIDE, -jnp.inf, scores)
+        return scores
+
+    def _segments(self, name, block, example):
+        ref = self.refs[name]
+        return ref[0 if ref.shape[0] == 1 else example, _tokens(block)]
+
+    def drop(self, row: Any, column: Any, weights: Float[Array, "R K"], example: Any = 0) -> Float[Array, "R K"]:
+        """Set a random part of a block to zero, the same part in each kernel; the others are not scaled up."""
+        if not self.shape.rate:
+            return weights
+        seed, size = [self.refs["seed"][i] for i in range(3)], weights.shape
+        kept = keeps_weights(self.shape, seed, self.first + example, self.head, row * BLOCK, column * BLOCK, size)
+        return jnp.where(kept, weights, 0)
+
+    def gradients(
+        self, row: Any, column: Any, queries: dict[str, Array], keys: dict[str, Array], example: Any = 0
+    ) -> tuple[Float[Array, "R K"], Float[Array, "R K"]]:
+        """Return the weights of a block after dropout, not scaled up, and the gradient of its scores."""
+        from jax.experimental.pallas import triton
+
+        scores = self.scores(row, column, queries["query"], keys["key"], example)
+        weights = jnp.exp2(scores - queries["largest"][:, None]) * (1 / queries["total"])[:, None]
+        d_weights = self.drop(row, column, triton.dot(queries["gradient"], keys["value"], trans_b=True), example)
+        d_scores = weights * (d_weights * self.shape.factor - queries["delta"][:, None])
+        if self.shape.causal or "seen" in self.refs:  # without a visible key, the weights do not depend on the scores
+            d_scores = jnp.where(queries["largest"][:, None] > MASKED, d_scores, 0)
+        return self.drop(row, column, weights, example).astype(keys["value"].dtype), d_scores
+
+
+def _tokens(block: Any) -> Any:
+    """Return the index of the tokens of a block."""
+    from jax.experimental import pallas as pl
+
+    return pl.ds(block * BLOCK, BLOCK)
+
+
+def _forward(program: Program, outputs: dict[str, Any]) -> None:
+    """Write the outputs of a block of queries, and the largest score and the sum of the powers of each."""
+    from jax.experimental.pallas import triton
+
+    row = program.block
+    query = program.refs["query"][0, _tokens(row), :]
+
+    def visit(column, carry):
+        out, largest, total = carry
+        keys = program.keys(column)
+        scores = program.scores(row, column, query, keys["key"])
+        larger = jnp.maximum(largest, scores.max(axis=1))
+        powers, change = jnp.exp2(scores - larger[:, None]), jnp.exp2(largest - larger)
+        out = out * change[:, None] + triton.dot(program.drop(row, column, powers).astype(query.dtype), keys["value"])
+        return out, larger, total * change + powers.sum(axis=1)
+
+    start = jnp.zeros(query.shape, jnp.float32), jnp.full(BLOCK, MASKED), jnp.zeros(BLOCK)
+    out, largest, total = jax.lax.fori_loop(*program.visible_keys(), visit, start)
+    outputs["out"][0, _tokens(row), :] = (out * (program.shape.factor / total)[:, None]).astype(query.dtype)
+    outputs["largest"][0, 0, _tokens(row)] = largest
+    outputs["total"][0, 0, _tokens(row)] = total
+
+
+def _key_gradients(program: Program, outputs: dict[str, Any]) -> None:
+    """Write the gradients of a block of keys and of its values."""
+    from jax.experimental.pallas import triton
+
+    column = program.block
+    keys = program.keys(column)
+
+    def visit(row, carry):
+        queries = program.queries(row)
+        weights, d_scores = program.gradients(row, column, queries, keys)
+        d_key = triton.dot(d_scores.astype(weights.dtype), queries["query"], trans_a=True)
+        return carry[0] + d_key, carry[1] + triton.dot(weights, queries["gradient"], trans_a=True)
+
+    start = (jnp.zeros(keys["key"].shape, jnp.float32),) * 2
+    d_key, d_value = jax.lax.fori_loop(*program.seeing_queries(), visit, start)
+    outputs["key"][0, _tokens(column), :] = (d_key * program.shape.scale).astype(keys["key"].dtype)
+    outputs["value"][0, _tokens(column), :] = (d_value * program.shape.factor).astype(keys["value"].dtype)
+
+
+def _query_gradients(program: Program, outputs: dict[str, Any]) -> None:
+    """Write the gradients of a block of queries."""
+    from jax.experimental.pallas import triton
+
+    row = program.block
+    queries = program.queries(row)
+
+    def visit(column, d_query):
+        keys = program.keys(column)
+        _, d_scores = program.gradients(row, column, queries, keys)
+        return d_query + triton.dot(d_scores.astype(keys["key"].dtype), keys["key"])
+
+    start = jnp.zeros(queries["query"].shape, jnp.float32)
+    d_query = jax.lax.fori_loop(*program.visible_keys(), visit, start) * program.shape.scale
+    outputs["query"][0, _tokens(row), :] = d_query.astype(queries["query"].dtype)
+
+
+def _bias_gradients(program: Program, outputs: dict[str, Any]) -> None:
+    """Write the gradients of a block of rows of the bias, which are sums over all examples."""
+    row, examples = program.block, program.refs["query"].shape[0]
+
+    def visit(column, _):
+        def add(example, total):
+            queries, keys = program.queries(row, example), program.keys(column, example)
+            return total + program.gradients(row, column, queries, keys, example)[1]
+
+        zeros = jnp.zeros((BLOCK, BLOCK), jnp.float32)
+        outputs["bias"][0, 0, _tokens(row), _tokens(column)] = jax.lax.fori_loop(0, examples, add, zeros)
+        return 0
+
+    jax.lax.fori_loop(0, program.refs["key"].shape[1] // BLOCK, visit, 0)
