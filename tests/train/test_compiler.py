@@ -15,7 +15,7 @@ from benchmarks import plans
 from lineage.train.compiler import targets
 from lineage.train.compiler.chips import peak_flops
 from lineage.train.compiler.hlo import Module, dimensions, size
-from lineage.train.compiler.plan import ATTENTION_EFFICIENCY, MATMUL_EFFICIENCY, Plan
+from lineage.train.compiler.plan import ATTENTION_EFFICIENCY, DROPOUT_EFFICIENCY, MATMUL_EFFICIENCY, Plan
 
 TINY = Path(__file__).parents[1] / "tiny.py"
 V5E, H100 = targets.BY_TARGET["v5e"], targets.BY_TARGET["h100"]
@@ -27,6 +27,15 @@ KERNEL = """ENTRY %main (q: bf16[8,12,1024,64], k: bf16[8,12,1024,64]) -> bf16[8
 "block":"512"
 }}, metadata={op_name="jit(f)/attention/visits_3_of_4_blocks/splash_fwd/call"}
   ROOT %copy = bf16[8,12,1024,64]{3,2,1,0} copy-done(%splash_fwd)
+}
+"""
+
+GPU_KERNELS = """ENTRY %main (q: bf16[8,1024,12,64]) -> bf16[8,1024,12,64] {
+  %q = bf16[8,1024,12,64]{3,2,1,0} parameter(0)
+  %causal = bf16[8,1024,12,64]{3,2,1,0} custom-call(%q, %q, %q), custom_call_target="__cudnn$fmhaSoftmax", \
+metadata={op_name="jit(f)/forward"}, backend_config={"mask_type": "CAUSAL"}
+  ROOT %dropped = bf16[8,1024,12,64]{3,2,1,0} custom-call(%q, %q, %q), custom_call_target="__gpu$xla.gpu.triton", \
+metadata={op_name="jit(f)/attention_of_500000000000_flops/pallas_call"}
 }
 """
 
@@ -139,6 +148,13 @@ def test_a_kernel_takes_the_time_of_the_blocks_that_it_visits():
     (row,) = Plan(KERNEL, V5E).rows
     assert row.label == "visits_of_blocks/splash_fwd/call"
     assert row.seconds == pytest.approx(3 / 4 * 4 * 8 * 12 * 1024**2 * 128 / V5E.peak / ATTENTION_EFFICIENCY)
+
+
+def test_kernels_of_gpus_take_the_time_of_their_products():
+    causal, dropped = (row.seconds * H100.peak for row in Plan(GPU_KERNELS, H100).rows)
+    products = 4 * 8 * 12 * 64 * sum(min(128 * (i + 1), 1024) * 128 for i in range(8))  # the tiles up to the diagonal
+    assert causal == pytest.approx(products / ATTENTION_EFFICIENCY, rel=1e-3)
+    assert dropped == pytest.approx(500e9 / DROPOUT_EFFICIENCY)
 
 
 def test_large_buffers_are_listed(plan):
