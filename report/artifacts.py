@@ -4,16 +4,17 @@ import base64
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib.image import imsave
 
 from lineage.report import figures
-from lineage.report.html import card, file_name, note, resource, section, table_row, text, words
+from lineage.report.html import card, details, explained, file_name, join, note, section, table, table_row, words
 from lineage.runs.folder import parse_metrics, read_json
 
 Arrays = Mapping[str, np.ndarray]
@@ -23,25 +24,33 @@ OBJECTS_IN_A_ROW = 6
 MAX_WEIGHTS = 1_000_000  # of a view of attention; of more, every other layer or head is left out until they fit
 
 
-def sections(files: Path, arrays: Mapping[str, Arrays], folder: Path) -> list[str]:
+def sections(files: Path, arrays: Mapping[str, Arrays], folder: Path) -> list[Markup]:
     """Return the sections for the `artifacts` of a run, in the order of the report; `folder` gets the figures.
 
     The `arrays` are the contents of the .npz files, by their names without the suffix.
     """
-    parts = []
-    for kind, draw in SECTIONS.items():
-        parts += [draw(key, data, folder) for key, data in arrays.items() if key.startswith(f"{kind}_")]
-    parts.append(_reconstructions({key: data for key, data in arrays.items() if key.startswith("painted_")}, folder))
-    parts.append(section("Samples", _samples(files / "samples.jsonl")))
-    parts += [_generated_texts(path, folder) for path in sorted(files.glob("written_*.json"))]
+    painted = {key: data for key, data in arrays.items() if key.startswith("painted_")}
+    drawn: dict[str, Callable[[], Markup]] = {  # by the name of the file, or of the last one
+        f"{key}.npz": partial(draw, key, data, folder)
+        for kind, draw in SECTIONS.items()
+        for key, data in arrays.items()
+        if key.startswith(f"{kind}_")
+    }
+    drawn[f"{max(painted, default='')}.npz"] = partial(_reconstructions, painted, folder)
+    drawn["samples.jsonl"] = lambda: section("Samples", _samples(files / "samples.jsonl"))
+    drawn |= {path.name: partial(_generated_texts, path, folder) for path in sorted(files.glob("written_*.json"))}
     if "attention_image" in arrays:
-        parts.append(image_attention(arrays["attention_image"], folder))
+        drawn["attention_image.npz"] = partial(image_attention, arrays["attention_image"], folder)
     if "attention_text" in arrays:
-        parts.append(_text_attention(arrays["attention_text"]))
+        drawn["attention_text.npz"] = partial(_text_attention, arrays["attention_text"])
+    parts = []
+    for name, draw in drawn.items():
+        with explained(files / name):
+            parts.append(draw())
     return parts
 
 
-def _confusion(key: str, data: Arrays, folder: Path) -> str:
+def _confusion(key: str, data: Arrays, folder: Path) -> Markup:
     """Return the confusion matrix of a split, and a table of the pairs that are confused most often."""
     counts, names = data["counts"], data["class_names"].tolist()
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -53,28 +62,31 @@ def _confusion(key: str, data: Arrays, folder: Path) -> str:
         if wrong[i, j]
     ]
     head = table_row("true", "predicted", numbers=("count", "of the class"), tag="th")
-    table = f"<div class=card><h3>Confused most often</h3><table>{head}{''.join(rows)}</table></div>" if rows else ""
+    worst = Markup("<div class=card><h3>Confused most often</h3>{}</div>").format(table([head, *rows])) if rows else ""
     about = f"{np.trace(counts):,} of {counts.sum():,} correct. Colors show the share of the true class."
-    body = card(figures.confusion, counts, names, name=file_name(key), folder=folder)
-    return section(f"Confusion matrix, {_split(key)}", f"{note(about)}<div class=split>{body}{table}</div>")
+    body = card(figures.confusion, counts, names, name=key, folder=folder)
+    split = Markup("<div class=split>{}{}</div>").format(body, worst)
+    return section(f"Confusion matrix, {_split(key)}", note(about) + split)
 
 
-def _mistakes(key: str, data: Arrays, folder: Path) -> str:
+def _mistakes(key: str, data: Arrays, folder: Path) -> Markup:
     """Return the misclassified images with the highest confidence."""
     tiles, names = [], data["class_names"]
     for i, image in enumerate(data["image"][: MOST["mistakes"]]):
-        truth, guess = (text(names[data[kind][i]]) for kind in ("label", "prediction"))
+        truth, guess = (names[data[kind][i]] for kind in ("label", "prediction"))
         scale = max(1, 128 // max(image.shape[:2]))  # enlarge small images, such as digits of 8 by 8 pixels
         picture = _png(image.repeat(scale, 0).repeat(scale, 1))
         (folder / f"{file_name(key)}_{i + 1:02}.png").write_bytes(picture)
         source = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
-        caption = f"<b>{truth}</b> → {guess} <small>{data['probability'][i]:.0%}</small>"
-        tiles.append(f'<figure><img alt="{truth}" src="{source}"><figcaption>{caption}</figcaption></figure>')
-    body = f"{note('True class → predicted class and its probability.')}<div class=gallery>{''.join(tiles)}</div>"
-    return section(f"Most confident errors, {_split(key)}", body if tiles else "")
+        caption = Markup("<b>{}</b> → {} <small>{:.0%}</small>").format(truth, guess, data["probability"][i])
+        tile = Markup('<figure><img alt="{}" src="{}"><figcaption>{}</figcaption></figure>')
+        tiles.append(tile.format(truth, source, caption))
+    about = note("True class → predicted class and its probability.")
+    body = about + Markup("<div class=gallery>{}</div>").format(join(tiles))
+    return section(f"Most confident errors, {_split(key)}", body if tiles else Markup())
 
 
-def _objects(key: str, data: Arrays, folder: Path) -> str:
+def _objects(key: str, data: Arrays, folder: Path) -> Markup:
     """Return images with their true boxes, dotted, and the detected ones."""
     pictures = []
     for n, image in enumerate(data["image"]):
@@ -82,24 +94,24 @@ def _objects(key: str, data: Arrays, folder: Path) -> str:
         pictures.append(partial(figures.objects, image=image, names=data["class_names"].tolist(), **boxes))
     rows = [pictures[start : start + OBJECTS_IN_A_ROW] for start in range(0, len(pictures), OBJECTS_IN_A_ROW)]
     about = note("True boxes are dotted; detected ones have their class and its probability.")
-    body = about + card(partial(figures.grid, side=2.0), rows, name=file_name(key), folder=folder)
+    body = about + card(partial(figures.grid, side=2.0), rows, name=key, folder=folder)
     return section(f"Objects, {_split(key)}", body)
 
 
-def _precision(key: str, data: Arrays, folder: Path) -> str:
+def _precision(key: str, data: Arrays, folder: Path) -> Markup:
     """Return the precision-recall curves of a detector."""
     about = note("Mean over all classes, by the IoU from which a box is correct. The area under a curve is the AP.")
-    body = about + card(figures.precision, data["precision"], name=file_name(key), folder=folder)
+    body = about + card(figures.precision, data["precision"], name=key, folder=folder)
     return section(f"Precision and recall, {_split(key)}", body)
 
 
 SECTIONS = {"confusion": _confusion, "mistakes": _mistakes, "objects": _objects, "precision": _precision}
 
 
-def _reconstructions(steps: Mapping[str, Arrays], folder: Path) -> str:
+def _reconstructions(steps: Mapping[str, Arrays], folder: Path) -> Markup:
     """Return images, their visible patches, and a masked autoencoder's reconstructions at some steps."""
     if not steps:
-        return ""
+        return Markup()
     names, first = list(steps), next(iter(steps.values()))
     columns = {"original": first["image"], "masked": first["masked"]}
     for i in _spread(len(names), MOST["layers"]):
@@ -111,32 +123,29 @@ def _reconstructions(steps: Mapping[str, Arrays], folder: Path) -> str:
     return section("Masked images", card(figures.grid, rows, list(columns), name="painted", folder=folder))
 
 
-def _samples(path: Path) -> str:
+def _samples(path: Path) -> Markup:
     """Return the samples of the last step, unfolded, and those of earlier steps, folded."""
-    steps: dict[int, str] = {}
+    steps: dict[int, Markup] = {}
     for sample in parse_metrics(path) if path.exists() else []:
         prompt = sample.get("prompt", "")
-        block = f"<pre class=sample><b>{text(prompt)}</b>{text(sample['text'].removeprefix(prompt))}</pre>"
-        steps[sample["step"]] = steps.get(sample["step"], "") + block
+        block = Markup("<pre class=sample><b>{}</b>{}</pre>").format(prompt, sample["text"].removeprefix(prompt))
+        steps[sample["step"]] = steps.get(sample["step"], Markup()) + block
     newest = sorted(steps, reverse=True)[: MOST["samples"]]
-    return "".join(
-        f"<details{' open' * (step == newest[0])}><summary>Step {step:,}</summary>{steps[step]}</details>"
-        for step in newest
-    )
+    return join(details(f"Step {step:,}", steps[step], opened=step == newest[0]) for step in newest)
 
 
-def _generated_texts(path: Path, folder: Path) -> str:
+def _generated_texts(path: Path, folder: Path) -> Markup:
     """Return BLEU by the length of the input, and the first generated texts beside their references."""
     written = read_json(path)
     head = table_row("input", "generated", "reference", tag="th")
-    rows = "".join(table_row(*texts) for texts in written["rows"][: MOST["written"]])
-    table = f"<div class='card scroll'><table>{head}{rows}</table></div>"
-    about = note(f"BLEU {written['bleu']:.2f}, {text(written['signature'])}.")
-    chart = card(figures.bleu_by_length, {"": written["by_length"]}, name=file_name(path.stem), folder=folder)
-    return section(f"Generated texts, {_split(path.stem)}", about + chart + table)
+    rows = [table_row(*texts) for texts in written["rows"][: MOST["written"]]]
+    shown = Markup("<div class='card scroll'>{}</div>").format(table([head, *rows]))
+    about = note(f"BLEU {written['bleu']:.2f}, {written['signature']}.")
+    chart = card(figures.bleu_by_length, {"": written["by_length"]}, name=path.stem, folder=folder)
+    return section(f"Generated texts, {_split(path.stem)}", about + chart + shown)
 
 
-def image_attention(data: Arrays, folder: Path) -> str:
+def image_attention(data: Arrays, folder: Path) -> Markup:
     """Return the attention of the class token, or of the mean patch if there is none: rollout, and each layer.
 
     Rollout is the product over the layers of the mean head, mixed with the identity (Abnar and Zuidema, 2020,
@@ -174,14 +183,14 @@ def image_attention(data: Arrays, folder: Path) -> str:
     return section("Attention over the image", body)
 
 
-def _text_attention(data: Arrays) -> str:
+def _text_attention(data: Arrays) -> Markup:
     """Return the attention explorer of a text, or of an input and its target."""
     shown = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣"})
     tokens, inputs = ([str(token).translate(shown) for token in data.get(key, ())] for key in ("tokens", "inputs"))
     sides = {"attention": (tokens,), "encoder": (inputs,), "decoder": (tokens,), "cross": (tokens, inputs)}
     views = [view(name, data[name], *side) for name, side in sides.items() if name in data]
     about = note("Hover over a token to see its attention weights; red is the maximum.")
-    return section("Attention over the text", about + explorer(views) if views else "")
+    return section("Attention over the text", about + explorer(views) if views else Markup())
 
 
 def view(
@@ -218,11 +227,9 @@ def view(
     }
 
 
-def explorer(views: Sequence[Mapping[str, Any]]) -> str:
-    """Return the HTML of an explorer that shows one of the views at a time."""
-    content = json.dumps(views, ensure_ascii=False).replace("<", "\\u003c")
-    data = f'<div class="card attend"><script type="application/json">{content}</script></div>'
-    return f"{data}<script>{resource('attention.js')}</script>"
+def explorer(views: Sequence[Mapping[str, Any]]) -> Markup:
+    """Return an explorer that shows one of the views at a time, by the script `attention.js`."""
+    return Markup('<div class="card attend" data-views="{}"></div>').format(json.dumps(views, ensure_ascii=False))
 
 
 def _split(key: str) -> str:

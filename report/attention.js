@@ -1,5 +1,5 @@
-(box => {
-  const views = JSON.parse(box.querySelector('script').textContent);
+document.querySelectorAll('.attend').forEach(box => {
+  const views = JSON.parse(box.dataset.views);
   const add = (parent, kind) => parent.appendChild(document.createElement(kind));
   const choose = label => {
     const frame = add(box, 'label'); frame.append(label);
@@ -65,4 +65,4 @@
   fill(which, views.map(view => view.name));
   which.onchange = start; layer.onchange = head.onchange = draw;
   start();
-})(document.currentScript.previousElementSibling);
+});

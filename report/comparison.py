@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -102,10 +103,11 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
     colors = [figures.SERIES["s1"], *colors]  # the best run has its own color
     folder.mkdir(exist_ok=True)
 
-    def drawn(draw: Callable[..., Figure], *args, name: str) -> str:
+    def drawn(draw: Callable[..., Figure], *args, name: str) -> Markup:
         svg = html.card(draw, *args, name=name, folder=folder)
         for place, run in enumerate(runs):
-            svg = svg.replace(f'<g id="run{place}">', f'<g class="run run{place}"><title>{html.text(run.name)}</title>')
+            named = Markup('<g class="run run{}"><title>{}</title>').format(place, run.name)
+            svg = svg.replace(f'<g id="run{place}">', named)
         return svg
 
     charts = []
@@ -117,27 +119,26 @@ def write_page(page: Path, runs: Sequence[Run], commands: Mapping[Run, str], tar
         if curves:
             options = {"percent": "accuracy" in key, "smoothed": True, "colors": colors, "legend": False}
             chart = partial(figures.chart, **options)
-            charts.append(drawn(chart, html.words(key), curves, ids, name=f"curve_{html.file_name(key)}"))
+            charts.append(drawn(chart, html.words(key), curves, ids, name=f"curve_{key}"))
     keys = differing(runs)
     done = [run for run in runs if run.state == "done" and math.isfinite(results(run).get(metric, math.nan))]
-    overview = ""
+    overview = Markup()
     if keys and done:
         shown = keys[:MAX_AXES]
         columns = {label: [setting(run, key) for run in done] for key, label in zip(shown, labels(shown))}
         columns[metric] = [results(run)[metric] for run in done]
         overview = drawn(figures.parallel, columns, ids, colors, name="parallel")
     title, few = page.resolve().parent.name, len(keys) <= MAX_AXES
-    lines = "".join(f"<pre class=command>{html.text(commands[run])}</pre>" for run in runs)
+    lines = html.join(html.command(commands[run]) for run in runs)
     parts = [
         _header(title, runs, metric),
-        html.section("Curves", "".join(charts), "cards"),
+        html.section("Curves", html.join(charts), "cards"),
         html.section("Overrides and results", overview),
         html.section("Runs, best first", _table(runs, colors, keys if few else []), "card scroll"),
-        html.section("Differences between the configs", "" if few else _settings(runs, keys), "card scroll"),
-        html.section("Commands", f"<details><summary>All {len(runs)} runs, best first</summary>{lines}</details>"),
-        f"<style>{html.resource('comparison.css')}</style><script>{html.resource('comparison.js')}</script>",
+        html.section("Differences between the configs", Markup() if few else _settings(runs, keys), "card scroll"),
+        html.section("Commands", html.details(f"All {len(runs)} runs, best first", lines)),
     ]
-    return html.write(page, title, parts)
+    return html.write(page, title, parts, styles=("comparison.css",), script="comparison.js")
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
@@ -151,33 +152,31 @@ def setting(run: Run, key: str) -> Any:
     return run.changes.get(key, dict(flatten(run.config)).get(key))
 
 
-def _header(title: str, runs: Sequence[Run], metric: str) -> str:
+def _header(title: str, runs: Sequence[Run], metric: str) -> Markup:
     facts = [f"{count} {state}" for state, count in Counter(run.state for run in runs).items()]
     best = runs[0]
     shown = results(best) if best.state == "done" else {}
     tiles = [html.tile(html.words(key), html.number(value), "of the best run") for key, value in shown.items()]
-    about = html.note(f"The best run by {html.text(metric)} is {html.text(best.name)}.") if tiles else ""
+    about = html.note(f"The best run by {metric} is {best.name}.") if tiles else Markup()
     return html.header(title, facts, about, tiles)
 
 
-def _table(runs: Sequence[Run], colors: Sequence[str], keys: Sequence[str]) -> str:
+def _table(runs: Sequence[Run], colors: Sequence[str], keys: Sequence[str]) -> Markup:
     metrics = list(dict.fromkeys(key for run in runs for key in results(run)))
-    titles = [*map(html.text, metrics), "steps", "time"]
-    head = html.table_row("run", "state", *keys, numbers=titles, tag="th")
-    rows = ""
+    rows = [html.table_row("run", "state", *keys, numbers=[*metrics, "steps", "time"], tag="th")]
     for place, run in enumerate(runs):
         found, seconds = results(run), run.facts().get("seconds")
         numbers = [html.number(found[key]) if key in found else "" for key in metrics]
         numbers += [f"{run.step or 0:,}", clock(seconds) if seconds is not None else ""]
-        cells = f"<td><i style='background:{colors[place]}'></i>{html.text(run.name)}"
-        cells += "".join(f"<td>{html.text(cell)}" for cell in (run.state, *(setting(run, key) for key in keys)))
-        rows += f"<tr class='run run{place}'>{cells}" + "".join(f"<td class=n>{cell}" for cell in numbers)
-    return f"<table class=runs>{head}{rows}</table>"
+        name = Markup("<i style='background:{}'></i>{}").format(colors[place], run.name)
+        cells = [name, run.state, *(setting(run, key) for key in keys)]
+        rows.append(html.table_row(*cells, numbers=numbers, kind=f"run run{place}"))
+    return html.table(rows, "runs")
 
 
-def _settings(runs: Sequence[Run], keys: Sequence[str]) -> str:
+def _settings(runs: Sequence[Run], keys: Sequence[str]) -> Markup:
     head = html.table_row("", *(run.name for run in runs), tag="th")
-    return f"<table>{head}{''.join(html.table_row(key, *(setting(run, key) for run in runs)) for key in keys)}</table>"
+    return html.table([head, *(html.table_row(key, *(setting(run, key) for run in runs)) for key in keys)])
 
 
 def results(run: Run) -> dict[str, float]:

@@ -56,7 +56,7 @@ def save(draw: Callable[..., Figure], *args, name: str, folder: Path) -> str:
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", dpi=130, transparent=True, metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r"<(metadata|style).*?</\1>", "", svg[svg.index("<svg") :], count=2, flags=re.DOTALL)
     head = f'<svg role="img" aria-label="{name.replace("_", " ")}" style="--w:{72 * figure.get_figwidth():.0f}"'
     svg = re.sub(r'<svg [^>]*(viewBox="[^"]*")[^>]*>', rf"{head} \1>", svg, count=1)
     for variable, color in COLORS.items():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from lineage.report import artifacts, figures, html
 from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, clock, flatten, read_json, read_metrics
@@ -44,20 +45,22 @@ def write_report(workdir: str | os.PathLike) -> Path:
     for old in folder.glob("*.png"):
         old.unlink()
     name = str(run.get("config_name") or workdir.resolve().name)
-    parts = [
-        _header(name, run, cost, metrics),
-        html.section("Curves", _curves(metrics, folder), "cards"),
-        *artifacts.sections(files, {path.stem: _read_npz(path) for path in sorted(files.glob("*.npz"))}, folder),
-        html.section("Cost", _cost(cost), "cards"),
-        html.section("Configuration", _config(config)),
-    ]
-    return html.write(workdir / "report.html", name, parts)
+    with html.explained(workdir / METRICS):
+        curves = html.section("Curves", _curves(metrics, folder), "cards")
+    with html.explained(files / "cost.json"):
+        costs = html.section("Cost", _cost(cost), "cards")
+    with html.explained(files / FACTS):
+        header = _header(name, run, cost, metrics)
+    arrays = {path.stem: _read_npz(path) for path in sorted(files.glob("*.npz"))}
+    parts = artifacts.sections(files, arrays, folder)
+    configuration = html.section("Configuration", _config(config))
+    return html.write(workdir / "report.html", name, [header, curves, *parts, costs, configuration])
 
 
-def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics: html.Metrics) -> str:
+def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics: html.Metrics) -> Markup:
     """Return the name, facts and command of the run, and tiles with its results."""
     facts = {key: value for key, value in run.items() if key not in ("config_name", "config", "packages")}
-    command = f"<pre class=command>{html.text(facts.pop('command'))}</pre>" if "command" in facts else ""
+    command = html.command(facts.pop("command")) if "command" in facts else Markup()
     seconds, device, count = facts.pop("seconds", None), facts.pop("device", None), facts.pop("device_count", 1)
     shown = [f"{count} {device}" if count != 1 else device] if device else []
     if git := facts.pop("git", None):
@@ -70,19 +73,20 @@ def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics:
     _, speed = html.series(metrics, "time/examples_per_second")
     if np.isfinite(speed).any():
         tiles.append(html.tile("examples per second", html.number(np.nanmedian(speed)), "median"))
-    if (parameters := dict(flatten(cost)).get("parameters.total")) is not None:
+    if isinstance(parameters := dict(flatten(cost)).get("parameters.total"), int | float):
         tiles.append(html.tile("parameters", f"{parameters:,}", ""))
     steps, loss = html.series(metrics, "train/loss")
     bad = steps[~np.isfinite(loss)]
-    alert = f"<p class=alert>The training loss was not finite at step {bad[0]:,}.</p>" if bad.size else ""
-    return html.header(name, shown, command + alert, tiles)
+    if bad.size:
+        command += Markup("<p class=alert>The training loss was not finite at step {:,}.</p>").format(bad[0])
+    return html.header(name, shown, command, tiles)
 
 
-def _result(key: str, steps: np.ndarray, values: np.ndarray) -> str:
+def _result(key: str, steps: np.ndarray, values: np.ndarray) -> Markup:
     """Return a tile for the metric of an evaluation, or of the training if there was none."""
     finite = np.flatnonzero(np.isfinite(values))
     if not finite.size:
-        return ""
+        return Markup()
     show = "{:.2%}".format if "accuracy" in key else html.number
     best = finite[np.argmin(values[finite]) if html.LOWER_IS_BETTER.search(key) else np.argmax(values[finite])]
     note = f"best {show(values[best])} at step {steps[best]:,}"
@@ -91,7 +95,7 @@ def _result(key: str, steps: np.ndarray, values: np.ndarray) -> str:
     return html.tile(html.words(key), show(values[-1]), note)
 
 
-def _curves(metrics: html.Metrics, folder: Path) -> str:
+def _curves(metrics: html.Metrics, folder: Path) -> Markup:
     """Return a chart for each quantity, with a curve for each split."""
     groups: dict[str, dict[str, figures.Curve]] = {name: {} for name in CURVES}
     splits = [html.words(split) for split in dict.fromkeys(key.split("/")[0] for key in html.keys(metrics))]
@@ -107,13 +111,11 @@ def _curves(metrics: html.Metrics, folder: Path) -> str:
         if curves:
             percent, title = "accuracy" in name or name == "time/mfu", CURVES.get(name, html.words(name).capitalize())
             draw = partial(figures.chart, percent=percent, smoothed=name != "learning_rate")
-            charts.append(
-                html.card(draw, title, curves, splits, name=f"curve_{html.file_name(name)}", folder=folder, kind="card")
-            )
-    return "".join(charts)
+            charts.append(html.card(draw, title, curves, splits, name=f"curve_{name}", folder=folder, kind="card"))
+    return html.join(charts)
 
 
-def _cost(cost: Mapping[str, Any]) -> str:
+def _cost(cost: Mapping[str, Any]) -> Markup:
     """Return a card for each group of numbers (parameters, FLOPs, memory, ...), with bars where there is a total."""
     groups = {key: flatten(value) for key, value in cost.items() if isinstance(value, Mapping)}
     groups["other"] = [(key, value) for key, value in cost.items() if not isinstance(value, Mapping)]
@@ -121,29 +123,30 @@ def _cost(cost: Mapping[str, Any]) -> str:
     for group, rows in groups.items():
         parts = {key: v for key, v in rows if isinstance(v, int | float) and not re.search(r"\btotal$", key)}
         largest = max(parts.values(), default=0) or 1
-        lines = ""
+        lines = []
         for key, value in rows:
-            share = f"<i style='width:{100 * parts[key] / largest:.1f}%'></i>" if key in parts else ""
-            name = html.text(html.words(key)) + (share if len(parts) < len(rows) else "")
-            kind = "" if key in parts else " class=total"
-            lines += f"<tr{kind}><td>{name}<td class=n>{html.text(_amount(f'{group} {key}', value))}"
+            has_bar = key in parts and len(parts) < len(rows)
+            bar = Markup("<i style='width:{:.1f}%'></i>").format(100 * parts[key] / largest) if has_bar else ""
+            line = Markup("<tr class='{}'><td>{}{}<td class=n>{}")
+            kind, amount = "" if key in parts else "total", _amount(f"{group} {key}", value)
+            lines.append(line.format(kind, html.words(key), bar, amount))
         if lines:
             title = GROUPS.get(group, html.words(group).capitalize())
-            cards.append(f"<div class=card><h3>{html.text(title)}</h3><table class=cost>{lines}</table></div>")
-    return "".join(cards)
+            card = Markup("<div class=card><h3>{}</h3>{}</div>")
+            cards.append(card.format(title, html.table(lines, "cost")))
+    return html.join(cards)
 
 
-def _config(config: Mapping[str, Any]) -> str:
-    rows = [
-        f"<tr><td>{html.text(key)}<td><code>{html.text(json.dumps(value))}</code>" for key, value in flatten(config)
-    ]
-    table = f"<summary>All {len(rows)} keys</summary><div class=scroll><table>{''.join(rows)}</table></div>"
-    return f"<details>{table}</details>" if rows else ""
+def _config(config: Mapping[str, Any]) -> Markup:
+    line = Markup("<tr><td>{}<td><code>{}</code>")
+    rows = [line.format(key, json.dumps(value)) for key, value in flatten(config)]
+    table = Markup("<div class=scroll>{}</div>").format(html.table(rows))
+    return html.details(f"All {len(rows)} keys", table) if rows else Markup()
 
 
 def _amount(name: str, value: Any) -> str:
     """Return a cost with the unit that its name implies: bytes in powers of 1,024, FLOPs in powers of 1,000, times."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return str(value)
     if re.search("second|time", name):
         return f"{value:.3g} s" if value < 60 else clock(value)

@@ -2,13 +2,13 @@
 
 import gzip
 import hashlib
-import io
 import math
-import pickle
+import pickletools
 import zlib
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,14 +31,13 @@ class CIFAR(PathSource):
             known = ", ".join(_CIFAR)
             raise FileNotFoundError(f"{root} has none of {known}: it is not a folder of CIFAR-10 or CIFAR-100.")
         train, test, read = _CIFAR[meta]
-        splits = {}
+        names, splits = _class_names(root / meta), {}
         for split, files in (("train", train), ("test", test)):
             rows, label = map(np.concatenate, zip(*(read(root / file) for file in files)))
+            if label.max(initial=0) >= len(names):
+                raise ValueError(f"{root} has the label {label.max()}, but {meta} has {len(names)} class names.")
             splits[split] = _shuffled(split, rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), label)
-        if meta.endswith(".txt"):
-            return Images(splits, (root / meta).read_text(encoding="utf-8").split())
-        found = _unpickled(root / meta)
-        return Images(splits, [name.decode() for name in found.get(b"label_names", found.get(b"fine_label_names", []))])
+        return Images(splits, names)
 
 
 @SOURCES.register("idx")
@@ -73,41 +72,111 @@ def _records(path: Path, skipped: int) -> tuple[np.ndarray, np.ndarray]:
     return rows[:, skipped + 1 :], rows[:, skipped]
 
 
-def _batch(path: Path, key: bytes) -> tuple[np.ndarray, np.ndarray]:
+def _batch(path: Path, key: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the pixels [N, 3072] and the labels [N] of a file for Python."""
     found = _unpickled(path)
-    rows, label = np.asarray(found.get(b"data")), np.asarray(found.get(key))
-    if rows.dtype != np.uint8 or rows.shape != (*label.shape, 3 * 32 * 32):
-        raise ValueError(f"{path} has no images of 3x32x32 bytes, each with one of {key.decode()!r}.")
-    return rows, label
+    label, pixels = found.get(key), found.get("data")
+    state = pixels.state if isinstance(pixels, _Stub) else ()
+    match state:
+        case (_, shape, _Stub(arguments=("u1" | b"u1", *_)), False, str() | bytes() as content):
+            content = content.encode("latin-1") if isinstance(content, str) else content
+        case _:
+            shape, content = (), b""
+    valid = isinstance(label, list) and all(type(number) is int and 0 <= number < 256 for number in label)
+    if not valid or shape != (len(label), 3 * 32 * 32) or len(content) != math.prod(shape):
+        raise ValueError(f"{path} has no images of 3x32x32 bytes, each with one of {key!r}.")
+    return np.frombuffer(content, np.uint8).reshape(shape), np.array(label, np.uint8)
 
 
-def _unpickled(path: Path) -> dict:
-    pickled = _content(path)
+def _class_names(path: Path) -> list[str]:
+    if path.suffix == ".txt":
+        return path.read_text(encoding="utf-8").split()
+    found = _unpickled(path)
+    names = found.get("label_names", found.get("fine_label_names"))
+    if not isinstance(names, list) or not all(isinstance(name, str | bytes) for name in names):
+        raise ValueError(f"{path} has no list of names as 'label_names' or 'fine_label_names'.")
+    return [name.decode(errors="replace") if isinstance(name, bytes) else name for name in names]
+
+
+@dataclass
+class _Stub:
+    """Inert object in a pickle: the name of its class or function, the arguments of the call, and its state."""
+
+    name: str
+    arguments: Any = ()
+    state: Any = ()
+
+
+def _unpickled(path: Path) -> dict[str, Any]:
+    """Return the dictionary in a pickle by its keys, which are texts or bytes; see `_interpreted`."""
+    content = _content(path)
     try:
-        found = _Unpickler(io.BytesIO(pickled), encoding="bytes").load()
+        found = _interpreted(content)
+        return {key.decode() if isinstance(key, bytes) else key: value for key, value in found.items()}
     except Exception as error:  # Damaged bytes can raise almost anything.
         raise ValueError(f"{path} is not one of CIFAR's files for Python: {error}.") from None
-    return found if isinstance(found, dict) else {}
 
 
-class _Unpickler(pickle.Unpickler):
-    """Unpickler that makes arrays and Python's literals, and refuses to call anything else."""
+def _interpreted(content: bytes) -> Any:
+    """Return the object in a pickle, of literals, lists, dictionaries and `_Stub`s; nothing is imported or called."""
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
+    marks: list[int] = []
 
-    def find_class(self, module, name):
-        known = {"_reconstruct": np.empty(0).__reduce__()[0], "ndarray": np.ndarray, "dtype": np.dtype}
-        if module.partition(".")[0] != "numpy" or name not in known:
-            raise pickle.UnpicklingError(f"it names {module}.{name}")
-        return known[name]
+    def popped(start: int) -> list[Any]:
+        items = stack[start:]
+        del stack[start:]
+        return items
+
+    for opcode, value, _ in pickletools.genops(content):
+        match opcode.name:
+            case "MARK":
+                marks.append(len(stack))
+            case "PUT" | "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
+                memo[len(memo) if value is None else value] = stack[-1]
+            case "GET" | "BINGET" | "LONG_BINGET":
+                stack.append(memo[value])
+            case "NONE" | "NEWTRUE" | "NEWFALSE" | "EMPTY_LIST" | "EMPTY_DICT" | "EMPTY_TUPLE" as name:
+                stack.append(_LITERALS[name]())
+            case "TUPLE":
+                stack.append(tuple(popped(marks.pop())))
+            case "TUPLE1" | "TUPLE2" | "TUPLE3" as name:
+                stack.append(tuple(popped(len(stack) - int(name[-1]))))
+            case "APPEND" | "APPENDS" as name:
+                items = popped(marks.pop() if name == "APPENDS" else -1)
+                stack[-1].extend(items)
+            case "SETITEM" | "SETITEMS" as name:
+                items = popped(marks.pop() if name == "SETITEMS" else -2)
+                if not all(isinstance(key, str | bytes) for key in items[::2]):  # others can take forever to hash
+                    raise ValueError("a key is neither text nor bytes")
+                stack[-1].update(zip(items[::2], items[1::2], strict=True))
+            case "GLOBAL":
+                stack.append(_Stub(value))
+            case "STACK_GLOBAL":
+                stack.append(_Stub(" ".join(popped(-2))))
+            case "REDUCE":
+                called, arguments = popped(-2)
+                stack.append(_Stub(called.name, arguments))
+            case "BUILD":
+                made, state = popped(-2)
+                made.state = state
+                stack.append(made)
+            case name if value is not None or name == "STOP":
+                stack += [value] * (name not in ("PROTO", "FRAME", "STOP"))
+            case name:
+                raise ValueError(f"it has the opcode {name}")
+    return stack.pop()
 
 
+_LITERALS: dict[str, Any] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_TUPLE": tuple}
+_LITERALS |= {"NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False}
 # The file with the class names -> the training files, the test files, and the function that reads them.
 _TEN = [f"data_batch_{number}" for number in range(1, 6)]
 _CIFAR = {
     "batches.meta.txt": ([f"{name}.bin" for name in _TEN], ["test_batch.bin"], partial(_records, skipped=0)),
     "fine_label_names.txt": (["train.bin"], ["test.bin"], partial(_records, skipped=1)),
-    "batches.meta": (_TEN, ["test_batch"], partial(_batch, key=b"labels")),
-    "meta": (["train"], ["test"], partial(_batch, key=b"fine_labels")),
+    "batches.meta": (_TEN, ["test_batch"], partial(_batch, key="labels")),
+    "meta": (["train"], ["test"], partial(_batch, key="fine_labels")),
 }
 
 

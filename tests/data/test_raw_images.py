@@ -3,6 +3,8 @@
 import gzip
 import pickle
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -123,12 +125,69 @@ def test_cifar(kind, python, tmp_path):
         CIFAR(str(tmp_path)).images()
     if python:
         for bad, message in (
-            (pickle.dumps(print), "it names builtins.print"),
+            (pickle.dumps(print), "is not one of CIFAR's files for Python"),
             (pickle.dumps({b"data": 1}), "has no images of 3x32x32 bytes, each with one of"),
         ):
             first.write_bytes(bad)
             with pytest.raises(ValueError, match=message):
                 CIFAR(str(tmp_path)).images()
+
+
+def _array(dtype=b"U\x02u1", shape=b"K\x01M\x00\x0c", data=b"U\x02ab", after=b""):
+    """Return a pickled batch of one image with the parts of its array that may be wrong."""
+    kind = b"cnumpy\ndtype\n(" + dtype + b"K\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    made = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01btR(K\x01(" + shape + b"t" + kind
+    return b"\x80\x02}(U\x04data" + made + b"I00\n" + data + b"tbU\x06labels](K\x01e" + after + b"u."
+
+
+_PIXELS = b"T\x00\x0c\x00\x00" + bytes(3072)
+_NESTED = b"(K\x01K\x02t" + b"\x85" * 3 + b"".join(b"q%ch%c\x86" % (n, n) for n in range(200))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (b"cos\nsystem\n(U\x0dtouch ownedtR.", "is not one of CIFAR's files for Python"),
+        (b"cnumpy\nndarray\n(K\x01K\x02tR(K\x01(J\xff\xff\xff\x7ftb.", "is not one of CIFAR's files for Python"),
+        (_array(), "has no images of 3x32x32 bytes"),
+        (_array(dtype=b"U\x01O", data=_PIXELS), "has no images of 3x32x32 bytes"),
+        (_array(dtype=b"U\x02u8", data=_PIXELS), "has no images of 3x32x32 bytes"),
+        (_array(shape=b"J\xff\xff\xff\x7fJ\xff\xff\xff\x7f", data=_PIXELS), "has no images of 3x32x32 bytes"),
+        (_array(shape=b"K\x01J\x00\xf4\xff\xff", data=_PIXELS), "has no images of 3x32x32 bytes"),
+        (b"\x80\x02}r\xff\xff\xff\x7f.", "has no images of 3x32x32 bytes"),  # an index of 2**31 - 1
+        (b"\x80\x02}" + _NESTED + b"K\x01s.", "a key is neither text nor bytes"),  # takes 2**200 steps to hash
+        (b"\x80\x05\x96" + b"\xff" * 7 + b"\x7f.", "is not one of CIFAR's files for Python"),  # 2**63 bytes
+        (b"\x80\x02" + b"(" * 100_000 + b"t" * 100_000 + b".", "is not one of CIFAR's files for Python"),
+    ],
+)
+def test_hostile_pickles_are_refused(tmp_path, bad, message):
+    for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
+        (tmp_path / name).write_bytes(bad)
+    (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": ["cat", "dog"]}))
+    read = f"""
+import resource
+from lineage.data.sources.raw_images import CIFAR
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+try:
+    CIFAR({str(tmp_path)!r}).images()
+except ValueError as error:
+    print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "data_batch_1" in result.stdout
+    assert message in result.stdout
+    assert not (tmp_path / "owned").exists()
+
+
+def test_labels_without_a_class_name_are_refused(tmp_path):
+    for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
+        (tmp_path / name).write_bytes(_array(data=_PIXELS))
+    (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": ["cat", "dog"]}))
+    assert CIFAR(str(tmp_path)).images().splits["train"].features["label"].tolist() == [1] * 5
+    (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": ["cat"]}))
+    with pytest.raises(ValueError, match=r"has the label 1, but batches\.meta has 1 class names"):
+        CIFAR(str(tmp_path)).images()
 
 
 def test_damaged_files_raise(drawn, tmp_path):

@@ -11,7 +11,7 @@ from matplotlib.image import imsave
 
 from lineage import models
 from lineage.data.tokenizers import Tokenizer
-from lineage.report import artifacts
+from lineage.report import artifacts, html
 from lineage.tasks.attention import attention_of_texts, attention_weights
 
 SIZES = {"vocab_size": 11, "depth": 2, "width": 16, "num_heads": 2, "max_length": 16}
@@ -79,31 +79,39 @@ def shown(page):
     return [float(value) for value in re.findall(r'data-weight="([0-9.]+)"', page)]
 
 
-def test_browser_shows_attention_of_a_token(browse):
+@pytest.fixture
+def explore(browse, tmp_path):
+    """Return `explore(views, script)`, which returns the DOM of a page with an explorer after running the script."""
+    return lambda views, script="": browse(
+        html.write(tmp_path / "report.html", "", [artifacts.explorer(views)]).read_text(), script
+    )
+
+
+def test_browser_shows_attention_of_a_token(explore):
     tokens, read = ["the", "<cat>", "</script>"], ["die", "Katze", "&", "."]
     own, cross = weights_of(3, 2, 4, 4), weights_of(2, 4, 3, 4)
-    part = artifacts.explorer([artifacts.view("encoder", own, read), artifacts.view("cross", cross, tokens, read)])
-    page = browse(part, "")  # at first the mean of all for the last token
+    views = [artifacts.view("encoder", own, read), artifacts.view("cross", cross, tokens, read)]
+    page = explore(views)  # at first the mean of all for the last token
     np.testing.assert_allclose(shown(page), own.mean((0, 1))[3], atol=0.003)
     pick = (
         "const set = (name, value) => { const s = document.querySelector('.' + name); s.value = value; s.onchange(); };"
     )
     point = "document.querySelectorAll('.attend p span')[1].onpointerenter();"
-    page = browse(part, f"{pick} set('view', 1); set('layer', 2); set('head', 3); {point}")
+    page = explore(views, f"{pick} set('view', 1); set('layer', 2); set('head', 3); {point}")
     np.testing.assert_allclose(shown(page), cross[1, 2, 1], atol=0.003)
     assert re.search(r'class="picked"[^>]*>&lt;cat&gt;<', page)
     assert f'title="Katze {100 * round(255 * float(cross[1, 2, 1, 1])) / 255:.1f}%"' in page
-    page = browse(part, f"{pick} set('layer', 3); {point}")
+    page = explore(views, f"{pick} set('layer', 3); {point}")
     np.testing.assert_allclose(shown(page), own[2, :, 1].mean(0), atol=0.003)
 
 
-def test_browser_shows_attention_of_a_patch(browse):
+def test_browser_shows_attention_of_a_patch(explore):
     picture = io.BytesIO()
     imsave(picture, np.zeros((4, 6, 3)), format="png")
     weights = weights_of(1, 1, 7, 7)
-    part = artifacts.explorer([artifacts.view("a", weights, ["class"], image=picture.getvalue(), grid=(2, 3))])
-    np.testing.assert_allclose(shown(browse(part, "")), weights[0, 0, 0], atol=0.003)  # of the class token
-    page = browse(part, "document.querySelectorAll('.patches span')[4].onclick();")
+    views = [artifacts.view("a", weights, ["class"], image=picture.getvalue(), grid=(2, 3))]
+    np.testing.assert_allclose(shown(explore(views)), weights[0, 0, 0], atol=0.003)  # of the class token
+    page = explore(views, "document.querySelectorAll('.patches span')[4].onclick();")
     np.testing.assert_allclose(shown(page), weights[0, 0, 5], atol=0.003)
     assert re.search(
         r'title="row 2, column 2 [0-9.]+%"[^>]*class="picked"|class="picked"[^>]*title="row 2, column 2 ', page

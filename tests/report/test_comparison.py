@@ -112,7 +112,7 @@ def test_compare_arbitrary_runs(runs, tmp_path, capsys):
     assert launch.main(["report", str(tmp_path)]) == 0
     page = (tmp_path / "compare.html").read_text()
     assert page.count("<tr class='run") == 3
-    assert "<tr><td>data.key12<td>12rate=" in page
+    assert "<tr class=''><td>data.key12<td>12rate=" in page
     assert "3 stopped" in page  # the metadata belong to another config
     assert launch.main(["report", str(tmp_path / "none"), first]) == 1
     assert "there is no run in" in capsys.readouterr().err
