@@ -41,7 +41,7 @@ RULES = {
         },
         ARRAYS | {"optax", "orbax", "ml_collections", "tensorboardX", "wandb", "rich"},
     ),
-    "report": ({"runs", "runs.folder"}, {"numpy", "scipy", "matplotlib"}),
+    "report": ({"runs", "runs.folder"}, {"numpy", "scipy", "matplotlib", "markupsafe"}),
     "runs.folder": (set(), set()),
     "runs": ({"report", "runs.folder"}, {"numpy", "rich", "optuna", "submitit"}),
     "configs.atomic": (set(), set()),

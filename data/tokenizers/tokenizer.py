@@ -11,6 +11,7 @@ import numpy as np
 import tokenizers
 
 from lineage.configs.atomic import write_atomic
+from lineage.data.tokenizers.checks import check
 
 FILE = "tokenizer.json"
 # Role -> the names of its token. A loaded tokenizer may have any of them; a trained one has the first, or for wordpiece
@@ -137,7 +138,9 @@ class Tokenizer:
         if not path.is_file():
             raise FileNotFoundError(f"There is no tokenizer at {path}.")
         try:
-            return cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
+            content = path.read_text(encoding="utf-8")
+            check(json.loads(content))
+            return cls(tokenizers.Tokenizer.from_str(content))
         except Exception as error:  # The library raises nothing narrower.
             raise ValueError(f"{path} is not a tokenizer that the tokenizers library can read: {error}.") from error
 

@@ -1,6 +1,7 @@
 """Reading and writing of checkpoints in the layout of `transformers`: `config.json` and safetensors."""
 
 import json
+import math
 import os
 import re
 from pathlib import Path
@@ -21,6 +22,8 @@ from lineage.models.convert import vit_npz
 from lineage.models.convert.family import ACTIVATIONS, FAMILIES, rearrange
 
 load_all(__name__, __path__)
+MAX_DEPTH = 1000  # layers of a model in a folder
+SHARD = re.compile(r"[^/\\]+\.safetensors")
 
 
 def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) -> tuple[nn.Module, dict]:
@@ -41,15 +44,25 @@ def load(folder: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) 
         return vit_npz.load(folder, dtype, **settings)
     config = _json(folder / "config.json")
     kind = config.get("model_type")
-    if kind not in FAMILIES:
-        raise ValueError(f"{folder}: model_type is {kind!r}: it must be one of {', '.join(sorted(FAMILIES))}.")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise ValueError(f"{folder}: model_type is {_shown(kind)}: it must be one of {', '.join(sorted(FAMILIES))}.")
     family, files = FAMILIES[kind], _files(folder)
     try:
-        model = models.build(family.model, **_settings(family, config, files, settings))
+        weights = sum(math.prod(file.get_slice(name).get_shape()) for name, file in files.items())
+        found = _settings(family, config, files, settings)
+        most = 2 * weights + 1_000_000  # for arrays that are made before `_read` compares all sizes exactly
+        _check_sizes(found, most)
+        model = models.build(family.model, **found)
         kinds = _shapes(family, model)
+        needed = sum(map(math.prod, _joined(kinds).values()))
+        if needed > most:
+            raise ValueError(f"config.json describes a model of {needed:,} weights: the files have {weights:,}.")
         params = _read(family, model, files, _joined(kinds), dtype)
     except ValueError as error:
         raise ValueError(f"{folder}: {error}") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:150]}"
+        raise ValueError(f"{folder}: config.json is not that of a {kind!r} ({reason}).") from error
     arrays = {kind: {path: jnp.asarray(params[path]) for path in paths} for kind, paths in kinds.items()}
     return model, {kind: unflatten_dict(found, sep="/") for kind, found in arrays.items()}
 
@@ -104,6 +117,8 @@ def _read(family, model, files, shapes, dtype):
         array = files[names[name]].get_tensor(names[name])
         if not jnp.issubdtype(array.dtype, jnp.floating):
             raise ValueError(f"tensor {name} has dtype {array.dtype}: it must be a floating-point type.")
+        if not np.isfinite(array).all():
+            raise ValueError(f"tensor {name} has values that are not finite.")
         return array
 
     for copy, original in copies.items():
@@ -167,7 +182,7 @@ def _settings(family, config, names, overrides):
         *((name, config.get(name, value), (value,)) for name, value in family.fixed.items()),
     ]:
         if value not in allowed:
-            raise ValueError(f"{name} is {value!r}: it must be {' or '.join(map(repr, allowed))}.")
+            raise ValueError(f"{name} is {_shown(value)}: it must be {' or '.join(map(repr, allowed))}.")
     settings, origin = family.settings(config, architecture, names) | overrides, {}
     for name, (setting, default) in family.fields.items():
         if setting in overrides:
@@ -184,17 +199,34 @@ def _settings(family, config, names, overrides):
 
 def _value(name, setting, value, default):
     if setting == "activation":
-        if value not in ACTIVATIONS:
-            raise ValueError(f"{name} is {value!r}: it must be one of {', '.join(ACTIVATIONS)}.")
+        if not isinstance(value, str) or value not in ACTIVATIONS:
+            raise ValueError(f"{name} is {_shown(value)}: it must be one of {', '.join(ACTIVATIONS)}.")
         return ACTIVATIONS[value]
     if isinstance(default, bool | tuple):
         return type(default)(value)
     kind, what = (float, "a number of at least 0") if isinstance(default, float) else (int, "an integer of at least 1")
     if value is None and default is None:
         return None
-    if type(value) not in (int, kind) or value < (kind is int):
-        raise ValueError(f"{name} is {value!r}: it must be {what}.")
+    if type(value) not in (int, kind) or not (kind is int) <= value < math.inf:
+        raise ValueError(f"{name} is {_shown(value)}: it must be {what}.")
     return value
+
+
+def _check_sizes(settings, most):
+    """Raise ValueError if a setting is too large for a model with at most so many weights."""
+    for name, value in settings.items():
+        limit = MAX_DEPTH if name.endswith("depth") else most
+        if type(value) is int and value > limit:
+            raise ValueError(f"{name} is {_shown(value)}: it must be at most {limit:,} for the weights in the files.")
+    size, patch = (settings.get(name) or 0 for name in ("image_size", "patch_size"))
+    if patch and (size // patch) ** 2 * settings.get("width", 1) > most:  # a table of positions that is computed
+        raise ValueError(f"image_size is {size:,}, in patches of {patch}: too large for the weights in the files.")
+
+
+def _shown(value):
+    """Return a value of `config.json` as text, shortened."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _match(expected, found):
@@ -213,7 +245,7 @@ def _json(path):
         raise FileNotFoundError(f"{path} does not exist.")
     try:
         content = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}.") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}: it must be a JSON object.")
@@ -224,13 +256,17 @@ def _files(folder):
     """Return the open file of each tensor, by the tensor's name."""
     paths, index = [folder / "model.safetensors"], folder / "model.safetensors.index.json"
     if not paths[0].exists() and index.exists():
-        paths = sorted({folder / name for name in _json(index).get("weight_map", {}).values()})
+        names = _json(index).get("weight_map")
+        names = list(names.values()) if isinstance(names, dict) else [names]
+        if wrong := [name for name in names if not isinstance(name, str) or not SHARD.fullmatch(name)]:
+            raise ValueError(f"{index} names {_shown(wrong[0])}: `weight_map` must give names of files in the folder.")
+        paths = sorted({folder / name for name in names})
     files = {}
     for path in paths:
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} does not exist.")
         try:
             file = safe_open(path, "numpy")
-        except FileNotFoundError:
-            raise FileNotFoundError(f"{path} does not exist.") from None
         except SafetensorError as error:
             raise ValueError(f"{path} is not a safetensors file: {error}.") from None
         files |= dict.fromkeys(file.keys(), file)

@@ -170,7 +170,10 @@ def labels(model: nn.Module) -> dict:
 
 def num_labels(config: dict) -> int:
     """Return the number of classes; the reference leaves out its default, two."""
-    return config.get("num_labels", len(config.get("id2label", "01")))
+    count = config.get("num_labels", len(config.get("id2label", "01")))
+    if type(count) is not int or count < 0:
+        raise ValueError(f"num_labels is {count!r}: it must be an integer of at least 0.")
+    return count
 
 
 def rearrange(array: np.ndarray, source: str, target: str, sizes: Mapping[str, int]) -> np.ndarray:

@@ -1,5 +1,8 @@
+import base64
 import functools
 import json
+import subprocess
+import sys
 import unicodedata
 
 import numpy as np
@@ -266,3 +269,61 @@ def test_invalid_tokenizers_raise(tmp_path):
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0"')
     with pytest.raises(ValueError, match="is not a tokenizer that the tokenizers library can read"):
         Tokenizer.load(tmp_path)
+
+
+def charsmap(nodes=512, text=b"b\0", **units):
+    """Return SentencePiece's table of replacements of "a" by "b", with changed nodes."""
+    array = np.zeros(nodes, "<u4")
+    array[[97, 353]] = 256 << 10 | 1 << 8 | 97, 0  # the node of "a", and its leaf, which is the start of the text
+    for place, unit in units.items():
+        array[int(place[1:])] = unit
+    return (4 * nodes).to_bytes(4, "little") + array.tobytes() + text
+
+
+def with_charsmap(table):
+    spec = json.loads(library.Tokenizer(library.models.Unigram([("a", 0.0), ("b", 0.0)], 0, False)).to_str())
+    inner = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
+    return spec | {"normalizer": {"type": "Sequence", "normalizers": [inner]}}
+
+
+def with_id(kind, id):
+    return {"version": "1.0", "added_tokens": [], "model": {"type": kind, "vocab": {"a": 0, "b": id}, "merges": []}}
+
+
+def test_sound_table_of_replacements(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(with_charsmap(charsmap())))
+    assert Tokenizer.load(tmp_path).encode("ab").tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (with_id("BPE", 4294967290), "a token has the id 4294967290, which must be an integer from 0 to 16,777,215"),
+        (with_id("BPE", "1"), "a token has the id '1'"),
+        (with_charsmap(b"garbage"), "its precompiled_charsmap is damaged"),
+        (with_charsmap(b""), "its precompiled_charsmap is damaged"),
+        (with_charsmap(charsmap()[:-200]), "its precompiled_charsmap is damaged"),
+        (with_charsmap(charsmap(text=b"\xff")), "its precompiled_charsmap is damaged"),
+        (with_charsmap(charsmap(text=b"")), "its precompiled_charsmap is damaged"),
+        (with_charsmap(charsmap(_353=2)), "its precompiled_charsmap is damaged"),  # the leaf is behind the text
+        (with_charsmap(charsmap(_353=1, text="é".encode())), "its precompiled_charsmap is damaged"),
+        (with_charsmap(charsmap(_97=9999 << 10 | 97)), "its precompiled_charsmap is damaged"),
+        (with_charsmap(charsmap(_0=2**30 << 1)), "its precompiled_charsmap is damaged"),
+        ("[" * 100_000, "recursion"),
+    ],
+)
+def test_hostile_files_are_one_sentence(tmp_path, spec, message):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(spec if isinstance(spec, str) else json.dumps(spec))
+    load = f"""
+from lineage.data.tokenizers import Tokenizer
+try:
+    Tokenizer.load({str(tmp_path)!r}).encode("aé b")
+except ValueError as error:
+    print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"{path} is not a tokenizer that the tokenizers library can read")
+    assert message in result.stdout
+    assert result.stdout.count("\n") == 1

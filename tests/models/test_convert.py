@@ -165,6 +165,31 @@ def transposed(tensors):
         (TINY_GPT, {"n_layer": 1}, r"tensors are unexpected: transformer\.h\.1\.attn\.c_attn\.bias, .*\.\.\."),
         (TINY_GPT, {"n_inner": 10}, r"c_fc\.weight has shape \(8, 12\): it must be \(8, 10\)"),
         (TINY_GPT, {"layer_norm_epsilon": -1.0}, "layer_norm_epsilon is -1.0: it must be a number of at least 0"),
+        (
+            TINY_GPT,
+            {"layer_norm_epsilon": float("nan")},
+            "layer_norm_epsilon is nan: it must be a number of at least 0",
+        ),
+        (TINY_GPT, {"attn_pdrop": float("inf")}, "attn_pdrop is inf: it must be a number of at least 0"),
+        (TINY_GPT, {"n_layer": 10**6}, "depth is 1000000: it must be at most 1,000 for these weights"),
+        (TINY_GPT, {"n_embd": 40_000}, "describes a model of .* weights: the files have"),
+        (TINY_GPT, {"n_embd": 1000, "n_layer": 1000}, "describes a model of .* weights: the files have"),
+        (TINY_GPT, {"vocab_size": 10**12}, "vocab_size is 1000000000000: it must be at most"),
+        (TINY_GPT, {"vocab_size": 10**400}, "vocab_size is 1000.*in config.json: it must be at most"),
+        (TINY_GPT, {"model_type": ["gpt2"]}, r"model_type is \['gpt2'\]: it must be one of"),
+        (TINY_GPT, {"architectures": [["GPT2LMHeadModel"]]}, r"architectures is \['GPT2LMHeadModel'\]: it must be"),
+        (TINY_GPT, {"architectures": {"a": 1}}, "config.json is not that of a 'gpt2'"),
+        (TINY_GPT, {"activation_function": ["gelu"]}, r"activation_function is \['gelu'\]: it must be one of relu"),
+        (TINY_GPT, {"activation_function": "x" * 9999}, "activation_function is 'xxx.*: it must be one of relu"),
+        (TINY_GPT, {"n_head": [2]}, r"n_head is \[2\]: it must be an integer of at least 1"),
+        (TINY_VIT, {"id2label": 5}, "config.json is not that of a 'vit'"),
+        (TINY_VIT, {"id2label": "absent", "num_labels": 10**12}, "num_classes is 1000000000000: it must be at most"),
+        (TINY_VIT, {"id2label": "absent", "num_labels": "3"}, "num_labels is '3': it must be an integer"),
+        (
+            TINY_VIT,
+            {"image_size": 8192},
+            "image_size is 8,192, in patches of 4: too large for the weights in the files",
+        ),
         (TINY_GPT, {"attn_pdrop": 0.0}, r"resid_pdrop is 0.1 and attn_pdrop is 0.0: .* load\(folder, dropout=\.\.\.\)"),
         (TINY_VIT, {"qkv_bias": False}, "qkv_bias is False: it must be True"),
         (TINY_VIT, {"image_size": [8, 4]}, r"image_size is \[8, 4\]: it must be an integer"),
@@ -183,11 +208,21 @@ def test_unsupported_configs_raise(model, config, message, folder):
     with pytest.raises(ValueError, match=message) as error:
         convert.load(path)
     assert str(error.value).startswith(str(path))
+    assert len(str(error.value)) < 400 + len(str(path))
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
+        (
+            lambda t: t["transformer.wpe.weight"].__setitem__((0, 0), np.nan),
+            r"wpe\.weight has values that are not finite",
+        ),
+        (
+            lambda t: t["transformer.wpe.weight"].__setitem__((5, 7), -np.inf),
+            r"wpe\.weight has values that are not fin",
+        ),
         (lambda t: t.pop("transformer.wpe.weight"), r"tensors are missing: \S*wpe\.weight\.$"),
         (lambda t: t.update(extra=np.zeros(3)), r"tensors are unexpected: extra\.$"),
         (transposed, r"h\.1\.mlp\.c_fc\.weight has shape \(12, 8\): it must be \(8, 12\)"),
@@ -210,6 +245,7 @@ def test_incompatible_tensors_raise(edit, message, folder):
     [
         ("config.json", b"{", r"config\.json is not JSON"),
         ("config.json", b"\xff{}", r"config\.json is not JSON"),
+        ("config.json", b"[" * 100_000, r"config\.json is not JSON: maximum recursion depth"),
         ("config.json", b"[]", r"config\.json holds a list: it must be a JSON object"),
         ("model.safetensors", b"", r"model\.safetensors is not a safetensors file"),
         ("model.safetensors", b"nothing of the kind", r"model\.safetensors is not a safetensors file"),
@@ -219,6 +255,25 @@ def test_corrupt_files_raise(name, content, message, folder):
     path = folder()
     (path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
+        convert.load(path)
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["a.safetensors"], r"\['a.safetensors'\]"),
+        (None, "None"),
+        ({"wte": 5}, "5"),
+        ({"wte": "../outside.safetensors"}, r"'\.\./outside.safetensors'"),
+        ({"wte": "/etc/passwd"}, "'/etc/passwd'"),
+        ({"wte": "part.bin"}, "'part.bin'"),
+    ],
+)
+def test_index_that_names_other_files_raises(folder, names, shown):
+    path = folder()
+    (path / "model.safetensors").rename(path.parent / "outside.safetensors")
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(ValueError, match=rf"index\.json names {shown}: `weight_map` must give names of files in the"):
         convert.load(path)
 
 

@@ -1,0 +1,62 @@
+"""Checks of a `tokenizer.json`, which may come from anyone, for what the tokenizers library does not survive."""
+
+import base64
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+MAX_ID = (1 << 24) - 1  # arrays have an entry for each id
+
+
+def check(spec: Mapping[str, Any]) -> None:
+    """Raise ValueError if a token id is out of range or a `precompiled_charsmap` is damaged."""
+    model = spec["model"]
+    ids = list(model["vocab"].values()) if isinstance(model["vocab"], dict) else []
+    wrong = next((id for id in ids if type(id) is not int or not 0 <= id <= MAX_ID), None)
+    if wrong is not None:
+        raise ValueError(f"a token has the id {wrong!r}, which must be an integer from 0 to {MAX_ID:,}")
+    for part in _nested(spec.get("normalizer")):
+        if part.get("type") == "Precompiled" and not _is_sound(base64.b64decode(part["precompiled_charsmap"])):
+            raise ValueError("its precompiled_charsmap is damaged")
+
+
+def _nested(part: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield a normalizer and those in it."""
+    if isinstance(part, dict):
+        yield part
+        for inner in part.get("normalizers") or ():
+            yield from _nested(inner)
+
+
+def _is_sound(charsmap: bytes) -> bool:
+    """Return whether no text can lead out of SentencePiece's table of replacements.
+
+    The table is a double-array trie of bytes, of 32 bits per node, whose leaves are positions in a UTF-8 text; its size
+    in bytes comes first. A node at position p has the children p ^ offset ^ byte, which repeat the byte.
+    """
+    size = int.from_bytes(charsmap[:4], "little")
+    nodes, text = charsmap[4 : 4 + size], charsmap[4 + size :]
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    if len(charsmap) < 4 or len(nodes) != size or not size or size % 4:
+        return False
+    units = np.frombuffer(nodes, "<u4").astype(np.int64)
+    offsets, bytes_ = (units >> 10) << ((units & 1 << 9) >> 6), np.arange(1, 0xF5)  # those of UTF-8
+    seen, frontier = np.zeros(len(units), bool), np.zeros(1, np.int64)
+    while frontier.size:
+        seen[frontier] = True
+        children = (frontier ^ offsets[frontier])[:, None] ^ bytes_
+        if children.max() >= len(units):
+            return False
+        reached = np.unique(children[(units[children] & 0x800000FF) == bytes_])
+        leaves = (reached ^ offsets[reached])[(units[reached] >> 8 & 1) == 1]
+        if leaves.max(initial=0) >= len(units):
+            return False
+        starts = units[leaves] & 0x7FFFFFFF
+        if any(start >= len(text) or text[start] & 0xC0 == 0x80 for start in starts):  # inside of a character
+            return False
+        frontier = reached[~seen[reached]]
+    return True
