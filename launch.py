@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe has closed it, such as `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (ValueError, OSError, ArithmeticError, MemoryError, ModuleNotFoundError) as error:
+    except (ValueError, OSError, ArithmeticError, MemoryError, ModuleNotFoundError, RecursionError) as error:
         print(f"\nerror: {error if str(error) else type(error).__name__}", file=sys.stderr)
         if options.traceback:
             traceback.print_exc()

@@ -87,6 +87,8 @@ class Question:
     answers: Sequence[tuple[int, str]]
 
     def __post_init__(self):
+        if wrong := [part for part in (self.text, self.context) if not isinstance(part, str)]:
+            raise TypeError(f"a question or context is {str(wrong[0])[:60]}, not text")
         for start, answer in self.answers:
             if self.context[start : start + len(answer)] != answer:
                 raise ValueError(f"The answer {answer!r} to {self.text!r} is not at character {start} of its context.")

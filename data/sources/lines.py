@@ -15,7 +15,7 @@ from typing import Any
 from lineage.data.content import Documents, LabeledTexts, PairedTexts, Question, TaggedSentence
 from lineage.data.sources.base import SOURCES, SplitFiles
 
-_ID = re.compile(r"\d+([-.]\d+)?")  # of a word in CoNLL-U
+_ID = re.compile(r"\d{1,9}([-.]\d{1,9})?")  # of a word in CoNLL-U
 
 
 @SOURCES.register("pairs")
@@ -129,7 +129,7 @@ def read_questions(path: str) -> list[Question]:
             for paragraph in article["paragraphs"]
             for item in paragraph["qas"]
         ]
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, RecursionError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not a file in SQuAD's format: {type(error).__name__} {error}.") from None
 
 
@@ -148,7 +148,9 @@ def read_sentences(path: str) -> list[TaggedSentence]:
             if len(columns) != 10:
                 raise ValueError(f"{path}, line {number} has {len(columns)} columns: CoNLL-U has 10.")
             if not _ID.fullmatch(columns[0]):
-                raise ValueError(f"{path}, line {number} begins with {columns[0]!r}, not with an ID such as 1 or 1-2.")
+                raise ValueError(
+                    f"{path}, line {number} begins with {columns[0][:20]!r}, not with an ID such as 1 or 1-2."
+                )
             after = "" if "SpaceAfter=No" in columns[9].split("|") else " "
             if "-" in columns[0]:
                 multiword = int(columns[0].partition("-")[2]), after
@@ -205,7 +207,7 @@ def _entries(line: str, keys: Sequence[str], needed: Sequence[str], where: str) 
         row = [entry[key] for key in keys if key in needed or key in entry]
         if None in row:
             raise ValueError
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         names = " and ".join(f"`{key}`" for key in needed)
         raise ValueError(f"{where} must be a JSON object with {names}, none of them null.") from None
     return row

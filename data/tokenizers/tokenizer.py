@@ -28,6 +28,7 @@ SENTINELS = tuple(f"<extra_id_{number}>" for number in range(100))  # the tokens
 ANY_CHARACTER = r"[\s\S]"
 _SPACES = "\u2581\u0120\u010a\u0109\u010d \n\t\r"  # first characters of words: of Unigram, bytes and characters
 _PIECE = 1 << 18
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _BETWEEN_LINES = re.compile(r"(?<=\S)\n(?!\s)")
 
 
@@ -75,7 +76,20 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the token ids int32 [N] of each text; the library uses all cores."""
+        """Return the token ids int32 [N] of each text; the library uses all cores.
+
+        Raises ValueError for a text with half of a surrogate pair, which JSON can hold but UTF-8 cannot.
+        """
+        try:
+            return self._encode(texts)
+        except (UnicodeEncodeError, TypeError) as error:
+            wrong = next((found for found in map(_SURROGATE.search, texts) if found), None)
+            if not wrong:
+                raise
+            near = wrong.string[max(wrong.start() - 20, 0) : wrong.end() + 20]
+            raise ValueError(f"A text has half of a surrogate pair, which is not a character, in {near!r}.") from error
+
+    def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         if self._is_bytes:
             return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
         if self._characters is not None:

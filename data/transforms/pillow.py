@@ -17,7 +17,7 @@ def decode(file: str | Path | bytes, channels: int) -> np.ndarray:
             if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV"):
                 raise OSError(f"its pixels are {image.mode}, not of 8 bits")
             pixels = np.asarray(image.convert({1: "L", 3: "RGB", 4: "RGBA"}[channels]))
-    except OSError as error:
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # SyntaxError: some damaged PNG files
         name = "An example" if isinstance(file, bytes) else file
         raise ValueError(f"{name} cannot be read as an image: {error}.") from None
     return pixels.reshape(*pixels.shape[:2], channels)
