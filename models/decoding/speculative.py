@@ -127,7 +127,7 @@ def _speculate(
     models, variables, prompts, lengths, inputs, processors, seed, pad_token, *, max_new_tokens, num_drafted
 ):  # fmt: skip
     variables = [separate_layers(*both) for both in zip(models, variables)]
-    begun = [prefill(*both, prompts, lengths, inputs, max_new_tokens) for both in zip(models, variables)]
+    begun = [prefill(*both, prompts, lengths, inputs, max_new_tokens, num_drafted) for both in zip(models, variables)]
     (tokens, starts, cache, memory), (_, _, draft_cache, draft_memory) = begun
     for kept in (cache, draft_cache):
         check(hasattr(kept, "rewind"), f"a {type(kept).__name__} cannot be rewound, as speculative decoding requires.")
