@@ -164,7 +164,7 @@ def test_sequences_are_independent():
 class Forward(GPT):
     """Model whose cache cannot be rewound."""
 
-    def init_cache(self, batch_size, max_length):
+    def init_cache(self, batch_size, max_length, rewinds):
         return {}
 
 
