@@ -45,11 +45,9 @@ class Decoder(StackModel):
         """
         self.check_length(max_length)
         layers, heads, size = self.cache_shape
-        entries = max_length
-        if self.window is not None and rewinds is not None:
-            entries = min(max_length, self.window + rewinds)
-        dtype, rolling = self.embed.table.dtype, entries < max_length
-        return Cache.empty(layers, batch_size, entries, heads, size, dtype, rolling)
+        rolling = None not in (self.window, rewinds) and self.window + rewinds < max_length
+        entries, rewinds = (self.window + rewinds, rewinds) if rolling else (max_length, None)
+        return Cache.empty(layers, batch_size, entries, heads, size, self.embed.table.dtype, rewinds)
 
     def check_length(self, length: int) -> None:
         """Raise ValueError if the model has no positions for this number of tokens."""

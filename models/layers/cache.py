@@ -128,8 +128,9 @@ class Cache(Rewindable):
             an empty cache is not read.
         num_kv_heads: number of key/value heads, K.
         end: see `until`.
-        rolling: whether the entries are a ring buffer: entry p mod S is that of the token at position p, until that of
-            p + S replaces it. Only the first call, with an empty cache, may have more tokens than are left of a window.
+        rewinds: largest number of tokens by which the cache is rewound, for a ring buffer: the token at position p
+            replaces that at p - S. Attention with a window to T more tokens takes S >= window + T - 1 entries, unless
+            the cache is known to be empty. None: entry p is that of position p.
     """
 
     key: tuple[Float[Array, "N S C"], ...]
@@ -137,7 +138,7 @@ class Cache(Rewindable):
     length: Int[Array | np.ndarray, "#B"]
     num_kv_heads: int = struct.field(pytree_node=False)
     end: Int[Array, "B"] | None = None
-    rolling: bool = struct.field(pytree_node=False, default=False)
+    rewinds: int | None = struct.field(pytree_node=False, default=None)
 
     @classmethod
     def empty(
@@ -148,16 +149,16 @@ class Cache(Rewindable):
         num_kv_heads: int,
         head_size: int,
         dtype=jnp.float32,
-        rolling: bool = False,
+        rewinds: int | None = None,
     ) -> "Cache":
         """Return an empty cache of `layers` layers with `entries` entries of each sequence."""
         zeros = [jnp.zeros((batch_size * num_kv_heads, entries, head_size), dtype) for _ in range(2 * layers)]
         empty = np.zeros(1, np.int32)
-        return cls(tuple(zeros[:layers]), tuple(zeros[layers:]), empty, num_kv_heads, rolling=rolling)
+        return cls(tuple(zeros[:layers]), tuple(zeros[layers:]), empty, num_kv_heads, rewinds=rewinds)
 
     @property
     def layers(self) -> tuple[LayerCache, ...]:
-        shared = self.length, self.end, self.rolling
+        shared = self.length, self.end, self.rewinds is not None
         return tuple(LayerCache(key, value, *shared) for key, value in zip(self.key, self.value))
 
     def with_layers(self, layers: Sequence[LayerCache]) -> "Cache":
@@ -165,17 +166,26 @@ class Cache(Rewindable):
         keys, values = (tuple(getattr(layer, name) for layer in layers) for name in ("key", "value"))
         return self.replace(key=keys, value=values, length=layers[0].length, end=None)
 
-    @property
-    def max_length(self) -> int:
-        return self.layers[0].max_length
-
     def positions(self, count: int) -> Int[Array, "#B T"]:
         """Return the positions of the next `count` tokens of each sequence."""
         return self.layers[0].positions(count)
 
+    def rewind(self, length: Int[Array, "#B"]) -> "Cache":
+        """Return the cache as it was after the first `length` tokens of each sequence.
+
+        Raises:
+            ValueError: a ring buffer is rewound by more than `rewinds` tokens. Within a compiled program, whose lengths
+                are not known, this is not noticed.
+        """
+        back = self.length - length
+        if self.rewinds is not None and not isinstance(back, jax.core.Tracer) and back.max() > self.rewinds:
+            raise ValueError(
+                f"a ring buffer for rewinding by at most {self.rewinds} tokens is rewound by {back.max()}."
+            )
+        return self.replace(length=length)
+
     def gather(self, rows: Int[Array, "N"]) -> "Cache":
         """Return the cache whose sequence n is sequence `rows[n]` of this one; they may be left out and repeated."""
-
         batch_size = len(self.key[0]) // self.num_kv_heads
         key, value = jax.tree.map(partial(_take, rows=rows, batch_size=batch_size), (self.key, self.value))
         length = self.length if len(self.length) == 1 else jnp.take(self.length, rows, mode="clip")

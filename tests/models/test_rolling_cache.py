@@ -12,6 +12,7 @@ import pytest
 
 from lineage.models.decoding.generate import generate
 from lineage.models.decoding.speculative import speculate
+from lineage.models.layers import cache as caches
 from lineage.models.llama import Llama
 from tests.tiers import tiered
 from tests.tolerance import assert_close
@@ -81,9 +82,13 @@ def test_speculation_rewinds_the_ring(windows, temperature, params):
             np.testing.assert_array_equal(out.generation.tokens, tokens)
 
 
-@pytest.mark.parametrize("first", [1, 3, 4, 11])
-def test_tokens_one_by_one_equal_several_at_once(first, params):
-    """Check the logits of a first call with an empty cache, then those of 1 to 3 tokens at a time, with rewinding."""
+@pytest.mark.parametrize(("first", "separate"), [(1, 16), (3, 0), (4, 16), (11, 0), (11, 16)])
+def test_tokens_one_by_one_equal_several_at_once(first, separate, params, monkeypatch):
+    """Check the logits of a first call with an empty cache, then those of 1 to 3 tokens at a time, with rewinding.
+
+    They are written one by one or by a scatter.
+    """
+    monkeypatch.setattr(caches, "SEPARATE", separate)
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, VOCAB, (2, 29)), jnp.int32)
     expected = jax.jit(WINDOW.apply)(params, tokens)
     decode = jax.jit(partial(WINDOW.apply, method="decode"))
@@ -113,8 +118,11 @@ def test_decoding_step_reads_only_the_window(params):
     assert longest == {model: 64, whole(model): 1024}
 
 
-def test_tokens_for_which_the_ring_is_too_small_raise(params):
+def test_calls_for_which_the_ring_is_too_small_raise(params):
     cache = WINDOW.apply(params, 1, 64, 2, method="init_cache").rewind(jnp.array([9]))
+    assert cache.rewind(jnp.array([7])).length.tolist() == [7]
+    with pytest.raises(ValueError, match="a ring buffer for rewinding by at most 2 tokens is rewound by 3"):
+        cache.rewind(jnp.array([6]))
     message = "a ring buffer of 6 entries does not suffice for 4 tokens at once and window 4"
     with pytest.raises(ValueError, match=message):
         WINDOW.apply(params, jnp.zeros((1, 4), jnp.int32), cache, method="decode")
