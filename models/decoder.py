@@ -45,9 +45,10 @@ class Decoder(StackModel):
         """
         self.check_length(max_length)
         layers, heads, size = self.cache_shape
-        rolling = None not in (self.window, rewinds) and self.window + rewinds < max_length
-        entries, rewinds = (self.window + rewinds, rewinds) if rolling else (max_length, None)
-        return Cache.empty(layers, batch_size, entries, heads, size, self.embed.table.dtype, rewinds)
+        entries, dtype = max_length, self.embed.table.dtype
+        if self.window is not None and rewinds is not None:
+            entries = min(self.window + rewinds, max_length)
+        return Cache.empty(layers, batch_size, entries, heads, size, dtype, rewinds if entries < max_length else None)
 
     def check_length(self, length: int) -> None:
         """Raise ValueError if the model has no positions for this number of tokens."""

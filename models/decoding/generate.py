@@ -129,7 +129,7 @@ def log_likelihood(
     positions = jnp.arange(generation.tokens.shape[1])
     real = positions < generation.lengths[:, None]
     tokens = jnp.where(real, generation.tokens, 0)
-    cache = model.apply(variables, *tokens.shape, method="init_cache")
+    cache = model.apply(variables, *tokens.shape, 0, method="init_cache")
     memory = model.apply(variables, inputs, method="encode")
     logits, _ = model.apply(variables, tokens[:, :-1], cache, memory, method="decode")
     scores = jnp.take_along_axis(jax.nn.log_softmax(logits.astype(jnp.float32)), tokens[:, 1:, None], axis=-1)
