@@ -160,7 +160,7 @@ def _advance(setting, state):
     """Draft tokens, verify them, and append the accepted ones and one more to each sequence."""
     lengths, done = state.lengths, state.done
     rows, steps = jnp.arange(len(lengths)), jnp.arange(setting.num_drafted + 1)
-    keys = row_keys(setting.seed, state.calls, len(lengths))
+    keys = None if setting.greedy else row_keys(setting.seed, state.calls, len(lengths))
     tokens, drafted, q, draft_cache = _draft(setting, state, keys)
 
     logits, cache = setting.target(tokens, lengths[:, None] - 1 + steps, state.cache)

@@ -64,6 +64,16 @@ def test_generated_tokens_are_those_of_the_whole_cache(options, params):
         assert len({bytes(row[row > 0]) for row in np.asarray(out.tokens)}) == 3
 
 
+@tiered("window", [1, 4])
+def test_greedy_tokens_are_those_of_the_uncached_model(window, params):
+    model = WINDOW.clone(window=window)
+    for lengths in LENGTHS:
+        tokens = generate(model, params, PROMPTS, lengths, max_new_tokens=15, temperature=0.0).tokens
+        best = jax.jit(model.apply)(params, tokens).argmax(axis=-1)
+        for row, length in enumerate(lengths):
+            np.testing.assert_array_equal(tokens[row, length : length + 15], best[row, length - 1 : length + 14])
+
+
 @tiered(("windows", "temperature"), [((4, 3), 0.0), ((4, None), 0.0), ((None, 3), 0.0), ((4, 3), 0.8)])
 def test_speculation_rewinds_the_ring(windows, temperature, params):
     """Check rejected drafts: their entries have replaced those of tokens before the window."""
