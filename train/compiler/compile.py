@@ -217,7 +217,7 @@ def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
     variables = jax.eval_shape(lambda tree: cast(tree, jnp.dtype(precision)), variables)
     variables = placed(variables, shardings(variables, experiment.sharding_rules, mesh))
     length = model.max_length or experiment.task.sequence_length
-    cache = jax.eval_shape(lambda v: model.apply(v, size, length, method="init_cache"), variables)
+    cache = jax.eval_shape(lambda v: model.apply(v, size, length, 0, method="init_cache"), variables)
     batch = jax.eval_shape(lambda: experiment.zeros(size))
     inputs = (batch["inputs"], batch["inputs_mask"]) if "inputs" in batch else None
     memory = jax.eval_shape(lambda v, inputs: model.apply(v, inputs, method="encode"), variables, inputs)
