@@ -1,6 +1,5 @@
 """Quantization of trained matrices to 8 bits for evaluation and generation, by Qwix."""
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -46,13 +45,8 @@ def quantize(params: Any, inputs: Inputs, kind: str) -> Any:
     Args:
         inputs: the matrices, see `input_axes`.
         kind: "int8" or "fp8" (e4m3).
-
-    Raises:
-        ModuleNotFoundError: Qwix is not installed.
     """
-    if importlib.util.find_spec("qwix") is None:
-        raise ModuleNotFoundError(f"weights is {kind!r}: it needs Qwix, which is not installed: `pip install qwix`.")
-    import qwix
+    import qwix  # an optional dependency
 
     flat = flatten_dict(params, sep="/")
     for path, axes in inputs.items():

@@ -284,11 +284,13 @@ class Experiment:
         found = {}
         for role in ("draft", "contrast"):
             if folder := self.config.sampling[role]:
-                other = Experiment(base.from_json(read_json(Path(folder) / CONFIG)), Path(folder))
+                config = base.from_json(read_json(Path(folder) / CONFIG))
+                config.weights = self.config.weights
+                other = Experiment(config, Path(folder))
                 ours, theirs = (one.data.tokenizer and one.data.tokenizer.to_str() for one in (self, other))
                 if ours != theirs:
                     raise ValueError(f"sampling.{role} is {folder}: its tokenizer differs from that of {self.workdir}.")
-                found[role] = other.model, other.restore().variables(average=True)
+                found[role] = other.model, other.variables(other.restore())
         return found
 
     @cached_property
