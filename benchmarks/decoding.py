@@ -160,7 +160,9 @@ def quality(options) -> None:
         variables, context = experiment.variables(experiment.restore()), experiment.context()
         metrics = experiment.evaluation()(variables)
         for split, batches in experiment.data.splits.items():
-            likeliest = context.rows(lambda model, batch: context.task.forward(model, batch).argmax(-1), variables, batches)
+            likeliest = context.rows(
+                lambda model, batch: context.task.forward(model, batch).argmax(-1), variables, batches
+            )
             metrics[f"{split}/agreement"] = (likeliest == expected.setdefault(split, likeliest)).mean()
         size = sum(array.nbytes for array in jax.tree.leaves(variables))
         print(f"{weights or 'float32'}: {size / 2**20:.2f} MiB")

@@ -189,7 +189,7 @@ def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
     """Return a step that is lowered for the devices of an experiment, and the number of arrays that it should donate.
 
     The decoding step extends `sampling.num_samples` sequences by the most probable token, with a cache for the longest
-    sequence and parameters of the config's precision.
+    sequence and parameters in the precision and format (`weights`) of the config.
     """
     mesh, precision = experiment.mesh, experiment.run.precision
 
