@@ -160,13 +160,16 @@ def quality(options) -> None:
         variables, context = experiment.variables(experiment.restore()), experiment.context()
         metrics = experiment.evaluation()(variables)
         for split, batches in experiment.data.splits.items():
-            likeliest = context.rows(
-                lambda model, batch: context.task.forward(model, batch).argmax(-1), variables, batches
-            )
+            likeliest = context.rows(partial(most_probable, context.task), variables, batches)
             metrics[f"{split}/agreement"] = (likeliest == expected.setdefault(split, likeliest)).mean()
         size = sum(array.nbytes for array in jax.tree.leaves(variables))
         print(f"{weights or 'float32'}: {size / 2**20:.2f} MiB")
         print("".join(f"  {key:40s} {value:.5f}\n" for key, value in metrics.items()))
+
+
+def most_probable(task, model, batch):
+    """Return the tokens with the highest logits."""
+    return task.forward(model, batch).argmax(axis=-1)
 
 
 def medians(ways, rounds: int, clock: Callable[[], float] = time.perf_counter) -> list[float]:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from jax.extend.core import jaxprs_in_params
 
 from lineage.models.albert import ALBERT
 from lineage.models.decoding.generate import generate
@@ -147,7 +148,7 @@ def loops(jaxpr):
     for equation in jaxpr.eqns:
         if equation.primitive.name == "while":
             yield equation.invars
-        for inner in jax.core.jaxprs_in_params(equation.params):
+        for inner in jaxprs_in_params(equation.params):
             yield from loops(inner)
 
 
