@@ -142,7 +142,7 @@ def restored(options: Options, changes: Changes) -> tuple[Any, Any]:
 
 def run_evaluate(options: Options, changes: Changes) -> None:
     experiment, state = restored(options, changes)
-    print(json.dumps(experiment.evaluation()(state.variables(average=True)), indent=2))
+    print(json.dumps(experiment.evaluation()(experiment.variables(state)), indent=2))
 
 
 def run_generate(options: Options, changes: Changes) -> None:
@@ -152,7 +152,7 @@ def run_generate(options: Options, changes: Changes) -> None:
     from lineage.evaluation.sampling import Sampler
 
     text, sampler = experiment.config.sampling.prompt, Sampler(experiment.context(), experiment.helpers())
-    for continuation in sampler.write(state.variables(average=True), text):
+    for continuation in sampler.write(experiment.variables(state), text):
         print(sampler.lead(text) + continuation)
     if sampler.acceptance_rate is not None:
         print(f"{sampler.acceptance_rate:.0%} of the draft's tokens were accepted")

@@ -53,6 +53,7 @@ MAY_CHANGE = (
     "task.cache_dir",
     "total_",
     "wandb",
+    "weights",
 )
 
 

@@ -17,7 +17,7 @@ from lineage.configs import base, durations, modules, schema
 from lineage.configs.run import Run
 from lineage.data import SOURCES, TOKENIZERS, Data, Facts, Loader, Source, Tokenizer, load, tokenizers
 from lineage.evaluation import EVALUATORS, Context, Evaluation, Evaluator
-from lineage.models import MODELS, Model
+from lineage.models import MODELS, Model, quantization
 from lineage.runs.folder import CONFIG, read_json
 from lineage.tasks import TASKS, Batch, Task
 from lineage.tasks.base import Sizes
@@ -240,10 +240,22 @@ class Experiment:
         """Return the config's evaluators."""
         return Evaluation(self.context(), self.evaluators)
 
+    def variables(self, state: TrainState) -> dict[str, Any]:
+        """Return the variables for evaluation and generation: averages where they are kept, quantized if configured."""
+        variables = state.variables(average=True)
+        if self.run.weights is None:
+            return variables
+        return {**variables, "params": self._quantize(variables["params"])}
+
+    @cached_property
+    def _quantize(self) -> Callable[[Any], Any]:
+        inputs = quantization.input_axes(self.task.loss, self.model, self.zeros())
+        return jax.jit(partial(quantization.quantize, inputs=inputs, kind=self.run.weights))
+
     def gathered(self, state: TrainState) -> Mapping[str, Any]:
-        """Return the model's variables, whole on every process; an average of the parameters where one is kept."""
+        """Return the variables for evaluation, whole on every process."""
         gather = jax.jit(lambda variables: variables, out_shardings=NamedSharding(self.mesh, PartitionSpec()))
-        return jax.tree.map(np.asarray, gather(state.variables(average=True)))
+        return jax.tree.map(np.asarray, gather(self.variables(state)))
 
     def state(self, checkpoints: Checkpoints, step: int | None = None) -> TrainState:
         """Return the state of a checkpoint (None: the newest), or the one before the first step if there is none."""
@@ -272,11 +284,13 @@ class Experiment:
         found = {}
         for role in ("draft", "contrast"):
             if folder := self.config.sampling[role]:
-                other = Experiment(base.from_json(read_json(Path(folder) / CONFIG)), Path(folder))
+                config = base.from_json(read_json(Path(folder) / CONFIG))
+                config.weights = self.config.weights
+                other = Experiment(config, Path(folder))
                 ours, theirs = (one.data.tokenizer and one.data.tokenizer.to_str() for one in (self, other))
                 if ours != theirs:
                     raise ValueError(f"sampling.{role} is {folder}: its tokenizer differs from that of {self.workdir}.")
-                found[role] = other.model, other.restore().variables(average=True)
+                found[role] = other.model, other.variables(other.restore())
         return found
 
     @cached_property
