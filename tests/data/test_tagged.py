@@ -58,7 +58,7 @@ def test_a_folder_of_universal_dependencies(tmp_path):
     assert bytes(batch["tokens"][0][batch["mask"][0]].tolist()) == b"I n  ae."  # the first byte of each word
     assert (batch["targets"][~batch["mask"]] == 0).all()
     (tmp_path / "xx_y-ud-train.conllu").unlink()
-    with pytest.raises(FileNotFoundError, match=r"There is no file \*-train\.conllu in"):
+    with pytest.raises(FileNotFoundError, match=r"has no file named after the split train, such as train\.conllu"):
         load(source, task)
 
 
