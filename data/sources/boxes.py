@@ -53,7 +53,7 @@ class COCO(SplitFiles):
 
     def files(self) -> list[str]:
         given = super().paths().values()
-        return [*given, *([self.images_path] if self.images_path else {str(Path(path).parent) for path in given})]
+        return [*given, *([self.images_path] if self.images_path else {str(_root(path)) for path in given})]
 
     def images_with_boxes(self) -> Images:
         splits, names = {}, []
@@ -215,12 +215,16 @@ def _coco_images(path: str, content: dict[str, Any], categories: Sequence[int], 
     return BoxedImages([root / name for name in names], sizes, [_arrays(each) for each in objects.values()])
 
 
+def _root(path: str) -> Path:
+    """Return the folder of `annotations` with a JSON file, else that of the file; of a folder, return itself."""
+    beside = Path(path).parent
+    return Path(path) if Path(path).is_dir() else beside.parent if beside.name == "annotations" else beside
+
+
 def _image_folder(path: str, first: str, folder: str) -> Path:
     """Return the folder of the images of a file of COCO, see `COCO.images_path`."""
-    beside = Path(path).parent
-    root = beside.parent if beside.name == "annotations" else beside
-    name = Path(path).stem.removeprefix("instances_")
-    places = [Path(folder)] if folder else [root / name, root / "images" / name, root / "images", root, beside]
+    root, name = _root(path), Path(path).stem.removeprefix("instances_")
+    places = [Path(folder)] if folder else [root / name, root / "images" / name, root / "images", root]
     if found := next((place for place in places if (place / first).is_file()), None):
         return found
     listed = ", ".join(map(str, places))

@@ -120,12 +120,14 @@ class BIO(TaggedFiles):
                 words, tags = [], []
                 continue
             width = width or len(row)
-            needed = max(place + 1 if place >= 0 else -place for place in (self.word_column, self.tag_column, 1))
+            needed = max(2, *(place + 1 if place >= 0 else -place for place in (self.word_column, self.tag_column)))
             if len(row) != width or width < needed:
                 must = f"the lines before have {width}" if len(row) != width else f"it must have at least {needed}"
                 raise ValueError(f"{path}, line {number} has {len(row)} columns: {must}.")
             words.append((" " if words else "") + row[self.word_column])
             tags.append(row[self.tag_column])
+        if not sentences:
+            raise ValueError(f"{path} has no sentences.")
         return sentences
 
 
