@@ -34,7 +34,7 @@ def _opened(file: str | Path | bytes, where: str) -> Iterator[Image.Image]:
     try:
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
             yield image
-    except (OSError, SyntaxError) as error:  # Pillow raises SyntaxError for some damaged PNG files.
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # SyntaxError: some damaged PNG files
         where = where or ("An example" if isinstance(file, bytes) else file)
         raise ValueError(f"{where} cannot be read as an image: {error}.") from None
 
