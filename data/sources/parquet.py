@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lineage.data.content import Images
+from lineage.data.content import Images, Question
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES
 from lineage.data.sources.tables import Table, check_columns
@@ -53,6 +53,20 @@ class Parquet(Table):
         with _errors(file), _opened(file) as table:
             metadata = json.loads((table.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))
         return list(metadata.get("info", {}).get("features", {}).get(key, {}).get("names") or [])
+
+    def questions(self) -> dict[str, list[Question]]:
+        """Return the questions in the columns `question`, `context` and `answers`, as SQuAD has them on the Hub.
+
+        The answers are a struct of lists, `text` and `answer_start`, which are empty for unanswerable questions.
+        """
+        return {split: list(self._questions(split)) for split in self.splits()}
+
+    def _questions(self, split: str) -> Iterator[Question]:
+        for file, row, (text, context, answers) in self.values(split, ["question", "context", "answers"]):
+            try:
+                yield Question(text, context, list(zip(answers["answer_start"], answers["text"], strict=True)))
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{file}, row {row} is not a question: {error}") from None
 
     def images(self) -> Images:
         """Return the images with a label, without splits that have none; classes numbered -1 are missing labels."""

@@ -11,11 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from lineage.data import Question
 from lineage.data.fingerprint import fingerprint
 from lineage.data.sources import parquet
 from lineage.data.sources.parquet import Parquet
 from lineage.tasks.causal_lm import CausalLM
 from lineage.tasks.image_classification import ImageClassification
+from lineage.tasks.question_answering import QuestionAnswering
 from tests.data.conftest import load, png
 
 STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -50,7 +52,7 @@ def test_a_folder_of_the_hub(tmp_path):
     write(root / "plain_text/unsupervised-00000-of-00001.parquet", {"text": ["other"], "label": [-1]}, ["neg", "pos"])
     (root / "README.md").write_text("train")
     source = Parquet(str(root))
-    assert source.offers() == ["documents", "pairs", "labeled_texts", "images"]
+    assert source.offers() == ["documents", "pairs", "labeled_texts", "questions", "images"]
     parts = source.labeled_texts()
     assert list(parts) == ["train", "validation", "test"]
     assert [text for (text,) in parts["train"].texts] == [f"train {shard} {i}" for shard in (0, 1) for i in range(4)]
@@ -89,6 +91,24 @@ def test_pairs_in_structs_and_other_types_of_text(tmp_path):
         path = write(tmp_path / "b.parquet", {"text": pa.array(values, kind), "label": [2.5, -1]})
         part = Parquet(path).labeled_texts()["train"]
         assert (part.texts, part.labels) == ([("",), ("ß\n",)], ["2.5", "-1.0"])
+
+
+def test_questions(tmp_path):
+    answers = [{"text": ["Rome", "in Rome"], "answer_start": [13, 10]}, {"text": [], "answer_start": []}]
+    context = "Ann lives in Rome."
+    columns = {"id": ["a", "b"], "question": ["Where?", "Why?"], "context": [context] * 2, "answers": answers}
+    (found,) = Parquet(write(tmp_path / "a.parquet", columns)).questions().values()
+    assert found == [Question("Where?", context, [(13, "Rome"), (10, "in Rome")]), Question("Why?", context, [])]
+    loaded = load(Parquet(f"{tmp_path}/a.parquet"), QuestionAnswering(sequence_length=64), batch_size=2)
+    assert sorted((loaded.train[0]["start"] > 0).tolist()) == [False, True]
+    for wrong, message in (
+        ({"text": ["Rome"], "answer_start": [12]}, "The answer 'Rome' to 'Why\\?' is not at character 12"),
+        ({"text": ["Rome"], "answer_start": []}, "zip.. argument 2 is longer"),
+        (None, "'NoneType' object is not subscriptable"),
+    ):
+        path = write(tmp_path / "b.parquet", columns | {"answers": [answers[0], wrong]})
+        with pytest.raises(ValueError, match=rf"{path}, row 2 is not a question: {message}"):
+            Parquet(path).questions()
 
 
 def test_rows_are_read_by_group(tmp_path, monkeypatch):

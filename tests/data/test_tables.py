@@ -264,5 +264,5 @@ def test_missing_and_nested_columns_of_objects(tmp_path):
 
 
 def test_lines_end_with_newlines_only(tmp_path):
-    (tmp_path / "a.txt").write_bytes("\ufeffone\r\ntwo\u2028 \x0b\x85three\rfour\n\nfive".encode())
-    assert read_lines(f"{tmp_path}/a.txt") == ["one", "two\u2028 \x0b\x85three\rfour", "", "five"]
+    (tmp_path / "a.txt").write_bytes("\ufeff one \r\ntwo\u2028 \x0b\x85three\rfour\n\nfive".encode())
+    assert read_lines(f"{tmp_path}/a.txt") == [" one ", "two\u2028 \x0b\x85three\rfour", "", "five"]
