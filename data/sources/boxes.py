@@ -91,7 +91,7 @@ class VOC(PathSource):
 
     def images_with_boxes(self) -> Images:
         sets = {"train": self.train_set, "validation": self.validation_set, "test": self.test_set}
-        found = {split: self._annotations(name) for split, name in sets.items() if name}
+        found = {split: self._annotations(name) for split, name in sets.items() if name or split == "train"}
         found = {split: files for split, files in found.items() if files or split != "test" or self.test_set != "test"}
         for split, files in found.items():
             if not files:

@@ -216,6 +216,8 @@ def test_sets_of_voc(tmp_path):
         VOC(str(tmp_path), train_set="trainval").images_with_boxes()
     with pytest.raises(FileNotFoundError, match=r"There is no set tets\.txt in .*/ImageSets/Main"):
         VOC(str(tmp_path), test_set="tets").images_with_boxes()
+    with pytest.raises(FileNotFoundError, match=r"There is no set \.txt in .*/ImageSets/Main"):
+        VOC(str(tmp_path), train_set="").images_with_boxes()
     with pytest.raises(FileNotFoundError, match=r"There is no folder .*/ImageSets, and none in the folders of"):
         VOC(f"{tmp_path}/VOC2007/Annotations").images_with_boxes()
 
