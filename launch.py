@@ -256,6 +256,10 @@ def run_score(options: Options, changes: Changes) -> None:
 def run_list(options: Options, changes: Changes) -> None:
     from lineage.configs import cli
 
+    if options.parts:
+        found = cli.parts(options.parts)
+        print("\n".join(f"{name:{max(map(len, found))}}  {summary}" for name, summary in found.items()))
+        return
     width = max(map(len, cli.experiments()))
     for folder in ("small", "paper"):
         print(f"{folder}:")

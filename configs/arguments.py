@@ -288,7 +288,11 @@ COMMANDS = {
             _option("--output FILE", "file to write (default PREDICTIONS.METRIC.json)"),
         ),
     ),
-    "list": Command("List the experiments that come with the project.", ("list",)),
+    "list": Command(
+        "List the experiments that come with the project, or the parts that a config can choose.",
+        ("list", "list sources", "list models"),
+        (_option("parts PARTS", "sources, tokenizers, tasks, models, adapters, ..., or evaluators", nargs="?"),),
+    ),
     "config": Command(
         "Print every key of a config with its value, type and documentation.",
         ("config", "config gpt_stdlib optimizer", "config gpt_stdlib --config.model.name=llama"),

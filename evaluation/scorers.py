@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lineage.data.sources.lines import read_lines
+from lineage.data.sources.files import read_lines
 from lineage.metrics import answers, diversity, embedding, summary, translation
 from lineage.metrics.detection import Detections, coco
 from lineage.metrics.tagging import Spans
