@@ -15,7 +15,7 @@ from lineage.data.sources.base import SOURCES, PathSource
 from lineage.data.transforms.pillow import decode
 
 SPLITS = ("train", "validation", "test")
-_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
 @SOURCES.register("folder")
@@ -57,9 +57,7 @@ def _labeled(folder: Path, names: Sequence[str]) -> tuple[Sequence[Path], np.nda
     """Return the image files of a split and their classes."""
     if extra := set(_classes(folder)) - set(names):
         raise ValueError(f"{folder} has the class {min(extra)!r}, which {folder.with_name('train')} does not have.")
-    groups = [
-        [file for file in sorted((folder / name).glob("*")) if file.suffix.lower() in _SUFFIXES] for name in names
-    ]
+    groups = [[file for file in sorted((folder / name).glob("*")) if file.suffix.lower() in SUFFIXES] for name in names]
     if not any(groups):
         raise ValueError(f"There is no image in {folder}/<class>/.")
     return [*chain(*groups)], np.repeat(np.arange(len(names), dtype=np.int32), [len(some) for some in groups])

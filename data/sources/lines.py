@@ -119,18 +119,23 @@ def read_labeled_texts(path: str) -> LabeledTexts:
     return LabeledTexts([row[:-1] for row in rows], [row[-1] for row in rows])
 
 
-def read_questions(path: str) -> list[Question]:
-    """Return the questions in a file of SQuAD's format."""
+def read_questions(path: str, *, answered: bool = True) -> list[Question]:
+    """Return the questions in a file of SQuAD's format, whose answers may be missing unless they are needed."""
     content = "\n".join(read_lines(path))
     try:
         return [
-            Question(item["question"], paragraph["context"], [(a["answer_start"], a["text"]) for a in item["answers"]])
+            Question(item["question"], paragraph["context"], _answers(item, answered), str(item.get("id", "")))
             for article in json.loads(content)["data"]
             for paragraph in article["paragraphs"]
             for item in paragraph["qas"]
         ]
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not a file in SQuAD's format: {type(error).__name__} {error}.") from None
+
+
+def _answers(item: dict[str, Any], answered: bool) -> list[tuple[int, str]]:
+    found = item["answers"] if answered else item.get("answers", ())
+    return [(answer["answer_start"], answer["text"]) for answer in found]
 
 
 def read_sentences(path: str) -> list[TaggedSentence]:

@@ -17,7 +17,7 @@ def decode(file: str | Path | bytes, channels: int) -> np.ndarray:
             if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV"):
                 raise OSError(f"its pixels are {image.mode}, not of 8 bits")
             pixels = np.asarray(image.convert({1: "L", 3: "RGB", 4: "RGBA"}[channels]))
-    except OSError as error:
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         name = "An example" if isinstance(file, bytes) else file
         raise ValueError(f"{name} cannot be read as an image: {error}.") from None
     return pixels.reshape(*pixels.shape[:2], channels)
@@ -26,6 +26,13 @@ def decode(file: str | Path | bytes, channels: int) -> np.ndarray:
 def to_pillow(image: np.ndarray) -> Image.Image:
     """Convert uint8 [h, w, c] to a Pillow image."""
     return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+
+
+def png(image: np.ndarray) -> bytes:
+    """Return the .png file of an image uint8 [h, w, c]."""
+    file = io.BytesIO()
+    to_pillow(image).save(file, "PNG")
+    return file.getvalue()
 
 
 def from_pillow(image: Image.Image) -> np.ndarray:
