@@ -82,7 +82,7 @@ class MaskedLM(DocumentTask):
 
     def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
         """Return each text with the most probable tokens in place of masks, and the candidates for each mask."""
-        found, coder = [], inputs.tokenizer
+        found, coder = [], inputs.coder
         for tokens, *best in zip(inputs.tokens, *outputs):
             places = np.flatnonzero(tokens == coder.mask)
             chances, ids = (values[: len(places)] for values in best)
@@ -104,7 +104,7 @@ class MaskedLM(DocumentTask):
 class MaskedTexts(Encoded):
     """Sequences with masks, of which M are the most; `masked_positions` int32 [M] are those of a sequence, then 0."""
 
-    tokenizer: Tokenizer | None = None
+    coder: Tokenizer | None = None
 
 
 def masked_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int, joined: bool = False) -> MaskedTexts:
@@ -115,7 +115,7 @@ def masked_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int, joined
     positions = np.zeros((len(rows), -(-max(1, *map(len, places)) // 8) * 8), np.int32)
     for row, found in zip(positions, places):
         row[: len(found)] = found
-    others = {"per_sequence": {"masked_positions": positions}, "tokenizer": tokenizer}
+    others = {"per_sequence": {"masked_positions": positions}, "coder": tokenizer}
     return encoded.collect(rows, range(len(rows)), length, tokenizer, MaskedTexts, **others)
 
 

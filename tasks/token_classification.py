@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Shaped
 
 from lineage.data import Examples, ExampleSource, Facts, TaggedSentence, Tokenizer
 from lineage.data.examples import encoded
@@ -46,7 +46,7 @@ class TokenClassification(EncoderTask):
 
 
 def tags_of(
-    numbers: Sequence[Int[np.ndarray, "_"]], source: Encoded, names: Shaped[np.ndarray, "V"]
+    numbers: Sequence[np.ndarray] | np.ndarray, source: Encoded, names: Shaped[np.ndarray, "V"]
 ) -> list[list[str]]:
     """Return the tags of each sentence, given the index of the tag at each token of each sequence."""
     found = defaultdict(list)
