@@ -208,12 +208,15 @@ COMMANDS = {
             _option("run RUN", "folder of the run (the same as --workdir)", nargs="?"),
             _option(
                 "--inputs INPUTS",
-                "texts: a .txt (one per line), .jsonl, or .csv or .tsv with a header; words: also .conllu or .conll; "
-                "questions: also a .json of SQuAD; images: a file, a folder, a .txt of paths, or a .json of COCO and, "
-                "after a comma, its folder; or a source, NAME:PATH as in --config.source (default: that of the run)",
+                "texts: a .txt (one per line), .jsonl, .csv, .tsv or .parquet; words: also a .conllu; questions: also "
+                "a .json of SQuAD; images: a file, a folder, a .txt of paths, or a .json of COCO and, after a comma, "
+                "its folder; or a source, NAME:PATH as in --config.source (default: that of the run)",
             ),
             _option("--split SPLIT", "split of a source that has several", default=""),
-            _option("--columns NAMES", "columns, or keys of the objects in a .jsonl, separated by commas"),
+            _option(
+                "--columns NAMES",
+                "columns, or keys of the objects in a .jsonl, separated by commas (two for pairs of texts)",
+            ),
             _option(
                 "--output FILE",
                 "a .jsonl with an object for each input, which the same command continues if it was interrupted; a "

@@ -1,8 +1,9 @@
 """Content, which sources offer, and the examples that tasks make of it."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,16 +16,13 @@ Transform = Callable[[dict[str, Any], np.ndarray], Batch]
 
 
 class Documents:
-    """Texts in a fixed order, which may be read lazily; a `fingerprint` of "" is computed from the texts."""
+    """Texts in a fixed order, which may be read anew in each pass; a `fingerprint` of "" is computed from the texts."""
 
     always_ended = False  # whether an end of text follows a single document too
 
-    def __init__(self, texts: Sequence[str], fingerprint: str = ""):
+    def __init__(self, texts: Iterable[str], fingerprint: str = ""):
         self._texts = texts
         self._fingerprint = fingerprint
-
-    def __len__(self) -> int:
-        return len(self._texts)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._texts)
@@ -121,6 +119,11 @@ class Arrays(ExampleSource):
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         return {name: value[indices] for name, value in self.features.items()}
+
+
+def are_several(texts: Iterable[str]) -> bool:
+    """Return whether there are at least two texts, of which no more are read."""
+    return len(list(islice(texts, 2))) > 1
 
 
 def gather(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

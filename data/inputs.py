@@ -1,13 +1,10 @@
 """Inputs of predictions: texts, words, questions and images, from files or from the content of a source.
 
-Texts are in a .txt (one in each line), a .jsonl (texts, or objects), or a .csv or .tsv with a header; these files may
-be gzipped (.gz).
+Texts are in a .txt (one in each line), or in the columns of a .jsonl, .csv, .tsv or .parquet. Words are separated by
+spaces, or in a list.
 """
 
-import csv
-import io
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,19 +14,20 @@ import numpy as np
 
 from lineage.data.content import Images, LabeledTexts, PairedTexts, Question, Subset, TaggedSentence, gather
 from lineage.data.loader import ExampleSource
+from lineage.data.sources import SOURCES
+from lineage.data.sources.files import COMPRESSED, read_lines
 from lineage.data.sources.folder import SUFFIXES, ImageFiles
-from lineage.data.sources.lines import read_lines, read_questions, read_sentences
+from lineage.data.sources.lines import read_questions, read_sentences
 
-# Kind of content -> the columns, or keys of objects, of a file of such inputs.
-# The column `OPTIONAL` may be missing.
+# Kind of content -> the columns of a file of such inputs.
 COLUMNS = {
     "documents": ("text",),
     "pairs": ("input",),
-    "labeled_texts": ("text", "second"),
+    "labeled_texts": ("text",),
     "tagged_sentences": ("words",),
     "questions": ("question", "context"),
 }
-OPTIONAL = "second"
+TABLES = ("jsonl", "csv", "tsv", "parquet")  # sources whose names are suffixes
 BOXES = "images_with_boxes"
 EMPTY = {"boxes": np.zeros((0, 4), np.float32), "classes": np.zeros(0, np.int32), "crowd": np.zeros(0, bool)}
 
@@ -64,19 +62,18 @@ def from_source(content: Any, kind: str, split: str = "") -> Inputs:
     part = splits[split or next(iter(splits))]
     if isinstance(part, ExampleSource):
         return Inputs(part, [{"image_id": number} for number in range(len(part))] if kind == BOXES else ())
-    rows = part.inputs if isinstance(part, PairedTexts) else part.texts if isinstance(part, LabeledTexts) else part
-    return Inputs(list(rows), _about(rows))
+    part = part.inputs if isinstance(part, PairedTexts) else part.texts if isinstance(part, LabeledTexts) else part
+    return Inputs(rows := list(part), _about(rows))
 
 
 def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int | None = None) -> Inputs:
     """Return the inputs in a file or folder.
 
     Args:
-        path: a file of texts; for words also a .conllu, or a .conll with a word in each line and an empty line between
-            sentences; for questions also a .json of SQuAD; for images a file, a folder, a .txt with their paths, or a
-            .json of COCO and, after a comma, the folder of its images.
+        path: a file of texts; for words also a .conllu; for questions also a .json of SQuAD; for images a file, a
+            folder, a .txt with their paths, or a .json of COCO and, after a comma, the folder of its images.
         kind: kind of content, see `Source`.
-        columns: names of the columns, or of the keys, in place of `COLUMNS`.
+        columns: names of columns in place of `COLUMNS`; two for pairs of texts to classify.
         channels: of images.
 
     Raises:
@@ -85,17 +82,17 @@ def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int 
     """
     if kind not in COLUMNS:
         return _images(path, kind, channels)
-    suffix, about = Path(path.removesuffix(".gz")).suffix, None
+    suffix = next((suffix for suffix in reversed(Path(path).suffixes) if suffix not in COMPRESSED), "")
     if kind == "questions" and suffix == ".json":
         rows = read_questions(path, answered=False)
-    elif kind == "tagged_sentences" and suffix in (".conllu", ".conll"):
-        rows = read_sentences(path) if suffix == ".conllu" else _column(read_lines(path))
+    elif kind == "tagged_sentences" and suffix == ".conllu":
+        rows = read_sentences(path)
     else:
         names = tuple(columns or COLUMNS[kind])
-        rows = [_row(kind, values, f"{path}, {place}") for place, values in _table(path, suffix, names)]
-    if not len(rows):
+        rows = [_row(kind, values, f"{path}, line {number}") for number, values in _table(path, suffix, names)]
+    if not rows:
         raise ValueError(f"{path} is empty: there is no input.")
-    return Inputs(rows, about or _about(rows))
+    return Inputs(rows, _about(rows))
 
 
 def _about(rows):
@@ -113,7 +110,9 @@ def _row(kind, values, where):
         words = values[0].split() if isinstance(values[0], str) else values[0]
         if not words:
             raise ValueError(f"{where} has no words.")
-        return _sentence(words)
+        return TaggedSentence(
+            [word if number == 0 else f" {word}" for number, word in enumerate(words)], [""] * len(words)
+        )
     if wrong := [value for value in values if not isinstance(value, str)]:
         raise ValueError(f"{where} has {wrong[0]!r}: it must be a text.")
     if kind == "questions":
@@ -121,65 +120,16 @@ def _row(kind, values, where):
     return tuple(values) if kind == "labeled_texts" else values[0]
 
 
-def _sentence(words):
-    spaced = [word if number == 0 else f" {word}" for number, word in enumerate(words)]
-    return TaggedSentence(spaced, [""] * len(words))
-
-
-def _column(lines):
-    """Return the sentences of the first words of lines; an empty line ends a sentence."""
-    sentences, words = [], []
-    for line in [*lines, ""]:
-        if line.strip():
-            words.append(line.split()[0])
-        elif words:
-            sentences.append(_sentence(words))
-            words = []
-    return sentences
-
-
 def _table(path, suffix, names):
-    """Return (place, values of the columns `names`) of each row of a file; the column `OPTIONAL` may be missing."""
-    needed, lines = [name for name in names if name != OPTIONAL], read_lines(path)
-    if suffix == ".txt" and len(needed) == 1:
-        return [(f"line {number}", (line,)) for number, line in enumerate(lines, 1)]
-    if suffix == ".jsonl":
-        return [
-            (
-                f"line {number}",
-                _values(_parsed(line, f"{path}, line {number}"), needed, names, f"{path}, line {number}"),
-            )
-            for number, line in enumerate(lines, 1)
-            if line.strip()
-        ]
-    if suffix not in (".csv", ".tsv"):
-        raise ValueError(f"{path} must be a {'.txt, ' * (len(needed) == 1)}.jsonl, .csv or .tsv file, or a source.")
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if suffix == ".tsv" else {}
-    reader = csv.DictReader(io.StringIO("\n".join(lines), newline=""), **options)
-    header = reader.fieldnames or ()
-    if missing := [name for name in needed if name not in header]:
-        raise ValueError(f"{path} has no column {missing[0]!r}, only {', '.join(header)}: name columns by --columns.")
-    rows = [{name: value for name, value in row.items() if value is not None} for row in reader]
-    return [
-        (f"row {number}", _values(row, needed, names, f"{path}, row {number}")) for number, row in enumerate(rows, 1)
-    ]
-
-
-def _parsed(line, where):
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{where} is not JSON: {error}.") from None
-
-
-def _values(row, needed, names, where):
-    if isinstance(row, str) and len(needed) == 1:
-        return (row,)
-    if not isinstance(row, dict) or (missing := [name for name in needed if name not in row]):
-        wanted = repr(missing[0]) if isinstance(row, dict) else " and ".join(map(repr, needed))
-        raise ValueError(f"{where} has no {wanted}: name columns, or keys of objects, by --columns.")
-    return tuple(row[name] for name in names if name in row)
+    """Yield the number of each line, or row, of a file and its values in the columns `names`."""
+    if suffix == ".txt" and len(names) == 1:
+        yield from ((number, (line,)) for number, line in enumerate(read_lines(path), 1))
+    elif suffix[1:] in TABLES:
+        for _, number, values in SOURCES[suffix[1:]](path=path).values("train", names):
+            yield number, values
+    else:
+        kinds = [*[".txt"] * (len(names) == 1), *(f".{kind}" for kind in TABLES)]
+        raise ValueError(f"{path} must be a file of {', '.join(kinds)}, or a source such as NAME:PATH.")
 
 
 def _images(path, kind, channels):
@@ -194,11 +144,11 @@ def _images(path, kind, channels):
     elif suffix == ".txt":
         files = [root / line for line in read_lines(name) if line.strip()]
     elif suffix == ".json":
-        found = _parsed("\n".join(read_lines(name)), name)
         try:
+            found = json.loads("\n".join(read_lines(name)))
             ids, files = [image["id"] for image in found["images"]], [root / i["file_name"] for i in found["images"]]
             categories = {each["name"]: each["id"] for each in found.get("categories", ())}
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"{name} is not a file in COCO's format: {type(error).__name__} {error}.") from None
     else:
         raise ValueError(f"{path} must be an image, a folder, a .txt with paths, a .json of COCO, or a source.")

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lineage.data.sources.lines import read_lines
+from lineage.data.sources.files import read_lines
 from lineage.metrics import answers, diversity, embedding, summary, translation
 from lineage.metrics.classification import precision_recall_f1
 from lineage.metrics.detection import Detections, coco

@@ -18,7 +18,7 @@ RULES = {
     "models": ({"models.layers", "models.kernels", "configs.registry"}, ARRAYS),
     "data": (
         {"configs.registry"},
-        {"numpy", "grain", "tensorflow_datasets", "etils", "tokenizers", "sklearn", "PIL", "absl", "babel"},
+        {"numpy", "grain", "tensorflow_datasets", "etils", "tokenizers", "pyarrow", "sklearn", "PIL", "absl", "babel"},
     ),
     "tasks": ({"models", "data", "metrics", "configs.registry"}, ARRAYS | {"optax"}),
     "evaluation": (

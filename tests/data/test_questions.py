@@ -146,9 +146,35 @@ def test_loading(tmp_path):
     }
 
 
+def test_impossible_questions_have_no_answers(tmp_path):
+    """Check the layout of SQuAD 2.0: plausible answers are not answers, wherever they are."""
+    path = tmp_path / "a.json"
+    squad(path, [("Who?", CONTEXT, [(13, "Normans")]), ("Why?", CONTEXT, []), ("What?", CONTEXT, [])])
+    content = json.loads(path.read_text())
+    _, why, what = (paragraph["qas"][0] for paragraph in content["data"][0]["paragraphs"])
+    plausible = [{"text": "Normandy", "answer_start": 28}]
+    why["plausible_answers"] = what["answers"] = plausible
+    path.write_text(json.dumps(content))
+    assert [item.references for item in read_questions(str(path))] == [["Normans"], [], []]
+    batch = load(SQuAD(str(path)), QuestionAnswering(sequence_length=128), batch_size=3).train[0]
+    assert sorted((batch["start"] > 0).tolist()) == [False, False, True]
+    assert batch["mask"].all()
+    what["is_impossible"] = False
+    path.write_text(json.dumps(content))
+    assert read_questions(str(path))[2].references == ["Normandy"]
+    what["answers"] = []
+    path.write_text(json.dumps(content))
+    with pytest.raises(
+        ValueError, match=r"a\.json, question 3: 'What\?' has no answer and is not marked as impossible"
+    ):
+        read_questions(str(path))
+
+
 def test_invalid_files_raise(tmp_path):
     path = squad(tmp_path / "a.json", [("Who?", CONTEXT, [(14, "Normans")])])
-    with pytest.raises(ValueError, match=r"The answer 'Normans' to 'Who\?' is not at character 14 of its context"):
+    with pytest.raises(
+        ValueError, match=r"a\.json, question 1: The answer 'Normans' to 'Who\?' is not at character 14 of its context"
+    ):
         read_questions(path)
     (tmp_path / "b.json").write_text('{"data": [{}]}')
     with pytest.raises(ValueError, match=r"b\.json is not a file in SQuAD's format: KeyError 'paragraphs'"):
