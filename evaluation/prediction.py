@@ -53,14 +53,15 @@ def predictions(
     """
     task, data, size = context.task, context.data, batch_size * BATCHES
     loader = Loader(batch_size, threads=max(data.train.loader.threads, data.train.loader.workers))
-    facts, sampler = _facts(data.facts, inputs), Sampler(context, helpers)
+    facts, sampler = with_categories(data.facts, inputs), Sampler(context, helpers)
     errors = {} if errors is None else errors
     if isinstance(inputs.rows, ExampleSource):
         shape, boxes = (*facts.image_size, facts.channels), task.reads == BOXES
         inputs = replace(
             inputs, rows=Readable(inputs.rows, shape, boxes or task.image_size > 0, boxes, skip_bad, errors)
         )
-    for first in range(start - start % size, len(inputs.rows), size):
+    count = len(inputs.rows)
+    for first in range(start - start % size if start < count else count, count, size):
         batches = data.inputs(inputs.part(first, first + size), loader, first)
         if as_features:
             rows = context.rows(task.features, variables, batches)
@@ -79,7 +80,7 @@ def predictions(
         yield found[max(start - first, 0) :]
 
 
-def _facts(facts: Facts, inputs: Inputs) -> Facts:
+def with_categories(facts: Facts, inputs: Inputs) -> Facts:
     """Return the metadata with the ids that the inputs have for the classes."""
     if not inputs.categories:
         return facts

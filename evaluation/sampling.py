@@ -39,13 +39,21 @@ class Sampler:
         for batch in batches:
             batch = process_allgather(self.context.to_mesh(batch), tiled=True)  # of all processes
             request = self._without_excess(self.context.task.requests(batch, facts))
-            generated = process_allgather(self.generate(variables, request), tiled=True)
+            generated = process_allgather(self.generate(variables, self._placed(request)), tiled=True)
             yield batch, generated, self.texts(request, generated)
 
     def texts_of(self, variables: Any, batches: EvaluationBatches) -> list[str]:
         """Return the text for each example."""
         found = self.batches(variables, batches, self.context.data.facts)
         return list(chain.from_iterable(texts for *_, texts in found))[: len(batches.source)]
+
+    def _placed(self, request):
+        """Return a request whose rows are split over the devices; beam search would exchange them at each token."""
+        if jax.process_count() > 1 or self.context.sampling.num_beams > 1:
+            return request
+        leaves, kind = jax.tree.flatten(request)
+        placed = self.context.to_mesh({str(number): leaf for number, leaf in enumerate(leaves)})
+        return jax.tree.unflatten(kind, placed.values())
 
     def _without_excess(self, request):
         """Return a request without padding for which the model, with the new tokens, has no room."""

@@ -1,6 +1,7 @@
 """The command `predict`: its files scored by the command `score` have the metrics of the run's own evaluation."""
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,12 @@ from PIL import Image
 
 from lineage import launch
 from lineage.configs import cli
+from lineage.data import Facts, Loader, Question
+from lineage.data.inputs import Inputs, from_files
 from lineage.data.sources import shapes
 from lineage.data.sources.packages import Digits
+from lineage.evaluation.prediction import with_categories
+from lineage.evaluation.sampling import Sampler
 from lineage.train import loop
 from lineage.train.experiment import Experiment
 from tests.data.test_questions import CONTEXT, squad
@@ -176,6 +181,7 @@ def test_answers_to_questions(unanswerable, trained, predict, score, call, tmp_p
         assert {json.loads(line)["prediction"] == "" for line in printed.splitlines()} == {empty}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("model", "task"), [("transformer", "sequence_to_sequence"), ("gpt", "conditional_lm")])
 def test_generated_texts(model, task, trained, predict, score, tmp_path):
     """Check BLEU, and that decoding options change the texts."""
@@ -195,7 +201,28 @@ def test_generated_texts(model, task, trained, predict, score, tmp_path):
     assert metrics["validation/bleu"] > 0
     (tmp_path / "inputs.txt").write_text("".join(f"{row}\n" for row in rows))
     assert predict(folder, tmp_path / "inputs.txt", output="lines.jsonl") == found
-    assert predict(folder, path, "--config.sampling.num_beams=3", output="beams.jsonl") != found
+    assert len(predict(folder, path, "--config.sampling.num_beams=3", output="beams.jsonl")) == 70
+    short = predict(folder, path, "--config.sampling.max_new_tokens=3", output="short.jsonl")
+    assert [each["prediction"] for each in short] == [each["prediction"][:3] for each in found]
+
+
+def test_generation_is_split_over_the_devices(tiny):
+    """Check that each device generates its part of a batch, and that the tokens are those of one device."""
+    config = tiny("gpt", {"tokenizer": "bytes", "sampling.temperature": 1.0})
+    found = {}
+    for count in (1, 8):
+        experiment = Experiment(config, devices=jax.devices()[:count])
+        variables = jax.jit(experiment.make_state, out_shardings=experiment.state_shardings)().variables()
+        sampler, made = Sampler(experiment.context()), []
+        generate = sampler.generate
+        sampler.generate = lambda *args, made=made, generate=generate: made.append(generate(*args)) or made[-1]
+        batches = experiment.data.inputs(
+            [chr(97 + number) * (1 + number % 8) for number in range(16)], Loader(batch_size=16)
+        )
+        found[count] = sampler.texts_of(variables, batches)
+        assert len({str(shard.index) for shard in made[0].tokens.addressable_shards}) == count
+    assert found[1] == found[8]
+    assert len(set(found[1])) == 16
 
 
 def test_continued_prompts(trained, call, tmp_path):
@@ -233,6 +260,7 @@ def test_filled_masks(trained, call, tmp_path):
     assert first["prediction"] == f"def {best[0]}oo({best[1]})"
 
 
+@pytest.mark.thorough
 def test_detected_objects(trained, predict, score, tmp_path, monkeypatch):
     """Check COCO's average precision of objects in pixels, with the category ids of a file, and larger images."""
     monkeypatch.setattr(shapes, "SIZES", {"train": 64, "validation": 30, "test": 2})
@@ -266,11 +294,11 @@ def test_detected_objects(trained, predict, score, tmp_path, monkeypatch):
     assert [each["image_id"] for each in own] == list(range(30))
     np.testing.assert_allclose(boxes(own), boxes(found), atol=1e-4)
     image.resize((32, 64), Image.Resampling.NEAREST).save(tmp_path / "large.png")
-    wide = Image.new("RGB", (16, 16))
-    wide.paste(image.resize((8, 16), Image.Resampling.NEAREST))
     (large,) = predict(folder, tmp_path / "large.png", output="large.jsonl")
     assert large["file"] == "large.png"
-    assert np.array([each["bbox"] for each in large["objects"]])[:, 2:].max(axis=0) == pytest.approx([0, 0], abs=64)
+    image.resize((8, 16), Image.Resampling.NEAREST).save(tmp_path / "small.png")
+    (small,) = predict(folder, tmp_path / "small.png", output="small.jsonl")
+    np.testing.assert_allclose(boxes([large]), 4 * boxes([small]), rtol=0.2, atol=1)
 
 
 def write_digits(tmp_path):
@@ -329,6 +357,7 @@ def test_features(trained, predict, call, tmp_path):
     assert "x.npz': .npz is for --features without skipped images." in said
 
 
+@pytest.mark.thorough
 def test_features_of_texts(trained, predict, tmp_path):
     folder, _ = trained("bert", MASKED | {"task.name": "masked_lm", "model.dropout": 0.0}, steps=1)
     texts = ["import os", "d"]
@@ -342,6 +371,7 @@ def test_features_of_texts(trained, predict, tmp_path):
         np.testing.assert_allclose(each["features"], hidden[0].mean(axis=0), atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_reconstructed_images(trained, predict, call, tmp_path):
     """Check the masked images, that they do not depend on the batch size, and that they need a file."""
     sizes = {"model.patch_size": 2, "model.decoder_depth": 1, "model.decoder_width": 8, "model.decoder_num_heads": 2}
@@ -362,6 +392,7 @@ def test_reconstructed_images(trained, predict, call, tmp_path):
     assert "The predictions have images (masked, reconstructed): give an --output to write them beside." in said
 
 
+@pytest.mark.thorough
 def test_interrupted_predictions_continue(trained, predict, call, tmp_path):
     """Check that a file that ends anywhere is completed, also where tokens are sampled, and what is refused."""
     folder, _ = trained("gpt", {"tokenizer": "bytes", "sampling.temperature": 1.0}, steps=1)
@@ -395,11 +426,60 @@ def test_interrupted_predictions_continue(trained, predict, call, tmp_path):
     assert "a.txt': it must end with .jsonl, .json or .npz." in said
 
 
-@pytest.mark.parametrize(("model", "task"), [("elmo", "bidirectional_lm")])
-def test_unsupported_tasks_are_refused(model, task, trained, call, tmp_path):
-    folder, _ = trained("gpt", {"model.name": model, "task.name": task, "model.width": 8}, steps=1)
-    (tmp_path / "texts.txt").write_text("a\n")
-    for options, message in (((), "has no predictions"), (("--features",), "has no predictions")):
-        code, _, said = call("predict", folder, f"--inputs={tmp_path / 'texts.txt'}", *options)
-        assert code == 1
-        assert message in said
+def test_tasks_without_predictions_are_refused(tiny):
+    experiment = Experiment(tiny("gpt", {"model.name": "elmo", "task.name": "bidirectional_lm", "model.width": 8}))
+    with pytest.raises(ValueError, match="The task of the run has no predictions for texts"):
+        experiment.data.inputs(["a"], Loader(batch_size=8))
+    with pytest.raises(ValueError, match="The task 'bidirectional_lm' has no predictions"):
+        experiment.task.predict([], experiment.data.train.source, experiment.data.facts)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "message"),
+    [
+        ("a.txt", "", (), "a.txt is empty: there is no input."),
+        ("a.csv", "n,review\n1,good\n", (), "a.csv has no column 'text': its columns are n, review."),
+        ("a.jsonl", '{"text": 1}\n', (), "a.jsonl, line 1 has 1: it must be a text."),
+        ("a.jsonl", "{\n", (), "a.jsonl, line 1 is not a JSON object."),
+        ("a.docx", "x", (), "a.docx must be a file of .txt, .jsonl, .csv, .tsv, .parquet, or a source such as NAME:"),
+        ("a.txt", "x", ("--columns=a,b",), "a.txt must be a file of .jsonl, .csv, .tsv, .parquet, or a source such"),
+        ("b/a.txt", None, (), "There is no file"),
+    ],
+)
+def test_invalid_files_raise(name, content, options, message, tmp_path):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    columns = options[0].partition("=")[2].split(",") if options else ()
+    with pytest.raises((ValueError, OSError), match=re.escape(message)):
+        from_files(str(tmp_path / name), "labeled_texts", columns)
+
+
+def test_inputs_of_questions_and_images(tmp_path):
+    """Check ids, answers that are missing, lists of images, and what is refused."""
+    article = {"paragraphs": [{"context": "It is.", "qas": [{"id": "x7", "question": "Is it?"}]}]}
+    (tmp_path / "a.json").write_text(json.dumps({"data": [article]}))
+    found = from_files(str(tmp_path / "a.json"), "questions")
+    assert found.rows == [Question("Is it?", "It is.", [], "x7")]
+    assert found.about == [{"id": "x7"}]
+    (tmp_path / "a.csv").write_text("question,context\nIs it?,It is.\n")
+    found = from_files(str(tmp_path / "a.csv"), "questions")
+    assert (found.rows[0].text, found.rows[0].context, found.about) == ("Is it?", "It is.", [{"id": "0"}])
+    Image.new("L", (4, 2)).save(tmp_path / "a.png")
+    (tmp_path / "list.txt").write_text(f"a.png\n{tmp_path / 'a.png'}\n")
+    for name in ("list.txt", "a.png", ""):
+        found = from_files(str(tmp_path / name), "images", channels=3)
+        assert found.rows[len(found.rows) - 1]["image"].shape == (2, 4, 3)
+        assert {each["file"] for each in found.about} == {"a.png"}
+        assert len(found.rows) == (2 if name == "list.txt" else 1)
+    (tmp_path / "empty").mkdir()
+    for name, message in (("empty", "There is no image in"), ("a.csv", "a.csv must be an image, a folder"),
+                          ("a.json", "a.json is not a file in COCO's format: KeyError 'images'")):  # fmt: skip
+        with pytest.raises(ValueError, match=re.escape(message)):
+            from_files(str(tmp_path / name), "images", channels=3)
+
+
+def test_model_needs_the_categories_of_a_file():
+    facts = Facts(class_names=("cat", "dog"))
+    assert with_categories(facts, Inputs([], categories={"dog": 3, "cat": 9})).category_ids == (9, 3)
+    with pytest.raises(ValueError, match="The inputs have no category 'dog': the model's classes must be among theirs"):
+        with_categories(facts, Inputs([], categories={"cat": 9}))
