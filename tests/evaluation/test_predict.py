@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
+from scipy.special import softmax
 
 from lineage import launch
 from lineage.configs import cli
@@ -85,7 +86,7 @@ def labeled(tmp_path, count=21):
     """Write labeled texts, two of which are longer than the model; return the path of a .tsv and one of a .jsonl."""
     rng = np.random.default_rng(0)
     texts = ["".join(rng.choice(list("abcd "), rng.integers(3, 20))).strip() or "a" for _ in range(count)]
-    texts[3] = texts[9] = "abcd " * 12
+    texts[3], texts[9] = ("".join(rng.choice(list("abcd"), 60)) for _ in range(2))
     rows = [{"text": text, "label": str(rng.choice(["no", "yes", "maybe"]))} for text in texts]
     rows[0]["label"], rows[1]["label"], rows[2]["label"] = "no", "yes", "maybe"
     table = tmp_path / "labels.tsv"
@@ -97,6 +98,7 @@ def test_classes_of_texts(trained, predict, score, call, tmp_path):
     """Check the accuracy, other formats of the inputs, and the rule for long texts."""
     table, lines = labeled(tmp_path)
     source = {"source": f"labels:{table}", "source.validation_path": str(table), "task.name": "text_classification"}
+    source |= {"task.long_text": "segments", "task.stride": 10}
     folder, metrics = trained("bert", BERT | source | {"model.num_classes": 3})
     found = predict(folder, lines)
     assert len(found) == 21
@@ -105,7 +107,16 @@ def test_classes_of_texts(trained, predict, score, call, tmp_path):
         assert sum(each["probabilities"].values()) == pytest.approx(1, abs=1e-5)
         assert each["label"] == max(each["probabilities"], key=each["probabilities"].get)
     assert len({each["probabilities"]["no"] for each in found}) >= 8  # those of a batch differ
-    assert score("accuracy", "out.jsonl", lines)["accuracy"] == pytest.approx(metrics["validation/accuracy"], abs=1e-6)
+    assert score("accuracy", "out.jsonl", lines)["accuracy"] == pytest.approx(
+        metrics["validation/mean_pooled_accuracy"], abs=1e-6
+    )
+    experiment = Experiment(cli.load(str(folder / "config.json"))[0], folder)
+    split = experiment.data.splits["validation"]
+    logits = experiment.context().rows(experiment.task.forward, experiment.restore().variables(), split)
+    chances = softmax(logits, axis=-1)[split.source.origins == 3]
+    assert len(chances) > 2
+    expected = dict(zip(experiment.data.facts.class_names, chances.mean(axis=0).tolist()))
+    assert found[3]["probabilities"] == pytest.approx(expected, abs=1e-5)
 
     texts = [json.loads(line)["text"] for line in lines.read_text().splitlines()]
     (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n")
