@@ -83,6 +83,7 @@ class Question:
     text: str
     context: str
     answers: Sequence[tuple[int, str]]
+    id: str = ""
 
     def __post_init__(self):
         for start, answer in self.answers:
@@ -168,6 +169,8 @@ class Facts:
     sequence_length: int | None = None  # length that sequences are padded to, in tokens
     num_classes: int | None = None  # 1 for regression
     class_names: tuple[str, ...] = ()  # in order
+    category_ids: tuple[int, ...] = ()  # ids of the classes in files of COCO's format; empty: 1, 2, ...
+    has_unanswerable: bool = False  # whether some training question has no answer
     image_size: tuple[int, int] | None = None  # height and width of the model's images in pixels
     channels: int | None = None  # of an image
     mean: tuple[float, ...] = ()  # normalization (pixel / 255 - mean) / std of images; one number, or one per channel
@@ -183,10 +186,12 @@ class Examples:
     """Examples of each split, "train" among them, and the transforms of their batches.
 
     A transform is called with a batch and a random key for each example. There is one `evaluation_transform` for all
-    splits, or one for each.
+    splits, or one for each. The function `inputs` makes examples of the rows of `data.inputs.Inputs` as those of the
+    evaluation splits are made, without a transform; None: the rows are examples, with the `evaluation_transform`.
     """
 
     splits: Mapping[str, ExampleSource]
     facts: Facts
     train_transform: Transform | None = None
     evaluation_transform: Transform | Mapping[str, Transform] | None = None
+    inputs: Callable[[Any], ExampleSource] | None = None

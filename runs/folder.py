@@ -51,6 +51,7 @@ MAY_CHANGE = (
     "save_every_",
     "sharding",
     "task.cache_dir",
+    "task.no_answer_threshold",
     "total_",
     "wandb",
     "weights",

@@ -16,9 +16,11 @@ from ml_collections import ConfigDict
 from lineage.configs import base, durations, modules, schema
 from lineage.configs.run import Run
 from lineage.data import SOURCES, TOKENIZERS, Data, Facts, Loader, Source, Tokenizer, load, tokenizers
+from lineage.data.fingerprint import fingerprint
+from lineage.data.inputs import Inputs, from_files, from_source
 from lineage.evaluation import EVALUATORS, Context, Evaluation, Evaluator
-from lineage.models import MODELS, Model, quantization
-from lineage.runs.folder import CONFIG, read_json
+from lineage.models import EXAMPLES, MODELS, Model, num_parts, quantization
+from lineage.runs.folder import CONFIG, flatten, plain, read_json
 from lineage.tasks import TASKS, Batch, Task
 from lineage.tasks.base import Sizes
 from lineage.train import pretrained, sharding
@@ -94,6 +96,33 @@ class Experiment:
         part, parts = sharding.share(self.mesh) if jax.process_count() > 1 else (0, 1)
         settings = {"seed": self.run.seed, "process_index": part, "process_count": parts, "workdir": self.workdir}
         return load(source, self.task, tokenizer, self.loader, **settings)
+
+    def inputs(self, text: str | None, split: str = "", columns: Sequence[str] = ()) -> tuple[Inputs, dict[str, Any]]:
+        """Return inputs for predictions, and the fingerprints of their files.
+
+        Args:
+            text: a file or folder, see `from_files`, or a source, such as "labels:PATH"; None: the source of the run.
+            split: split of a source that has several.
+            columns: of a file, see `from_files`.
+        """
+        kind, own = self.task.reads, self.source.name
+        if text is not None and text.partition(":")[0] not in SOURCES:
+            return from_files(text, kind, columns, self.data.facts.channels), fingerprint(text.split(","))
+        source = self.source if text in (None, own) else schema.build(SOURCES, schema.parse(SOURCES, text))
+        return from_source(source.read(kind), kind, split), fingerprint(source.files())
+
+    @property
+    def prediction_batch_size(self) -> int:
+        """The batch size of evaluation, as a multiple of the devices."""
+        size, parts = self.loader.evaluation_batch_size or self.loader.batch_size, num_parts(self.mesh, EXAMPLES)
+        return -(-size // parts) * parts
+
+    def identity(self, step: int) -> dict[str, Any]:
+        """Return all that the predictions of the checkpoint of a step depend on, apart from the inputs."""
+        checksums = fingerprint([str(self.workdir / "checkpoints" / str(step) / "about")])
+        config = {f"config.{key}": value for key, value in flatten(plain(self.config))}
+        kept = {key: value for key, value in config.items() if not key.startswith(("config.mesh.", "config.cluster."))}
+        return {"checkpoint": [step, *checksums.values()], "batch_size": self.prediction_batch_size} | kept
 
     @cached_property
     def model(self) -> Model:

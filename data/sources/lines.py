@@ -153,19 +153,23 @@ def read_labeled_texts(path: str) -> LabeledTexts:
     return LabeledTexts([row[:-1] for row in rows], [row[-1] for row in rows])
 
 
-def read_questions(path: str) -> list[Question]:
-    """Return the questions in a file of SQuAD's format; an error has the number of the question, from 1 on."""
+def read_questions(path: str, *, answered: bool = True) -> list[Question]:
+    """Return the questions in a file of SQuAD's format, with their answers or without.
+
+    An error has the number of the question, from 1 on.
+    """
     content, questions = "\n".join(read_lines(path)), []
     try:
         for article in json.loads(content)["data"]:
             for paragraph in article["paragraphs"]:
                 for item in paragraph["qas"]:
-                    answers = [(answer["answer_start"], answer["text"]) for answer in item["answers"]]
+                    answers = item["answers"] if answered else ()
+                    answers = [(answer["answer_start"], answer["text"]) for answer in answers]
                     impossible = item.get("is_impossible")
-                    if impossible is False and not answers:
+                    if answered and impossible is False and not answers:
                         raise ValueError(f"{item['question']!r} has no answer and is not marked as impossible.")
                     answers = [] if impossible else answers
-                    questions.append(Question(item["question"], paragraph["context"], answers))
+                    questions.append(Question(item["question"], paragraph["context"], answers, str(item.get("id", ""))))
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not a file in SQuAD's format: {type(error).__name__} {error}.") from None
     except ValueError as error:

@@ -44,6 +44,13 @@ def to_pillow(image: np.ndarray) -> Image.Image:
     return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
 
 
+def png(image: np.ndarray) -> bytes:
+    """Return the .png file of an image uint8 [h, w, c]."""
+    file = io.BytesIO()
+    to_pillow(image).save(file, "PNG")
+    return file.getvalue()
+
+
 def from_pillow(image: Image.Image) -> np.ndarray:
     """Convert a Pillow image to uint8 [h, w, c]."""
     pixels = np.asarray(image)

@@ -139,9 +139,12 @@ def log_likelihood(
 
 def validate_prompts(
     model: nn.Module, prompts: ArrayLike, lengths: ArrayLike | None, max_new_tokens: int
-) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B"] | None]:
-    """Return prompts and lengths as int32; raise ValueError if they or `max_new_tokens` are invalid."""
-    prompts = np.asarray(prompts)
+) -> tuple[Int[np.ndarray | Array, "B T"], Int[np.ndarray | Array, "B"] | None]:
+    """Return prompts and lengths as int32; raise ValueError if they or `max_new_tokens` are invalid.
+
+    Arrays on devices stay where they are.
+    """
+    placed, prompts = (prompts, lengths), np.asarray(prompts)
     check(prompts.ndim == 2 and prompts.size > 0, f"prompts must be [rows, tokens] and not empty, not {prompts.shape}.")
     if lengths is not None:
         lengths = np.asarray(lengths, np.int32)
@@ -156,6 +159,8 @@ def validate_prompts(
     low, high, last = real.min(), real.max(), model.vocab_size - 1
     check(0 <= low <= high <= last, f"prompts contain tokens {low} to {high}: they must be from 0 to {last}.")
     check(max_new_tokens >= 1, f"max_new_tokens must be at least 1, not {max_new_tokens}.")
+    if isinstance(placed[0], Array):
+        return jax.tree.map(lambda array: array.astype(jnp.int32), placed)
     return prompts.astype(np.int32), lengths
 
 
