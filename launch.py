@@ -170,7 +170,7 @@ def run_predict(options: Options, changes: Changes) -> None:
     output = prediction.Output(options.output, about | experiment.identity(int(state.step))) if options.output else None
     found = prediction.predictions(
         context,
-        state.variables(average=True),
+        experiment.variables(state),
         inputs,
         experiment.prediction_batch_size,
         start=output.count if output else 0,
