@@ -174,6 +174,17 @@ def test_gray_images_and_classes_without_names(tmp_path):
     assert splits["train"].label.tolist() == [1, 0, 1]
 
 
+def test_images_without_labels_are_left_out(tmp_path):
+    """Check the layout of ImageNet on the Hub, whose test images have the label -1."""
+    write(tmp_path / "train.parquet", {"image": encoded([0, 1, 2, 3, 4]), "label": [1, -1, 0, -1, 1]}, ["no", "yes"])
+    write(tmp_path / "test.parquet", {"image": encoded([5, 6]), "label": [-1, -1]}, ["no", "yes"])
+    splits, _ = Parquet(str(tmp_path)).images()
+    assert list(splits) == ["train"]
+    batch = splits["train"].take(np.arange(3))
+    assert [int(image.mean()) for image in batch["image"]] == [0, 2, 4]
+    assert batch["label"].tolist() == [1, 0, 1]
+
+
 def test_row_groups_stay_in_memory_as_far_as_they_fit(tmp_path, monkeypatch):
     path = write(tmp_path / "a.parquet", {"image": encoded(range(9)), "label": [0] * 9}, ["one"])
     part, read, recent = Parquet(path).images().splits["train"], [], parquet._Recent()
