@@ -337,12 +337,7 @@ class Experiment:
     @cached_property
     def state_shardings(self) -> TrainState:
         places = sharding.shardings(self.abstract_state, self.sharding_rules, self.mesh)
-        if not self.run.offload:
-            return places
-        return places.replace(
-            opt_state=sharding.on_host(places.opt_state, self.abstract_state.opt_state),
-            ema=sharding.on_host(places.ema, self.abstract_state.ema),
-        )
+        return sharding.offloaded(places, self.abstract_state) if self.run.offload else places
 
     @property
     def sharding_rules(self) -> tuple[sharding.Rule, ...]:
