@@ -99,14 +99,14 @@ def test_classes_of_texts(trained, predict, score, call, tmp_path):
     table, lines = labeled(tmp_path)
     source = {"source": f"labels:{table}", "source.validation_path": str(table), "task.name": "text_classification"}
     source |= {"task.long_text": "segments", "task.stride": 10}
-    folder, metrics = trained("bert", BERT | source | {"model.num_classes": 3})
+    folder, metrics = trained("bert", BERT | source | {"model.num_classes": 3}, steps=40)
     found = predict(folder, lines)
     assert len(found) == 21
     for each in found:
         assert set(each["probabilities"]) == {"no", "yes", "maybe"}
         assert sum(each["probabilities"].values()) == pytest.approx(1, abs=1e-5)
         assert each["label"] == max(each["probabilities"], key=each["probabilities"].get)
-    assert len({each["probabilities"]["no"] for each in found}) >= 8  # those of a batch differ
+    assert np.std([each["probabilities"]["no"] for each in found]) > 0.01
     assert score("accuracy", "out.jsonl", lines)["accuracy"] == pytest.approx(
         metrics["validation/mean_pooled_accuracy"], abs=1e-6
     )
@@ -114,7 +114,7 @@ def test_classes_of_texts(trained, predict, score, call, tmp_path):
     split = experiment.data.splits["validation"]
     logits = experiment.context().rows(experiment.task.forward, experiment.restore().variables(), split)
     chances = softmax(logits, axis=-1)[split.source.origins == 3]
-    assert len(chances) > 2
+    assert np.std(chances, axis=0).max() > 0.01
     expected = dict(zip(experiment.data.facts.class_names, chances.mean(axis=0).tolist()))
     assert found[3]["probabilities"] == pytest.approx(expected, abs=1e-5)
 
