@@ -177,6 +177,7 @@ def test_answers_to_questions(unanswerable, trained, predict, score, call, tmp_p
     scores = score("squad", "out.json", path)
     for name in ("exact_match", "f1"):
         assert scores[name] == pytest.approx(metrics[f"validation/{name}"], abs=1e-9)
+    assert scores["f1"] > 0
     assert [each["id"] for each in found] == list(map(str, range(len(found))))
     for each in found:
         best = [answer["score"] for answer in each["n_best"]]
