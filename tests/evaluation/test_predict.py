@@ -12,12 +12,15 @@ from scipy.special import softmax
 
 from lineage import launch
 from lineage.configs import cli
-from lineage.data import Facts, Loader, Question
-from lineage.data.inputs import Inputs, from_files
+from lineage.data import EvaluationBatches, Facts, Loader, Question
+from lineage.data.content import Arrays
+from lineage.data.inputs import Inputs, Readable, from_files
 from lineage.data.sources import shapes
 from lineage.data.sources.packages import Digits
+from lineage.data.transforms import boxes
 from lineage.evaluation.prediction import with_categories
 from lineage.evaluation.sampling import Sampler
+from lineage.tasks.object_detection import ObjectDetection
 from lineage.train import loop
 from lineage.train.experiment import Experiment
 from tests.data.test_questions import CONTEXT, squad
@@ -299,18 +302,31 @@ def test_detected_objects(trained, predict, score, tmp_path, monkeypatch):
         assert scores[name] == pytest.approx(metrics[f"validation/{name}"], abs=1e-6)
     assert scores["ap"] > 0
 
-    def boxes(rows):
+    def placed(rows):
         return np.array([[each["bbox"] for each in row["objects"]] for row in rows])
 
     own = predict(folder, "shapes", "--split=validation", output="own.jsonl")
     assert [each["image_id"] for each in own] == list(range(30))
-    np.testing.assert_allclose(boxes(own), boxes(found), atol=1e-4)
+    np.testing.assert_allclose(placed(own), placed(found), atol=1e-4)
     image.resize((32, 64), Image.Resampling.NEAREST).save(tmp_path / "large.png")
     (large,) = predict(folder, tmp_path / "large.png", output="large.jsonl")
     assert large["file"] == "large.png"
     image.resize((8, 16), Image.Resampling.NEAREST).save(tmp_path / "small.png")
     (small,) = predict(folder, tmp_path / "small.png", output="small.jsonl")
-    np.testing.assert_allclose(boxes([large]), 4 * boxes([small]), rtol=0.2, atol=1)
+    np.testing.assert_allclose(placed([large]), 4 * placed([small]), rtol=0.2, atol=1)
+
+
+def test_boxes_are_in_pixels_of_the_original_image():
+    """Check an image that is higher than wide: its size in a batch, and a box."""
+    facts = Facts(num_classes=2, class_names=("a", "b"), image_size=(16, 16), channels=3, mean=(0.5,), std=(0.5,))
+    images = Readable(Arrays({"image": np.zeros((1, 64, 32, 3), np.uint8)}), (16, 16, 3), True, True)
+    transform = boxes.Transform([boxes.Resize(16, 16, 16)], 16, 4, facts.mean, facts.std, training=False)
+    (batch,) = EvaluationBatches(source=images, transform=transform, loader=Loader(batch_size=1))
+    np.testing.assert_array_equal(batch["size"], [[64, 32]])
+    outputs = np.array([[[0.0, 5.0, 0.0]]]), np.array([[[0.25, 0.5, 0.5, 0.125]]]), batch["size"]
+    ((found,),) = (each["objects"] for each in ObjectDetection().predict(outputs, images, facts))
+    assert (found["category_id"], found["category"], found["bbox"]) == (2, "b", [0, 28, 16, 8])
+    assert found["score"] == pytest.approx(np.exp(5) / (np.exp(5) + 2))
 
 
 def write_digits(tmp_path):
