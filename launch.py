@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.line, given = displayed([*LAUNCH, *arguments]), vars(options)
     options.named = given.get("config") or given.get("experiment")
     options.file = options.named or DEFAULT  # name or path of the experiment
-    options.folder = Path(given.get("workdir") or default_workdir(options.file))  # of the run
+    options.folder = Path(given.get("workdir") or given.get("run") or default_workdir(options.file))  # of the run
     logging.getLogger("absl").setLevel(logging.ERROR)
     try:
         with processes(options):
@@ -142,7 +142,7 @@ def restored(options: Options, changes: Changes) -> tuple[Any, Any]:
 
 def run_evaluate(options: Options, changes: Changes) -> None:
     experiment, state = restored(options, changes)
-    print(json.dumps(experiment.evaluation()(state.variables(average=True)), indent=2))
+    print(json.dumps(experiment.evaluation()(experiment.variables(state)), indent=2))
 
 
 def run_generate(options: Options, changes: Changes) -> None:
@@ -152,10 +152,41 @@ def run_generate(options: Options, changes: Changes) -> None:
     from lineage.evaluation.sampling import Sampler
 
     text, sampler = experiment.config.sampling.prompt, Sampler(experiment.context(), experiment.helpers())
-    for continuation in sampler.write(state.variables(average=True), text):
+    for continuation in sampler.write(experiment.variables(state), text):
         print(sampler.lead(text) + continuation)
     if sampler.acceptance_rate is not None:
         print(f"{sampler.acceptance_rate:.0%} of the draft's tokens were accepted")
+
+
+def run_predict(options: Options, changes: Changes) -> None:
+    if options.batch_size is not None:
+        changes = {**changes, "loader.evaluation_batch_size": str(options.batch_size)}
+    experiment, state = restored(options, changes)
+    from lineage.evaluation import prediction
+
+    context, columns = experiment.context(), options.columns.split(",") if options.columns else ()
+    inputs, files = experiment.inputs(options.inputs, options.split, columns)
+    about = {"inputs": [options.inputs, options.split, options.columns, files], "features": options.features}
+    output = prediction.Output(options.output, about | experiment.identity(int(state.step))) if options.output else None
+    found = prediction.predictions(
+        context,
+        experiment.variables(state),
+        inputs,
+        experiment.prediction_batch_size,
+        start=output.count if output else 0,
+        errors=output.errors if output else {},
+        skip_bad=options.skip_bad,
+        as_features=options.features,
+        helpers=experiment.helpers(),
+    )
+    if not output:
+        for some in found:
+            print("".join(map(prediction.line, some)), end="", flush=True)
+        return
+    output.write(found)
+    output.finish(context.task.document)
+    bad = f" ({len(output.errors)} images could not be read)" * bool(output.errors)
+    print(f"{output.count} predictions{bad}: {output.final}", file=sys.stderr)
 
 
 def run_export(options: Options, changes: Changes) -> None:
@@ -256,6 +287,10 @@ def run_score(options: Options, changes: Changes) -> None:
 def run_list(options: Options, changes: Changes) -> None:
     from lineage.configs import cli
 
+    if options.parts:
+        found = cli.parts(options.parts)
+        print("\n".join(f"{name:{max(map(len, found))}}  {summary}" for name, summary in found.items()))
+        return
     width = max(map(len, cli.experiments()))
     for folder in ("small", "paper"):
         print(f"{folder}:")

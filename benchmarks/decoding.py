@@ -1,14 +1,18 @@
 """Decoding speed of Llama with grouped-query attention, of GPT-2 beside `transformers`, and of speculative decoding.
 
+The quality of quantized weights, too.
+
 python -m benchmarks.decoding
 python -m benchmarks.decoding --peer --depth=12 --width=768 --heads=12 --context=64 --new=64 --batch=8
 python -m benchmarks.decoding --target=outputs/large --draft=outputs/small
+python -m benchmarks.decoding --target=outputs/large --weights
 
 Without arguments, it measures tokens per second after a prompt and the size of the cache for random models with
 multi-head, grouped-query and multi-query attention. With `--peer`, it measures greedy `generate` of GPT-2 and that of
 `transformers` in eager mode, with the same random weights. With two runs that share a tokenizer, it measures tokens per
 second of ordinary and of speculative decoding, and the acceptance rate of draft tokens. Each round times all variants;
-medians over the rounds are printed.
+medians over the rounds are printed. With `--weights`, it measures the run's metrics and most probable tokens with
+float32, int8 and fp8 weights.
 """
 
 import argparse
@@ -36,6 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", help="workdir of the target model")
     parser.add_argument("--draft", help="workdir of the draft model")
+    parser.add_argument("--weights", action="store_true", help="measure the quality of quantized weights")
     parser.add_argument("--peer", action="store_true", help="measure beside `transformers`")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--depth", type=int, default=2)
@@ -48,7 +53,7 @@ def main() -> None:
     parser.add_argument("--processor-time", action="store_true", help="of `--peer`, for a busy machine")
     options = parser.parse_args()
     keep_freed_memory()
-    (beside if options.peer else speculation if options.draft else sharing)(options)
+    (beside if options.peer else speculation if options.draft else quality if options.weights else sharing)(options)
 
 
 def beside(options) -> None:
@@ -143,6 +148,28 @@ def speculation(options) -> None:
         out = way()
         what = f"{out.acceptance_rate:8.1%}   {int(out.calls)}" if "drafted" in name else f"{'':8s}   {options.new}"
         print(f"{name:14s}   {tokens.shape[0] * options.new / seconds:8.0f}   {what}")
+
+
+def quality(options) -> None:
+    """Print the metrics of a run in each format, and how often its most probable token is that of float32."""
+    config, _ = cli.load(f"{options.target}/config.json")
+    expected: dict[str, np.ndarray] = {}
+    for weights in (None, "int8", "fp8"):
+        config.weights = weights
+        experiment = Experiment(config, Path(options.target))
+        variables, context = experiment.variables(experiment.restore()), experiment.context()
+        metrics = experiment.evaluation()(variables)
+        for split, batches in experiment.data.splits.items():
+            likeliest = context.rows(partial(most_probable, context.task), variables, batches)
+            metrics[f"{split}/agreement"] = (likeliest == expected.setdefault(split, likeliest)).mean()
+        size = sum(array.nbytes for array in jax.tree.leaves(variables))
+        print(f"{weights or 'float32'}: {size / 2**20:.2f} MiB")
+        print("".join(f"  {key:40s} {value:.5f}\n" for key, value in metrics.items()))
+
+
+def most_probable(task, model, batch):
+    """Return the tokens with the highest logits."""
+    return task.forward(model, batch).argmax(axis=-1)
 
 
 def medians(ways, rounds: int, clock: Callable[[], float] = time.perf_counter) -> list[float]:

@@ -192,6 +192,48 @@ COMMANDS = {
         (_option("--prompt TEXT", "text to continue (default: the config's sampling.prompt)"), CHECKPOINT),
         (EXPERIMENT, PROCESSES),
     ),
+    "predict": Command(
+        "Predict for inputs with a trained model, on all devices of this machine, and write a file of predictions.",
+        (
+            "predict outputs/vit --inputs=photos --output=photos.jsonl",
+            "predict outputs/bert --inputs=reviews.csv --columns=review --output=classes.jsonl",
+            "predict outputs/bert --inputs=dev-v2.0.json --output=answers.json --config.task.no_answer_threshold=1.5",
+            "predict outputs/mt --inputs=text.txt --output=out.jsonl --config.sampling.num_beams=4 "
+            "--config.sampling.temperature=0",
+            "predict outputs/detr --inputs=instances.json,val2017 --output=objects.json --batch-size=64",
+            "predict outputs/vit --inputs=photos --output=photos.npz --features",
+            "predict outputs/vit --split=test",
+        ),
+        (
+            _option("run RUN", "folder of the run (the same as --workdir)", nargs="?"),
+            _option(
+                "--inputs INPUTS",
+                "texts: a .txt (one per line), .jsonl, .csv, .tsv or .parquet; words: also a .conllu; questions: also "
+                "a .json of SQuAD; images: a file, a folder, a .txt of paths, or a .json of COCO and, after a comma, "
+                "its folder; or a source, NAME:PATH as in --config.source (default: that of the run)",
+            ),
+            _option("--split SPLIT", "split of a source that has several", default=""),
+            _option(
+                "--columns NAMES",
+                "columns, or keys of the objects in a .jsonl, separated by commas (two for pairs of texts)",
+            ),
+            _option(
+                "--output FILE",
+                "a .jsonl with an object for each input, which the same command continues if it was interrupted; a "
+                ".json in the format of SQuAD or COCO; a .npz of features (default: print the objects)",
+            ),
+            _option("--batch-size N", "number of inputs in a batch (default: loader.evaluation_batch_size)", type=int),
+            _option("--features", "write the feature vectors of an encoder or of an image model instead"),
+            _option(
+                "--skip-bad N",
+                "accept N images that cannot be read, and write an `error` for each",
+                type=int,
+                default=0,
+            ),
+            CHECKPOINT,
+        ),
+        (EXPERIMENT,),
+    ),
     "describe": Command(
         "Print parameters, FLOPs, memory and accelerators that fit, without training.",
         ("describe gpt2_openwebtext", "describe gpt2_openwebtext --config.mesh.data=2 --config.mesh.fsdp=4"),
@@ -288,7 +330,11 @@ COMMANDS = {
             _option("--output FILE", "file to write (default PREDICTIONS.METRIC.json)"),
         ),
     ),
-    "list": Command("List the experiments that come with the project.", ("list",)),
+    "list": Command(
+        "List the experiments that come with the project, or the parts that a config can choose.",
+        ("list", "list sources", "list models"),
+        (_option("parts PARTS", "sources, tokenizers, tasks, models, adapters, ..., or evaluators", nargs="?"),),
+    ),
     "config": Command(
         "Print every key of a config with its value, type and documentation.",
         ("config", "config gpt_stdlib optimizer", "config gpt_stdlib --config.model.name=llama"),

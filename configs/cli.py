@@ -16,6 +16,7 @@ from lineage.configs import base, modules
 from lineage.configs.durations import UNITS
 from lineage.configs.registry import did_you_mean, typed
 from lineage.configs.sweeps import Search
+from lineage.evaluation import EVALUATORS
 
 
 def load(file: str) -> tuple[ConfigDict, list[dict[str, Any]]]:
@@ -88,6 +89,14 @@ def experiments() -> dict[str, Path]:
 def summary(path: Path) -> str:
     """Return the first line of a config file's docstring."""
     return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+
+
+def parts(kind: str) -> dict[str, str]:
+    """Return the first line of documentation of each part of a kind, such as "sources", by its name."""
+    registries = {f"{part}s": registry for part, registry in base.REGISTRIES.items()} | {"evaluators": EVALUATORS}
+    if kind not in registries:
+        raise ValueError(f"there are no parts {kind!r}: the parts are {', '.join(registries)}.")
+    return {name: (inspect.getdoc(cls) or "").partition("\n")[0] for name, cls in sorted(registries[kind].items())}
 
 
 def search(file: str) -> Search | None:

@@ -1,6 +1,7 @@
 """Options of a run: documented dataclasses, whose fields are config keys (see `lineage.configs.base`)."""
 
 import dataclasses
+import importlib.util
 import re
 from typing import Annotated, Any, Literal
 
@@ -196,6 +197,9 @@ class Run:
         seed: random seed of the initial parameters, the order of the data and everything else that is random.
         imports: modules, or paths of Python files, that register models, tasks, sources or evaluators.
         precision: dtype of computation; parameters stay float32.
+        weights: format of the matrices of linear maps and tables of tokens in evaluations and in generation: "int8" or
+            "fp8" (e4m3), with a scale for each output, need a quarter of the memory of float32 and lose some quality.
+            Training and export do not quantize. It needs Qwix; None disables it.
         prng: generator of the random numbers of training steps: "threefry2x32" gives the same numbers on all platforms
             and meshes; "rbg" is that of the hardware.
         total_steps, total_epochs, total_examples, total_percent: length of the training; must be given.
@@ -222,6 +226,7 @@ class Run:
     seed: int = 0
     imports: tuple[str, ...] = ()
     precision: Literal["float32", "bfloat16"] = "float32"
+    weights: Literal["int8", "fp8"] | None = None
     prng: Literal["threefry2x32", "rbg"] = "threefry2x32"
     total_steps: int | None = None
     total_epochs: float | None = None
@@ -258,6 +263,10 @@ class Run:
 
     def __post_init__(self):
         check_ranges("", self)
+        if self.weights and importlib.util.find_spec("qwix") is None:
+            raise ModuleNotFoundError(
+                f"weights is {self.weights!r}: this needs Qwix: `pip install 'lineage[quantize]'`."
+            )
         check_patterns("sharding", self.sharding, paired=True)
         for pair in self.compiler_options:
             if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):

@@ -1,8 +1,9 @@
 """Content, which sources offer, and the examples that tasks make of it."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,16 +16,13 @@ Transform = Callable[[dict[str, Any], np.ndarray], Batch]
 
 
 class Documents:
-    """Texts in a fixed order, which may be read lazily; a `fingerprint` of "" is computed from the texts."""
+    """Texts in a fixed order, which may be read anew in each pass; a `fingerprint` of "" is computed from the texts."""
 
     always_ended = False  # whether an end of text follows a single document too
 
-    def __init__(self, texts: Sequence[str], fingerprint: str = ""):
+    def __init__(self, texts: Iterable[str], fingerprint: str = ""):
         self._texts = texts
         self._fingerprint = fingerprint
-
-    def __len__(self) -> int:
-        return len(self._texts)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._texts)
@@ -85,6 +83,7 @@ class Question:
     text: str
     context: str
     answers: Sequence[tuple[int, str]]
+    id: str = ""
 
     def __post_init__(self):
         if wrong := [part for part in (self.text, self.context) if not isinstance(part, str)]:
@@ -122,6 +121,11 @@ class Arrays(ExampleSource):
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         return {name: value[indices] for name, value in self.features.items()}
+
+
+def are_several(texts: Iterable[str]) -> bool:
+    """Return whether there are at least two texts, of which no more are read."""
+    return len(list(islice(texts, 2))) > 1
 
 
 def gather(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -167,6 +171,8 @@ class Facts:
     sequence_length: int | None = None  # length that sequences are padded to, in tokens
     num_classes: int | None = None  # 1 for regression
     class_names: tuple[str, ...] = ()  # in order
+    category_ids: tuple[int, ...] = ()  # ids of the classes in files of COCO's format; empty: 1, 2, ...
+    has_unanswerable: bool = False  # whether some training question has no answer
     image_size: tuple[int, int] | None = None  # height and width of the model's images in pixels
     channels: int | None = None  # of an image
     mean: tuple[float, ...] = ()  # normalization (pixel / 255 - mean) / std of images; one number, or one per channel
@@ -182,10 +188,12 @@ class Examples:
     """Examples of each split, "train" among them, and the transforms of their batches.
 
     A transform is called with a batch and a random key for each example. There is one `evaluation_transform` for all
-    splits, or one for each.
+    splits, or one for each. The function `inputs` makes examples of the rows of `data.inputs.Inputs` as those of the
+    evaluation splits are made, without a transform; None: the rows are examples, with the `evaluation_transform`.
     """
 
     splits: Mapping[str, ExampleSource]
     facts: Facts
     train_transform: Transform | None = None
     evaluation_transform: Transform | Mapping[str, Transform] | None = None
+    inputs: Callable[[Any], ExampleSource] | None = None

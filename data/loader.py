@@ -196,7 +196,12 @@ class TrainBatches(_Batches):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationBatches(_Batches):
-    """One pass over the source in its own order; the last batch is padded with examples whose `mask` is False."""
+    """One pass over the source in its own order; the last batch is padded with examples whose `mask` is False.
+
+    The transform gets the keys of the examples from the position `first` on.
+    """
+
+    first: int = 0
 
     @property
     def batch_size(self) -> int:
@@ -213,7 +218,7 @@ class EvaluationBatches(_Batches):
         batch = self.source.take(np.minimum(positions, len(self.source) - 1))
         mask = batch.get("mask", real)
         batch["mask"] = mask & real.reshape(-1, *[1] * (mask.ndim - 1))
-        return self.transform(batch, shuffle.keys(positions, 0)) if self.transform else batch
+        return self.transform(batch, shuffle.keys(self.first + positions, 0)) if self.transform else batch
 
     def __iter__(self) -> Iterator[Batch]:
         return self._ahead(0, len(self))

@@ -1,6 +1,7 @@
 """Text generation with a trained model and the config's `sampling` options."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -8,11 +9,12 @@ import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
+from lineage.data import EvaluationBatches, Facts
 from lineage.evaluation.base import Context
 from lineage.models import Model
 from lineage.models.decoding.generate import best_of
 from lineage.models.decoding.speculative import speculate
-from lineage.tasks.base import Request
+from lineage.tasks.base import Batch, Request
 
 
 class Sampler:
@@ -29,6 +31,35 @@ class Sampler:
         """Return `num_samples` texts (at least one) for a prompt or an input."""
         request = self._request(prompt)
         return self.texts(request, process_allgather(self.generate(variables, request), tiled=True))
+
+    def batches(
+        self, variables: Any, batches: EvaluationBatches, facts: Facts
+    ) -> Iterator[tuple[Batch, Any, list[str]]]:
+        """Yield the whole batches on the host, the generated tokens and the texts that follow them."""
+        for batch in batches:
+            batch = process_allgather(self.context.to_mesh(batch), tiled=True)  # of all processes
+            request = self._without_excess(self.context.task.requests(batch, facts))
+            generated = process_allgather(self.generate(variables, self._placed(request)), tiled=True)
+            yield batch, generated, self.texts(request, generated)
+
+    def texts_of(self, variables: Any, batches: EvaluationBatches) -> list[str]:
+        """Return the text for each example."""
+        found = self.batches(variables, batches, self.context.data.facts)
+        return list(chain.from_iterable(texts for *_, texts in found))[: len(batches.source)]
+
+    def _placed(self, request):
+        """Return a request whose rows are split over the devices; beam search would exchange them at each token."""
+        if jax.process_count() > 1 or self.context.sampling.num_beams > 1:
+            return request
+        leaves, kind = jax.tree.flatten(request)
+        placed = self.context.to_mesh({str(number): leaf for number, leaf in enumerate(leaves)})
+        return jax.tree.unflatten(kind, placed.values())
+
+    def _without_excess(self, request):
+        """Return a request without padding for which the model, with the new tokens, has no room."""
+        limit, (prompts, lengths, _) = self.context.model.max_length, request
+        room = prompts.shape[1] if limit is None or lengths is None else limit - self.context.sampling.max_new_tokens
+        return request._replace(prompts=prompts[:, :room]) if lengths is not None and lengths.max() <= room else request
 
     def check(self, variables: Any) -> None:
         """Raise the error that `write` would raise for the config's prompt, without computing anything."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lineage.configs.registry import typed
-from lineage.evaluation.scorers import METRICS, PREDICTIONS, REFERENCES, read
+from lineage.evaluation.scorers import METRICS, OWN_KEYS, PREDICTIONS, REFERENCES, read
 from lineage.metrics import translation
 from lineage.runs.folder import versions
 
@@ -54,9 +54,9 @@ def score_files(
         raise ValueError(
             f"{name} {'needs' if wanted else 'has no'} references: {'give' if wanted else 'omit'} --references."
         )
-    boxes = name == "coco"
-    given = read(predictions, () if boxes else PREDICTIONS)
-    columns = [read(path, () if boxes else REFERENCES) for path in references]
+    boxes, own = name == "coco", OWN_KEYS.get(name, ())
+    given = read(predictions, () if boxes else (*own, *PREDICTIONS))
+    columns = [read(path, () if boxes else (*own, *REFERENCES)) for path in references]
     documents = boxes or (name == "squad" and isinstance(given, dict))
     for path, column in [] if documents else [(predictions, given), *zip(references, columns)]:
         if isinstance(column, dict):

@@ -17,12 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from lineage.data.sources.lines import read_lines
+from lineage.data.sources.files import read_lines
 from lineage.metrics import answers, diversity, embedding, summary, translation
+from lineage.metrics.classification import precision_recall_f1
 from lineage.metrics.detection import Detections, coco
 from lineage.metrics.tagging import Spans
 
 PREDICTIONS, REFERENCES = ("prediction", "text"), ("references", "reference", "text")  # keys of objects in a .jsonl
+OWN_KEYS = {"accuracy": ("label",), "tagging": ("tags",)}  # metric -> keys that come before these
 Entries = Sequence[Any]  # texts, or lists of texts, of a file
 
 
@@ -178,6 +180,15 @@ def _squad(predictions, references):
     }
 
 
+def _accuracy(predictions, references):
+    """Compute the accuracy of labels, and the mean of the F1 of the classes."""
+    labels, truths = _texts(predictions), _texts(_only(references))
+    numbers = {name: number for number, name in enumerate(sorted({*labels, *truths}))}
+    counts = np.zeros((len(numbers), len(numbers)), int)
+    np.add.at(counts, tuple([numbers[name] for name in side] for side in (truths, labels)), 1)
+    return {"accuracy": float(counts.trace() / len(labels)), "macro_f1": precision_recall_f1(counts, "macro").f1}
+
+
 def _tagging(predictions, references, *, scheme=""):
     tags, truths = ([e.split() if isinstance(e, str) else e for e in some] for some in (predictions, _only(references)))
     state = Spans.empty().update(tags, truths, scheme or None)
@@ -242,6 +253,7 @@ METRICS: dict[str, Callable[..., dict[str, Any]]] = {
     "self_bleu": _self_bleu,
     "repetition": _repetition,
     "burstiness": _burstiness,
+    "accuracy": _accuracy,
     "squad": _squad,
     "tagging": _tagging,
     "coco": _coco,

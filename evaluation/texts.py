@@ -1,12 +1,10 @@
 """Evaluators of tasks of texts."""
 
 import re
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Float
 from scipy.special import softmax
 
@@ -17,6 +15,8 @@ from lineage.metrics import classification
 from lineage.metrics.answers import exact_match, f1
 from lineage.metrics.tagging import Spans
 from lineage.metrics.translation import bleu, bleu_by_length
+from lineage.tasks.text_classification import pooled
+from lineage.tasks.token_classification import tags_of
 
 
 @EVALUATORS.register("generation")
@@ -30,12 +30,9 @@ class Generation(Evaluator):
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         sampler, outputs, source = Sampler(context), [], split.batches.source
         right = count = 0
-        for batch in split.batches:
-            batch = process_allgather(context.to_mesh(batch), tiled=True)  # of all processes
-            request = context.task.requests(batch, split.facts)
-            generated = process_allgather(sampler.generate(variables, request), tiled=True)
-            outputs += sampler.texts(request, generated)
-            if request.inputs is not None:
+        for batch, generated, texts in sampler.batches(variables, split.batches, split.facts):
+            outputs += texts
+            if "inputs" in batch:
                 right += _in_place(generated, batch["targets"], batch["mask"])
                 count += batch["mask"].sum()
         references = source.references
@@ -68,7 +65,8 @@ class QuestionAnswering(Evaluator):
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         source = split.batches.source
-        answers = source.answers(*np.moveaxis(logits(context, variables, split), -1, 0))
+        found = context.task.predict(logits(context, variables, split), source, split.facts)
+        answers = [each["prediction"] for each in found]
         references = [question.references for question in source.questions]
         return {score.__name__: float(np.mean(list(map(score, answers, references)))) for score in (exact_match, f1)}
 
@@ -110,13 +108,9 @@ class Tagging(Evaluator):
         chunks = all(name == "O" or re.match("[BIESLU]-", name) for name in names)
         if not chunks or set(names) == {"O"}:
             return {}
-        guesses = logits(context, variables, split).argmax(axis=-1)
-        found, truth = defaultdict(list), defaultdict(list)
-        columns = source.origins.tolist(), guesses, source.per_token["targets"], source.per_token["mask"]
-        for sentence, guess, targets, mask in zip(*columns):  # a long sentence is several sequences
-            found[sentence] += names[guess[: len(mask)][mask]].tolist()
-            truth[sentence] += names[targets[mask]].tolist()
-        scores = Spans.empty().update([*found.values()], [*truth.values()]).compute()
+        found = context.task.predict(logits(context, variables, split), source, split.facts)
+        truth = tags_of(source.per_token["targets"], source, names)
+        scores = Spans.empty().update([each["tags"] for each in found], truth).compute()
         return {name: float(value) for name, value in scores._asdict().items()}
 
 
@@ -127,8 +121,7 @@ def logits(context: Context, variables: Any, split: Split) -> Float[np.ndarray, 
 
 def pooled_accuracy(logits: Float[np.ndarray, "N V"], source: Encoded) -> dict[str, float]:
     """Return the accuracies of `PooledAccuracy`."""
-    probabilities = softmax(logits, axis=-1)
-    first = np.flatnonzero(np.diff(source.origins, prepend=-1))
-    pools = {"mean": np.add, "max": np.maximum}
-    pooled = {name: pool.reduceat(probabilities, first).argmax(axis=-1) for name, pool in pools.items()}
-    return {f"{k}_pooled_accuracy": float((v == source.per_sequence["label"][first]).mean()) for k, v in pooled.items()}
+    probabilities, first = softmax(logits, axis=-1), source.firsts
+    labels = {"mean": pooled(probabilities, source), "max": np.maximum.reduceat(probabilities, first)}
+    truth = source.per_sequence["label"][first]
+    return {f"{name}_pooled_accuracy": float((of.argmax(axis=-1) == truth).mean()) for name, of in labels.items()}

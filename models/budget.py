@@ -126,7 +126,7 @@ def budget(
     costs, training = _training(loss or partial(_squares, model, compute_dtype), step, optimizer)
     inference = {"weights": bytes_of(light[:2]), "cache": 0, "activations": peak_bytes(forward)}
     if cache_length is not None:
-        size = (jax.tree.leaves(inputs)[0].shape[0], cache_length)
+        size = (jax.tree.leaves(inputs)[0].shape[0], cache_length, 0)
         cache = partial(apply, inputs=size, method="init_cache")
         # As leaves, because a `Cache` takes no shapes instead of arrays.
         inference["cache"] = bytes_of(jax.eval_shape(lambda *light: jax.tree.leaves(cache(*light)), *light[:2]))

@@ -16,12 +16,14 @@ class Decoder(StackModel):
 
     Attributes:
         decoder_depth: number of layers of the decoder; None: `depth`.
+        window: number of last tokens that each token attends to in all layers, itself included; None: all.
     """
 
     FROM_DATA = ("vocab_size", "max_length")
 
     is_decoder = True
     decoder_depth = None
+    window = None
 
     @property
     def decoder_layers(self) -> int:
@@ -33,11 +35,20 @@ class Decoder(StackModel):
         """Number of layers, of key/value heads, and of channels of a head."""
         return self.decoder_layers, self.num_heads, self.width // self.num_heads
 
-    def init_cache(self, batch_size: int, max_length: int) -> Cache:
-        """Return an empty cache of the parameters' dtype with room for `max_length` tokens of each sequence."""
+    def init_cache(self, batch_size: int, max_length: int, rewinds: int | None = None) -> Cache:
+        """Return an empty cache of the parameters' dtype with room for `max_length` tokens of each sequence.
+
+        Args:
+            rewinds: largest number of tokens by which the cache is rewound; None: any. If it is given, the cache of a
+                model with a window keeps the last `window + rewinds` tokens only (arXiv 2310.06825, section 2), and
+                after the first call, at most `rewinds + 1` tokens may be appended at once.
+        """
         self.check_length(max_length)
         layers, heads, size = self.cache_shape
-        return Cache.empty(layers, batch_size, max_length, heads, size, self.embed.table.dtype)
+        entries, dtype = max_length, self.embed.table.dtype
+        if self.window is not None and rewinds is not None:
+            entries = min(self.window + rewinds, max_length)
+        return Cache.empty(layers, batch_size, entries, heads, size, dtype, rewinds if entries < max_length else None)
 
     def check_length(self, length: int) -> None:
         """Raise ValueError if the model has no positions for this number of tokens."""

@@ -51,8 +51,10 @@ MAY_CHANGE = (
     "save_every_",
     "sharding",
     "task.cache_dir",
+    "task.no_answer_threshold",
     "total_",
     "wandb",
+    "weights",
 )
 
 

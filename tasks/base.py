@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lineage.configs.registry import Range, Registry, check_ranges
-from lineage.data import Examples, Facts, Loader, Tokenizer
+from lineage.data import Examples, ExampleSource, Facts, Loader, Tokenizer
 from lineage.metrics.states import State
 from lineage.models import Model
 
@@ -59,6 +59,7 @@ class Task:
     evaluators: ClassVar[tuple[str, ...]] = ("loss",)  # names of the evaluators that run by default
     special_tokens: ClassVar[tuple[str, ...]] = ()  # roles of the tokens that the tokenizer must have, such as "mask"
     optional_tokens: ClassVar[tuple[str, ...]] = ()  # special tokens that a tokenizer from a file may lack
+    generates: ClassVar[bool] = False  # whether the `outputs` of inputs are the texts that the model generates
     needs_teacher: ClassVar[bool] = False  # whether `config.teacher` must name a trained model
     has_snapshots: ClassVar[bool] = False  # whether `snapshot` returns artifacts
     inputs: ClassVar[tuple[str, ...]] = ("tokens",)  # arrays of a batch that `forward` uses
@@ -147,6 +148,29 @@ class Task:
     def feature_extractor(self, model: Model) -> Model:
         """Return the model whose `forward` gives one feature vector [D] per example, for probes."""
         raise ValueError(f"The task {self.name!r} has no features for probes: they are for labeled images.")
+
+    # Predictions: `inputs` are those of `lineage.data.Examples`.
+
+    def outputs(self, model: Model, batch: Batch) -> Any:
+        """Return the arrays [B, ...] that `predict` takes, for a bound model and a batch of inputs."""
+        return self.forward(model, batch)
+
+    def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
+        """Return the prediction for each input as a JSON object, in which images are arrays uint8 [h, w, c].
+
+        Args:
+            outputs: the `outputs` of all inputs, on the host; the texts if the task `generates`.
+        """
+        raise ValueError(f"The task {self.name!r} has no predictions.")
+
+    def features(self, model: Model, batch: Batch) -> Any:
+        """Return the feature vector [B, D] of each input, for a bound model and a batch of inputs."""
+        model, variables = model.unbind()
+        return self.forward(self.feature_extractor(model).bind(variables), batch)
+
+    def document(self, predictions: list[dict[str, Any]]) -> Any:
+        """Return all predictions in the format of the field's .json files, by default as a list."""
+        return predictions
 
     # Distillation, for tasks that need a teacher.
 

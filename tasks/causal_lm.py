@@ -1,11 +1,13 @@
 """Causal and bidirectional language modeling."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from lineage.data import Facts, Loader, Tokenizer
+from lineage.data import Documents, Examples, Facts, Loader, Tokenizer
+from lineage.data.examples.pairs import Prompts
 from lineage.metrics.likelihood import bits, perplexity
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Count, Request, Result
@@ -25,11 +27,21 @@ class CausalLM(DocumentTask):
     """
 
     needs = ("next_token",)
+    generates = True
     special_tokens = ("end_of_text",)
     optional_tokens = ("end_of_text",)
     loader_options = ("order",)
 
     evaluation_stride: Count = 0
+
+    def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
+        def inputs(rows: Sequence[str]) -> Prompts:
+            prompts = tokenizer.encode_batch(rows)
+            if empty := [number for number, tokens in enumerate(prompts) if not len(tokens)]:
+                raise ValueError(f"The text {rows[empty[0]]!r} has no token: a language model continues at least one.")
+            return Prompts(prompts)
+
+        return self.windows(content, tokenizer, self.sequence_length, inputs=inputs if self.generates else None)
 
     def check_loader(self, loader: Loader) -> None:
         super().check_loader(loader)
@@ -57,6 +69,9 @@ class CausalLM(DocumentTask):
     def request(self, tokens: np.ndarray, tokenizer: Tokenizer, facts: Facts) -> Request:
         return Request(tokens[None])
 
+    def requests(self, batch: dict[str, np.ndarray], facts: Facts) -> Request:
+        return Request(batch["tokens"], batch["lengths"])
+
 
 @TASKS.register("bidirectional_lm")
 @dataclass(frozen=True)
@@ -64,6 +79,7 @@ class BidirectionalLM(CausalLM):
     """Predict each token from those before it, and with a second model from those after it (ELMo, arXiv 1802.05365)."""
 
     needs = ("both_directions",)
+    generates = False
     label_smoothing: ClassVar[float] = 0.0  # not an option
 
     def loss(self, model: Model, batch: Batch) -> Result:

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Key
 
+from lineage.data import ExampleSource, Facts
 from lineage.metrics.classification import correct
 from lineage.metrics.states import Confusion
 from lineage.models import Model
@@ -17,6 +18,7 @@ from lineage.tasks.attention import attention_of_images
 from lineage.tasks.base import TASKS, Batch, Pictures, Result, Smoothing, Weight
 from lineage.tasks.images import LabeledImageTask, to_pixels
 from lineage.tasks.losses import class_loss, divergence, probabilities, smoothed, sums, weighted
+from lineage.tasks.prediction import probabilities_of, ranked
 
 MISTAKES = 24  # number of the most confident mistakes in the report
 
@@ -55,6 +57,9 @@ class ImageClassification(LabeledImageTask):
         logits = model(image).astype(jnp.float32)
         loss, means = class_loss(logits, smoothed(model, target, self.label_smoothing), label, self.binary)
         return sums(loss, mask, means)
+
+    def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
+        return ranked(probabilities_of(outputs, self.binary), facts.class_names)
 
     def pictures(self, context: Any, variables: Any, split: Any) -> Pictures:
         """Return the confusion matrix, the most confident mistakes and attention weights."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lineage.configs.registry import Range
-from lineage.data import Examples, Images, Tokenizer
+from lineage.data import Examples, ExampleSource, Facts, Images, Tokenizer
 from lineage.data.examples.masking import MaskPatches
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Pictures, Rate, Result, Sizes, Task
@@ -65,6 +65,14 @@ class MaskedAutoencoding(LabeledImageTask):
         predicted, hidden = model(batch["image"], batch["noise"])
         errors = jnp.square(predicted.astype(jnp.float32) - model.target(batch["image"])).mean(axis=-1)
         return sums(errors, hidden & batch["mask"][:, None])
+
+    def outputs(self, model: Model, batch: Batch) -> Any:
+        """Return the images with masked patches, and with the patches that the model paints."""
+        return model.pictures(batch["image"], batch["noise"])
+
+    def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
+        masked, painted = (np.rint(255 * to_pixels(images, facts)).astype(np.uint8) for images in outputs)
+        return [{"masked": one, "reconstructed": other} for one, other in zip(masked, painted)]
 
     def snapshot(self, context: Any, variables: Any, split: Any) -> Pictures:
         """Return some images [N, h, w, c], as they are, masked and reconstructed."""

@@ -1,13 +1,18 @@
 """Masked language modeling (BERT), with a teacher (DistilBERT), and with pairs of texts (BERT, ALBERT)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from lineage.data import Documents, Examples, Tokenizer
+from lineage.data import Documents, Examples, ExampleSource, Facts, Tokenizer
+from lineage.data.examples import encoded
+from lineage.data.examples.encoded import Encoded
 from lineage.data.examples.masking import MaskTokens, count_masked
 from lineage.data.examples.windows import Chunks, PairSentences, Sentences, tokenize
 from lineage.metrics.classification import correct
@@ -16,7 +21,8 @@ from lineage.metrics.states import Mean
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Rate, Result, Sizes, Weight
 from lineage.tasks.losses import divergence, token_loss, weighted
-from lineage.tasks.text import DocumentTask
+from lineage.tasks.prediction import TOP
+from lineage.tasks.text import DocumentTask, mean_hidden
 
 
 @TASKS.register("masked_lm")
@@ -48,7 +54,8 @@ class MaskedLM(DocumentTask):
 
     def examples(self, content: Mapping[str, Documents], tokenizer: Tokenizer | None, seed: int) -> Examples:
         mask = MaskTokens(self.mask_rate, tokenizer, self.whole_words)
-        return self.windows(content, tokenizer, self.sequence_length, mask)
+        inputs = partial(masked_texts, tokenizer=tokenizer, length=self.sequence_length)
+        return self.windows(content, tokenizer, self.sequence_length, mask, inputs=inputs)
 
     def axes(self, sizes: Sizes) -> dict[str, int]:
         axes = super().axes(sizes)
@@ -67,6 +74,49 @@ class MaskedLM(DocumentTask):
             batch["tokens"], mask=batch["tokens_mask"], masked_positions=batch["masked_positions"], **segments
         )
         return token_loss(model, logits, batch, self.label_smoothing)
+
+    def outputs(self, model: Model, batch: Batch) -> Any:
+        """Return the probabilities [B, M, TOP] and ids of the most probable tokens in place of masks."""
+        _, logits = hidden_and_logits(model, batch)
+        return jax.lax.top_k(jax.nn.softmax(logits.astype(jnp.float32)), min(TOP, logits.shape[-1]))
+
+    def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
+        """Return each text with the most probable tokens in place of masks, and the candidates for each mask."""
+        found, coder = [], inputs.coder
+        for tokens, *best in zip(inputs.tokens, *outputs):
+            places = np.flatnonzero(tokens == coder.mask)
+            chances, ids = (values[: len(places)] for values in best)
+            filled = tokens.copy()
+            filled[places] = ids[:, 0]
+            kept = filled[(tokens == coder.mask) | ~coder.special[tokens]]
+            masks = [
+                [{"token": coder.decode([id]), "probability": float(chance)} for id, chance in zip(*mask)]
+                for mask in zip(ids, chances)
+            ]
+            found.append({"prediction": coder.decode(kept), "masks": masks})
+        return found
+
+    def features(self, model: Model, batch: Batch) -> Any:
+        return mean_hidden(model, batch)
+
+
+@dataclass(frozen=True)
+class MaskedTexts(Encoded):
+    """Sequences with masks, of which M are the most; `masked_positions` int32 [M] are those of a sequence, then 0."""
+
+    coder: Tokenizer | None = None
+
+
+def masked_texts(texts: Sequence[str], tokenizer: Tokenizer, length: int, joined: bool = False) -> MaskedTexts:
+    """Encode texts with the name of the mask token in some places; `joined`: as `[CLS] text [SEP]`."""
+    ids = [tokens[: length - 2 * joined] for tokens in tokenizer.encode_marked(texts)]
+    rows = [encoded.join(tokenizer, tokens) if joined else (tokens, length) for tokens in ids]
+    places = [np.flatnonzero(tokens == tokenizer.mask) for tokens, _ in rows]
+    positions = np.zeros((len(rows), -(-max(1, *map(len, places)) // 8) * 8), np.int32)
+    for row, found in zip(positions, places):
+        row[: len(found)] = found
+    others = {"per_sequence": {"masked_positions": positions}, "coder": tokenizer}
+    return encoded.collect(rows, range(len(rows)), length, tokenizer, MaskedTexts, **others)
 
 
 @TASKS.register("masked_lm_distillation")
@@ -154,7 +204,8 @@ class SentencePairPretraining(MaskedLM):
         splits = {name: Chunks(tokens, tokenizer.end_of_text, length - 3) for name, tokens in streams.items()}
         order = self.pairing == "sentence_order"
         paired = {name: PairSentences(part, tokenizer, mask, order) for name, part in splits.items()}
-        return Examples(splits, self.facts(tokenizer), paired["train"], paired)
+        inputs = partial(masked_texts, tokenizer=tokenizer, length=length, joined=True)
+        return Examples(splits, self.facts(tokenizer), paired["train"], paired, inputs)
 
     def forward(self, model: Model, batch: Batch) -> Any:
         """Return the logits of all tokens [B, T, V] and of the label [B, 2]."""

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from scipy.special import softmax
 
 from lineage.configs.registry import Range
-from lineage.data import Examples, Images, Tokenizer
+from lineage.data import Examples, ExampleSource, Facts, Images, Tokenizer
 from lineage.data.transforms import boxes
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Count, Pictures, Result, Sizes
@@ -88,6 +88,35 @@ class ObjectDetection(ImageTask):
         whole = {"mask": batch["mask"].sum(), "boxes_mask": real.sum().astype(jnp.float32)}
         return set_loss(logits, found, batch, self.weights, model.get_variable("run", "real", whole))
 
+    def outputs(self, model: Model, batch: Batch) -> Any:
+        """Return the logits and boxes of the last decoder layer, and the sizes of the images."""
+        logits, found = self.forward(model, batch)
+        return logits[-1], found[-1], batch["size"]
+
+    def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
+        """Return the objects of each image; boxes are (left, top, width, height) in pixels of the image."""
+        *answer, sizes = outputs
+        ids = facts.category_ids or range(1, facts.num_classes + 1)
+        predictions = []
+        for found, size in zip(found_objects(*answer), sizes):
+            boxes = found["boxes"].astype(np.float64) * np.tile(size[::-1], 2)
+            rows = zip(found["classes"].tolist(), boxes.tolist(), found["scores"].tolist())
+            objects = [
+                {"category_id": ids[number], "category": facts.class_names[number], "bbox": box, "score": score}
+                for number, box, score in rows
+            ]
+            predictions.append({"objects": objects})
+        return predictions
+
+    def document(self, predictions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the objects of all images, as COCO's evaluation reads them."""
+        keys = "category_id", "bbox", "score"
+        return [
+            {"image_id": image["image_id"]} | {key: each[key] for key in keys}
+            for image in predictions
+            for each in image.get("objects", ())
+        ]
+
     def pictures(self, context: Any, variables: Any, split: Any) -> Pictures:
         """Return some images with their true objects and the confident predictions.
 
@@ -112,14 +141,19 @@ def objects_of(
     batch: Mapping[str, np.ndarray], logits: Float[np.ndarray, "L B Q V"], boxes: Float[np.ndarray, "L B Q 4"]
 ) -> tuple[list[dict], list[dict]]:
     """Return the true objects of each real image of a batch, and the predicted ones, as `Detections` takes them."""
-    chances = softmax(logits[-1].astype(np.float32), axis=-1)[..., :-1]
-    found = {"boxes": _placed(boxes[-1]), "classes": chances.argmax(axis=-1), "scores": chances.max(axis=-1)}
     truth = {"boxes": _placed(batch["boxes"])} | {name: batch[name] for name in ("classes", "crowd")}
     real, rows = batch["boxes_mask"] | batch["crowd"], np.flatnonzero(batch["mask"])
     return (
         [{name: value[row][real[row]] for name, value in truth.items()} for row in rows],
-        [{name: value[row] for name, value in found.items()} for row in rows],
+        [found for row, found in enumerate(found_objects(logits[-1], boxes[-1])) if batch["mask"][row]],
     )
+
+
+def found_objects(logits: Float[np.ndarray, "B Q V"], boxes: Float[np.ndarray, "B Q 4"]) -> list[dict[str, np.ndarray]]:
+    """Return the predicted objects of each image, as `Detections` takes them."""
+    chances = softmax(logits.astype(np.float32), axis=-1)[..., :-1]
+    columns = _placed(boxes), chances.argmax(axis=-1), chances.max(axis=-1)
+    return [dict(zip(("boxes", "classes", "scores"), row)) for row in zip(*columns)]
 
 
 def _placed(boxes):

@@ -2,18 +2,19 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
-from lineage.data import Examples, Question, Tokenizer
+from lineage.data import Examples, ExampleSource, Facts, Question, Tokenizer
 from lineage.data.examples import encoded
 from lineage.metrics.classification import correct
 from lineage.metrics.likelihood import cross_entropy
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Count, Result
 from lineage.tasks.losses import sums
+from lineage.tasks.prediction import TOP
 from lineage.tasks.text import EncoderTask
 
 NEVER = -1e9  # logit of padding
@@ -27,6 +28,8 @@ class QuestionAnswering(EncoderTask):
 
     Attributes:
         stride: distance between the starts of consecutive windows of a long text, in tokens; 0: no overlap.
+        no_answer_threshold: "" is predicted if the score of no answer exceeds that of the best answer by this or more,
+            and some training question has no answer.
     """
 
     reads = "questions"
@@ -38,6 +41,7 @@ class QuestionAnswering(EncoderTask):
     label_smoothing: ClassVar[float] = 0.0  # not an option
 
     stride: Count = 0
+    no_answer_threshold: float = 0.0
 
     def texts(self, content: Mapping[str, list[Question]]) -> dict[str, Iterable[str]]:
         return {name: [text for item in part for text in (item.text, item.context)] for name, part in content.items()}
@@ -45,7 +49,22 @@ class QuestionAnswering(EncoderTask):
     def examples(self, content: Mapping[str, list[Question]], tokenizer: Tokenizer | None, seed: int) -> Examples:
         sizes = self.sequence_length, self.stride
         splits = {name: encode(part, tokenizer, *sizes) for name, part in content.items()}
-        return Examples(splits, self.facts(tokenizer))
+        facts = self.facts(tokenizer, has_unanswerable=not all(question.answers for question in content["train"]))
+        return Examples(splits, facts, inputs=lambda rows: encode(rows, tokenizer, *sizes))
+
+    def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
+        """Return the best answer to each question, the best answers with their scores, and the score of no answer."""
+        found = []
+        for best, nothing in inputs.answers(*np.moveaxis(outputs.astype(np.float32), -1, 0), TOP):
+            scored = [{"text": text, "score": score} for score, text in best]
+            unanswerable = not best or (facts.has_unanswerable and nothing - best[0][0] >= self.no_answer_threshold)
+            answer = {"prediction": "" if unanswerable else best[0][1], "n_best": scored}
+            found.append(answer | ({"no_answer_score": nothing} if facts.has_unanswerable else {}))
+        return found
+
+    def document(self, predictions: list[dict[str, Any]]) -> dict[str, str]:
+        """Return the answers by the ids of the questions, as SQuAD's evaluation reads them."""
+        return {each["id"]: each["prediction"] for each in predictions}
 
     def loss(self, model: Model, batch: Batch) -> Result:
         """Return the mean cross-entropy of the positions `start` and `end` [B] of answers, where `mask` [B] is True.

@@ -86,5 +86,5 @@ def generate(model, variables, batch, key):
         return (token, cache), token
 
     tokens = batch["tokens"]
-    cache = model.apply(variables, *tokens.shape, method="init_cache")
+    cache = model.apply(variables, *tokens.shape, 0, method="init_cache")
     return jax.lax.scan(advance, (tokens[:, 0], cache), jnp.arange(tokens.shape[1]))[1].T

@@ -1,6 +1,6 @@
 """Sequence-to-sequence learning by encoder-decoders, and by decoders alone."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ class EncoderDecoderTask(TextTask):
     """
 
     needs = ("target_tokens",)
+    generates = True
     inputs = ("inputs", "inputs_mask", "tokens")
     arguments = ("inputs", "tokens")
     arrays = TextTask.arrays | {"inputs": "int32 B S", "inputs_mask": "bool B S"}
@@ -103,7 +104,12 @@ class PairTask(TextTask):
             name: pairs.encode(part, tokenizer, self.sequence_length, name == "train", start, self.kind)
             for name, part in content.items()
         }
-        return Examples(splits, self.facts(tokenizer, start_token=start_token))
+
+        def inputs(rows: Sequence[str]) -> pairs.EncodedPairs:
+            ids = tokenizer.encode_batch(rows)
+            return pairs.encode_inputs(ids, self.sequence_length, tokenizer.end_of_text, start, self.kind)
+
+        return Examples(splits, self.facts(tokenizer, start_token=start_token), inputs=inputs)
 
 
 @TASKS.register("sequence_to_sequence")
@@ -138,6 +144,7 @@ class ConditionalLM(PairTask):
     """
 
     needs = ("next_token",)
+    generates = True
     kind = pairs.Continuations
 
     def request(self, tokens: np.ndarray, tokenizer: Tokenizer, facts: Facts) -> Request:

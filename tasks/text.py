@@ -1,10 +1,13 @@
 """Base classes of tasks of texts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from lineage.data import Documents, Examples, Facts, Tokenizer
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from lineage.data import Documents, Examples, ExampleSource, Facts, Tokenizer
 from lineage.data.content import Transform
 from lineage.data.examples import encoded, windows
 from lineage.models import Model
@@ -40,6 +43,9 @@ class TextTask(Task):
         """Return the metadata of all text tasks, and others."""
         return Facts(vocab_size=tokenizer.vocab_size, sequence_length=self.sequence_length, **others)
 
+    def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
+        return [{"prediction": text} for text in outputs] if self.generates else super().predict(outputs, inputs, facts)
+
     def pictures(self, context: Any, variables: Any, split: Any) -> Pictures:
         return attention_of_texts(context.model, variables, split.batches[0], context.data.tokenizer)
 
@@ -72,8 +78,9 @@ class DocumentTask(TextTask):
         length: int,
         transform: Transform | None = None,
         start_token: int | None = None,
+        inputs: Callable[[Sequence[str]], ExampleSource] | None = None,
     ) -> Examples:
-        """Return windows of `length` tokens."""
+        """Return windows of `length` tokens, and a function that makes examples of the inputs of predictions."""
         streams = {name: windows.tokenize(part, tokenizer, self.cache_dir) for name, part in content.items()}
         splits = {
             name: windows.Windows(stream.tokens, length, self.stride)
@@ -88,7 +95,7 @@ class DocumentTask(TextTask):
             characters_per_token={name: stream.characters / len(stream.tokens) for name, stream in streams.items()},
             bytes_per_token={name: stream.bytes / len(stream.tokens) for name, stream in streams.items()},
         )
-        return Examples(splits, facts, transform, transform)
+        return Examples(splits, facts, transform, transform, inputs)
 
 
 @dataclass(frozen=True)
@@ -102,3 +109,13 @@ class EncoderTask(TextTask):
 
     def forward(self, model: Model, batch: Batch) -> Any:
         return model(batch["tokens"], segments=batch["segments"], mask=batch["tokens_mask"])
+
+    def features(self, model: Model, batch: Batch) -> Any:
+        return mean_hidden(model, batch)
+
+
+def mean_hidden(model: Model, batch: Batch) -> Float[Array, "B D"]:
+    """Return the mean of an encoder's last hidden states over the tokens of each sequence."""
+    real = batch["tokens_mask"]
+    hidden = model.encode(batch["tokens"], segments=batch["segments"], mask=real)
+    return jnp.where(real[..., None], hidden, 0).sum(axis=1) / jnp.maximum(real.sum(axis=1), 1)[:, None]

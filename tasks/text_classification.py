@@ -2,15 +2,16 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
-from lineage.data import Examples, LabeledTexts, Tokenizer
+from lineage.data import Examples, ExampleSource, Facts, LabeledTexts, Tokenizer
 from lineage.data.examples import encoded
 from lineage.data.examples.encoded import Encoded
 from lineage.data.examples.windows import ENDS
@@ -18,6 +19,7 @@ from lineage.metrics.states import F1, Correlation, Matthews
 from lineage.models import Model
 from lineage.tasks.base import TASKS, Batch, Count, Result
 from lineage.tasks.losses import class_loss, probabilities, smoothed, sums
+from lineage.tasks.prediction import probabilities_of, ranked
 from lineage.tasks.text import EncoderTask
 
 
@@ -52,8 +54,9 @@ class LabeledTextTask(EncoderTask):
     def examples(self, content: Mapping[str, LabeledTexts], tokenizer: Tokenizer | None, seed: int) -> Examples:
         (labels, names), length = self.labels(content), self.sequence_length
         fit = Fit(self.long_text, tokenizer, length, self.stride, content["train"])
-        splits = {name: encode(part, labels[name], tokenizer, length, fit) for name, part in content.items()}
-        return Examples(splits, self.facts(tokenizer, num_classes=len(names) or 1, class_names=names))
+        splits = {name: encode(part.texts, labels[name], tokenizer, length, fit) for name, part in content.items()}
+        facts = self.facts(tokenizer, num_classes=len(names) or 1, class_names=names)
+        return Examples(splits, facts, inputs=lambda rows: encode(rows, None, tokenizer, length, fit))
 
 
 @TASKS.register("text_classification")
@@ -90,6 +93,10 @@ class TextClassification(LabeledTextTask):
         }
         return sums(loss, mask, means, **states)
 
+    def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
+        """Return classes, by the mean probabilities of the windows of a long text."""
+        return ranked(pooled(probabilities_of(outputs, self.binary), inputs), facts.class_names)
+
 
 def class_names(splits: dict[str, LabeledTexts]) -> list[str]:
     """Return the class names of the source, or else the labels of the training split: numbers in order, then words."""
@@ -105,15 +112,24 @@ def class_names(splits: dict[str, LabeledTexts]) -> list[str]:
     return found
 
 
-def encode(part: LabeledTexts, labels: np.ndarray, tokenizer: Tokenizer, length: int, fit: "Fit") -> Encoded:
-    """Encode texts, which have one of the `labels` [N] each; `fit` may turn a text into several sequences."""
-    ids = zip(*map(tokenizer.encode_batch, zip(*part.texts)))
+def encode(
+    texts: Sequence[tuple[str, ...]], labels: np.ndarray | None, tokenizer: Tokenizer, length: int, fit: "Fit"
+) -> Encoded:
+    """Encode texts, which have one of the `labels` [N] each, if any; `fit` may turn a text into several sequences."""
+    ids = zip(*map(tokenizer.encode_batch, zip(*texts)))
     joined, origins = [], []
-    for origin, example in enumerate(zip(part.texts, ids)):
+    for origin, example in enumerate(zip(texts, ids)):
         for parts in fit(*example):
             joined.append(encoded.join(tokenizer, *parts))
             origins.append(origin)
-    return encoded.collect(joined, origins, length, tokenizer, per_sequence={"label": labels[origins]})
+    others = {} if labels is None else {"label": labels[origins]}
+    return encoded.collect(joined, origins, length, tokenizer, per_sequence=others)
+
+
+def pooled(values: Float[np.ndarray, "N V"], source: Encoded) -> Float[np.ndarray, "texts V"]:
+    """Return the mean of the values of the sequences of each text."""
+    first = source.firsts
+    return np.add.reduceat(values, first) / np.diff(first, append=len(values))[:, None]
 
 
 class Fit:
@@ -198,3 +214,6 @@ class TextRegression(LabeledTextTask):
             raise ValueError(f"model.num_classes is {values.shape[-1]}: it must be 1, a regression has one output.")
         values = values[..., 0].astype(jnp.float32)
         return sums((values - label) ** 2, mask, pearson=Correlation.empty().update(values, label, mask))
+
+    def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
+        return [{"value": value} for value in pooled(outputs, inputs)[:, 0].tolist()]

@@ -1,12 +1,15 @@
 """Token classification: a tag for each word of a sentence."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
+from jaxtyping import Shaped
 
-from lineage.data import Examples, TaggedSentence, Tokenizer
+from lineage.data import Examples, ExampleSource, Facts, TaggedSentence, Tokenizer
 from lineage.data.examples import encoded
 from lineage.data.examples.encoded import Encoded
 from lineage.tasks.base import TASKS
@@ -34,14 +37,29 @@ class TokenClassification(EncoderTask):
     def examples(self, content: Mapping[str, list[TaggedSentence]], tokenizer: Tokenizer | None, seed: int) -> Examples:
         tags = sorted({tag for part in content.values() for sentence in part for tag in sentence.tags})
         splits = {name: encode(part, tags, tokenizer, self.sequence_length) for name, part in content.items()}
-        return Examples(splits, self.facts(tokenizer, num_classes=len(tags), class_names=tuple(tags)))
+        facts = self.facts(tokenizer, num_classes=len(tags), class_names=tuple(tags))
+        return Examples(splits, facts, inputs=lambda rows: encode(rows, (), tokenizer, self.sequence_length))
+
+    def predict(self, outputs: Any, inputs: ExampleSource, facts: Facts) -> list[dict[str, Any]]:
+        """Return the tags of the words of each sentence, which may be several sequences."""
+        return [{"tags": tags} for tags in tags_of(outputs.argmax(axis=-1), inputs, np.array(facts.class_names))]
+
+
+def tags_of(
+    numbers: Sequence[np.ndarray] | np.ndarray, source: Encoded, names: Shaped[np.ndarray, "V"]
+) -> list[list[str]]:
+    """Return the tags of each sentence, given the index of the tag at each token of each sequence."""
+    found = defaultdict(list)
+    for sentence, row, mask in zip(source.origins.tolist(), numbers, source.per_token["mask"]):
+        found[sentence] += names[row[: len(mask)][mask]].tolist()
+    return [*found.values()]
 
 
 def encode(sentences: Sequence[TaggedSentence], tags: Sequence[str], tokenizer: Tokenizer, length: int) -> Encoded:
     """Encode sentences; `targets` int32 [T] has the index of each word's tag at its first token, where `mask` is True.
 
-    A sentence that does not fit continues in the next sequence. A word that is longer than a sequence is truncated. A
-    word that has no tokens becomes a mask token.
+    Without `tags`, the targets are 0. A sentence that does not fit continues in the next sequence. A word that is
+    longer than a sequence is truncated. A word that has no tokens becomes a mask token.
     """
     encoded.check_length(length)
     number_of, room = {tag: number for number, tag in enumerate(tags)}, length - 2
@@ -58,7 +76,7 @@ def encode(sentences: Sequence[TaggedSentence], tags: Sequence[str], tokenizer: 
             origins.append(origin)
             starts = 1 + np.concatenate([[0], ends[first : last - 1] - before]).astype(int)
             targets.append(np.zeros(len(joined[-1][0]), np.int32))
-            targets[-1][starts] = [number_of[tag] for tag in sentence.tags[first:last]]
+            targets[-1][starts] = [number_of[tag] for tag in sentence.tags[first:last]] if tags else 0
             masks.append(np.isin(np.arange(len(targets[-1])), starts))
             first = last
     return encoded.collect(joined, origins, length, tokenizer, per_token={"targets": targets, "mask": masks})

@@ -15,10 +15,10 @@ RULES = {
     "models.layers": ({"models.kernels"}, ARRAYS),
     "models.kernels": ({"models.layers"}, ARRAYS),
     "models.convert": ({"models", "models.layers", "configs.registry"}, ARRAYS | {"safetensors", "ml_dtypes"}),
-    "models": ({"models.layers", "models.kernels", "configs.registry"}, ARRAYS),
+    "models": ({"models.layers", "models.kernels", "configs.registry"}, ARRAYS | {"qwix"}),
     "data": (
         {"configs.registry"},
-        {"numpy", "grain", "tensorflow_datasets", "etils", "tokenizers", "sklearn", "PIL", "absl", "babel"},
+        {"numpy", "grain", "tensorflow_datasets", "etils", "tokenizers", "pyarrow", "sklearn", "PIL", "absl", "babel"},
     ),
     "tasks": ({"models", "data", "metrics", "configs.registry"}, ARRAYS | {"optax"}),
     "evaluation": (

@@ -16,9 +16,11 @@ from ml_collections import ConfigDict
 from lineage.configs import base, durations, modules, schema
 from lineage.configs.run import Run
 from lineage.data import SOURCES, TOKENIZERS, Data, Facts, Loader, Source, Tokenizer, load, tokenizers
+from lineage.data.fingerprint import fingerprint
+from lineage.data.inputs import Inputs, from_files, from_source
 from lineage.evaluation import EVALUATORS, Context, Evaluation, Evaluator
-from lineage.models import MODELS, Model
-from lineage.runs.folder import CONFIG, read_json
+from lineage.models import EXAMPLES, MODELS, Model, num_parts, quantization
+from lineage.runs.folder import CONFIG, flatten, plain, read_json
 from lineage.tasks import TASKS, Batch, Task
 from lineage.tasks.base import Sizes
 from lineage.train import pretrained, sharding
@@ -94,6 +96,33 @@ class Experiment:
         part, parts = sharding.share(self.mesh) if jax.process_count() > 1 else (0, 1)
         settings = {"seed": self.run.seed, "process_index": part, "process_count": parts, "workdir": self.workdir}
         return load(source, self.task, tokenizer, self.loader, **settings)
+
+    def inputs(self, text: str | None, split: str = "", columns: Sequence[str] = ()) -> tuple[Inputs, dict[str, Any]]:
+        """Return inputs for predictions, and the fingerprints of their files.
+
+        Args:
+            text: a file or folder, see `from_files`, or a source, such as "labels:PATH"; None: the source of the run.
+            split: split of a source that has several.
+            columns: of a file, see `from_files`.
+        """
+        kind, own = self.task.reads, self.source.name
+        if text is not None and text.partition(":")[0] not in SOURCES:
+            return from_files(text, kind, columns, self.data.facts.channels), fingerprint(text.split(","))
+        source = self.source if text in (None, own) else schema.build(SOURCES, schema.parse(SOURCES, text))
+        return from_source(source.read(kind), kind, split), fingerprint(source.files())
+
+    @property
+    def prediction_batch_size(self) -> int:
+        """The batch size of evaluation, as a multiple of the devices."""
+        size, parts = self.loader.evaluation_batch_size or self.loader.batch_size, num_parts(self.mesh, EXAMPLES)
+        return -(-size // parts) * parts
+
+    def identity(self, step: int) -> dict[str, Any]:
+        """Return all that the predictions of the checkpoint of a step depend on, apart from the inputs."""
+        checksums = fingerprint([str(self.workdir / "checkpoints" / str(step) / "about")])
+        config = {f"config.{key}": value for key, value in flatten(plain(self.config))}
+        kept = {key: value for key, value in config.items() if not key.startswith(("config.mesh.", "config.cluster."))}
+        return {"checkpoint": [step, *checksums.values()], "batch_size": self.prediction_batch_size} | kept
 
     @cached_property
     def model(self) -> Model:
@@ -240,10 +269,22 @@ class Experiment:
         """Return the config's evaluators."""
         return Evaluation(self.context(), self.evaluators)
 
+    def variables(self, state: TrainState) -> dict[str, Any]:
+        """Return the variables for evaluation and generation: averages where they are kept, quantized if configured."""
+        variables = state.variables(average=True)
+        if self.run.weights is None:
+            return variables
+        return {**variables, "params": self._quantize(variables["params"])}
+
+    @cached_property
+    def _quantize(self) -> Callable[[Any], Any]:
+        inputs = quantization.input_axes(self.task.loss, self.model, self.zeros())
+        return jax.jit(partial(quantization.quantize, inputs=inputs, kind=self.run.weights))
+
     def gathered(self, state: TrainState) -> Mapping[str, Any]:
-        """Return the model's variables, whole on every process; an average of the parameters where one is kept."""
+        """Return the variables for evaluation, whole on every process."""
         gather = jax.jit(lambda variables: variables, out_shardings=NamedSharding(self.mesh, PartitionSpec()))
-        return jax.tree.map(np.asarray, gather(state.variables(average=True)))
+        return jax.tree.map(np.asarray, gather(self.variables(state)))
 
     def state(self, checkpoints: Checkpoints, step: int | None = None) -> TrainState:
         """Return the state of a checkpoint (None: the newest), or the one before the first step if there is none."""
@@ -272,11 +313,13 @@ class Experiment:
         found = {}
         for role in ("draft", "contrast"):
             if folder := self.config.sampling[role]:
-                other = Experiment(base.from_json(read_json(Path(folder) / CONFIG)), Path(folder))
+                config = base.from_json(read_json(Path(folder) / CONFIG))
+                config.weights = self.config.weights
+                other = Experiment(config, Path(folder))
                 ours, theirs = (one.data.tokenizer and one.data.tokenizer.to_str() for one in (self, other))
                 if ours != theirs:
                     raise ValueError(f"sampling.{role} is {folder}: its tokenizer differs from that of {self.workdir}.")
-                found[role] = other.model, other.restore().variables(average=True)
+                found[role] = other.model, other.variables(other.restore())
         return found
 
     @cached_property
@@ -294,12 +337,7 @@ class Experiment:
     @cached_property
     def state_shardings(self) -> TrainState:
         places = sharding.shardings(self.abstract_state, self.sharding_rules, self.mesh)
-        if not self.run.offload:
-            return places
-        return places.replace(
-            opt_state=sharding.on_host(places.opt_state, self.abstract_state.opt_state),
-            ema=sharding.on_host(places.ema, self.abstract_state.ema),
-        )
+        return sharding.offloaded(places, self.abstract_state) if self.run.offload else places
 
     @property
     def sharding_rules(self) -> tuple[sharding.Rule, ...]:

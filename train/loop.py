@@ -124,7 +124,7 @@ class TrainingLoop:
         self.save_every = interval(experiment, "save_every", self.total)
         self.evaluation = experiment.evaluation()
         if config.sampling.num_samples:
-            Sampler(self.evaluation.context).check(self.state.variables(average=True))
+            Sampler(self.evaluation.context).check(experiment.variables(self.state))
         self.evaluated: dict[str, float] = {}
         self.batches = device_batches(experiment, self.start)
         if self.start < self.total:
@@ -164,7 +164,7 @@ class TrainingLoop:
     def finish(self, about: Mapping[str, str]) -> dict[str, float]:
         """Write the artifacts and the report; return the last evaluation."""
         if not self.evaluated:  # the run was complete before
-            self.evaluated = self.evaluation(self.state.variables(average=True))
+            self.evaluated = self.evaluation(self.experiment.variables(self.state))
         experiment, about = self.experiment, dict(about)
         about |= {"seconds": self.throughput.seconds, "steps": int(self.state.step)}
         about |= {"config": plain(experiment.config), "device_count": experiment.mesh.size}
@@ -176,7 +176,7 @@ class TrainingLoop:
 
     def _evaluate(self, step: int) -> None:
         context, workdir = self.evaluation.context, self.experiment.workdir
-        variables = self.state.variables(average=True)
+        variables = self.experiment.variables(self.state)
         self.evaluated = self.evaluation(variables, None if step == self.total else step // self.evaluate_every)
         self.progress.evaluation(step, self.evaluated)
         with self._disk_errors():

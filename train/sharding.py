@@ -98,9 +98,16 @@ def _without_fsdp(axis: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return tuple(one for one in _flat(axis) if one != "fsdp")
 
 
-def on_host(places: Any, tree: Any) -> Any:
-    """Return the shardings in the memory of the host; those of scalars, which XLA keeps on the device, as they are."""
-    return jax.tree.map(lambda place, leaf: place.with_memory_kind("pinned_host") if leaf.ndim else place, places, tree)
+def offloaded(places: Any, state: Any) -> Any:
+    """Return the shardings of a training state whose moments and average lie in the memory of the host.
+
+    Scalars stay on the device, as XLA requires.
+    """
+
+    def moved(places, tree):
+        return jax.tree.map(lambda one, leaf: one.with_memory_kind("pinned_host") if leaf.ndim else one, places, tree)
+
+    return places.replace(opt_state=moved(places.opt_state, state.opt_state), ema=moved(places.ema, state.ema))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

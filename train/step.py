@@ -217,5 +217,9 @@ def _cast_images(batch, dtype):
 
 
 def cast(tree: Any, dtype: jnp.dtype) -> Any:
-    """Return the tree with its floating-point leaves cast to `dtype`."""
-    return jax.tree.map(lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree)
+    """Return the tree with its floating-point leaves cast to `dtype`, but for 8-bit ones, which have a scale."""
+
+    def converted(leaf):
+        return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize > 1 else leaf
+
+    return jax.tree.map(converted, tree)

@@ -1,11 +1,13 @@
 """BART from scratch: infilling and sentence permutation (arXiv 1910.13461). Not run yet.
 
-    lineage train --config=bart_pretrain:large --config.source.data_dir=DIR
+    hf download Skylion007/openwebtext --repo-type=dataset --include="*.parquet" --local-dir=openwebtext
+    hf download facebook/bart-large tokenizer.json --local-dir=bart-large
+    lineage train --config=bart_pretrain:large
 
-The argument is `base` or `large`. The data are a TFDS data set with the feature `text`, prepared under source.data_dir;
-the README shows how to prepare one. The tokenizer is the published one of bart-large. The paper gives neither learning
-rate nor warm-up; the values here are those of RoBERTa (arXiv 1907.11692). OpenWebText replaces its 160 GB corpus.
-Windows of 512 tokens may cross document boundaries.
+The argument is `base` or `large`. The data are OpenWebText of the Hugging Face Hub instead of the paper's 160 GB of
+text, and the tokenizer is the published one of bart-large. The command `hf` is that of the package huggingface_hub. The
+paper gives neither learning rate nor warm-up; the values here are those of RoBERTa (arXiv 1907.11692). Windows of 512
+tokens may cross document boundaries.
 """
 
 from ml_collections import ConfigDict
@@ -16,11 +18,11 @@ from lineage.configs import base
 def get_config(variant: str = "large") -> ConfigDict:
     """Return the config of a variant."""
     config = base.get_config(
-        "bart", "denoising", "tfds:openwebtext", tokenizer="bart-large/tokenizer.json", schedule="linear"
+        "bart", "denoising", "parquet:openwebtext", tokenizer="bart-large/tokenizer.json", schedule="linear"
     )
     config.model.update(variant=variant, vocab_size=50_265, max_length=1024, dropout=0.1, attention_dropout=0.1)
     config.model.update(remat=None if variant == "base" else "dots", unroll=12)
-    config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
+    config.source.validation_fraction = 0.01
     config.task.noise = "permute_sentences | infill(0.3, 3)"
     config.task.sequence_length = 512
     config.loader.batch_size = 8000

@@ -1,10 +1,12 @@
 """BERT on a task of GLUE, as published (arXiv 1810.04805, section 4.1; appendix A.3).
 
+    pip install -e '.[prepare]'
     tfds build glue/mrpc --file_format=array_record
-    lineage train --config=bert_glue:mrpc --config.init.path=FOLDER
+    hf download google-bert/bert-base-uncased config.json model.safetensors tokenizer.json --local-dir=bert-base
+    lineage train --config=bert_glue:mrpc --config.init.path=bert-base
 
-FOLDER contains `config.json`, `model.safetensors` and `tokenizer.json` of google-bert/bert-base-uncased, or is the
-workdir of a run. The paper selects the best of the learning rates 5e-5, 3e-5 and 2e-5. Not run yet.
+The command `hf` is that of the package huggingface_hub. init.path may also be the workdir of a run. The paper selects
+the best of the learning rates 5e-5, 3e-5 and 2e-5. Not run yet.
 """
 
 from ml_collections import ConfigDict

@@ -1,11 +1,13 @@
 """BERT from scratch: masked words and next sentences (arXiv 1810.04805). Not run yet.
 
-    lineage train --config=bert_pretrain:base --config.source.data_dir=DIR
+    hf download wikimedia/wikipedia --repo-type=dataset --include="20231101.en/*" --local-dir=wikipedia
+    hf download google-bert/bert-base-uncased tokenizer.json --local-dir=bert-base-uncased
+    lineage train --config=bert_pretrain:base
 
-The argument is `base` or `large`. The text is English Wikipedia (the paper also uses BooksCorpus), prepared under
-source.data_dir. The tokenizer is the published one of bert-base-uncased; tokenizer=wordpiece with tokenizer.vocab_size
-and tokenizer.lowercase trains one instead. The paper uses sequences of 128 tokens for the first 90% of the steps; run
-that phase separately and continue from its checkpoint.
+The argument is `base` or `large`. The text is English Wikipedia (the paper also uses BooksCorpus). The tokenizer is the
+published one of bert-base-uncased; tokenizer=wordpiece with tokenizer.vocab_size and tokenizer.lowercase trains one
+instead. The command `hf` is that of the package huggingface_hub. The paper uses sequences of 128 tokens for the first
+90% of the steps; run that phase separately and continue from its checkpoint.
 """
 
 from ml_collections import ConfigDict
@@ -18,13 +20,14 @@ def get_config(variant: str = "base") -> ConfigDict:
     config = base.get_config(
         "bert",
         "sentence_pair_pretraining",
-        "tfds:wiki40b/en",
+        "parquet:wikipedia/20231101.en",
         tokenizer="bert-base-uncased/tokenizer.json",
         schedule="linear",
     )
     config.model.update(variant=variant, vocab_size=30_522, max_length=512, unroll=12)
     config.model.remat = None if variant == "base" else "dots"
-    config.task.update(sequence_length=512, cache_dir="outputs/wiki40b_tokens")
+    config.task.update(sequence_length=512, cache_dir="outputs/wikipedia_tokens")
+    config.source.validation_fraction = 0.002
     config.loader.update(batch_size=256, workers=4)
     config.schedule.learning_rate = 1e-4
     config.optimizer.epsilon = 1e-6

@@ -1,12 +1,13 @@
 """BERT on SQuAD, as published (arXiv 1810.04805, sections 4.2 and 4.3; appendix A.3).
 
+    pip install -e '.[prepare]'
     tfds build squad/v1.1 --file_format=array_record
-    lineage train --config=bert_squad --config.init.path=FOLDER
+    hf download google-bert/bert-base-uncased config.json model.safetensors tokenizer.json --local-dir=bert-base
+    lineage train --config=bert_squad --config.init.path=bert-base
 
-FOLDER contains `config.json`, `model.safetensors` and `tokenizer.json` of google-bert/bert-base-uncased, or is the
-workdir of a run. `bert_squad:v2.0` includes unanswerable questions, with the recipe of the paper for these. The
-original files are read with `--config.source=squad:train-v1.1.json --config.source.validation_path=dev-v1.1.json`.
-Not run yet.
+The command `hf` is that of the package huggingface_hub. init.path may also be the workdir of a run. `bert_squad:v2.0`,
+for squad/v2.0, includes unanswerable questions, with the recipe of the paper for these. The original files are read
+with `--config.source=squad:train-v1.1.json --config.source.validation_path=dev-v1.1.json`. Not run yet.
 """
 
 from ml_collections import ConfigDict

@@ -1,7 +1,10 @@
 """BigBird base, pre-trained on texts of 4,096 tokens (arXiv 2007.14062). Not run yet.
 
-The model has 128M parameters. The data are the books of PG-19, a TFDS data set with the feature `book_text`, prepared
-under source.data_dir; the README shows how to prepare one.
+    pip install -e '.[prepare]'
+    tfds build pg19 --file_format=array_record
+    lineage train --config=bigbird_longdoc
+
+The model has 128M parameters. The data are the books of PG-19, of TFDS; the tokenizer is trained on them.
 """
 
 from ml_collections import ConfigDict

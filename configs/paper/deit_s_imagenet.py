@@ -1,11 +1,14 @@
 """DeiT-S on ImageNet-1k (arXiv 2012.12877), with or without distillation. Not run yet.
 
+    pip install -e '.[prepare]'
+    tfds build imagenet2012 --manual_dir=DOWNLOADS --file_format=array_record
     lineage train --config=deit_s_imagenet
     lineage train --config=deit_s_imagenet:distilled --config.teacher=FOLDER
 
 Training takes 300 epochs. The paper reports (table 9) 79.9% top-1 accuracy on the validation split, and 81.2% with hard
 distillation from a RegNetY-16GF. FOLDER is the workdir of a run, or contains `config.json` and `model.safetensors` in
-the Hugging Face format. The data are imagenet2012 of TFDS, prepared under source.data_dir.
+the Hugging Face format. DOWNLOADS has ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar of image-net.org. Folders of
+images are read instead with --config.source=imagenet:PATH --config.source.validation_fraction=0.01.
 """
 
 from ml_collections import ConfigDict

@@ -1,13 +1,17 @@
 """DETR with a ResNet-50 on COCO 2017 in 500 epochs (arXiv 2005.12872).
 
 The recipe is in section 4 and appendix A.4. The paper reports 42.0 AP on the validation split, which is `test` here
-because the test split of COCO has no boxes; the best checkpoint is selected on 1% of the training split. The data are
-coco/2017 of TFDS, prepared under source.data_dir. The backbone is initialized from an ImageNet classifier: a folder in
-the Hugging Face format or a run of `resnet50_imagenet`. Images are padded to squares of 1333 pixels, in the paper to
-the largest image of the batch; the learning rate of the paper is divided by 10 once, after 400 epochs. The paper
-computes in float32.
+because the test split of COCO has no boxes; the best checkpoint is selected on 1% of the training split. The backbone
+is initialized from an ImageNet classifier: a folder in the Hugging Face format or a run of `resnet50_imagenet`. Images
+are padded to squares of 1333 pixels, in the paper to the largest image of the batch; the learning rate of the paper is
+divided by 10 once, after 400 epochs. The paper computes in float32.
 
-    lineage train --config=detr_coco --config.source.data_dir=DIR --config.init.path=RESNET50
+    pip install -e '.[prepare]'
+    tfds build coco/2017 --file_format=array_record
+    lineage train --config=detr_coco --config.init.path=RESNET50
+
+The files of cocodataset.org are read instead with --config.source=coco:PATH, where PATH has the folders annotations,
+train2017 and val2017, which is then the validation split.
 """
 
 from ml_collections import ConfigDict

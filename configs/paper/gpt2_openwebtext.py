@@ -1,7 +1,10 @@
 """GPT-2 small (124M parameters) from scratch on OpenWebText, after nanoGPT's recipe.
 
-The data are a TFDS data set with the feature `text`, prepared under source.data_dir; the README shows how to prepare
-one.
+The data are OpenWebText of the Hugging Face Hub, and the tokenizer is trained on them. The command `hf` is that of the
+package huggingface_hub:
+
+    hf download Skylion007/openwebtext --repo-type=dataset --include="*.parquet" --local-dir=openwebtext
+    lineage train --config=gpt2_openwebtext
 """
 
 from ml_collections import ConfigDict
@@ -10,11 +13,11 @@ from lineage.configs import base
 
 
 def get_config() -> ConfigDict:
-    config = base.get_config("gpt", "causal_lm", "tfds:openwebtext", tokenizer="bpe")
+    config = base.get_config("gpt", "causal_lm", "parquet:openwebtext", tokenizer="bpe")
     config.model.variant = "small"
     config.model.vocab_size = 50_304  # 50,257 rounded up to a multiple of 128
     config.model.update(max_length=1024, unroll=12)
-    config.source.update(train_split="train[:99%]", validation_split="train[99%:]")
+    config.source.validation_fraction = 0.01
     config.tokenizer.vocab_size = 50_257
     config.task.sequence_length = 1024
     config.loader.batch_size = 480  # 491,520 tokens

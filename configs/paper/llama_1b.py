@@ -1,7 +1,12 @@
 """Llama of the size of Llama 3.2 1B from scratch on a tenth of C4. Not run yet.
 
-The data are a TFDS data set with the feature `text`, prepared under source.data_dir; the README shows how to prepare
-one. The tokenizer is trained on the data; `tokenizer` may be the path of a published `tokenizer.json` instead.
+    hf download allenai/c4 --repo-type=dataset --include="en/c4-train.000*.json.gz" --local-dir=c4
+    hf download allenai/c4 en/c4-validation.00000-of-00008.json.gz --repo-type=dataset --local-dir=c4
+    lineage train --config=llama_1b
+
+The data are 100 of the 1,024 training files of C4 of the Hugging Face Hub, and an eighth of its validation split. The
+tokenizer is trained on them; `tokenizer` may be the path of a published `tokenizer.json` instead. The command `hf` is
+that of the package huggingface_hub.
 """
 
 from ml_collections import ConfigDict
@@ -10,11 +15,11 @@ from lineage.configs import base
 
 
 def get_config() -> ConfigDict:
-    config = base.get_config("llama", "causal_lm", "tfds:c4/en", tokenizer="bpe")
+    config = base.get_config("llama", "causal_lm", "jsonl:c4/en/c4-train.000*.json.gz", tokenizer="bpe")
     config.model.update(variant="llama3.2-1b", vocab_size=32_000, max_length=2048)
     config.model.rope_scaling = "default"  # no pre-training on shorter sequences
     config.model.update(remat="dots", unroll=16)
-    config.source.update(train_split="train[:10%]", validation_split="validation[:1%]")
+    config.source.validation_path = "c4/en/c4-validation.00000-of-00008.json.gz"
     config.tokenizer.vocab_size = 32_000
     config.task.sequence_length = 2048
     config.loader.batch_size = 512  # a million tokens

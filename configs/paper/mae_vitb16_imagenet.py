@@ -1,13 +1,16 @@
 """MAE with ViT-B/16 on ImageNet-1k (arXiv 2111.06377, appendix A.1). Not run yet.
 
+    pip install -e '.[prepare]'
+    tfds build imagenet2012 --manual_dir=DOWNLOADS --file_format=array_record
     lineage train --config=mae_vitb16_imagenet --workdir=outputs/mae
     lineage train --config=mae_vitb16_imagenet:finetune --config.init.path=outputs/mae
     lineage train --config=mae_vitb16_imagenet:probe --config.init.path=outputs/mae
 
 After 1,600 epochs of pre-training (--config.total_epochs=1600), the paper reports 83.6% top-1 accuracy on the
 validation split with fine-tuning, and 68.0% with a linear probe. --config.optimizer.frozen_layers=8 fine-tunes only the
-last four layers. The data are imagenet2012 of TFDS, prepared under source.data_dir. In the authors' code, fine-tuning
-also trains the position embeddings.
+last four layers. In the authors' code, fine-tuning also trains the position embeddings. DOWNLOADS has
+ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar of image-net.org. Folders of images are read instead with
+--config.source=imagenet:PATH --config.source.validation_fraction=0.01.
 """
 
 from ml_collections import ConfigDict

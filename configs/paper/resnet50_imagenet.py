@@ -1,10 +1,14 @@
 """ResNet-50 on ImageNet-1k in 90 epochs, with batches of 256 (arXiv 1706.02677).
 
-The paper, "Accurate, Large Minibatch SGD", reports a top-1 error of 23.6% on the validation split. The data are
-imagenet2012 of TFDS, prepared under source.data_dir. The learning rate of the paper is divided by 10 every 30 epochs;
-here it follows a cosine, without momentum correction.
+The paper, "Accurate, Large Minibatch SGD", reports a top-1 error of 23.6% on the validation split. The learning rate of
+the paper is divided by 10 every 30 epochs; here it follows a cosine, without momentum correction.
 
+    pip install -e '.[prepare]'
+    tfds build imagenet2012 --manual_dir=DOWNLOADS --file_format=array_record
     lineage train --config=resnet50_imagenet
+
+DOWNLOADS has ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar of image-net.org. Folders of images are read instead
+with --config.source=imagenet:PATH --config.source.validation_fraction=0.01.
 """
 
 from ml_collections import ConfigDict

@@ -1,5 +1,7 @@
 """Recurrent networks with attention at the papers' scale, from English to German: WMT 2014.
 
+    pip install -e '.[prepare]'
+    tfds build wmt14_translate/de-en --file_format=array_record
     lineage train --config=seq2seq_wmt14
     lineage train --config=seq2seq_wmt14:luong_local
 

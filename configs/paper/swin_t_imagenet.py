@@ -1,7 +1,12 @@
 """Swin-T on ImageNet-1k in 300 epochs (arXiv 2103.14030, section 4.1 and the authors' code).
 
-The paper reports 81.3% top-1 accuracy on the validation split. The data are imagenet2012 of TFDS, prepared under
-source.data_dir; unlike in the paper, 1% of the training images is held out to select a checkpoint.
+    pip install -e '.[prepare]'
+    tfds build imagenet2012 --manual_dir=DOWNLOADS --file_format=array_record
+    lineage train --config=swin_t_imagenet
+
+The paper reports 81.3% top-1 accuracy on the validation split. Unlike in the paper, 1% of the training images is held
+out to select a checkpoint. DOWNLOADS has ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar of image-net.org. Folders
+of images are read instead with --config.source=imagenet:PATH --config.source.validation_fraction=0.01.
 """
 
 from ml_collections import ConfigDict

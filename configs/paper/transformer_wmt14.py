@@ -1,11 +1,13 @@
 """The Transformer on WMT 2014 English to German (arXiv 1706.03762). Not run yet.
 
-    lineage train --config=transformer_wmt14:base --config.source.data_dir=DIR
+    pip install -e '.[prepare]'
+    tfds build wmt14_translate/de-en --file_format=array_record
+    lineage train --config=transformer_wmt14:base
 
-The argument is `base` or `big`. The data are wmt14_translate/de-en of TFDS, prepared under source.data_dir, with a
-vocabulary of 37,000 and all embeddings shared by both languages. The paper uses batches of about 25,000 tokens per side
-and averages the last checkpoints, for which there is a moving average here. It reports 27.3 and 28.4 BLEU on
-newstest2014, tokenized, which is not comparable with sacreBLEU.
+The argument is `base` or `big`. The data are wmt14_translate/de-en of TFDS, with a vocabulary of 37,000 and all
+embeddings shared by both languages. The paper uses batches of about 25,000 tokens per side and averages the last
+checkpoints, for which there is a moving average here. It reports 27.3 and 28.4 BLEU on newstest2014, tokenized, which
+is not comparable with sacreBLEU.
 """
 
 from ml_collections import ConfigDict

@@ -1,7 +1,10 @@
 """The standard Transformer-XL on WikiText-103 (arXiv 1901.02860). Not run yet.
 
-The 151M parameters are the word embeddings, shared with the adaptive softmax (110M), and 16 layers (41M). source.path,
-source.validation_path and source.test_path are the files of the data set.
+    hf download Salesforce/wikitext --repo-type=dataset --include="wikitext-103-v1/*" --local-dir=wikitext
+    lineage train --config=transformer_xl_wikitext103
+
+The 151M parameters are the word embeddings, shared with the adaptive softmax (110M), and 16 layers (41M). An end of
+text follows each line, as in the paper. The command `hf` is that of the package huggingface_hub.
 """
 
 from ml_collections import ConfigDict
@@ -10,10 +13,9 @@ from lineage.configs import base
 
 
 def get_config() -> ConfigDict:
-    config = base.get_config("transformer_xl", "causal_lm", "text:wikitext-103/wiki.train.tokens", tokenizer="words")
+    config = base.get_config("transformer_xl", "causal_lm", "parquet:wikitext/wikitext-103-v1", tokenizer="words")
     config.model.update(variant="standard", vocab_size=267_735, max_length=150, memory_length=150, dropout=0.1)
     config.model.cutoffs = (20_000, 40_000, 200_000)
-    config.source.update(validation_path="wikitext-103/wiki.valid.tokens", test_path="wikitext-103/wiki.test.tokens")
     config.tokenizer.vocab_size = 267_735
     config.task.sequence_length = 150
     config.loader.update(order="stream", batch_size=60)

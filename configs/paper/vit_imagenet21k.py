@@ -1,9 +1,12 @@
 """ViT, pre-trained on ImageNet-21k in 90 epochs (arXiv 2010.11929). Not run yet.
 
-    lineage train --config=vit_imagenet21k:B --config.source=folder:DIR
+    mkdir -p imagenet21k/train
+    tar -xf fall11_whole.tar -C imagenet21k/train
+    (cd imagenet21k/train; for f in *.tar; do mkdir "${f%.tar}" && tar -xf "$f" -C "${f%.tar}" && rm "$f"; done)
+    lineage train --config=vit_imagenet21k:B
 
-The recipe is that of table 3. The argument is a variant of models/vit.py: B, L or H. DIR has the images in
-train/<class>/ and validation/<class>/.
+The recipe is that of table 3. The argument is a variant of models/vit.py: B, L or H. fall11_whole.tar of image-net.org
+has an archive of each class, of which a hundredth of the images is held out.
 """
 
 from ml_collections import ConfigDict
@@ -12,8 +15,9 @@ from lineage.configs import base
 
 
 def get_config(variant: str = "B") -> ConfigDict:
-    config = base.get_config("vit", "image_classification", "folder:imagenet21k", schedule="linear")
+    config = base.get_config("vit", "image_classification", "imagenet:imagenet21k", schedule="linear")
     config.model.update(variant=variant, patch_size=14 if variant == "H" else 16, num_classes=21_843, image_size=224)
+    config.source.validation_fraction = 0.01
     config.model.update(channels=3, head="mlp", dropout=0.1, unroll={"L": 24, "H": 32}.get(variant, 12))
     config.model.remat = "dots" if variant == "H" else None
     config.task.update(image_size=224, augment="crop | flip")

@@ -39,6 +39,11 @@ class Encoded(ExampleSource):
         """True if some text has several sequences."""
         return len(set(self.origins.tolist())) < len(self)
 
+    @property
+    def firsts(self) -> np.ndarray:
+        """The index of the first sequence of each text."""
+        return np.flatnonzero(np.diff(self.origins, prepend=-1))
+
     @cached_property
     def lengths(self) -> np.ndarray:
         """The number of tokens int64 [N] of each sequence."""
@@ -71,29 +76,31 @@ class ContextWindows(Encoded):
     questions: Sequence[Question] = ()
     offsets: Sequence[np.ndarray] = ()
 
-    def answers(self, start: np.ndarray, end: np.ndarray) -> list[str]:
-        """Return the best answer to each question, given the logits [N, T] of its first and last token in each window.
+    def answers(
+        self, start: np.ndarray, end: np.ndarray, count: int = 1
+    ) -> list[tuple[list[tuple[float, str]], float]]:
+        """Return the best answers to each question, given the logits [N, T] of first and last tokens in each window.
 
-        It is the span of at most `MAX_ANSWER` tokens with the highest sum of both logits in any window. If some
-        questions have no answer, it is "" unless that sum exceeds the lowest sum of [CLS] (arXiv 1810.04805, 4.3).
+        They are the `count` spans of at most `MAX_ANSWER` tokens with the highest sums of both logits in any window,
+        the best first, with their sums; of equal texts, the best. The second value is the lowest sum of [CLS], which
+        stands for no answer (arXiv 1810.04805, section 4.3).
         """
-        best = np.full(len(self.questions), -np.inf)
+        found: list[dict[str, float]] = [{} for _ in self.questions]
         nothing = np.full(len(self.questions), np.inf)
-        texts = [""] * len(self.questions)
         for row, (question, offsets) in enumerate(zip(self.origins, self.offsets)):
             size = len(offsets)
             scores = start[row, :size, None] + end[row, None, :size]
             real = offsets[:, 0] >= 0
             allowed = np.tri(size, size, MAX_ANSWER - 1, bool) & ~np.tri(size, size, -1, bool)
-            inside = np.where(allowed & real & real[:, None], scores, -np.inf)
-            first, last = np.unravel_index(inside.argmax(), inside.shape)
+            inside = np.where(allowed & real & real[:, None], scores, -np.inf).ravel()
             nothing[question] = min(nothing[question], scores[0, 0])
-            if inside[first, last] > best[question]:
-                best[question] = inside[first, last]
-                texts[question] = self.questions[question].context[offsets[first, 0] : offsets[last, 1]].strip()
-        if all(question.answers for question in self.questions):
-            return texts
-        return [text if score > null else "" for text, score, null in zip(texts, best, nothing)]
+            best = np.argpartition(-inside, min(count, inside.size) - 1)[:count]
+            for place in best[inside[best] > -np.inf]:
+                first, last = np.unravel_index(place, scores.shape)
+                text = self.questions[question].context[offsets[first, 0] : offsets[last, 1]].strip()
+                found[question][text] = max(found[question].get(text, -np.inf), float(inside[place]))
+        ordered = [sorted(((score, text) for text, score in some.items()), key=lambda pair: -pair[0]) for some in found]
+        return [(some[:count], null) for some, null in zip(ordered, nothing.tolist())]
 
 
 def check_length(length: int, least: int = 4) -> None:

@@ -80,6 +80,28 @@ class Continuations(EncodedPairs):
         return {"tokens": rows[:, :-1], "targets": rows[:, 1:], "mask": mask}
 
 
+@dataclass(frozen=True, eq=False)
+class Prompts(ExampleSource):
+    """Token ids of texts to continue: `tokens` int32 [T], padded to a multiple of 16, and the `lengths` without it."""
+
+    texts: Sequence[np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        lengths = np.array([len(self.texts[index]) for index in indices], np.int32)
+        tokens = np.zeros((len(indices), -(-max(map(len, self.texts)) // 16) * 16), np.int32)
+        for row, index in enumerate(indices):
+            tokens[row, : lengths[row]] = self.texts[index]
+        return {"tokens": tokens, "lengths": lengths}
+
+
+def encode_inputs(texts: Sequence[np.ndarray], length: int, end: int, start: int, kind: type) -> EncodedPairs:
+    """Return token ids of inputs as a source of a class, see `EncodedPairs`, with empty targets."""
+    return kind(texts, [np.zeros(0, np.int32)] * len(texts), [""] * len(texts), length, end, start)
+
+
 def encode(
     texts: PairedTexts, tokenizer: Tokenizer, length: int, drop: bool, start: int, kind: type = EncodedPairs
 ) -> EncodedPairs:

@@ -17,7 +17,7 @@ import numpy as np
 
 from lineage.configs.atomic import replacing, write_atomic
 from lineage.data import shuffle
-from lineage.data.content import Documents
+from lineage.data.content import Documents, are_several
 from lineage.data.examples.encoded import longest_first
 from lineage.data.examples.masking import MaskTokens
 from lineage.data.loader import Batch, ExampleSource
@@ -114,7 +114,7 @@ def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path =
 
 
 def _encode(documents, tokenizer, dtype, counts) -> Iterator[np.ndarray]:
-    ended = tokenizer.end_of_text is not None and (documents.always_ended or len(documents) > 1)
+    ended = tokenizer.end_of_text is not None and (documents.always_ended or are_several(documents))
     end = np.array([tokenizer.end_of_text] if ended else [], dtype)
     for texts in documents.chunks():
         counts["characters"] += sum(map(len, texts))

@@ -1,21 +1,24 @@
 """Folders of image files."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from PIL import Image
 
+from lineage.configs.registry import Range
 from lineage.data.content import Images
 from lineage.data.loader import ExampleSource
 from lineage.data.sources.base import SOURCES, PathSource
-from lineage.data.transforms.pillow import decode
+from lineage.data.sources.files import held_out, read_lines
+from lineage.data.transforms.pillow import channels_of, decode
 
 SPLITS = ("train", "validation", "test")
-_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
 @SOURCES.register("folder")
@@ -28,14 +31,42 @@ class Folder(PathSource):
 
     def images(self) -> Images:
         root = Path(self.path)
-        if not (root / "train").is_dir():
-            where = "images are read from PATH/<split>/<class>/<file>"
-            raise FileNotFoundError(f"There is no folder {root / 'train'}: {where}.")
-        names = _classes(root / "train")
+        names = _training_classes(root)
         found = {split: _labeled(root / split, names) for split in SPLITS if (root / split).is_dir()}
-        with Image.open(found["train"][0][0]) as image:
-            channels = 1 if image.mode in ("1", "L") else 3
-        return Images({split: ImageFiles(*part, channels) for split, part in found.items()}, names)
+        return _images(found, names)
+
+
+@SOURCES.register("imagenet")
+@dataclass(frozen=True)
+class ImageNet(PathSource):
+    """ImageNet's folders of images, PATH/train/<class>/<file> and PATH/val/<class>/<file>, as of 2012 or similar.
+
+    The files of `val` may also lie in one folder if PATH has LOC_val_solution.csv, and the folders in the folder
+    ILSVRC/Data/CLS-LOC, as in the archive of Kaggle. The classes are the folders of `train`, named after the words in
+    LOC_synset_mapping.txt, synset_words.txt or words.txt in PATH, if there is such a file.
+
+    Attributes:
+        validation_fraction: fraction of the training images, evenly spread, that is held out as `validation`, and `val`
+            is the split `test`; 0: `val` is the split `validation`.
+    """
+
+    validation_fraction: Annotated[float, Range(0, below=1)] = 0.0
+
+    def images(self) -> Images:
+        root = Path(self.path)
+        inner = root / "ILSVRC" / "Data" / "CLS-LOC"
+        images = inner if inner.is_dir() else root
+        classes = _training_classes(images)
+        splits = {"train": _labeled(images / "train", classes)}
+        if (images / "val").is_dir():
+            read = _labeled if _classes(images / "val") else partial(_solved, root / "LOC_val_solution.csv")
+            splits["test" if self.validation_fraction else "validation"] = read(images / "val", classes)
+        if self.validation_fraction:
+            files, labels = splits["train"]
+            held = held_out(np.arange(len(files)), self.validation_fraction)
+            for split, chosen in (("train", ~held), ("validation", held)):
+                splits[split] = [files[i] for i in np.flatnonzero(chosen)], labels[chosen]
+        return _images(splits, _words(root, classes))
 
 
 @dataclass(frozen=True)
@@ -53,13 +84,23 @@ class ImageFiles(ExampleSource):
         return {"image": [decode(self.files[i], self.channels) for i in indices], "label": self.labels[indices]}
 
 
+def _images(found: dict[str, tuple[Sequence[Path], np.ndarray]], names: Sequence[str]) -> Images:
+    channels = channels_of(found["train"][0][0])
+    return Images({split: ImageFiles(*found[split], channels) for split in SPLITS if split in found}, list(names))
+
+
+def _training_classes(root: Path) -> list[str]:
+    if not (root / "train").is_dir():
+        where = "images are read from PATH/<split>/<class>/<file>"
+        raise FileNotFoundError(f"There is no folder {root / 'train'}: {where}.")
+    return _classes(root / "train")
+
+
 def _labeled(folder: Path, names: Sequence[str]) -> tuple[Sequence[Path], np.ndarray]:
     """Return the image files of a split and their classes."""
     if extra := set(_classes(folder)) - set(names):
         raise ValueError(f"{folder} has the class {min(extra)!r}, which {folder.with_name('train')} does not have.")
-    groups = [
-        [file for file in sorted((folder / name).glob("*")) if file.suffix.lower() in _SUFFIXES] for name in names
-    ]
+    groups = [[file for file in sorted((folder / name).glob("*")) if file.suffix.lower() in SUFFIXES] for name in names]
     if not any(groups):
         raise ValueError(f"There is no image in {folder}/<class>/.")
     return [*chain(*groups)], np.repeat(np.arange(len(names), dtype=np.int32), [len(some) for some in groups])
@@ -67,3 +108,37 @@ def _labeled(folder: Path, names: Sequence[str]) -> tuple[Sequence[Path], np.nda
 
 def _classes(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _solved(solution: Path, folder: Path, classes: Sequence[str]) -> tuple[Sequence[Path], np.ndarray]:
+    """Return the image files in a folder and their classes, from a table such as "ImageId,PredictionString".
+
+    A prediction is "n01751748 111 108 230 165": a class and a box, perhaps several times.
+    """
+    if not solution.is_file():
+        raise FileNotFoundError(f"{folder} has no folders of classes, and there is no file {solution}.")
+    label = {name: number for number, name in enumerate(classes)}
+    files, labels = [], []
+    for number, line in enumerate(read_lines(str(solution))[1:], 2):
+        image, _, prediction = line.partition(",")
+        name, file = prediction.partition(" ")[0], folder / f"{image}.JPEG"
+        if name not in label:
+            raise ValueError(f"{solution}, line {number} has the class {name!r}, which `train` does not have.")
+        files.append(file)
+        labels.append(label[name])
+    if missing := set(files) - set(folder.iterdir()):
+        raise FileNotFoundError(f"There is no file {min(missing)}, which {solution} names.")
+    return files, np.array(labels, np.int32)
+
+
+def _words(root: Path, classes: Sequence[str]) -> list[str]:
+    """Return the words for each class; a class that has those of another one is also named by its folder."""
+    files = (root / name for name in ("LOC_synset_mapping.txt", "synset_words.txt", "words.txt"))
+    if not (file := next(filter(Path.is_file, files), None)):
+        return list(classes)
+    rows = (line.replace("\t", " ", 1).partition(" ") for line in read_lines(str(file)))
+    words = {name: meaning for name, _, meaning in rows}
+    if missing := set(classes) - words.keys():
+        raise ValueError(f"{file} has no words for the class {min(missing)!r}.")
+    count = Counter(words[name] for name in classes)
+    return [words[name] if count[words[name]] == 1 else f"{words[name]} ({name})" for name in classes]

@@ -1,19 +1,18 @@
-"""Files of texts with an example in each line, and those of CoNLL-U and SQuAD; all may be gzipped (.gz).
+"""Files of texts with an example in each line, and those of CoNLL-U, CoNLL-2003 and SQuAD; all may be compressed.
 
 The readers raise FileNotFoundError if there is no such file, and ValueError with the number of the line that is wrong.
 """
 
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lineage.data.content import Documents, LabeledTexts, PairedTexts, Question, TaggedSentence
 from lineage.data.sources.base import SOURCES, SplitFiles
+from lineage.data.sources.files import COMPRESSED, DataFiles, read_lines
+from lineage.data.sources.tables import json_objects
 
 _ID = re.compile(r"\d{1,9}([-.]\d{1,9})?")  # of a word in CoNLL-U
 
@@ -21,7 +20,7 @@ _ID = re.compile(r"\d{1,9}([-.]\d{1,9})?")  # of a word in CoNLL-U
 @SOURCES.register("pairs")
 @dataclass(frozen=True)
 class PairFiles(SplitFiles):
-    """Files of pairs of texts, which may be gzipped (.gz).
+    """Files of pairs of texts without a header, which may be compressed (.gz, .bz2, .xz or .zst).
 
     A path is "a.tsv" (two columns), "a.jsonl" (objects with `input` and `target`) or "a.en,a.de" (two parallel files).
     """
@@ -36,7 +35,7 @@ class PairFiles(SplitFiles):
 @SOURCES.register("labels")
 @dataclass(frozen=True)
 class LabelFiles(SplitFiles):
-    """Files of texts, or pairs of texts, with a label each; they may be gzipped (.gz).
+    """Files of texts, or pairs of texts, with a label each, without a header; they may be compressed.
 
     A path is a `.tsv` file whose last column is the label of the one or two texts before it, or a `.jsonl` file of
     objects with `text`, `label` and optionally `second`. As pairs, the labels are the targets (T5, arXiv 1910.10683).
@@ -55,46 +54,81 @@ class LabelFiles(SplitFiles):
 @SOURCES.register("squad")
 @dataclass(frozen=True)
 class SQuAD(SplitFiles):
-    """JSON files of questions in the format of SQuAD 1.1 or 2.0 (arXiv 1606.05250); they may be gzipped (.gz)."""
+    """JSON files of questions in the format of SQuAD 1.1 (arXiv 1606.05250) or 2.0 (arXiv 1806.03822).
+
+    Questions that are marked as impossible have no answer, whether or not the file has plausible ones. The files may be
+    compressed (.gz, .bz2, .xz or .zst).
+    """
 
     def questions(self) -> dict[str, list[Question]]:
         return self.each(read_questions)
 
 
-@SOURCES.register("conllu")
-@dataclass(frozen=True)
-class CoNLLU(SplitFiles):
-    """CoNLL-U files of sentences with universal parts of speech; they may be gzipped (.gz).
+class TaggedFiles(DataFiles):
+    """Base class of sources of tagged sentences, which are also documents. A subclass has a method `read_file`."""
 
-    Words are the syntactic ones (of "1-2 don't": do and n't), without empty nodes ("8.1"). Each sentence is a document.
-
-    Attributes:
-        path: training file, or a folder with the files of a Universal Dependencies treebank
-            (*-train.conllu, *-dev.conllu and *-test.conllu).
-        validation_path: validation file; "": the folder's, if any.
-        test_path: test file; "": the folder's, if any.
-    """
-
-    def paths(self) -> dict[str, str]:
-        given = super().paths()
-        if not Path(self.path).is_dir():
-            return given
-        names = {"train": "train", "dev": "validation", "test": "test"}
-        files = {split: sorted(Path(self.path).glob(f"*-{name}.conllu*")) for name, split in names.items()}
-        if not files["train"]:
-            raise FileNotFoundError(f"There is no file *-train.conllu in {self.path}.")
-        del given["train"]
-        return {split: str(some[0]) for split, some in files.items() if some} | given
-
-    def files(self) -> list[str]:
-        return list(super().paths().values())
+    def read_file(self, path: str) -> list[TaggedSentence]:
+        """Return the sentences in a file; raise ValueError with the number of a line that is wrong."""
+        raise NotImplementedError
 
     def tagged_sentences(self) -> dict[str, list[TaggedSentence]]:
-        return self.each(read_sentences)
+        return self.each_file(self.read_file)
 
     def documents(self) -> dict[str, Documents]:
         splits = self.tagged_sentences().items()
         return {split: Documents(["".join(sentence.words) for sentence in part]) for split, part in splits}
+
+
+@SOURCES.register("conllu")
+@dataclass(frozen=True)
+class CoNLLU(TaggedFiles):
+    """CoNLL-U files (.conllu) of sentences with universal parts of speech; they may be compressed.
+
+    Words are the syntactic ones (of "1-2 don't": do and n't), without empty nodes ("8.1"). Each sentence is a document.
+    """
+
+    suffixes = (".conllu",)
+
+    def read_file(self, path: str) -> list[TaggedSentence]:
+        return read_sentences(path)
+
+
+@SOURCES.register("bio")
+@dataclass(frozen=True)
+class BIO(TaggedFiles):
+    """Files with a word in each line and its tag in another column, as of CoNLL-2003; they may be compressed.
+
+    Columns are separated by spaces or tabs, and sentences by empty lines or lines that begin with -DOCSTART-. Each
+    sentence is a document, in which a space precedes every word but the first. A folder may have the files of
+    CoNLL-2003 (eng.train, eng.testa and eng.testb).
+
+    Attributes:
+        word_column: column of the word, from 0 on; -1: the last one.
+        tag_column: column of the tag, from 0 on; -1: the last one.
+    """
+
+    word_column: int = 0
+    tag_column: int = -1
+
+    def read_file(self, path: str) -> list[TaggedSentence]:
+        sentences, words, tags, width = [], [], [], 0
+        for number, line in enumerate([*read_lines(path), ""], 1):
+            row = re.split(r"[ \t]+", line.strip(" \t"))
+            if row == [""] or row[0] == "-DOCSTART-":
+                if words:
+                    sentences.append(TaggedSentence(words, tags))
+                words, tags = [], []
+                continue
+            width = width or len(row)
+            needed = max(2, *(place + 1 if place >= 0 else -place for place in (self.word_column, self.tag_column)))
+            if len(row) != width or width < needed:
+                must = f"the lines before have {width}" if len(row) != width else f"it must have at least {needed}"
+                raise ValueError(f"{path}, line {number} has {len(row)} columns: {must}.")
+            words.append((" " if words else "") + row[self.word_column])
+            tags.append(row[self.tag_column])
+        if not sentences:
+            raise ValueError(f"{path} has no sentences.")
+        return sentences
 
 
 def read_pairs(path: str) -> PairedTexts:
@@ -119,18 +153,28 @@ def read_labeled_texts(path: str) -> LabeledTexts:
     return LabeledTexts([row[:-1] for row in rows], [row[-1] for row in rows])
 
 
-def read_questions(path: str) -> list[Question]:
-    """Return the questions in a file of SQuAD's format."""
-    content = "\n".join(read_lines(path))
+def read_questions(path: str, *, answered: bool = True) -> list[Question]:
+    """Return the questions in a file of SQuAD's format, with their answers or without.
+
+    An error has the number of the question, from 1 on.
+    """
+    content, questions = "\n".join(read_lines(path)), []
     try:
-        return [
-            Question(item["question"], paragraph["context"], [(a["answer_start"], a["text"]) for a in item["answers"]])
-            for article in json.loads(content)["data"]
-            for paragraph in article["paragraphs"]
-            for item in paragraph["qas"]
-        ]
-    except (KeyError, TypeError, RecursionError, json.JSONDecodeError) as error:
+        for article in json.loads(content)["data"]:
+            for paragraph in article["paragraphs"]:
+                for item in paragraph["qas"]:
+                    answers = item["answers"] if answered else ()
+                    answers = [(answer["answer_start"], answer["text"]) for answer in answers]
+                    impossible = item.get("is_impossible")
+                    if answered and impossible is False and not answers:
+                        raise ValueError(f"{item['question']!r} has no answer and is not marked as impossible.")
+                    answers = [] if impossible else answers
+                    questions.append(Question(item["question"], paragraph["context"], answers, str(item.get("id", ""))))
+    except (KeyError, TypeError, AttributeError, RecursionError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is not a file in SQuAD's format: {type(error).__name__} {error}.") from None
+    except ValueError as error:
+        raise ValueError(f"{path}, question {len(questions) + 1}: {error}") from None
+    return questions
 
 
 def read_sentences(path: str) -> list[TaggedSentence]:
@@ -163,51 +207,25 @@ def read_sentences(path: str) -> list[TaggedSentence]:
     return sentences
 
 
-def read_lines(path: str) -> list[str]:
-    """Return the lines of a UTF-8 text file, which may be gzipped (.gz)."""
-    opened: Any = gzip.open if path.endswith(".gz") else open
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"There is no file {path}.")
-    try:
-        with opened(path, "rt", encoding="utf-8-sig") as file:
-            lines = [line.rstrip("\r") for line in file.read().split("\n")]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}.") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is not a complete gzip file: {error}.") from None
-    return lines if lines[-1] else lines[:-1]
-
-
 def read_rows(
     path: str, keys: Sequence[str], *, columns: str, optional: str = "", others: str = ""
 ) -> list[tuple[str, ...]]:
-    """Return the rows of a `.tsv` file with columns `keys`, or of a `.jsonl` file of objects, which may be gzipped.
+    """Return the rows of a `.tsv` file with columns `keys`, or of a `.jsonl` file of objects, which may be compressed.
 
     The key `optional` may be missing; `columns` and `others` describe the columns and other files in error messages.
     """
-    suffix = Path(path.removesuffix(".gz")).suffix
-    if suffix not in (".tsv", ".jsonl"):
-        raise ValueError(f"{path} must be a .tsv or .jsonl file{others}.")
+    suffixes = [suffix for suffix in Path(path).suffixes if suffix not in COMPRESSED]
     needed = [key for key in keys if key != optional]
-    rows = []
-    for number, line in enumerate(read_lines(path), 1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        row = line.split("\t") if suffix == ".tsv" else _entries(line, keys, needed, where)
-        if not len(needed) <= len(row) <= len(keys):
-            raise ValueError(f"{where} has {len(row)} columns: it must have {columns}.")
-        rows.append(tuple(map(str, row)))
-    return rows
-
-
-def _entries(line: str, keys: Sequence[str], needed: Sequence[str], where: str) -> list[Any]:
-    try:
-        entry = json.loads(line)
-        row = [entry[key] for key in keys if key in needed or key in entry]
-        if None in row:
-            raise ValueError
-    except (ValueError, KeyError, TypeError, RecursionError):
+    if suffixes[-1:] == [".jsonl"]:
+        found = json_objects(path)
+        rows = [(number, [entry.get(key) for key in keys if key in needed or key in entry]) for number, entry in found]
         names = " and ".join(f"`{key}`" for key in needed)
-        raise ValueError(f"{where} must be a JSON object with {names}, none of them null.") from None
-    return row
+        if wrong := next((number for number, row in rows if None in row), 0):
+            raise ValueError(f"{path}, line {wrong} must be a JSON object with {names}, none of them null.")
+    elif suffixes[-1:] == [".tsv"]:
+        rows = [(number, line.split("\t")) for number, line in enumerate(read_lines(path), 1) if line.strip()]
+        if wrong := next((pair for pair in rows if not len(needed) <= len(pair[1]) <= len(keys)), None):
+            raise ValueError(f"{path}, line {wrong[0]} has {len(wrong[1])} columns: it must have {columns}.")
+    else:
+        raise ValueError(f"{path} must be a .tsv or .jsonl file{others}.")
+    return [tuple(map(str, row)) for _, row in rows]

@@ -1,6 +1,5 @@
 """Text files, and the source text of Python's standard library."""
 
-import glob
 import os
 import sysconfig
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import numpy as np
 from lineage.configs.registry import Range
 from lineage.data.content import Documents
 from lineage.data.sources.base import SOURCES, Source, SplitFiles
+from lineage.data.sources.files import find_files, held_out
 
 
 @SOURCES.register("text")
@@ -33,7 +33,7 @@ class Text(SplitFiles):
     max_bytes: Annotated[int, Range(0)] = 0
 
     def documents(self) -> dict[str, Documents]:
-        texts = self.each(lambda path: _read_all(_text_files(path), path, self.max_bytes))
+        texts = self.each(lambda path: _read_all(find_files(path), path, self.max_bytes))
         return _with_validation(texts, self.validation_fraction)
 
 
@@ -71,21 +71,11 @@ def hold_out(texts: list[str], fraction: float) -> tuple[list[str], list[str]]:
 
     If that would be none or all of them, the last `fraction` of the characters of each text is for validation.
     """
-    # Of the first i texts, floor(i * fraction) are held out; the small number absorbs rounding errors.
-    held = np.diff(np.floor(np.arange(len(texts) + 1) * fraction + 1e-9)) > 0
+    held = held_out(np.arange(len(texts)), fraction)
     if held.any() and not held.all():
         return [text for text, out in zip(texts, held) if not out], [text for text, out in zip(texts, held) if out]
     cuts = [int(len(text) * (1 - fraction)) for text in texts]
     return [text[:cut] for text, cut in zip(texts, cuts)], [text[cut:] for text, cut in zip(texts, cuts)]
-
-
-def _text_files(path: str) -> list[Path]:
-    """Return the file, the files that match a glob, or all files in a folder that are not hidden, sorted by name."""
-    if os.path.isdir(path):
-        found = [file for file in Path(path).rglob("*") if not file.name.startswith(".")]
-    else:
-        found = [Path(path)] if os.path.exists(path) else [Path(name) for name in glob.glob(path, recursive=True)]
-    return sorted(file for file in found if file.is_file())
 
 
 def _read_all(files: Sequence[Path], where: str, max_bytes: int) -> list[str]:

@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from lineage.configs.registry import Range, Registry, check_ranges
+from lineage.data.content import are_several
 from lineage.data.tokenizers.tokenizer import ANY_CHARACTER, BYTES, FILE, SENTINELS, SPECIAL, Tokenizer
 
 TOKENIZERS: Registry = Registry("tokenizer")
@@ -50,7 +51,7 @@ class TokenizerKind:
         return Tokenizer(backend)
 
     def train_on_splits(
-        self, texts: Mapping[str, Collection[str]], special_tokens: Sequence[str], optional: Collection[str]
+        self, texts: Mapping[str, Iterable[str]], special_tokens: Sequence[str], optional: Collection[str]
     ) -> Tokenizer:
         """Train a tokenizer on the training split of texts; a kind may also use the other splits."""
         return self.train(texts["train"], special_tokens)
@@ -121,10 +122,10 @@ class Characters(TokenizerKind):
         return _assembled(model, pre_tokenizers.Split(tokenizers.Regex(ANY_CHARACTER), "isolated"), decoders.Fuse())
 
     def train_on_splits(
-        self, texts: Mapping[str, Collection[str]], special_tokens: Sequence[str], optional: Collection[str]
+        self, texts: Mapping[str, Iterable[str]], special_tokens: Sequence[str], optional: Collection[str]
     ) -> Tokenizer:
         """Train on all splits, as nanoGPT does, without optional special tokens if no split has several texts."""
-        if all(len(part) <= 1 for part in texts.values()):
+        if not any(map(are_several, texts.values())):
             special_tokens = [role for role in special_tokens if role not in optional]
         return self.train(chain(*texts.values()), special_tokens)
 
@@ -240,7 +241,7 @@ class TokenizerFile(TokenizerKind):
 
 def find_tokenizer(
     kind: TokenizerKind,
-    texts: Mapping[str, Collection[str]],
+    texts: Mapping[str, Iterable[str]],
     special_tokens: Sequence[str],
     *,
     optional: Collection[str] = (),

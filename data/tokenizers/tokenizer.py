@@ -98,6 +98,15 @@ class Tokenizer:
         encodings = iter(self._backend.encode_batch_fast(list(chain(*pieces)), add_special_tokens=False))
         return [np.concatenate([np.array(next(encodings).ids, np.int32) for _ in group]) for group in pieces]
 
+    def encode_marked(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return the token ids int32 [N] of each text, in which names of special tokens stand for these tokens."""
+        self._backend.encode_special_tokens = False
+        try:
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        finally:
+            self._backend.encode_special_tokens = True
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the token ids int32 [N] of each text, and the first character and the one after the last of each token
         in it, int64 [N, 2]."""

@@ -109,7 +109,8 @@ class Transform:
     a square of `size` pixels, the rest of which is 0. `extent` float32 [B, 2] is the fraction of the rows and of the
     columns that the image takes. `boxes` float32 [B, N, 4] (center x, center y, width, height, relative to the image)
     and `classes` int32 [B, N], where N is `most`, are valid where `boxes_mask` bool [B, N] is True or, in evaluation,
-    `crowd` bool [B, N]. Training leaves out crowds and the objects beyond N; in evaluation, more than N are an error.
+    `crowd` bool [B, N]. Training leaves out crowds and the objects beyond N; in evaluation, more than N are an error,
+    and `size` int32 [B, 2] is the height and width of each image before the steps, in pixels.
     """
 
     steps: Sequence[Callable[[Example, np.random.Generator], Example]]
@@ -128,6 +129,7 @@ class Transform:
             "classes": np.zeros((count, self.most), np.int32),
             "boxes_mask": np.zeros((count, self.most), bool),
             "crowd": np.zeros((count, self.most), bool),
+            "size": np.array([image.shape[:2] for image in batch["image"]], np.int32),
             "mask": batch["mask"],
         }
         for row, key in enumerate(keys):
@@ -137,7 +139,7 @@ class Transform:
                 example = step(example, random)
             self._put(out, row, example)
         if self.training:
-            del out["crowd"]
+            del out["crowd"], out["size"]
         return out
 
     def _put(self, out, row, example):

@@ -1,7 +1,8 @@
 """Conversions between image files, Pillow images and arrays, and a base class of transforms."""
 
+import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,22 +11,44 @@ from PIL import Image
 from lineage.data import shuffle
 
 
-def decode(file: str | Path | bytes, channels: int) -> np.ndarray:
-    """Decode an image file, or its content, to uint8 [h, w, channels]: 1 for gray, 3 for RGB, 4 for RGBA."""
+def decode(file: str | Path | bytes, channels: int, where: str = "") -> np.ndarray:
+    """Decode an image file, or its content, to uint8 [h, w, channels]: 1 for gray, 3 for RGB, 4 for RGBA.
+
+    The error of a file that is not an image begins with `where`, by default its path.
+    """
+    with _opened(file, where) as image:
+        if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV"):
+            raise OSError(f"its pixels are {image.mode}, not of 8 bits")
+        pixels = np.asarray(image.convert({1: "L", 3: "RGB", 4: "RGBA"}[channels]))
+    return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def channels_of(file: str | Path | bytes, where: str = "") -> int:
+    """Return 1 if an image file, or its content, is gray, else 3; for `where`, see `decode`."""
+    with _opened(file, where) as image:
+        return 1 if image.mode in ("1", "L") else 3
+
+
+@contextlib.contextmanager
+def _opened(file: str | Path | bytes, where: str) -> Iterator[Image.Image]:
     try:
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
-            if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "HSV"):
-                raise OSError(f"its pixels are {image.mode}, not of 8 bits")
-            pixels = np.asarray(image.convert({1: "L", 3: "RGB", 4: "RGBA"}[channels]))
+            yield image
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # SyntaxError: some damaged PNG files
-        name = "An example" if isinstance(file, bytes) else file
-        raise ValueError(f"{name} cannot be read as an image: {error}.") from None
-    return pixels.reshape(*pixels.shape[:2], channels)
+        where = where or ("An example" if isinstance(file, bytes) else file)
+        raise ValueError(f"{where} cannot be read as an image: {error}.") from None
 
 
 def to_pillow(image: np.ndarray) -> Image.Image:
     """Convert uint8 [h, w, c] to a Pillow image."""
     return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+
+
+def png(image: np.ndarray) -> bytes:
+    """Return the .png file of an image uint8 [h, w, c]."""
+    file = io.BytesIO()
+    to_pillow(image).save(file, "PNG")
+    return file.getvalue()
 
 
 def from_pillow(image: Image.Image) -> np.ndarray:

@@ -3,12 +3,14 @@
 A decoder is any model with the field `vocab_size` and the methods
 
 * `encode(inputs) -> memory`: a pytree that is computed once (None for a decoder-only model);
-* `init_cache(batch_size, max_length) -> cache`: an empty pytree with room for that many tokens of each sequence;
+* `init_cache(batch_size, max_length, rewinds) -> cache`: an empty pytree with room for that many tokens of each
+  sequence, which may be rewound by at most `rewinds` tokens;
 * `decode(tokens [B, T], cache, memory) -> (logits [B, T, V], cache)`: the logits after each of T more tokens.
 
-Cache and memory have the method `gather(rows)`, which selects and reorders sequences (beam search), and the cache has
-`rewind(length)`, which restores the state after the first `length` tokens of each sequence (prompts of different
-lengths). See `Cache`, `States` and `Memory` of `models.layers.cache`.
+Cache and memory have the method `gather(rows)`, which selects and reorders sequences (beam search). The cache has
+`until(length)`, which leaves out the tokens of the next call after the first `length` ones of each sequence (prompts of
+different lengths), and `rewind(length)`, which does so with tokens that were appended (speculative decoding). See
+`Cache`, `States` and `Memory` of `models.layers.cache`.
 """
 
 from functools import partial
@@ -127,7 +129,7 @@ def log_likelihood(
     positions = jnp.arange(generation.tokens.shape[1])
     real = positions < generation.lengths[:, None]
     tokens = jnp.where(real, generation.tokens, 0)
-    cache = model.apply(variables, *tokens.shape, method="init_cache")
+    cache = model.apply(variables, *tokens.shape, 0, method="init_cache")
     memory = model.apply(variables, inputs, method="encode")
     logits, _ = model.apply(variables, tokens[:, :-1], cache, memory, method="decode")
     scores = jnp.take_along_axis(jax.nn.log_softmax(logits.astype(jnp.float32)), tokens[:, 1:, None], axis=-1)
@@ -137,9 +139,12 @@ def log_likelihood(
 
 def validate_prompts(
     model: nn.Module, prompts: ArrayLike, lengths: ArrayLike | None, max_new_tokens: int
-) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B"] | None]:
-    """Return prompts and lengths as int32; raise ValueError if they or `max_new_tokens` are invalid."""
-    prompts = np.asarray(prompts)
+) -> tuple[Int[np.ndarray | Array, "B T"], Int[np.ndarray | Array, "B"] | None]:
+    """Return prompts and lengths as int32; raise ValueError if they or `max_new_tokens` are invalid.
+
+    Arrays on devices stay where they are.
+    """
+    placed, prompts = (prompts, lengths), np.asarray(prompts)
     check(prompts.ndim == 2 and prompts.size > 0, f"prompts must be [rows, tokens] and not empty, not {prompts.shape}.")
     if lengths is not None:
         lengths = np.asarray(lengths, np.int32)
@@ -154,6 +159,8 @@ def validate_prompts(
     low, high, last = real.min(), real.max(), model.vocab_size - 1
     check(0 <= low <= high <= last, f"prompts contain tokens {low} to {high}: they must be from 0 to {last}.")
     check(max_new_tokens >= 1, f"max_new_tokens must be at least 1, not {max_new_tokens}.")
+    if isinstance(placed[0], Array):
+        return jax.tree.map(lambda array: array.astype(jnp.int32), placed)
     return prompts.astype(np.int32), lengths
 
 
@@ -164,19 +171,20 @@ def prefill(
     lengths: Int[Array, "B"] | None,
     inputs: Any,
     max_new_tokens: int,
+    rewinds: int = 0,
 ) -> tuple[Int[Array, "B S"], Int[Array, "B"], Any, Any]:
     """Return the prompts with room for new tokens, their lengths, the cache before each last token, and the memory."""
     batch, longest = prompts.shape
     positions = jnp.arange(longest + max_new_tokens)
     memory = model.apply(variables, inputs, method="encode")
-    cache = model.apply(variables, batch, len(positions), method="init_cache")
+    cache = model.apply(variables, batch, len(positions), rewinds, method="init_cache")
     starts = jnp.full(batch, longest) if lengths is None else lengths
     tokens = jnp.pad(prompts, ((0, 0), (0, max_new_tokens)))
     tokens = jnp.where(positions < starts[:, None], tokens, 0)  # padding goes through the model too
     if longest > 1:
         # Without the last token, whose logits are the first that are needed: unused logits are not computed.
+        cache = cache if lengths is None else cache.until(starts - 1)
         _, cache = model.apply(variables, tokens[:, : longest - 1], cache, memory, method="decode")
-        cache = cache if lengths is None else cache.rewind(starts - 1)
     return tokens, starts, cache, memory
 
 

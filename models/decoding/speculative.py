@@ -3,7 +3,8 @@
 A drafted token is accepted with probability min(1, p / q), where p and q are its probabilities under the target and the
 draft model. The first rejected one is replaced by a sample from norm(max(0, p - q)); if all are accepted, the target
 model adds one. The resulting distribution is exactly p (appendix A.1). p and q are probabilities after all logits
-processors; for greedy search they are 0 or 1, and the tokens are the most probable ones of the target model.
+processors. In greedy search, drafted tokens are accepted up to the first one that differs from the most probable token
+of the target model.
 """
 
 from collections.abc import Callable
@@ -102,12 +103,13 @@ class _Setting(NamedTuple):
     ends: Int[Array, "B"]
     num_drafted: int
 
-    def probabilities(self, logits, tokens, lengths):
-        """Return the probabilities [B, V] of the tokens after the first `lengths` ones, after all processors."""
-        logits = self.processors(logits, tokens, lengths, lengths - self.starts)
-        if self.processors.temperature is None:
-            return jax.nn.one_hot(logits.argmax(axis=-1), logits.shape[-1])
-        return jax.nn.softmax(logits)
+    @property
+    def greedy(self) -> bool:
+        return self.processors.temperature is None
+
+    def processed(self, logits, tokens, lengths):
+        """Return the processed logits [B, V] of the tokens after the first `lengths` ones."""
+        return self.processors(logits, tokens, lengths, lengths - self.starts)
 
 
 def verify(
@@ -127,7 +129,7 @@ def _speculate(
     models, variables, prompts, lengths, inputs, processors, seed, pad_token, *, max_new_tokens, num_drafted
 ):  # fmt: skip
     variables = [separate_layers(*both) for both in zip(models, variables)]
-    begun = [prefill(*both, prompts, lengths, inputs, max_new_tokens) for both in zip(models, variables)]
+    begun = [prefill(*both, prompts, lengths, inputs, max_new_tokens, num_drafted) for both in zip(models, variables)]
     (tokens, starts, cache, memory), (_, _, draft_cache, draft_memory) = begun
     for kept in (cache, draft_cache):
         check(hasattr(kept, "rewind"), f"a {type(kept).__name__} cannot be rewound, as speculative decoding requires.")
@@ -156,39 +158,56 @@ def _decoder(model, variables, memory):
 
 def _advance(setting, state):
     """Draft tokens, verify them, and append the accepted ones and one more to each sequence."""
-    tokens, lengths, done = state.tokens, state.lengths, state.done
-    rows, steps = jnp.arange(len(tokens)), jnp.arange(setting.num_drafted + 1)
-    keys = row_keys(setting.seed, state.calls, len(tokens))
+    lengths, done = state.lengths, state.done
+    rows, steps = jnp.arange(len(lengths)), jnp.arange(setting.num_drafted + 1)
+    keys = None if setting.greedy else row_keys(setting.seed, state.calls, len(lengths))
+    tokens, drafted, q, draft_cache = _draft(setting, state, keys)
+
+    logits, cache = setting.target(tokens, lengths[:, None] - 1 + steps, state.cache)
+    processed = jax.vmap(setting.processed, (1, None, 0), 1)(logits, tokens, lengths + steps[:, None])
+    if setting.greedy:
+        new = processed.argmax(axis=-1)
+        kept = jnp.cumprod(new[:, :-1] == drafted, axis=1).sum(axis=1)
+    else:
+        keys = jax.vmap(jax.random.fold_in, (0, None))(keys, len(steps))
+        kept, token = jax.vmap(verify)(keys, jax.nn.softmax(processed), q, drafted)
+        new = jnp.pad(drafted, [(0, 0), (0, 1)]).at[rows, kept].set(token)
+
+    count = jnp.where(done, 0, jnp.minimum(kept + 1, setting.ends - lengths))
+    stops = setting.processors.stops(new) & (steps < count[:, None])
+    count = jnp.where(stops.any(axis=1), stops.argmax(axis=1) + 1, count)
+    new_scores = jnp.take_along_axis(logits, new[..., None], axis=-1)[..., 0] - jax.nn.logsumexp(logits, axis=-1)
+    after = lengths + count
+    return _State(
+        calls=state.calls + 1,
+        tokens=tokens.at[rows[:, None], lengths[:, None] + steps].set(new),  # not read after the end of a sequence
+        lengths=after,
+        scores=state.scores + jnp.where(steps < count[:, None], new_scores, 0).sum(axis=1),
+        done=done | stops.any(axis=1) | (after == setting.ends),
+        cache=cache.rewind(after - 1),
+        draft_cache=draft_cache.rewind(after - 1),
+        checked=state.checked + jnp.minimum(count, setting.num_drafted),
+        accepted=state.accepted + jnp.minimum(count, kept),
+    )
+
+
+def _draft(setting, state, keys):
+    """Return the sequences with N drafted tokens, these [B, N], their probabilities [B, N, V] and the draft's cache."""
+    rows, lengths = jnp.arange(len(state.lengths)), state.lengths
 
     def propose(carry, i):
         tokens, cache = carry
         logits, cache = setting.draft(tokens, lengths[:, None] + i - 1, cache)
-        q = setting.probabilities(logits[:, 0], tokens, lengths + i)
-        token = jax.vmap(lambda key, q: jax.random.categorical(jax.random.fold_in(key, i), jnp.log(q)))(keys, q)
+        logits = setting.processed(logits[:, 0], tokens, lengths + i)
+        if setting.greedy:
+            token, q = logits.argmax(axis=-1), None
+        else:
+            token = jax.vmap(jax.random.categorical)(jax.vmap(jax.random.fold_in, (0, None))(keys, i), logits)
+            q = jax.nn.softmax(logits)
         return (tokens.at[rows, lengths + i].set(token), cache), (token, q)
 
-    # One more than is verified, so that the last verified token is in the draft's cache too.
-    (tokens, draft_cache), (drafted, q) = jax.lax.scan(propose, (tokens, state.draft_cache), steps)
-    logits, cache = setting.target(tokens, lengths[:, None] - 1 + steps, state.cache)
-    p = jax.vmap(setting.probabilities, (1, None, 0), 1)(logits, tokens, lengths + steps[:, None])
-    keys = jax.vmap(jax.random.fold_in, (0, None))(keys, len(steps))
-    kept, token = jax.vmap(verify, (0, 0, 1, 1))(keys, p, q[:-1], drafted[:-1])
-    tokens = tokens.at[rows, lengths + kept].set(token)
-
-    count = jnp.where(done, 0, jnp.minimum(kept + 1, setting.ends - lengths))
-    new = jnp.take_along_axis(tokens, lengths[:, None] + steps, axis=1, mode="clip")
-    stops = setting.processors.stops(new) & (steps < count[:, None])
-    count = jnp.where(stops.any(axis=1), stops.argmax(axis=1) + 1, count)
-    new_scores = jnp.take_along_axis(jax.nn.log_softmax(logits), new[..., None], axis=-1)[..., 0]
-    lengths = lengths + count
-    return _State(
-        calls=state.calls + 1,
-        tokens=tokens,
-        lengths=lengths,
-        scores=state.scores + jnp.where(steps < count[:, None], new_scores, 0).sum(axis=1),
-        done=done | stops.any(axis=1) | (lengths == setting.ends),
-        cache=cache.rewind(lengths - 1),
-        draft_cache=draft_cache.rewind(lengths - 1),
-        checked=state.checked + jnp.minimum(count, setting.num_drafted),
-        accepted=state.accepted + jnp.minimum(count, kept),
-    )
+    steps = jnp.arange(setting.num_drafted)
+    (tokens, cache), chosen = jax.lax.scan(propose, (state.tokens, state.draft_cache), steps)
+    # The cache gets the last token too. Unused logits are not computed.
+    _, cache = setting.draft(tokens, lengths[:, None] - 1 + setting.num_drafted, cache)
+    return tokens, *jax.tree.map(lambda x: x.swapaxes(0, 1), chosen), cache

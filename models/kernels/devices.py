@@ -1,4 +1,4 @@
-"""What the attention kernels of the project share: their settings, and how the devices of a mesh divide the work."""
+"""Settings that the attention kernels of the project share, and the division of their work over devices."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -71,6 +71,7 @@ class Mask:
         causal: mask out keys at later positions.
         window: with `causal`, the number of last keys that are visible, the one at the own position included.
         positions: positions of the queries among the keys, for `causal` and `window`; None: 0 to T-1.
+        key_positions: positions of the keys; None: 0 to S-1.
         bias: added to the scores.
     """
 
@@ -80,6 +81,7 @@ class Mask:
     causal: bool = struct.field(pytree_node=False, default=False)
     window: int | None = struct.field(pytree_node=False, default=None)
     positions: Int[Array, "#B T"] | None = None
+    key_positions: Int[Array, "#B S"] | None = None
     bias: Float[Array, "#B #H #T #S"] | None = None
 
     def first(self, count: int) -> "Mask":
@@ -100,7 +102,7 @@ class Mask:
             parts.append(self.allowed)
         if self.causal:
             query = (jnp.arange(queries)[None] if self.positions is None else self.positions)[:, :, None]
-            key = jnp.arange(keys)
+            key = jnp.arange(keys) if self.key_positions is None else self.key_positions[:, None]
             seen = query >= key
             parts.append((seen if self.window is None else seen & (query - key < self.window))[:, None])
         return reduce(jnp.logical_and, parts) if parts else None

@@ -7,6 +7,7 @@ from functools import partial
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from lineage.models.kernels.attention import kernels_for
@@ -141,7 +142,8 @@ class Attention(nn.Module):
             cache: keys and values of the preceding tokens.
 
         Raises:
-            ValueError: heads do not divide the width, or the implementation does not support the arguments.
+            ValueError: heads do not divide the width, or the implementation or a ring buffer does not support the
+                arguments.
         """
         if self.causal and context is not None:
             raise ValueError("attention to a context cannot be causal: its positions are not those of the queries.")
@@ -163,7 +165,10 @@ class Attention(nn.Module):
         seen = context if isinstance(context, LayerCache) else None
         if cache is not None:
             empty, cache = cache.is_empty, cache.append(key, value)
-            mask, seen = (mask.first(x.shape[1]), None) if empty else (mask, cache)
+            if not empty:
+                self._check_entries(cache, x.shape[1])
+            mask = mask.first(x.shape[1]) if empty else mask.replace(key_positions=cache.entry_positions)
+            seen = None if empty else cache
         if self.relative is not None:
             keys = key.shape[1] if seen is None else seen.max_length
             relative = self.relative(name="relative")(query, positions, keys)
@@ -208,6 +213,14 @@ class Attention(nn.Module):
         sow = partial(self.sow, "intermediates", "attention") if sows else None
         heads = attend(query, key, value, mask, score=self.score, transform=transform, sow=sow)
         return Linear((width,), axes=2, use_bias=self.use_bias, kernel_init=self.out_init, name="out")(heads)
+
+    def _check_entries(self, cache, count):
+        """Raise ValueError if a ring buffer lacks keys that are visible to the first of the last `count` queries."""
+        if cache.rolling and (self.relative or cache.max_length < (self.window or np.inf) + count - 1):
+            raise ValueError(
+                f"a ring buffer of {cache.max_length} entries does not suffice for {count} tokens at once and window "
+                f"{self.window}: window + tokens - 1 entries are required, and there may be no relative positions."
+            )
 
     def _sizes(self, width: int) -> tuple[int, int]:
         """Return the number of key/value heads and the size of a head."""

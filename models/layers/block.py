@@ -15,6 +15,7 @@ from lineage.models.layers.attend import Mask
 from lineage.models.layers.cache import Cache, LayerCache, Memory
 from lineage.models.layers.dropout import Dropout
 from lineage.models.layers.norm import normalize
+from lineage.models.layers.quantized import dequantized
 
 REMAT = {
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -196,7 +197,7 @@ class Stack(nn.Module):
         layers = [_layer(self.variables["params"]["layers"], i)["cross_attention"] for i in range(self.depth)]
 
         def project(params):
-            heads = jnp.einsum("BSE,EKC->BKSC", context, params["kernel"])
+            heads = jnp.einsum("BSE,EKC->BKSC", context, dequantized(params["kernel"]))
             heads = heads + params["bias"][:, None] if "bias" in params else heads
             return heads.reshape(-1, *heads.shape[2:])
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any, ClassVar
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 
-SEPARATE = 16  # largest batch whose sequences are written one by one: a scatter is slower, but compiles faster
+SEPARATE = 16  # largest number of tokens that are written one by one: a scatter is slower, but compiles faster
 
 
 class Rows:
@@ -32,11 +33,24 @@ class Rows:
 
 
 class Rewindable(Rows):
-    """Base class of caches with the `length` of each sequence."""
+    """Base class of caches with the `length` of each sequence, and the `end` of those that are padded."""
 
     def rewind(self, length: Int[Array, "#B"]) -> "Rewindable":
         """Return the cache as it was after the first `length` tokens of each sequence."""
         return self.replace(length=length)
+
+    def until(self, end: Int[Array, "B"]) -> "Rewindable":
+        """Return the cache that the next call leaves with at most the first `end` tokens of each sequence.
+
+        The other tokens of the call are padding.
+        """
+        return self.replace(end=end)
+
+
+def _length_after(cache, count):
+    """Return the lengths of the sequences of a cache after a call with `count` tokens."""
+    length = cache.length + np.int32(count)
+    return length if cache.end is None else jnp.minimum(length, cache.end)
 
 
 @struct.dataclass
@@ -46,6 +60,8 @@ class LayerCache:
     key: Float[Array, "N S C"]
     value: Float[Array, "N S C"]
     length: Int[Array | np.ndarray, "#B"]
+    end: Int[Array, "B"] | None = None
+    rolling: bool = struct.field(pytree_node=False, default=False)
 
     @property
     def max_length(self) -> int:
@@ -60,26 +76,40 @@ class LayerCache:
         """Return the positions of the next `count` tokens of each sequence."""
         return self.length[:, None] + jnp.arange(count)
 
+    @property
+    def entry_positions(self) -> Int[Array, "#B S"] | None:
+        """Positions of the entries; an unused entry has a later one than all tokens. None: 0 to S-1."""
+        if not self.rolling:
+            return None
+        entries, last = jnp.arange(self.max_length), self.length[:, None] - 1
+        return jnp.where(entries > last, entries, last - (last - entries) % self.max_length)
+
     def keys_and_values(self, batch_size: int) -> tuple[Float[Array, "B S K C"], Float[Array, "B S K C"]]:
         """Return the keys and values of each sequence and head."""
         return tuple(x.reshape(batch_size, -1, *x.shape[1:]).swapaxes(1, 2) for x in (self.key, self.value))
 
     def append(self, key: Float[Array, "B T K C"], value: Float[Array, "B T K C"]) -> "LayerCache":
         """Return the cache with `T` more tokens of each sequence; of several ones, those without room are left out."""
-        length = self.length + np.int32(key.shape[1])
-        return LayerCache(self._write(self.key, key), self._write(self.value, value), length)
+        after = self.replace(length=_length_after(self, key.shape[1]), end=None)
+        if self.rolling and self.is_empty and key.shape[1] > self.max_length:  # only the last ones of each sequence
+            last = after.entry_positions[..., None, None]
+            key, value = (jnp.take_along_axis(x, last, axis=1) for x in (key, value))
+        return after.replace(key=self._write(self.key, key), value=self._write(self.value, value))
 
     def _write(self, old, new):
         batch, count, heads, size = new.shape
         new = new.astype(old.dtype).swapaxes(1, 2).reshape(batch * heads, count, size)
-        if self.is_empty or (count == 1 and len(self.length) == 1):
-            return jax.lax.dynamic_update_slice(old, new, (0, self.length[0], 0))
-        if count == 1 and batch <= SEPARATE:
-            for row in range(batch):
-                own = new[row * heads : (row + 1) * heads]
-                old = jax.lax.dynamic_update_slice(old, own, (row * heads, self.length[row], 0))
+        if self.is_empty:
+            return jax.lax.dynamic_update_slice(old, new, (0, 0, 0))
+        entries = self.positions(count) % self.max_length if self.rolling else self.positions(count)
+        if entries.size <= SEPARATE:
+            step = len(new) // len(entries)
+            # The last one first: if there is no room for it, it is written in the place of one before it.
+            for row, i in product(range(len(entries)), reversed(range(count))):
+                own = new[row * step : (row + 1) * step, i : i + 1]
+                old = jax.lax.dynamic_update_slice(old, own, (row * step, entries[row, i], 0))
             return old
-        indices = jnp.repeat(jnp.broadcast_to(self.positions(count), (batch, count)), heads, axis=0)
+        indices = jnp.repeat(jnp.broadcast_to(entries, (batch, count)), heads, axis=0)
         return old.at[jnp.arange(len(old))[:, None], indices].set(new, mode="drop", unique_indices=True)
 
 
@@ -93,45 +123,69 @@ class Cache(Rewindable):
     read by one batched product, whereas XLA's CPU backend copies slices of larger arrays, and arrays of more axes.
 
     Attributes:
-        key, value: room for S tokens of each sequence, in each layer.
+        key, value: S entries of each sequence, in each layer.
         length: number of tokens of each sequence, or of all of them. A NumPy array is known when the program is traced:
             an empty cache is not read.
         num_kv_heads: number of key/value heads, K.
+        end: see `until`.
+        rewinds: largest number of tokens by which the cache is rewound, for a ring buffer: the token at position p
+            replaces that at p - S. Attention with a window to T more tokens takes S >= window + T - 1 entries, unless
+            the cache is known to be empty. None: entry p is that of position p.
     """
 
     key: tuple[Float[Array, "N S C"], ...]
     value: tuple[Float[Array, "N S C"], ...]
     length: Int[Array | np.ndarray, "#B"]
     num_kv_heads: int = struct.field(pytree_node=False)
+    end: Int[Array, "B"] | None = None
+    rewinds: int | None = struct.field(pytree_node=False, default=None)
 
     @classmethod
     def empty(
-        cls, layers: int, batch_size: int, max_length: int, num_kv_heads: int, head_size: int, dtype=jnp.float32
+        cls,
+        layers: int,
+        batch_size: int,
+        entries: int,
+        num_kv_heads: int,
+        head_size: int,
+        dtype=jnp.float32,
+        rewinds: int | None = None,
     ) -> "Cache":
-        """Return a cache of `layers` layers with room for `max_length` tokens of each sequence."""
-        zeros = [jnp.zeros((batch_size * num_kv_heads, max_length, head_size), dtype) for _ in range(2 * layers)]
-        return cls(tuple(zeros[:layers]), tuple(zeros[layers:]), np.zeros(1, np.int32), num_kv_heads)
+        """Return an empty cache of `layers` layers with `entries` entries of each sequence."""
+        zeros = [jnp.zeros((batch_size * num_kv_heads, entries, head_size), dtype) for _ in range(2 * layers)]
+        empty = np.zeros(1, np.int32)
+        return cls(tuple(zeros[:layers]), tuple(zeros[layers:]), empty, num_kv_heads, rewinds=rewinds)
 
     @property
     def layers(self) -> tuple[LayerCache, ...]:
-        return tuple(LayerCache(key, value, self.length) for key, value in zip(self.key, self.value))
+        shared = self.length, self.end, self.rewinds is not None
+        return tuple(LayerCache(key, value, *shared) for key, value in zip(self.key, self.value))
 
     def with_layers(self, layers: Sequence[LayerCache]) -> "Cache":
         """Return the cache with these layers, which have the same lengths."""
         keys, values = (tuple(getattr(layer, name) for layer in layers) for name in ("key", "value"))
-        return self.replace(key=keys, value=values, length=layers[0].length)
-
-    @property
-    def max_length(self) -> int:
-        return self.layers[0].max_length
+        return self.replace(key=keys, value=values, length=layers[0].length, end=None)
 
     def positions(self, count: int) -> Int[Array, "#B T"]:
         """Return the positions of the next `count` tokens of each sequence."""
         return self.layers[0].positions(count)
 
+    def rewind(self, length: Int[Array, "#B"]) -> "Cache":
+        """Return the cache as it was after the first `length` tokens of each sequence.
+
+        Raises:
+            ValueError: a ring buffer is rewound by more than `rewinds` tokens. Within a compiled program, whose lengths
+                are not known, this is not noticed.
+        """
+        back = self.length - length
+        if self.rewinds is not None and not isinstance(back, jax.core.Tracer) and back.max() > self.rewinds:
+            raise ValueError(
+                f"a ring buffer for rewinding by at most {self.rewinds} tokens is rewound by {back.max()}."
+            )
+        return self.replace(length=length)
+
     def gather(self, rows: Int[Array, "N"]) -> "Cache":
         """Return the cache whose sequence n is sequence `rows[n]` of this one; they may be left out and repeated."""
-
         batch_size = len(self.key[0]) // self.num_kv_heads
         key, value = jax.tree.map(partial(_take, rows=rows, batch_size=batch_size), (self.key, self.value))
         length = self.length if len(self.length) == 1 else jnp.take(self.length, rows, mode="clip")
@@ -168,6 +222,7 @@ class States(Rewindable):
 
     state: Any
     length: Int[Array, "B"]
+    end: Int[Array, "B"] | None = None
 
     BATCH_AXES: ClassVar = {"state": 0, "length": 0}
 
@@ -198,4 +253,4 @@ class States(Rewindable):
         def write(old, new):
             return old.at[rows, indices].set(new.astype(old.dtype), mode="drop")
 
-        return States(jax.tree.map(write, self.state, state), self.length + count)
+        return States(jax.tree.map(write, self.state, state), _length_after(self, count))

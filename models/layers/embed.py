@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 import flax.linen as nn
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lineage.models.kernels.vocabulary import Targets, TokenLosses, token_losses
 from lineage.models.layers.linear import Linear, product
 from lineage.models.layers.placement import gathered
+from lineage.models.layers.quantized import dequantized, rows
 
 
 class Embed(nn.Module):
@@ -27,7 +27,7 @@ class Embed(nn.Module):
         self.table = gathered(self, "table", table)
 
     def __call__(self, tokens: Int[Array, "*B"]) -> Float[Array, "*B D"]:
-        vectors = jnp.take(self.table, tokens, axis=0)
+        vectors = rows(self.table, tokens)
         return vectors * self.width**0.5 if self.scale else vectors
 
     def logits(self, x: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
@@ -36,7 +36,7 @@ class Embed(nn.Module):
 
     def losses(self, x: Float[Array, "B T D"], targets: Targets) -> TokenLosses:
         """Return the losses of `logits(x)`, without an array of all of them."""
-        return token_losses(x, self.table, None, targets)
+        return token_losses(x, dequantized(self.table.T).T, None, targets)
 
 
 def patches(image: Float[Array, "B height width channels"], size: int) -> Float[Array, "B rows columns F"]:

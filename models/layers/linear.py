@@ -11,13 +11,16 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lineage.models.layers.placement import gathered
+from lineage.models.layers.quantized import Quantized
 
 FEW = 128  # rows; with fewer, as in decoding, transposing the kernel takes longer than the product
 FEWEST = 8  # rows that a TPU's matrix unit takes
 
 
-def product(x: Float[Array, "*B R C"], y: Float[Array | np.ndarray, "*A C F"]) -> Float[Array, "*B R F"]:
+def product(x: Float[Array, "*B R C"], y: Float[Array | np.ndarray, "*A C F"] | Quantized) -> Float[Array, "*B R F"]:
     """Return x @ y; on a TPU with at least 8 rows, because fewer would be multiplied by the vector unit, and slowly."""
+    if isinstance(y, Quantized):
+        return product(x, y.values.astype(x.dtype)) * y.scale.astype(x.dtype)
     if not fewer(x.shape[-2], FEWEST):
         return x @ y
 

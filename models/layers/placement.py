@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import gcd, prod
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
@@ -31,7 +31,7 @@ def gathering(placement: Placement | None) -> Iterator[None]:
         _PLACEMENT.reset(token)
 
 
-def gathered(module: nn.Module, name: str, value: Array | np.ndarray) -> Array | np.ndarray:
+def gathered(module: nn.Module, name: str, value: Any) -> Any:
     """Return a parameter of a module, gathered for computation if it is sharded over devices that compute all of it.
 
     Left to itself, XLA would gather it in slices for TPUs, each of them multiplied alone, which is several times
@@ -40,8 +40,12 @@ def gathered(module: nn.Module, name: str, value: Array | np.ndarray) -> Array |
     placement = _PLACEMENT.get()
     if placement is None:
         return value
-    at_rest, computed = placement("/".join((*module.path, name)), value.shape)
-    return value if at_rest == computed else _moved(value, at_rest, computed)
+
+    def moved(part):
+        at_rest, computed = placement("/".join((*module.path, name)), part.shape)
+        return part if at_rest == computed else _moved(part, at_rest, computed)
+
+    return jax.tree.map(moved, value)  # a quantized matrix has two parts
 
 
 def _moved(value: Array, start: PartitionSpec, end: PartitionSpec) -> Array:

@@ -9,6 +9,7 @@ import pytest
 from lineage import launch
 from lineage.configs import base, cli, schema
 from lineage.configs.arguments import COMMANDS, parse
+from lineage.data import SOURCES
 
 
 def test_every_command_has_a_handler_help_and_an_example(capsys):
@@ -43,6 +44,18 @@ def test_list_shows_every_experiment_with_a_summary(capsys):
         assert re.search(rf"^  {name} +{re.escape(cli.summary(path))}$", group, re.MULTILINE)
         assert cli.summary(path)
     assert all(len(line) <= 120 for line in [*small.splitlines(), *paper.splitlines()])
+
+
+def test_list_shows_the_parts_of_configs(capsys):
+    assert launch.main(["list", "sources"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == sorted(SOURCES)
+    assert "text      UTF-8 text files; each file is a document." in lines
+    assert all(len(line) <= 132 for line in lines)
+    assert launch.main(["list", "evaluators"]) == 0
+    assert "\ntagging " in capsys.readouterr().out
+    assert launch.main(["list", "source"]) == 1
+    assert "there are no parts 'source': the parts are sources, tokenizers, tasks," in capsys.readouterr().err
 
 
 def test_config_shows_every_key(capsys):

@@ -22,7 +22,7 @@ from lineage.data import LabeledTexts
 from lineage.data.sources import SOURCES, SplitFiles
 
 
-@SOURCES.register("csv")
+@SOURCES.register("reviews")
 @dataclass(frozen=True)
 class CSV(SplitFiles):
     """CSV files with a header and a text and a label in each row.
@@ -54,14 +54,14 @@ def registered(tmp_path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module
-    del SOURCES["csv"]
+    del SOURCES["reviews"]
 
 
 def test_a_csv_of_texts_and_labels(registered, tmp_path):
     train, held_out = tmp_path / "train.csv", tmp_path / "held_out.csv"
     train.write_text('review,stars\n"good, really good",5\nbad,1\n"so ""so""",3\n')
     held_out.write_text("stars,review\n3,middling\n")
-    section = schema.section(SOURCES, "csv", path=str(train), validation_path=str(held_out), text="review")
+    section = schema.section(SOURCES, "reviews", path=str(train), validation_path=str(held_out), text="review")
     assert {key.name: key.documentation for key in schema.keys(registered.CSV)} == {
         "path": "training data.",
         "validation_path": 'validation data; "": none.',
@@ -84,11 +84,11 @@ def test_a_csv_of_texts_and_labels(registered, tmp_path):
     assert dict(zip(texts, batch["label"].tolist(), strict=True)) == {"good, really good": 2, "bad": 0, 'so "so"': 1}
     (validation,) = loaded.splits["validation"]
     np.testing.assert_array_equal(validation["label"][validation["mask"]], [1])
-    with pytest.raises(ValueError, match="The source 'csv' offers labeled texts, not documents"):
+    with pytest.raises(ValueError, match="The source 'reviews' offers labeled texts, not documents"):
         source.read("documents")
 
 
 def test_reimport_is_allowed_and_duplicate_name_raises(registered):
     exec(CSV_SOURCE, {"__name__": "again"})
-    with pytest.raises(ValueError, match=r"The source name 'csv' is taken by .*CSV"):
-        SOURCES.register("csv")(Loader)
+    with pytest.raises(ValueError, match=r"The source name 'reviews' is taken by .*CSV"):
+        SOURCES.register("reviews")(Loader)

@@ -65,7 +65,7 @@ def test_hostile_questions(tmp_path, content, message):
 def test_nested_json_lines(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"input": "a", "target": "b"}}\n{NESTED}\n')
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 2 must be a JSON object"):
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2 is not a JSON object"):
         read_pairs(str(path))
 
 

@@ -1,10 +1,12 @@
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
 from lineage.data.content import in_memory
-from lineage.data.sources.folder import Folder
+from lineage.data.sources.folder import Folder, ImageNet
 from lineage.data.sources.packages import Digits
 from lineage.data.transforms.pillow import decode, stack
 
@@ -91,3 +93,73 @@ def test_16_bit_images_raise(tmp_path):
 def test_different_image_sizes_raise():
     with pytest.raises(ValueError, match=r"Images differ in size, such as \(2, 2, 1\) and \(3, 2, 1\): .*image_size"):
         stack([np.zeros((2, 2, 1)), np.zeros((3, 2, 1))])
+
+
+WORDS = {"n01440764": "tench, Tinca tinca", "n02012849": "crane", "n03126707": "crane"}
+
+
+def imagenet(root, images, separator=" "):
+    """Write three training images of each class, and return the path of the folder."""
+    for label, name in enumerate(WORDS):
+        for i in range(3):
+            write(images / "train" / name / f"{name}_{i}.JPEG", np.full((4, 4, 3), 60 * label + 10 * i, np.uint8))
+    lines = [f"{name}{separator}{words}" for name, words in {**WORDS, "n9": "other"}.items()]
+    (root / "LOC_synset_mapping.txt").write_text("\n".join(lines))
+    return str(root)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("inner", ["", "ILSVRC/Data/CLS-LOC"])
+def test_imagenet(inner, flat, tmp_path):
+    images = tmp_path / inner
+    path, solution = imagenet(tmp_path, images), ["ImageId,PredictionString"]
+    for number, name in enumerate(["n03126707", "n01440764"]):
+        file = images / "val" / ("" if flat else name) / f"ILSVRC2012_val_{number:08}.JPEG"
+        write(file, np.full((4, 4, 3), 100 + number, np.uint8))
+        solution.append(f"{file.stem},{name} 1 2 3 4 {name} 5 6 7 8 ")
+    (tmp_path / "LOC_val_solution.csv").write_text("\n".join(solution) + "\n")
+    write(images / "test" / "ILSVRC2012_test_00000001.JPEG", np.zeros((4, 4, 3), np.uint8))
+    splits, names = ImageNet(path).images()
+    assert names == ["tench, Tinca tinca", "crane (n02012849)", "crane (n03126707)"]
+    assert {name: len(part) for name, part in splits.items()} == {"train": 9, "validation": 2}
+    found = {int(image.mean()): int(label) for image, label in zip(*splits["validation"].take(np.arange(2)).values())}
+    assert found == {100: 2, 101: 0}
+    splits, _ = ImageNet(path, validation_fraction=0.34).images()
+    assert list(splits) == ["train", "validation", "test"]
+    assert splits["validation"].labels.tolist() == [0, 1, 2]
+    assert splits["train"].labels.tolist() == [0, 0, 1, 1, 2, 2]
+    files = {str(file) for name in ("train", "validation") for file in splits[name].files}
+    assert len(files) == 9
+    assert splits["test"].labels.tolist() == ([2, 0] if flat else [0, 2])
+
+
+def test_class_names_of_imagenet(tmp_path):
+    path = imagenet(tmp_path, tmp_path, "\t")
+    (tmp_path / "LOC_synset_mapping.txt").rename(tmp_path / "words.txt")
+    assert ImageNet(path).images().class_names[0] == "tench, Tinca tinca"
+    (tmp_path / "words.txt").write_text("n01440764 tench")
+    with pytest.raises(ValueError, match=r"words\.txt has no words for the class 'n02012849'"):
+        ImageNet(path).images()
+    (tmp_path / "words.txt").unlink()
+    splits, names = ImageNet(path).images()
+    assert (list(splits), names) == (["train"], list(WORDS))
+
+
+def test_imagenet_errors(tmp_path):
+    path = imagenet(tmp_path, tmp_path)
+    write(tmp_path / "val" / "a.JPEG", np.zeros((4, 4, 3), np.uint8))
+    with pytest.raises(
+        FileNotFoundError, match=r"val has no folders of classes, and there is no file .*LOC_val_solution"
+    ):
+        ImageNet(path).images()
+    for rows, message in {
+        "a,n7 1 2 3 4": r"LOC_val_solution\.csv, line 2 has the class 'n7', which `train` does not have",
+        "b,n01440764 1 2 3 4": r"There is no file .*val/b\.JPEG, which .*LOC_val_solution\.csv names",
+    }.items():
+        (tmp_path / "LOC_val_solution.csv").write_text(f"ImageId,PredictionString\n{rows}\n")
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            ImageNet(path).images()
+    with pytest.raises(FileNotFoundError, match=re.escape(f"There is no folder {tmp_path}/val/train")):
+        ImageNet(f"{tmp_path}/val").images()
+    with pytest.raises(ValueError, match=r"source.validation_fraction is 1: it must be 0 or more and below 1"):
+        ImageNet(path, validation_fraction=1)

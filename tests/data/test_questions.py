@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lineage.data import Question
+from lineage.data import Facts, Question
 from lineage.data.examples import encoded
 from lineage.data.sources.lines import SQuAD, read_questions
 from lineage.tasks.question_answering import QuestionAnswering, encode
@@ -51,6 +51,10 @@ def oracle_logits(source):
     return start, end
 
 
+def best_answers(source, start, end):
+    return [found[0][1] for found, _ in source.answers(start, end)]
+
+
 @pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
 @pytest.mark.parametrize("version", ["1.1", "v2.0"])
 def test_files(name, version, tmp_path):
@@ -78,7 +82,7 @@ def test_answers_are_recovered_from_token_positions(draw):
         assert kind == "words"
         return
     logits = np.stack(oracle_logits(source))
-    (answer,) = source.answers(*np.where(inside[:, None], logits, 0))
+    (answer,) = best_answers(source, *np.where(inside[:, None], logits, 0))
     if kind == "bytes":
         assert answer == text.strip()
     assert text.strip() in answer
@@ -108,7 +112,7 @@ def test_answers_match_exhaustive_search_over_windows():
     asked = [Question("Who?", CONTEXT, [(13, "Normans")]), Question("A?", CONTEXT[:20], [(0, "In")])]
     source = encode(asked, CODERS["bytes"], 48, 7)
     start, end = np.random.default_rng(0).normal(size=(2, len(source), 48))
-    for number, answer in enumerate(source.answers(start, end)):
+    for number, answer in enumerate(best_answers(source, start, end)):
         best = (-np.inf, "")
         for row in np.flatnonzero(source.origins == number):
             offsets = source.offsets[row]
@@ -120,15 +124,44 @@ def test_answers_match_exhaustive_search_over_windows():
         assert answer == best[1]
 
 
+def test_several_answers_match_exhaustive_search():
+    """Compare texts, scores and their order, for windows that overlap and a short context."""
+    asked = [Question("Who?", CONTEXT, ()), Question("A?", "Yes.", ())]
+    source = encode(asked, CODERS["words"], 16, 3)
+    start, end = np.random.default_rng(0).normal(size=(2, len(source), 16))
+    assert source.is_cut
+    for number, (found, nothing) in enumerate(source.answers(start, end, 7)):
+        scores, rows = {}, np.flatnonzero(source.origins == number)
+        for row in rows:
+            offsets = source.offsets[row]
+            places = np.flatnonzero(offsets[:, 0] >= 0)
+            for first, last in ((first, last) for first in places for last in places if first <= last):
+                text = asked[number].context[offsets[first, 0] : offsets[last, 1]]
+                scores[text] = max(scores.get(text, -np.inf), start[row, first] + end[row, last])
+        expected = sorted(scores.items(), key=lambda item: -item[1])[:7]
+        assert [text for _, text in found] == [text for text, _ in expected]
+        np.testing.assert_allclose([score for score, _ in found], [score for _, score in expected])
+        assert nothing == min(start[row, 0] + end[row, 0] for row in rows)
+
+
 def test_unanswerable_questions_need_a_null_answer():
+    """Check that "" is predicted by the threshold, and only if training questions may have no answer."""
     asked = [Question("Who?", CONTEXT, [(13, "Normans")]), Question("Why?", CONTEXT, [])]
     source = encode(asked, CODERS["words"], 64, 0)
-    assert source.answers(*oracle_logits(source)) == ["Normans", ""]
-    source = encode([*asked[:1], Question("Why?", CONTEXT, [(13, "Normans")])], CODERS["words"], 64, 0)
-    start, end = oracle_logits(source)
-    start[1], end[1] = 0, 0
-    start[1, 0] = 9  # not used: every question has an answer
-    assert source.answers(start, end)[1] != ""
+    outputs = np.stack(oracle_logits(source), axis=-1)
+
+    def predicted(facts, threshold=0.0):
+        found = QuestionAnswering(no_answer_threshold=threshold).predict(outputs, source, facts)
+        return [each["prediction"] for each in found]
+
+    assert predicted(Facts(has_unanswerable=True)) == ["Normans", ""]
+    assert predicted(Facts(has_unanswerable=True), -10.0) == ["", ""]  # the sums are 10 and 0, or 0 and 10
+    assert predicted(Facts(has_unanswerable=True), 10.5)[1] != ""
+    assert predicted(Facts())[1] != ""
+    task = QuestionAnswering(sequence_length=64)
+    for count in (1, 2):
+        facts = task.examples({"train": asked[:count]}, CODERS["words"], 0).facts
+        assert facts.has_unanswerable == (count == 2)
 
 
 def test_loading(tmp_path):
@@ -146,9 +179,35 @@ def test_loading(tmp_path):
     }
 
 
+def test_impossible_questions_have_no_answers(tmp_path):
+    """Check the layout of SQuAD 2.0: plausible answers are not answers, wherever they are."""
+    path = tmp_path / "a.json"
+    squad(path, [("Who?", CONTEXT, [(13, "Normans")]), ("Why?", CONTEXT, []), ("What?", CONTEXT, [])])
+    content = json.loads(path.read_text())
+    _, why, what = (paragraph["qas"][0] for paragraph in content["data"][0]["paragraphs"])
+    plausible = [{"text": "Normandy", "answer_start": 28}]
+    why["plausible_answers"] = what["answers"] = plausible
+    path.write_text(json.dumps(content))
+    assert [item.references for item in read_questions(str(path))] == [["Normans"], [], []]
+    batch = load(SQuAD(str(path)), QuestionAnswering(sequence_length=128), batch_size=3).train[0]
+    assert sorted((batch["start"] > 0).tolist()) == [False, False, True]
+    assert batch["mask"].all()
+    what["is_impossible"] = False
+    path.write_text(json.dumps(content))
+    assert read_questions(str(path))[2].references == ["Normandy"]
+    what["answers"] = []
+    path.write_text(json.dumps(content))
+    with pytest.raises(
+        ValueError, match=r"a\.json, question 3: 'What\?' has no answer and is not marked as impossible"
+    ):
+        read_questions(str(path))
+
+
 def test_invalid_files_raise(tmp_path):
     path = squad(tmp_path / "a.json", [("Who?", CONTEXT, [(14, "Normans")])])
-    with pytest.raises(ValueError, match=r"The answer 'Normans' to 'Who\?' is not at character 14 of its context"):
+    with pytest.raises(
+        ValueError, match=r"a\.json, question 1: The answer 'Normans' to 'Who\?' is not at character 14 of its context"
+    ):
         read_questions(path)
     (tmp_path / "b.json").write_text('{"data": [{}]}')
     with pytest.raises(ValueError, match=r"b\.json is not a file in SQuAD's format: KeyError 'paragraphs'"):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lineage.data import TaggedSentence
 from lineage.data.examples import encoded
-from lineage.data.sources.lines import CoNLLU, read_sentences
+from lineage.data.sources.lines import BIO, CoNLLU, read_sentences
 from lineage.tasks.masked_lm import MaskedLM
 from lineage.tasks.token_classification import TokenClassification, encode
 from tests.data.conftest import load, train
@@ -58,7 +58,7 @@ def test_a_folder_of_universal_dependencies(tmp_path):
     assert bytes(batch["tokens"][0][batch["mask"][0]].tolist()) == b"I n  ae."  # the first byte of each word
     assert (batch["targets"][~batch["mask"]] == 0).all()
     (tmp_path / "xx_y-ud-train.conllu").unlink()
-    with pytest.raises(FileNotFoundError, match=r"There is no file \*-train\.conllu in"):
+    with pytest.raises(FileNotFoundError, match=r"has no file named after the split train, such as train\.conllu"):
         load(source, task)
 
 
@@ -116,3 +116,54 @@ def test_sentences_are_texts_for_masked_lm(tmp_path):
     (tmp_path / "a-dev.conllu").write_text(CONLLU)
     facts = load(CoNLLU(str(tmp_path)), MaskedLM(sequence_length=16), batch_size=1).facts
     assert facts.characters_per_token["validation"] * facts.tokens["validation"] == pytest.approx(24)
+
+
+CONLL2003 = """\
+-DOCSTART- -X- -X- O
+
+EU NNP B-NP B-ORG
+rejects VBZ B-VP O
+# SYM O O
+
+-DOCSTART- -X- -X- O
+
+Peter\tNNP  B-NP\tB-PER\x20
+Blackburn NNP I-NP I-PER"""
+
+
+def test_conll2003(tmp_path):
+    for name in ("eng.train", "eng.testa", "eng.testb"):
+        (tmp_path / name).write_text(CONLL2003)
+    (tmp_path / "metadata").write_text("other")
+    source = BIO(str(tmp_path))
+    assert source.files() == [f"{tmp_path}/{name}" for name in ("eng.train", "eng.testa", "eng.testb")]
+    sentences = source.tagged_sentences()
+    assert list(sentences) == ["train", "validation", "test"]
+    assert sentences["test"] == [
+        TaggedSentence(["EU", " rejects", " #"], ["B-ORG", "O", "O"]),
+        TaggedSentence(["Peter", " Blackburn"], ["B-PER", "I-PER"]),
+    ]
+    assert list(source.documents()["train"]) == ["EU rejects #", "Peter Blackburn"]
+    chunks = BIO(f"{tmp_path}/eng.train", tag_column=2).tagged_sentences()["train"]
+    assert [tag for sentence in chunks for tag in sentence.tags] == ["B-NP", "B-VP", "O", "B-NP", "I-NP"]
+    (tmp_path / "tags.txt").write_text("O EU\r\n\r\n \r\nO x\xa0y\r\n", newline="")
+    (first, second) = BIO(f"{tmp_path}/tags.txt", word_column=-1, tag_column=0).tagged_sentences()["train"]
+    assert (first, second) == (TaggedSentence(["EU"], ["O"]), TaggedSentence(["x\xa0y"], ["O"]))
+    facts = load(source, TokenClassification(sequence_length=32), batch_size=1).facts
+    assert facts.class_names == ("B-ORG", "B-PER", "I-PER", "O")
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ("EU B-ORG\n\nEU\n", {}, r"a\.txt, line 3 has 1 columns: the lines before have 2"),
+        ("EU\n", {}, r"a\.txt, line 1 has 1 columns: it must have at least 2"),
+        ("EU B-ORG\n", {"tag_column": 2}, r"line 1 has 2 columns: it must have at least 3"),
+        ("EU B-ORG\n", {"tag_column": -3}, r"line 1 has 2 columns: it must have at least 3"),
+        ("\n", {}, r"a\.txt has no sentences"),
+    ],
+)
+def test_wrong_columns_raise(content, options, message, tmp_path):
+    (tmp_path / "a.txt").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        BIO(f"{tmp_path}/a.txt", **options).tagged_sentences()

@@ -2,8 +2,10 @@
 
 import json
 import re
+import sqlite3
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import jax
@@ -18,7 +20,7 @@ TEXT = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding=
 EXAMPLES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", TEXT, flags=re.DOTALL))
 ONE = {"devices": jax.devices()[:1]}
 METRICS = {"test/loss", "test/accuracy", "test/knn_accuracy"}
-OWN = {"model": "mixer", "task": "contrastive", "source": "csv"}
+OWN = {"model": "mixer", "task": "contrastive", "source": "sqlite"}
 
 
 @pytest.fixture
@@ -58,9 +60,11 @@ def test_new_architecture(example, tmp_path):
 
 @pytest.mark.thorough
 def test_new_source(example, tmp_path):
-    rows = [("good, nice", "yes"), ("bad", "no")] * 8
-    path = tmp_path / "reviews.csv"
-    path.write_text("text,label\n" + "".join(f'"{text}",{label}\n' for text, label in rows), encoding="utf-8")
+    path = tmp_path / "reviews.db"
+    with closing(sqlite3.connect(path)) as database, database:
+        for split in ("train", "validation"):
+            database.execute(f"CREATE TABLE {split} (text, label)")
+            database.executemany(f"INSERT INTO {split} VALUES (?, ?)", [("good, nice", "yes"), ("bad", "no")] * 8)
     metrics = loop.train(example("reviews", path), tmp_path / "run", **ONE)
     assert {"validation/loss", "validation/f1"} < set(metrics)
 

@@ -8,6 +8,7 @@ from seqeval.metrics import f1_score, precision_score, recall_score
 
 from lineage.data import EvaluationBatches, Facts, Loader, TaggedSentence
 from lineage.data.examples import encoded
+from lineage.data.sources.lines import BIO
 from lineage.evaluation import EVALUATORS, Context, Split
 from lineage.evaluation.texts import Tagging
 from lineage.tasks.token_classification import TokenClassification, encode
@@ -52,6 +53,20 @@ def test_scores_equal_those_of_seqeval(length):
 @pytest.mark.parametrize("names", [("ADJ", "NOUN"), ("B-PER", "I-PER", "NOUN"), ("O",)])
 def test_tags_that_are_not_chunks_are_skipped(names):
     assert measured([list(names)], [list(names)], names, 16) == {}
+
+
+def test_entities_of_a_file_of_words_and_tags(tmp_path):
+    """Check the scores of the tags of files of CoNLL-2003's kind, of which one is not valid in IOB2."""
+    rows = "U.N. NNP I-NP {}\nofficial NN I-NP O\nEkeus NNP I-NP {}\nheads VBZ I-VP O\n\nPeter NNP I-NP I-PER\n"
+    for name, tags in (("train", ("B-ORG", "B-PER")), ("guess", ("B-LOC", "I-PER"))):
+        (tmp_path / f"{name}.txt").write_text(rows.format(*tags))
+    truth, guesses = (
+        [sentence.tags for sentence in BIO(f"{tmp_path}/{name}.txt").tagged_sentences()["train"]]
+        for name in ("train", "guess")
+    )
+    names = tuple(sorted({tag for sentence in truth + guesses for tag in sentence}))
+    found = measured(truth, guesses, names, 16)
+    assert found == pytest.approx({"precision": 2 / 3, "recall": 2 / 3, "f1": f1_score(truth, guesses)})
 
 
 def test_token_classification_runs_it_by_default():

@@ -93,7 +93,7 @@ class Bigram(nn.Module):
     def encode(self, inputs):
         return None if inputs is None else Extra(inputs)
 
-    def init_cache(self, batch_size, max_length):
+    def init_cache(self, batch_size, max_length, rewinds):
         return Last(jnp.zeros(batch_size, jnp.int32))
 
     def decode(self, tokens, cache, memory):

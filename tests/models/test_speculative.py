@@ -1,5 +1,7 @@
 """Speculative decoding: tokens or their distribution match the target model for any draft model."""
 
+import re
+from functools import partial
 from itertools import product
 
 import jax
@@ -9,8 +11,8 @@ import pytest
 from scipy import stats
 
 from lineage.models.decoding.generate import generate
-from lineage.models.decoding.logits_processors import top_k, top_p
-from lineage.models.decoding.speculative import speculate, verify
+from lineage.models.decoding.logits_processors import LogitsProcessors, top_k, top_p
+from lineage.models.decoding.speculative import _speculate, speculate, verify
 from lineage.models.gpt import GPT
 from lineage.models.transformer import Transformer
 from tests.tiers import tiered
@@ -58,6 +60,19 @@ def test_greedy_tokens_match_the_target(noise):
         early += [*(new < 15)]
     assert 0 < sum(early) < len(early)
     assert np.mean(rates) > 0.6 if noise else 0 < np.mean(rates) < 0.6
+
+
+@pytest.mark.parametrize(("temperature", "rows"), [(0.0, 2), (0.8, 2), (0.0, 5)])
+def test_work_of_the_loop(temperature, rows):
+    """Check that greedy search draws no random numbers, and that few sequences are written without a scatter."""
+    processors = LogitsProcessors.create(TARGET, temperature=temperature)
+    inputs = (weights(TARGET, 0), weights(DRAFT, 0)), np.zeros((rows, 3), np.int32), None, None, processors
+    run = partial(_speculate, (TARGET, DRAFT), max_new_tokens=9, num_drafted=4)
+    program = str(jax.make_jaxpr(run)(*inputs, np.uint32(0), np.int32(0)))
+    assert ("random_bits" in program) == (temperature > 0)
+    caches = re.findall(rf":f32\[{rows * 2},12,8\] = (\w+)", program.replace("\n", " "))
+    assert ("scatter" in caches) == (rows * 5 > 16)
+    assert "dynamic_update_slice" in caches
 
 
 def test_processors_match_the_target():
@@ -164,7 +179,7 @@ def test_sequences_are_independent():
 class Forward(GPT):
     """Model whose cache cannot be rewound."""
 
-    def init_cache(self, batch_size, max_length):
+    def init_cache(self, batch_size, max_length, rewinds):
         return {}
 
 

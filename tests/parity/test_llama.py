@@ -210,11 +210,14 @@ def test_yarn_frequencies_match_at_published_size():
 
 @tiered(
     ("case", "num_beams"),
-    [("grouped", 1), ("grouped", 3), ("blocks", 1), ("blocks", 3)],
+    [("grouped", 1), ("grouped", 3), ("blocks", 1), ("blocks", 3), ("masked", 1)],
     first=lambda case, num_beams: (case == "grouped") == (num_beams == 1),
 )
 def test_generation_matches(case, num_beams, randomize, ours):
-    """Compare greedy decoding and beam search, including the scores of beams, for prompts of different lengths."""
+    """Compare greedy decoding and beam search, including the scores of beams, for prompts of different lengths.
+
+    They are shorter and longer than the windows of 3 and 8 tokens.
+    """
     reference = reference_of(case, randomize, scale=0.5)
     prompts, mask, _ = batch_of(reference, (9, 4, 6), (False,) * 3)
     prompts, lengths = prompts[:, :9], mask.sum(1)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from lineage.models.budget import aligned
+from lineage.models.decoding.generate import separate_layers
 from lineage.train.compiler.plan import LARGE, Plan
 from lineage.train.compiler.targets import Target
 from lineage.train.experiment import Experiment
@@ -194,7 +195,7 @@ def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
     """Return a step that is lowered for the devices of an experiment, and the number of arrays that it should donate.
 
     The decoding step extends `sampling.num_samples` sequences by the most probable token, with a cache for the longest
-    sequence and parameters of the config's precision.
+    sequence and parameters in the precision and format (`weights`) of the config.
     """
     mesh, precision = experiment.mesh, experiment.run.precision
 
@@ -206,7 +207,7 @@ def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
     batch = placed(batch, jax.tree.map(lambda _: batch_sharding(mesh), batch))
     if step == "train":
         return jit_step(experiment).lower(state, batch), _arrays(state)
-    variables = jax.eval_shape(lambda state: state.variables(average=True), state)
+    variables = jax.eval_shape(experiment.variables, state)
     if step == "evaluate":
         variables = placed(variables, shardings(variables, experiment.sharding_rules, mesh))
         evaluation = make_evaluation_step(experiment.model, experiment.task.loss, precision)
@@ -214,10 +215,10 @@ def lower(experiment: Experiment, step: str) -> tuple[Any, int]:
     model, size = experiment.model, experiment.run.sampling.num_samples or 1
     if not model.is_decoder:
         raise ValueError(f"step is {step!r}: {type(model).__name__} generates no text, so it has no decoding step.")
-    variables = jax.eval_shape(lambda tree: cast(tree, jnp.dtype(precision)), variables)
+    variables = jax.eval_shape(lambda tree: separate_layers(model, cast(tree, jnp.dtype(precision))), variables)
     variables = placed(variables, shardings(variables, experiment.sharding_rules, mesh))
     length = model.max_length or experiment.task.sequence_length
-    cache = jax.eval_shape(lambda v: model.apply(v, size, length, method="init_cache"), variables)
+    cache = jax.eval_shape(lambda v: model.apply(v, size, length, 0, method="init_cache"), variables)
     batch = jax.eval_shape(lambda: experiment.zeros(size))
     inputs = (batch["inputs"], batch["inputs_mask"]) if "inputs" in batch else None
     memory = jax.eval_shape(lambda v, inputs: model.apply(v, inputs, method="encode"), variables, inputs)

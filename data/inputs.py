@@ -1,0 +1,200 @@
+"""Inputs of predictions: texts, words, questions and images, from files or from the content of a source.
+
+Texts are in a .txt (one in each line), or in the columns of a .jsonl, .csv, .tsv or .parquet. Words are separated by
+spaces, or in a list.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lineage.data.content import Images, LabeledTexts, PairedTexts, Question, Subset, TaggedSentence, gather
+from lineage.data.loader import ExampleSource
+from lineage.data.sources import SOURCES
+from lineage.data.sources.files import COMPRESSED, read_lines
+from lineage.data.sources.folder import SUFFIXES, ImageFiles
+from lineage.data.sources.lines import read_questions, read_sentences
+
+# Kind of content -> the columns of a file of such inputs.
+COLUMNS = {
+    "documents": ("text",),
+    "pairs": ("input",),
+    "labeled_texts": ("text",),
+    "tagged_sentences": ("words",),
+    "questions": ("question", "context"),
+}
+TABLES = ("jsonl", "csv", "tsv", "parquet")  # sources whose names are suffixes
+BOXES = "images_with_boxes"
+EMPTY = {"boxes": np.zeros((0, 4), np.float32), "classes": np.zeros(0, np.int32), "crowd": np.zeros(0, bool)}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs of a kind of content, in their order.
+
+    Attributes:
+        rows: a text for each document or pair, the tuple of each labeled text, a `TaggedSentence`, a `Question`, or
+            examples with an `image`.
+        about: entries of each prediction that identify its input, such as the name of a file; empty: none.
+        categories: id of each class by name, from a file in COCO's format.
+    """
+
+    rows: Sequence[Any] | ExampleSource
+    about: Sequence[Mapping[str, Any]] = ()
+    categories: Mapping[str, int] = field(default_factory=dict)
+
+    def part(self, start: int, stop: int) -> Sequence[Any] | ExampleSource:
+        """Return some of the rows."""
+        if isinstance(self.rows, ExampleSource):
+            return Subset(self.rows, np.arange(start, min(stop, len(self.rows))))
+        return self.rows[start:stop]
+
+
+def from_source(content: Any, kind: str, split: str = "") -> Inputs:
+    """Return the inputs in the content that a source offers; "" is its only split."""
+    splits = content.splits if isinstance(content, Images) else content
+    if split not in splits and (split or len(splits) > 1):
+        raise ValueError(f"--split is {split!r}: it must be one of the splits of the inputs, {', '.join(splits)}.")
+    part = splits[split or next(iter(splits))]
+    if isinstance(part, ExampleSource):
+        return Inputs(part, [{"image_id": number} for number in range(len(part))] if kind == BOXES else ())
+    part = part.inputs if isinstance(part, PairedTexts) else part.texts if isinstance(part, LabeledTexts) else part
+    return Inputs(rows := list(part), _about(rows))
+
+
+def from_files(path: str, kind: str, columns: Sequence[str] = (), channels: int | None = None) -> Inputs:
+    """Return the inputs in a file or folder.
+
+    Args:
+        path: a file of texts; for words also a .conllu; for questions also a .json of SQuAD; for images a file, a
+            folder, a .txt with their paths, or a .json of COCO and, after a comma, the folder of its images.
+        kind: kind of content, see `Source`.
+        columns: names of columns in place of `COLUMNS`; two for pairs of texts to classify.
+        channels: of images.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is empty or of another format, or a column is missing; the message names the line.
+    """
+    if kind not in COLUMNS:
+        return _images(path, kind, channels)
+    suffix = next((suffix for suffix in reversed(Path(path).suffixes) if suffix not in COMPRESSED), "")
+    if kind == "questions" and suffix == ".json":
+        rows = read_questions(path, answered=False)
+    elif kind == "tagged_sentences" and suffix == ".conllu":
+        rows = read_sentences(path)
+    else:
+        names = tuple(columns or COLUMNS[kind])
+        rows = [_row(kind, values, f"{path}, line {number}") for number, values in _table(path, suffix, names)]
+    if not rows:
+        raise ValueError(f"{path} is empty: there is no input.")
+    return Inputs(rows, _about(rows))
+
+
+def _about(rows):
+    """Return the words of sentences and the ids of questions."""
+    if isinstance(rows[0], TaggedSentence):
+        return [{"words": [word.strip() for word in row.words]} for row in rows]
+    if isinstance(rows[0], Question):
+        return [{"id": row.id or str(number)} for number, row in enumerate(rows)]
+    return ()
+
+
+def _row(kind, values, where):
+    """Return the input of a row of a table."""
+    if kind == "tagged_sentences":
+        words = values[0].split() if isinstance(values[0], str) else values[0]
+        if not words:
+            raise ValueError(f"{where} has no words.")
+        return TaggedSentence(
+            [word if number == 0 else f" {word}" for number, word in enumerate(words)], [""] * len(words)
+        )
+    if wrong := [value for value in values if not isinstance(value, str)]:
+        raise ValueError(f"{where} has {wrong[0]!r}: it must be a text.")
+    if kind == "questions":
+        return Question(*values, ())
+    return tuple(values) if kind == "labeled_texts" else values[0]
+
+
+def _table(path, suffix, names):
+    """Yield the number of each line, or row, of a file and its values in the columns `names`."""
+    if suffix == ".txt" and len(names) == 1:
+        yield from ((number, (line,)) for number, line in enumerate(read_lines(path), 1))
+    elif suffix[1:] in TABLES:
+        for _, number, values in SOURCES[suffix[1:]](path=path).values("train", names):
+            yield number, values
+    else:
+        kinds = [*[".txt"] * (len(names) == 1), *(f".{kind}" for kind in TABLES)]
+        raise ValueError(f"{path} must be a file of {', '.join(kinds)}, or a source such as NAME:PATH.")
+
+
+def _images(path, kind, channels):
+    """Return the images of a file or folder, see `from_files`."""
+    name, _, folder = path.partition(",")
+    suffix, ids, categories = Path(name).suffix.lower(), (), {}
+    root = Path(folder or (name if Path(name).is_dir() else Path(name).parent))
+    if Path(name).is_dir():
+        files = sorted(file for file in root.rglob("*") if file.suffix.lower() in SUFFIXES)
+    elif suffix in SUFFIXES:
+        files = [Path(name)]
+    elif suffix == ".txt":
+        files = [root / line for line in read_lines(name) if line.strip()]
+    elif suffix == ".json":
+        try:
+            found = json.loads("\n".join(read_lines(name)))
+            ids, files = [image["id"] for image in found["images"]], [root / i["file_name"] for i in found["images"]]
+            categories = {each["name"]: each["id"] for each in found.get("categories", ())}
+        except (KeyError, TypeError, RecursionError, json.JSONDecodeError) as error:
+            raise ValueError(f"{name} is not a file in COCO's format: {type(error).__name__} {error}.") from None
+    else:
+        raise ValueError(f"{path} must be an image, a folder, a .txt with paths, a .json of COCO, or a source.")
+    if not files:
+        raise ValueError(f"There is no image in {path}.")
+    about = [{"file": str(file.relative_to(root) if file.is_relative_to(root) else file)} for file in files]
+    if kind == BOXES:
+        about = [{"image_id": id, **each} for id, each in zip(ids or range(len(files)), about)]
+    return Inputs(ImageFiles(files, np.zeros(len(files), np.int32), channels), about, categories)
+
+
+@dataclass(frozen=True)
+class Readable(ExampleSource):
+    """Examples of images without labels; black images stand for at most `allowed` ones that cannot be read.
+
+    Attributes:
+        images: examples with an `image`.
+        shape: height, width and channels of the model's images.
+        resized: whether images are resized, so that they may have any height and width.
+        has_boxes: whether examples have boxes, of which there are none.
+        allowed: maximum number of `errors`.
+        errors: messages by the indices of the images that could not be read.
+    """
+
+    images: ExampleSource
+    shape: tuple[int, int, int]
+    resized: bool
+    has_boxes: bool
+    allowed: int = 0
+    errors: dict[int, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def take(self, indices: np.ndarray) -> dict[str, Any]:
+        images = [self._read(index) for index in indices.tolist()]
+        return gather([{"image": image, **(EMPTY if self.has_boxes else {})} for image in images])
+
+    def _read(self, index):
+        try:
+            image = self.images[index]["image"]
+            if image.shape != self.shape and not (self.resized and image.shape[2] == self.shape[2]):
+                raise ValueError(f"The image has the shape {image.shape}: the model's images have {self.shape}.")
+        except ValueError as error:
+            self.errors[index] = f"Image {index}: {error}"
+            if len(self.errors) > self.allowed:
+                raise ValueError(f"{self.errors[index]} (--skip-bad=N continues without N such images.)") from None
+            return np.zeros(self.shape, np.uint8)
+        return image

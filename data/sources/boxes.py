@@ -1,0 +1,261 @@
+"""Images with boxes in the formats of COCO and Pascal VOC; the images are read as RGB."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+
+from lineage.data.content import Images, gather
+from lineage.data.loader import ExampleSource
+from lineage.data.sources.base import SOURCES, PathSource, SplitFiles
+from lineage.data.sources.files import read_lines, split_of
+from lineage.data.transforms.pillow import decode
+
+
+@SOURCES.register("coco")
+@dataclass(frozen=True)
+class COCO(SplitFiles):
+    """Images with the boxes of objects in COCO's JSON files (arXiv 1405.0312).
+
+    The classes are the categories in the order of their ids, numbered from 0 on.
+
+    Attributes:
+        path: folder with annotations/instances_<split>.json, such as instances_train2017.json, or the JSON file of the
+            training data.
+        validation_path: JSON file of the validation data; "": the folder's, if any.
+        test_path: JSON file of the test data; "": the folder's, if any.
+        images_path: folder of the images; "": of the folders NAME, images/NAME, images and . beside `annotations`, or
+            else beside the JSON file, the first one with the first image, where NAME is from instances_NAME.json.
+    """
+
+    images_path: str = ""
+
+    def paths(self) -> dict[str, str]:
+        given, folder = super().paths(), Path(self.path) / "annotations"
+        if not Path(self.path).is_dir():
+            return given
+        del given["train"]
+        found: dict[str, str] = {}
+        for file in sorted(folder.glob("instances_*.json")):
+            split = split_of(file.name)
+            if split in found:
+                raise ValueError(f"{folder} has {Path(found[split]).name} and {file.name}: choose one by source.path.")
+            if split:
+                found[split] = str(file)
+        if "train" not in found:
+            raise FileNotFoundError(f"There is no file {folder}/instances_train*.json.")
+        return found | given
+
+    def files(self) -> list[str]:
+        given = super().paths().values()
+        return [*given, *([self.images_path] if self.images_path else {str(_root(path)) for path in given})]
+
+    def images_with_boxes(self) -> Images:
+        splits, names = {}, []
+        for split, path in self.paths().items():
+            content = _content(path)
+            categories = _names(path, content["categories"])
+            if names and names != [*categories.values()]:
+                raise ValueError(f"{path} has other categories than {self.paths()['train']}: they must be equal.")
+            names = [*categories.values()]
+            splits[split] = _coco_images(path, content, list(categories), self.images_path)
+        return Images(splits, names)
+
+
+@SOURCES.register("voc")
+@dataclass(frozen=True)
+class VOC(PathSource):
+    """Images with the boxes of objects in the layout of Pascal VOC.
+
+    A folder has ImageSets/Main/<set>.txt, Annotations/<image>.xml and JPEGImages/<image>.jpg. The classes are those of
+    the training images, sorted. The pixels of an image are numbered from 1 on, and those on the edges are in the box.
+
+    Attributes:
+        path: such a folder, as VOCdevkit/VOC2007, or one of several, as VOCdevkit, whose sets are joined.
+        train_set: name of the training set, such as trainval.
+        validation_set: name of the validation set; "": none.
+        test_set: name of the test set; "": none. The default is left out where there is no such set.
+        difficult: whether objects that are marked as difficult count; else they are like crowds, which are left out of
+            training and ignored by evaluation.
+    """
+
+    train_set: str = "train"
+    validation_set: str = "val"
+    test_set: str = "test"
+    difficult: bool = False
+
+    def images_with_boxes(self) -> Images:
+        sets = {"train": self.train_set, "validation": self.validation_set, "test": self.test_set}
+        found = {split: self._annotations(name) for split, name in sets.items() if name or split == "train"}
+        found = {split: files for split, files in found.items() if files or split != "test" or self.test_set != "test"}
+        for split, files in found.items():
+            if not files:
+                raise FileNotFoundError(
+                    f"There is no set {sets[split]}.txt in {self.path}/ImageSets/Main that has images."
+                )
+            if split != "train" and (both := set(files) & set(found["train"])):
+                raise ValueError(f"The sets {sets['train']} and {sets[split]} share {len(both)} images.")
+        rows = {split: [_voc_example(file) for file in files] for split, files in found.items()}
+        names = sorted({name for _, _, objects in rows["train"] for name, *_ in objects})
+        return Images({split: self._images(part, names) for split, part in rows.items()}, names)
+
+    def _annotations(self, name: str) -> list[Path]:
+        """Return the paths of the annotations of a set, in all folders that have it."""
+        root = Path(self.path)
+        folders = [root] if (root / "ImageSets").is_dir() else sorted(path.parent for path in root.glob("*/ImageSets"))
+        if not folders:
+            raise FileNotFoundError(f"There is no folder {root}/ImageSets, and none in the folders of {root}.")
+        lists = [(folder, folder / "ImageSets" / "Main" / f"{name}.txt") for folder in folders]
+        lists = [(folder, read_lines(str(file))) for folder, file in lists if file.is_file()]
+        return [
+            folder / "Annotations" / f"{line.split()[0]}.xml"
+            for folder, lines in lists
+            for line in lines
+            if line.strip()
+        ]
+
+    def _images(self, rows: Iterable[tuple[Path, tuple[int, int], list[tuple]]], names: Sequence[str]) -> "BoxedImages":
+        number, objects = {name: number for number, name in enumerate(names)}, []
+        files, sizes, found = zip(*rows)
+        for file, each in zip(files, found):
+            if unknown := {name for name, *_ in each} - number.keys():
+                raise ValueError(f"{file} has the class {min(unknown)!r}, which no training image has.")
+            objects.append([(box, number[name], hard and not self.difficult) for name, box, hard in each])
+        return BoxedImages(files, sizes, [_arrays(each) for each in objects])
+
+
+@dataclass(frozen=True)
+class BoxedImages(ExampleSource):
+    """Image files with boxes, decoded on access.
+
+    Attributes:
+        files: paths of the images.
+        sizes: width and height of each image by its annotation; 0: not known.
+        objects: `boxes`, `classes` and `crowd` of each image, see `content.Images`.
+    """
+
+    files: Sequence[Path]
+    sizes: Sequence[tuple[int, int]]
+    objects: Sequence[dict[str, np.ndarray]]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def take(self, indices: np.ndarray) -> dict[str, Any]:
+        return gather([{"image": self._image(index)} | self.objects[index] for index in indices])
+
+    def _image(self, index: int) -> np.ndarray:
+        image, (width, height) = decode(self.files[index], 3), self.sizes[index]
+        if width and height and image.shape[:2] != (height, width):
+            found = f"{image.shape[1]}x{image.shape[0]} pixels"
+            raise ValueError(f"{self.files[index]} has {found}: its annotation is for {width}x{height}.")
+        return image
+
+
+def _arrays(objects: Sequence[tuple[Sequence[float], int, bool]]) -> dict[str, np.ndarray]:
+    """Return the arrays of objects (box, class, crowd)."""
+    boxes, classes, crowd = zip(*objects) if objects else ((), (), ())
+    return {
+        "boxes": np.array(boxes, np.float32).reshape(-1, 4),
+        "classes": np.array(classes, np.int32),
+        "crowd": np.array(crowd, bool),
+    }
+
+
+def _content(path: str) -> dict[str, Any]:
+    """Return the content of a JSON file of COCO."""
+    try:
+        content = json.loads("\n".join(read_lines(path)))
+    except (RecursionError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}.") from None
+    kinds = ("images", "annotations", "categories")
+    if not isinstance(content, dict) or not all(isinstance(content.get(kind), list) for kind in kinds):
+        raise ValueError(f"{path} is not a file of COCO: it must have lists of images, annotations and categories.")
+    return content
+
+
+def _names(path: str, categories: Sequence[dict[str, Any]]) -> dict[int, str]:
+    """Return the names of categories by their ids, in order."""
+    try:
+        return dict(sorted((category["id"], category["name"]) for category in categories))
+    except (KeyError, TypeError):
+        raise ValueError(f"{path} has a category without `id` and `name`.") from None
+
+
+def _coco_images(path: str, content: dict[str, Any], categories: Sequence[int], folder: str) -> BoxedImages:
+    """Return the images of a file of COCO, with the objects of each."""
+    number = {category: number for number, category in enumerate(categories)}
+    try:
+        images = {image["id"]: image for image in content["images"]}
+        names = [image["file_name"] for image in images.values()]
+    except (KeyError, TypeError):
+        raise ValueError(f"{path} has an image without `id` and `file_name`.") from None
+    if not names:
+        raise ValueError(f"{path} has no images.")
+    root = _image_folder(path, names[0], folder)
+    if missing := next((name for name in names if not (root / name).is_file()), None):
+        raise FileNotFoundError(f"There is no file {root / missing}, which {path} names.")
+    objects: dict[Any, list] = {image: [] for image in images}
+    for index, annotation in enumerate(content["annotations"], 1):
+        try:
+            left, top, width, height = map(float, annotation["bbox"])
+            if not (min(width, height) >= 0 and all(map(math.isfinite, (left, top, width, height)))):
+                raise ValueError
+            box, crowd = (left, top, left + width, top + height), bool(annotation.get("iscrowd", 0))
+            objects[annotation["image_id"]].append((box, number[annotation["category_id"]], crowd))
+        except (KeyError, TypeError, ValueError):
+            needed = "the ids of an image and of a category, and a `bbox` of left, top, width and height"
+            raise ValueError(f"{path}, annotation {index} is not valid: it must have {needed}.") from None
+    sizes = [(image.get("width", 0), image.get("height", 0)) for image in images.values()]
+    return BoxedImages([root / name for name in names], sizes, [_arrays(each) for each in objects.values()])
+
+
+def _root(path: str) -> Path:
+    """Return the folder of `annotations` with a JSON file, else that of the file; of a folder, return itself."""
+    beside = Path(path).parent
+    return Path(path) if Path(path).is_dir() else beside.parent if beside.name == "annotations" else beside
+
+
+def _image_folder(path: str, first: str, folder: str) -> Path:
+    """Return the folder of the images of a file of COCO, see `COCO.images_path`."""
+    root, name = _root(path), Path(path).stem.removeprefix("instances_")
+    places = [Path(folder)] if folder else [root / name, root / "images" / name, root / "images", root]
+    if found := next((place for place in places if (place / first).is_file()), None):
+        return found
+    listed = ", ".join(map(str, places))
+    raise FileNotFoundError(f"The image {first} of {path} is not in {listed}: set source.images_path.")
+
+
+def _voc_example(path: Path) -> tuple[Path, tuple[int, int], list[tuple[str, tuple[float, ...], bool]]]:
+    """Return the image file of an XML file of VOC, its width and height, and the (class, box, difficult) of objects.
+
+    Raises ValueError for a DTD, which could define entities of any size.
+    """
+    content = "\n".join(read_lines(str(path)))
+    try:
+        if "<!DOCTYPE" in content:
+            raise ValueError("it has a document type, which is not read")
+        root = ElementTree.fromstring(content)
+        objects = []
+        for item in root.iterfind("object"):
+            left, top, right, bottom = (float(item.findtext(f"bndbox/{side}", "")) for side in _SIDES)
+            if not (left <= right and top <= bottom):
+                raise ValueError(f"the box {left:g}, {top:g}, {right:g}, {bottom:g} is empty")
+            hard = item.findtext("difficult", "0").strip() == "1"
+            objects.append((item.findtext("name", "").strip(), (left - 1, top - 1, right, bottom), hard))
+        size = tuple(int(root.findtext(f"size/{side}", "0")) for side in ("width", "height"))
+    except (ValueError, ElementTree.ParseError) as error:
+        raise ValueError(f"{path} is not an annotation of VOC: {error}.") from None
+    suffix = Path(root.findtext("filename", "").strip()).suffix or ".jpg"
+    image = path.parent.with_name("JPEGImages") / f"{path.stem}{suffix}"
+    if not image.is_file():
+        raise FileNotFoundError(f"There is no file {image}, the image of {path}.")
+    return image, size, objects
+
+
+_SIDES = ("xmin", "ymin", "xmax", "ymax")

@@ -1,0 +1,151 @@
+"""Files of data: where they are, which split they belong to, and their lines."""
+
+import bz2
+import glob
+import gzip
+import io
+import lzma
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+import numpy as np
+
+from lineage.data.sources.base import SplitFiles
+
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+_ROLES = {"training": "train", "valid": "validation", "val": "validation", "dev": "validation"}
+_ROLES |= {"testa": "validation", "testb": "test"}  # the names of CoNLL-2003
+_NAMES = re.compile(rf"(?<![a-z])(train|validation|test|{'|'.join(_ROLES)})(?![a-z_])")
+
+
+@dataclass(frozen=True)
+class DataFiles(SplitFiles):
+    """Base class of sources that read one or several files for each split; they may be compressed.
+
+    Attributes:
+        path: training data: a file, a glob, or a folder whose files or subfolders are named after their split: "train",
+            "validation" (or "valid", "val", "dev") or "test", such as train-00000-of-00002.parquet.
+        validation_path: validation data: a file, a glob or a folder; "": those in the folder `path`, if any.
+        test_path: test data: a file, a glob or a folder; "": those in the folder `path`, if any.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]] = ()  # of the files to read in folders, before those of `COMPRESSED`
+
+    def found(self) -> dict[str, list[str]]:
+        """Return the files of each split, sorted by name; raise FileNotFoundError if there are none."""
+        given, splits = self.paths(), {}
+        if os.path.isdir(self.path):
+            splits = find_splits(given.pop("train"), self.suffixes)
+        for split, path in given.items():
+            splits[split] = [str(file) for file in find_files(path, self.suffixes)]
+            if not splits[split]:
+                raise FileNotFoundError(f"There is no file {path}.")
+        return {split: splits[split] for split in ("train", "validation", "test") if split in splits}
+
+    def each_file(self, read: Callable[[str], Sequence[Any]]) -> dict[str, list[Any]]:
+        """Return the rows that a function reads from the files of each split."""
+        return {split: [row for file in files for row in read(file)] for split, files in self.found().items()}
+
+    def files(self) -> list[str]:
+        return [file for files in self.found().values() for file in files]
+
+
+def find_files(path: str, suffixes: tuple[str, ...] = ()) -> list[Path]:
+    """Return the file, the files that match a glob, or those in a folder and its subfolders, sorted by path.
+
+    Hidden files and folders in a folder are left out, and so are files without one of the suffixes, if there are any.
+    """
+    if os.path.isdir(path):
+        inside = [(file, file.relative_to(path)) for file in Path(path).rglob("*")]
+        found = [file for file, name in inside if not any(part.startswith(".") for part in name.parts)]
+        found = [file for file in found if not suffixes or _plain(file).endswith(suffixes)]
+    else:
+        found = [Path(path)] if os.path.exists(path) else [Path(name) for name in glob.glob(path, recursive=True)]
+    return sorted(file for file in found if file.is_file())
+
+
+def find_splits(folder: str, suffixes: tuple[str, ...] = ()) -> dict[str, list[str]]:
+    """Return the files of each split in a folder, by their names or else by those of the folders that they are in.
+
+    Raises:
+        FileNotFoundError: no file is for training.
+        ValueError: the files of a split are in several folders.
+    """
+    splits: dict[str, list[str]] = {}
+    for file in find_files(folder, suffixes):
+        names = map(split_of, reversed(file.relative_to(folder).parts))
+        if split := next(filter(None, names), ""):
+            splits.setdefault(split, []).append(str(file))
+    if "train" not in splits:
+        example = (*suffixes, ".txt")[0]
+        raise FileNotFoundError(f"{folder} has no file named after the split train, such as train{example}.")
+    for split, files in splits.items():
+        if len(folders := sorted({os.path.dirname(file) for file in files})) > 1:
+            where = f"{folders[0]} and {folders[1]}"
+            raise ValueError(f"{folder} has files of the split {split} in {where}: choose one of the folders.")
+    return splits
+
+
+def split_of(name: str) -> str:
+    """Return the split that the name of a file stands for; "": none.
+
+    The name of a split counts if no letter is before it and neither a letter nor "_" after it: "my_train1.csv" is for
+    training, whereas "validation_matched.csv" is of no split.
+    """
+    found = _NAMES.search(name.lower())
+    return _ROLES.get(found[1], found[1]) if found else ""
+
+
+def held_out(index: Any, fraction: float) -> Any:
+    """Return which examples (int or int64 [N]) are held out: an evenly spread fraction of them.
+
+    Of the first n examples, floor(n * fraction) are held out; the small number absorbs rounding errors.
+    """
+    return np.floor((index + 1) * fraction + 1e-9) > np.floor(index * fraction + 1e-9)
+
+
+def iterate_lines(path: str) -> Iterator[str]:
+    """Yield the lines of a UTF-8 text file, which may be compressed, with their ends.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is not UTF-8, with the number of the line, or cannot be decompressed.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"There is no file {path}.")
+    number = 0
+    try:
+        with _opened(path) as file:
+            for number, line in enumerate(file, 1):
+                yield line.decode("utf-8" if number > 1 else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        wrong = f"byte {error.object[error.start]:#04x} at offset {error.start} of the line ({error.reason})"
+        raise ValueError(f"{path}, line {number} is not UTF-8 text: {wrong}.") from None
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        if not path.endswith(COMPRESSED):
+            raise
+        raise ValueError(f"{path} is not a complete {Path(path).suffix} file: {error}.") from None
+
+
+def read_lines(path: str) -> list[str]:
+    """Return the lines of a UTF-8 text file, which may be compressed; for the errors, see `iterate_lines`."""
+    return [line.rstrip("\r\n") for line in iterate_lines(path)]
+
+
+def _opened(path: str) -> BinaryIO:
+    suffix = Path(path).suffix
+    if suffix == ".zst":
+        import pyarrow  # imported here because it takes long
+
+        return io.BufferedReader(pyarrow.input_stream(path, compression="zstd"))
+    return {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(suffix, open)(path, "rb")
+
+
+def _plain(file: Path) -> str:
+    """Return the name of a file without the suffix of its compression."""
+    return file.stem if file.suffix in COMPRESSED else file.name

@@ -1,0 +1,224 @@
+"""Parquet files, such as those of `datasets` and the Hugging Face Hub."""
+
+import contextlib
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from lineage.data.content import Images, Question
+from lineage.data.loader import ExampleSource
+from lineage.data.sources.base import SOURCES
+from lineage.data.sources.tables import Table, check_columns
+from lineage.data.transforms.pillow import channels_of, decode
+
+CACHE = 1 << 28  # bytes of encoded images that stay in the memory of a process
+
+
+@SOURCES.register("parquet")
+@dataclass(frozen=True)
+class Parquet(Table):
+    """Parquet files (.parquet), such as those of a data set on the Hugging Face Hub.
+
+    A column in a struct is COLUMN.COLUMN, such as translation.en. Classes have the names of the feature ClassLabel of
+    `datasets`, if the files have it. Images are files in bytes, or structs of `bytes` and `path`. They are read by row
+    group, which should have at most some hundred images, and the last 256 MiB stay in memory. All images are gray if
+    the first training image is, else RGB.
+
+    Attributes:
+        image_key: column with the image.
+    """
+
+    suffixes = (".parquet",)
+    unit: ClassVar[str] = "row"
+
+    image_key: str = "image"
+
+    def rows(self, file: str, keys: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        number = 0
+        with _errors(file, lambda: f" after row {number}"), _opened(file) as table:
+            check_columns(file, keys, _columns(table.schema_arrow))
+            for batch in table.iter_batches(1024, columns=list(dict.fromkeys(keys))):
+                for values in zip(*(_values(batch, key) for key in keys)):
+                    number += 1
+                    yield number, values
+
+    def class_names(self, key: str) -> list[str]:
+        file = self.found()["train"][0]
+        with _errors(file), _opened(file) as table:
+            metadata = json.loads((table.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))
+        return list(metadata.get("info", {}).get("features", {}).get(key, {}).get("names") or [])
+
+    def questions(self) -> dict[str, list[Question]]:
+        """Return the questions in the columns `question`, `context` and `answers`, as SQuAD has them on the Hub.
+
+        The answers are a struct of lists, `text` and `answer_start`, which are empty for unanswerable questions.
+        """
+        return {split: list(self._questions(split)) for split in self.splits()}
+
+    def _questions(self, split: str) -> Iterator[Question]:
+        for file, row, (text, context, answers) in self.values(split, ["question", "context", "answers"]):
+            try:
+                yield Question(text, context, list(zip(answers["answer_start"], answers["text"], strict=True)))
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{file}, row {row} is not a question: {error}") from None
+
+    def images(self) -> Images:
+        """Return the images with a label, without splits that have none; classes numbered -1 are missing labels."""
+        named, splits, channels = self.class_names(self.label_key), {}, 0
+        names = list(named)
+        for split in self.splits():
+            values = [(file, row, label) for file, row, (label,) in self.values(split, [self.label_key])]
+            names = names or _names([label for *_, label in values])
+            known = {value: number for number, name in enumerate(names) for value in (name, number)}
+            known |= {-1: -1} if named else {}
+            for file, row, label in values:
+                if not isinstance(label, str | int) or label not in known:
+                    classes = f"a name or number of the {len(names)} classes"
+                    raise ValueError(f"{file}, row {row} has the label {label!r}: it must be {classes}.")
+            kept = [(file, row - 1, known[label]) for file, row, label in values if known[label] >= 0]
+            if kept:
+                place = {file: number for number, file in enumerate(dict.fromkeys(file for file, *_ in kept))}
+                groups = [_groups(file, self.image_key) for file in place]
+                columns = zip(*((place[file], row, number) for file, row, number in kept))
+                arrays = (np.array(column, np.int32) for column in columns)
+                part = ParquetImages(list(place), groups, *arrays, self.image_key, channels)
+                channels = channels or channels_of(part.content(0), part.where(0))
+                splits[split] = replace(part, channels=channels)
+        return Images(splits, names)
+
+
+@dataclass(frozen=True)
+class ParquetImages(ExampleSource):
+    """Images in the rows of Parquet files, with labels; they are read and decoded on access.
+
+    Attributes:
+        files: paths of the files.
+        groups: the row after the last one of each row group, for each file.
+        file: index of each example's file, int32 [N].
+        row: each example's row in its file, int32 [N].
+        label: class of each example, int32 [N].
+        column: name of the column.
+        channels: number of channels of the images.
+    """
+
+    files: Sequence[str]
+    groups: Sequence[np.ndarray]
+    file: np.ndarray
+    row: np.ndarray
+    label: np.ndarray
+    column: str
+    channels: int
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def content(self, index: int) -> bytes | Path:
+        """Return an encoded image, or the path of its file."""
+        file, ends, row = self.files[self.file[index]], self.groups[self.file[index]], self.row[index]
+        group = int(np.searchsorted(ends, row, side="right"))
+        value = _RECENT.read(file, group, self.column)[int(row - (ends[group - 1] if group else 0))].as_py()
+        if isinstance(value, dict):
+            path = value.get("path")
+            value = value.get("bytes") or (Path(file).parent / path if path else None)
+        if not isinstance(value, bytes | Path):
+            raise ValueError(f"{self.where(index)} has no image in the column {self.column!r}.")
+        return value
+
+    def where(self, index: int) -> str:
+        """Return the file and the row of an image, counted from 1."""
+        return f"{self.files[self.file[index]]}, row {self.row[index] + 1}"
+
+    def take(self, indices: np.ndarray) -> dict[str, Any]:
+        images = [decode(self.content(index), self.channels, self.where(index)) for index in indices]
+        return {"image": images, "label": self.label[indices]}
+
+
+class _Recent:
+    """The row groups of images that a process has read last, as many as fit into `CACHE`."""
+
+    def __init__(self):
+        self._groups: OrderedDict[tuple[str, int, str], Any] = OrderedDict()
+        self._size, self._lock = 0, threading.Lock()
+
+    def read(self, file: str, number: int, column: str) -> Any:
+        """Return a column of a row group as pyarrow's array."""
+        key = file, number, column
+        with self._lock:
+            if key in self._groups:
+                self._groups.move_to_end(key)
+                return self._groups[key]
+        with _errors(file), _opened(file) as table:
+            found = table.read_row_group(number, columns=[column]).column(column)
+        with self._lock:
+            self._size += 0 if key in self._groups else found.nbytes
+            self._groups[key] = found
+            while self._size > CACHE and len(self._groups) > 1:
+                self._size -= self._groups.popitem(last=False)[1].nbytes
+        return found
+
+
+_RECENT = _Recent()
+
+
+def _opened(file: str) -> Any:
+    import pyarrow.parquet  # imported here because it takes long
+
+    return pyarrow.parquet.ParquetFile(file)
+
+
+@contextlib.contextmanager
+def _errors(file: str, where: Callable[[], str] = str) -> Iterator[None]:
+    """Raise ValueError with the path of the file for an error of pyarrow."""
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise ValueError(f"{file} cannot be read as a Parquet file{where()}: {reason}") from None
+
+
+def _groups(file: str, column: str) -> np.ndarray:
+    """Return the row after the last one of each row group, int64 [G]."""
+    with _errors(file), _opened(file) as table:
+        check_columns(file, [column], table.schema_arrow.names)
+        return np.cumsum([table.metadata.row_group(i).num_rows for i in range(table.num_row_groups)])
+
+
+def _columns(fields: Iterable[Any], prefix: str = "") -> list[str]:
+    """Return the names of columns, and of those in structs."""
+    import pyarrow
+
+    names = []
+    for field in fields:
+        names.append(f"{prefix}{field.name}")
+        if pyarrow.types.is_struct(field.type):
+            names += _columns(field.type, f"{names[-1]}.")
+    return names
+
+
+def _values(batch: Any, key: str) -> list[Any]:
+    """Return the values of a column; texts that are not UTF-8 make all of them bytes."""
+    import pyarrow.compute
+
+    first, *inside = [key] if key in batch.schema.names else key.split(".")
+    column = batch.column(first)
+    for name in inside:
+        column = pyarrow.compute.struct_field(column, name)
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError:
+        return column.cast(pyarrow.large_binary()).to_pylist()
+
+
+def _names(labels: Sequence[Any]) -> list[str]:
+    """Return the names of classes: the sorted texts among the labels, or numbers up to the highest one."""
+    if all(isinstance(label, int) for label in labels):
+        return [str(number) for number in range(max(labels) + 1)]
+    return sorted({label for label in labels if isinstance(label, str)})

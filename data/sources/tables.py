@@ -1,0 +1,231 @@
+"""Files of rows with named columns: CSV, TSV and lines of JSON."""
+
+import csv
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from lineage.configs.registry import Range
+from lineage.data.content import Documents, LabeledTexts, PairedTexts
+from lineage.data.fingerprint import fingerprint
+from lineage.data.sources.base import SOURCES
+from lineage.data.sources.files import DataFiles, held_out, iterate_lines
+
+csv.field_size_limit((1 << 31) - 1)  # bytes of a field; the default is 128 KiB
+
+
+@dataclass(frozen=True)
+class Table(DataFiles):
+    """Base class of sources of files of rows with named columns. A subclass has a method `rows`.
+
+    Attributes:
+        text_key: column with the text; two columns separated by a comma for labeled pairs of texts.
+        label_key: column with the label.
+        input_key: column with the input of a pair.
+        target_key: column with the target of a pair.
+        validation_fraction: fraction of the training rows, evenly spread, that is held out where there are no
+            validation data; 0: none.
+        max_bytes: maximum number of bytes of documents to read for each split, in whole documents; 0: no limit.
+    """
+
+    unit: ClassVar[str] = "line"  # what error messages count
+
+    text_key: str = "text"
+    label_key: str = "label"
+    input_key: str = "input"
+    target_key: str = "target"
+    validation_fraction: Annotated[float, Range(0, below=1)] = 0.0
+    max_bytes: Annotated[int, Range(0)] = 0
+
+    def rows(self, file: str, keys: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """Yield the number of each row of a file, from 1 on, and its values in some columns; None: it has no value."""
+        raise NotImplementedError
+
+    def class_names(self, key: str) -> list[str]:
+        """Return the names of the classes whose numbers are in a column, if the files have them."""
+        return []
+
+    def splits(self) -> list[str]:
+        """Return the names of the splits, among them that of held-out rows."""
+        held = ["validation"] if self.validation_fraction else []
+        return list(dict.fromkeys([*self.found(), *held]))
+
+    def texts(self, split: str, keys: Sequence[str]) -> Iterator[tuple[str, ...]]:
+        """Yield the texts in some columns of a split, row by row; raise ValueError if one has no text, or no label."""
+        for file, number, values in self.values(split, keys):
+            where = f"{file}, {self.unit} {number}"
+            row = [None if value == "" and key == self.label_key else value for value, key in zip(values, keys)]
+            yield tuple(_text(value, key, where) for value, key in zip(row, keys))
+
+    def values(self, split: str, keys: Sequence[str]) -> Iterator[tuple[str, int, tuple[Any, ...]]]:
+        """Yield the file and the number of each row of a split, and its values in some columns.
+
+        Raises:
+            ValueError: the split has no rows.
+        """
+        found, index, kept = self.found(), -1, 0
+        held = split not in found  # whether it consists of training rows
+        fraction = self.validation_fraction if held or (split == "train" and "validation" not in found) else 0
+        for file in found["train" if held else split]:
+            for number, values in self.rows(file, keys):
+                index += 1
+                if not fraction or held_out(index, fraction) == held:
+                    kept += 1
+                    yield file, number, values
+        if not kept:
+            raise ValueError(f"{found['train' if held else split][0]} has no rows for the split {split}.")
+
+    def documents(self) -> dict[str, Documents]:
+        return {split: Documents(_Texts(self, split), self._identity(split)) for split in self.splits()}
+
+    def pairs(self) -> dict[str, PairedTexts]:
+        keys = self.input_key, self.target_key
+        return {split: PairedTexts(*map(list, zip(*self.texts(split, keys)))) for split in self.splits()}
+
+    def labeled_texts(self) -> dict[str, LabeledTexts]:
+        """Return the texts that have a label, without splits that have none; classes numbered -1 are missing labels."""
+        names, splits = self.class_names(self.label_key), {}
+        for split in self.splits():
+            rows = list(self.texts(split, [*self.text_key.split(","), self.label_key]))
+            if names:
+                known = {str(number): name for number, name in enumerate(names)}
+                if unknown := {label for *_, label in rows} - known.keys() - {"-1"}:
+                    raise ValueError(f"The split {split} has the class {min(unknown)}: there are {len(names)} classes.")
+                rows = [(*texts, known[label]) for *texts, label in rows if label != "-1"]
+            if rows:
+                splits[split] = LabeledTexts([tuple(texts) for *texts, _ in rows], [row[-1] for row in rows], names)
+        return splits
+
+    def _identity(self, split: str) -> str:
+        """Return a string that identifies the documents of a split."""
+        found = self.found()
+        files = sorted(fingerprint(found.get(split, found["train"])).items())
+        options = {name: value for name, value in dataclasses.asdict(self).items() if not name.endswith("path")}
+        parts = self.name, split, options, [(os.path.basename(file), value) for file, value in files]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """Texts of a split, at most `max_bytes` together, which are read anew in each pass."""
+
+    table: Table
+    split: str
+
+    def __iter__(self) -> Iterator[str]:
+        size, limit = 0, self.table.max_bytes
+        for (text,) in self.table.texts(self.split, [self.table.text_key]):
+            size += len(text.encode()) if limit else 0
+            if size > limit:
+                return
+            yield text
+
+
+@SOURCES.register("csv")
+@dataclass(frozen=True)
+class CSV(Table):
+    """Comma-separated UTF-8 files (.csv) with a header; they may be compressed (.gz, .bz2, .xz or .zst).
+
+    Attributes:
+        quotes: whether a field may be in double quotes, in which commas and ends of lines are part of the field and a
+            double quote is written twice.
+    """
+
+    suffixes = (".csv",)
+    delimiter: ClassVar[str] = ","
+
+    quotes: bool = True
+
+    def rows(self, file: str, keys: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        quoting = csv.QUOTE_MINIMAL if self.quotes else csv.QUOTE_NONE
+        reader = csv.reader(iterate_lines(file), delimiter=self.delimiter, quoting=quoting, strict=True)
+        try:
+            header = next(reader, [])
+            check_columns(file, keys, header)
+            places = [header.index(key) for key in keys]
+            for row in reader:
+                if row and len(row) != len(header):
+                    where = f"{file}, line {reader.line_num}"
+                    raise ValueError(f"{where} has {len(row)} columns: the header has {len(header)}.")
+                if row:
+                    yield reader.line_num, tuple(row[place] for place in places)
+        except csv.Error as error:
+            hint = "; with --config.source.quotes=false, quotes have no meaning" if self.quotes else ""
+            raise ValueError(f"{file}, line {reader.line_num} cannot be read: {error}{hint}.") from None
+
+
+@SOURCES.register("tsv")
+@dataclass(frozen=True)
+class TSV(CSV):
+    """Tab-separated UTF-8 files (.tsv) with a header; they may be compressed (.gz, .bz2, .xz or .zst).
+
+    Attributes:
+        quotes: whether a field may be in double quotes, in which tabs and ends of lines are part of the field and a
+            double quote is written twice; the files of GLUE have no such fields.
+    """
+
+    suffixes = (".tsv",)
+    delimiter = "\t"
+
+
+@SOURCES.register("jsonl")
+@dataclass(frozen=True)
+class JSONLines(Table):
+    """UTF-8 files with a JSON object in each line (.jsonl or .json); they may be compressed (.gz, .bz2, .xz or .zst).
+
+    A column in an object in a column is COLUMN.COLUMN, such as translation.en.
+    """
+
+    suffixes = (".jsonl", ".json")
+
+    def rows(self, file: str, keys: Sequence[str]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        for number, entry in json_objects(file):
+            check_columns(f"{file}, line {number}", [key.partition(".")[0] for key in keys if key not in entry], entry)
+            yield number, tuple(_inside(entry, key) for key in keys)
+
+
+def json_objects(file: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the number of each line of a file that is not empty, and the JSON object in it."""
+    for number, line in enumerate(iterate_lines(file), 1):
+        if line.strip():
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError):
+                entry = None
+            if not isinstance(entry, dict):
+                raise ValueError(f"{file}, line {number} is not a JSON object.")
+            yield number, entry
+
+
+def check_columns(where: str, keys: Sequence[str], known: Sequence[str]) -> None:
+    """Raise ValueError if a column is not known."""
+    if missing := [key for key in keys if key not in known]:
+        listed = ", ".join(known) or "none"
+        listed = f"{listed[:200]}..." if len(listed) > 200 else listed
+        raise ValueError(f"{where} has no column {missing[0]!r}: its columns are {listed}.")
+
+
+def _inside(entry: dict[str, Any], key: str) -> Any:
+    first, _, rest = key.partition(".")
+    if key in entry or not rest or entry[first] is None:
+        return entry.get(key)
+    return _inside(entry[first], rest) if isinstance(entry[first], dict) else None
+
+
+def _text(value: Any, key: str, where: str) -> str:
+    """Return a value of a column as text."""
+    if isinstance(value, str):
+        return value
+    try:
+        if isinstance(value, bytes):
+            return value.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where}: the column {key!r} is not UTF-8 text: {error.reason}.") from None
+    if not isinstance(value, int | float):
+        found = "has no value" if value is None else f"is of type {type(value).__name__}"
+        raise ValueError(f"{where}: the column {key!r} {found}, it must be a text or a number.")
+    return str(value)

@@ -1,0 +1,168 @@
+"""Predictions of a trained model for any number of inputs, for the command `predict`.
+
+They are written as JSON lines, in the order of the inputs, while they are computed.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from lineage.configs.atomic import write_atomic
+from lineage.data import Facts, Loader
+from lineage.data.inputs import BOXES, Inputs, Readable
+from lineage.data.loader import ExampleSource
+from lineage.data.transforms.pillow import png
+from lineage.evaluation.base import Context
+from lineage.evaluation.sampling import Sampler
+from lineage.models import Model
+from lineage.runs.folder import read_json
+
+FORMATS = ".jsonl", ".json", ".npz"
+BATCHES = 4  # number of batches of inputs that are encoded, and written, at a time
+
+
+def predictions(
+    context: Context,
+    variables: Any,
+    inputs: Inputs,
+    batch_size: int,
+    *,
+    start: int = 0,
+    errors: dict[int, str] | None = None,
+    skip_bad: int = 0,
+    as_features: bool = False,
+    helpers: Mapping[str, tuple[Model, Any]] = MappingProxyType({}),
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the predictions for some of the inputs at a time, as objects of JSON whose images are arrays uint8.
+
+    They do not depend on `start`.
+
+    Args:
+        variables: model variables, with the EMA of the parameters if enabled.
+        start: number of inputs that are left out.
+        errors: messages for images that cannot be read, by number, to which those of others are added.
+        skip_bad: maximum number of `errors`; the predictions for these images are an `error`.
+        as_features: whether to compute feature vectors instead of predictions.
+        helpers: models of the sampler, see `Sampler`.
+    """
+    task, data, size = context.task, context.data, batch_size * BATCHES
+    loader = Loader(batch_size, threads=max(data.train.loader.threads, data.train.loader.workers))
+    facts, sampler = with_categories(data.facts, inputs), Sampler(context, helpers)
+    errors = {} if errors is None else errors
+    if isinstance(inputs.rows, ExampleSource):
+        shape, boxes = (*facts.image_size, facts.channels), task.reads == BOXES
+        inputs = replace(
+            inputs, rows=Readable(inputs.rows, shape, boxes or task.image_size > 0, boxes, skip_bad, errors)
+        )
+    count = len(inputs.rows)
+    for first in range(start - start % size if start < count else count, count, size):
+        batches = data.inputs(inputs.part(first, first + size), loader, first)
+        if as_features:
+            rows = context.rows(task.features, variables, batches)
+            found = [{"features": row} for row in rows.astype(np.float32).tolist()]
+        else:
+            rows = (
+                sampler.texts_of(variables, batches)
+                if task.generates
+                else context.rows(task.outputs, variables, batches)
+            )
+            found = task.predict(rows, batches.source, facts)
+        for number, prediction in enumerate(found):
+            about = inputs.about[first + number] if inputs.about else {}
+            failed = errors.get(first + number)
+            found[number] = {**about, **(prediction if failed is None else {"error": failed})}
+        yield found[max(start - first, 0) :]
+
+
+def with_categories(facts: Facts, inputs: Inputs) -> Facts:
+    """Return the metadata with the ids that the inputs have for the classes."""
+    if not inputs.categories:
+        return facts
+    if missing := [name for name in facts.class_names if name not in inputs.categories]:
+        raise ValueError(f"The inputs have no category {missing[0]!r}: the model's classes must be among theirs.")
+    return replace(facts, category_ids=tuple(inputs.categories[name] for name in facts.class_names))
+
+
+class Output:
+    """File of predictions that grows, and that an interrupted process continues.
+
+    The file PATH.about.json beside it tells what the predictions are of.
+
+    Attributes:
+        path: the .jsonl file; for another file, the one beside it from which that is made in the end.
+        count: number of predictions in the file.
+        errors: messages of those that are errors, by number.
+    """
+
+    def __init__(self, path: str, about: Mapping[str, Any]):
+        """Open a file of predictions, without a torn last line; raise ValueError if it is one of something else."""
+        self.final = Path(path)
+        if self.final.suffix not in FORMATS:
+            raise ValueError(f"--output is {path!r}: it must end with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")
+        self.path = self.final.with_suffix(".jsonl")
+        beside, about = self.path.with_name(f"{self.path.name}.about.json"), json.loads(json.dumps(about))
+        if self.path.exists():
+            before = read_json(beside)
+            if changed := [key for key in {**before, **about} if before.get(key) != about.get(key)]:
+                known = f"of another {', '.join(changed[:3])}" if before else "not of this command"
+                raise ValueError(f"{self.path} has predictions {known}: choose another --output, or delete it.")
+        else:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(beside, json.dumps(about, indent=2))
+        self.count, self.errors = 0, dict[int, str]()
+        with self.path.open("a+b") as file:
+            file.seek(0)
+            size = 0
+            for each in file:
+                if not each.endswith(b"\n"):
+                    break
+                if message := json.loads(each).get("error"):
+                    self.errors[self.count] = message
+                size, self.count = size + len(each), self.count + 1
+            file.truncate(size)
+
+    def write(self, found: Iterable[list[dict[str, Any]]]) -> None:
+        """Add predictions; images are written to .png files in a folder beside the file."""
+        with self.path.open("ab") as file:
+            for some in found:
+                lines = [self._line(number, each) for number, each in enumerate(some, self.count)]
+                file.write("".join(lines).encode())
+                file.flush()
+                os.fsync(file.fileno())
+                self.count += len(some)
+
+    def _line(self, number, prediction):
+        for name, value in prediction.items():
+            if isinstance(value, np.ndarray):
+                folder = self.path.with_suffix("")
+                folder.mkdir(exist_ok=True)
+                image = write_atomic(folder / f"{number:06}_{name}.png", png(value))
+                prediction = prediction | {name: str(image.relative_to(self.path.parent))}
+        return line(prediction)
+
+    def finish(self, document: Any) -> None:
+        """Write the file of another format; `Task.document` makes the content of a .json."""
+        if self.final == self.path:
+            return
+        with self.path.open(encoding="utf-8") as file:
+            rows = [json.loads(each) for each in file]
+        if self.final.suffix == ".json":
+            write_atomic(self.final, json.dumps(document(rows), ensure_ascii=False))
+            return
+        if not all("features" in row for row in rows):
+            raise ValueError(f"--output is {str(self.final)!r}: .npz is for --features without skipped images.")
+        with self.final.open("wb") as file:
+            np.savez_compressed(file, features=np.array([row["features"] for row in rows], np.float32))
+
+
+def line(prediction: Mapping[str, Any]) -> str:
+    """Return the JSON line of a prediction."""
+    if images := [name for name, value in prediction.items() if isinstance(value, np.ndarray)]:
+        raise ValueError(f"The predictions have images ({', '.join(images)}): give an --output to write them beside.")
+    return json.dumps(prediction, ensure_ascii=False) + "\n"

@@ -1,0 +1,57 @@
+"""Quantization of trained matrices to 8 bits for evaluation and generation, by Qwix."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from lineage.models.layers import Embed, Linear
+from lineage.models.layers.quantized import Quantized
+
+DTYPES = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}
+Inputs = dict[str, tuple[int, ...]]  # path of a matrix -> its axes of inputs, counted from the end
+
+
+def input_axes(forward: Callable[..., Any], model: nn.Module, *args: Any) -> Inputs:
+    """Return the axes over which products with the matrices of `Linear` and `Embed` layers sum; nothing is computed.
+
+    Args:
+        forward: function of the bound model and `args` that calls all layers.
+    """
+    found = {}
+
+    def record(call, args, kwargs, context):
+        module = context.module
+        if isinstance(module, Linear):
+            outputs = len(module.features)
+            found["/".join((*module.path, "kernel"))] = tuple(range(-outputs - module.axes, -outputs))
+        elif isinstance(module, Embed):
+            found["/".join((*module.path, "table"))] = (-1,)  # those of the output layer that it may be
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(record):
+        jax.eval_shape(nn.init(forward, model), jax.random.key(0), *args)
+    return found
+
+
+def quantize(params: Any, inputs: Inputs, kind: str) -> Any:
+    """Return parameters with some matrices replaced by `Quantized` ones, in which each output has a scale.
+
+    Quantization is symmetric: the largest magnitude among the weights of an output becomes the largest 8-bit number.
+
+    Args:
+        inputs: the matrices, see `input_axes`.
+        kind: "int8" or "fp8" (e4m3).
+    """
+    import qwix  # an optional dependency
+
+    flat = flatten_dict(params, sep="/")
+    for path, axes in inputs.items():
+        matrix = flat[path]
+        outputs = [axis for axis in range(matrix.ndim) if axis - matrix.ndim not in axes]
+        found = qwix.quantize(matrix, DTYPES[kind], channelwise_axes=outputs)
+        flat[path] = Quantized(found.qvalue, found.scale.squeeze(axes))
+    return unflatten_dict(flat, sep="/")

@@ -1,0 +1,268 @@
+"""Files of rows with named columns (CSV, TSV, lines of JSON), compressed files, and the splits of folders."""
+
+import bz2
+import csv
+import gzip
+import json
+import lzma
+from functools import partial
+
+import pyarrow
+import pytest
+
+from lineage.configs import schema
+from lineage.data.fingerprint import fingerprint
+from lineage.data.sources import SOURCES
+from lineage.data.sources.files import find_splits, iterate_lines, read_lines, split_of
+from lineage.data.sources.tables import CSV, TSV, JSONLines
+from lineage.data.tokenizers.kinds import Characters
+from lineage.tasks.causal_lm import CausalLM
+from lineage.tasks.sequence_to_sequence import SequenceToSequence
+from lineage.tasks.text_classification import TextClassification, TextRegression
+from tests.data.conftest import load
+
+ROWS = [("ein Haus, groß", 'a "big" house', "1"), ("zwei\nZeilen", "two\tlines", "0"), ("", "\u2028 empty", "1")]
+NAMES = ("de", "en", "good")
+TWO_COLUMNS = b"text,label\n" + b"x,y\n" * 100
+KINDS = {"csv": CSV, "tsv": TSV, "jsonl": JSONLines}
+
+
+def zst(path, mode):
+    return pyarrow.CompressedOutputStream(str(path), "zstd")
+
+
+OPENED = {"": open, ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": zst}
+
+
+def write(path, rows=ROWS, names=NAMES, compressed=""):
+    """Write rows in the format that the suffix of a path names, and return the path."""
+    path = path.with_name(path.name + compressed)
+    text = path.with_name("plain")
+    with open(text, "w", encoding="utf-8", newline="") as file:
+        if path.name.removesuffix(compressed).endswith("jsonl"):
+            file.writelines(json.dumps(dict(zip(names, row)), ensure_ascii=False) + "\n\n" for row in rows)
+        else:
+            dialect = "excel-tab" if ".tsv" in path.name else "excel"
+            csv.writer(file, dialect).writerows([names, *rows])
+    with OPENED[compressed](path, "wb") as file:
+        file.write(text.read_bytes())
+    text.unlink()
+    return str(path)
+
+
+@pytest.mark.parametrize("compressed", OPENED)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_format_gives_the_same_content(kind, compressed, tmp_path):
+    path = write(tmp_path / f"a.{kind}", compressed=compressed)
+    source = KINDS[kind](path, text_key="de", label_key="good", input_key="en", target_key="de")
+    assert source.offers() == ["documents", "pairs", "labeled_texts"]
+    assert list(source.documents()["train"]) == [row[0] for row in ROWS]
+    assert source.pairs()["train"] == ([row[1] for row in ROWS], [row[0] for row in ROWS])
+    part = source.labeled_texts()["train"]
+    assert (list(part.texts), list(part.labels), part.names) == ([row[:1] for row in ROWS], ["1", "0", "1"], [])
+    both = KINDS[kind](path, text_key="de,en", label_key="good").labeled_texts()["train"]
+    assert list(both.texts) == [row[:2] for row in ROWS]
+
+
+def test_default_columns_and_tasks(tmp_path):
+    pairs = write(tmp_path / "p.csv", [("a", "b"), ("c", "d")], ("input", "target"))
+    assert load(CSV(pairs), SequenceToSequence(sequence_length=4), batch_size=1).facts.examples == {"train": 2}
+    texts = write(tmp_path / "t.csv", [("a", "1.5"), ("c", "-2")], ("text", "label"))
+    assert sorted(load(CSV(texts), TextRegression(sequence_length=8), batch_size=2).train[0]["label"]) == [-2, 1.5]
+    assert load(CSV(texts), TextClassification(sequence_length=8), batch_size=1).facts.class_names == ("-2", "1.5")
+    assert load(CSV(texts), CausalLM(sequence_length=2), batch_size=1).facts.tokens == {"train": 4}
+    made = schema.build(SOURCES, schema.section(SOURCES, "tsv", path=texts, quotes=False))
+    assert (made.quotes, made.delimiter, made.name) == (False, "\t", "tsv")
+
+
+def test_values_that_are_not_strings(tmp_path):
+    path = tmp_path / "a.json"
+    rows = [{"text": 7, "label": True}, {"text": 0.5, "label": -1}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    part = JSONLines(str(path)).labeled_texts()["train"]
+    assert (part.texts, part.labels) == ([("7",), ("0.5",)], ["True", "-1"])
+
+
+def test_columns_of_objects_in_columns(tmp_path):
+    path = tmp_path / "wmt.jsonl"
+    path.write_text('{"translation": {"de": "Haus", "en": "house"}}\n{"translation": {"de": "zwei", "en": "two"}}\n')
+    source = JSONLines(str(path), input_key="translation.en", target_key="translation.de")
+    assert source.pairs()["train"] == (["house", "two"], ["Haus", "zwei"])
+    path.write_text('{"a.b": "whole"}\n')
+    assert list(JSONLines(str(path), text_key="a.b").documents()["train"]) == ["whole"]
+
+
+def test_quotes_without_meaning(tmp_path):
+    path = tmp_path / "sst.tsv"
+    path.write_text('text\tlabel\n"good\t1\nso 5" long\t0\n')
+    part = TSV(str(path), quotes=False).labeled_texts()["train"]
+    assert part.texts == [('"good',), ('so 5" long',)]
+    with pytest.raises(ValueError, match=r"sst\.tsv, line 3 cannot be read: .*; with --config.source.quotes=false"):
+        TSV(str(path)).labeled_texts()
+
+
+def test_long_fields(tmp_path):
+    path = write(tmp_path / "a.csv", [("x" * 300_000, "y")], ("text", "label"))
+    assert [len(text) for text in CSV(path).documents()["train"]] == [300_000]
+
+
+def test_held_out_rows_are_evenly_spread(tmp_path):
+    path = write(tmp_path / "a.jsonl", [(str(i), str(i % 2)) for i in range(25)], ("text", "label"))
+    source = JSONLines(path, validation_fraction=0.1)
+    documents = {split: list(part) for split, part in source.documents().items()}
+    assert documents["validation"] == ["9", "19"]
+    assert documents["train"] == [str(i) for i in range(25) if i not in (9, 19)]
+    assert [text for (text,) in source.labeled_texts()["validation"].texts] == ["9", "19"]
+    given = JSONLines(path, validation_path=path, validation_fraction=0.1).documents()
+    assert [len(list(part)) for part in given.values()] == [25, 25]
+    with pytest.raises(ValueError, match=r"a\.jsonl has no rows for the split validation"):
+        JSONLines(path, validation_fraction=0.01).labeled_texts()
+    with pytest.raises(ValueError, match=r"source.validation_fraction is 1\.0: it must be 0 or more and below 1"):
+        JSONLines(path, validation_fraction=1.0)
+
+
+def test_documents_are_read_anew_and_limited(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.csv", [("äb",), ("cd",), ("e",)], ("text",))
+    read = []
+    monkeypatch.setattr(
+        "lineage.data.sources.tables.iterate_lines", lambda file: read.append(file) or iterate_lines(file)
+    )
+    part = CSV(path, max_bytes=5).documents()["train"]
+    assert read == []
+    assert list(part) == list(part) == ["äb", "cd"]
+    assert len(read) == 2
+    tokens = load(CSV(path), CausalLM(sequence_length=2), Characters(), batch_size=1).facts.tokens
+    assert tokens == {"train": 8}  # an end of text follows each document
+
+
+def test_fingerprints_of_documents_and_files(tmp_path):
+    path = write(tmp_path / "a.csv", [("a", "b")], ("text", "other"))
+
+    def identity(**options):
+        return CSV(path, **options).documents()["train"].fingerprint()
+
+    known = [identity(), identity(text_key="other"), identity(max_bytes=1), identity(validation_fraction=0.5)]
+    assert identity() == known[0]
+    assert len(set(known)) == 4
+    write(tmp_path / "a.csv", [("a", "c")], ("text", "other"))
+    assert identity() not in known
+    both = CSV(path, validation_fraction=0.5).documents()
+    assert both["train"].fingerprint() != both["validation"].fingerprint()
+    (tmp_path / "notes.txt").write_text("x")
+    for name in ("train", "test"):
+        write(tmp_path / f"{name}.csv")
+    assert set(fingerprint(CSV(str(tmp_path)).files())) == {f"{tmp_path}/train.csv", f"{tmp_path}/test.csv"}
+
+
+def touch(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("train-00000-of-00002.parquet", "train"),
+        ("c4-train.00000-of-01024.json.gz", "train"),
+        ("c4-validation.00000-of-00008.json.gz", "validation"),
+        ("en_ewt-ud-dev.conllu", "validation"),
+        ("instances_val2017.json", "validation"),
+        ("my_train1.csv", "train"),
+        ("eng.testa", "validation"),
+        ("eng.testb", "test"),
+        ("Test.csv", "test"),
+        ("partial-train", "train"),
+        ("validation_matched-00000-of-00001.parquet", ""),
+        ("constrained.csv", ""),
+        ("latest.csv", ""),
+        ("trainer.csv", ""),
+        ("unsupervised-00000-of-00001.parquet", ""),
+    ],
+)
+def test_split_of_a_name(name, split):
+    assert split_of(name) == split
+
+
+def test_splits_of_a_folder(tmp_path):
+    touch(tmp_path / "a", "train-1.csv", "train-0.csv.gz", "test-0.csv", "dev.csv", "train.txt", "README.md")
+    touch(tmp_path / "a", ".cache/huggingface/train-1.csv", "other.csv")
+    found = find_splits(f"{tmp_path}/a", (".csv",))
+    names = {"train": ["train-0.csv.gz", "train-1.csv"], "validation": ["dev.csv"], "test": ["test-0.csv"]}
+    assert found == {split: [f"{tmp_path}/a/{name}" for name in files] for split, files in names.items()}
+    touch(tmp_path / "b", "default/partial-train/0000.csv", "default/partial-train/0001.csv", "default/test/train.csv")
+    with pytest.raises(
+        ValueError, match=r"files of the split train in .*/default/partial-train and .*/default/test: cho"
+    ):
+        find_splits(f"{tmp_path}/b")
+    (tmp_path / "b/default/test/train.csv").rename(tmp_path / "b/default/test/0.csv")
+    assert {split: len(files) for split, files in find_splits(f"{tmp_path}/b").items()} == {"train": 2, "test": 1}
+    touch(tmp_path / "c", "a.csv", "test.csv", "train.jsonl")
+    with pytest.raises(FileNotFoundError, match=r"c has no file named after the split train, such as train\.csv\.$"):
+        find_splits(f"{tmp_path}/c", (".csv",))
+
+
+def test_paths_are_files_globs_and_folders(tmp_path):
+    for name in ("in/train-0", "in/train-1", "in/test", "more/one", "more/two", "x"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path / f"{name}.csv", [(name,)], ("text",))
+
+    def texts(*paths):
+        source = CSV(*(f"{tmp_path}/{path}" if path else "" for path in paths))
+        return {split: list(part) for split, part in source.documents().items()}
+
+    assert texts("in") == {"train": ["in/train-0", "in/train-1"], "test": ["in/test"]}
+    assert texts("in", "more", "x.csv") == {
+        "train": ["in/train-0", "in/train-1"],
+        "validation": ["more/one", "more/two"],
+        "test": ["x"],
+    }
+    assert texts("in/train-*.csv", "*.csv") == {"train": ["in/train-0", "in/train-1"], "validation": ["x"]}
+    for path in ("nothing.csv", "nothing-*.csv"):
+        with pytest.raises(FileNotFoundError, match=rf"There is no file {tmp_path}/nothing"):
+            texts("in", path.replace("*", "[*]"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "words,label\nx,y\n", "has no column 'text': its columns are words, label"),
+        ("a.csv", "", "has no column 'text': its columns are none"),
+        ("a.csv", "text,label\n", "has no rows for the split train"),
+        ("a.csv", "text,label\nx,y\nx\n", "line 3 has 1 columns: the header has 2"),
+        ("a.csv", "text,label\nx,\n", "line 2: the column 'label' has no value"),
+        ("a.csv", 'text,label\n"x,y\nz,w\n', "line 3 cannot be read: unexpected end of data"),
+        ("a.csv", b"text,label\nx,y\ncaf\xe9,z\n", "line 3 is not UTF-8 text: byte 0xe9 at offset 3 of the line"),
+        ("a.csv.gz", gzip.compress(TWO_COLUMNS)[:-9], r"is not a complete \.gz file"),
+        ("a.csv.bz2", b"rubbish", r"is not a complete \.bz2 file"),
+        ("a.csv.xz", lzma.compress(TWO_COLUMNS)[:-9], r"is not a complete \.xz file"),
+        ("a.csv.zst", b"rubbish", r"is not a complete \.zst file"),
+        ("a.jsonl", '{"text": "x"}\n', "line 1 has no column 'label': its columns are text"),
+        ("a.jsonl", '\n{"text": "x", "label": null}\n', "line 2: the column 'label' has no value"),
+        ("a.jsonl", '{"text": ["x"], "label": 1}\n', "line 1: the column 'text' is of type list, it must be a text or"),
+        ("a.jsonl", '{"text": "x", "label": 1}\n{"text": "x"\n', "line 2 is not a JSON object"),
+        ("a.jsonl", '[{"text": "x"}]', "line 1 is not a JSON object"),
+    ],
+)
+def test_errors_name_the_file_and_the_line(name, content, message, tmp_path):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    kind = KINDS[name.split(".")[1]]
+    with pytest.raises(ValueError, match=rf"{tmp_path}/{name}.* ?{message}") as caught:
+        kind(f"{tmp_path}/{name}").labeled_texts()
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_missing_and_nested_columns_of_objects(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"translation": {"de": "Haus"}}\n')
+    pairs = partial(JSONLines, str(path), target_key="translation.de")
+    with pytest.raises(ValueError, match=r"line 1: the column 'translation\.en' has no value"):
+        pairs(input_key="translation.en").pairs()
+    with pytest.raises(ValueError, match=r"line 1 has no column 'text': its columns are translation"):
+        pairs(input_key="text.en").pairs()
+
+
+def test_lines_end_with_newlines_only(tmp_path):
+    (tmp_path / "a.txt").write_bytes("\ufeff one \r\ntwo\u2028 \x0b\x85three\rfour\n\nfive".encode())
+    assert read_lines(f"{tmp_path}/a.txt") == [" one ", "two\u2028 \x0b\x85three\rfour", "", "five"]
