@@ -14,7 +14,8 @@ import numpy as np
 from markupsafe import Markup
 
 from lineage.report import artifacts, figures, html
-from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, clock, flatten, read_json, read_metrics
+from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, clock, flatten, read_json
+from lineage.runs.metrics import GrowingMetrics
 
 # charts shown first, with their titles
 CURVES = {
@@ -37,7 +38,7 @@ def write_report(workdir: str | os.PathLike) -> Path:
     workdir = Path(workdir)
     if not any((workdir / name).exists() for name in (METRICS, CONFIG)):
         raise FileNotFoundError(f"{workdir} is not the workdir of a run: it has neither {METRICS} nor {CONFIG}.")
-    metrics = read_metrics(workdir) if (workdir / METRICS).exists() else []
+    metrics = GrowingMetrics(workdir / METRICS).read() if (workdir / METRICS).exists() else []
     files = workdir / ARTIFACTS
     config, run, cost = map(read_json, (workdir / CONFIG, files / FACTS, files / "cost.json"))
     folder = workdir / "report"

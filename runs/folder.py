@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -158,7 +159,7 @@ def discard(workdir: Path) -> None:
 
 def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> None:
     """Write `data.json`, the fingerprints of the data files; raise ValueError if they have changed, unless `force`."""
-    path = workdir / "data.json"
+    path, files = workdir / "data.json", {**files, **_own_files(workdir)}
     if last_step(workdir) and path.exists() and not force:
         before = read_json(path)
         changed = [name for name in {**before, **files} if before.get(name) != files.get(name)]
@@ -168,6 +169,26 @@ def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> N
                 "files): restore the data, choose another workdir, or --force-config."
             )
     write_atomic(path, json.dumps(files, indent=2))
+
+
+def _own_files(workdir):
+    """Return the size and the CRC-32 of the tokenizer in a run folder, and of the files of its teacher, if any."""
+    teacher = read_json(workdir / CONFIG).get("teacher")
+    places = {"tokenizer.json": workdir / "tokenizer.json"}
+    if teacher:
+        root = Path(teacher)
+        record = root / "checkpoints" / str(last_step(root)) / "about"  # it has checksums of the weights
+        found = [root, root / CONFIG, *sorted(root.glob("*.safetensors")), *sorted(record.glob("**/*"))]
+        places |= {str(file): file for file in found}
+    return {name: [file.stat().st_size, _crc(file)] for name, file in places.items() if file.is_file()}
+
+
+def _crc(path):
+    value = 0
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            value = zlib.crc32(part, value)
+    return value
 
 
 def check_shared(config: Any, workdir: Path, process: int) -> None:

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table as Grid
 
-from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, Pace, held, number, read_json, read_metrics
+from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, Pace, held, number, read_json
+from lineage.runs.metrics import GrowingMetrics
 
 LOG = "log.txt"  # the output of a run that a sweep or a job started
 PROMPT = "$ "  # comes before the command of each start in the log
@@ -37,8 +38,9 @@ class Run:
     changes: Mapping[str, Any] = field(default_factory=dict)  # config keys that the run overrides, with their values
     config: Mapping[str, Any] = field(default_factory=dict)  # the whole config, as in `config.json`
     state: str = "waiting"
-    metrics: Sequence[Mapping[str, Any]] = ()  # the lines of `metrics.jsonl`
+    metrics: Sequence[Mapping[str, Any]] = ()  # the lines of `metrics.jsonl`, see `GrowingMetrics`
     _read: tuple = ()  # size and modification time of the file when it was read
+    _file: GrowingMetrics | None = None
     _pace: Pace = field(default_factory=Pace)
 
     def look(self) -> bool:
@@ -46,7 +48,8 @@ class Run:
         with suppress(FileNotFoundError):
             facts = (self.folder / METRICS).stat()
             if (read := (facts.st_size, facts.st_mtime_ns)) != self._read:
-                self.metrics, self._read = read_metrics(self.folder), read
+                self._file = self._file or GrowingMetrics(self.folder / METRICS)
+                self.metrics, self._read = self._file.read(), read
                 return True
         return False
 

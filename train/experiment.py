@@ -107,7 +107,7 @@ class Experiment:
         """
         kind, own = self.task.reads, self.source.name
         if text is not None and text.partition(":")[0] not in SOURCES:
-            return from_files(text, kind, columns, self.data.facts.channels), fingerprint(text.split(","))
+            return from_files(text, kind, columns, self.data.facts.channels), fingerprint([text])
         source = self.source if text in (None, own) else schema.build(SOURCES, schema.parse(SOURCES, text))
         return from_source(source.read(kind), kind, split), fingerprint(source.files())
 

@@ -20,6 +20,7 @@ from lineage.data import shuffle
 from lineage.data.content import Documents, are_several
 from lineage.data.examples.encoded import longest_first
 from lineage.data.examples.masking import MaskTokens
+from lineage.data.fingerprint import crc
 from lineage.data.loader import Batch, ExampleSource
 from lineage.data.tokenizers import Tokenizer
 
@@ -95,7 +96,8 @@ class Stream:
 def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path = "") -> Stream:
     """Encode documents into one stream; if there are several, an end of text follows each.
 
-    The folder `cache_dir` keeps streams for later runs, which memory-map them; "": they are not kept.
+    The folder `cache_dir` keeps streams for later runs, which memory-map them; "": they are not kept. A damaged stream
+    is made anew.
     """
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
     counts = {"characters": 0, "bytes": 0}
@@ -103,14 +105,26 @@ def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path =
         return Stream(np.concatenate([np.empty(0, dtype), *_encode(documents, tokenizer, dtype, counts)]), **counts)
     key = hashlib.sha256(f"{documents.fingerprint()} {tokenizer.to_str()}".encode()).hexdigest()[:24]
     path, about = (Path(cache_dir) / f"{key}.{suffix}" for suffix in (dtype.name, "json"))
-    if not (path.is_file() and about.is_file()):
+    if not (known := _kept_counts(path, about)):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary, temporary.open("wb") as file:
-            for part in _encode(documents, tokenizer, dtype, counts):
-                part.tofile(file)
-        write_atomic(about, json.dumps(counts))
-    counts = json.loads(about.read_text())
+        with replacing(path) as temporary:
+            with temporary.open("wb") as file:
+                for part in _encode(documents, tokenizer, dtype, counts):
+                    part.tofile(file)
+            checked = {"crc32": crc(temporary)}
+        write_atomic(about, json.dumps(counts | checked))
+        known = counts
+    counts = known
     return Stream(np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype), **counts)
+
+
+def _kept_counts(path: Path, about: Path) -> dict[str, int]:
+    """Return the numbers of characters and bytes of a stream that is kept; {} if there is none, or it is damaged."""
+    try:
+        counts = json.loads(about.read_text())
+        return counts if counts.pop("crc32") == crc(path) else {}
+    except (OSError, ValueError, LookupError, AttributeError, TypeError):
+        return {}
 
 
 def _encode(documents, tokenizer, dtype, counts) -> Iterator[np.ndarray]:

@@ -28,9 +28,6 @@ class PairFiles(SplitFiles):
     def pairs(self) -> dict[str, PairedTexts]:
         return self.each(read_pairs)
 
-    def files(self) -> list[str]:
-        return [file for path in self.paths().values() for file in path.split(",")]
-
 
 @SOURCES.register("labels")
 @dataclass(frozen=True)
@@ -133,7 +130,7 @@ class BIO(TaggedFiles):
 
 def read_pairs(path: str) -> PairedTexts:
     """Return the pairs of texts in one file, or in two parallel files with a comma between their paths."""
-    files = path.split(",")
+    files = [path] if Path(path).is_file() else path.split(",")
     if len(files) > 2:
         raise ValueError(f"{path!r} must be one file of pairs, or two parallel files separated by a comma.")
     if len(files) == 2:

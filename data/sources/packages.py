@@ -3,6 +3,7 @@
 import datetime
 import zlib
 from dataclasses import dataclass
+from importlib import resources
 
 import numpy as np
 
@@ -43,6 +44,11 @@ class Dates(Source):
 
     Every day of 1950 to 2049 occurs once, in a random locale and format; a tenth each is for validation and for test.
     """
+
+    def files(self) -> list[str]:
+        root = resources.files("babel")
+        locales = ("root", "en_001", *_LOCALES)
+        return [str(root / "dates.py"), *(str(root / "locale-data" / f"{locale}.dat") for locale in locales)]
 
     def pairs(self) -> dict[str, PairedTexts]:
         from babel.dates import format_date

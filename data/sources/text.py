@@ -51,12 +51,19 @@ class StandardLibrary(Source):
     max_bytes: Annotated[int, Range(0)] = 0
 
     def documents(self) -> dict[str, Documents]:
-        root, found = sysconfig.get_path("stdlib"), []
-        for folder, names, modules in os.walk(root):
+        texts = _read_all(self._modules(), sysconfig.get_path("stdlib"), self.max_bytes)
+        return _with_validation({"train": texts}, self.validation_fraction)
+
+    def files(self) -> list[str]:
+        return [str(module) for module in self._modules()]
+
+    def _modules(self) -> list[Path]:
+        found: list[Path] = []
+        for folder, names, modules in os.walk(sysconfig.get_path("stdlib")):
             names[:] = set(names) - {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
             # _sysconfigdata lists the paths and compiler flags of the machine that built Python.
             found += [Path(folder, name) for name in modules if name.endswith(".py") and name[:14] != "_sysconfigdata"]
-        return _with_validation({"train": _read_all(sorted(found), root, self.max_bytes)}, self.validation_fraction)
+        return sorted(found)
 
 
 def _with_validation(texts: dict[str, list[str]], fraction: float) -> dict[str, Documents]:

@@ -99,7 +99,7 @@ def test_load(tmp_path):
 
 
 def test_files_of_parallel_texts():
-    assert PairFiles("a.en,a.de", "b.en,b.de").files() == ["a.en", "a.de", "b.en", "b.de"]
+    assert PairFiles("a.en,a.de", "b.en,b.de").files() == ["a.en,a.de", "b.en,b.de"]
 
 
 def test_start_token_of_outputs(tmp_path):

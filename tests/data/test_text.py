@@ -1,3 +1,5 @@
+import json
+
 import cloudpickle
 import numpy as np
 import pytest
@@ -172,3 +174,25 @@ def test_hold_out():
         assert len(hold_out(["x"] * 100, fraction)[1]) == round(100 * fraction)
     with pytest.raises(ValueError, match=r"source.validation_fraction is 1\.5: it must be 0 or more and below 1"):
         StandardLibrary(validation_fraction=1.5)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda tokens, about: tokens.write_bytes(tokens.read_bytes()[:-4]),
+        lambda tokens, about: tokens.write_bytes(bytes(tokens.stat().st_size)),
+        lambda tokens, about: tokens.write_bytes(tokens.read_bytes()[:-1] + b"\xff"),
+        lambda tokens, about: tokens.unlink(),
+        lambda tokens, about: about.write_text(""),
+        lambda tokens, about: about.write_text("[1]"),
+        lambda tokens, about: about.write_text(json.dumps({"characters": 7, "bytes": 7})),
+    ],
+)
+def test_damaged_cache_is_made_anew(tmp_path, damage):
+    documents = Documents(["one", "two"])
+    expected = tokenize(documents, BYTES, tmp_path)
+    whole = expected.tokens.tolist()
+    damage(next(tmp_path.glob("*.uint16")), next(tmp_path.glob("*.json")))
+    again = tokenize(documents, BYTES, tmp_path)
+    assert (again.tokens.tolist(), again.characters, again.bytes) == (whole, 6, 6)
+    assert next(tmp_path.glob("*.uint16")).stat().st_size == 16

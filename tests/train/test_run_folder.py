@@ -5,11 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 
+import numpy as np
 import pytest
 
-from lineage.configs import cli
+from lineage.configs import cli, schema
 from lineage.data.fingerprint import fingerprint
+from lineage.data.sources import SOURCES
 from lineage.runs import folder
 
 
@@ -133,3 +136,63 @@ def test_resuming_with_changed_data_raises(tmp_path):
     folder.keep_data(fingerprint(places), tmp_path, force=True)
     folder.keep_data(fingerprint(places), tmp_path)
     assert fingerprint(places, limit=8) == {str(data / name): [10, 0] for name in ("a.txt", "c.txt")}
+
+
+@pytest.mark.parametrize("name", ["run[1]/a.txt", "one,two.txt", "a*b?.txt"])
+def test_paths_with_special_characters_have_fingerprints(tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("text")
+    assert set(fingerprint([str(path)])) == {str(path)}
+    other = tmp_path / "other.txt"
+    other.write_text("more")
+    if "," not in name:
+        assert set(fingerprint([f"{other},{path}"])) == {str(path), str(other)}  # of parallel files
+
+
+def test_large_files_are_read_in_parts(tmp_path):
+    limit, path = 1 << 20, tmp_path / "a"
+    content = bytearray(np.random.default_rng(0).bytes(5 << 20))
+    path.write_bytes(content)
+    seen = {tuple(fingerprint([str(path)], limit)[str(path)])}
+    for start, stop in ((0, 1), (len(content) - 1, len(content)), (2 << 20, 3 << 20)):
+        changed = bytearray(content)
+        changed[start:stop] = bytes(byte ^ 1 for byte in content[start:stop])
+        path.write_bytes(changed)
+        seen.add(tuple(fingerprint([str(path)], limit)[str(path)]))
+    assert len(seen) == 4
+    (tmp_path / "b").write_bytes(b"x")
+    assert fingerprint([str(tmp_path)], limit)[str(tmp_path / "b")] == [1, zlib.crc32(b"x")]
+
+
+@pytest.mark.parametrize(("source", "name"), [("stdlib", "json/decoder.py"), ("cldr", "locale-data/de.dat")])
+def test_data_of_packages_have_fingerprints(source, name):
+    files = fingerprint(schema.build(SOURCES, schema.parse(SOURCES, source)).files())
+    size, crc = next(value for file, value in files.items() if file.endswith(name))
+    assert size > 1000
+    assert crc
+
+
+def test_resuming_with_another_tokenizer_or_teacher_raises(tmp_path):
+    workdir, teacher = tmp_path / "run", tmp_path / "teacher"
+    (workdir / "checkpoints" / "5").mkdir(parents=True)
+    (teacher / "checkpoints" / "7" / "about").mkdir(parents=True)
+    files = {
+        workdir / "tokenizer.json": ('{"a": 0, "b": 1}', '{"a": 1, "b": 0}'),
+        teacher / "checkpoints" / "7" / "about" / "metadata": ("sums", "other"),
+        teacher / "model.safetensors": ("weights", "w3ights"),
+    }
+    for path, (content, _) in files.items():
+        path.write_text(content)
+    (workdir / "config.json").write_text(json.dumps({"teacher": str(teacher)}))
+    folder.keep_data({}, workdir)
+    folder.keep_data({}, workdir)
+    for path, (content, changed) in files.items():
+        path.write_text(changed)
+        with pytest.raises(ValueError, match=f"{path.name} changed since the run in .* began"):
+            folder.keep_data({}, workdir)
+        path.write_text(content)
+        folder.keep_data({}, workdir)
+    (workdir / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"tokenizer\.json changed since the run"):
+        folder.keep_data({}, workdir)

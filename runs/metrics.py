@@ -1,0 +1,72 @@
+"""Reading of a long `metrics.jsonl`, thinned, while it grows."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+MOST = 20_000  # lines of training steps that are kept, of those that one call reads
+
+
+class GrowingMetrics:
+    """Lines of a `metrics.jsonl`; each call of `read` parses only what is new since the last one.
+
+    Of more than `MOST` lines, evenly spaced ones are kept, with those of evaluations, those with values that are not
+    finite, and the last one. Others are not parsed.
+
+    Attributes:
+        lines: the lines so far, in order; null is NaN.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._restart()
+
+    def _restart(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self._end = self._number = 0  # bytes and lines that were read
+        self._last = b""  # the line that ends there
+
+    def read(self) -> list[dict[str, Any]]:
+        """Read the new lines, or all of them if the file has been rewritten; return all lines.
+
+        A last line without its end is left for later.
+
+        Raises:
+            FileNotFoundError: the file does not exist.
+            ValueError: the file is damaged; the message names the line.
+        """
+        with self.path.open("rb") as file:
+            file.seek(self._end - len(self._last))
+            if file.read(len(self._last)) != self._last or len(self.lines) > 4 * MOST:
+                self._restart()
+                file.seek(0)
+            sample = file.read(1 << 16)
+            stride = (
+                max(self.path.stat().st_size - self._end, 0) * (sample.count(b"\n") or 1) // ((len(sample) or 1) * MOST)
+            )
+            file.seek(self._end)
+            skipped, odd = b"", 0
+            for place, line in enumerate(iter(file.readline, b"")):
+                odd += b"null" in line
+                wanted = place % max(stride, 1) == 0 or b'"train/' not in line or (b"null" in line and odd <= MOST)
+                if not line.endswith(b"\n") or (wanted and not self._add(line, is_last=not file.peek(1))):
+                    break
+                self._end, self._number = self._end + len(line), self._number + 1
+                self._last, skipped = line, b"" if wanted else line
+            if skipped:
+                self._add(skipped, is_last=True)
+        return self.lines
+
+    def _add(self, line: bytes, is_last: bool) -> bool:
+        """Parse a line and keep it; return False for a damaged one that is the last."""
+        try:
+            found = json.loads(line)
+            found["step"] + 0
+        except (ValueError, TypeError, KeyError, RecursionError):
+            if is_last:  # torn because the process was killed while it wrote
+                return False
+            where = f"{self.path}, line {self._number + 1}"
+            raise ValueError(f"{where}, is not a JSON object with a number `step`: {line[:60]!r}.") from None
+        self.lines.append({key: math.nan if value is None else value for key, value in found.items()})
+        return True
