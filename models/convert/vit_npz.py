@@ -85,6 +85,8 @@ def load(path: str | os.PathLike, dtype: DTypeLike = jnp.float32, **settings) ->
     wrong = sorted(expected.items() ^ {name: array.size for name, array in arrays.items()}.items())
     if wrong:
         raise ValueError(f"{path} holds another model: {wrong[0][0]} is missing, unexpected or of another size.")
+    if wild := [name for name, array in arrays.items() if not np.isfinite(array).all()]:
+        raise ValueError(f"{path}: tensor {wild[0]} has values that are not finite.")
     arrays = {place: np.stack([arrays[name] for name in some]) for place, some in names.items()}
     params = {place: jnp.asarray(array.reshape(shapes[place].shape), dtype) for place, array in arrays.items()}
     return model, {"params": unflatten_dict(params, sep="/")}

@@ -187,6 +187,9 @@ def test_invalid_files_raise(tmp_path, variables, normal):
     np.savez(tmp_path / "hybrid.npz", **arrays, **{"conv_root/kernel": np.zeros((7, 7, 3, 64))})
     with pytest.raises(ValueError, match=r"hybrid\.npz holds another model: conv_root/kernel is missing, unexpected"):
         convert.load(tmp_path / "hybrid.npz")
+    np.savez(tmp_path / "wild.npz", **arrays | {"cls": np.full_like(arrays["cls"], np.inf)})
+    with pytest.raises(ValueError, match=r"wild\.npz: tensor cls has values that are not finite"):
+        convert.load(tmp_path / "wild.npz")
     np.savez(tmp_path / "other.npz", a=np.zeros(3))
     with pytest.raises(ValueError, match=r"other\.npz holds no ViT: 'embedding/kernel'"):
         convert.load(tmp_path / "other.npz")

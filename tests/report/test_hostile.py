@@ -141,7 +141,7 @@ def test_odd_artifacts_are_named(tmp_path, name, content):
     if path.suffix == ".npz":
         np.savez(path, **content)
     else:
-        path.write_text(json.dumps(content))
+        path.write_text(json.dumps(content) + "\n")
     with pytest.raises(ValueError, match=f"{path.name} cannot be shown.*: delete it to generate") as raised:
         write_report(tmp_path)
     assert len(str(raised.value)) < 400

@@ -49,8 +49,8 @@ def test_long_files_are_thinned(tmp_path, parsed):
     assert [line["step"] for line in found if math.isnan(line.get("train/loss", 0))] == [77_777]
     training = [line["step"] for line in found if "train/loss" in line]
     assert training[0] == 1
-    assert max(b - a for a, b in pairwise(training)) <= 12
-    assert training[-1] > 199_988
+    assert max(b - a for a, b in pairwise(training)) <= 20
+    assert training[-1] > 199_980
 
 
 def test_only_new_lines_are_parsed(tmp_path, parsed):
