@@ -115,7 +115,7 @@ class T5(EncoderDecoder):
         cache: Cache | None = None,
         **kwargs,
     ) -> Decoded:
-        bias = self.decoder_relative(positions, tokens.shape[1] if cache is None else cache.max_length)
+        bias = self.decoder_relative(positions, tokens.shape[1] if cache is None else cache.layers[0].max_length)
         mask = (mask or Mask()).replace(bias=bias)
         x, cache = self.decoder_stack(self._embedded("decoder", tokens), mask=mask, cache=cache, **kwargs)
         x = self.drop(self.decoder_norm(x))
