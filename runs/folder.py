@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -10,7 +11,6 @@ import signal
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -172,7 +172,7 @@ def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> N
 
 
 def _own_files(workdir):
-    """Return the size and the CRC-32 of the tokenizer in a run folder, and of the files of its teacher, if any."""
+    """Return the SHA-256 of the tokenizer in a run folder, and of the files of its teacher, if any."""
     teacher = read_json(workdir / CONFIG).get("teacher")
     places = {"tokenizer.json": workdir / "tokenizer.json"}
     if teacher:
@@ -180,15 +180,12 @@ def _own_files(workdir):
         record = root / "checkpoints" / str(last_step(root)) / "about"  # it has checksums of the weights
         found = [root, root / CONFIG, *sorted(root.glob("*.safetensors")), *sorted(record.glob("**/*"))]
         places |= {str(file): file for file in found}
-    return {name: [file.stat().st_size, _crc(file)] for name, file in places.items() if file.is_file()}
+    return {name: _digest(file) for name, file in places.items() if file.is_file()}
 
 
-def _crc(path):
-    value = 0
+def _digest(path):
     with path.open("rb") as file:
-        while part := file.read(1 << 20):
-            value = zlib.crc32(part, value)
-    return value
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_shared(config: Any, workdir: Path, process: int) -> None:
