@@ -1,6 +1,7 @@
 """Run folder: files, checks before it is used, locking, signals and exit codes. Uses only the standard library."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
@@ -10,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +25,8 @@ ARTIFACTS = "artifacts"
 FACTS = "run.json"  # in ARTIFACTS, written at the end of a run
 START = "run.json"  # in the folder itself, written at the start of a run
 LOCK = ".lock"  # locked while a run uses the folder
+# Errors of file systems without locks; NFS answers EBADF for folders.
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF)
 CLAIM = ".sweep"  # locked from the moment a sweep starts a run until the run's process has ended
 
 LAUNCH = (sys.executable, "-m", "lineage.launch")  # starts the command line from any folder
@@ -93,36 +97,94 @@ def parse_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+class DamagedError(ValueError):
+    """Exception raised for a checkpoint that is proven to be damaged, or of another model."""
+
+
+def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of a checkpoint with a checksum of its own."""
+    return {**record, "crc32": zlib.crc32(json.dumps(record, sort_keys=True).encode())}
+
+
+def read_record(checkpoint: Path) -> dict[str, Any]:
+    """Return the record in the folder of a checkpoint.
+
+    Raises:
+        DamagedError: the record is missing or damaged.
+        ValueError: it was written by an earlier version.
+    """
+    path = checkpoint / "about" / "metadata"
+    try:
+        record = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise DamagedError(f"the checkpoint {checkpoint} is damaged: {path} cannot be read ({error})") from None
+    if "checksums" in record:
+        raise ValueError(
+            f"the checkpoint {checkpoint} has sums of bits instead of hashes: it was written by an earlier version, "
+            "and can be read with that version only."
+        )
+    if record.pop("crc32", None) != sealed(record)["crc32"]:
+        raise DamagedError(f"the checkpoint {checkpoint} is damaged: the checksum of {path} does not match")
+    return record
+
+
 def last_step(workdir: Path) -> int:
     """Return the step of the newest checkpoint in a run folder; 0 without one."""
-    return max((int(step.name) for step in (workdir / "checkpoints").glob("*") if step.name.isdigit()), default=0)
+    return max(_steps(workdir), default=0)
+
+
+def _steps(workdir):
+    return [int(step.name) for step in (workdir / "checkpoints").glob("*") if step.name.isdigit()]
 
 
 @contextlib.contextmanager
 def locked(workdir: Path) -> Iterator[None]:
     """Keep other runs out of the folder, or raise ValueError; the lock ends with the process, however it ends."""
-    with (workdir / LOCK).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another run is using {workdir}: wait for it, stop it, or choose another workdir."
-            ) from None
+    # The folder too: another run would create a lock file that was deleted anew, and lock that one.
+    with _opened(workdir / LOCK, os.O_RDWR | os.O_CREAT) as file, _opened(workdir) as folder:
+        if not (lock(file) and lock(folder)):
+            raise ValueError(f"another run is using {workdir}: wait for it, stop it, or choose another workdir.")
         yield
+
+
+def lock(file: int, shared: bool = False) -> bool:
+    """Lock an open file or folder; return False if another process holds its lock.
+
+    On file systems without locks nothing is locked, and a line on standard error says so.
+    """
+    for _ in range(1 if shared else 10):  # another process may be looking at the lock, which takes no time
+        try:
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0 if shared else 0.05)
+            continue
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            if not shared and error.errno != errno.EBADF:
+                print(f"no locks here ({error.strerror}): do not start a second run in this folder", file=sys.stderr)
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _opened(path, flags=os.O_RDONLY):
+    number = os.open(path, flags, 0o666)
+    try:
+        yield number
+    finally:
+        os.close(number)
 
 
 def held(workdir: Path) -> bool:
     """Return whether a run is in progress in the folder, or a sweep has just started one there."""
-    return any(is_locked(workdir / name) for name in (CLAIM, LOCK))
+    return any(is_locked(workdir / name) for name in (CLAIM, LOCK, ""))
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process holds the lock of a file."""
-    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    """Return whether a process holds the lock of a file or folder."""
+    with contextlib.suppress(FileNotFoundError), _opened(path) as file:
+        return not lock(file, shared=True)
     return False
 
 
@@ -141,10 +203,12 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def keep_config(config: Any, workdir: Path, force: bool = False) -> None:
-    """Write `config.json`; raise ValueError if the folder holds a run of another config, unless `force`."""
+    """Write `config.json`; raise ValueError if the folder holds another run's, or another program's, unless `force`."""
     path = workdir / CONFIG
-    if last_step(workdir) and path.exists() and not force:
+    if last_step(workdir) and not force:
         check_config(config, workdir)
+    elif path.exists() and not force and "model" not in read_json(path):
+        raise ValueError(f"{path} is not the config of a run: choose another workdir, or --force-config.")
     write_atomic(path, _text(config))
 
 
@@ -179,8 +243,11 @@ def check_shared(config: Any, workdir: Path, process: int) -> None:
 
 
 def check_config(config: Any, workdir: Path) -> None:
-    """Raise ValueError unless the run in the folder has this config, apart from the keys of `MAY_CHANGE`."""
-    there, here = (dict(flatten(each)) for each in (read_json(workdir / CONFIG), plain(config)))
+    """Raise ValueError unless the run in the folder has this config, apart from the keys of `MAY_CHANGE`.
+
+    The config in the newest sound record of a checkpoint counts; without one, `config.json`.
+    """
+    there, here = (dict(flatten(each)) for each in (_saved_config(workdir), plain(config)))
     changed = [
         f"{key}: {there.get(key)!r} there, {here.get(key)!r} here"
         for key in {**there, **here}
@@ -192,6 +259,13 @@ def check_config(config: Any, workdir: Path) -> None:
             f"{workdir} holds a run of another config ({'; '.join(changed)}): choose another workdir, or "
             "--force-config."
         )
+
+
+def _saved_config(workdir):
+    for step in sorted(_steps(workdir), reverse=True):
+        with contextlib.suppress(DamagedError):
+            return read_record(workdir / "checkpoints" / str(step))["config"]
+    return read_json(workdir / CONFIG)
 
 
 def _text(config):

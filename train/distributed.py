@@ -69,14 +69,14 @@ def joined(
         raise
 
 
-def is_lost_process(error: BaseException) -> bool:
+def is_lost_process(error: BaseException | None) -> bool:
     """Return whether an error means that another process of the run is gone.
 
-    JAX raises JaxRuntimeError for it, and only the text distinguishes it: a collective operation of Gloo or NCCL fails
-    with the same status codes as other errors.
+    JAX raises JaxRuntimeError or ValueError for it, and only the text distinguishes it: a collective operation of Gloo
+    or NCCL fails with the same status codes as other errors.
     """
-    pattern = "(?i)gloo|nccl|connection|heartbeat|barrier|coordination|unavailable|deadline"
-    return isinstance(error, jax.errors.JaxRuntimeError) and re.search(pattern, str(error)) is not None
+    pattern = "(?s)[A-Z_]+: .*(?i:gloo|nccl|connection|heartbeat|barrier|coordination|unavailable|deadline)"
+    return isinstance(error, jax.errors.JaxRuntimeError | ValueError) and re.match(pattern, str(error)) is not None
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from lineage.tasks import TASKS, Batch, Task
 from lineage.tasks.base import Sizes
 from lineage.train import pretrained, sharding
 from lineage.train.adapters import ADAPTERS, NO_ADAPTER, Adapter
-from lineage.train.checkpoint import Checkpoints
+from lineage.train.checkpoint import Checkpoints, read_chosen
 from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, LearningRate, check_patterns
 from lineage.train.step import TrainState, init_state, make_forward_step
 
@@ -262,10 +262,15 @@ class Experiment:
         if not (self.workdir / "checkpoints").is_dir():
             raise FileNotFoundError(f"There is no trained model in {self.workdir}: give the workdir of a run.")
         with Checkpoints(self.workdir, self.run.checkpoint) as checkpoints:
-            step = checkpoints.best if which == "best" else checkpoints.latest
-            if step is None:
-                raise FileNotFoundError(f"There is no {which} checkpoint in {checkpoints.folder}.")
-            return self.state(checkpoints, step)
+
+            def choose():
+                checkpoints.reload()
+                step = checkpoints.best if which == "best" else checkpoints.latest
+                if step is None:
+                    raise FileNotFoundError(f"There is no {which} checkpoint in {checkpoints.folder}.")
+                return step
+
+            return read_chosen(choose, partial(self.state, checkpoints))
 
     def helpers(self) -> dict[str, tuple[Model, Any]]:
         """Return the models, with their variables, that `sampling.draft` and `sampling.contrast` name."""

@@ -71,6 +71,7 @@ def train(
                     folder.discard(workdir)
                     experiment.check()  # before anything is written
                 folder.keep_config(config, workdir, force_config)
+                artifacts.check(workdir)
                 write_atomic(workdir / START, json.dumps(dict(about), indent=2))
                 folder.keep_data(fingerprint(experiment.source.files()), workdir, force_config)
                 clean(workdir)
@@ -119,6 +120,9 @@ class TrainingLoop:
             self.progress.message(message)
         if self.start:
             self.progress.message(f"resuming from step {self.start:,}")
+            lost = self.checkpoints.record(self.start).get("lines", 0) - self.writer.lines
+            if primary and lost > 0:
+                self.progress.message(f"{workdir / folder.METRICS} has lost {lost:,} lines of the steps before")
         self.log_every = interval(experiment, "log_every", 10)
         self.evaluate_every = interval(experiment, "evaluate_every", self.total)
         self.save_every = interval(experiment, "save_every", self.total)
@@ -154,7 +158,7 @@ class TrainingLoop:
                 with self._disk_errors():
                     self.writer.flush()
                 metrics = self.evaluated if evaluate else {}
-                self.checkpoints.save(self.state, self.experiment.config.to_dict(), metrics)
+                self.checkpoints.save(self.state, plain(self.experiment.config), metrics, self.writer.lines)
         if stop and not last:
             self.checkpoints.wait()
             raise Preempted(
