@@ -156,7 +156,8 @@ def lock(file: int, shared: bool = False) -> bool:
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(0 if shared else 0.05)
+            if not shared:
+                time.sleep(0.05)
             continue
         except OSError as error:
             if error.errno not in NO_LOCKS:
@@ -254,9 +255,9 @@ def check_config(config: Any, workdir: Path) -> None:
         # A key that only the new config has does not count while it is off (0, False, "" or None).
         if there.get(key) != here.get(key) and (key in there or here[key]) and not key.startswith(MAY_CHANGE)
     ]
-    if changed:
+    if there and changed:  # without any record left, the checkpoints cannot be restored either
         raise ValueError(
-            f"{workdir} holds a run of another config ({'; '.join(changed)}): choose another workdir, or "
+            f"{workdir} holds a run of another config ({'; '.join(changed[:4])}): choose another workdir, or "
             "--force-config."
         )
 

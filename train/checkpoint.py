@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental.multihost_utils import sync_global_devices
@@ -23,9 +22,8 @@ from lineage.configs.run import Checkpoint
 from lineage.runs.folder import DamagedError, last_step, read_record, sealed
 from lineage.train import distributed
 from lineage.train.adapters import ADAPTERS
+from lineage.train.hashes import hash_array, hash_leaves
 from lineage.train.step import TrainState
-
-BLOCK = 1 << 16  # values that are hashed at a time on the host, which fit a CPU's cache
 
 
 class Checkpoints(contextlib.AbstractContextManager):
@@ -109,7 +107,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         if step in self._manager.all_steps():
             return
         about = {"next_batch": step, "config": dict(config), "metrics": dict(metrics), "lines": lines}
-        self._records[step] = about = sealed(about | {"hashes": _hashes(state)})
+        self._records[step] = about = sealed(about | {"hashes": hash_leaves(state)})
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=ocp.args.JsonSave(about))
         for _ in range(2):  # the first attempt may raise the error of the save before
             try:
@@ -311,7 +309,7 @@ def _read_state(folder, target):
     record, places = read_record(folder), ocp.checkpoint_utils.construct_restore_args(target)
     with _read_errors(folder, target), _checkpointer() as checkpointer:
         state = checkpointer.restore(folder / "state", args=ocp.args.PyTreeRestore(target, restore_args=places))
-    return state, partial(_hashes, state), record["hashes"]
+    return state, partial(hash_leaves, state), record["hashes"]
 
 
 def _read_model(folder, _):
@@ -328,42 +326,4 @@ def _read_model(folder, _):
     adapter = schema.build(ADAPTERS, schema.tuples(record["config"]["adapter"]))
     rest = {"frozen": found.get("frozen"), "adapter": adapter}
     state = TrainState(record["next_batch"], found[source], None, found.get("collections", {}), None, **rest)
-    return state, lambda: jax.tree.map(_host_hash, found), {key: getattr(hashes, key) for key in wanted}
-
-
-def _hashes(state: Any) -> list[int]:
-    """Return a 32-bit hash of each leaf of a state, which does not depend on its sharding; Orbax's files have none."""
-    return [int(value) for value in jax.device_get(_device_hashes(jax.tree.leaves(state)))]
-
-
-@jax.jit
-def _device_hashes(leaves):
-    return [_device_hash(leaf) for leaf in jax.device_put(leaves, jax.memory.Space.Device)]
-
-
-def _device_hash(leaf):
-    """Return the sum of a hash of each value's bits and its index; the sum does not depend on the order."""
-    words = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
-    bits = leaf if leaf.dtype == bool else jax.lax.bitcast_convert_type(leaf, words[leaf.dtype.itemsize])
-    index, stride = jnp.uint32(0), 1
-    for axis in reversed(range(leaf.ndim)):
-        index += jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis) * np.uint32(stride % 2**32)
-        stride *= leaf.shape[axis]
-    return jnp.sum(_mixed(bits.astype(jnp.uint32) ^ _mixed(index)), dtype=jnp.uint32)
-
-
-def _host_hash(array: np.ndarray) -> int:
-    """Return the same hash, computed on the host, which may have room for what no device can hold."""
-    bits, total = array.reshape(-1).view(f"u{array.itemsize}"), 0
-    for start in range(0, bits.size, BLOCK):
-        part = bits[start : start + BLOCK].astype(np.uint32)
-        index = np.arange(len(part), dtype=np.uint32) + np.uint32(start % 2**32)
-        total += int(_mixed(part ^ _mixed(index)).sum(dtype=np.uint32))
-    return total % 2**32
-
-
-def _mixed(words):
-    """Return the finalizer of MurmurHash3 of 32-bit words, a bijection that changes half of the bits on average."""
-    words = (words ^ words >> 16) * np.uint32(0x85EBCA6B)
-    words = (words ^ words >> 13) * np.uint32(0xC2B2AE35)
-    return words ^ words >> 16
+    return state, lambda: jax.tree.map(hash_array, found), {key: getattr(hashes, key) for key in wanted}

@@ -255,6 +255,4 @@ def _cut(path: Path, resume_step: int) -> list[dict[str, Any]]:
     kept = [line for line in lines if line["step"] <= resume_step]
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for line in kept)
-        file.flush()
-        os.fsync(file.fileno())
     return kept

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from lineage.configs.run import Checkpoint
-from lineage.train import checkpoint
+from lineage.train import checkpoint, hashes
 from lineage.train.checkpoint import Checkpoints, read_newest
 from lineage.train.step import TrainState
 from tests.tiers import tiered
@@ -228,7 +228,7 @@ def test_corruption_that_keeps_the_sum_of_the_bits_is_detected(corrupt, dtype):
     corrupt(bits(wrong))
     total = 2 ** (8 * right.itemsize)
     assert bits(right).sum(dtype=np.uint64) % total == bits(wrong).sum(dtype=np.uint64) % total
-    for hashed in (checkpoint._host_hash, lambda array: checkpoint._hashes([array])[0]):
+    for hashed in (hashes.hash_array, lambda array: hashes.hash_leaves([array])[0]):
         assert hashed(right) != hashed(wrong)
 
 
@@ -236,15 +236,15 @@ def test_corruption_that_keeps_the_sum_of_the_bits_is_detected(corrupt, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool"])
 def test_hash_depends_on_the_values_only(shape, dtype, monkeypatch):
     """Check equal hashes of a host's blocks, one device and any sharding, and known values of the hash."""
-    monkeypatch.setattr(checkpoint, "BLOCK", 100)
+    monkeypatch.setattr(hashes, "BLOCK", 100)
     array = jax.random.normal(jax.random.key(0), shape).astype(dtype)
     expected = sum(murmur(int(word) ^ murmur(index)) for index, word in enumerate(bits(np.asarray(array)))) % 2**32
-    assert checkpoint._host_hash(np.asarray(array)) == expected
+    assert hashes.hash_array(np.asarray(array)) == expected
     mesh = jax.make_mesh((4, 2), ("a", "b"))
     for spec in [(), ("a",), ("b", "a"), (None, ("a", "b"))]:
         if len(spec) <= len(shape) and 0 not in shape and shape != (1,):
             array = jax.device_put(array, jax.NamedSharding(mesh, jax.P(*spec)))
-        assert checkpoint._hashes([array]) == [expected]
+        assert hashes.hash_leaves([array]) == [expected]
 
 
 def murmur(word):
