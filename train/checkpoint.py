@@ -1,4 +1,4 @@
-"""Checkpoints: written asynchronously and atomically, verified by checksums, restored onto any mesh."""
+"""Checkpoints: written asynchronously and atomically, verified by hashes, restored onto any mesh."""
 
 import contextlib
 import errno
@@ -37,7 +37,6 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     Raises:
         ValueError: `options.on_error` is "continue" in a run of several processes.
-        OSError: checkpoints cannot be written to the folder.
     """
 
     def __init__(self, workdir: Path, options: Checkpoint | None = None):
@@ -205,6 +204,13 @@ def clean(workdir: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
         for file in (*workdir.glob(".*.partial"), *workdir.glob("artifacts/.*.partial")):
             file.unlink(missing_ok=True)
+
+
+def check_writable(workdir: Path) -> None:
+    """Raise OSError if checkpoints cannot be written to a run folder."""
+    probe = workdir / "checkpoints" / "probe.orbax-checkpoint-tmp"
+    probe.mkdir(parents=True, exist_ok=True)
+    probe.rmdir()
 
 
 def read_variables(workdir: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from lineage.report.run import write_report
 from lineage.runs import folder
 from lineage.runs.folder import START, StopSignal, locked, plain
 from lineage.train import distributed, expert_mixture, pretrained
-from lineage.train.checkpoint import Checkpoints, clean
+from lineage.train.checkpoint import Checkpoints, check_writable, clean
 from lineage.train.experiment import Experiment
 from lineage.train.metrics_writer import MetricsWriter, ProgressBar
 from lineage.train.profiling import Throughput, out_of_memory_explained
@@ -75,6 +75,7 @@ def train(
                 write_atomic(workdir / START, json.dumps(dict(about), indent=2))
                 folder.keep_data(fingerprint(experiment.source.files()), workdir, force_config)
                 clean(workdir)
+                check_writable(workdir)
         with distributed.agreed():
             folder.check_shared(config, workdir, jax.process_index())
             loader = experiment.loader

@@ -1,5 +1,6 @@
 """Training loop: number of steps, batches, and intervals of logging, evaluation and saving."""
 
+import errno
 import json
 import os
 import shutil
@@ -298,6 +299,20 @@ def test_damaged_artifact_stops_the_run_before_it_trains(name, content, tiny, tm
     monkeypatch.setattr(loop, "TrainingLoop", None)
     with pytest.raises(ValueError, match=f"artifacts/{name}"):
         run(tiny("gpt", {"total_steps": 3, "sampling.num_samples": 1}), tmp_path)
+
+
+def test_unwritable_folder_of_checkpoints_stops_the_run_before_it_trains(tiny, tmp_path, monkeypatch):
+    real = os.mkdir
+
+    def mkdir(path, *args, **kwargs):
+        if "checkpoints/" in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    monkeypatch.setattr(loop, "TrainingLoop", None)
+    with pytest.raises(PermissionError, match=f"Permission denied: '{tmp_path}/checkpoints/"):
+        run(tiny("gpt", {"total_steps": 3}), tmp_path)
 
 
 def test_restoring_a_deleted_checkpoint_takes_the_newest(tiny, tmp_path, monkeypatch):
