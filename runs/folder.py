@@ -204,17 +204,22 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def keep_config(config: Any, workdir: Path, force: bool = False) -> None:
-    """Write `config.json`; raise ValueError if the folder holds another run's, or another program's, unless `force`."""
+    """Write `config.json`; raise ValueError if the folder holds a run of another config, unless `force`."""
     path = workdir / CONFIG
     if last_step(workdir) and not force:
         check_config(config, workdir)
-    elif path.exists() and not force and "model" not in read_json(path):
-        raise ValueError(f"{path} is not the config of a run: choose another workdir, or --force-config.")
     write_atomic(path, _text(config))
 
 
-def discard(workdir: Path) -> None:
-    """Delete the files of a run that did not save a checkpoint and that a run of another config must not read."""
+def discard(workdir: Path, force: bool = False) -> None:
+    """Delete the files of a run that did not save a checkpoint and that a run of another config must not read.
+
+    Raises:
+        ValueError: unless `force`, if `config.json` is that of another program.
+    """
+    path = workdir / CONFIG
+    if path.exists() and not force and "model" not in read_json(path):
+        raise ValueError(f"{path} is not the config of a run: choose another workdir, or --force-config.")
     for name in ("tokenizer.json", "artifacts/samples.jsonl"):
         (workdir / name).unlink(missing_ok=True)
 

@@ -68,7 +68,7 @@ def train(
             if jax.process_index() == 0:
                 kept.enter_context(locked(workdir))
                 if not done:
-                    folder.discard(workdir)
+                    folder.discard(workdir, force_config)
                     experiment.check()  # before anything is written
                 folder.keep_config(config, workdir, force_config)
                 artifacts.check(workdir)

@@ -15,6 +15,7 @@ import pytest
 from lineage.configs import cli
 from lineage.data.fingerprint import fingerprint
 from lineage.runs import folder
+from lineage.train import loop
 
 
 def test_second_run_in_a_workdir_raises(tmp_path):
@@ -184,12 +185,16 @@ def test_config_of_the_checkpoint_is_compared(damage, tiny, tmp_path):
         folder.keep_config(tiny(), tmp_path)
 
 
-def test_config_of_another_program_is_not_overwritten(tiny, tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
+def test_folder_of_another_program_is_left_alone(tiny, tmp_path):
+    """Check that a run in the folder of a model of `transformers` neither overwrites nor deletes its files."""
+    files = {"config.json": '{"model_type": "gpt2"}', "tokenizer.json": "{}"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=r"config.json is not the config of a run: choose another workdir"):
-        folder.keep_config(tiny(), tmp_path)
-    assert "GPT2" in path.read_text()
+        loop.train(tiny(), tmp_path)
+    assert {name: (tmp_path / name).read_text() for name in files} == files
+    folder.discard(tmp_path, force=True)
+    assert not (tmp_path / "tokenizer.json").exists()
 
 
 def test_resuming_with_changed_data_raises(tmp_path):
