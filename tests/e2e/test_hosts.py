@@ -202,3 +202,11 @@ def test_single_process_does_not_initialize_jax_distributed(monkeypatch):
     assert distributed.failures() == []
     with pytest.raises(KeyError), distributed.agreed():
         raise KeyError
+
+
+def test_errors_of_lost_processes_are_recognized():
+    for kind in (ValueError, jax.errors.JaxRuntimeError):
+        assert distributed.is_lost_process(kind("UNKNOWN: Gloo AllGather failed: Connection closed by peer"))
+        assert not distributed.is_lost_process(kind("INTERNAL: a shape is wrong"))
+    assert not distributed.is_lost_process(ValueError("source.path is gloo.txt: the connection is refused."))
+    assert not distributed.is_lost_process(None)
