@@ -167,7 +167,8 @@ def run_predict(options: Options, changes: Changes) -> None:
     context, columns = experiment.context(), options.columns.split(",") if options.columns else ()
     inputs, files = experiment.inputs(options.inputs, options.split, columns)
     about = {"inputs": [options.inputs, options.split, options.columns, files], "features": options.features}
-    output = prediction.Output(options.output, about | experiment.identity(int(state.step))) if options.output else None
+    about |= prediction.identity(experiment, int(state.step))
+    output = prediction.Output(options.output, about) if options.output else None
     found = prediction.predictions(
         context,
         experiment.variables(state),

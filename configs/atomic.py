@@ -1,6 +1,7 @@
 """Atomic writes of files, for every package."""
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +11,23 @@ from pathlib import Path
 def replacing(path: str | os.PathLike) -> Iterator[Path]:
     """Yield a temporary path whose file replaces `path` when the block ends, atomically.
 
-    A reader sees the old file or the new one, never a part. If the block raises, the old file stays. Processes on
-    several machines may write the same file at the same time; the last one to finish wins.
+    A reader sees the old file or the new one, never a part, even after a power failure. If the block raises, the old
+    file stays. Processes on several machines may write the same file at the same time; the last one to finish wins.
+    Temporary files of killed processes in the folder are deleted; those in use are locked.
     """
     path = Path(path)
+    for left in path.parent.glob(".*.[0-9]*.partial"):
+        with contextlib.suppress(OSError), left.open("rb") as file:  # BlockingIOError: it is in use
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left.unlink()
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.partial")
     try:
-        yield temporary
-        temporary.replace(path)
+        with temporary.open("ab") as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield temporary
+            os.fsync(file.fileno())
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -20,6 +20,13 @@ from lineage.runs.folder import ARTIFACTS, FACTS, parse_metrics, read_json
 SAMPLES = "samples.jsonl"
 
 
+def check(workdir: Path) -> None:
+    """Raise ValueError if an earlier artifact to which a run adds is damaged."""
+    read_json(workdir / ARTIFACTS / FACTS)
+    if (path := workdir / ARTIFACTS / SAMPLES).exists():
+        parse_metrics(path)
+
+
 def write_samples(context: Context, variables: Any, workdir: Path, step: int) -> None:
     """Add generated texts at a step, if the config enables samples.
 

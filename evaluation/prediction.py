@@ -15,16 +15,30 @@ import numpy as np
 
 from lineage.configs.atomic import write_atomic
 from lineage.data import Facts, Loader
+from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import BOXES, Inputs, Readable
 from lineage.data.loader import ExampleSource
 from lineage.data.transforms.pillow import png
 from lineage.evaluation.base import Context
 from lineage.evaluation.sampling import Sampler
 from lineage.models import Model
-from lineage.runs.folder import read_json
+from lineage.runs.folder import flatten, plain, read_json
 
 FORMATS = ".jsonl", ".json", ".npz"
 BATCHES = 4  # number of batches of inputs that are encoded, and written, at a time
+
+
+def identity(experiment: Any, step: int) -> dict[str, Any]:
+    """Return all that the predictions of a checkpoint depend on, apart from the inputs.
+
+    Args:
+        experiment: `train.experiment.Experiment` of the run.
+        step: that of the checkpoint.
+    """
+    checksums = fingerprint([str(experiment.workdir / "checkpoints" / str(step) / "about")])
+    config = {f"config.{key}": value for key, value in flatten(plain(experiment.config))}
+    kept = {key: value for key, value in config.items() if not key.startswith(("config.mesh.", "config.cluster."))}
+    return {"checkpoint": [step, *checksums.values()], "batch_size": experiment.prediction_batch_size} | kept
 
 
 def predictions(

@@ -1,7 +1,6 @@
 """Run folder: files, checks before it is used, locking, signals and exit codes. Uses only the standard library."""
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import math
@@ -11,7 +10,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, SupportsFloat
@@ -23,8 +23,6 @@ METRICS = "metrics.jsonl"
 ARTIFACTS = "artifacts"
 FACTS = "run.json"  # in ARTIFACTS, written at the end of a run
 START = "run.json"  # in the folder itself, written at the start of a run
-LOCK = ".lock"  # locked while a run uses the folder
-CLAIM = ".sweep"  # locked from the moment a sweep starts a run until the run's process has ended
 
 LAUNCH = (sys.executable, "-m", "lineage.launch")  # starts the command line from any folder
 PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was stopped by a signal and has saved
@@ -96,37 +94,44 @@ def parse_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+class DamagedError(ValueError):
+    """Exception raised for a checkpoint that is proven to be damaged, or of another model."""
+
+
+def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of a checkpoint with a checksum of its own."""
+    return {**record, "crc32": zlib.crc32(json.dumps(record, sort_keys=True).encode())}
+
+
+def read_record(checkpoint: Path) -> dict[str, Any]:
+    """Return the record in the folder of a checkpoint.
+
+    Raises:
+        DamagedError: the record is missing or damaged.
+        ValueError: it was written by an earlier version.
+    """
+    path = checkpoint / "about" / "metadata"
+    try:
+        record = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise DamagedError(f"the checkpoint {checkpoint} is damaged: {path} cannot be read ({error})") from None
+    if "checksums" in record:
+        raise ValueError(
+            f"the checkpoint {checkpoint} has sums of bits instead of hashes: it was written by an earlier version, "
+            "and can be read with that version only."
+        )
+    if record.pop("crc32", None) != sealed(record)["crc32"]:
+        raise DamagedError(f"the checkpoint {checkpoint} is damaged: the checksum of {path} does not match")
+    return record
+
+
 def last_step(workdir: Path) -> int:
     """Return the step of the newest checkpoint in a run folder; 0 without one."""
-    return max((int(step.name) for step in (workdir / "checkpoints").glob("*") if step.name.isdigit()), default=0)
+    return max(_steps(workdir), default=0)
 
 
-@contextlib.contextmanager
-def locked(workdir: Path) -> Iterator[None]:
-    """Keep other runs out of the folder, or raise ValueError; the lock ends with the process, however it ends."""
-    with (workdir / LOCK).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another run is using {workdir}: wait for it, stop it, or choose another workdir."
-            ) from None
-        yield
-
-
-def held(workdir: Path) -> bool:
-    """Return whether a run is in progress in the folder, or a sweep has just started one there."""
-    return any(is_locked(workdir / name) for name in (CLAIM, LOCK))
-
-
-def is_locked(path: Path) -> bool:
-    """Return whether a process holds the lock of a file."""
-    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+def _steps(workdir):
+    return [int(step.name) for step in (workdir / "checkpoints").glob("*") if step.name.isdigit()]
 
 
 def plain(config: Any) -> dict[str, Any]:
@@ -146,13 +151,20 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 def keep_config(config: Any, workdir: Path, force: bool = False) -> None:
     """Write `config.json`; raise ValueError if the folder holds a run of another config, unless `force`."""
     path = workdir / CONFIG
-    if last_step(workdir) and path.exists() and not force:
+    if last_step(workdir) and not force:
         check_config(config, workdir)
     write_atomic(path, _text(config))
 
 
-def discard(workdir: Path) -> None:
-    """Delete the files of a run that did not save a checkpoint and that a run of another config must not read."""
+def discard(workdir: Path, force: bool = False) -> None:
+    """Delete the files of a run that did not save a checkpoint and that a run of another config must not read.
+
+    Raises:
+        ValueError: unless `force`, if `config.json` is that of another program.
+    """
+    path = workdir / CONFIG
+    if path.exists() and not force and "model" not in read_json(path):
+        raise ValueError(f"{path} is not the config of a run: choose another workdir, or --force-config.")
     for name in ("tokenizer.json", "artifacts/samples.jsonl"):
         (workdir / name).unlink(missing_ok=True)
 
@@ -199,19 +211,29 @@ def check_shared(config: Any, workdir: Path, process: int) -> None:
 
 
 def check_config(config: Any, workdir: Path) -> None:
-    """Raise ValueError unless the run in the folder has this config, apart from the keys of `MAY_CHANGE`."""
-    there, here = (dict(flatten(each)) for each in (read_json(workdir / CONFIG), plain(config)))
+    """Raise ValueError unless the run in the folder has this config, apart from the keys of `MAY_CHANGE`.
+
+    The config in the newest sound record of a checkpoint counts; without one, `config.json`.
+    """
+    there, here = (dict(flatten(each)) for each in (_saved_config(workdir), plain(config)))
     changed = [
         f"{key}: {there.get(key)!r} there, {here.get(key)!r} here"
         for key in {**there, **here}
         # A key that only the new config has does not count while it is off (0, False, "" or None).
         if there.get(key) != here.get(key) and (key in there or here[key]) and not key.startswith(MAY_CHANGE)
     ]
-    if changed:
+    if there and changed:  # without any record left, the checkpoints cannot be restored either
         raise ValueError(
-            f"{workdir} holds a run of another config ({'; '.join(changed)}): choose another workdir, or "
+            f"{workdir} holds a run of another config ({'; '.join(changed[:4])}): choose another workdir, or "
             "--force-config."
         )
+
+
+def _saved_config(workdir):
+    for step in sorted(_steps(workdir), reverse=True):
+        with contextlib.suppress(DamagedError):
+            return read_record(workdir / "checkpoints" / str(step))["config"]
+    return read_json(workdir / CONFIG)
 
 
 def _text(config):

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table as Grid
 
-from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, Pace, held, number, read_json
+from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, Pace, number, read_json
+from lineage.runs.locks import held
 from lineage.runs.metrics import GrowingMetrics
 
 LOG = "log.txt"  # the output of a run that a sweep or a job started

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lineage.report.comparison import finish
-from lineage.runs.folder import held, locked
 from lineage.runs.live import Run
+from lineage.runs.locks import held, locked
 from lineage.runs.sweep import Launcher, exit_code
 
 STORAGE = "optuna.journal"

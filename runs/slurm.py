@@ -61,6 +61,8 @@ def submit(runs: Sequence[Run], command: Sequence[str], workdir: Path, settings:
     of SLURM, and `jobs.json`. The settings are the section `cluster` of the config.
     """
     folder = (workdir / "slurm").absolute()
+    if not str(folder).isprintable():  # it would become lines of the script
+        raise ValueError(f"workdir is {str(workdir)!r}: it must not have line breaks or other control characters.")
     executor = _executor(folder, settings)
     jobs, queue = read_json(folder / JOBS), _queue()
     todo = [run for run in runs if not run.is_done() and jobs.get(run.name) not in queue]

@@ -1,6 +1,5 @@
 """Sweeps: a run for each of a config's overrides, several at a time, each a process with its share of the devices."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -16,8 +15,9 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from lineage.runs.folder import CLAIM, PREEMPTED, StopSignal, held, is_locked, locked, read_json
+from lineage.runs.folder import PREEMPTED, StopSignal, read_json
 from lineage.runs.live import LOG, PROMPT, Run, Table, labels, task
+from lineage.runs.locks import CLAIM, held, is_locked, lock, locked
 
 LONGEST_NAME = 100  # bytes
 TICK = 0.2  # seconds
@@ -183,7 +183,7 @@ class Launcher:
         slot = min(set(range(len(self.shares))) - {job.slot for job in self.jobs.values()})
         cpus, environment = self.shares[slot]
         with (run.folder / CLAIM).open("w") as claim, (run.folder / LOG).open("ab") as log:
-            fcntl.flock(claim, fcntl.LOCK_EX)
+            lock(claim.fileno())
             command = run.command(self.command)
             log.write(f"{PROMPT}{shlex.join(command)}\n".encode())
             log.flush()

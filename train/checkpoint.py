@@ -1,36 +1,36 @@
-"""Checkpoints: written asynchronously and atomically, verified by checksums, restored onto any mesh."""
+"""Checkpoints: written asynchronously and atomically, verified by hashes, restored onto any mesh."""
 
 import contextlib
-import json
+import errno
+import math
 import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental.multihost_utils import sync_global_devices
-from orbax.checkpoint import checkpoint_managers as policies
 
 from lineage.configs import schema
 from lineage.configs.run import Checkpoint
-from lineage.runs.folder import last_step
+from lineage.runs.folder import DamagedError, last_step, read_record, sealed
 from lineage.train import distributed
 from lineage.train.adapters import ADAPTERS
+from lineage.train.hashes import hash_array, hash_leaves
 from lineage.train.step import TrainState
 
 
 class Checkpoints(contextlib.AbstractContextManager):
     """Checkpoints of a run in `workdir/checkpoints/<step>`: the newest ones and, by a metric, the best.
 
-    Each holds the state, a checksum of every array, the number of the next batch and the config. It appears complete or
-    not at all.
+    Each holds the state and a record: a hash of every array, the number of the next batch, the config, the metrics and
+    the length of their history. It appears complete or not at all.
 
     Attributes:
         say: callback for messages about errors that do not stop the run.
@@ -44,22 +44,19 @@ class Checkpoints(contextlib.AbstractContextManager):
         self.options = options = options or Checkpoint()
         if options.on_error == "continue" and jax.process_count() > 1:
             raise ValueError("checkpoint.on_error is 'continue': it must be 'stop' in runs of several processes.")
-        sign = 1 if options.best_is_highest else -1
-
-        def rank(metrics):
-            return sign * metrics.get(options.best, -sign * float("inf"))  # without the metric: the worst
-
-        preserve = [policies.LatestN(options.keep)]
-        if options.best:
-            preserve.append(policies.BestN(get_metric_fn=rank, n=1, keep_checkpoints_without_metrics=False))
-        settings = ocp.CheckpointManagerOptions(
-            preservation_policy=policies.AnyPreservationPolicy(preserve), best_fn=rank if options.best else None
-        )
+        self._records: dict[int, dict[str, Any]] = {}
+        # Otherwise threads wait for minutes for a folder that cannot be created.
+        waiting = ocp.AsyncOptions(create_directories_asynchronously=False)
+        settings = ocp.CheckpointManagerOptions(preservation_policy=self, async_options=waiting)
         # Learned parameters do not compress. Each item and each array costs time; arrays cost less in Zarr 3.
         state = ocp.PyTreeCheckpointHandler(use_compression=False, use_zarr3=True)
         handlers = {"state": state, "about": ocp.JsonCheckpointHandler()}
         self._open = partial(ocp.CheckpointManager, self.folder, options=settings, item_handlers=handlers)
         self._manager = self._open()
+
+    def reload(self) -> None:
+        """Look for the checkpoints again, which a run in progress may have written and deleted."""
+        self._manager.reload()
 
     @property
     def latest(self) -> int | None:
@@ -69,10 +66,35 @@ class Checkpoints(contextlib.AbstractContextManager):
     @property
     def best(self) -> int | None:
         """Step of the best checkpoint by the metric; None without one."""
-        return self._manager.best_step() if self.options.best else None
+        return self._best(self._manager.all_steps())
 
-    def save(self, state: TrainState, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+    def _best(self, steps):
+        sign, name = 1 if self.options.best_is_highest else -1, self.options.best
+        values = {step: self.record(step).get("metrics", {}).get(name, math.nan) for step in steps if name}
+        ranked = sorted((sign * value, step) for step, value in values.items() if not math.isnan(value))
+        return ranked[-1][1] if ranked else None
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Return which checkpoints are kept, as a preservation policy of Orbax: the newest ones and the best."""
+        steps = [one.step for one in checkpoints]
+        kept = {*steps[-self.options.keep :], self._best(steps)}
+        return [step in kept for step in steps]
+
+    def record(self, step: int) -> dict[str, Any]:
+        """Return the record of a step, {} if it is damaged."""
+        if step not in self._records:
+            try:
+                self._records[step] = read_record(self.folder / str(step))
+            except (DamagedError, FileNotFoundError) as error:
+                self.say(f"{error}")
+                self._records[step] = {}
+        return self._records[step]
+
+    def save(self, state: TrainState, config: Mapping[str, Any], metrics: Mapping[str, float], lines: int = 0) -> None:
         """Save a state asynchronously; return when its buffers may be reused. An existing step is not written again.
+
+        Args:
+            lines: number of lines in the history of metrics.
 
         Raises:
             ValueError: `metrics` is not empty and lacks the metric that the best checkpoint is chosen by.
@@ -83,12 +105,13 @@ class Checkpoints(contextlib.AbstractContextManager):
             raise ValueError(f"checkpoint.best is {best!r}: it must be one of {', '.join(metrics)}.")
         if step in self._manager.all_steps():
             return
-        about = {"next_batch": step, "checksums": _checksums(state), "config": dict(config)}
+        about = {"next_batch": step, "config": dict(config), "metrics": dict(metrics), "lines": lines}
+        self._records[step] = about = sealed(about | {"hashes": hash_leaves(state)})
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=ocp.args.JsonSave(about))
         for _ in range(2):  # the first attempt may raise the error of the save before
             try:
                 with self._os_errors():
-                    self._manager.save(step, args=args, metrics=dict(metrics) if best and metrics else None)
+                    self._manager.save(step, args=args)
                 return
             except OSError as error:
                 if self.options.on_error == "stop":
@@ -107,6 +130,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
         Raises:
             ValueError: the checkpoint is, or all are, damaged or of another model.
+            OSError, MemoryError: a checkpoint cannot be read, which does not mean that it is damaged.
         """
         steps = sorted(self._manager.all_steps(), reverse=True) if step is None else [step]
         if not steps or step not in (None, *self._manager.all_steps()):
@@ -116,7 +140,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         for each in steps:
             try:
                 state = read_checkpoint(self.folder / str(each), target)
-            except ValueError as error:
+            except DamagedError as error:
                 damaged[each] = error
             else:
                 for other, error in damaged.items():
@@ -125,7 +149,7 @@ class Checkpoints(contextlib.AbstractContextManager):
                 return state
         newest, *others = damaged
         rest = f"; no better: {', '.join(map(str, others))}" if others else ""
-        raise ValueError(f"{damaged[newest]}{rest}") from damaged[newest].__cause__
+        raise DamagedError(f"{damaged[newest]}{rest}") from damaged[newest].__cause__
 
     def _set_aside(self, step):
         if jax.process_index() == 0:
@@ -133,16 +157,17 @@ class Checkpoints(contextlib.AbstractContextManager):
             shutil.rmtree(aside, ignore_errors=True)
             (self.folder / str(step)).rename(aside)
         sync_global_devices("set aside")
-        self._manager.reload()
+        self.reload()
 
     def wait(self) -> None:
         """Wait until everything is written; raises as `save` does."""
         with self._os_errors():
             self._manager.wait_until_finished()
 
-    def __exit__(self, *_) -> None:
-        with self._os_errors():
-            self._manager.close()
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
+        if not distributed.is_lost_process(error):  # for which Orbax would wait
+            with self._os_errors():
+                self._manager.close()
 
     @contextlib.contextmanager
     def _os_errors(self):
@@ -151,19 +176,25 @@ class Checkpoints(contextlib.AbstractContextManager):
         except jax.errors.JaxRuntimeError:  # raised by the computation whose result was to be saved
             raise
         except Exception as error:  # Orbax raises exceptions of many types, also from its threads
+            if distributed.is_lost_process(error):
+                raise
             message = f"a checkpoint could not be written to {self.folder} ({os_reason(error)})"
             raise OSError(f"{message}. Existing checkpoints are kept.") from error
 
 
 def os_reason(error: Exception) -> str:
-    """Return why the operating system refused a write, such as "No space left on device", or else the error's text.
+    """Return why the operating system refused a write, such as "No space left on device", or else the error's text."""
+    number = _error_number(error)
+    return os.strerror(number) if number else " ".join(str(error).split())[:300]
 
-    TensorStore, which writes the arrays, raises ValueError and gives the error number only in the text.
+
+def _error_number(error):
+    """Return the operating system's number of an error, None without one.
+
+    TensorStore, which reads and writes the arrays, raises ValueError and gives the number only in the text.
     """
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
     code = re.search(r"os_error_code='(\d+)'", str(error))
-    return os.strerror(int(code[1])) if code else " ".join(str(error).split())[:300]
+    return error.errno if isinstance(error, OSError) else code and int(code[1])
 
 
 def clean(workdir: Path) -> None:
@@ -175,6 +206,13 @@ def clean(workdir: Path) -> None:
             file.unlink(missing_ok=True)
 
 
+def check_writable(workdir: Path) -> None:
+    """Raise OSError if checkpoints cannot be written to a run folder."""
+    probe = workdir / "checkpoints" / "probe.orbax-checkpoint-tmp"
+    probe.mkdir(parents=True, exist_ok=True)
+    probe.rmdir()
+
+
 def read_variables(workdir: Path) -> dict[str, Any]:
     """Return the variables of a run's model, on the host, from its newest checkpoint; see `read_newest`."""
     state = read_newest(workdir)
@@ -183,13 +221,33 @@ def read_variables(workdir: Path) -> dict[str, Any]:
 
 def read_newest(workdir: Path) -> TrainState:
     """Return the newest state of a run as far as its model needs it, see `read_checkpoint`."""
-    if not (step := last_step(workdir)):
-        raise FileNotFoundError(f"there is no checkpoint in {workdir / 'checkpoints'}.")
-    return read_checkpoint(workdir.absolute() / "checkpoints" / str(step))
+    folder = workdir.absolute() / "checkpoints"
+
+    def newest():
+        if not (step := last_step(workdir)):
+            raise FileNotFoundError(f"there is no checkpoint in {folder}.")
+        return step
+
+    return read_chosen(newest, lambda step: read_checkpoint(folder / str(step)))
+
+
+def read_chosen(choose: Callable[[], int], read: Callable[[int], Any]) -> Any:
+    """Return `read(step)` of a chosen checkpoint; if it is damaged and another is chosen by now, read that one.
+
+    A run in progress deletes checkpoints while others read them.
+    """
+    step = choose()
+    while True:
+        try:
+            return read(step)
+        except DamagedError:
+            before, step = step, choose()
+            if step == before:
+                raise
 
 
 def read_checkpoint(folder: Path, target: TrainState | None = None) -> TrainState:
-    """Read the state in the folder of a step and verify its checksums.
+    """Read the state in the folder of a step and verify its hashes. An error that may pass is retried once.
 
     Args:
         target: arrays, or shapes with shardings, of the whole state; if one process cannot read its part, all raise.
@@ -197,22 +255,50 @@ def read_checkpoint(folder: Path, target: TrainState | None = None) -> TrainStat
             if one is kept, the collections and what the adapter keeps frozen. The optimizer's state and `ema` are None.
 
     Raises:
-        ValueError: the checkpoint is damaged, or not of the target's shapes; the message says why.
+        DamagedError: the checkpoint is damaged, or not of the target's shapes; the message says why.
+        ValueError: it was written by an earlier version.
+        OSError, MemoryError: it cannot be read, which does not mean that it is damaged.
     """
-    state, cause, reason = None, None, "its checksums do not match"
+    error, reading = None, partial(_read_model if target is None else _read_state, folder, target)
     try:
-        about = json.loads((folder / "about" / "metadata").read_text(encoding="utf-8"))
-        state, sums, expected = (_read_model if target is None else _read_state)(folder / "state", about, target)
-    except (jax.errors.JaxRuntimeError, MemoryError):  # too little memory
+        state, hashes, expected = _retried(reading)
+    except (ValueError, OSError, MemoryError) as caught:
+        error = caught
+    if target is not None and (failed := distributed.failures(error is not None)):
+        unread = distributed.failures(error is not None and not isinstance(error, DamagedError))
+        if unread and (error is None or isinstance(error, DamagedError)):
+            error = OSError(f"process {unread[0]} cannot read its part of the checkpoint {folder}.")
+        error = error or _damaged(folder, target, f"process {failed[0]} cannot read its part")
+    if error is None and hashes() != expected:
+        error = _damaged(folder, target, "its hashes do not match")
+    if error:
+        raise error
+    return state
+
+
+def _retried(read):
+    try:
+        return read()
+    except (OSError, MemoryError):  # it may pass
+        return read()
+
+
+def _damaged(folder, target, reason):
+    alternative = "" if target is None else " or of another model than the config's"
+    return DamagedError(f"the checkpoint {folder} is damaged{alternative}: {reason}")
+
+
+@contextlib.contextmanager
+def _read_errors(folder, target):
+    """Raise OSError or MemoryError for errors that may pass, DamagedError for others."""
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, MemoryError):  # too little memory, or a lost process
         raise
     except Exception as error:  # Orbax raises exceptions of many types, bare ones too
-        reason, cause = " ".join(str(error).split())[:200], error
-    if target is not None and (failed := distributed.failures(cause is not None)):
-        reason = reason if cause else f"process {failed[0]} cannot read its part"
-    elif cause is None and sums() == expected:
-        return state
-    alternative = "" if target is None else " or of another model than the config's"
-    raise ValueError(f"the checkpoint {folder} is damaged{alternative}: {reason}") from cause
+        if (number := _error_number(error)) not in (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+            raise OSError(number, os.strerror(number), str(folder)) from error
+        raise _damaged(folder, target, " ".join(str(error).split())[:200]) from error
 
 
 @contextlib.contextmanager
@@ -224,46 +310,26 @@ def _checkpointer() -> Iterator[ocp.Checkpointer]:
         yield checkpointer
 
 
-def _read_state(folder, about, target):
-    """Return the state, a function that computes its checksums on all devices, and the expected checksums."""
-    places = ocp.checkpoint_utils.construct_restore_args(target)
-    with _checkpointer() as checkpointer:
-        state = checkpointer.restore(folder, args=ocp.args.PyTreeRestore(target, restore_args=places))
-    return state, partial(_checksums, state), about["checksums"]
+def _read_state(folder, target):
+    """Return the state, a function that computes its hashes on all devices, and the expected hashes."""
+    record, places = read_record(folder), ocp.checkpoint_utils.construct_restore_args(target)
+    with _read_errors(folder, target), _checkpointer() as checkpointer:
+        state = checkpointer.restore(folder / "state", args=ocp.args.PyTreeRestore(target, restore_args=places))
+    return state, partial(hash_leaves, state), record["hashes"]
 
 
-def _read_model(folder, about, _):
+def _read_model(folder, _):
     """Return the same as `_read_state`, of the part of the state that the model needs, on the host."""
-    with _checkpointer() as checkpointer:
-        saved = checkpointer.metadata(folder).item_metadata.tree
+    record = read_record(folder)
+    with _read_errors(folder, None), _checkpointer() as checkpointer:
+        saved = checkpointer.metadata(folder / "state").item_metadata.tree
         source = "params" if saved["ema"] is None else "ema"
         wanted = {key: saved[key] for key in (source, "collections", "frozen") if saved.get(key)}
         kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
         args = ocp.args.PyTreeRestore(item=wanted, restore_args=kinds, partial_restore=True)
-        found = checkpointer.restore(folder, args=args)
-    sums = jax.tree.unflatten(jax.tree.structure(TrainState(**saved)), about["checksums"])
-    adapter = schema.build(ADAPTERS, schema.tuples(about["config"]["adapter"]))
+        found = checkpointer.restore(folder / "state", args=args)
+        hashes = jax.tree.unflatten(jax.tree.structure(TrainState(**saved)), record["hashes"])
+    adapter = schema.build(ADAPTERS, schema.tuples(record["config"]["adapter"]))
     rest = {"frozen": found.get("frozen"), "adapter": adapter}
-    state = TrainState(about["next_batch"], found[source], None, found.get("collections", {}), None, **rest)
-    return state, lambda: jax.tree.map(_host_checksum, found), {key: getattr(sums, key) for key in wanted}
-
-
-def _checksums(state: TrainState) -> list[int]:
-    """Return the sum of the bits of each leaf, which does not depend on its sharding.
-
-    Orbax's own files have no checksums that are verified.
-    """
-    return [int(total) for total in jax.device_get(_sums_of_bits(jax.tree.leaves(state)))]
-
-
-@jax.jit
-def _sums_of_bits(leaves):
-    words = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
-    # Integer sums do not depend on the order.
-    bits = [a if a.dtype == bool else jax.lax.bitcast_convert_type(a, words[a.dtype.itemsize]) for a in leaves]
-    return [jnp.sum(a.astype(jnp.uint32)) for a in bits]
-
-
-def _host_checksum(array: np.ndarray) -> int:
-    """Return the same checksum, computed on the host, which may have room for what no device can hold."""
-    return int(array.reshape(-1).view(f"u{array.itemsize}").sum(dtype=np.uint32))
+    state = TrainState(record["next_batch"], found[source], None, found.get("collections", {}), None, **rest)
+    return state, lambda: jax.tree.map(hash_array, found), {key: getattr(hashes, key) for key in wanted}

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import ctypes
 import os
 import re
 import signal
@@ -18,6 +19,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 # Environment variables of launchers (SLURM's srun, Open MPI, GKE with a TPU slice), and patterns of the values that
 # mean several processes.
 LAUNCHERS = {"SLURM_STEP_NUM_TASKS": "[^01]|..", "OMPI_COMM_WORLD_SIZE": "[^01]|..", "TPU_WORKER_HOSTNAMES": ".*,"}
+
+RESUME = "Run the same command on every host to resume from the last checkpoint."
 
 
 @contextlib.contextmanager
@@ -56,6 +59,7 @@ def joined(
             shutdown_timeout_seconds=3600,  # process 0 writes the report while the others wait
         )
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # JAX's own handler would only record the signal
+        ctypes.CDLL(None).signal(signal.SIGABRT, _aborted)
         # Results are the same in all processes; process 0 prints them.
         with contextlib.redirect_stdout(None) if jax.process_index() else contextlib.nullcontext():
             yield
@@ -63,20 +67,19 @@ def joined(
         atexit.register(_end_at_once, 130 if isinstance(error, KeyboardInterrupt) else 1)
         if is_lost_process(error):
             raise ConnectionError(
-                f"a process of this run was lost ({' '.join(str(error).split())[:200]}): all processes stop. Run the "
-                "same command on every host to resume from the last checkpoint."
+                f"a process of this run was lost ({' '.join(str(error).split())[:200]}): all processes stop. {RESUME}"
             ) from error
         raise
 
 
-def is_lost_process(error: BaseException) -> bool:
+def is_lost_process(error: BaseException | None) -> bool:
     """Return whether an error means that another process of the run is gone.
 
-    JAX raises JaxRuntimeError for it, and only the text distinguishes it: a collective operation of Gloo or NCCL fails
-    with the same status codes as other errors.
+    JAX raises JaxRuntimeError or ValueError for it, and only the text distinguishes it: a collective operation of Gloo
+    or NCCL fails with the same status codes as other errors.
     """
-    pattern = "(?i)gloo|nccl|connection|heartbeat|barrier|coordination|unavailable|deadline"
-    return isinstance(error, jax.errors.JaxRuntimeError) and re.search(pattern, str(error)) is not None
+    pattern = "(?s)[A-Z_]+: .*(?i:gloo|nccl|connection|heartbeat|barrier|coordination|unavailable|deadline)"
+    return isinstance(error, jax.errors.JaxRuntimeError | ValueError) and re.match(pattern, str(error)) is not None
 
 
 @contextlib.contextmanager
@@ -124,6 +127,14 @@ class DelayedAny:
             return value
         before, self._before = self._before, self._any(self._values[value])
         return bool(before)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def _aborted(number):
+    """Explain the abort by which JAX, in a thread of its own, ends a process that waits for a lost one."""
+    said = "this process was aborted, which means as a rule that a process of this run was lost: see above."
+    os.write(2, f"\nerror: {said} {RESUME}\n".encode())
+    os._exit(1)
 
 
 def _end_at_once(code):

@@ -20,12 +20,12 @@ from lineage.data.fingerprint import fingerprint
 from lineage.data.inputs import Inputs, from_files, from_source
 from lineage.evaluation import EVALUATORS, Context, Evaluation, Evaluator
 from lineage.models import EXAMPLES, MODELS, Model, num_parts, quantization
-from lineage.runs.folder import CONFIG, flatten, plain, read_json
+from lineage.runs.folder import CONFIG, read_json
 from lineage.tasks import TASKS, Batch, Task
 from lineage.tasks.base import Sizes
 from lineage.train import pretrained, sharding
 from lineage.train.adapters import ADAPTERS, NO_ADAPTER, Adapter
-from lineage.train.checkpoint import Checkpoints
+from lineage.train.checkpoint import Checkpoints, read_chosen
 from lineage.train.optimizer import OPTIMIZERS, SCHEDULES, LearningRate, check_patterns
 from lineage.train.step import TrainState, init_state, make_forward_step
 
@@ -116,13 +116,6 @@ class Experiment:
         """The batch size of evaluation, as a multiple of the devices."""
         size, parts = self.loader.evaluation_batch_size or self.loader.batch_size, num_parts(self.mesh, EXAMPLES)
         return -(-size // parts) * parts
-
-    def identity(self, step: int) -> dict[str, Any]:
-        """Return all that the predictions of the checkpoint of a step depend on, apart from the inputs."""
-        checksums = fingerprint([str(self.workdir / "checkpoints" / str(step) / "about")])
-        config = {f"config.{key}": value for key, value in flatten(plain(self.config))}
-        kept = {key: value for key, value in config.items() if not key.startswith(("config.mesh.", "config.cluster."))}
-        return {"checkpoint": [step, *checksums.values()], "batch_size": self.prediction_batch_size} | kept
 
     @cached_property
     def model(self) -> Model:
@@ -303,10 +296,15 @@ class Experiment:
         if not (self.workdir / "checkpoints").is_dir():
             raise FileNotFoundError(f"There is no trained model in {self.workdir}: give the workdir of a run.")
         with Checkpoints(self.workdir, self.run.checkpoint) as checkpoints:
-            step = checkpoints.best if which == "best" else checkpoints.latest
-            if step is None:
-                raise FileNotFoundError(f"There is no {which} checkpoint in {checkpoints.folder}.")
-            return self.state(checkpoints, step)
+
+            def choose():
+                checkpoints.reload()
+                step = checkpoints.best if which == "best" else checkpoints.latest
+                if step is None:
+                    raise FileNotFoundError(f"There is no {which} checkpoint in {checkpoints.folder}.")
+                return step
+
+            return read_chosen(choose, partial(self.state, checkpoints))
 
     def helpers(self) -> dict[str, tuple[Model, Any]]:
         """Return the models, with their variables, that `sampling.draft` and `sampling.contrast` name."""

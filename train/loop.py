@@ -20,9 +20,10 @@ from lineage.evaluation import artifacts
 from lineage.evaluation.sampling import Sampler
 from lineage.report.run import write_report
 from lineage.runs import folder
-from lineage.runs.folder import START, StopSignal, locked, plain
+from lineage.runs.folder import START, StopSignal, plain
+from lineage.runs.locks import locked
 from lineage.train import distributed, expert_mixture, pretrained
-from lineage.train.checkpoint import Checkpoints, clean
+from lineage.train.checkpoint import Checkpoints, check_writable, clean
 from lineage.train.experiment import Experiment
 from lineage.train.metrics_writer import MetricsWriter, ProgressBar
 from lineage.train.profiling import Throughput, out_of_memory_explained
@@ -68,12 +69,14 @@ def train(
             if jax.process_index() == 0:
                 kept.enter_context(locked(workdir))
                 if not done:
-                    folder.discard(workdir)
+                    folder.discard(workdir, force_config)
                     experiment.check()  # before anything is written
                 folder.keep_config(config, workdir, force_config)
+                artifacts.check(workdir)
                 write_atomic(workdir / START, json.dumps(dict(about), indent=2))
                 folder.keep_data(fingerprint(experiment.source.files()), workdir, force_config)
                 clean(workdir)
+                check_writable(workdir)
         with distributed.agreed():
             folder.check_shared(config, workdir, jax.process_index())
             loader = experiment.loader
@@ -119,6 +122,9 @@ class TrainingLoop:
             self.progress.message(message)
         if self.start:
             self.progress.message(f"resuming from step {self.start:,}")
+            lost = self.checkpoints.record(self.start).get("lines", 0) - self.writer.lines
+            if primary and lost > 0:
+                self.progress.message(f"{workdir / folder.METRICS} has lost {lost:,} lines of the steps before")
         self.log_every = interval(experiment, "log_every", 10)
         self.evaluate_every = interval(experiment, "evaluate_every", self.total)
         self.save_every = interval(experiment, "save_every", self.total)
@@ -154,7 +160,7 @@ class TrainingLoop:
                 with self._disk_errors():
                     self.writer.flush()
                 metrics = self.evaluated if evaluate else {}
-                self.checkpoints.save(self.state, self.experiment.config.to_dict(), metrics)
+                self.checkpoints.save(self.state, plain(self.experiment.config), metrics, self.writer.lines)
         if stop and not last:
             self.checkpoints.wait()
             raise Preempted(

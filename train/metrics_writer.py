@@ -37,6 +37,9 @@ class MetricsWriter(AbstractContextManager):
         wandb: the Weights & Biases project to write to as well; "" disables it. A resumed run continues its W&B run.
         config: the config of the run, for Weights & Biases, where the run is named after the workdir.
         primary: whether this process writes, `jax.process_index() == 0`; the others touch no file.
+
+    Attributes:
+        lines: number of lines of the history.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class MetricsWriter(AbstractContextManager):
         primary: bool = True,
     ):
         self._file = self._wandb = None
+        self.lines = 0
         if not primary:
             return
         if wandb and importlib.util.find_spec("wandb") is None:
@@ -64,6 +68,7 @@ class MetricsWriter(AbstractContextManager):
         workdir.mkdir(parents=True, exist_ok=True)
         self._path = workdir / folder.METRICS
         lines = _cut(self._path, resume_step)
+        self.lines = len(lines)
         self._rewritten = {_identity(line) for line in lines if line["step"] == resume_step}
         self._file, self._left = self._path.open("ab", buffering=0), b""
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
@@ -96,6 +101,7 @@ class MetricsWriter(AbstractContextManager):
         if _identity(line) in self._rewritten:
             return
         self._left += json.dumps(line).encode() + b"\n"
+        self.lines += 1
         try:
             self._write_left()
             values = [self._summary.Value(tag=key, simple_value=value) for key, value in scalars.items()]
@@ -249,6 +255,4 @@ def _cut(path: Path, resume_step: int) -> list[dict[str, Any]]:
     kept = [line for line in lines if line["step"] <= resume_step]
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(line) + "\n" for line in kept)
-        file.flush()
-        os.fsync(file.fileno())
     return kept

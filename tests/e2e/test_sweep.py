@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from lineage.runs.folder import CLAIM, held, is_locked
+from lineage.runs.locks import CLAIM, held, is_locked
 
 CONFIG = """
 from lineage.configs import cli

@@ -1,11 +1,13 @@
 """Files of a run folder are written atomically."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 from lineage.configs.atomic import replacing, write_atomic
+from lineage.runs import slurm
 
 
 def test_failed_write_keeps_the_old_file_only(tmp_path):
@@ -25,6 +27,43 @@ def test_failed_write_keeps_the_old_file_only(tmp_path):
         temporary.write_bytes(b"new")
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_temporary_files_of_killed_processes_are_deleted(tmp_path):
+    """Check that those of a living process are kept, also if it writes another file."""
+    code = f"""
+import sys
+from lineage.configs.atomic import replacing
+with replacing({str(tmp_path / "a")!r}) as temporary:
+    temporary.write_bytes(b"half")
+    print("writes", flush=True)
+    sys.stdin.read()
+"""
+    start = [sys.executable, "-c", code]
+    one, other = (subprocess.Popen(start, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in "ab")
+    assert one.stdout.readline() == other.stdout.readline() == "writes\n"
+    one.kill()
+    one.communicate()
+    assert len(list(tmp_path.iterdir())) == 2
+    write_atomic(tmp_path / "b", "b")
+    (left,) = tmp_path.glob(".a.*.partial")
+    assert f".{other.pid}." in left.name
+    other.communicate()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "half", "b": "b"}
+
+
+def test_files_are_on_the_disk_before_they_replace_others(tmp_path, monkeypatch):
+    path, synced = tmp_path / "a", []
+    path.write_text("old")
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_ino, path.read_text())))
+    write_atomic(path, "new")
+    assert synced == [(path.stat().st_ino, "old")]
+
+
+@pytest.mark.parametrize("line", ["x\n#SBATCH --uid=0", "x\r", "x\x1b[2J"])
+def test_line_breaks_in_the_folder_of_jobs_raise(line, tmp_path):
+    with pytest.raises(ValueError, match=r"workdir is '.*': it must not have line breaks or other control characters"):
+        slurm.submit([], [], tmp_path / line, {})
 
 
 @pytest.mark.parametrize("room", ["runs.folder", "runs.live", "runs.sweep", "runs.search", "runs.slurm", "report.run"])

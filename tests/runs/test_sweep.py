@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lineage.report import figures
-from lineage.runs.folder import CLAIM, held, is_locked
+from lineage.runs.locks import CLAIM, held, is_locked
 from lineage.runs.sweep import plan, run_names, run_sweep
 from tests.tiers import tiered
 

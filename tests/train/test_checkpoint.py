@@ -1,9 +1,14 @@
 """Checkpoints: exact restoration, retention and errors."""
 
+import errno
+import json
+import os
 import resource
 import shutil
+import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +16,7 @@ import numpy as np
 import pytest
 
 from lineage.configs.run import Checkpoint
+from lineage.train import checkpoint, hashes
 from lineage.train.checkpoint import Checkpoints, read_newest
 from lineage.train.step import TrainState
 from tests.tiers import tiered
@@ -191,6 +197,184 @@ def test_full_disk_raises_and_keeps_checkpoints(tmp_path):
     assert_equal(restore(tmp_path), state(3))
     save(tmp_path, state(4))  # there is space again
     assert_equal(restore(tmp_path, step=4), state(4))
+
+
+def bits(array):
+    return np.ascontiguousarray(array).reshape(-1).view(f"u{array.dtype.itemsize}")
+
+
+def flip_two_signs(words):
+    words[[3, 70]] ^= 1 << 8 * words.itemsize - 1
+
+
+def move_one_bit_up_and_one_down(words):
+    words[3] += 4
+    words[70] -= 4
+
+
+def swap_two(words):
+    words[[3, 70]] = words[[70, 3]]
+
+
+def rotate(words):
+    words[:] = np.roll(words, 1)
+
+
+@pytest.mark.parametrize("corrupt", [flip_two_signs, move_one_bit_up_and_one_down, swap_two, rotate])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint32"])
+def test_corruption_that_keeps_the_sum_of_the_bits_is_detected(corrupt, dtype):
+    right = np.asarray(jnp.arange(10, 110).astype(dtype)).copy()
+    wrong = right.copy()
+    corrupt(bits(wrong))
+    total = 2 ** (8 * right.itemsize)
+    assert bits(right).sum(dtype=np.uint64) % total == bits(wrong).sum(dtype=np.uint64) % total
+    for hashed in (hashes.hash_array, lambda array: hashes.hash_leaves([array])[0]):
+        assert hashed(right) != hashed(wrong)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (8, 16), (16, 8, 24)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool"])
+def test_hash_depends_on_the_values_only(shape, dtype, monkeypatch):
+    """Check equal hashes of a host's blocks, one device and any sharding, and known values of the hash."""
+    monkeypatch.setattr(hashes, "BLOCK", 100)
+    array = jax.random.normal(jax.random.key(0), shape).astype(dtype)
+    expected = sum(murmur(int(word) ^ murmur(index)) for index, word in enumerate(bits(np.asarray(array)))) % 2**32
+    assert hashes.hash_array(np.asarray(array)) == expected
+    mesh = jax.make_mesh((4, 2), ("a", "b"))
+    for spec in [(), ("a",), ("b", "a"), (None, ("a", "b"))]:
+        if len(spec) <= len(shape) and 0 not in shape and shape != (1,):
+            array = jax.device_put(array, jax.NamedSharding(mesh, jax.P(*spec)))
+        assert hashes.hash_leaves([array]) == [expected]
+
+
+def murmur(word):
+    """Return the finalizer of MurmurHash3 with Python's integers."""
+    word = (word ^ word >> 16) * 0x85EBCA6B % 2**32
+    word = (word ^ word >> 13) * 0xC2B2AE35 % 2**32
+    return word ^ word >> 16
+
+
+def record_file(folder, step):
+    return folder / "checkpoints" / str(step) / "about" / "metadata"
+
+
+def test_flipped_bit_in_a_record_is_detected(tmp_path):
+    save(tmp_path, state())
+    path = record_file(tmp_path, 3)
+    path.write_text(path.read_text().replace('"name": "none"', '"name": "nonf"'))
+    for read in (restore, read_newest):
+        with pytest.raises(ValueError, match=r"checkpoints/3 is damaged: the checksum of .*/about/metadata does not"):
+            read(tmp_path)
+
+
+def test_checkpoint_of_an_earlier_version_raises_and_is_kept(tmp_path):
+    save(tmp_path, state(3), state(4), keep=2)
+    path = record_file(tmp_path, 4)
+    path.write_text(json.dumps({"next_batch": 4, "config": {}, "checksums": [1, 2]}))
+    for read in (restore, read_newest):
+        with pytest.raises(
+            ValueError, match=r"checkpoints/4 has sums of bits .* written by an earlier version"
+        ) as error:
+            read(tmp_path)
+        assert not isinstance(error.value, checkpoint.DamagedError)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4"]
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"crc", b"\xff", None])
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_damaged_record_does_not_stop_the_choice_of_the_best(content, step, tmp_path, capsys):
+    """Check the record of the best, of an old and of the newest checkpoint: the best of the others is the best."""
+    losses = [{"loss": 1.0}, {"loss": 2.0}, {"loss": 3.0}]
+    save(tmp_path, *map(state, (1, 2, 3)), metrics=losses, keep=3, best="loss")
+    path = record_file(tmp_path, step)
+    if content == b"crc":
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"crc32": 0}))
+    elif content is not None:
+        path.write_bytes(content)
+    else:
+        path.unlink()
+    with Checkpoints(tmp_path, Checkpoint(keep=3, best="loss")) as checkpoints:
+        assert checkpoints.best == (2 if step == 1 else 1)
+        checkpoints.save(state(4), {}, {"loss": 2.5})
+        checkpoints.wait()
+        assert_equal(checkpoints.restore(target(state()), 4), state(4))
+    assert f"the checkpoint {tmp_path}/checkpoints/{step} is damaged: " in capsys.readouterr().err
+
+
+class Unreadable:
+    """Errors raised by the first reads of arrays."""
+
+    def __init__(self, monkeypatch, *errors):
+        self.errors, self.reads = list(errors), 0
+        real = checkpoint.ocp.Checkpointer.restore
+
+        def restore(*args, **kwargs):
+            self.reads += 1
+            if self.errors:
+                raise self.errors.pop(0)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(checkpoint.ocp.Checkpointer, "restore", restore)
+
+
+PASSING = [
+    PermissionError(errno.EACCES, "Permission denied", "d/0"),
+    OSError(errno.ESTALE, "Stale file handle"),
+    OSError(errno.EIO, "Input/output error"),
+    ValueError(f"Error reading local file [source locations='x'] [os_error_code='{errno.EACCES}']"),
+    MemoryError("Unable to allocate 8 GiB"),
+]
+
+
+@pytest.mark.parametrize("error", PASSING, ids=str)
+@pytest.mark.parametrize("times", [1, 2])
+def test_read_error_that_may_pass_costs_no_checkpoint(error, times, tmp_path, monkeypatch):
+    save(tmp_path, state(3), state(4), keep=2)
+    for read, expected in ((lambda: restore(tmp_path), state(4)), (lambda: read_newest(tmp_path).params, state(4).ema)):
+        unreadable = Unreadable(monkeypatch, *[error] * times)
+        if times == 1:
+            assert_equal(read(), expected)
+        else:
+            with pytest.raises((OSError, MemoryError), match=r"denied|Stale|Input|allocate"):
+                read()
+        assert unreadable.reads == 2
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "4"]
+
+
+def test_damage_is_not_retried(tmp_path, monkeypatch):
+    save(tmp_path, state(3), state(4), keep=2)
+    unreadable = Unreadable(monkeypatch, ValueError("Error decoding chunk [os_error_code='2']"))
+    assert_equal(restore(tmp_path), state(3))
+    assert unreadable.reads == 2
+
+
+def test_reader_of_a_deleted_checkpoint_takes_the_newest(tmp_path, monkeypatch):
+    save(tmp_path, state(3), keep=1)
+    real = checkpoint.read_record
+
+    def rotate(folder):
+        if folder.name == "3":  # the run saves, and deletes what is just read
+            save(tmp_path, state(4), keep=1)
+        return real(folder)
+
+    monkeypatch.setattr(checkpoint, "read_record", rotate)
+    assert_equal(read_newest(tmp_path).params, state(4).ema)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["4"]
+
+
+def test_unwritable_folder_is_reported_at_once(tmp_path, monkeypatch):
+    """Check that no thread of Orbax waits for a folder that cannot be created: the end would take minutes."""
+    before, real = threading.active_count(), os.mkdir
+
+    def mkdir(path, *args, **kwargs):
+        if "tmp" in Path(path).name:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with pytest.raises(OSError, match=r"a checkpoint could not be written to .*/checkpoints \(Permission denied"):
+        save(tmp_path, state(3))
+    assert threading.active_count() <= before
 
 
 def break_(folder, step):

@@ -13,7 +13,8 @@ import pytest
 from lineage import launch, models
 from lineage.data import Images
 from lineage.data.loader import ExampleSource
-from lineage.runs.folder import locked, read_metrics
+from lineage.runs.folder import read_metrics
+from lineage.runs.locks import locked
 from lineage.train import loop
 from lineage.train.experiment import Experiment
 

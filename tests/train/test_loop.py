@@ -1,5 +1,6 @@
 """Training loop: number of steps, batches, and intervals of logging, evaluation and saving."""
 
+import errno
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ import pytest
 
 from lineage.evaluation import Evaluation
 from lineage.runs.folder import read_metrics
-from lineage.train import loop
+from lineage.train import checkpoint, loop
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
 from tests.tiers import tiered
@@ -274,6 +275,62 @@ def test_full_disk_for_the_history(on_error, tiny, no_report, tmp_path, monkeypa
     loop.train(config, tmp_path, devices=ONE)
     assert [line["step"] for line in train_lines(read_metrics(tmp_path))] == [1, 2, 3, 4, 5]
     assert capsys.readouterr().err.count("The run continues.") == 1
+
+
+def test_lost_history_is_reported(tiny, tmp_path, capsys):
+    changes = {"log_every_steps": 1, "evaluate_every_steps": 100}
+    run(tiny("gpt", changes | {"total_steps": 3}), tmp_path)
+    run(tiny("gpt", changes | {"total_steps": 4}), tmp_path)
+    assert "has lost" not in capsys.readouterr().err
+    path = tmp_path / "metrics.jsonl"
+    for total, kept, lost in ((5, 2, 4), (6, 0, 4)):  # of 6 lines, 4 steps and 2 evaluations; and then of 4
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:kept]))
+        run(tiny("gpt", changes | {"total_steps": total}), tmp_path)
+        assert f"{path} has lost {lost} lines of the steps before" in capsys.readouterr().err
+    run(tiny("gpt", changes | {"total_steps": 7}), tmp_path)
+    assert "has lost" not in capsys.readouterr().err
+
+
+@tiered(("name", "content"), [("run.json", ""), ("samples.jsonl", '{"step": 1}\n\x00\n{"step": 2}\n')], first=2)
+def test_damaged_artifact_stops_the_run_before_it_trains(name, content, tiny, tmp_path, monkeypatch):
+    (tmp_path / "artifacts").mkdir()
+    (tmp_path / "artifacts" / name).write_text(content)
+    (tmp_path / "checkpoints" / "1").mkdir(parents=True)  # otherwise the samples are those of a run that saved nothing
+    monkeypatch.setattr(loop, "TrainingLoop", None)
+    with pytest.raises(ValueError, match=f"artifacts/{name}"):
+        run(tiny("gpt", {"total_steps": 3, "sampling.num_samples": 1}), tmp_path)
+
+
+def test_unwritable_folder_of_checkpoints_stops_the_run_before_it_trains(tiny, tmp_path, monkeypatch):
+    real = os.mkdir
+
+    def mkdir(path, *args, **kwargs):
+        if "checkpoints/" in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    monkeypatch.setattr(loop, "TrainingLoop", None)
+    with pytest.raises(PermissionError, match=f"Permission denied: '{tmp_path}/checkpoints/"):
+        run(tiny("gpt", {"total_steps": 3}), tmp_path)
+
+
+def test_restoring_a_deleted_checkpoint_takes_the_newest(tiny, tmp_path, monkeypatch):
+    """Check what `evaluate` and `export` read while the run saves, and deletes the checkpoint that they read."""
+    config = tiny("gpt", {"total_steps": 2})
+    run(config, tmp_path)
+    experiment, real = Experiment(config, tmp_path, ONE), checkpoint.read_checkpoint
+    state = experiment.restore()
+
+    def read(folder, target):
+        if folder.name == "2":
+            with Checkpoints(tmp_path) as checkpoints:
+                checkpoints.save(state.replace(step=state.step + 1), config.to_dict(), {})
+            shutil.rmtree(folder)
+        return real(folder, target)
+
+    monkeypatch.setattr(checkpoint, "read_checkpoint", read)
+    assert int(experiment.restore().step) == 3
 
 
 @pytest.mark.thorough

@@ -1,10 +1,14 @@
 """Run folders: locking, signals, and checks of config and data."""
 
+import errno
+import fcntl
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 import zlib
 
 import numpy as np
@@ -13,17 +17,18 @@ import pytest
 from lineage.configs import cli, schema
 from lineage.data.fingerprint import fingerprint
 from lineage.data.sources import SOURCES
-from lineage.runs import folder
+from lineage.runs import folder, locks
+from lineage.train import loop
 
 
 def test_second_run_in_a_workdir_raises(tmp_path):
     with (
-        folder.locked(tmp_path),
+        locks.locked(tmp_path),
         pytest.raises(ValueError, match=f"another run is using {tmp_path}"),
-        folder.locked(tmp_path),
+        locks.locked(tmp_path),
     ):
         pass
-    with folder.locked(tmp_path):  # released
+    with locks.locked(tmp_path):  # released
         pass
 
 
@@ -32,19 +37,61 @@ def test_lock_of_a_killed_run_is_released(tmp_path):
 import sys
 sys.path.insert(0, ".")
 from pathlib import Path
-from lineage.runs.folder import locked
+from lineage.runs.locks import locked
 with locked(Path({str(tmp_path)!r})):
     print("held", flush=True)
     sys.stdin.read()
 """
     holder = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(ValueError, match="another run is using"), folder.locked(tmp_path):
+    with pytest.raises(ValueError, match="another run is using"), locks.locked(tmp_path):
         pass
     holder.kill()
     holder.communicate()
-    with folder.locked(tmp_path):
+    with locks.locked(tmp_path):
         pass
+
+
+def test_deleted_lock_file_admits_no_second_run(tmp_path):
+    with locks.locked(tmp_path):
+        (tmp_path / locks.LOCK).unlink()
+        assert locks.held(tmp_path)
+        with pytest.raises(ValueError, match="another run is using"), locks.locked(tmp_path):
+            pass
+        (tmp_path / locks.LOCK).unlink()
+    assert not locks.held(tmp_path)
+    with locks.locked(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.EIO])
+def test_file_system_without_locks(number, tmp_path, monkeypatch, capsys):
+    """Check that a run starts there with a warning; EBADF is the answer of NFS for folders, whose files have locks."""
+    real = fcntl.flock
+
+    def flock(file, how):
+        if number != errno.EBADF or os.path.isdir(f"/proc/self/fd/{file}"):
+            raise OSError(number, os.strerror(number))
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    if number == errno.EIO:
+        with pytest.raises(OSError, match="Input/output error"), locks.locked(tmp_path):
+            pass
+        return
+    with locks.locked(tmp_path):
+        assert locks.held(tmp_path) == (number == errno.EBADF)
+        said = "no locks here (" + os.strerror(number)
+        assert (said in capsys.readouterr().err) == (number != errno.EBADF)
+
+
+def test_lock_that_is_looked_at_is_not_in_use(tmp_path):
+    """Check that `held` in another process, which locks for a moment, does not stop a run from starting."""
+    with locks._opened(tmp_path) as looking:
+        assert locks.lock(looking, shared=True)
+        threading.Timer(0.1, fcntl.flock, (looking, fcntl.LOCK_UN)).start()
+        with locks.locked(tmp_path):
+            pass
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
@@ -115,6 +162,42 @@ def test_keys_missing_in_older_configs_have_their_defaults(tiny, tmp_path):
         folder.keep_config(tiny(), tmp_path)
     folder.keep_config(tiny("gpt", {"seed": 1}), tmp_path, force=True)
     folder.check_config(tiny("gpt", {"seed": 1}), tmp_path)
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_text("{}"), None])
+def test_config_of_the_checkpoint_is_compared(damage, tiny, tmp_path):
+    """Check that a deleted or edited config.json does not let a run continue with another config."""
+    folder.keep_config(tiny(), tmp_path)
+    for step in (5, 10):
+        about = tmp_path / "checkpoints" / str(step) / "about"
+        about.mkdir(parents=True)
+        record = folder.sealed(
+            {"config": folder.plain(tiny("gpt", {"seed": 0 if step == 10 else 3})), "loss": math.nan}
+        )
+        (about / "metadata").write_text(json.dumps(record))
+    other = tiny("gpt", {"schedule.learning_rate": 0.5})
+    path = tmp_path / "config.json"
+    damage(path) if damage else path.write_text(json.dumps(folder.plain(other)))
+    for check in (folder.check_config, folder.keep_config):
+        with pytest.raises(ValueError, match=r"another config \(schedule.learning_rate: 0.01 there, 0.5 here\)"):
+            check(other, tmp_path)
+    folder.keep_config(tiny(), tmp_path)
+    assert json.loads(path.read_text()) == folder.plain(tiny())
+    (about / "metadata").write_text("")  # the newest record is damaged: that of step 5 counts
+    with pytest.raises(ValueError, match=r"another config \(seed: 3 there, 0 here\)"):
+        folder.keep_config(tiny(), tmp_path)
+
+
+def test_folder_of_another_program_is_left_alone(tiny, tmp_path):
+    """Check that a run in the folder of a model of `transformers` neither overwrites nor deletes its files."""
+    files = {"config.json": '{"model_type": "gpt2"}', "tokenizer.json": "{}"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=r"config.json is not the config of a run: choose another workdir"):
+        loop.train(tiny(), tmp_path)
+    assert {name: (tmp_path / name).read_text() for name in files} == files
+    folder.discard(tmp_path, force=True)
+    assert not (tmp_path / "tokenizer.json").exists()
 
 
 def test_resuming_with_changed_data_raises(tmp_path):

@@ -1,0 +1,67 @@
+"""Locks of run folders, which end with the process that holds them. Uses only the standard library."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+LOCK = ".lock"  # locked while a run uses the folder
+CLAIM = ".sweep"  # locked from the moment a sweep starts a run until the run's process has ended
+# Errors of file systems without locks; NFS answers EBADF for folders.
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF)
+
+
+@contextlib.contextmanager
+def locked(workdir: Path) -> Iterator[None]:
+    """Keep other runs out of the folder, or raise ValueError; the lock ends with the process, however it ends."""
+    # The folder too: another run would create a lock file that was deleted anew, and lock that one.
+    with _opened(workdir / LOCK, os.O_RDWR | os.O_CREAT) as file, _opened(workdir) as folder:
+        if not (lock(file) and lock(folder)):
+            raise ValueError(f"another run is using {workdir}: wait for it, stop it, or choose another workdir.")
+        yield
+
+
+def lock(file: int, shared: bool = False) -> bool:
+    """Lock an open file or folder; return False if another process holds its lock.
+
+    On file systems without locks nothing is locked, and a line on standard error says so.
+    """
+    for _ in range(1 if shared else 10):  # another process may be looking at the lock, which takes no time
+        try:
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not shared:
+                time.sleep(0.05)
+            continue
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            if not shared and error.errno != errno.EBADF:
+                print(f"no locks here ({error.strerror}): do not start a second run in this folder", file=sys.stderr)
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _opened(path, flags=os.O_RDONLY):
+    number = os.open(path, flags, 0o666)
+    try:
+        yield number
+    finally:
+        os.close(number)
+
+
+def held(workdir: Path) -> bool:
+    """Return whether a run is in progress in the folder, or a sweep has just started one there."""
+    return any(is_locked(workdir / name) for name in (CLAIM, LOCK, ""))
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a file or folder."""
+    with contextlib.suppress(FileNotFoundError), _opened(path) as file:
+        return not lock(file, shared=True)
+    return False
