@@ -9,7 +9,7 @@ import time
 import pytest
 from rich.console import Console
 
-from lineage.runs import folder, sweep
+from lineage.runs import locks, sweep
 from lineage.runs.live import Run, Table, watch
 
 
@@ -121,9 +121,9 @@ def test_devices_are_divided_among_runs(monkeypatch):
 
 
 def test_held_devices(tmp_path):
-    assert not folder.held(tmp_path)
-    with (tmp_path / folder.CLAIM).open("w") as file:
-        assert not folder.held(tmp_path)
+    assert not locks.held(tmp_path)
+    with (tmp_path / locks.CLAIM).open("w") as file:
+        assert not locks.held(tmp_path)
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert folder.held(tmp_path)
-    assert not folder.held(tmp_path)
+        assert locks.held(tmp_path)
+    assert not locks.held(tmp_path)

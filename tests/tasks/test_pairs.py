@@ -64,7 +64,7 @@ def test_generated_texts_are_saved_and_reported(trained, files):
     assert written["bleu"] == pytest.approx(100)
     page = (workdir / "report.html").read_text()
     assert f"BLEU 100.00, {written['signature']}" in page
-    assert "<tr><td>1003<td>3 0 0 1<td>3 0 0 1" in page
+    assert "<td>1003<td>3 0 0 1<td>3 0 0 1" in page
     assert (workdir / "report" / "written_test.png").is_file()
 
 
