@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,6 +59,8 @@ class Trials:
         path = workdir / STORAGE
         # A lock that is there was left by a killed search: `locked` excludes another one.
         path.with_name(f"{STORAGE}.lock").unlink(missing_ok=True)
+        if path.exists():
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)  # so was the first part of a line
         storage = JournalStorage(JournalFileBackend(str(path)))
         self.study = optuna.create_study(
             study_name="sweep",

@@ -111,6 +111,14 @@ def test_search_resumes_after_a_kill(tmp_path):
     assert [row["state"] for row in rows(tmp_path)] == ["done"] * 4
 
 
+def test_torn_line_of_the_storage_does_not_end_the_search(tmp_path):
+    run(tmp_path, trials=2)
+    journal = tmp_path / module.STORAGE
+    journal.write_bytes(journal.read_bytes()[:-20])
+    assert run(tmp_path, trials=3) == 0
+    assert [row["state"] for row in rows(tmp_path)] == ["done"] * 3
+
+
 def test_invalid_search_raises(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"has no search\(\)"):
         run_search(COMMAND, None, dict, tmp_path)
