@@ -33,7 +33,14 @@ def replacing(path: str | os.PathLike) -> Iterator[Path]:
 
 
 def write_atomic(path: str | os.PathLike, content: str | bytes) -> Path:
-    """Write a text (UTF-8) or bytes to a file, see `replacing`; return its path."""
+    """Write a text (UTF-8) or bytes to a file, see `replacing`; return its path.
+
+    Raises:
+        OSError: the file cannot be written, for example because the disk is full.
+    """
     with replacing(path) as temporary:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        try:
+            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
     return Path(path)
