@@ -33,7 +33,8 @@ class Section(NamedTuple):
             if key not in settings:
                 settings["changes"][key] = value
             else:
-                settings[key] = ast.literal_eval(value) if isinstance(value, str) and key != "config" else value
+                is_literal = isinstance(value, str) and not isinstance(settings[key], str)
+                settings[key] = ast.literal_eval(value) if is_literal else value
         return settings
 
 
