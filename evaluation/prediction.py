@@ -106,7 +106,7 @@ def with_categories(facts: Facts, inputs: Inputs) -> Facts:
 class Output:
     """File of predictions that grows, and that an interrupted process continues.
 
-    The file PATH.about.json beside it tells what the predictions are of.
+    The file PATH.about.json beside it records what the predictions were computed from.
 
     Attributes:
         path: the .jsonl file; for another file, the one beside it from which that is made in the end.
@@ -115,7 +115,7 @@ class Output:
     """
 
     def __init__(self, path: str, about: Mapping[str, Any]):
-        """Open a file of predictions, without a torn last line; raise ValueError if it is one of something else."""
+        """Open a file of predictions and drop a torn last line; raise ValueError if another command wrote the file."""
         self.final = Path(path)
         if self.final.suffix not in FORMATS:
             raise ValueError(f"--output is {path!r}: it must end with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")
@@ -156,7 +156,8 @@ class Output:
             if isinstance(value, np.ndarray):
                 folder = self.path.with_suffix("")
                 folder.mkdir(exist_ok=True)
-                image = write_atomic(folder / f"{number:06}_{name}.png", png(value))
+                image = folder / f"{number:06}_{name}.png"
+                image.write_bytes(png(value))  # before its line: what is interrupted is written again
                 prediction = prediction | {name: str(image.relative_to(self.path.parent))}
         return line(prediction)
 

@@ -30,7 +30,7 @@ def lock(file: int, shared: bool = False) -> bool:
 
     On file systems without locks nothing is locked, and a line on standard error says so.
     """
-    for _ in range(1 if shared else 10):  # another process may be looking at the lock, which takes no time
+    for _ in range(1 if shared else 10):  # another process may be testing the lock, for an instant
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -41,7 +41,10 @@ def lock(file: int, shared: bool = False) -> bool:
             if error.errno not in NO_LOCKS:
                 raise
             if not shared and error.errno != errno.EBADF:
-                print(f"no locks here ({error.strerror}): do not start a second run in this folder", file=sys.stderr)
+                print(
+                    f"this file system has no locks ({error.strerror}): do not start a second run in this folder",
+                    file=sys.stderr,
+                )
         return True
     return False
 

@@ -80,18 +80,21 @@ def on_devices(
     value: Float[Array, "B S H C"],
     mask: Mask,
     scale: float,
-    dropout: DropWeights | None,
-    interpret: bool,
+    *,
+    dropout: DropWeights | None = None,
+    interpret: bool = False,
 ) -> Float[Array, "B T H C"]:
-    """Attend on each device to its examples and heads.
+    """Attend as `dense` does, with a kernel; each device attends to its examples and heads.
 
     Args:
-        attend: takes the settings of `Shape` from `channels` on, and the arrays "query" [B, T, D], "key" and "value"
-            [B, S, D], with D = H x C; "seed" [3], followed by the numbers of the first example and of the first head of
-            the device; optionally "own" [#B, T] and "seen" [#B, S], segments of the queries and of the keys, those of
-            padding -1; "bias" [1, H, T, S].
+        attend: the kernel. It takes the settings of `Shape` from `channels` on, and the arrays "query" [B, T, D], "key"
+            and "value" [B, S, D], with D = H x C; "seed" [3], followed by the numbers of the first example and of the
+            first head of the device; optionally "own" [#B, T] and "seen" [#B, S], segments of the queries and of the
+            keys, those of padding -1; "bias" [1, H, T, S].
         mask: one that `is_described`.
-        scale, dropout, interpret: see `Shape`.
+        scale: factor of the scores.
+        dropout: dropout on the weights.
+        interpret: emulate the kernel, on any platform.
     """
     batch, length, heads, channels = query.shape
     own = seen = mask.segments

@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from lineage.models.kernels.devices import MASKED, SAVED, Shape, heads_axes, is_described, keeps_weights, on_devices
-from lineage.models.layers.attend import DropWeights, Mask
+from lineage.models.layers.attend import Mask
 from lineage.models.layers.placement import num_parts
 
 LANES = 128
@@ -49,33 +49,15 @@ def block_size(queries: int, keys: int, heads: int, channels: int, whole: bool =
     return None
 
 
-def fused(
-    query: Float[Array, "B T H C"],
-    key: Float[Array, "B S H C"],
-    value: Float[Array, "B S H C"],
-    mask: Mask,
-    scale: float,
-    *,
-    dropout: DropWeights | None = None,
-    interpret: bool = False,
-) -> Float[Array, "B T H C"]:
-    """Attend as `dense` does, with a kernel for TPUs; on several devices, each has its examples and heads.
-
-    Args:
-        mask: one that `fits`.
-        scale: factor of the scores.
-        dropout: dropout on the weights.
-        interpret: emulate the kernel, on any platform.
-    """
-    return on_devices(_attend_here, query, key, value, mask, scale, dropout, interpret)
-
-
 def _attend_here(arrays: dict[str, Array], **settings: Any) -> Float[Array, "B T D"]:
     (length, width), keys, channels = arrays["query"].shape[1:], arrays["key"].shape[1], settings["channels"]
     rows, group = block_size(length, keys, width // channels, channels, whole="bias" in arrays)
     columns = {"own": (slice(None), slice(None), None), "seen": (slice(None), None)}  # segments as [T, 1] and [1, S]
     arrays = {name: x[columns[name]] if name in columns else x for name, x in arrays.items()}
     return _attend(Shape(heads=group, rows=rows, **settings), arrays)
+
+
+fused = partial(on_devices, _attend_here)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

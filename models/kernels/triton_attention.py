@@ -2,6 +2,7 @@
 
 cuDNN's kernel, which is used otherwise, has dropout only with a seed that is fixed when the program is compiled. Each
 program of a kernel has one block of queries or keys, of one head and one example, and visits those of the other kind.
+With a causal mask, a query without any visible key gets the mean of the values in the blocks up to its own.
 """
 
 import math
@@ -16,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from lineage.models.kernels.devices import MASKED, SAVED, Shape, is_described, keeps_weights, on_devices, visited_blocks
-from lineage.models.layers.attend import DropWeights, Mask
+from lineage.models.layers.attend import Mask
 
 BLOCK = 64  # number of queries and of keys in a block
 OUTSIDE = -2  # segment of the keys that fill the last block
@@ -27,29 +28,6 @@ PER_QUERY = ("largest", "total", "delta")  # arrays [B, H, T] with a number for 
 def fits(query: Float[Array, "B T H C"], key: Float[Array, "B S H C"], mask: Mask) -> bool:
     """Return whether `flash` supports arrays of these shapes with this mask."""
     return query.shape[-1] in (16, 32, 64, 128) and is_described(mask, query.shape[1], key.shape[1])
-
-
-def flash(
-    query: Float[Array, "B T H C"],
-    key: Float[Array, "B S H C"],
-    value: Float[Array, "B S H C"],
-    mask: Mask,
-    scale: float,
-    *,
-    dropout: DropWeights | None = None,
-    interpret: bool = False,
-) -> Float[Array, "B T H C"]:
-    """Attend as `dense` does, with a kernel for NVIDIA GPUs; on several devices, each has its examples and heads.
-
-    With a causal mask, a query without any visible key gets the mean of the values in the blocks before its own.
-
-    Args:
-        mask: one that `fits`.
-        scale: factor of the scores.
-        dropout: dropout on the weights.
-        interpret: emulate the kernel, on any platform.
-    """
-    return on_devices(_attend_here, query, key, value, mask, scale, dropout, interpret)
 
 
 def _attend_here(arrays: dict[str, Array], **settings: Any) -> Float[Array, "B T D"]:
@@ -64,6 +42,9 @@ def _attend_here(arrays: dict[str, Array], **settings: Any) -> Float[Array, "B T
     widths["bias"] = ((0, 0), (0, 0), (0, rows), (0, columns))
     arrays = {name: jnp.pad(x, widths[name]) if name in widths else x for name, x in arrays.items()}
     return _attend(Shape(heads=1, rows=BLOCK, **settings), arrays)[:, :length]
+
+
+flash = partial(on_devices, _attend_here)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -33,6 +33,15 @@ def numbers(tree):
             yield value
 
 
+@pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS)
+def test_settings_are_texts_on_the_command_line_only(section):
+    for changes in (section.tiny, section.cpu or {}):
+        settings = section.resolved(changes)
+        assert all(settings.get(key, settings["changes"].get(key)) == value for key, value in changes.items())
+    numbers = {key: value for key, value in section.settings.items() if isinstance(value, int)}
+    assert numbers.items() <= section.resolved({key: str(value) for key, value in numbers.items()}).items()
+
+
 @pytest.mark.slow
 def test_every_section_has_rows_with_finite_numbers(tmp_path):
     rows, table = rehearsed(tmp_path, "--minutes=60")

@@ -81,7 +81,7 @@ def test_file_system_without_locks(number, tmp_path, monkeypatch, capsys):
         return
     with locks.locked(tmp_path):
         assert locks.held(tmp_path) == (number == errno.EBADF)
-        said = "no locks here (" + os.strerror(number)
+        said = "this file system has no locks (" + os.strerror(number)
         assert (said in capsys.readouterr().err) == (number != errno.EBADF)
 
 
