@@ -49,12 +49,12 @@ def score_files(
     if predictions is None:
         raise ValueError("--predictions is missing: give the file to score.")
     settings = parse(name, options)
-    wanted = "references" in inspect.signature(METRICS[name]).parameters
+    wanted = needs_references(name)
     if wanted != bool(references):
         raise ValueError(
             f"{name} {'needs' if wanted else 'has no'} references: {'give' if wanted else 'omit'} --references."
         )
-    boxes, own = name == "coco", OWN_KEYS.get(name, ())
+    boxes, own = name in ("coco", "voc"), OWN_KEYS.get(name, ())
     given = read(predictions, () if boxes else (*own, *PREDICTIONS))
     columns = [read(path, () if boxes else (*own, *REFERENCES)) for path in references]
     documents = boxes or (name == "squad" and isinstance(given, dict))
@@ -75,6 +75,26 @@ def score_files(
         "files": {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in files},
         "versions": {"python": platform.python_version(), **versions(PACKAGES)},
     }
+
+
+def check(metric: str, where: str) -> None:
+    """Raise ValueError unless a text is the name of a metric of `METRICS`, followed by its options, if any."""
+    name, *options = metric.split() or [""]
+    if name not in METRICS:
+        raise ValueError(f"{where} has {metric!r}: it must begin with one of {', '.join(METRICS)}.")
+    parse(name, options)
+
+
+def score_texts(metric: str, outputs: list[str], references: list[str]) -> dict[str, float]:
+    """Return the values of a metric and its options, such as "rouge kinds=1,2", for texts and a reference for each."""
+    name, *options = metric.split()
+    found = METRICS[name](outputs, *[[references]] * needs_references(name), **parse(name, options))
+    return {key: float(value) for key, value in found.items() if key != "signature"}
+
+
+def needs_references(name: str) -> bool:
+    """Return whether a metric compares the predictions with references."""
+    return "references" in inspect.signature(METRICS[name]).parameters
 
 
 def defaults(name: str) -> dict[str, Any]:

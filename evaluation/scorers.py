@@ -20,7 +20,7 @@ import numpy as np
 from lineage.data.sources.files import read_lines
 from lineage.metrics import answers, diversity, embedding, summary, translation
 from lineage.metrics.classification import precision_recall_f1
-from lineage.metrics.detection import Detections, coco
+from lineage.metrics.detection import Detections, coco, mean_over_images, voc
 from lineage.metrics.tagging import Spans
 
 PREDICTIONS, REFERENCES = ("prediction", "text"), ("references", "reference", "text")  # keys of objects in a .jsonl
@@ -111,11 +111,12 @@ def _rouge(
     beta=1.0,
     tokenize="ascii",
     stem=False,
+    perl=False,
     samples=1000,
     confidence=0.95,
     seed=0,
 ):
-    """Compute ROUGE; `tokenize` is "ascii", or "words" for any script."""
+    """Compute ROUGE; `tokenize` is "ascii", or "words" for any script; `perl`: see `metrics.summary.rouge`."""
     tokenizers = {"ascii": partial(summary.tokens, stem=stem), "words": summary.words}
     if tokenize not in tokenizers or (stem and tokenize == "words"):
         raise ValueError(f"tokenize is {tokenize!r}, stem {stem}: it must be ascii, or words without stem.")
@@ -123,7 +124,7 @@ def _rouge(
         raise ValueError(f"samples is {samples}: it must be at least 1.")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence is {confidence}: it must be between 0 and 1.")
-    options = {"beta": beta, "tokenize": tokenizers[tokenize], "confidence": confidence, "seed": seed}
+    options = {"beta": beta, "tokenize": tokenizers[tokenize], "perl": perl, "confidence": confidence, "seed": seed}
     texts, rows = _texts(predictions), _several(references)
     found = {}
     for kind, ends in summary.corpus_rouge(texts, rows, kinds, samples=samples, **options).items():
@@ -198,6 +199,33 @@ def _tagging(predictions, references, *, scheme=""):
 
 def _coco(predictions, references):
     """Compute the twelve COCO metrics, and the average precision of each category."""
+    names, state = _detections(predictions, references)
+    result = coco(state)
+    return result.summary() | {f"ap {name}": value for name, value in zip(names, result.by_class())}
+
+
+def _voc(predictions, references, *, threshold=0.5, points=0, pixel=0.0, by_image=False):
+    """Compute PASCAL VOC's mean average precision; `points` is 11, or 0 for the area under the curve.
+
+    Annotations whose `difficult` is 1 are ignored. `pixel` is 1 for boxes whose width is xmax - xmin of VOC's files.
+    With `by_image`, each class in each image counts as one (see `metrics.detection.mean_over_images`).
+    """
+    if points not in (0, 11) or not 0 <= threshold < 1:
+        raise ValueError(f"points is {points}, threshold {threshold}: they must be 0 or 11, and from 0 to below 1.")
+    names, state = _detections(predictions, references, pixel, ignored="difficult")
+    if by_image:
+        return {"map": mean_over_images(state, threshold, points or None)}
+    scores = voc(state, threshold, points or None)
+    known = [score for score in scores if not math.isnan(score)]
+    mean = float(np.mean(known)) if known else math.nan
+    return {"map": mean} | {f"ap {name}": score for name, score in zip(names, scores)}
+
+
+def _detections(predictions, references, pixel=0.0, ignored="iscrowd"):
+    """Return the names of the categories, and the detections of files in the formats of COCO.
+
+    Annotations that have the key `ignored` with the value 1 are ignored, and so are crowds.
+    """
     truth = _only(references)
     try:
         names = {each["id"]: each["name"] for each in sorted(truth["categories"], key=lambda each: each["id"])}
@@ -205,18 +233,17 @@ def _coco(predictions, references):
         images = {image["id"]: ([], []) for image in truth["images"]}
         for which, entries in enumerate((predictions, truth["annotations"])):
             for entry in entries:
-                rest = (entry["iscrowd"], entry["area"]) if which else (entry["score"],)
+                rest = (entry["iscrowd"], entry["area"], entry.get(ignored, 0)) if which else (entry["score"],)
                 images[entry["image_id"]][which].append((entry["bbox"], numbers[entry["category_id"]], *rest))
     except (KeyError, TypeError) as error:
         raise ValueError(f"the files are not COCO's results and instances: {type(error).__name__} {error}") from None
     state = Detections.empty(len(names))
     for image, (found, true) in images.items():
         boxes, classes, scores = map(np.array, zip(*found) if found else ((), (), ()))
-        true_boxes, true_classes, crowd, areas = map(np.array, zip(*true) if true else ((), (), (), ()))
-        sizes = {"true_crowd": crowd, "true_areas": areas}
+        true_boxes, true_classes, crowd, areas, skipped = map(np.array, zip(*true) if true else ((),) * 5)
+        sizes = {"true_crowd": crowd, "true_areas": areas, "true_ignored": skipped, "pixel": pixel}
         state = state.update(image, boxes, scores, classes, true_boxes, true_classes, **sizes)
-    result = coco(state)
-    return result.summary() | {f"ap {name}": value for name, value in zip(names.values(), result.by_class())}
+    return names.values(), state
 
 
 def _bert_score(predictions, references, *, model="", layer=-1, idf=False, baseline=""):
@@ -257,4 +284,5 @@ METRICS: dict[str, Callable[..., dict[str, Any]]] = {
     "squad": _squad,
     "tagging": _tagging,
     "coco": _coco,
+    "voc": _voc,
 }

@@ -11,6 +11,7 @@ from scipy.special import softmax
 from lineage.data.examples.encoded import Encoded
 from lineage.evaluation.base import EVALUATORS, Context, Evaluator, Split
 from lineage.evaluation.sampling import Sampler
+from lineage.evaluation.score import check, score_texts
 from lineage.metrics import classification
 from lineage.metrics.answers import exact_match, f1
 from lineage.metrics.tagging import Spans
@@ -25,7 +26,17 @@ class Generation(Evaluator):
     """BLEU and exact match of texts generated with the config's `sampling` options.
 
     `free_running_accuracy` of an encoder-decoder is the fraction of target tokens generated at the correct position.
+
+    Attributes:
+        metrics: further metrics of the command `score`, each with its options, such as "chrf", "rouge kinds=1,2,L" and
+            "bert_score model=FOLDER layer=9".
     """
+
+    metrics: tuple[str, ...] = ()
+
+    def check(self, context: Context) -> None:
+        for metric in self.metrics:
+            check(metric, "evaluators.generation.metrics")
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         sampler, outputs, source = Sampler(context), [], split.batches.source
@@ -46,8 +57,12 @@ class Generation(Evaluator):
             "by_length": bleu_by_length(outputs, references, [len(line.split()) for line in texts]),
             "rows": list(zip(texts, outputs, references)),
         }
-        free = {"free_running_accuracy": float(right / count)} if count else {}
-        return {"exact_match": exact, "bleu": score, **free}
+        found = {"exact_match": exact, "bleu": score}
+        if count:
+            found["free_running_accuracy"] = float(right / count)
+        for metric in self.metrics:
+            found |= score_texts(metric, outputs, references)
+        return found
 
 
 def _in_place(generated, targets, mask):

@@ -7,7 +7,7 @@ development kit. Boxes are in pixels.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -237,32 +237,65 @@ def _precision(correct, wrong, count):
     return np.take_along_axis(values, np.array(positions), axis=1)
 
 
+class Ranked(NamedTuple):
+    """Detections of a class in descending order of score, with the precision and recall of those up to each one.
+
+    Attributes:
+        scores: scores of the detections [N].
+        correct: whether each detection is correct [N].
+        precision: fraction of the detections so far that are correct [N].
+        recall: fraction of the objects that have been found so far [N]; nan if there are no objects.
+    """
+
+    scores: Float[np.ndarray, "N"]
+    correct: Bool[np.ndarray, "N"]
+    precision: Float[np.ndarray, "N"]
+    recall: Float[np.ndarray, "N"]
+
+
+def rank(state: Detections, number: int, threshold: float = 0.5) -> Ranked:
+    """Return the detections of class `number` as PASCAL VOC ranks them.
+
+    A detection is assigned to the object that it overlaps most, if the IoU exceeds `threshold`. The first detection
+    of an object is correct, all others are wrong; those of an ignored object are left out.
+    """
+    rows, count = [], 0  # the score of each detection, and whether it is correct
+    for _, image in sorted(state.images.items()):
+        truths, own = (np.flatnonzero(classes == number) for classes in (image.true_classes, image.classes))
+        count, found = count + (~image.true_ignored[truths]).sum(), set()
+        for row in own[np.argsort(-image.scores[own], kind="stable")]:
+            best = max(truths, key=image.overlaps[row].__getitem__, default=None)
+            hit = best is not None and image.overlaps[row, best] > threshold
+            if hit and image.true_ignored[best]:
+                continue
+            rows.append((image.scores[row], hit and best not in found))
+            if hit:
+                found.add(best)
+    scores, correct = np.array(sorted(rows, key=lambda row: -row[0])).reshape(-1, 2).T
+    hits = np.cumsum(correct)
+    recall = hits / count if count else np.full(len(hits), np.nan)
+    return Ranked(scores, correct.astype(bool), hits / np.arange(1, len(hits) + 1), recall)
+
+
 def voc(state: Detections, threshold: float = 0.5, points: Literal[11] | None = None) -> list[float]:
     """Return PASCAL VOC's average precision of each class, 0 to 1; nan for a class without objects.
 
-    A detection is assigned to the object that it overlaps most, if the IoU exceeds `threshold`. The first detection
-    of an object is correct, all others are wrong. The state must have been updated with `pixel=1`. `points=11` averages
-    the precision at recalls 0, 0.1, ..., 1 (VOC2007); None: the area under the curve.
+    The detections are those of `rank`; the state must have been updated with `pixel=1`. `points=11` averages the
+    precision at recalls 0, 0.1, ..., 1 (VOC2007); None: the area under the curve.
     """
-    scores = []
-    for number in range(state.num_classes):
-        rows, count = [], 0  # the score of each detection, and whether it is correct
-        for _, image in sorted(state.images.items()):
-            truths, own = (np.flatnonzero(classes == number) for classes in (image.true_classes, image.classes))
-            count, found = count + (~image.true_ignored[truths]).sum(), set()
-            for row in own[np.argsort(-image.scores[own], kind="stable")]:
-                best = max(truths, key=image.overlaps[row].__getitem__, default=None)
-                hit = best is not None and image.overlaps[row, best] > threshold
-                if hit and image.true_ignored[best]:
-                    continue
-                rows.append((image.scores[row], hit and best not in found))
-                if hit:
-                    found.add(best)
-        rows = sorted(rows, key=lambda row: -row[0])
-        correct = np.cumsum([right for _, right in rows])
-        recall, precision = correct / max(count, 1), correct / np.arange(1, len(rows) + 1)
-        scores.append(_area(recall, precision, points) if count else float("nan"))
-    return scores
+    known = {*np.concatenate([[], *(image.true_classes[~image.true_ignored] for image in state.images.values())])}
+    ranked = [rank(state, number, threshold) if number in known else None for number in range(state.num_classes)]
+    return [_area(each.recall, each.precision, points) if each else float("nan") for each in ranked]
+
+
+def mean_over_images(state: Detections, threshold: float = 0.5, points: Literal[11] | None = None) -> float:
+    """Return the mean of the average precisions of each class in each image that contains it, as textbooks define mAP.
+
+    An image counts as much as any other, however many objects it has. The options are those of `voc`; nan without
+    objects.
+    """
+    images = [Detections(state.num_classes, {number: image}) for number, image in state.images.items()]
+    return _mean(np.array([score for image in images for score in voc(image, threshold, points)]))
 
 
 def _area(recall, precision, points):

@@ -2,7 +2,8 @@
 
 `tokens` is rouge-score's tokenizer; `words` tokenizes any script. The kinds of ROUGE are "1", "2", ... (n-grams), "L"
 (longest common subsequence, LCS), "Lsum" (LCS by sentences), "W" (weighted LCS, which favors consecutive matches), "S"
-(skip-bigrams) and "SU" (skip-bigrams and unigrams); "S4" and "SU4" allow gaps of at most 4 tokens.
+(skip-bigrams) and "SU" (skip-bigrams and unigrams); "S4" and "SU4" allow gaps of at most 4 tokens. W and SU follow the
+paper, or with `perl` the program ROUGE 1.5.5, by which the conferences DUC and TAC published their scores.
 """
 
 import re
@@ -53,13 +54,17 @@ def rouge(
     *,
     beta: float = 1.0,
     tokenize: Callable[[str], list[str]] = tokens,
+    perl: bool = False,
 ) -> dict[str, Score]:
     """Return the scores of a text; of several references, the one with the highest F for each kind.
 
     Args:
-        output: text; for "Lsum", each line is a sentence.
+        output: text; for "Lsum", and for "W" with `perl`, each line is a sentence.
         kinds: kinds of ROUGE, see the module's documentation.
         beta: weight of recall relative to precision in F.
+        perl: whether to compute SU and W as ROUGE 1.5.5 does: SU leaves out the last token as a unigram; W takes the
+            union of the weighted LCS with each sentence, as Lsum does, and divides for its recall by the sum of
+            |sentence| ** 1.2 instead of by the length of the reference.
     """
     references = [references] if isinstance(references, str) else list(references)
     if not references:
@@ -67,7 +72,7 @@ def rouge(
     if not beta > 0:
         raise ValueError(f"beta is {beta}: it must be above 0.")
     ours, theirs = _Text(output, tokenize), [_Text(text, tokenize) for text in references]
-    scores = {kind: [_scored(_hits(kind)(ours, text), beta) for text in theirs] for kind in kinds}
+    scores = {kind: [_scored(_hits(kind, perl)(ours, text), beta) for text in theirs] for kind in kinds}
     return {kind: max(some, key=lambda score: score.f) for kind, some in scores.items()}
 
 
@@ -119,9 +124,9 @@ def _scored(counts, beta):
 
 
 @cache
-def _hits(kind):
+def _hits(kind, perl):
     """Return the function (output, reference) -> (matches, units of the output, units of the reference)."""
-    known = {"L": _longest, "Lsum": _longest_of_sentences, "W": _weighted}
+    known = {"L": _longest, "Lsum": _longest_of_sentences, "W": _weighted_of_sentences if perl else _weighted}
     if kind in known:
         return known[kind]
     if re.fullmatch("[1-9][0-9]*", kind):
@@ -129,8 +134,8 @@ def _hits(kind):
         return lambda ours, theirs: _shared(*(_ngrams(text.tokens, size) for text in (ours, theirs)))
     if match := re.fullmatch("(SU?)([0-9]*)", kind):
         limit = int(match[2]) if match[2] else None
-        unigrams = match[1] == "SU"
-        return lambda ours, theirs: _shared(*(_skip_bigrams(text.tokens, limit, unigrams) for text in (ours, theirs)))
+        singles = slice(0 if match[1] == "S" else -1 if perl else None)
+        return lambda ours, theirs: _shared(*(_skip_bigrams(text.tokens, limit, singles) for text in (ours, theirs)))
     raise ValueError(f"The kind of ROUGE is {kind!r}: it must be 1, 2, ..., L, Lsum, W, S, SU, S4, SU4, ...")
 
 
@@ -143,11 +148,11 @@ def _ngrams(tokens, size):
     return Counter(zip(*(tokens[start:] for start in range(size))))
 
 
-def _skip_bigrams(tokens, limit, unigrams):
-    """Count the ordered pairs of tokens with at most `limit` tokens between them and, optionally, the tokens."""
+def _skip_bigrams(tokens, limit, singles):
+    """Count the ordered pairs of tokens with at most `limit` tokens between them, and the tokens of a slice."""
     limit = len(tokens) if limit is None else limit
     pairs = Counter(pair for skip in range(1, min(limit + 2, len(tokens))) for pair in zip(tokens, tokens[skip:]))
-    return pairs + Counter(tokens) if unigrams else pairs
+    return pairs + Counter(tokens[singles])
 
 
 def _longest(ours, theirs):
@@ -211,12 +216,47 @@ def _common(positions, columns):
 
 def _weighted(ours, theirs):
     """Return the length of the weighted LCS, as if all matches were consecutive, and both lengths."""
-    last = [(0.0, 0)] * (len(ours.tokens) + 1)  # the score, and the number of consecutive matches that end here
-    for token in theirs.tokens:
-        row = [(0.0, 0)]
-        for column, other in enumerate(ours.tokens):
+    score, _ = _weighted_table(theirs.tokens, ours.tokens)[-1][-1]
+    return score ** (1 / WEIGHT), len(ours.tokens), len(theirs.tokens)
+
+
+def _weighted_table(rows, columns):
+    """Return the score of the weighted LCS of each pair of prefixes, and the consecutive matches at its end."""
+    table = [[(0.0, 0)] * (len(columns) + 1)]
+    for token in rows:
+        last, row = table[-1], [(0.0, 0)]
+        for column, other in enumerate(columns):
             score, run = last[column]
             gain = (run + 1) ** WEIGHT - run**WEIGHT
             row.append((score + gain, run + 1) if token == other else (max(last[column + 1][0], row[-1][0]), 0))
-        last = row
-    return last[-1][0] ** (1 / WEIGHT), len(ours.tokens), len(theirs.tokens)
+        table.append(row)
+    return table
+
+
+def _weighted_of_sentences(ours, theirs):
+    """Return the counts of ROUGE 1.5.5: runs of matches in the union of the weighted LCS with each sentence."""
+    left, hits, size = Counter(ours.tokens) & Counter(theirs.tokens), 0.0, 0.0
+    for sentence in theirs.sentences:
+        found, run = set().union(*(_weighted_common(sentence, other) for other in ours.sentences)), 0
+        for row in sorted(found):
+            if left[sentence[row]] > 0:  # else a run goes on after this token, as it does in ROUGE 1.5.5
+                left[sentence[row]] -= 1
+                run += 1
+                if row + 1 not in found:
+                    hits, run = hits + run**WEIGHT, 0
+        size += len(sentence) ** WEIGHT
+    return hits ** (1 / WEIGHT), len(ours.tokens), size
+
+
+def _weighted_common(rows, columns):
+    """Return the rows of the weighted LCS; of several, the one that ROUGE 1.5.5 finds."""
+    table, found, row, column = _weighted_table(rows, columns), set(), len(rows), len(columns)
+    while row and column:
+        if rows[row - 1] == columns[column - 1]:
+            row, column = row - 1, column - 1
+            found.add(row)
+        elif table[row - 1][column][0] >= table[row][column - 1][0]:
+            row -= 1
+        else:
+            column -= 1
+    return found

@@ -82,6 +82,7 @@ class PairTask(TextTask):
     Attributes:
         sequence_length: maximum number of tokens of an input, and of a target, with its end token; longer pairs are
             left out of the training set and truncated in evaluation.
+        truncate: whether to truncate the longer pairs of the training set, too.
     """
 
     reads = "pairs"
@@ -89,6 +90,8 @@ class PairTask(TextTask):
     loader_options = ("buckets",)
     evaluators = ("loss", "generation")
     kind = pairs.EncodedPairs
+
+    truncate: bool = False
 
     def texts(self, content: Mapping[str, PairedTexts]) -> dict[str, Iterable[str]]:
         return {name: [*part.inputs, *part.targets] for name, part in content.items()}
@@ -101,7 +104,9 @@ class PairTask(TextTask):
         start_token = self.first_token(tokenizer)
         start = tokenizer.end_of_text if start_token is None else start_token
         splits = {
-            name: pairs.encode(part, tokenizer, self.sequence_length, name == "train", start, self.kind)
+            name: pairs.encode(
+                part, tokenizer, self.sequence_length, name == "train" and not self.truncate, start, self.kind
+            )
             for name, part in content.items()
         }
 

@@ -38,6 +38,10 @@ def test_commands_run(tmp_path, monkeypatch, capsys):
         Path(name).write_text(f"the cat sat on the mat\n{name} ran over the road\n")
     for name in ("out.jsonl", "true.jsonl"):
         Path(name).write_text(json.dumps(["O", "B-X"]) + "\n")
+    box = {"image_id": 1, "category_id": 1, "bbox": [0, 0, 5, 5], "iscrowd": 0, "area": 25, "score": 0.5}
+    Path("boxes.json").write_text(json.dumps([box]))
+    truth = {"images": [{"id": 1}], "categories": [{"id": 1, "name": "cat"}], "annotations": [box]}
+    Path("instances.json").write_text(json.dumps(truth))
     commands = [line for block in blocks("bash") for line in block.splitlines()]
     for command in commands:
         assert launch.main(shlex.split(command)[1:]) == 0, capsys.readouterr().err

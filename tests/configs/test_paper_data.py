@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from lineage.configs import cli, schema
-from lineage.data import SOURCES
+from lineage.data import SOURCES, PairedTexts
 from lineage.tasks import TASKS
 from tests.data.test_box_files import coco
 from tests.data.test_images import imagenet
@@ -48,6 +48,11 @@ def wikitext():
     hub("wikitext/wikitext-103-v1", [f"{file}.parquet" for file in files], text=" = a = \n")
 
 
+def cnn_dailymail():
+    files = [f"{split}-00000-of-00001.parquet" for split in ("train", "validation", "test")]
+    hub("cnn_dailymail/3.0.0", files, article="b", highlights="a", id="1")
+
+
 def c4():
     Path("c4/en").mkdir(parents=True)
     for name in ("c4-train.00000-of-01024", "c4-train.00099-of-01024", "c4-validation.00000-of-00008"):
@@ -68,6 +73,7 @@ FILES = {
     "bart_pretrain": (openwebtext, {"train": 792, "validation": 8}),
     "bert_pretrain": (wikipedia, {"train": 799, "validation": 1}),
     "transformer_xl_wikitext103": (wikitext, {"train": 800, "validation": 400, "test": 400}),
+    "bart_cnn_dailymail": (cnn_dailymail, dict.fromkeys(("train", "validation", "test"), 400)),
     "t5_c4": (c4, {"train": 800, "validation": 400}),
     "llama_1b": (c4, {"train": 800, "validation": 400}),
     "vit_imagenet21k": (imagenet21k, {"train": 198, "validation": 2}),
@@ -82,7 +88,12 @@ def source_of(name, **changes):
 
 
 def sizes(content):
-    return {split: sum(1 for _ in part) if not hasattr(part, "take") else len(part) for split, part in content.items()}
+    def size(part):
+        if isinstance(part, PairedTexts):
+            return len(part.inputs)
+        return len(part) if hasattr(part, "take") else sum(1 for _ in part)
+
+    return {split: size(part) for split, part in content.items()}
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))

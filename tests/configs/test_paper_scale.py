@@ -23,6 +23,7 @@ MODELS = [
     ("t5_c4:11b", 11_307_321_344, None, MIXED),
     ("bart_pretrain:base", 139_420_416, None, MIXED),
     ("bart_pretrain:large", 406_291_456, None, FSDP),
+    ("bart_cnn_dailymail", 406_291_456, None, FSDP),
     # BigBirdForMaskedLM of google/bigbird-roberta-base: the 128,112,824 of its pre-training model without the pooler
     # and the classifier of sentence pairs.
     ("bigbird_longdoc", 127_520_694, None, FSDP),

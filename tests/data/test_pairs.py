@@ -203,6 +203,8 @@ def test_pairs_as_single_texts(tmp_path):
     source = PairFiles(f"{tmp_path}/a.tsv", validation_path=f"{tmp_path}/a.tsv")
     loaded = load(source, ConditionalLM(sequence_length=7), batch_size=2, evaluation_batch_size=3)
     assert loaded.facts.examples == {"train": 2, "validation": 3}  # one pair is too long
+    truncated = load(source, ConditionalLM(sequence_length=7, truncate=True), batch_size=2)
+    assert truncated.facts.examples == {"train": 3, "validation": 3}
     (batch,) = loaded.splits["validation"]
     end = loaded.tokenizer.end_of_text
     for row, text, target in zip(range(3), ["ab", "abcd", "a"], ["xyz", "xy", "x"]):

@@ -75,7 +75,7 @@ def test_translation_metrics_with_two_reference_files(scored):
     assert len(rouge) == 10
     assert (
         rest["signature"]
-        == "metric:rouge|kinds:1,SU4|beta:2.0|tokenize:ascii|stem:True|samples:50|confidence:0.95|seed:0"
+        == "metric:rouge|kinds:1,SU4|beta:2.0|tokenize:ascii|stem:True|perl:False|samples:50|confidence:0.95|seed:0"
     )
 
 
@@ -175,6 +175,36 @@ def test_coco_boxes(scored):
     assert scores["ap"] == pytest.approx(0.5)
     assert (scores["ap cat"], scores["ap tree"], scores["ap_large"]) == (0, pytest.approx(1), None)
     assert len(scores) == 14
+
+
+def test_voc_boxes(scored):
+    def entry(image, category, left, size=10, **rest):
+        about = {"image_id": image, "category_id": category, "bbox": [left, 0, size, 10]}
+        return about | (rest if "score" in rest else {"iscrowd": 0, "area": 100, **rest})
+
+    truth = {
+        "images": [{"id": 7}, {"id": 3}],
+        "categories": [{"id": 4, "name": "tree"}, {"id": 1, "name": "cat"}],
+        "annotations": [entry(7, 4, 0), entry(7, 4, 20), entry(3, 4, 0), entry(3, 1, 0), entry(3, 1, 50, difficult=1)],
+    }
+    found = [
+        entry(7, 4, 0, score=0.9),
+        entry(7, 4, 90, score=0.8),
+        entry(3, 4, 0, score=0.7),
+        entry(3, 1, 50, score=0.9),
+        entry(3, 1, 0, 6, score=0.5),
+    ]
+    files = json.dumps(found), json.dumps(truth)
+
+    def scores(**options):
+        given = [f"{key}={value}" for key, value in options.items()]
+        return scored("voc", *files, options=given, suffix="json")[0]
+
+    assert scores() == pytest.approx({"map": 7 / 9, "ap tree": 5 / 9, "ap cat": 1})  # recalls 1/3 and 2/3
+    assert scores(points=11)["ap tree"] == pytest.approx((4 * 1 + 3 * 2 / 3) / 11)
+    assert scores(threshold=0.6)["ap cat"] == 0  # the IoU is exactly 0.6
+    assert scores(threshold=0.6, pixel=1)["ap cat"] == 1  # 77 / 121
+    assert scores(by_image="true") == pytest.approx({"map": (0.5 + 1 + 1) / 3})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from lineage.metrics.detection import Detections, box_overlaps, coco, mask_overlaps, voc
+from lineage.metrics.detection import Detections, box_overlaps, coco, mask_overlaps, mean_over_images, rank, voc
 
 CLASSES = 3
 
@@ -139,6 +139,33 @@ def test_voc_matches_its_definition(scene, points):
         state = state.merge(Detections(CLASSES, {number: free._replace(overlaps=overlaps)}))
     expected = [by_definition(scene, label, points) for label in range(CLASSES)]
     np.testing.assert_allclose(voc(state, points=points), [np.nan if x is None else x for x in expected], atol=1e-12)
+
+
+def test_table_of_ten_ranked_detections():
+    """Check the table of a widely taught example: five objects, of which ten detections find all."""
+    correct = np.array([1, 1, 0, 0, 0, 1, 1, 0, 0, 1], bool)
+    truths = np.array([[20.0 * number, 0, 10, 10] for number in range(5)])
+    boxes = np.where(correct[:, None], truths[np.cumsum(correct) - 1], [500.0, 0, 10, 10])
+    order = [3, 7, 0, 9, 5, 1, 8, 2, 6, 4]  # detections need not come in the order of their scores
+    zeros, scores = np.zeros(10, int), np.linspace(0.95, 0.5, 10)
+    state = Detections.empty(1).update(0, boxes[order], scores[order], zeros, truths, zeros[:5])
+    table = rank(state, 0)
+    np.testing.assert_array_equal(table.scores, scores)
+    np.testing.assert_array_equal(table.correct, correct)
+    np.testing.assert_allclose(table.precision, [1, 1, 2 / 3, 1 / 2, 2 / 5, 1 / 2, 4 / 7, 1 / 2, 4 / 9, 1 / 2])
+    np.testing.assert_allclose(table.recall, [0.2, 0.4, 0.4, 0.4, 0.4, 0.6, 0.8, 0.8, 0.8, 1])
+    assert voc(state, points=11) == [pytest.approx((5 * 1 + 4 * 4 / 7 + 2 * 1 / 2) / 11)]
+    assert voc(state) == [pytest.approx(0.4 * 1 + 0.4 * 4 / 7 + 0.2 * 1 / 2)]
+
+
+def test_mean_over_images_counts_each_class_in_each_image_once():
+    box, far = [0.0, 0, 10, 10], [50.0, 0, 10, 10]
+    state = Detections.empty(2).update(0, [box, far], [0.9, 0.8], [0, 1], [box, box], [0, 1])  # 1 and 0
+    state = state.update(1, [far, box], [0.9, 0.8], [1, 1], [box], [1])  # 0.5
+    state = state.update(2, [box], [0.5], [0], np.zeros((0, 4)), np.zeros(0, int))  # no object: not counted
+    assert mean_over_images(state) == pytest.approx(0.5)
+    assert np.mean(voc(state)) == pytest.approx((1 + 1 / 6) / 2)
+    assert np.isnan(mean_over_images(Detections.empty(2)))
 
 
 def test_rectangular_masks_score_as_boxes():

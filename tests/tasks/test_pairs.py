@@ -37,6 +37,7 @@ def trained(files, tiny, tmp_path_factory):
         "sampling.num_samples": 1,
         "sampling.prompt": "1005",
         "sampling.max_new_tokens": 8,
+        "evaluators.generation.metrics": ("chrf word_order=2", "rouge kinds=1,L samples=10", "distinct orders=1"),
         "total_steps": 250,
         "evaluate_every_steps": 250,
         "save_every_steps": 125,
@@ -52,6 +53,8 @@ def test_memorized_targets_are_generated(trained):
     assert metrics["test/exact_match"] == 1
     assert metrics["test/accuracy"] == 1
     assert metrics["test/free_running_accuracy"] == 1
+    assert [metrics[f"test/{name}"] for name in ("chrf", "rougeL_recall", "rouge1_f_low")] == pytest.approx([100, 1, 1])
+    assert metrics["test/distinct_1"] == pytest.approx(7 / 28)  # 7 digits in 28
     sample = json.loads((workdir / "artifacts" / "samples.jsonl").read_text().splitlines()[-1])
     assert sample == {"step": 250, "prompt": "1005 → ", "text": "5 0 0 1"}
 
@@ -66,6 +69,18 @@ def test_generated_texts_are_saved_and_reported(trained, files):
     assert f"BLEU 100.00, {written['signature']}" in page
     assert "<td>1003<td>3 0 0 1<td>3 0 0 1" in page
     assert (workdir / "report" / "written_test.png").is_file()
+
+
+def test_unknown_metrics_are_refused_before_training(files, tiny, tmp_path):
+    changes = {"source": f"pairs:{files}/train.tsv", "task.sequence_length": 9}
+    for metric, message in (
+        ("rogue", "generation.metrics has 'rogue': it must"),
+        ("chrf order=x", "no option 'order'"),
+    ):
+        config = tiny("transformer", changes | {"evaluators.generation.metrics": (metric,)})
+        with pytest.raises(ValueError, match=message):
+            loop.train(config, tmp_path, devices=jax.devices()[:1])
+        assert not (tmp_path / "checkpoints").exists()
 
 
 @tiered("size", [1, 4, 64])
