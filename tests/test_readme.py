@@ -45,5 +45,5 @@ def test_commands_run(tmp_path, monkeypatch, capsys):
     commands = [line for block in blocks("bash") for line in block.splitlines()]
     for command in commands:
         assert launch.main(shlex.split(command)[1:]) == 0, capsys.readouterr().err
-    assert len(commands) == 2
+    assert len(commands) == 3
     assert json.loads(Path("out.jsonl.tagging.json").read_text())["scores"]["f1"] == 1
