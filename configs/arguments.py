@@ -321,9 +321,11 @@ COMMANDS = {
         (
             "score --metric=bleu --predictions=out.txt --references=a.txt --references=b.txt",
             "score --metric=tagging --predictions=out.jsonl --references=true.jsonl --option=scheme=IOB2",
+            "score --metric=perplexity --model=outputs/gpt_stdlib --predictions=texts.jsonl",
         ),
         (
-            _option("--metric NAME", "metric to compute, such as bleu, rouge, coco or squad"),
+            _option("--metric NAME", "metric to compute, such as bleu, rouge, coco, squad or perplexity"),
+            _option("--model FOLDER", "run or folder of the model of a metric such as perplexity or bert_score"),
             _option("--predictions FILE", "one text per line, .jsonl, or a .json of COCO or SQuAD"),
             _option("--references FILE", "file of references; may be repeated", action="append", default=[]),
             _option("--option NAME=VALUE", "option of the metric; may be repeated", action="append", default=[]),

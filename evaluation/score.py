@@ -5,12 +5,13 @@ import inspect
 import json
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lineage.configs.registry import typed
-from lineage.evaluation.scorers import METRICS, OWN_KEYS, PREDICTIONS, REFERENCES, read
+from lineage.evaluation.likelihood import CHOICES, LanguageModel
+from lineage.evaluation.scorers import LIKELIHOODS, METRICS, OWN_KEYS, PREDICTIONS, REFERENCES, read
 from lineage.metrics import translation
 from lineage.runs.folder import versions
 
@@ -24,9 +25,10 @@ def write_scores(
     references: Sequence[str] = (),
     options: Sequence[str] = (),
     command: str = "",
+    load: Callable[[str], LanguageModel] | None = None,
 ) -> str:
     """Write the result of `score_files` to a file, by default PREDICTIONS.METRIC.json; return a table of the scores."""
-    result = score_files(name, predictions, references, options) | {"command": command}
+    result = score_files(name, predictions, references, options, load) | {"command": command}
     path = Path(output or f"{predictions}.{name}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=2, ensure_ascii=False), encoding="utf-8")
@@ -37,11 +39,16 @@ def write_scores(
 
 
 def score_files(
-    name: str | None, predictions: str | None, references: Sequence[str], options: Sequence[str]
+    name: str | None,
+    predictions: str | None,
+    references: Sequence[str],
+    options: Sequence[str],
+    load: Callable[[str], LanguageModel] | None = None,
 ) -> dict[str, Any]:
     """Return the scores of a file by a metric of `METRICS`, with everything that is needed to reproduce them.
 
-    The options of the metric are "name=value" each; the values of a list are separated by commas.
+    The options of the metric are "name=value" each; the values of a list are separated by commas. `load` opens the
+    model of the metrics of `LIKELIHOODS`.
     """
     if name not in METRICS:
         given = "missing" if name is None else repr(name)
@@ -54,16 +61,21 @@ def score_files(
         raise ValueError(
             f"{name} {'needs' if wanted else 'has no'} references: {'give' if wanted else 'omit'} --references."
         )
-    boxes, own = name in ("coco", "voc"), OWN_KEYS.get(name, ())
-    given = read(predictions, () if boxes else (*own, *PREDICTIONS))
-    columns = [read(path, () if boxes else (*own, *REFERENCES)) for path in references]
-    documents = boxes or (name == "squad" and isinstance(given, dict))
-    for path, column in [] if documents else [(predictions, given), *zip(references, columns)]:
+    raw, own = name in ("coco", "voc", *CHOICES), OWN_KEYS.get(name, ())
+    given = read(predictions, () if raw else (*own, *PREDICTIONS))
+    columns = [read(path, () if raw else (*own, *REFERENCES)) for path in references]
+    free = raw or name == "detector" or (name == "squad" and isinstance(given, dict))  # of any number of entries
+    for path, column in [] if free else [(predictions, given), *zip(references, columns)]:
         if isinstance(column, dict):
             raise ValueError(f"{path} must be a list of texts.")
         if len(column) != len(given):
             raise ValueError(f"{predictions} has {len(given)} texts and {path} {len(column)}: they must be equal.")
-    scores = METRICS[name](given, *[columns] * wanted, **settings)
+    model = {}
+    if name in LIKELIHOODS:
+        if not settings["model"] or not load:
+            raise ValueError(f"--model is missing: {name} needs a causal language model, of a run or a folder.")
+        model = {"model": load(settings["model"])}
+    scores = METRICS[name](given, *[columns] * wanted, **settings | model)
     files = [predictions, *references, *filter(None, [settings.get("baseline")])]
     written = {key: ",".join(map(str, value)) if isinstance(value, tuple) else value for key, value in settings.items()}
     signature = "|".join(f"{key}:{value}" for key, value in {"metric": name, **written}.items())
@@ -80,8 +92,8 @@ def score_files(
 def check(metric: str, where: str) -> None:
     """Raise ValueError unless a text is the name of a metric of `METRICS`, followed by its options, if any."""
     name, *options = metric.split() or [""]
-    if name not in METRICS:
-        raise ValueError(f"{where} has {metric!r}: it must begin with one of {', '.join(METRICS)}.")
+    if name not in (known := [name for name in METRICS if name not in LIKELIHOODS]):
+        raise ValueError(f"{where} has {metric!r}: it must begin with one of {', '.join(known)}.")
     parse(name, options)
 
 

@@ -18,6 +18,13 @@ from typing import Any
 import numpy as np
 
 from lineage.data.sources.files import read_lines
+from lineage.evaluation.likelihood import (
+    CHOICES,
+    choice_scores,
+    detection_scores,
+    last_word_scores,
+    perplexity_scores,
+)
 from lineage.metrics import answers, diversity, embedding, summary, translation
 from lineage.metrics.classification import precision_recall_f1
 from lineage.metrics.detection import Detections, coco, mean_over_images, voc
@@ -270,7 +277,31 @@ def _encoder(model, layer):
     return Encoder(model, layer)
 
 
-METRICS: dict[str, Callable[..., dict[str, Any]]] = {
+def _perplexity(predictions, *, model=""):
+    return perplexity_scores(model, _texts(predictions))
+
+
+def _detector(predictions, references, *, model="", samples=1000, seed=0):
+    """Tell the predictions, which are texts of a model, from the references, those of humans."""
+    return detection_scores(model, _texts(predictions), _texts(_only(references)), samples, seed)
+
+
+def _lambada(predictions, *, model=""):
+    return last_word_scores(model, _texts(predictions))
+
+
+def _choices(name, predictions, *, model=""):
+    return choice_scores(name, model, predictions)
+
+
+# Metrics whose option `model` is the path of a run or folder, for which they get a `likelihood.LanguageModel`.
+LIKELIHOODS: dict[str, Callable[..., dict[str, Any]]] = {
+    "perplexity": _perplexity,
+    "detector": _detector,
+    "lambada": _lambada,
+    **{name: partial(_choices, name) for name in CHOICES},
+}
+METRICS = {
     **{name: partial(_sacrebleu, name) for name in translation.SACREBLEU},
     "d2l_bleu": _d2l_bleu,
     "rouge": _rouge,
@@ -285,4 +316,5 @@ METRICS: dict[str, Callable[..., dict[str, Any]]] = {
     "tagging": _tagging,
     "coco": _coco,
     "voc": _voc,
+    **LIKELIHOODS,
 }

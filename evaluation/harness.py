@@ -1,0 +1,88 @@
+"""A model of the LM evaluation harness, the package `lm_eval`."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+
+from lineage.evaluation.likelihood import LanguageModel
+from lineage.models.decoding.generate import generate
+
+MAX_NEW_TOKENS = 256  # where a task does not say
+
+
+class Harness(TemplateLM):
+    """Model for `lm_eval.simple_evaluate`, which computes the likelihoods and the texts that a task asks for."""
+
+    def __init__(self, model: LanguageModel):
+        super().__init__()
+        if model.start is None:
+            raise ValueError("The tokenizer has no end of text, which the tasks of the harness need.")
+        self.language_model = model
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.language_model.start
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        return self.language_model.tokenizer.encode(string).tolist()
+
+    def _loglikelihood_tokens(self, requests: Sequence[Any], **kwargs: Any) -> list[tuple[float, bool]]:
+        pairs = [(np.array(context), np.array(continuation)) for _, context, continuation in requests]
+        return [(each.log, each.is_greedy) for each in self.language_model.of_tokens(pairs)]
+
+    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
+        return [each.log for each in self.language_model.of_texts([text for (text,) in (r.args for r in requests)])]
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Continue each context up to the first of the texts `until`, by batches of contexts of similar length.
+
+        Samples are drawn if the task sets `do_sample`; it may set `temperature`, `top_k`, `top_p` and `max_gen_toks`.
+        """
+        model, found = self.language_model, {}
+        ids = model.tokenizer.encode_batch([request.args[0] for request in requests])
+        order = sorted(range(len(requests)), key=lambda i: (repr(requests[i].args[1]), len(ids[i])))
+        for _, group in groupby(order, key=lambda i: repr(requests[i].args[1])):
+            rows = list(group)
+            for first in range(0, len(rows), model.batch_size):
+                batch = rows[first : first + model.batch_size]
+                texts = self._continued([ids[i] for i in batch], **requests[batch[0]].args[1])
+                found |= zip(batch, texts)
+        return [found[i] for i in range(len(requests))]
+
+    def _continued(
+        self, contexts, until=(), max_gen_toks=MAX_NEW_TOKENS, do_sample=False, temperature=1.0, top_k=None, top_p=None
+    ):
+        model = self.language_model
+        if (room := model.length - max_gen_toks) < 1:
+            raise ValueError(
+                f"max_gen_toks is {max_gen_toks}: it must be below the {model.length} tokens of the model."
+            )
+        contexts = [tokens[-room:] for tokens in contexts]
+        lengths = np.array([len(tokens) for tokens in contexts])
+        prompts = np.zeros((len(contexts), lengths.max()), np.int32)
+        for row, tokens in enumerate(contexts):
+            prompts[row, : len(tokens)] = tokens
+        out = generate(
+            model.model,
+            model.variables,
+            prompts,
+            lengths,
+            max_new_tokens=max_gen_toks,
+            temperature=temperature if do_sample else 0.0,
+            top_k=top_k,
+            top_p=top_p,
+            stop_tokens=(model.start,),
+        )
+        ends = [until] if isinstance(until, str) else [*until]
+        ends.append(model.tokenizer.decode([model.start]))
+        texts = []
+        for tokens, start, stop in zip(np.asarray(out.tokens), lengths, np.asarray(out.lengths)):
+            text = model.tokenizer.decode(tokens[start:stop])
+            texts.append(
+                text[: min((place for place in map(text.find, filter(None, ends)) if place >= 0), default=None)]
+            )
+        return texts

@@ -1,0 +1,205 @@
+"""Log-likelihoods of texts by a causal language model: perplexity, and choices as in the LM evaluation harness."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from lineage.data import Tokenizer
+from lineage.metrics.classification import auroc
+from lineage.metrics.diversity import sentence_burstiness
+from lineage.metrics.likelihood import cross_entropy
+from lineage.models import Model
+
+LENGTH = 2048  # tokens that a model without a maximum length reads at once
+_ROOM = 32  # pad lengths to multiples of this value to limit recompilation
+
+
+class Likelihood(NamedTuple):
+    """Likelihood of a text.
+
+    Attributes:
+        log: natural logarithm of the probability of its tokens.
+        is_greedy: whether each token is the most probable one.
+        tokens: number of tokens that were predicted.
+    """
+
+    log: float
+    is_greedy: bool
+    tokens: int
+
+
+class LanguageModel:
+    """Causal language model that computes likelihoods; texts of similar length are batched together.
+
+    `start` is the token before a text without a context: the end of text, or None if the tokenizer has none.
+    """
+
+    def __init__(self, model: Model, variables: Any, tokenizer: Tokenizer, batch_size: int = 8):
+        if "next_token" not in model.outputs:
+            raise ValueError(f"The model is a {type(model).__name__}: likelihoods need a causal language model.")
+        self.model, self.variables, self.tokenizer, self.batch_size = model, variables, tokenizer, batch_size
+        self.length, self.start = model.max_length or LENGTH, tokenizer.end_of_text
+
+        @jax.jit
+        def see(variables: Any, tokens: Int[Array, "B N"]) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
+            logits, targets = model.apply(variables, tokens[:, :-1]), tokens[:, 1:]
+            return -cross_entropy(logits, targets), logits.argmax(axis=-1) == targets
+
+        self._see = see
+
+    def of_continuations(self, pairs: Iterable[tuple[str, str]]) -> list[Likelihood]:
+        """Return the likelihood of each second text after the first one.
+
+        Spaces at the end of the first text count to the second one. If both are too long, the first is truncated at
+        its beginning.
+        """
+        return self.of_tokens([self._encode_pair(*pair) for pair in pairs])
+
+    def of_texts(self, texts: Sequence[str]) -> list[Likelihood]:
+        """Return the likelihood of each text after `start`; without a `start`, the first token is not predicted.
+
+        Long texts are read in windows that do not overlap, but the last one, which has as much context as the model
+        can read.
+        """
+        rows, windows = [], []
+        for row, ids in enumerate(self.tokenizer.encode_batch(texts)):
+            whole = ids if self.start is None else np.concatenate([[self.start], ids])
+            for start in range(1, len(whole), self.length):
+                stop = min(start + self.length, len(whole))
+                rows.append(row)
+                windows.append((whole[max(stop - self.length - 1, 0) : start], whole[start:stop]))
+        found = [Likelihood(0.0, True, 0)] * len(texts)
+        for row, part in zip(rows, self.of_tokens(windows)):
+            log, is_greedy, tokens = found[row]
+            found[row] = Likelihood(log + part.log, is_greedy and part.is_greedy, tokens + part.tokens)
+        return found
+
+    def of_tokens(self, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Likelihood]:
+        """Return the likelihood of token ids [N] after others [M], both at least one."""
+        rows = [np.concatenate(pair)[-self.length - 1 :] for pair in pairs]
+        order, found = sorted(range(len(rows)), key=lambda i: len(rows[i])), {}
+        for first in range(0, len(rows), self.batch_size):
+            batch = order[first : first + self.batch_size]
+            room = min(-(-(len(rows[batch[-1]]) - 1) // _ROOM) * _ROOM, self.length)
+            tokens = np.zeros((self.batch_size, room + 1), np.int32)
+            for place, i in enumerate(batch):
+                tokens[place, : len(rows[i])] = rows[i]
+            logs, right = map(np.asarray, self._see(self.variables, tokens))
+            for place, i in enumerate(batch):
+                stop, count = len(rows[i]) - 1, min(len(pairs[i][1]), len(rows[i]) - 1)
+                own = slice(stop - count, stop)
+                found[i] = Likelihood(float(logs[place, own].sum()), bool(right[place, own].all()), count)
+        return [found[i] for i in range(len(rows))]
+
+    def _encode_pair(self, context, continuation):
+        kept = context.rstrip(" ")
+        both, first = self.tokenizer.encode_batch([context + continuation, kept])
+        if len(first):
+            return first, both[len(first) :]
+        if self.start is None:
+            return both[:1], both[1:]
+        return np.array([self.start]), both
+
+
+class Choice(NamedTuple):
+    """Question with several answers: the text before an answer, the answers, and the number of the correct one."""
+
+    context: str
+    answers: Sequence[str]
+    label: int
+
+
+def _hellaswag(row: Mapping[str, Any]) -> Choice:
+    def clean(text):
+        return re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+
+    context = clean(f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}")
+    return Choice(context, [clean(ending) for ending in row["endings"]], int(row["label"]))
+
+
+def _piqa(row: Mapping[str, Any]) -> Choice:
+    return Choice(f"Question: {row['goal']}\nAnswer:", [row["sol1"], row["sol2"]], int(row["label"]))
+
+
+# The published JSON lines of a benchmark -> its questions, written as the LM evaluation harness does.
+CHOICES: dict[str, Callable[[Mapping[str, Any]], Choice]] = {"hellaswag": _hellaswag, "piqa": _piqa}
+
+
+def choice_scores(name: str, model: LanguageModel, rows: Sequence[Any]) -> dict[str, float]:
+    """Return the accuracy of the most probable answer, also by the log-likelihood per character of the answers.
+
+    Raises ValueError for a row that is not of the benchmark `name`, one of `CHOICES`.
+    """
+    questions = [_read(CHOICES[name], row, number, name) for number, row in enumerate(rows, 1)]
+    pairs = [(question.context, f" {answer}") for question in questions for answer in question.answers]
+    logs, right, right_by_length = iter(model.of_continuations(pairs)), [], []
+    for question in questions:
+        own = np.array([next(logs).log for _ in question.answers])
+        right.append(own.argmax() == question.label)
+        right_by_length.append((own / [len(answer) for answer in question.answers]).argmax() == question.label)
+    return {"accuracy": float(np.mean(right)), "accuracy_by_length": float(np.mean(right_by_length))}
+
+
+def last_word_scores(model: LanguageModel, texts: Sequence[str]) -> dict[str, float]:
+    """Return the accuracy and the perplexity of the last word of each text, as in LAMBADA (arXiv 1606.06031)."""
+    if short := [text for text in texts if " " not in text]:
+        raise ValueError(f"The text {short[0]!r} has no last word: texts of LAMBADA have words with spaces between.")
+    pairs = [(first, f" {last}") for first, _, last in (text.rpartition(" ") for text in texts)]
+    found = model.of_continuations(pairs)
+    nats = -np.mean([each.log for each in found])
+    return {"accuracy": float(np.mean([each.is_greedy for each in found])), "perplexity": float(np.exp(nats))}
+
+
+def perplexity_scores(model: LanguageModel, texts: Sequence[str]) -> dict[str, float]:
+    """Return the perplexity of all tokens of the texts, and the bits per UTF-8 byte."""
+    found = model.of_texts(texts)
+    nats, tokens = -sum(each.log for each in found), sum(each.tokens for each in found)
+    if not tokens:
+        raise ValueError("The texts have no token to predict.")
+    size = sum(len(text.encode()) for text in texts)
+    return {"perplexity": math.exp(nats / tokens), "bits_per_byte": nats / math.log(2) / size, "tokens": tokens}
+
+
+def detection_scores(
+    model: LanguageModel, machine: Sequence[str], human: Sequence[str], samples: int, seed: int
+) -> dict[str, float]:
+    """Return how well texts of a model are told from those of humans, as areas under the ROC curve.
+
+    Texts of models have a low perplexity, and sentences of similar lengths, that is, a low burstiness. "both" is the
+    sum of their logarithm and their value, each divided by its deviation over all texts. "low" and "high" are the
+    bounds of the 95% confidence intervals from bootstrap samples. Texts need at least one word, and a token to predict.
+    """
+    texts, labels = [*machine, *human], np.arange(len(machine) + len(human)) < len(machine)
+    found = model.of_texts(texts)
+    if short := [text for text, each in zip(texts, found) if not each.tokens]:
+        raise ValueError(f"The text {short[0]!r} has no token to predict.")
+    nats = np.array([-each.log / each.tokens for each in found])
+    bursts = np.array([sentence_burstiness(text) for text in texts])
+    parts = {"perplexity": nats, "burstiness": bursts}
+    parts["both"] = sum(part / (part.std() or 1) for part in parts.values())
+    random, scores = np.random.default_rng(seed), {}
+    drawn = [random.integers(0, len(labels), len(labels)) for _ in range(samples)]
+    for name, values in parts.items():
+        some = [auroc(-values[chosen], labels[chosen]) for chosen in drawn]
+        low, high = np.nanquantile(some, [0.025, 0.975]) if samples else (math.nan, math.nan)
+        scores |= {f"auroc_{name}": auroc(-values, labels), f"auroc_{name}_low": low, f"auroc_{name}_high": high}
+    return scores
+
+
+def _read(make, row, number, name):
+    try:
+        if not isinstance(row, dict):
+            raise TypeError("it is not an object")
+        question = make(row)
+        if not 0 <= question.label < len(question.answers) or not all(question.answers):
+            raise ValueError(f"the label {question.label} is not of its {len(question.answers)} answers")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        said = json.dumps(row)[:80]
+        raise ValueError(f"Entry {number}, {said}, is not of {name}: {type(error).__name__} {error}.") from None
+    return question

@@ -1,0 +1,180 @@
+"""Likelihoods match `transformers` and the LM evaluation harness on a converted GPT-2; its tasks give equal scores."""
+
+import json
+import math
+import re
+
+import lm_eval
+import numpy as np
+import pytest
+import torch
+import transformers
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks.hellaswag.utils import process_docs
+
+from lineage.data import Tokenizer
+from lineage.data.tokenizers.kinds import BPE
+from lineage.evaluation import score
+from lineage.evaluation.harness import Harness
+from lineage.evaluation.likelihood import LanguageModel, detection_scores
+from lineage.models import build, convert
+
+WORDS = re.findall(r"\w+", "the cat sat on a mat and it saw dogs run over green hills until night fell")
+
+
+def sentences(count, seed):
+    random = np.random.default_rng(seed)
+    return [" ".join(random.choice(WORDS, random.integers(3, 12))) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Write a GPT-2 with random weights, large enough that its probabilities differ, and a tokenizer."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    tokenizer = BPE(vocab_size=320).train(sentences(200, 0), special_tokens=("end_of_text",))
+    tokenizer.save(folder)
+    end = tokenizer.end_of_text
+    config = transformers.GPT2Config(
+        vocab_size=tokenizer.vocab_size, n_positions=24, n_embd=32, n_layer=2, n_head=2, initializer_range=0.3,
+        bos_token_id=end, eos_token_id=end,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    text = tokenizer.decode([end])
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), eos_token=text)
+    fast.bos_token = text
+    fast.save_pretrained(folder)
+    tokenizer.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ours(folder):
+    return LanguageModel(*convert.load(folder), Tokenizer.load(folder), batch_size=3)
+
+
+@pytest.fixture(scope="module")
+def theirs(folder):
+    return HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=1)
+
+
+def test_perplexity_matches_transformers(folder, ours, tmp_path):
+    texts = [text for text in sentences(7, 1) if len(ours.tokenizer.encode(text)) <= ours.length]
+    model, nats, tokens = transformers.AutoModelForCausalLM.from_pretrained(folder), 0.0, 0
+    for text in texts:
+        ids = torch.tensor([[ours.start, *ours.tokenizer.encode(text).tolist()]])[:, : ours.length + 1]
+        with torch.no_grad():
+            logits = model(ids[:, :-1]).logits.log_softmax(-1)
+        nats -= float(logits.gather(-1, ids[:, 1:, None]).sum())
+        tokens += ids.shape[1] - 1
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    result = score.score_files("perplexity", f"{tmp_path}/texts.txt", (), [f"model={folder}"], lambda path: ours)
+    scores = result["scores"]
+    assert scores["perplexity"] == pytest.approx(math.exp(nats / tokens), rel=1e-5)
+    assert scores["tokens"] == tokens
+    assert scores["bits_per_byte"] == pytest.approx(nats / math.log(2) / len("".join(texts)), rel=1e-5)
+    assert result["options"] == {"model": str(folder)}
+
+
+def test_long_texts_match_the_harness(ours, theirs):
+    from lm_eval.api.instance import Instance
+
+    texts = [" ".join(sentences(n, n)) for n in (1, 4, 9, 20)] + ["a"]
+    requests = [Instance("loglikelihood_rolling", {}, (text,), 0) for text in texts]
+    expected = theirs.loglikelihood_rolling(requests, disable_tqdm=True)
+    np.testing.assert_allclose([each.log for each in ours.of_texts(texts)], expected, rtol=1e-5)
+    assert Harness(ours).loglikelihood_rolling(requests) == [each.log for each in ours.of_texts(texts)]
+
+
+def rows_of(name):
+    some = iter(sentences(200, 3))
+    if name == "hellaswag":
+        return [
+            {
+                "activity_label": "Baking [step]", "ctx_a": next(some) + " [title]", "ctx_b": next(some),
+                "endings": [next(some) for _ in range(4)], "label": str(number % 4),
+            }
+            for number in range(12)
+        ]  # fmt: skip
+    return [{"goal": next(some), "sol1": next(some), "sol2": next(some), "label": number % 2} for number in range(20)]
+
+
+TASKS = {
+    "hellaswag": {"doc_to_text": "{{query}}", "doc_to_target": "{{label}}", "doc_to_choice": "choices"},
+    "piqa": {
+        "doc_to_text": "Question: {{goal}}\nAnswer:", "doc_to_target": "label", "doc_to_choice": "{{[sol1, sol2]}}",
+    },
+    "lambada": {
+        "doc_to_text": "{{text.split(' ')[:-1]|join(' ')}}", "doc_to_target": "{{' '+text.split(' ')[-1]}}",
+        "output_type": "loglikelihood",
+    },
+    "write": {
+        "doc_to_text": "{{text}}", "doc_to_target": "x", "output_type": "generate_until",
+        "generation_kwargs": {"until": [" the", "\n"], "max_gen_toks": 6, "do_sample": False},
+    },
+}  # fmt: skip
+
+
+def harness(model, name, path):
+    """Return the scores and the answers of a model for a task of the harness that reads a local file."""
+    metrics = {"lambada": ["perplexity", "acc"], "write": ["exact_match"]}.get(name, ["acc", "acc_norm"])
+    task = {
+        "task": name, "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(path)}},
+        "test_split": "test", "output_type": "multiple_choice", "metric_list": [{"metric": each} for each in metrics],
+    }  # fmt: skip
+    task |= TASKS[name] | ({"process_docs": process_docs} if name == "hellaswag" else {})
+    found = lm_eval.simple_evaluate(model, tasks=[task], bootstrap_iters=0)
+    answers = [each["resps"] for each in found["samples"][name]]
+    return [found["results"][name][f"{metric},none"] for metric in metrics], answers
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_tasks_match_the_harness(name, ours, theirs, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    path = tmp_path / "rows.jsonl"
+    rows = [{"text": text} for text in sentences(15, 4)] if name in ("lambada", "write") else rows_of(name)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    expected, answers = harness(theirs, name, path)
+    found, own_answers = harness(Harness(ours), name, path)
+    assert found == pytest.approx(expected, rel=1e-5)
+    if name == "write":
+        assert own_answers == answers
+        return
+    scores = score.score_files(name, str(path), (), ["model=x"], lambda path: ours)["scores"]
+    keys = ("perplexity", "accuracy") if name == "lambada" else ("accuracy", "accuracy_by_length")
+    assert [scores[key] for key in keys] == pytest.approx(expected, rel=1e-5)
+    assert len({*expected}) > 1  # the two scores differ, so that neither passes for the other
+
+
+def test_detector(ours):
+    """Check that texts which the model itself writes are told from random ones, and the burstiness of equal lengths."""
+    machine = ["the cat sat. the cat ran. the cat saw."] * 6
+    human = [f"{a}. {b}! night." for a, b in zip(sentences(6, 5), sentences(6, 6))]
+    scores = detection_scores(ours, machine, human, samples=50, seed=0)
+    assert scores["auroc_burstiness"] == 1
+    assert scores["auroc_burstiness_low"] == 1
+    nats = [-each.log / each.tokens for each in ours.of_texts([machine[0], *human])]
+    assert scores["auroc_perplexity"] == pytest.approx(np.mean(np.array(nats[1:]) > nats[0]))
+    assert scores["auroc_perplexity_low"] <= scores["auroc_perplexity"] <= scores["auroc_perplexity_high"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options", "message"),
+    [
+        ("piqa", '{"goal": "a", "sol1": "b", "sol2": "c", "label": 2}', ["model=x"], "the label 2 is not of its 2 a"),
+        ("piqa", '{"goal": "a", "sol1": "b"}', ["model=x"], "Entry 1, .* is not of piqa: KeyError 'sol2'"),
+        ("hellaswag", '["a"]', ["model=x"], "is not of hellaswag: TypeError"),
+        ("lambada", '"word"', ["model=x"], "The text 'word' has no last word"),
+        ("perplexity", '"word"', [], "--model is missing: perplexity needs a causal language model"),
+        ("perplexity", '""', ["model=x"], "The texts have no token to predict"),
+    ],
+)  # fmt: skip
+def test_wrong_inputs(name, text, options, message, ours, tmp_path):
+    (tmp_path / "a.jsonl").write_text(text + "\n")
+    with pytest.raises(ValueError, match=message):
+        score.score_files(name, f"{tmp_path}/a.jsonl", (), options, lambda path: ours)
+
+
+def test_other_models_are_refused(ours):
+    with pytest.raises(ValueError, match="is a T5: likelihoods need a causal language model"):
+        LanguageModel(build("t5", vocab_size=8), {}, ours.tokenizer)
