@@ -104,8 +104,9 @@ class Checkpoints(contextlib.AbstractContextManager):
         step, best = int(state.step), self.options.best
         if best and metrics and best not in metrics:
             raise ValueError(f"checkpoint.best is {best!r}: it must be one of {', '.join(metrics)}.")
-        if step in self._manager.all_steps():
+        if step in (existing := self._manager.all_steps()):
             return
+        self._records = {each: record for each, record in self._records.items() if each in existing}
         about = {"next_batch": step, "config": dict(config), "metrics": dict(metrics), **history}
         self._records[step] = about = sealed(about | {"hashes": hash_leaves(state)})
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=ocp.args.JsonSave(about))
