@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
-from lineage.configs.registry import Range, Registry, choices, field_types, from_data, nearest, ranges, variants
+from lineage.configs.registry import Range, Registry, choices, field_types, from_data, nearest, ranges, typed, variants
 
 VARIANT = "Named settings of the class; the keys that it sets are empty, and a value given to one of them wins."
 
@@ -80,7 +80,8 @@ def parse(registry: Registry, text: str) -> ConfigDict:
         known = keys(registry[name])
         if not known:
             raise ValueError(f"The {registry.kind} {name!r} has no options: {text!r} must be {name!r}.")
-        made[known[0].name] = option
+        first = known[0].name
+        made[first] = typed(f"{registry.kind}.{first}", option, made.get_type(first))
     return made
 
 

@@ -5,7 +5,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lineage.data.content import Documents, Examples, Facts, Images, LabeledTexts, PairedTexts, Question, TaggedSentence
+from lineage.data.content import (
+    Documents,
+    Examples,
+    Facts,
+    Images,
+    LabeledTexts,
+    PairedTexts,
+    Question,
+    TaggedSentence,
+    chained,
+)
+from lineage.data.examples.mixture import mix
 from lineage.data.loader import Batch, EvaluationBatches, ExampleSource, Loader, TrainBatches
 from lineage.data.sources import SOURCES, Source
 from lineage.data.tokenizers import TOKENIZERS, Bytes, Tokenizer, TokenizerKind, find_tokenizer
@@ -53,14 +64,18 @@ def load(
         workdir: folder of the run, in which its tokenizer is kept; None: it is not kept.
     """
     task.check_loader(loader)
-    content = source.read(task.reads)
+    contents = source.read_parts(task.reads)
+    if len(contents) > 1 and (loader.order or loader.buckets):
+        option = "order" if loader.order else "buckets"
+        raise ValueError(f"loader.{option} is {getattr(loader, option)!r}: a mixture does not allow it.")
     found = None
-    if texts := task.texts(content):
+    if texts := chained([task.texts(content) for content in contents.values()]):
         roles, save = task.special_tokens, process_index == 0
         found = find_tokenizer(tokenizer, texts, roles, optional=task.optional_tokens, workdir=workdir, save=save)
     elif tokenizer != Bytes():
         raise ValueError(f"The task reads no texts, so the tokenizer must be left at its default: it is {tokenizer}.")
-    examples = task.examples(content, found, seed)
+    parts = {name: task.examples(content, found, seed) for name, content in contents.items()}
+    examples = mix(parts, source.proportions) if len(parts) > 1 else parts.popitem()[1]
     reading = {"loader": loader, "process_index": process_index, "process_count": process_count}
     parts = dict(examples.splits)
     facts = replace(examples.facts, examples={name: len(part) for name, part in parts.items()})

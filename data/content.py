@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,6 +121,20 @@ class Arrays(ExampleSource):
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         return {name: value[indices] for name, value in self.features.items()}
+
+
+@dataclass(frozen=True)
+class _Chain:
+    parts: Sequence[Iterable[str]]
+
+    def __iter__(self) -> Iterator[str]:
+        return chain.from_iterable(self.parts)
+
+
+def chained(texts: Sequence[Mapping[str, Iterable[str]]]) -> dict[str, Iterable[str]]:
+    """Return the texts of each split in several mappings, one after the other; they may be read several times."""
+    splits = dict.fromkeys(split for part in texts for split in part)
+    return {split: _Chain([part[split] for part in texts if split in part]) for split in splits}
 
 
 def are_several(texts: Iterable[str]) -> bool:

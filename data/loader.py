@@ -59,6 +59,10 @@ class ExampleSource:
         """Return the examples of `indices` int64 [N]: an array of each feature, or a list if shapes differ."""
         raise NotImplementedError
 
+    def shuffled(self, positions: np.ndarray, seed: int) -> dict[str, Any]:
+        """Return the examples at the positions int64 [N] of an endless stream, in which each epoch has a new order."""
+        return self.take(shuffle.permute(positions, len(self), seed))
+
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return one example."""
         return {name: value[0] for name, value in self.take(np.array([index])).items()}
@@ -162,7 +166,7 @@ class TrainBatches(_Batches):
         else:
             different = -(-self.batch_size // self.loader.repeats)
             once = step * different + positions % self.batch_size % different
-            batch = self.source.take(shuffle.permute(once, len(self.source), self.seed))
+            batch = self.source.shuffled(once, self.seed)
         batch.setdefault("mask", np.ones(len(positions), bool))
         return self.transform(batch, shuffle.keys(positions, ~self.seed)) if self.transform else batch
 

@@ -17,7 +17,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from lineage.report import figures, html
-from lineage.runs.folder import CONFIG, clock, displayed, flatten, read_json
+from lineage.runs.folder import CONFIG, MEASURED, clock, displayed, flatten, read_json
 from lineage.runs.live import LOG, Run, labels, runs_in
 
 Target = tuple[str, bool]  # a metric, and whether higher is better
@@ -182,7 +182,7 @@ def _settings(runs: Sequence[Run], keys: Sequence[str]) -> Markup:
 def results(run: Run) -> dict[str, float]:
     """Return the last value of each metric of a run's evaluations."""
     found = {key: value for line in run.metrics for key, value in line.items()}
-    return {key: value for key, value in found.items() if not key.startswith(("train/", "time/", "step"))}
+    return {key: value for key, value in found.items() if not key.startswith(("train/", "step", *MEASURED))}
 
 
 def row_of(run: Run) -> dict[str, str]:

@@ -14,7 +14,7 @@ import numpy as np
 from markupsafe import Markup
 
 from lineage.report import artifacts, figures, html
-from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, METRICS, clock, flatten, read_json
+from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, MEASURED, METRICS, clock, flatten, read_json
 from lineage.runs.metrics import GrowingMetrics
 
 # charts shown first, with their titles
@@ -24,8 +24,18 @@ CURVES = {
     "perplexity": "Perplexity",
     "learning_rate": "Learning rate",
     "gradient_norm": "Gradient norm",
+}
+# charts of the metrics of time and resources, with their titles
+SYSTEM = {
     "time/examples_per_second": "Examples per second",
     "time/mfu": "Model FLOP/s utilization",
+    "time/waiting": "Time waiting for data",
+    "time/evaluating": "Time in evaluations",
+    "time/saving": "Time in saves",
+    "time/goodput": "Goodput since the start",
+    "system/memory_gib": "Resident memory in GiB",
+    "system/device_memory_gib": "Maximum device memory in GiB",
+    "system/open_files": "Open files",
 }
 GROUPS = {"flops": "FLOPs"}
 
@@ -48,6 +58,7 @@ def write_report(workdir: str | os.PathLike) -> Path:
     name = str(run.get("config_name") or workdir.resolve().name)
     with html.explained(workdir / METRICS):
         curves = html.section("Curves", _curves(metrics, folder), "cards")
+        curves += html.section("System", _system(metrics, folder), "cards")
     with html.explained(files / "cost.json"):
         costs = html.section("Cost", _cost(cost), "cards")
     with html.explained(files / FACTS):
@@ -67,7 +78,7 @@ def _header(name: str, run: Mapping[str, Any], cost: Mapping[str, Any], metrics:
     if git := facts.pop("git", None):
         shown.append(f"commit {git['commit'][:10]}{' with changes' if git['dirty'] else ''}")
     shown += [f"{key} {value}" for key, value in flatten(facts)]
-    evaluated = [key for key in html.keys(metrics) if key.split("/")[0] not in ("train", "time")]
+    evaluated = [key for key in html.keys(metrics) if not key.startswith(("train/", *MEASURED))]
     tiles = [_result(key, *html.series(metrics, key)) for key in evaluated or ("train/loss", "train/accuracy")]
     if metrics and seconds is not None:
         tiles.append(html.tile("training time", clock(seconds), f"{metrics[-1]['step']:,} steps"))
@@ -99,20 +110,31 @@ def _result(key: str, steps: np.ndarray, values: np.ndarray) -> Markup:
 def _curves(metrics: html.Metrics, folder: Path) -> Markup:
     """Return a chart for each quantity, with a curve for each split."""
     groups: dict[str, dict[str, figures.Curve]] = {name: {} for name in CURVES}
-    splits = [html.words(split) for split in dict.fromkeys(key.split("/")[0] for key in html.keys(metrics))]
-    splits = [split for split in splits if split != "time"]
-    for key in html.keys(metrics):
+    keys = [key for key in html.keys(metrics) if not key.startswith(MEASURED)]
+    splits = [html.words(split) for split in dict.fromkeys(key.split("/")[0] for key in keys)]
+    for key in keys:
         split, _, name = key.partition("/")
-        name = key if split == "time" else name
         curve = html.series(metrics, key)
-        if np.isfinite(curve[1]).any() and (split != "time" or name in CURVES):
+        if np.isfinite(curve[1]).any():
             groups.setdefault(name, {})[html.words(split)] = curve
     charts = []
     for name, curves in groups.items():
         if curves:
-            percent, title = "accuracy" in name or name == "time/mfu", CURVES.get(name, html.words(name).capitalize())
-            draw = partial(figures.chart, percent=percent, smoothed=name != "learning_rate")
+            title = CURVES.get(name, html.words(name).capitalize())
+            draw = partial(figures.chart, percent="accuracy" in name, smoothed=name != "learning_rate")
             charts.append(html.card(draw, title, curves, splits, name=f"curve_{name}", folder=folder, kind="card"))
+    return html.join(charts)
+
+
+def _system(metrics: html.Metrics, folder: Path) -> Markup:
+    """Return a chart for each metric of time and resources."""
+    charts = []
+    for key, title in SYSTEM.items():
+        curve = html.series(metrics, key)
+        if np.isfinite(curve[1]).any():
+            percent, name = key.startswith("time/") and "second" not in key, f"curve_{key}"
+            draw = partial(figures.chart, percent=percent, smoothed=key.startswith("time/"))
+            charts.append(html.card(draw, title, {key: curve}, [key], name=name, folder=folder, kind="card"))
     return html.join(charts)
 
 

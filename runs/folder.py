@@ -26,6 +26,7 @@ START = "run.json"  # in the folder itself, written at the start of a run
 
 LAUNCH = (sys.executable, "-m", "lineage.launch")  # starts the command line from any folder
 PREEMPTED = 75  # exit code (EX_TEMPFAIL) of a run that was stopped by a signal and has saved
+MEASURED = ("time/", "system/")  # beginnings of the metrics that differ from run to run of the same config
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # sent by clusters before they take a machine
 
 # Beginnings of the keys that may change when a run is resumed: its length, when it evaluates and saves, and the devices

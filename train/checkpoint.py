@@ -90,11 +90,12 @@ class Checkpoints(contextlib.AbstractContextManager):
                 self._records[step] = {}
         return self._records[step]
 
-    def save(self, state: TrainState, config: Mapping[str, Any], metrics: Mapping[str, float], lines: int = 0) -> None:
+    def save(self, state: TrainState, config: Mapping[str, Any], metrics: Mapping[str, float], **history: Any) -> None:
         """Save a state asynchronously; return when its buffers may be reused. An existing step is not written again.
 
         Args:
-            lines: number of lines in the history of metrics.
+            history: further entries of the record: the number of `lines` in the history of metrics, and the `averages`
+                since the last of them.
 
         Raises:
             ValueError: `metrics` is not empty and lacks the metric that the best checkpoint is chosen by.
@@ -103,9 +104,10 @@ class Checkpoints(contextlib.AbstractContextManager):
         step, best = int(state.step), self.options.best
         if best and metrics and best not in metrics:
             raise ValueError(f"checkpoint.best is {best!r}: it must be one of {', '.join(metrics)}.")
-        if step in self._manager.all_steps():
+        if step in (existing := self._manager.all_steps()):
             return
-        about = {"next_batch": step, "config": dict(config), "metrics": dict(metrics), "lines": lines}
+        self._records = {each: record for each, record in self._records.items() if each in existing}
+        about = {"next_batch": step, "config": dict(config), "metrics": dict(metrics), **history}
         self._records[step] = about = sealed(about | {"hashes": hash_leaves(state)})
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), about=ocp.args.JsonSave(about))
         for _ in range(2):  # the first attempt may raise the error of the save before

@@ -25,8 +25,8 @@ from lineage.runs.locks import locked
 from lineage.train import distributed, expert_mixture, pretrained
 from lineage.train.checkpoint import Checkpoints, check_writable, clean
 from lineage.train.experiment import Experiment
-from lineage.train.metrics_writer import MetricsWriter, ProgressBar
-from lineage.train.profiling import Throughput, out_of_memory_explained
+from lineage.train.metrics_writer import Averages, MetricsWriter, ProgressBar
+from lineage.train.profiling import Throughput, out_of_memory_explained, resources
 from lineage.train.sharding import batch_sharding, check_batch, to_mesh
 from lineage.train.step import TrainState, make_train_step
 
@@ -108,6 +108,7 @@ class TrainingLoop:
         config, workdir = experiment.config, experiment.workdir
         primary = jax.process_index() == 0
         self.experiment, self.throughput = experiment, throughput
+        stack.callback(throughput.close)
         self.checkpoints = stack.enter_context(Checkpoints(workdir, experiment.run.checkpoint))
         self.state, message = initial_state(experiment, self.checkpoints)
         self.start, self.total = int(self.state.step), experiment.total_steps
@@ -120,9 +121,11 @@ class TrainingLoop:
         self.checkpoints.say = self.progress.message
         if message:
             self.progress.message(message)
+        self.averages = Averages()
         if self.start:
             self.progress.message(f"resuming from step {self.start:,}")
-            lost = self.checkpoints.record(self.start).get("lines", 0) - self.writer.lines
+            record = self.checkpoints.record(self.start)
+            self.averages, lost = Averages(record.get("averages", {})), record.get("lines", 0) - self.writer.lines
             if primary and lost > 0:
                 self.progress.message(f"{workdir / folder.METRICS} has lost {lost:,} lines of the steps before")
         self.log_every = interval(experiment, "log_every", 10)
@@ -144,7 +147,10 @@ class TrainingLoop:
 
         The metrics of a step are fetched after the next step has been dispatched, unless something is due before.
         """
-        state, metrics = self.step_function(self.state, next(self.batches))
+        with self.throughput.waiting():
+            batch = next(self.batches)
+        state, metrics = self.step_function(self.state, batch)
+        self.throughput.dispatched(metrics)
         self._log(step - 1)
         stop = self.any_stopped(self.stop.received)
         self.state, self.pending = state, metrics
@@ -153,14 +159,16 @@ class TrainingLoop:
         if not (evaluate or save or stop):
             return
         self._log(step)
-        with self.throughput.paused():
-            if evaluate:
+        if evaluate:
+            with self.throughput.spent("evaluating"):
                 self._evaluate(step)
-            if save or stop:
+        if save or stop:
+            with self.throughput.spent("saving"):
                 with self._disk_errors():
                     self.writer.flush()
+                history = {"lines": self.writer.lines, "averages": self.averages.sums}
                 metrics = self.evaluated if evaluate else {}
-                self.checkpoints.save(self.state, plain(self.experiment.config), metrics, self.writer.lines)
+                self.checkpoints.save(self.state, plain(self.experiment.config), metrics, **history)
         if stop and not last:
             self.checkpoints.wait()
             raise Preempted(
@@ -204,7 +212,7 @@ class TrainingLoop:
             self.disk_full = True
 
     def _log(self, step: int) -> None:
-        """Fetch the pending metrics of `step`, check that they are finite, and log them."""
+        """Fetch the pending metrics of `step`, check that they are finite, and log the means since the last log."""
         if self.pending is None:
             return
         metrics = {f"train/{key}": float(value) for key, value in jax.device_get(self.pending).items()}
@@ -215,10 +223,12 @@ class TrainingLoop:
                 saved = self.checkpoints.latest
                 kept = f"the checkpoint of step {saved:,} is kept" if saved else "there is no checkpoint yet"
                 raise FloatingPointError(f"{key} is {metrics[key]} at step {step:,}: the run stops; {kept}.")
+        self.throughput.skipped += skipped
+        self.averages.add(metrics)
         logged = step % self.log_every == 0 or step == self.total
         if logged:
-            metrics["train/learning_rate"] = float(self.experiment.schedule(step - 1))
-            metrics |= self.throughput.rates(step)
+            metrics = self.averages.take() | {"train/learning_rate": float(self.experiment.schedule(step - 1))}
+            metrics |= self.throughput.rates(step) | resources()
             with self._disk_errors():
                 self.writer.write(step, metrics)
         self.progress.update(step, metrics if logged else None)

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, SupportsFloat
 
 import numpy as np
@@ -22,6 +23,7 @@ from lineage.runs import folder
 from lineage.runs.folder import number
 
 MIN_BAR = 16  # the least width of a progress bar
+COUNTS = ("train/skipped", "train/skipped_in_a_row")  # metrics that have no mean
 
 
 class MetricsWriter(AbstractContextManager):
@@ -139,6 +141,37 @@ class MetricsWriter(AbstractContextManager):
         self._events.flush()
 
 
+class Averages:
+    """Means of the training metrics over the steps since the last line of the history.
+
+    A mean is that of the finite values, or nan without any; of the numbers of skipped updates the newest is taken.
+
+    Args:
+        sums: those of a checkpoint, with which a resumed run has the same history as an uninterrupted one.
+
+    Attributes:
+        sums: total and number of the values of each metric.
+    """
+
+    def __init__(self, sums: Mapping[str, Any] = MappingProxyType({})):
+        self.sums = dict(sums)
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Add the metrics of a step."""
+        for key, value in metrics.items():
+            total, number = self.sums.get(key, (0.0, 0))
+            if key in COUNTS:
+                total, number = value, 1
+            elif math.isfinite(value):
+                total, number = total + value, number + 1
+            self.sums[key] = total, number
+
+    def take(self) -> dict[str, float]:
+        """Return the means, and begin anew."""
+        sums, self.sums = self.sums, {}
+        return {key: total / number if number else math.nan for key, (total, number) in sums.items()}
+
+
 class ProgressBar(AbstractContextManager):
     """Show step, loss, accuracy, examples/s, MFU and the time left: a bar on a terminal, otherwise lines.
 
@@ -183,7 +216,7 @@ class ProgressBar(AbstractContextManager):
         splits: dict[str, list[str]] = {}
         for key, value in metrics.items():
             split, _, name = key.rpartition("/")
-            if split != "time":
+            if not key.startswith(folder.MEASURED):
                 splits.setdefault(split, []).append(f"{name.replace('_', ' ')} {number(value)}")
         for split, values in splits.items():
             self.message("  ".join([f"step {step:,}", split, *values]))
@@ -246,7 +279,7 @@ def _scalar(key: str, value: Any) -> int | float:
 
 
 def _identity(line: Mapping[str, Any]) -> tuple:
-    return line["step"], frozenset(key for key in line if not key.startswith("time/"))
+    return line["step"], frozenset(key for key in line if not key.startswith(folder.MEASURED))
 
 
 def _cut(path: Path, resume_step: int) -> list[dict[str, Any]]:

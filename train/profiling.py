@@ -1,12 +1,17 @@
-"""Throughput of a run, and estimates of the memory and the time that an experiment needs."""
+"""Throughput and resources of a run, and estimates of the memory and the time that an experiment needs."""
 
 import contextlib
 import math
+import os
+import queue
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from operator import mul
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +19,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from lineage.models import EXAMPLES, num_parts
 from lineage.models.budget import Budget, aligned, budget, human
-from lineage.train.compiler.chips import CHIPS, peak_flops
+from lineage.train.compiler.chips import CHIPS, GIB, peak_flops
 from lineage.train.experiment import Experiment
 from lineage.train.sharding import abstract_mesh, shardings
 from lineage.train.step import make_loss
@@ -26,23 +31,31 @@ RESOURCE_EXHAUSTED = 8  # status code, see https://abseil.io/docs/cpp/guides/sta
 
 
 class Throughput:
-    """Steps, examples and model FLOPs per second, without the time that evaluations and saves take.
+    """Steps, examples and model FLOPs per second, and what the wall time is spent on besides training steps.
+
+    The time in which the devices wait for a batch is that between the end of a step, which a thread records, and the
+    arrival of the next batch. Reading that is hidden behind a step is not part of it.
 
     Attributes:
         budget: FLOPs and memory of the experiment.
+        skipped: number of steps whose update was skipped.
     """
 
     def __init__(self, experiment: Experiment):
-        kind = jax.devices()[0].device_kind
-        peak = peak_flops(kind, experiment.run.precision) or measured_peak()
         self.budget = experiment_budget(experiment)
         lengths = experiment.data.train.lengths
         flops = [experiment_budget(experiment, length).flops["training"]["model"] for length in lengths if length]
         flops += [self.budget.flops["training"]["model"]] if None in lengths else []
-        self._flops = sum(map(mul, flops, lengths.values())) / (peak * experiment.mesh.size)
+        peak = peak_flops(jax.devices()[0].device_kind, experiment.run.precision)  # None on a CPU
+        self._flops = sum(map(mul, flops, lengths.values())) / (peak * experiment.mesh.size) if peak else None
         self._batch_size = experiment.loader.batch_size
-        self._start, self._pause = time.monotonic(), 0.0
-        self._last: tuple[float, int] | None = None
+        self._start, self._steps, self.skipped = time.monotonic(), 0, 0
+        self._spent = dict.fromkeys(("waiting", "evaluating", "saving"), 0.0)  # seconds
+        self._last: dict[str, float] | None = None
+        self._began = self._ended = math.inf  # when the first batch was asked for, and when the newest step ended
+        self._newest = None
+        self._dispatched: queue.SimpleQueue = queue.SimpleQueue()
+        threading.Thread(target=self._record_ends, daemon=True).start()
 
     @property
     def seconds(self) -> float:
@@ -50,36 +63,68 @@ class Throughput:
         return time.monotonic() - self._start
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave the time that the block takes out of the rates."""
+    def spent(self, activity: str) -> Iterator[None]:
+        """Record the time of the block as that of "evaluating" or "saving", which is left out of the rates."""
         start = time.monotonic()
         yield
-        self._pause += time.monotonic() - start
+        self._spent[activity] += time.monotonic() - start
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Record the time of the block, in which the next batch is made, as far as no step is in progress."""
+        start = time.monotonic()
+        self._began = min(self._began, start)
+        yield
+        idle_from = start if self._newest is None else max(start, self._ended)
+        self._spent["waiting"] += max(0.0, time.monotonic() - idle_from)
+
+    def dispatched(self, outputs: Any) -> None:
+        """Record that a step, which has these outputs, was dispatched."""
+        self._ended, self._newest, self._steps = math.inf, outputs, self._steps + 1
+        self._dispatched.put(outputs)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._dispatched.put(None)
+
+    def _record_ends(self):
+        for outputs in iter(self._dispatched.get, None):
+            with contextlib.suppress(Exception):  # the loop, which fetches the outputs, raises it
+                jax.block_until_ready(outputs)
+            if outputs is self._newest:
+                self._ended = time.monotonic()
 
     def rates(self, step: int) -> dict[str, float]:
-        """Return the rates since the last call; nothing at the first one."""
-        now = time.monotonic() - self._pause
-        last, self._last = self._last, (now, step)
-        if last is None or now <= last[0]:
+        """Return the rates, without evaluations and saves, and fractions of the wall time, since the last call.
+
+        The goodput is the fraction of the time since the object was created in which steps were computed whose update
+        was not skipped. The first call returns nothing.
+        """
+        last, self._last = self._last, {"step": step, "seconds": self.seconds, **self._spent}
+        if last is None:
             return {}
-        rate = (step - last[1]) / (now - last[0])
-        return {
-            "time/steps_per_second": rate,
-            "time/examples_per_second": rate * self._batch_size,
-            "time/mfu": rate * self._flops,
-        }
+        passed = {name: value - last[name] for name, value in self._last.items()}
+        seconds, counted = passed["seconds"], 1 - self.skipped / self._steps
+        useful = (time.monotonic() - self._began - sum(self._spent.values())) * counted
+        rate = passed["step"] / (seconds - passed["evaluating"] - passed["saving"])
+        found = {"steps_per_second": rate, "examples_per_second": rate * self._batch_size}
+        found |= {"mfu": rate * self._flops} if self._flops else {}
+        found |= {name: passed[name] / seconds for name in self._spent} | {"goodput": useful / self.seconds}
+        return {f"time/{name}": value for name, value in found.items()}
 
 
-def measured_peak(size: int = 1024) -> float:
-    """Measure the FLOP/s of float32 matrix products, for devices whose peak is not in `CHIPS`."""
-    a = jnp.ones((size, size))
-    product = jax.jit(jnp.matmul).lower(a, a).compile()
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        product(a, a).block_until_ready()
-        times.append(time.perf_counter() - start)
-    return 2 * size**3 / min(times)
+def resources() -> dict[str, float]:
+    """Return what this process uses now, as far as the platform says: resident memory, open files, device memory.
+
+    The memory is in GiB; that of the devices is the maximum since the start on the fullest one.
+    """
+    found: dict[str, float] = {}
+    with contextlib.suppress(OSError):  # only Linux has these files
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        found["system/memory_gib"] = pages * os.sysconf("SC_PAGE_SIZE") / GIB
+        found["system/open_files"] = len(os.listdir("/proc/self/fd"))
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
+    return found | ({"system/device_memory_gib": max(peaks) / GIB} if any(peaks) else {})
 
 
 def experiment_budget(experiment: Experiment, length: int | None = None) -> Budget:

@@ -19,7 +19,7 @@ from lineage.train.compiler.chips import chip_of
 from lineage.train.compiler.compile import without_data
 from lineage.train.experiment import Experiment
 from lineage.train.loop import compile_step
-from lineage.train.profiling import experiment_budget, measured_peak
+from lineage.train.profiling import experiment_budget
 from lineage.train.sharding import to_mesh
 from lineage.train.step import cast
 
@@ -59,6 +59,18 @@ def random_batch(of: Experiment, seed: int = 0) -> dict[str, np.ndarray]:
         return random.standard_normal(like.shape, like.dtype)
 
     return {name: array(name, like) for name, like in jax.eval_shape(of.zeros).items()}
+
+
+def measured_peak(size: int = 1024) -> float:
+    """Measure the FLOP/s of float32 matrix products, for devices whose peak is not known."""
+    a = jnp.ones((size, size))
+    product = jax.jit(jnp.matmul).lower(a, a).compile()
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        product(a, a).block_until_ready()
+        times.append(time.perf_counter() - start)
+    return 2 * size**3 / min(times)
 
 
 @cache

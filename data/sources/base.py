@@ -45,6 +45,10 @@ class Source:
             raise ValueError(f"The source {self.name!r} offers {offered}, not {kind.replace('_', ' ')}.")
         return getattr(self, kind)()
 
+    def read_parts(self, kind: str) -> dict[str, Any]:
+        """Return the content of each source that this one consists of, by their names; by default that of this one."""
+        return {self.name: self.read(kind)}
+
     @property
     def name(self) -> str:
         """The name that the source is registered under."""

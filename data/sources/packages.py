@@ -43,7 +43,12 @@ class Dates(Source):
     """Dates as twelve locales of the Unicode CLDR write them (from Babel), with the same dates in ISO 8601.
 
     Every day of 1950 to 2049 occurs once, in a random locale and format; a tenth each is for validation and for test.
+
+    Attributes:
+        languages: whether the targets are the codes of the languages, such as "de", instead of the dates.
     """
+
+    languages: bool = False
 
     def files(self) -> list[str]:
         root = resources.files("babel")
@@ -61,5 +66,5 @@ class Dates(Source):
             tenth = draw // 4096 % 10
             inputs, targets = splits["test" if tenth == 9 else "validation" if tenth == 8 else "train"]
             inputs.append(format_date(day, form, locale))
-            targets.append(day.isoformat())
+            targets.append(locale[:2] if self.languages else day.isoformat())
         return splits

@@ -1,8 +1,10 @@
 """Text files, and the source text of Python's standard library."""
 
+import ast
 import os
 import sysconfig
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +12,7 @@ from typing import Annotated
 import numpy as np
 
 from lineage.configs.registry import Range
-from lineage.data.content import Documents
+from lineage.data.content import Documents, PairedTexts
 from lineage.data.sources.base import SOURCES, Source, SplitFiles
 from lineage.data.sources.files import find_files, held_out
 
@@ -42,6 +44,8 @@ class Text(SplitFiles):
 class StandardLibrary(Source):
     """Source text of the running Python's standard library without its tests; each module is a document.
 
+    The pairs are functions without their docstrings, and the first lines of these.
+
     Attributes:
         validation_fraction: fraction of the modules that is held out for validation; 0: none.
         max_bytes: maximum number of bytes to read, in whole modules; 0: no limit.
@@ -54,6 +58,16 @@ class StandardLibrary(Source):
         texts = _read_all(self._modules(), sysconfig.get_path("stdlib"), self.max_bytes)
         return _with_validation({"train": texts}, self.validation_fraction)
 
+    def pairs(self) -> dict[str, PairedTexts]:
+        splits: dict[str, PairedTexts] = {}
+        for number, module in enumerate(_read_all(self._modules(), sysconfig.get_path("stdlib"), self.max_bytes)):
+            split = "validation" if held_out(number, self.validation_fraction) else "train"
+            for function, summary in _documented_functions(module):
+                inputs, targets = splits.setdefault(split, PairedTexts([], []))
+                inputs.append(function)
+                targets.append(summary)
+        return splits
+
     def files(self) -> list[str]:
         return [str(module) for module in self._modules()]
 
@@ -64,6 +78,18 @@ class StandardLibrary(Source):
             # _sysconfigdata lists the paths and compiler flags of the machine that built Python.
             found += [Path(folder, name) for name in modules if name.endswith(".py") and name[:14] != "_sysconfigdata"]
         return sorted(found)
+
+
+def _documented_functions(module: str) -> Iterator[tuple[str, str]]:
+    """Yield each function of a module that has a docstring, without it, and the first line of the docstring."""
+    lines = module.splitlines()
+    for node in ast.walk(ast.parse(module)):
+        if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)) and len(node.body) > 1:
+            first, rest = (
+                lines[node.lineno - 1 : node.body[0].lineno - 1],
+                lines[node.body[0].end_lineno : node.end_lineno],
+            )
+            yield textwrap.dedent("\n".join([*first, *rest])), text.splitlines()[0]
 
 
 def _with_validation(texts: dict[str, list[str]], fraction: float) -> dict[str, Documents]:

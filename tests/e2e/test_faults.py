@@ -19,6 +19,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from lineage.configs import cli
+from lineage.runs.folder import MEASURED
 from lineage.train import loop, profiling
 from tests.tiers import tiered
 
@@ -53,7 +54,6 @@ def quick(tmp_path_factory):
             profiling, "experiment_budget", lambda *args: kept.get("budget") or kept.setdefault("budget", budget(*args))
         )
         patch.setattr(loop, "compile_step", lambda *args: kept.get("step") or kept.setdefault("step", step(*args)))
-        patch.setattr(profiling, "measured_peak", lambda: 1e12)
         patch.setattr(loop, "write_report", lambda workdir: None)
         patch.setattr(loop.artifacts, "write_all", lambda *args: None)
         yield
@@ -76,7 +76,7 @@ def final(workdir):
     """Return the bytes of the final state and the history."""
     saved = ocp.StandardCheckpointer().restore(workdir / "checkpoints" / str(TOTAL) / "state")
     lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    history = [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
+    history = [{key: value for key, value in line.items() if not key.startswith(MEASURED)} for line in lines]
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(saved)], history
 
 

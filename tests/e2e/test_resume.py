@@ -11,6 +11,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from lineage.runs.folder import MEASURED
+
 TOTAL, SAVE_EVERY = 40, 5
 
 
@@ -19,7 +21,7 @@ def final(workdir):
     saved = ocp.StandardCheckpointer().restore(workdir / "checkpoints" / str(TOTAL) / "state")
     leaves = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(saved)}
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    history = [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
+    history = [{key: value for key, value in line.items() if not key.startswith(MEASURED)} for line in lines]
     return leaves, history, (workdir / "artifacts" / "samples.jsonl").read_text()
 
 

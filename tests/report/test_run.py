@@ -57,7 +57,8 @@ def _train_lines(rng, steps, every, start, end, speed, accuracy=True):
         }
         line |= {"train/accuracy": min(1.0, math.exp(-loss / 2))} if accuracy else {}
         line["train/gradient_norm"] = 0.6 * rng.lognormal(0, 0.3) * (1 + 3 * math.exp(-step / 80))
-        yield line | {"time/examples_per_second": speed * rng.normal(1, 0.03), "time/mfu": 0.31 * rng.normal(1, 0.03)}
+        line |= {"time/examples_per_second": speed * rng.normal(1, 0.03), "time/mfu": 0.31 * rng.normal(1, 0.03)}
+        yield line | {"time/waiting": 0.05 * rng.lognormal(0, 0.2), "system/memory_gib": 1.5}
 
 
 def vision_run(workdir, classes=10):
@@ -184,13 +185,14 @@ def test_vision_report_has_every_section(vision):
     page = _Page(vision.read_text())
     assert page.headings == [
         "Curves",
+        "System",
         "Confusion matrix, validation",
         "Most confident errors, validation",
         "Attention over the image",
         "Cost",
         "Configuration",
     ]
-    assert page.tags.count("svg") == 6 + 1 + 1
+    assert page.tags.count("svg") == 4 + 4 + 1 + 1
     assert page.tags.count("img") == 27
     body = vision.read_text()
     for shown in (
@@ -215,8 +217,10 @@ def test_figures_are_also_saved_as_files(vision):
         "curve_gradient_norm.png",
         "curve_learning_rate.png",
         "curve_loss.png",
+        "curve_system_memory_gib.png",
         "curve_time_examples_per_second.png",
         "curve_time_mfu.png",
+        "curve_time_waiting.png",
     ]
     assert sum(name.startswith("mistakes_validation_") for name in names) == 27
 

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import time
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,9 @@ import numpy as np
 import optax
 import pytest
 
+from lineage.data.content import Arrays
 from lineage.evaluation import Evaluation
-from lineage.runs.folder import read_metrics
+from lineage.runs.folder import MEASURED, read_metrics
 from lineage.train import checkpoint, loop
 from lineage.train.checkpoint import Checkpoints
 from lineage.train.experiment import Experiment
@@ -81,6 +83,64 @@ def test_intervals_of_logging_evaluation_and_saving(tiny, tmp_path):
 
 
 @pytest.mark.thorough
+def test_logged_metrics_are_means_of_the_steps_since_the_last_line(tiny, tmp_path, monkeypatch):
+    """Check the means of an uninterrupted run, and of one that is killed between two lines and resumed."""
+    changes = {"total_steps": 11, "evaluate_every_steps": 11, "save_every_steps": 3}
+    each = train_lines(run(tiny("vit", changes), tmp_path / "each"))
+    config = tiny("vit", changes | {"log_every_steps": 4})
+    lines = train_lines(run(config, tmp_path / "whole"))
+    assert [line["step"] for line in lines] == [4, 8, 11]
+    for line, first in zip(lines, (0, 4, 8)):
+        for name in ("train/loss", "train/accuracy", "train/gradient_norm"):
+            assert line[name] == pytest.approx(np.mean([one[name] for one in each[first : line["step"]]]), rel=1e-12)
+    whole = loop.device_batches
+
+    def interrupted(experiment, start):
+        for step, batch in enumerate(whole(experiment, start), start=start + 1):
+            if step == 8:
+                raise KeyboardInterrupt
+            yield batch
+
+    monkeypatch.setattr(loop, "device_batches", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "parts")
+    monkeypatch.setattr(loop, "device_batches", whole)
+    resumed = train_lines(run(config, tmp_path / "parts"))
+    plain = [
+        [{key: line[key] for key in line if not key.startswith(MEASURED)} for line in one] for one in (lines, resumed)
+    ]
+    assert plain[0] == plain[1]
+
+
+def test_slow_source_shows_as_time_waiting_for_data(tiny, tmp_path, monkeypatch):
+    def slow(seconds):
+        whole = Arrays.take
+        monkeypatch.setattr(Arrays, "take", lambda self, rows: (time.sleep(seconds), whole(self, rows))[1])
+
+    slow(0.2)
+    changes = {"total_steps": 8, "log_every_steps": 4, "save_every_steps": 8, "evaluate_every_steps": 8}
+    first, last = train_lines(run(tiny("vit", changes), tmp_path))
+    assert "time/waiting" not in first
+    assert last["time/waiting"] > 0.8
+    assert last["time/goodput"] < 0.2
+    assert last["system/memory_gib"] > 0.05
+    assert last["system/open_files"] > 3
+    assert "time/mfu" not in last  # a CPU has no known peak
+
+
+@pytest.mark.thorough
+def test_many_steps_need_no_more_memory_and_files(tiny, tmp_path):
+    changes = {"total_steps": 3000, "log_every_steps": 50, "save_every_steps": 500, "evaluate_every_steps": 500}
+    lines = train_lines(run(tiny("vit", changes), tmp_path))
+    memory, files = ({line["step"]: line[f"system/{name}"] for line in lines} for name in ("memory_gib", "open_files"))
+    assert len(memory) == 60
+    assert memory[3000] - memory[1000] < 0.02
+    growth = [memory[start + 500] - memory[start + 100] for start in (1000, 1500, 2000, 2500)]  # between two saves
+    assert sorted(growth)[1] < 0.0003
+    assert files[3000] <= files[1000]
+
+
+@pytest.mark.thorough
 def test_a_run_resumes_with_other_readers_and_evaluators(tiny, tmp_path):
     changes = {"total_steps": 6, "save_every_steps": 3, "schedule.name": "constant"}
     whole = run(tiny("vit", changes), tmp_path / "whole")
@@ -103,7 +163,7 @@ def test_offloaded_state_changes_nothing(tiny, tmp_path):
         histories.append(history)
     assert [len(train_lines(one)) for one in histories] == [6, 6]
     for one, other in zip(*histories):
-        ignored = {key for key in one if "second" in key or "mfu" in key}
+        ignored = {key for key in one if key.startswith(MEASURED)}
         assert {key: one[key] for key in one.keys() - ignored} == {key: other[key] for key in other.keys() - ignored}
     state = Experiment(config, tmp_path / "True", ONE).restore()
     places = [leaf.sharding.memory_kind for leaf in jax.tree.leaves((state.opt_state, state.ema)) if leaf.ndim]

@@ -13,14 +13,14 @@ from functools import partial
 import numpy as np
 import pytest
 
-from lineage.runs.folder import clock, number, read_metrics
+from lineage.runs.folder import MEASURED, clock, number, read_metrics
 from lineage.train import metrics_writer
 from lineage.train.metrics_writer import MetricsWriter, ProgressBar
 
 
 def _history(workdir):
     """Return the history without times."""
-    return [{key: v for key, v in line.items() if not key.startswith("time/")} for line in read_metrics(workdir)]
+    return [{key: v for key, v in line.items() if not key.startswith(MEASURED)} for line in read_metrics(workdir)]
 
 
 def _train(workdir, start, stop, resume_step):

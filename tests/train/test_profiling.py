@@ -1,5 +1,9 @@
 """Cost estimates of experiments match XLA's memory plan for the training step."""
 
+import math
+import threading
+import time
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -91,6 +95,83 @@ def test_adapters_cost_less_than_full_training():
         assert adapted.memory["training"][name] < 0.2 * whole.memory["training"][name]
     assert adapted.memory["training"]["weights"] > whole.memory["training"]["weights"]
     assert adapted.memory["inference"] == whole.memory["inference"]
+
+
+class Outputs:
+    """Outputs of a step that ends when `end` is called."""
+
+    def __init__(self):
+        self.ended = threading.Event()
+
+    def block_until_ready(self):
+        self.ended.wait()
+
+    def end(self, throughput):
+        self.ended.set()
+        while throughput._ended == math.inf:
+            time.sleep(0.001)
+
+
+def test_only_time_without_a_step_in_progress_is_waited_for_data():
+    throughput = profiling.Throughput(experiment("vit_digits", {}))
+
+    def wait(step=None):
+        before, start = throughput._spent["waiting"], time.monotonic()
+        with throughput.waiting():
+            time.sleep(0.05)
+            if step:
+                step.end(throughput)
+                time.sleep(0.05)
+        return throughput._spent["waiting"] - before, time.monotonic() - start
+
+    assert wait()[0] >= 0.05  # before the first step
+    steps = [Outputs() for _ in range(3)]
+    for step in steps:
+        throughput.dispatched(step)
+    assert wait()[0] == 0
+    steps[0].ended.set()
+    assert wait()[0] == 0  # another step is in progress
+    steps[1].ended.set()
+    counted, whole = wait(steps[2])  # it ends in the middle
+    assert 0.05 <= counted <= whole - 0.05
+    assert wait()[0] >= 0.05
+    throughput.close()
+
+
+def test_rates_of_a_clock(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(profiling.time, "monotonic", lambda: now)
+
+    def passes(seconds):
+        nonlocal now
+        now += seconds
+
+    throughput = profiling.Throughput(experiment("vit_digits", {"loader.batch_size": 32}))
+    passes(10)  # compilation
+    found = []
+    for _ in range(2):
+        with throughput.waiting():
+            passes(4)
+        for _ in range(5):
+            throughput.dispatched(Outputs())
+        passes(12)
+        found.append(throughput.rates(5 * len(found)))
+        for activity, seconds in (("evaluating", 6), ("saving", 8)):
+            with throughput.spent(activity):
+                passes(seconds)
+    assert found[0] == {}
+    throughput.skipped = 5
+    passes(10)
+    last = throughput.rates(10)
+    assert found[1] == {
+        "time/steps_per_second": pytest.approx(5 / 16),
+        "time/examples_per_second": pytest.approx(32 * 5 / 16),
+        "time/waiting": 0,
+        "time/evaluating": pytest.approx(6 / 30),
+        "time/saving": pytest.approx(8 / 30),
+        "time/goodput": pytest.approx((46 - 18) / 56),
+    }
+    assert last["time/goodput"] == pytest.approx((12 + 16 + 10) / 2 / 80)
 
 
 def exhaust():

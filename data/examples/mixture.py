@@ -1,0 +1,108 @@
+"""Training examples from several sources in fixed proportions."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from lineage.data import shuffle
+from lineage.data.content import Examples, Facts
+from lineage.data.loader import ExampleSource
+
+BY_SPLIT = ("examples", "tokens", "characters_per_token", "bytes_per_token")  # facts of each split
+DIFFERENT = (*BY_SPLIT, "has_unanswerable")  # facts that may differ between the sources
+
+
+@dataclass(frozen=True, eq=False)
+class Mixed(ExampleSource):
+    """The examples of several sources, one source after the other; `shuffled` takes them in proportion to `weights`."""
+
+    parts: Sequence[ExampleSource]
+    weights: Sequence[float]
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum([len(part) for part in self.parts])
+
+    def take(self, indices: np.ndarray) -> dict[str, Any]:
+        part = np.searchsorted(self._ends, indices, side="right")
+        return self._gather(part, indices - np.concatenate([[0], self._ends])[part])
+
+    def shuffled(self, positions: np.ndarray, seed: int) -> dict[str, Any]:
+        part, ranks = assign(positions, self.weights)
+        for number in np.unique(part):
+            chosen = part == number
+            ranks[chosen] = shuffle.permute(ranks[chosen], len(self.parts[number]), seed + int(number))
+        return self._gather(part, ranks)
+
+    def _gather(self, part, indices):
+        order = np.argsort(part, kind="stable")
+        taken = [self.parts[number].take(indices[part == number]) for number in np.unique(part)]
+        return {name: _joined([one[name] for one in taken], np.argsort(order)) for name in taken[0]}
+
+
+def _joined(values, order):
+    """Return the values of a feature from all parts in an order: an array, or a list if shapes differ."""
+    if all(isinstance(one, np.ndarray) for one in values) and len({one.shape[1:] for one in values}) == 1:
+        return np.concatenate(values)[order]
+    rows = [row for one in values for row in one]
+    return [rows[index] for index in order]
+
+
+def assign(positions: np.ndarray, weights: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Assign the positions int64 [N] of a stream to sources in proportion to their weights.
+
+    Returns:
+        The source of each position, int64 [N], and the number of earlier positions of the same source, int64 [N].
+
+    Positions are split between the first source and the others by a Beatty sequence, those of the others between the
+    second and the rest, and so on. Among the first n positions, the number of a source so differs from its share by
+    less than the number of sources, for any n.
+    """
+    part, ranks = np.full(len(positions), len(weights) - 1), positions.copy()
+    rest = np.arange(len(positions))  # of which the source is not known yet
+    for number in range(len(weights) - 1):
+        share = weights[number] / sum(weights[number:])
+        before, after = (np.floor((ranks[rest] + more) * share).astype(np.int64) for more in (0, 1))
+        mine = after > before
+        part[rest[mine]] = number
+        ranks[rest] = np.where(mine, before, ranks[rest] - before)
+        rest = rest[~mine]
+    return part, ranks
+
+
+def mix(examples: Mapping[str, Examples], proportions: Callable[[Sequence[int]], Sequence[float]]) -> Examples:
+    """Return the training examples of several sources as one split, and their other splits, as "validation_NAME".
+
+    Args:
+        examples: of each source, by its name.
+        proportions: function from the numbers of training examples to the weights of the sources.
+
+    Raises:
+        ValueError: the sources differ in what a model depends on, such as their classes.
+    """
+    names, parts = list(examples), list(examples.values())
+    first, training = parts[0], [part.splits["train"] for part in parts]
+    for key in (field.name for field in fields(Facts) if field.name not in DIFFERENT):
+        values = [getattr(part.facts, key) for part in parts]
+        if other := next((number for number, value in enumerate(values) if value != values[0]), 0):
+            found = " and ".join(f"{str(values[number])[:80]} in {names[number]!r}" for number in (0, other))
+            raise ValueError(f"The sources of a mixture must have the same {key}: it is {found}.")
+
+    def named(of: Callable[[Examples], Mapping[str, Any]]) -> dict[str, Any]:
+        return {f"{split}_{name}": value for name, part in examples.items() for split, value in of(part).items()}
+
+    facts = {key: named(lambda part, key=key: getattr(part.facts, key)) for key in BY_SPLIT}
+    facts["has_unanswerable"] = any(part.facts.has_unanswerable for part in parts)
+    evaluated = named(lambda part: {name: one for name, one in part.splits.items() if name != "train"})
+    transform = first.evaluation_transform
+    if isinstance(transform, Mapping):
+        transform = named(lambda part: part.evaluation_transform)
+    mixed = Mixed(training, proportions([len(part) for part in training]))
+    facts = replace(first.facts, **facts)
+    return replace(first, splits={"train": mixed, **evaluated}, facts=facts, evaluation_transform=transform)

@@ -1,0 +1,107 @@
+"""Several sources in one run."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, NamedTuple
+
+from lineage.configs.registry import Range, field_types
+from lineage.data.content import Images, PairedTexts
+from lineage.data.sources.base import CONTENT, SOURCES, Source
+
+
+class Part(NamedTuple):
+    """Source in a mixture, and the text before each of its inputs."""
+
+    source: Source
+    prefix: str
+
+
+@SOURCES.register("mixture")
+@dataclass(frozen=True)
+class Mixture(Source):
+    """Several sources with the same kind of content, from which training examples come in fixed proportions.
+
+    Without `weights`, a source with N training examples has the weight min(N, limit) ** (1 / temperature), as in T5
+    (arXiv 1910.10683, section 3.5.2). The order of the sources is the same for any number of processes, and among the
+    first n examples of a run, each has its share of n but for a constant. Each is shuffled anew when all its examples
+    have been used; an epoch has as many examples as all sources together. Splits of evaluation are named
+    "validation_NAME".
+
+    Attributes:
+        parts: sources, each a text such as "text:PATH", or a dictionary with it as `source`, and optionally with a
+            `name` (by default that of the kind of source), a `prefix` of the input texts, and options of the source:
+            `({"source": "pairs:sum.tsv", "prefix": "summarize: ", "validation_path": "dev.tsv"}, "cldr")`.
+        weights: relative number of training examples from each source; (): by their sizes.
+        temperature: above 1, weights by size are more equal.
+        limit: maximum number of examples that counts as the size of a source; 0: none.
+    """
+
+    parts: tuple[Any, ...] = ()
+    weights: Annotated[tuple[float, ...], Range(above=0)] = ()
+    temperature: Annotated[float, Range(1)] = 1.0
+    limit: Annotated[int, Range(0)] = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.weights and len(self.weights) != len(self.parts):
+            raise ValueError(f"source.weights has {len(self.weights)} numbers for {len(self.parts)} source.parts.")
+        _ = self.named
+
+    @cached_property
+    def named(self) -> dict[str, Part]:
+        """The sources by their names."""
+        found: dict[str, Part] = {}
+        for given in self.parts:
+            options = {"source": given} if isinstance(given, str) else given
+            if not isinstance(options, dict) or not isinstance(options.get("source"), str):
+                raise ValueError(f"source.parts has {given!r}: it must be a source, or a dictionary with a `source`.")
+            kind, colon, value = options["source"].partition(":")
+            name, prefix, keys = options.get("name", kind), options.get("prefix", ""), list(field_types(SOURCES[kind]))
+            if name in found or not re.fullmatch(r"\w+", name):
+                raise ValueError(
+                    f"source.parts has the name {name!r}: each needs its own, of letters, digits and underscores."
+                )
+            settings = {key: given for key, given in options.items() if key not in ("source", "name", "prefix")}
+            if colon and not keys:
+                raise ValueError(f"source.parts has {options['source']!r}: the source {kind!r} has no options.")
+            found[name] = Part(SOURCES.build(kind, **settings | ({keys[0]: value} if colon else {})), prefix)
+        if len(found) < 2:
+            raise ValueError(f"source.parts is {self.parts}: a mixture needs two or more, as in ('text:PATH', 'cldr').")
+        return found
+
+    def proportions(self, sizes: Sequence[int]) -> list[float]:
+        """Return the weights of the sources, given the numbers of their training examples."""
+        return list(self.weights) or [min(n, self.limit or n) ** (1 / self.temperature) for n in sizes]
+
+    def files(self) -> list[str]:
+        return [path for part in self.named.values() for path in part.source.files()]
+
+    def offers(self) -> list[str]:
+        return [kind for kind in CONTENT if all(kind in part.source.offers() for part in self.named.values())]
+
+    def read(self, kind: str) -> Any:
+        """Return the content of all sources, as splits such as "train_NAME"."""
+        parts = self.read_parts(kind)
+        images = [part for part in parts.values() if isinstance(part, Images)]
+        splits = {
+            f"{split}_{name}": content
+            for name, part in parts.items()
+            for split, content in (part.splits if images else part).items()
+        }
+        return Images(splits, images[0].class_names) if images else splits
+
+    def read_parts(self, kind: str) -> dict[str, Any]:
+        return {name: _prefixed(part.source.read(kind), part.prefix) for name, part in self.named.items()}
+
+
+def _prefixed(content, prefix):
+    """Return pairs whose inputs begin with the prefix; other content has none."""
+    if not prefix:
+        return content
+    if isinstance(content, Images) or not all(isinstance(part, PairedTexts) for part in content.values()):
+        raise ValueError(f"The prefix of a source in a mixture is {prefix!r}: only pairs of texts can have one.")
+    return {
+        split: PairedTexts([prefix + text for text in part.inputs], part.targets) for split, part in content.items()
+    }
