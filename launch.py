@@ -19,7 +19,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from lineage.configs import schema
+from lineage.configs import cache, schema
 from lineage.configs.arguments import DEFAULT, parse
 from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, check_config, displayed, plain
 
@@ -39,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.folder = Path(given.get("workdir") or given.get("run") or default_workdir(options.file))  # of the run
     logging.getLogger("absl").setLevel(logging.ERROR)
     try:
+        if options.command in ("train", "evaluate", "generate", "predict"):
+            cache.keep_compiled_programs()
         with processes(options):
             return globals()[f"run_{options.command}"](options, changes) or 0
     except BrokenPipeError:  # the reader of a pipe has closed it, such as `head`

@@ -8,8 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ARRAYS = {"jax", "flax", "numpy", "scipy", "jaxtyping"}
-# package -> (packages of the project, other libraries) that it may import besides the standard library, itself and
-# configs.atomic
+# package -> (packages of the project, other libraries) that it may import besides the standard library, itself,
+# configs.atomic and configs.cache
 RULES = {
     "metrics": (set(), ARRAYS | {"nltk", "sacrebleu", "ot"}),
     "models.layers": ({"models.kernels"}, ARRAYS),
@@ -47,6 +47,7 @@ RULES = {
     "runs.locks": (set(), set()),
     "runs": ({"report", "runs.folder", "runs.locks"}, {"numpy", "rich", "optuna", "submitit"}),
     "configs.atomic": (set(), set()),
+    "configs.cache": (set(), set()),
     "configs.registry": (set(), {"ml_collections"}),
     "configs.schema": ({"configs.registry"}, {"ml_collections"}),
     "configs": (
@@ -83,7 +84,9 @@ def violations(module: str, source: str) -> list[str]:
     for name in imports(source):
         top, _, rest = name.partition(".")
         if top == PROJECT:
-            allowed = package(rest) in (own, "configs.atomic", *project) and rest.partition(".")[0] in ROOMS - {
+            allowed = package(rest) in (own, "configs.atomic", "configs.cache", *project) and rest.partition(".")[
+                0
+            ] in ROOMS - {
                 "launch",
                 "tests",
             }

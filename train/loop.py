@@ -18,7 +18,6 @@ from lineage.configs.atomic import write_atomic
 from lineage.data.fingerprint import fingerprint
 from lineage.evaluation import artifacts
 from lineage.evaluation.sampling import Sampler
-from lineage.report.run import write_report
 from lineage.runs import folder
 from lineage.runs.folder import START, StopSignal, plain
 from lineage.runs.locks import locked
@@ -222,6 +221,13 @@ class TrainingLoop:
             with self._disk_errors():
                 self.writer.write(step, metrics)
         self.progress.update(step, metrics if logged else None)
+
+
+def write_report(workdir: Path) -> None:
+    """Write the report of a run."""
+    from lineage.report import run  # imported here because Matplotlib takes long
+
+    run.write_report(workdir)
 
 
 def initial_state(experiment: Experiment, checkpoints: Checkpoints) -> tuple[TrainState, str]:
