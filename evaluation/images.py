@@ -19,6 +19,9 @@ from lineage.tasks.object_detection import objects_of
 class Detection(Evaluator):
     """COCO's average precisions of detected objects; those by object size would need the images' original pixels."""
 
+    def names(self, context: Context, split: Split) -> tuple[str, ...]:
+        return ("ap", "ap_50", "ap_75")
+
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         state, step = Detections.empty(split.facts.num_classes), context.step(context.task.forward)
         for batch in split.batches:
@@ -43,6 +46,9 @@ class Probe(Evaluator):
     """
 
     metric: ClassVar[str]
+
+    def names(self, context: Context, split: Split) -> tuple[str, ...]:
+        return (f"{self.metric}_accuracy",)
 
     def fit(self, features: Float[np.ndarray, "N D"], labels: Int[np.ndarray, "N"]) -> Any:
         """Return a fitted classifier of scikit-learn."""

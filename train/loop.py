@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from lineage.configs.atomic import write_atomic
 from lineage.data.fingerprint import fingerprint
+from lineage.data.notes import notes
 from lineage.evaluation import artifacts
 from lineage.evaluation.sampling import Sampler
 from lineage.runs import folder
@@ -58,7 +59,7 @@ def train(
         ValueError, OSError: the config, the data, a checkpoint or the disk has a problem; the message says which.
     """
     workdir = Path(workdir)
-    workdir.mkdir(parents=True, exist_ok=True)
+    folder.make(workdir)
     memory: dict[str, int] = {}
     with contextlib.ExitStack() as kept, out_of_memory_explained(memory):
         with distributed.agreed():
@@ -119,6 +120,13 @@ class TrainingLoop:
         self.checkpoints.say = self.progress.message
         if message:
             self.progress.message(message)
+        for note in notes(experiment.source, experiment.data) if not self.start else ():
+            self.progress.message(f"note: {note}")
+        warmup = experiment.steps("warmup", config.schedule, default=0)
+        if warmup > self.total > self.start:
+            self.progress.message(
+                f"note: the warm-up has {warmup:,} steps and the run {self.total:,}: its peak is not reached."
+            )
         if self.start:
             self.progress.message(f"resuming from step {self.start:,}")
             lost = self.checkpoints.record(self.start).get("lines", 0) - self.writer.lines
