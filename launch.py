@@ -19,7 +19,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from lineage.configs import schema
+from lineage.configs import cache, schema
 from lineage.configs.arguments import DEFAULT, parse
 from lineage.runs.folder import CONFIG, LAUNCH, PREEMPTED, check_config, displayed, plain
 
@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, OSError, ArithmeticError, MemoryError, ModuleNotFoundError, RecursionError) as error:
-        print(f"\nerror: {error if str(error) else type(error).__name__}", file=sys.stderr)
+        said = str(error).replace("force_config=True", "--force-config") or type(error).__name__
+        print(f"\nerror: {said}", file=sys.stderr)
         if options.traceback:
             traceback.print_exc()
         else:
@@ -57,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def processes(options: Options) -> contextlib.AbstractContextManager:
-    """Return a context in which the processes of the run are connected, if it has several."""
+    """Return a context in which the processes of the run are connected, if it has several, and devices are there."""
+    if options.command in ("train", "evaluate", "generate", "predict"):
+        cache.keep_compiled_programs()
     if "coordinator" not in options:
         return contextlib.nullcontext()
     keep_freed_memory()
@@ -152,7 +155,10 @@ def run_generate(options: Options, changes: Changes) -> None:
     from lineage.evaluation.sampling import Sampler
 
     text, sampler = experiment.config.sampling.prompt, Sampler(experiment.context(), experiment.helpers())
-    for continuation in sampler.write(experiment.variables(state), text):
+    samples = sampler.write(experiment.variables(state), text)
+    for number, continuation in enumerate(samples, 1):
+        if len(samples) > 1:
+            print(f"--- sample {number} of {len(samples)} ---")
         print(sampler.lead(text) + continuation)
     if sampler.acceptance_rate is not None:
         print(f"{sampler.acceptance_rate:.0%} of the draft's tokens were accepted")
@@ -255,8 +261,10 @@ def run_sweep(options: Options, changes: Changes) -> int:
 
     start, folder = child(options, changes), options.folder
     if options.optuna:
-        search = cli.search(options.file)
+        search = cli.search(options.file, options.trials)
         return run_search(start, search, partial(changed, config), folder, options.parallel)
+    if options.trials:
+        raise ValueError(f"--trials is {options.trials}: it is an option of --optuna.")
     return run_sweep(start, overrides, [changed(config, one) for one in overrides], folder, options.parallel)
 
 

@@ -294,6 +294,7 @@ COMMANDS = {
         ),
         (
             _option("--optuna", "let Optuna choose the values, by the config's search()"),
+            _option("--trials N", "total number of runs of --optuna (default: that of search())", type=int),
             _option("--parallel N", "number of runs at a time (default 1)", type=int, default=1),
         ),
         (EXPERIMENT,),

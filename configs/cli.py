@@ -7,13 +7,13 @@ import json
 import re
 import traceback
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
 from lineage.configs import base, modules
-from lineage.configs.durations import UNITS
 from lineage.configs.registry import did_you_mean, typed
 from lineage.configs.sweeps import Search
 from lineage.evaluation import EVALUATORS
@@ -99,11 +99,15 @@ def parts(kind: str) -> dict[str, str]:
     return {name: (inspect.getdoc(cls) or "").partition("\n")[0] for name, cls in sorted(registries[kind].items())}
 
 
-def search(file: str) -> Search | None:
-    """Return the result of a config file's `search()`, called as `sweep()` is; None if there is none."""
+def search(file: str, trials: int | None = None) -> Search | None:
+    """Return the result of a config file's `search()`, called as `sweep()` is; None if there is none.
+
+    `trials` replaces the number of trials.
+    """
     path, argument = find(file)
     function = getattr(modules.execute(Path(path)), "search", lambda: None) if path.endswith(".py") else lambda: None
-    return function(argument) if argument and inspect.signature(function).parameters else function()
+    found = function(argument) if argument and inspect.signature(function).parameters else function()
+    return replace(found, trials=trials) if found and trials is not None else found
 
 
 def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
@@ -123,10 +127,6 @@ def override(config: ConfigDict, changes: Mapping[str, Any]) -> None:
         section, name = _place(config, key)
         field = dict(section.items(preserve_field_references=True))[name]
         value = typed(key, value, section.get_type(name), optional=isinstance(field, FieldReference))
-        duration, _, unit = name.rpartition("_")
-        if unit in UNITS and f"{duration}_epochs" in section:  # grad_accum_steps is not a duration
-            for other in UNITS:  # a duration has one unit
-                section[f"{duration}_{other}"] = None
         section[name] = value
 
 

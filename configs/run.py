@@ -5,6 +5,7 @@ import importlib.util
 import re
 from typing import Annotated, Any, Literal
 
+from lineage.configs.directions import direction
 from lineage.configs.registry import Range, check_ranges
 from lineage.data import Loader
 
@@ -95,17 +96,23 @@ class Checkpoint:
     Attributes:
         keep: number of the newest checkpoints to keep; at least two survive a damaged one.
         best: metric by which the best checkpoint is kept too, such as "validation/loss"; "" disables it.
-        best_is_highest: whether a higher metric is better.
+        best_is_highest: whether a higher value of that metric is better; None: as its name says.
         on_error: what happens when a save fails, as on a full disk; only runs of one process can "continue".
     """
 
     keep: Positive = 2
     best: str = ""
-    best_is_highest: bool = False
+    best_is_highest: bool | None = None
     on_error: Literal["stop", "continue"] = "stop"
 
     def __post_init__(self):
         check_ranges("checkpoint", self)
+        _ = self.highest
+
+    @property
+    def highest(self) -> bool:
+        """Whether a higher value of the metric `best` is better; False without one."""
+        return bool(self.best) and direction(self.best, self.best_is_highest, "checkpoint.best_is_highest")
 
 
 @dataclasses.dataclass(frozen=True)

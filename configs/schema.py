@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
+from lineage.configs.durations import Section
 from lineage.configs.registry import Range, Registry, choices, field_types, from_data, nearest, ranges, typed, variants
 
 VARIANT = "Named settings of the class; the keys that it sets are empty, and a value given to one of them wins."
@@ -108,7 +109,7 @@ def section(registry: Registry, name: str, **changes: Any) -> ConfigDict:
         ValueError: the class has no such key; the message names the nearest one.
     """
     cls = registry[name]
-    made = ConfigDict({"name": name} | plain(cls))
+    made = Section({"name": name} | plain(cls))
     for key in field_types(cls):
         if parts := [one[key] for one in variants(cls).values() if isinstance(one.get(key), Mapping)]:
             made[key] = _part(registry, parts, changes.pop(key, {}))

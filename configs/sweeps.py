@@ -20,6 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lineage.configs.directions import direction
+
 Sweep = Iterable[Mapping[str, Any]]
 chain = itertools.chain
 
@@ -110,7 +112,7 @@ class Search:
     Attributes:
         space: the range of each key.
         metric: metric of an evaluation, such as validation/loss.
-        highest: whether higher is better.
+        highest: whether higher is better; None: as the name of the metric says.
         trials: total number of runs.
         prune: whether to stop a run whose metric at an evaluation is worse than the median of the earlier runs at that
             step.
@@ -120,8 +122,18 @@ class Search:
 
     space: Mapping[str, Range]
     metric: str = "validation/loss"
-    highest: bool = False
+    highest: bool | None = None
     trials: int = 20
     prune: bool = True
     startup: int = 5
     seed: int = 0
+
+    def __post_init__(self):
+        _ = self.maximize
+        if self.trials < 1:
+            raise ValueError(f"the Search has {self.trials} trials: it must have 1 or more.")
+
+    @property
+    def maximize(self) -> bool:
+        """Whether a higher value of the metric is better."""
+        return direction(self.metric, self.highest, "highest of the Search")

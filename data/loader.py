@@ -49,7 +49,13 @@ class Loader:
 
 
 class ExampleSource:
-    """Random access to examples, many at a time."""
+    """Random access to examples, many at a time.
+
+    Attributes:
+        cut: number of examples whose texts are truncated.
+    """
+
+    cut: int = 0
 
     def __len__(self) -> int:
         """Return the number of examples."""

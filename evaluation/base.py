@@ -1,15 +1,16 @@
 """Evaluators: their base class, their registry, their context, and those of a run."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
-from lineage.configs.registry import Range, Registry, check_ranges
+from lineage.configs.registry import Range, Registry, check_ranges, did_you_mean
 from lineage.data import Data, EvaluationBatches, Facts
 from lineage.models import Model
 from lineage.tasks import Batch, Task
@@ -95,6 +96,10 @@ class Evaluator:
     def check(self, context: Context) -> None:
         """Raise ValueError if the evaluator does not fit the task or the model; called before the training."""
 
+    def names(self, context: Context, split: Split) -> Collection[str] | None:
+        """Return the names of the metrics that `measure` may return, without computing them; None: unknown."""
+        return None
+
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         """Return the metrics of a split, for model variables with the EMA of the parameters if enabled."""
         raise NotImplementedError
@@ -104,6 +109,12 @@ class Evaluator:
 @dataclass(frozen=True)
 class Loss(Evaluator):
     """Metrics that the loss of the task returns, over a whole split, and metrics derived from them."""
+
+    def names(self, context: Context, split: Split) -> Collection[str]:
+        batch = context.teach(context.to_mesh(split.batches[0]))
+        shapes = jax.eval_shape(nn.init_with_output(context.task.loss, context.model), jax.random.key(0), batch)
+        ones = dict.fromkeys(shapes[0][2], 1.0)
+        return ones | context.task.derived(ones, split.facts, split.name)
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         """Return the metrics of a split.
@@ -155,13 +166,30 @@ class Evaluation:
         for name, evaluator in self.evaluators.items():
             if not evaluator.every or (number is not None and number % evaluator.every):
                 continue
-            data = self._open(evaluator.source) if evaluator.source else self.context.data
-            chosen = {split: batches for split, batches in data.splits.items() if evaluator.split in ("", split)}
-            for split, batches in chosen.items():
-                label = split
-                if evaluator.source:
-                    label = name if len(chosen) == 1 else f"{name}_{split}"
-                values = evaluator.measure(self.context, variables, Split(label, split, batches, data.facts))
-                metrics |= {f"{label}/{key}": value for key, value in values.items()}
+            for split in self._splits(name, evaluator):
+                values = evaluator.measure(self.context, variables, split)
+                metrics |= {f"{split.label}/{key}": value for key, value in values.items()}
         order = {split: place for place, split in enumerate(self.context.data.splits)}
         return dict(sorted(metrics.items(), key=lambda item: order.get(item[0].partition("/")[0], len(order))))
+
+    def check_metric(self, key: str, metric: str) -> None:
+        """Raise ValueError if the config's `key` names a metric, such as "test/accuracy", that no evaluator returns."""
+        known: list[str] = []
+        for name, evaluator in self.evaluators.items() if metric else ():
+            for split in self._splits(name, evaluator) if evaluator.every else ():
+                if (names := evaluator.names(self.context, split)) is None:
+                    return
+                known += [f"{split.label}/{one}" for one in names]
+        if metric and metric not in known:
+            hint = did_you_mean(metric, known) or f": the metrics are {', '.join(known)}."
+            hint = hint if known else ", but nothing is evaluated: the data have no split for it."
+            raise ValueError(f"{key} is {metric!r}{hint}")
+
+    def _splits(self, name: str, evaluator: Evaluator) -> Iterator[Split]:
+        data = self._open(evaluator.source) if evaluator.source else self.context.data
+        chosen = {split: batches for split, batches in data.splits.items() if evaluator.split in ("", split)}
+        for split, batches in chosen.items():
+            label = split
+            if evaluator.source:
+                label = name if len(chosen) == 1 else f"{name}_{split}"
+            yield Split(label, split, batches, data.facts)

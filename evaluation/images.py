@@ -7,10 +7,6 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Float, Int
-from sklearn.linear_model import RidgeClassifierCV
-from sklearn.neighbors import KNeighborsClassifier
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 from lineage.configs.registry import Range
 from lineage.evaluation.base import EVALUATORS, Context, Evaluator, Split
@@ -22,6 +18,9 @@ from lineage.tasks.object_detection import objects_of
 @dataclass(frozen=True)
 class Detection(Evaluator):
     """COCO's average precisions of detected objects; those by object size would need the images' original pixels."""
+
+    def names(self, context: Context, split: Split) -> tuple[str, ...]:
+        return ("ap", "ap_50", "ap_75")
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         state, step = Detections.empty(split.facts.num_classes), context.step(context.task.forward)
@@ -47,6 +46,9 @@ class Probe(Evaluator):
     """
 
     metric: ClassVar[str]
+
+    def names(self, context: Context, split: Split) -> tuple[str, ...]:
+        return (f"{self.metric}_accuracy",)
 
     def fit(self, features: Float[np.ndarray, "N D"], labels: Int[np.ndarray, "N"]) -> Any:
         """Return a fitted classifier of scikit-learn."""
@@ -96,6 +98,8 @@ class Neighbors(Probe):
     temperature: Annotated[float, Range(above=0)] = 0.07
 
     def fit(self, features: Float[np.ndarray, "N D"], labels: Int[np.ndarray, "N"]) -> Any:
+        from sklearn.neighbors import KNeighborsClassifier
+
         return KNeighborsClassifier(
             min(self.count, len(labels)),
             metric="cosine",
@@ -115,6 +119,10 @@ class LinearProbe(Probe):
     metric = "linear"
 
     def fit(self, features: Float[np.ndarray, "N D"], labels: Int[np.ndarray, "N"]) -> Any:
+        from sklearn.linear_model import RidgeClassifierCV
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+
         return make_pipeline(StandardScaler(), RidgeClassifierCV(4.0 ** np.arange(-4, 9))).fit(features, labels)
 
 

@@ -102,11 +102,20 @@ class Sampler:
         """Return the inputs of `num_samples` generations (at least one) from a prompt."""
         data, rows = self.context.data, self.context.sampling.num_samples or 1
         if data.tokenizer is None or not self.context.model.is_decoder:
-            raise ValueError("Only decoders of texts generate: leave sampling.num_samples at 0.")
+            kind = type(self.context.model).__name__
+            raise ValueError(
+                f"{kind} does not generate text, only decoders of texts do: leave sampling.num_samples at 0."
+            )
         tokens = data.tokenizer.encode(prompt)
         if not len(tokens):
             raise ValueError("The prompt is empty: a language model needs at least one token to continue.")
         request = self.context.task.request(tokens, data.tokenizer, data.facts)
+        limit, used = self.context.model.max_length, request.prompts.shape[1]
+        if limit is not None and used + self.context.sampling.max_new_tokens > limit:
+            raise ValueError(
+                f"the prompt has {used} tokens and sampling.max_new_tokens is {self.context.sampling.max_new_tokens}: "
+                f"together they must be at most model.max_length, {limit}."
+            )
         return jax.tree.map(lambda row: np.repeat(row, rows, axis=0), request)
 
     @property

@@ -38,6 +38,9 @@ class Generation(Evaluator):
         for metric in self.metrics:
             check(metric, "evaluators.generation.metrics")
 
+    def names(self, context: Context, split: Split) -> tuple[str, ...] | None:
+        return None if self.metrics else ("exact_match", "bleu", "free_running_accuracy")
+
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         sampler, outputs, source = Sampler(context), [], split.batches.source
         right = count = 0
@@ -78,6 +81,9 @@ def _in_place(generated, targets, mask):
 class QuestionAnswering(Evaluator):
     """Exact match and F1 of predicted answers (SQuAD, arXiv 1606.05250)."""
 
+    def names(self, context: Context, split: Split) -> tuple[str, ...]:
+        return ("exact_match", "f1")
+
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         source = split.batches.source
         found = context.task.predict(logits(context, variables, split), source, split.facts)
@@ -94,6 +100,9 @@ class PooledAccuracy(Evaluator):
     Splits without texts of several windows are skipped.
     """
 
+    def names(self, context: Context, split: Split) -> tuple[str, ...]:
+        return ("mean_pooled_accuracy", "max_pooled_accuracy")
+
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         source = split.batches.source
         return pooled_accuracy(logits(context, variables, split), source) if source.is_cut else {}
@@ -103,6 +112,9 @@ class PooledAccuracy(Evaluator):
 @dataclass(frozen=True)
 class Spearman(Evaluator):
     """Spearman's rank correlation of predicted and true values; 0 if one of them is constant."""
+
+    def names(self, context: Context, split: Split) -> tuple[str, ...]:
+        return ("spearman",)
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         values, labels = logits(context, variables, split)[:, 0], split.batches.source.per_sequence["label"]
@@ -117,6 +129,9 @@ class Tagging(Evaluator):
     An entity is correct if its type, first word and last word are. Splits whose tags are not those of chunks, such as
     B-PER, I-PER and O, are skipped.
     """
+
+    def names(self, context: Context, split: Split) -> tuple[str, ...]:
+        return ("precision", "recall", "f1")
 
     def measure(self, context: Context, variables: Any, split: Split) -> dict[str, float]:
         names, source = np.array(split.facts.class_names), split.batches.source

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from numpy.typing import ArrayLike
-from scipy.stats import rankdata, spearmanr
 
 
 def correct(logits: Float[Array, "*N V"], labels: Int[Array, "*N"]) -> Bool[Array, "*N"]:
@@ -70,6 +69,8 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
     positive, negative = int(labels.sum()), int((~labels.astype(bool)).sum())
     if not positive or not negative:
         return float("nan")
+    from scipy.stats import rankdata  # imported here because it takes long
+
     return float((rankdata(scores)[labels].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
@@ -78,6 +79,8 @@ def spearman(x: ArrayLike, y: ArrayLike) -> float:
     x, y = _pair(x, y)
     if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return float("nan")
+    from scipy.stats import spearmanr  # imported here because it takes long
+
     return float(spearmanr(x, y).statistic)
 
 

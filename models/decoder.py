@@ -53,7 +53,7 @@ class Decoder(StackModel):
     def check_length(self, length: int) -> None:
         """Raise ValueError if the model has no positions for this number of tokens."""
         if self.max_length is not None and length > self.max_length:
-            raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}.")
+            raise ValueError(f"a sequence of {length} tokens is longer than the model's {self.max_length}, max_length.")
 
 
 class DecoderOnly(Decoder):

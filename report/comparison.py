@@ -50,9 +50,10 @@ def target_of(runs: Sequence[Run]) -> Target:
     """
     checkpoint = runs[0].config.get("checkpoint", {})
     if best := checkpoint.get("best"):
-        return best, checkpoint["best_is_highest"]
+        stated = checkpoint["best_is_highest"]
+        return best, higher_is_better(best) is not False if stated is None else stated
     found = sorted((key for run in runs for key in results(run)), key=lambda key: not key.startswith("validation/"))
-    return (found[0], not html.LOWER_IS_BETTER.search(found[0])) if found else ("", False)
+    return (found[0], higher_is_better(found[0]) is not False) if found else ("", False)
 
 
 def ranked(runs: Sequence[Run], target: Target) -> list[Run]:

@@ -22,7 +22,6 @@ from lineage.configs.atomic import write_atomic
 from lineage.report import figures
 
 Metrics = Sequence[Mapping[str, Any]]
-LOWER_IS_BETTER = re.compile(r"loss|perplexity|error|bits|distance|\b[wt]er\b")
 # Only the style sheet and the script of this package are run, images are part of the page, and nothing is loaded.
 # Figures have style attributes.
 POLICY = (

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from lineage.configs.directions import higher_is_better
 from lineage.report import artifacts, figures, html
 from lineage.runs.folder import ARTIFACTS, CONFIG, FACTS, MEASURED, METRICS, clock, flatten, read_json
 from lineage.runs.metrics import GrowingMetrics
@@ -100,7 +101,7 @@ def _result(key: str, steps: np.ndarray, values: np.ndarray) -> Markup:
     if not finite.size:
         return Markup()
     show = "{:.2%}".format if "accuracy" in key else html.number
-    best = finite[np.argmin(values[finite]) if html.LOWER_IS_BETTER.search(key) else np.argmax(values[finite])]
+    best = finite[np.argmin(values[finite]) if higher_is_better(key) is False else np.argmax(values[finite])]
     note = f"best {show(values[best])} at step {steps[best]:,}"
     if best == len(values) - 1:
         note = f"at step {steps[-1]:,}, the best"

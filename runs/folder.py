@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import sys
+import tempfile
 import threading
 import time
 import zlib
@@ -56,6 +57,18 @@ MAY_CHANGE = (
     "wandb",
     "weights",
 )
+
+
+def make(workdir: Path) -> None:
+    """Create the folder of a run, if it does not exist, and raise OSError if it cannot be written."""
+    if (file := next((path for path in (workdir, *workdir.parents) if path.is_file()), None)) is not None:
+        raise NotADirectoryError(f"the workdir is {workdir}, but {file} is a file: choose another workdir.")
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=workdir):
+            pass
+    except OSError as error:
+        raise OSError(f"the workdir {workdir} cannot be written ({error.strerror}): choose another one.") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -165,7 +178,7 @@ def discard(workdir: Path, force: bool = False) -> None:
     """
     path = workdir / CONFIG
     if path.exists() and not force and "model" not in read_json(path):
-        raise ValueError(f"{path} is not the config of a run: choose another workdir, or --force-config.")
+        raise ValueError(f"{path} is not the config of a run: choose another workdir, or force_config=True.")
     for name in ("tokenizer.json", "artifacts/samples.jsonl"):
         (workdir / name).unlink(missing_ok=True)
 
@@ -179,7 +192,7 @@ def keep_data(files: Mapping[str, Any], workdir: Path, force: bool = False) -> N
         if changed:
             raise ValueError(
                 f"{', '.join(changed[:3])} changed since the run in {workdir} began ({len(changed)} of {len(before)} "
-                "files): restore the data, choose another workdir, or --force-config."
+                "files): restore the data, choose another workdir, or force_config=True."
             )
     write_atomic(path, json.dumps(files, indent=2))
 
@@ -226,7 +239,7 @@ def check_config(config: Any, workdir: Path) -> None:
     if there and changed:  # without any record left, the checkpoints cannot be restored either
         raise ValueError(
             f"{workdir} holds a run of another config ({'; '.join(changed[:4])}): choose another workdir, or "
-            "--force-config."
+            "force_config=True."
         )
 
 

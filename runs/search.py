@@ -32,18 +32,21 @@ def run_search(
     repeats failed trials, unless they failed because of a loss that is not finite or for lack of memory.
 
     The objective `search` is a `configs.sweeps.Search`; `config_of` returns the config of a run for its overrides. See
-    also `run_sweep`.
+    also `run_sweep`. Without a `checkpoint.best` in the config, the runs keep the best checkpoint by the metric.
     """
     if search is None:
         raise ValueError("this config has no search(), which returns a Search (see configs/sweeps.py).")
     if importlib.util.find_spec("optuna") is None:
         raise ModuleNotFoundError("sweep --optuna needs Optuna, which is not installed: `pip install optuna`.")
+    if config_of({}).get("checkpoint", {}).get("best") == "":  # a run refuses at its start a metric that it lacks
+        best = {"best": search.metric, "best_is_highest": search.maximize}
+        command = [*command, *(f"--config.checkpoint.{key}={value}" for key, value in best.items())]
     workdir.mkdir(parents=True, exist_ok=True)
     with locked(workdir):
         trials = Trials(search, config_of, workdir)
         Launcher(command, parallel, trials.observe).run(trials.todo(), trials.runs)
         if trials.runs:
-            finish(trials.runs, command, workdir, (search.metric, search.highest))
+            finish(trials.runs, command, workdir, (search.metric, search.maximize))
     return exit_code(trials.runs)
 
 
@@ -66,7 +69,7 @@ class Trials:
             study_name="sweep",
             storage=storage,
             load_if_exists=True,
-            direction="maximize" if search.highest else "minimize",
+            direction="maximize" if search.maximize else "minimize",
             pruner=optuna.pruners.MedianPruner(search.startup) if search.prune else optuna.pruners.NopPruner(),
         )
         known = self.study.get_trials()
@@ -120,6 +123,8 @@ class Trials:
                 raise ValueError(f"search() has the metric {metric!r}; the metrics of the runs are {evaluated}.")
             value = list(values.values())[-1]
             self.study.tell(trial, value if math.isfinite(value) else None, skip_if_finished=True)
+        elif run.state.startswith("failed") and f"checkpoint.best is {metric!r}" in run.error():  # so will all others
+            raise ValueError(f"search() has the metric {metric!r}, which the runs refuse: {run.error()}")
         elif run.state == "pruned" or (run.state.startswith("failed") and HOPELESS.search(run.error())):
             run.state = "pruned"
             self.study.tell(trial, state=self.states.PRUNED)

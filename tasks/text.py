@@ -55,7 +55,8 @@ class DocumentTask(TextTask):
     """Base class of tasks of documents, which are windows of one stream of tokens.
 
     Attributes:
-        cache_dir: folder in which token ids are cached between runs; empty: tokenize at each start.
+        cache_dir: folder in which token ids are kept for later runs; "": the cache of the user, `$LINEAGE_CACHE` or
+            ~/.cache/lineage.
         stride: distance between the starts of consecutive training windows, in tokens; 0: the length of a window.
     """
 

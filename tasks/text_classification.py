@@ -117,13 +117,14 @@ def encode(
 ) -> Encoded:
     """Encode texts, which have one of the `labels` [N] each, if any; `fit` may turn a text into several sequences."""
     ids = zip(*map(tokenizer.encode_batch, zip(*texts)))
-    joined, origins = [], []
+    joined, origins, cut = [], [], 0
     for origin, example in enumerate(zip(texts, ids)):
-        for parts in fit(*example):
-            joined.append(encoded.join(tokenizer, *parts))
-            origins.append(origin)
+        sequences = fit(*example)
+        cut += sum(len(part) for parts in sequences for part in parts) < sum(map(len, example[1]))
+        joined += [encoded.join(tokenizer, *parts) for parts in sequences]
+        origins += [origin] * len(sequences)
     others = {} if labels is None else {"label": labels[origins]}
-    return encoded.collect(joined, origins, length, tokenizer, per_sequence=others)
+    return encoded.collect(joined, origins, length, tokenizer, per_sequence=others, cut=cut)
 
 
 def pooled(values: Float[np.ndarray, "N V"], source: Encoded) -> Float[np.ndarray, "texts V"]:

@@ -24,6 +24,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="lineage_tests_")
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ["LINEAGE_CACHE"] = ""  # tests do not write to the cache of the user
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # waiting PyTorch threads would slow down the other workers
 
 import hypothesis

@@ -8,8 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ARRAYS = {"jax", "flax", "numpy", "scipy", "jaxtyping"}
-# package -> (packages of the project, other libraries) that it may import besides the standard library, itself and
-# configs.atomic
+# package -> (packages of the project, other libraries) that it may import besides the standard library, itself
+# and `EVERYWHERE`
 RULES = {
     "metrics": (set(), ARRAYS | {"nltk", "sacrebleu", "ot"}),
     "models.layers": ({"models.kernels"}, ARRAYS),
@@ -47,13 +47,17 @@ RULES = {
     "runs.locks": (set(), set()),
     "runs": ({"report", "runs.folder", "runs.locks"}, {"numpy", "rich", "optuna", "submitit"}),
     "configs.atomic": (set(), set()),
+    "configs.cache": (set(), set()),
+    "configs.directions": (set(), set()),
     "configs.registry": (set(), {"ml_collections"}),
-    "configs.schema": ({"configs.registry"}, {"ml_collections"}),
+    "configs.durations": (set(), {"ml_collections"}),
+    "configs.schema": ({"configs.registry", "configs.durations"}, {"ml_collections"}),
     "configs": (
         {"configs.registry", "configs.schema", "models", "tasks", "data", "evaluation", "train"},
         {"ml_collections", "cloudpickle"},
     ),
 }
+EVERYWHERE = ("configs.atomic", "configs.cache", "configs.directions")
 PROJECT = "lineage"
 ROOMS = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"launch", "tests", "benchmarks"}
 
@@ -83,7 +87,7 @@ def violations(module: str, source: str) -> list[str]:
     for name in imports(source):
         top, _, rest = name.partition(".")
         if top == PROJECT:
-            allowed = package(rest) in (own, "configs.atomic", *project) and rest.partition(".")[0] in ROOMS - {
+            allowed = package(rest) in (own, *EVERYWHERE, *project) and rest.partition(".")[0] in ROOMS - {
                 "launch",
                 "tests",
             }

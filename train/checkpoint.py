@@ -69,7 +69,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         return self._best(self._manager.all_steps())
 
     def _best(self, steps):
-        sign, name = 1 if self.options.best_is_highest else -1, self.options.best
+        sign, name = 1 if self.options.highest else -1, self.options.best
         values = {step: self.record(step).get("metrics", {}).get(name, math.nan) for step in steps if name}
         ranked = sorted((sign * value, step) for step, value in values.items() if not math.isnan(value))
         return ranked[-1][1] if ranked else None

@@ -23,6 +23,18 @@ LAUNCHERS = {"SLURM_STEP_NUM_TASKS": "[^01]|..", "OMPI_COMM_WORLD_SIZE": "[^01]|
 RESUME = "Run the same command on every host to resume from the last checkpoint."
 
 
+def check_devices() -> None:
+    """Raise ValueError if JAX cannot use the platform of `JAX_PLATFORMS`."""
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # AssertionError: the plugin of the platform is not installed
+        platforms, why = os.environ.get("JAX_PLATFORMS", ""), str(error).partition("\n")[0][:160]
+        why = why or "its plugin is not installed"
+        raise ValueError(
+            f"JAX_PLATFORMS is {platforms!r}, which JAX cannot use ({why}): unset it, or install JAX for the device."
+        ) from error
+
+
 @contextlib.contextmanager
 def joined(
     coordinator: str | None = None, num_processes: int | None = None, process: int | None = None, heartbeat: int = 60
@@ -41,6 +53,7 @@ def joined(
     """
     given, none = (coordinator, num_processes, process), (None, None, None)
     if given == none and not any(re.match(several, os.environ.get(name, "")) for name, several in LAUNCHERS.items()):
+        check_devices()
         yield
         return
     whole = None not in given and re.fullmatch(r".+:\d+", coordinator) and 0 <= process < num_processes

@@ -133,10 +133,7 @@ class Experiment:
     def check(self) -> None:
         """Raise ValueError if the parts do not fit together; opens the data."""
         self.task.check_model(self.model)
-        self.evaluation()
-        best, splits = self.run.checkpoint.best, list(self.data.splits)
-        if best and best.partition("/")[0] not in splits:
-            raise ValueError(f"checkpoint.best is {best!r}, but the data's splits are {', '.join(splits) or 'none'}.")
+        self.evaluation().check_metric("checkpoint.best", self.run.checkpoint.best)
         for name in ("num_classes", "vocab_size"):
             has, needs = self.model.settings.get(name), FROM_FACTS[name](self.data.facts)
             if has and needs and has < needs:

@@ -16,9 +16,9 @@ from ml_collections import ConfigDict
 
 from lineage.configs.atomic import write_atomic
 from lineage.data.fingerprint import fingerprint
+from lineage.data.notes import notes
 from lineage.evaluation import artifacts
 from lineage.evaluation.sampling import Sampler
-from lineage.report.run import write_report
 from lineage.runs import folder
 from lineage.runs.folder import START, StopSignal, plain
 from lineage.runs.locks import locked
@@ -59,7 +59,7 @@ def train(
         ValueError, OSError: the config, the data, a checkpoint or the disk has a problem; the message says which.
     """
     workdir = Path(workdir)
-    workdir.mkdir(parents=True, exist_ok=True)
+    folder.make(workdir)
     memory: dict[str, int] = {}
     with contextlib.ExitStack() as kept, out_of_memory_explained(memory):
         with distributed.agreed():
@@ -121,6 +121,13 @@ class TrainingLoop:
         self.checkpoints.say = self.progress.message
         if message:
             self.progress.message(message)
+        for note in notes(experiment.source, experiment.data) if not self.start else ():
+            self.progress.message(f"note: {note}")
+        warmup = experiment.steps("warmup", config.schedule, default=0)
+        if warmup > self.total > self.start:
+            self.progress.message(
+                f"note: the warm-up has {warmup:,} steps and the run {self.total:,}: its peak is not reached."
+            )
         self.averages = Averages()
         if self.start:
             self.progress.message(f"resuming from step {self.start:,}")
@@ -232,6 +239,13 @@ class TrainingLoop:
             with self._disk_errors():
                 self.writer.write(step, metrics)
         self.progress.update(step, metrics if logged else None)
+
+
+def write_report(workdir: Path) -> None:
+    """Write the report of a run."""
+    from lineage.report import run  # imported here because Matplotlib takes long
+
+    run.write_report(workdir)
 
 
 def initial_state(experiment: Experiment, checkpoints: Checkpoints) -> tuple[TrainState, str]:

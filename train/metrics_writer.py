@@ -9,7 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, SupportsFloat
@@ -61,10 +61,11 @@ class MetricsWriter(AbstractContextManager):
             raise ModuleNotFoundError(
                 "Weights & Biases is not installed: `pip install wandb`, or leave the key wandb empty."
             )
-        # Imported here because it is slow: it imports torch if that is installed. Its `SummaryWriter` is not used: it
-        # writes from a thread, which dies on a full disk, and the run would wait for it forever.
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto import event_pb2, summary_pb2
+        # `SummaryWriter` is not used: it writes from a thread, which dies on a full disk, and the run would wait for it
+        # forever.
+        with _without_torch():
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto import event_pb2, summary_pb2
 
         workdir = Path(workdir)
         workdir.mkdir(parents=True, exist_ok=True)
@@ -269,6 +270,19 @@ class ProgressBar(AbstractContextManager):
         with self._console.capture() as drawn:
             self._console.print(Bar(total=1, completed=fraction, width=width, **styles), end="")
         return drawn.get()
+
+
+@contextmanager
+def _without_torch():
+    """Hide torch from an import that would import it if it is installed, which takes seconds."""
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
 
 
 def _scalar(key: str, value: Any) -> int | float:

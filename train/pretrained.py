@@ -36,6 +36,11 @@ def start_from(
             known to fit.
     """
     path, layers = init.path, init.layers
+    if "://" not in path and not Path(path).is_dir():
+        raise FileNotFoundError(
+            f"init.path is {path!r}, which is not a folder: it must be the workdir of a run, or a folder in the layout "
+            "of transformers."
+        )
     ours = _flat(jax.eval_shape(TrainState.variables, state))
     theirs = _renamed(_flat(read_variables(Path(path)) if _is_run(path) else convert.load(path)[1]), init.rename, path)
     depth = next((len(value) for name, value in theirs.items() if isinstance(model.layer_of(name), range)), 0)

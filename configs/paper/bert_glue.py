@@ -45,5 +45,5 @@ def get_config(task: str = "mrpc") -> ConfigDict:
     config.schedule.warmup_percent = 10.0
     config.optimizer.weight_decay = 0.01
     config.update(total_epochs=3.0, log_every_steps=50, evaluate_every_epochs=1.0, save_every_epochs=1.0)
-    config.checkpoint.update(best=f"validation/{metric}", best_is_highest=True)
+    config.checkpoint.update(best=f"validation/{metric}")
     return config

@@ -28,5 +28,5 @@ def get_config(version: str = "v1.1") -> ConfigDict:
     config.optimizer.weight_decay = 0.01
     config.update(total_epochs=2.0 if version == "v2.0" else 3.0, log_every_steps=50, evaluate_every_epochs=1.0)
     config.save_every_epochs = 1.0
-    config.checkpoint.update(best="validation/f1", best_is_highest=True)
+    config.checkpoint.update(best="validation/f1")
     return config

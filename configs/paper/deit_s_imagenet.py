@@ -36,5 +36,5 @@ def get_config(kind: str = "alone") -> ConfigDict:
     config.optimizer.update(weight_decay=0.05, clip_norm=0.0)
     config.update(precision="bfloat16", total_epochs=300.0, log_every_steps=50, evaluate_every_epochs=5.0)
     config.save_every_epochs = 1.0
-    config.checkpoint.update(best="validation/accuracy", best_is_highest=True)
+    config.checkpoint.update(best="validation/accuracy")
     return config

@@ -37,5 +37,5 @@ def get_config() -> ConfigDict:
     config.optimizer.lr_multipliers = (("backbone", 0.1),)
     config.update(precision="bfloat16", total_epochs=500.0, log_every_steps=50, evaluate_every_epochs=5.0)
     config.save_every_epochs = 1.0
-    config.checkpoint.update(best="validation/ap", best_is_highest=True)
+    config.checkpoint.update(best="validation/ap")
     return config

@@ -43,7 +43,7 @@ def get_config(task: str = "pretrain") -> ConfigDict:
         return config
 
     config.model.update(num_classes=1000, position="mae")
-    config.checkpoint.update(best="validation/accuracy", best_is_highest=True)
+    config.checkpoint.update(best="validation/accuracy")
     if task == "finetune":
         config.model.stochastic_depth = 0.1
         config.task.augment = "crop(0.08) | flip | randaugment(2, 9, 0.5, 0.5, True)"

@@ -30,5 +30,5 @@ def get_config() -> ConfigDict:
     config.optimizer.clip_norm = 0.0
     config.update(precision="bfloat16", total_epochs=90.0, log_every_steps=50, evaluate_every_epochs=1.0)
     config.save_every_epochs = 1.0
-    config.checkpoint.update(best="validation/accuracy", best_is_highest=True)
+    config.checkpoint.update(best="validation/accuracy")
     return config

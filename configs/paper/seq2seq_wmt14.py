@@ -29,6 +29,6 @@ def get_config(variant: str = "rnnsearch") -> ConfigDict:
     config.schedule.warmup_steps = 4000
     config.update(precision="bfloat16", total_epochs=6.0, log_every_steps=100, evaluate_every_epochs=1.0)
     config.save_every_steps = 5000
-    config.checkpoint.update(best="validation/bleu", best_is_highest=True)
+    config.checkpoint.update(best="validation/bleu")
     config.sampling.update(max_new_tokens=50, temperature=0.0, num_beams=12)
     return config

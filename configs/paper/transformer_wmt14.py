@@ -39,7 +39,7 @@ def get_config(variant: str = "base") -> ConfigDict:
     config.optimizer.clip_norm = 0.0
     config.update(ema_decay=0.999, precision="bfloat16", total_steps=300_000 if big else 100_000, log_every_steps=100)
     config.update(evaluate_every_steps=5000, save_every_steps=1000)
-    config.checkpoint.update(best="validation/bleu", best_is_highest=True)
+    config.checkpoint.update(best="validation/bleu")
     config.sampling.update(prompt="The cat sat on the mat.", num_samples=1, max_new_tokens=200, temperature=0.0)
     config.sampling.update(num_beams=4, length_penalty=0.6)
     return config

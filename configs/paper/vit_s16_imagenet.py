@@ -31,5 +31,5 @@ def get_config() -> ConfigDict:
     config.optimizer.update(no_decay=("bias$", "scale$"), clip_norm=1.0)
     config.update(precision="bfloat16", total_epochs=90.0, log_every_steps=50, evaluate_every_steps=2500)
     config.save_every_steps = 1000
-    config.checkpoint.update(best="validation/accuracy", best_is_highest=True)
+    config.checkpoint.update(best="validation/accuracy")
     return config

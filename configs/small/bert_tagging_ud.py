@@ -32,7 +32,7 @@ def get_config(paths: str = "ud_english_ewt") -> ConfigDict:
     config.optimizer.weight_decay = 0.01
     config.schedule.warmup_percent = 10.0
     config.update(total_epochs=5.0, log_every_steps=20, evaluate_every_epochs=1.0, save_every_epochs=1.0)
-    config.checkpoint.update(best="validation/accuracy", best_is_highest=True)
+    config.checkpoint.update(best="validation/accuracy")
     return config
 
 

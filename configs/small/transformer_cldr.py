@@ -20,6 +20,6 @@ def get_config() -> ConfigDict:
     config.optimizer.b2 = 0.98
     config.schedule.warmup_percent = 10.0
     config.update(total_steps=1500, log_every_steps=10, evaluate_every_steps=500, save_every_steps=500)
-    config.checkpoint.update(best="validation/exact_match", best_is_highest=True)
+    config.checkpoint.update(best="validation/exact_match")
     config.sampling.update(prompt="21 novembre 2026", num_samples=1, max_new_tokens=11, temperature=0.0)
     return config

@@ -29,7 +29,7 @@ def get_config(folder: str = "data/multi30k") -> ConfigDict:
     config.schedule.warmup_steps = 400
     config.update(ema_decay=0.995, total_epochs=20.0, log_every_steps=50, evaluate_every_epochs=5.0)
     config.save_every_epochs = 1.0
-    config.checkpoint.update(best="validation/bleu", best_is_highest=True)
+    config.checkpoint.update(best="validation/bleu")
     config.sampling.update(prompt="A man in a red shirt is riding a bicycle.", num_samples=1, max_new_tokens=63)
     config.sampling.update(temperature=0.0, num_beams=5)
     return config

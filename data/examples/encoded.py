@@ -30,6 +30,7 @@ class Encoded(ExampleSource):
     pad: int
     per_sequence: Mapping[str, np.ndarray] = field(default_factory=dict)  # name -> an entry for each sequence
     per_token: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)  # name -> an array for each sequence
+    cut: int = 0  # number of texts that are truncated
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -34,6 +34,11 @@ class EncodedPairs(ExampleSource):
         longest = [max(len(a), len(b)) + 1 for a, b in zip(self.inputs, self.targets)]
         return np.minimum(longest, self.length)
 
+    @property
+    def cut(self) -> int:
+        """The number of pairs that are truncated."""
+        return sum(max(len(a), len(b)) >= self.length for a, b in zip(self.inputs, self.targets))
+
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         inputs, inputs_mask = self._padded([self.inputs[index] for index in indices])
         targets, mask = self._padded([self.targets[index] for index in indices])
@@ -67,6 +72,10 @@ class Continuations(EncodedPairs):
     def lengths(self) -> np.ndarray:
         """The number of tokens int64 [N] of each sequence without its last."""
         return np.minimum([len(a) + len(b) + 1 for a, b in zip(self.inputs, self.targets)], self.length)
+
+    @property
+    def cut(self) -> int:
+        return sum(len(a) + len(b) >= self.length for a, b in zip(self.inputs, self.targets))
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         rows = np.full((len(indices), self.length + 1), self.end, np.int32)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from lineage.configs import cache
 from lineage.configs.atomic import replacing, write_atomic
 from lineage.data import shuffle
 from lineage.data.content import Documents, are_several
@@ -96,15 +97,15 @@ class Stream:
 def tokenize(documents: Documents, tokenizer: Tokenizer, cache_dir: str | Path = "") -> Stream:
     """Encode documents into one stream; if there are several, an end of text follows each.
 
-    The folder `cache_dir` keeps streams for later runs, which memory-map them; "": they are not kept. A damaged stream
-    is made anew.
+    The folder `cache_dir` keeps streams for later runs, which memory-map them; "": that of `cache.folder`, if any. A
+    damaged stream is made anew.
     """
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
     counts = {"characters": 0, "bytes": 0}
-    if not cache_dir:
+    if not (kept := cache_dir or cache.folder("tokens")):
         return Stream(np.concatenate([np.empty(0, dtype), *_encode(documents, tokenizer, dtype, counts)]), **counts)
     key = hashlib.sha256(f"{documents.fingerprint()} {tokenizer.to_str()}".encode()).hexdigest()[:24]
-    path, about = (Path(cache_dir) / f"{key}.{suffix}" for suffix in (dtype.name, "json"))
+    path, about = (Path(kept) / f"{key}.{suffix}" for suffix in (dtype.name, "json"))
     if not (known := _kept_counts(path, about)):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from lineage.configs.registry import Registry, check_ranges
 
@@ -25,7 +25,12 @@ class Source:
     - `images_with_boxes() -> Images`: images with the boxes and classes of their objects.
 
     Content is given for each split: "train" and, where there are such, "validation" and "test".
+
+    Class attributes:
+        headerless: whether the files begin with an example, not with a header.
     """
+
+    headerless: ClassVar[bool] = False
 
     def __post_init__(self):
         check_ranges("source", self)

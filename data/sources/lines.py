@@ -38,6 +38,8 @@ class LabelFiles(SplitFiles):
     objects with `text`, `label` and optionally `second`. As pairs, the labels are the targets (T5, arXiv 1910.10683).
     """
 
+    headerless = True
+
     def labeled_texts(self) -> dict[str, LabeledTexts]:
         return self.each(read_labeled_texts)
 
@@ -225,4 +227,6 @@ def read_rows(
             raise ValueError(f"{path}, line {wrong[0]} has {len(wrong[1])} columns: it must have {columns}.")
     else:
         raise ValueError(f"{path} must be a .tsv or .jsonl file{others}.")
+    if not rows:
+        raise ValueError(f"{path} is empty: it must have {columns} in each row.")
     return [tuple(map(str, row)) for _, row in rows]

@@ -1,5 +1,7 @@
 """Kinds of tokenizers that can be trained, and their registry."""
 
+import contextlib
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -11,8 +13,10 @@ from typing import Annotated, Any, ClassVar
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from lineage.configs import cache
+from lineage.configs.atomic import write_atomic
 from lineage.configs.registry import Range, Registry, check_ranges
-from lineage.data.content import are_several
+from lineage.data.content import Documents, are_several
 from lineage.data.tokenizers.tokenizer import ANY_CHARACTER, BYTES, FILE, SENTINELS, SPECIAL, Tokenizer
 
 TOKENIZERS: Registry = Registry("tokenizer")
@@ -255,12 +259,32 @@ def find_tokenizer(
     """
     if workdir is not None and (Path(workdir) / FILE).is_file():
         return Tokenizer.load(workdir)
-    tokenizer = kind.train_on_splits(texts, special_tokens, optional)
+    tokenizer = _trained(kind, texts, special_tokens, optional)
     missing = [role for role in special_tokens if role not in optional and not tokenizer.has(role)]
     if missing:
         raise ValueError(f"The task needs the special tokens {', '.join(missing)}, which {kind} does not have.")
     if workdir is not None and save:
         tokenizer.save(workdir)
+    return tokenizer
+
+
+def _trained(kind, texts, special_tokens, optional):
+    """Train a tokenizer, or return the one that an earlier run has trained on the same texts and kept."""
+    own = isinstance(kind, VocabularyKind) and type(kind).__module__ == __name__
+    folder = cache.folder("tokenizers") if own else None
+    if folder is None or any(iter(each) is each for each in texts.values()):
+        return kind.train_on_splits(texts, special_tokens, optional)
+    contents = {name: Documents(each).fingerprint() for name, each in texts.items()}
+    about = repr((kind, special_tokens, sorted(optional), contents, tokenizers.__version__))
+    path = folder / f"{hashlib.sha256(about.encode()).hexdigest()[:24]}.json"
+    with contextlib.suppress(OSError, ValueError):
+        digest, _, text = path.read_text(encoding="utf-8").partition("\n")
+        if digest == hashlib.sha256(text.encode()).hexdigest():
+            return Tokenizer(tokenizers.Tokenizer.from_str(text))
+    tokenizer = kind.train_on_splits(texts, special_tokens, optional)
+    text = tokenizer.to_str()
+    with contextlib.suppress(OSError):  # such as a full disk
+        write_atomic(path, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
     return tokenizer
 
 

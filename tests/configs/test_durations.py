@@ -2,6 +2,7 @@
 
 import pytest
 
+from lineage.configs import cli
 from lineage.configs.durations import steps
 
 
@@ -46,3 +47,29 @@ def test_unset_duration_uses_the_default():
 def test_invalid_duration_raises(given, message):
     with pytest.raises(ValueError, match=message):
         steps(given, "total", batch_size=10)
+
+
+def test_setting_a_unit_unsets_the_others():
+    config, _ = cli.load("vit_digits")
+    assert config.total_epochs
+    config.total_steps = 4
+    assert (config.total_steps, config.total_epochs) == (4, None)
+    config.total_epochs = None
+    assert config.total_steps == 4
+    copy = config.copy_and_resolve_references()
+    copy.update(total_examples=9)
+    assert (copy.total_steps, copy.total_examples) == (None, 9)
+    config.schedule.warmup_steps = 3
+    config.schedule.warmup_percent = 5.0
+    assert (config.schedule.warmup_steps, config.schedule.warmup_percent) == (None, 5.0)
+    config.grad_accum_steps = 2
+    assert config.total_steps == 4
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e3", 1000), ("2.0", 2), ("1_000", 1000)])
+def test_whole_numbers_of_any_notation(text, value):
+    config, _ = cli.load("vit_digits")
+    cli.override(config, {"total_steps": text})
+    assert config.total_steps == value
+    with pytest.raises(ValueError, match=r"total_steps is '1\.5': it must be of type int"):
+        cli.override(config, {"total_steps": "1.5"})

@@ -105,6 +105,31 @@ def test_sweep_passes_its_options_to_runs(name, tmp_path, monkeypatch):
     assert told == [sys.executable, "-m", "lineage.launch", "train", *own]
 
 
+def test_number_of_trials_is_an_option(tmp_path, monkeypatch, capsys):
+    chosen = []
+    monkeypatch.setattr("lineage.runs.search.run_search", lambda command, search, *_: chosen.append(search) or 0)
+    arguments = ["sweep", "--config=tests/tiny.py:gpt", f"--workdir={tmp_path}"]
+    assert launch.main([*arguments, "--optuna"]) == 0
+    assert launch.main([*arguments, "--optuna", "--trials=7"]) == 0
+    assert [search.trials for search in chosen] == [2, 7]
+    assert launch.main([*arguments, "--optuna", "--trials=0"]) == 1
+    assert "the Search has 0 trials: it must have 1 or more." in capsys.readouterr().err
+    assert launch.main([*arguments, "--trials=7"]) == 1
+    assert "--trials is 7: it is an option of --optuna." in capsys.readouterr().err
+
+
+@pytest.mark.thorough
+def test_search_with_a_mistyped_metric_stops_at_the_first_run(launch, tmp_path):
+    (tmp_path / "config.py").write_text(
+        "from tests.tiny import get_config\nfrom lineage.configs.sweeps import *\n\ndef search():\n"
+        "    return Search({'seed': Integers(0, 9)}, metric='validation/lose', highest=False)\n"
+    )
+    code, output = launch("sweep", f"--config={tmp_path / 'config.py'}", "--optuna", f"--workdir={tmp_path / 'runs'}")
+    assert code == 1
+    assert "checkpoint.best is 'validation/lose': did you mean 'validation/loss'?" in output
+    assert [path.name for path in (tmp_path / "runs").glob("trial_*")] == ["trial_000"]
+
+
 @pytest.mark.thorough
 def test_sweep(launch, tmp_path):
     arguments = ["sweep", "--config=tests/tiny.py:vit", "--parallel=2", f"--workdir={tmp_path}"]

@@ -99,8 +99,8 @@ def test_newest_and_best_are_kept(tmp_path):
 
 def test_best_can_be_the_highest(tmp_path):
     accuracies = [{"accuracy": 0.2}, {"accuracy": 0.9}, {"accuracy": 0.5}]
-    save(tmp_path, *map(state, (1, 2, 3)), metrics=accuracies, best="accuracy", best_is_highest=True)
-    with Checkpoints(tmp_path, Checkpoint(best="accuracy", best_is_highest=True)) as checkpoints:
+    save(tmp_path, *map(state, (1, 2, 3)), metrics=accuracies, best="accuracy")
+    with Checkpoints(tmp_path, Checkpoint(best="accuracy")) as checkpoints:
         assert (checkpoints.best, checkpoints.latest) == (2, 3)
 
 

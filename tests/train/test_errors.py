@@ -120,7 +120,7 @@ def trained(tiny, tmp_path_factory):
             [GPT, "--config.compiler_options=(('xla_nonsense', 1),)"],
             "compiler_options: INVALID_ARGUMENT: No such compile option: 'xla_nonsense'",
         ),
-        ([GPT, "--config.model.max_length=8"], "a sequence of 16 tokens is longer than the model's 8."),
+        ([GPT, "--config.model.max_length=8"], "a sequence of 16 tokens is longer than the model's 8, max_length."),
         (
             [VIT, "--config.source=folder:absent"],
             "There is no folder absent/train: images are read from PATH/<split>/<class>/<file>",
@@ -143,11 +143,23 @@ def trained(tiny, tmp_path_factory):
         ([GPT, "--config.checkpoint.keep=0"], "checkpoint.keep is 0: it must be 1 or more."),
         (
             [GPT, "--config.checkpoint.best=test/loss"],
-            "checkpoint.best is 'test/loss', but the data's splits are validation.",
+            "checkpoint.best is 'test/loss': did you mean",
+        ),
+        (
+            [GPT, "--config.checkpoint.best=validation/acuracy"],
+            "checkpoint.best is 'validation/acuracy'",
+        ),
+        (
+            [VIT, "--config.checkpoint.best=test/acuracy"],
+            "checkpoint.best is 'test/acuracy': did you mean 'test/accuracy'?",
+        ),
+        (
+            [VIT, "--config.checkpoint.best=test/charm"],
+            "checkpoint.best_is_highest is not set: it must be True or False, because the name 'test/charm' does not",
         ),
         (
             [GPT, "--config.sampling.num_samples=1", "--config.sampling.max_new_tokens=90"],
-            "a sequence of 91 tokens is longer than the model's 16.",
+            "the prompt has 1 tokens and sampling.max_new_tokens is 90: together they must be at most model.max_length, 16.",
         ),
         (["--config=configs/paper/bert_glue.py:x"], "The GLUE task is 'x': it must be one of cola, "),
         (["--config=vit_digits:x"], "/configs/small/vit_digits.py takes no argument."),
@@ -212,12 +224,13 @@ def test_invalid_commands(error, trained):
         said = error(mode, GPT, "--workdir=absent")
         assert said == "there is no trained model in absent: give the --workdir of a run."
     assert error("generate", f"--workdir={trained}/vit") == (
-        "Only decoders of texts generate: leave sampling.num_samples at 0."
+        "ViT generates no text, only decoders of texts do: leave sampling.num_samples at 0."
     )
     assert "empty" in error("generate", f"--workdir={trained}/gpt", "--prompt=")
     long = error("generate", f"--workdir={trained}/gpt", "--prompt=twelve bytes", "--config.sampling.max_new_tokens=8")
-    assert "20 tokens" in long
-    assert "16" in long
+    assert long == (
+        "the prompt has 12 tokens and sampling.max_new_tokens is 8: together they must be at most model.max_length, 16."
+    )
     drafted = "generate", f"--workdir={trained}/gpt"
     assert "its tokenizer differs from that of" in error(*drafted, f"--config.sampling.draft={trained}/vit")
     beams = "--config.sampling.num_beams=2", "--config.sampling.temperature=0"
@@ -229,6 +242,54 @@ def test_invalid_commands(error, trained):
     )
     assert error("report", "--workdir=absent")
     assert "has no sweep()" in error("sweep", "--config=gpt_shakespeare_char", "--workdir=absent")
+
+
+def test_generated_samples_are_separated(trained, capsys):
+    generate = ["generate", f"--workdir={trained}/gpt", "--prompt=ab"]
+    assert launch.main(generate) == 0
+    assert "--- sample" not in capsys.readouterr().out
+    assert launch.main([*generate, "--config.sampling.num_samples=2"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("--- sample 1 of 2 ---\nab")
+    assert "\n--- sample 2 of 2 ---\nab" in said
+
+
+def test_workdir_that_cannot_be_written(error, tmp_path):
+    (tmp_path / "file").touch()
+    for workdir in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert error(GPT, f"--workdir={workdir}") == (
+            f"the workdir is {workdir}, but {tmp_path}/file is a file: choose another workdir."
+        )
+    said = error(GPT, "--workdir=/proc/lineage")  # not even root writes there
+    assert said.startswith("the workdir /proc/lineage cannot be written (")
+
+
+def test_initial_parameters_from_no_folder(error, tmp_path):
+    said = error(GPT, "--config.init.path=bert-base-uncased", f"--workdir={tmp_path}")
+    assert said.startswith("init.path is 'bert-base-uncased', which is not a folder: it must be the workdir of a run")
+
+
+def test_platform_without_devices(error, tmp_path, monkeypatch):
+    def devices():
+        raise RuntimeError("Unable to initialize backend 'cuda': no device")
+
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    monkeypatch.setattr(jax, "devices", devices)
+    assert error(GPT, f"--workdir={tmp_path}") == (
+        "JAX_PLATFORMS is 'cuda', which JAX cannot use (Unable to initialize backend 'cuda': no device): unset it, or "
+        "install JAX for the device."
+    )
+
+
+def test_errors_name_the_arguments_of_python_in_python(trained, tiny):
+    with pytest.raises(ValueError, match=r"choose another workdir, or force_config=True\.$"):
+        loop.train(tiny("gpt", {"optimizer.b1": 0.8}), trained / "gpt")
+
+
+def test_run_that_is_shorter_than_before(error, trained):
+    assert error(GPT, f"--workdir={trained}/gpt", "--config.total_steps=1") == (
+        f"the run is 1 steps long, but {trained}/gpt has step 2."
+    )
 
 
 def test_prompt_with_unknown_characters(error, tiny, tmp_path):

@@ -1,0 +1,140 @@
+"""The cache of the user: its place, its switch, and what is kept in it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from lineage.configs import cache
+from lineage.data.content import Documents
+from lineage.data.examples.windows import tokenize
+from lineage.data.tokenizers import kinds
+from lineage.data.tokenizers.kinds import BPE, Bytes, find_tokenizer
+
+TEXTS = {"train": Documents(["the cat sat on the mat"] * 3), "test": Documents(["a dog"])}
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("LINEAGE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_place_of_the_cache(tmp_path, monkeypatch):
+    assert cache.folder("tokens") is None  # tests keep nothing
+    monkeypatch.delenv("LINEAGE_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache.folder("tokens") == tmp_path / "home/.cache/lineage/tokens"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache.folder("tokens") == tmp_path / "xdg/lineage/tokens"
+    assert cache.folder("tokens").is_dir()
+    monkeypatch.setenv("LINEAGE_CACHE", "~/own")
+    assert cache.folder("tokens") == tmp_path / "home/own/tokens"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LINEAGE_CACHE", str(tmp_path / "file"))
+    assert cache.folder("tokens") is None
+
+
+def test_compiled_programs_are_kept_unless_the_user_says_where(kept, monkeypatch):
+    environment = {}
+    cache.keep_compiled_programs(environment)
+    assert environment["JAX_COMPILATION_CACHE_DIR"] == str(kept / "programs")
+    for given in ({"JAX_COMPILATION_CACHE_DIR": "elsewhere"}, {"JAX_COMPILATION_CACHE_DIR": ""}):
+        same = dict(given)
+        cache.keep_compiled_programs(same)
+        assert same == given
+    monkeypatch.setenv("LINEAGE_CACHE", "")
+    environment = {}
+    cache.keep_compiled_programs(environment)
+    assert not environment
+
+
+def test_files_that_are_not_used_are_deleted(kept):
+    folder = cache.folder("programs")
+    month = time.time() - 31 * 86400
+    for name, times in (("old", (month, month)), ("read", (time.time(), month)), ("new", (month, time.time()))):
+        (folder / name).touch()
+        os.utime(folder / name, times)
+    cache.keep_compiled_programs({})
+    assert sorted(path.name for path in folder.iterdir()) == ["new", "read"]
+
+
+def test_a_tokenizer_is_trained_once(kept, monkeypatch):
+    first = find_tokenizer(BPE(280), TEXTS, ["end_of_text"])
+    trained = []
+    train = kinds.TokenizerKind.train_on_splits
+    monkeypatch.setattr(
+        kinds.TokenizerKind, "train_on_splits", lambda self, *args: trained.append(self) or train(self, *args)
+    )
+    assert find_tokenizer(BPE(280), TEXTS, ["end_of_text"]).to_str() == first.to_str()
+    assert not trained
+    others = {"train": Documents(["other texts"] * 3), "test": TEXTS["test"]}
+    for kind, texts, roles in (
+        (BPE(260), TEXTS, ["end_of_text"]),
+        (BPE(280), others, ["end_of_text"]),
+        (BPE(280), TEXTS, ["end_of_text", "pad"]),
+    ):
+        assert find_tokenizer(kind, texts, roles).to_str() != first.to_str()
+    assert len(trained) == 3
+    find_tokenizer(Bytes(), TEXTS, ["end_of_text"])
+    assert len(list((kept / "tokenizers").iterdir())) == 4  # one of bytes is not kept: it is not trained
+
+
+def test_a_damaged_tokenizer_is_trained_again(kept):
+    first = find_tokenizer(BPE(280), TEXTS, ["end_of_text"])
+    (path,) = (kept / "tokenizers").iterdir()
+    whole = path.read_text()
+    path.write_text(whole.replace("Ġcat", "Ġdog").replace("mat", "tam"))
+    assert path.read_text() != whole
+    assert find_tokenizer(BPE(280), TEXTS, ["end_of_text"]).to_str() == first.to_str()
+    assert path.read_text() == whole
+
+
+def test_tokens_are_kept(kept):
+    tokenizer = find_tokenizer(Bytes(), TEXTS, ["end_of_text"])
+    first, again = (tokenize(TEXTS["train"], tokenizer) for _ in range(2))
+    assert isinstance(again.tokens, np.memmap)
+    assert str(again.tokens.filename).startswith(str(kept / "tokens"))
+    np.testing.assert_array_equal(first.tokens, again.tokens)
+
+
+def test_nothing_is_kept_where_the_variable_is_empty():
+    tokenizer = find_tokenizer(BPE(280), TEXTS, ["end_of_text"])
+    assert not isinstance(tokenize(TEXTS["train"], tokenizer).tokens, np.memmap)
+
+
+def test_start_of_a_run_imports_no_packages_for_its_end(tmp_path):
+    code = "import sys, lineage.configs.cli, lineage.train.loop\n"
+    code += f"lineage.train.loop.MetricsWriter({str(tmp_path)!r}).close()\n"
+    code += "print(*{'scipy.stats', 'sklearn', 'matplotlib', 'pandas', 'torch'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == ""
+
+
+@pytest.mark.thorough
+def test_a_second_run_compiles_no_step(kept, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    said = []
+    for name in "ab":
+        command = [sys.executable, "-m", "lineage.launch", "train", "--config=tests/tiny.py:gpt"]
+        command += ["--config.total_steps=2", f"--workdir={tmp_path / name}"]
+        done = subprocess.run(
+            command,
+            env=environment | {"JAX_DEBUG_LOG_MODULES": "jax._src.compiler", "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        said.append(done.stderr)
+    assert "CACHE MISS for 'jit_step'" in said[0]
+    assert "cache hit for 'jit_step'" in said[1]
+    assert "CACHE MISS for 'jit_step'" not in said[1]
+    numbers = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in "ab"]
+    losses = [[json.loads(line).get("train/loss") for line in lines] for lines in numbers]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) > 1
