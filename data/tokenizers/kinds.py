@@ -1,5 +1,6 @@
 """Kinds of tokenizers that can be trained, and their registry."""
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -11,8 +12,9 @@ from typing import Annotated, Any, ClassVar
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from lineage.configs.atomic import in_turn
 from lineage.configs.registry import Range, Registry, check_ranges
-from lineage.data.content import are_several
+from lineage.data.content import Documents, Pieces, are_several
 from lineage.data.tokenizers.tokenizer import ANY_CHARACTER, BYTES, FILE, SENTINELS, SPECIAL, Tokenizer
 
 TOKENIZERS: Registry = Registry("tokenizer")
@@ -43,7 +45,7 @@ class TokenizerKind:
         roles = (*special_tokens, "unknown") if self.unknown else special_tokens
         named = (SENTINELS if role == "sentinels" else [self.special_name(role)] for role in roles)
         names = list(dict.fromkeys(chain(*named)))
-        backend = self.backend(texts, names)
+        backend = self.backend(Pieces(texts) if isinstance(texts, Documents) else texts, names)
         if self.vocab_size and (least := backend.get_vocab_size()) > self.vocab_size:
             needed = f"it must be at least {least}, the number of characters and special tokens"
             raise ValueError(f"tokenizer.vocab_size is {self.vocab_size}: {needed}.")
@@ -247,21 +249,44 @@ def find_tokenizer(
     optional: Collection[str] = (),
     workdir: str | Path | None = None,
     save: bool = True,
+    cache_dir: str | Path = "",
 ) -> Tokenizer:
     """Return the tokenizer of a run: the one in its workdir if there is one, else a new one of a kind.
 
     It has tokens for the roles `special_tokens` (of `SPECIAL`, or "sentinels"), except perhaps for the optional ones. A
-    process with `save` writes it into the workdir.
+    process with `save` writes it into the workdir. Tokenizers that are trained on `Documents` are kept in the folder
+    `cache_dir`, if it is given, and one of several processes trains them.
     """
     if workdir is not None and (Path(workdir) / FILE).is_file():
         return Tokenizer.load(workdir)
-    tokenizer = kind.train_on_splits(texts, special_tokens, optional)
+    if cache_dir and not isinstance(kind, TokenizerFile):
+        tokenizer = _kept(kind, texts, special_tokens, optional, Path(cache_dir))
+    else:
+        tokenizer = kind.train_on_splits(texts, special_tokens, optional)
     missing = [role for role in special_tokens if role not in optional and not tokenizer.has(role)]
     if missing:
         raise ValueError(f"The task needs the special tokens {', '.join(missing)}, which {kind} does not have.")
     if workdir is not None and save:
         tokenizer.save(workdir)
     return tokenizer
+
+
+def _kept(
+    kind: TokenizerKind,
+    texts: Mapping[str, Documents],
+    special_tokens: Sequence[str],
+    optional: Collection[str],
+    folder: Path,
+) -> Tokenizer:
+    """Return the tokenizer in a folder that was trained on the same texts, or train it and keep it there."""
+    identity = [repr(kind), *special_tokens, "", *optional, *(part.fingerprint() for part in texts.values())]
+    path = folder / f"tokenizer-{hashlib.sha256(repr(identity).encode()).hexdigest()[:24]}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not path.is_file():
+        with in_turn(path.with_suffix(".lock"), f"it trains the tokenizer {path}"):
+            if not path.is_file():
+                kind.train_on_splits(texts, special_tokens, optional).save(path)
+    return Tokenizer.load(path)
 
 
 def _assembled(model: Any, split: Any, decoder: Any, normalizer: Any = None) -> tokenizers.Tokenizer:
